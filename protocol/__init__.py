@@ -1,0 +1,1 @@
+"""The wire protocol: bytes to messages and back. Pure; imports nothing else of the project."""

@@ -1,0 +1,86 @@
+"""The answer to a request that failed: every API's full shape around one error code.
+
+What is an int is -1, a str "", a bool false, bin empty, a nullable nil, an array empty;
+what echoes the request is echoed. A request over several groups gets the error per group.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from protocol import messages as m
+from protocol.errors import ErrorCode
+
+
+def error_response(request: m.Request, error: int) -> m.Response:
+    """Return the answer to *request* that says *error* and nothing else."""
+    return _SHAPES[type(request)](request, error)
+
+
+def find_coordinator_error(group_id: str, error: int, message: str | None) -> m.CoordinatorOfGroup:
+    """Return the entry of one group that could not be located."""
+    return m.CoordinatorOfGroup(group_id, error, message, -1, "", -1, -1, -1)
+
+
+def describe_error(group_id: str, error: int, message: str | None) -> m.DescribedGroup:
+    """Return the entry of one group that could not be described; Kafka's state for it is Dead."""
+    return m.DescribedGroup(error, message, group_id, "Dead", "", "", -1, ())
+
+
+def _unique(group_ids: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(group_ids))
+
+
+_SHAPES: Final[Mapping[type, Callable[[Any, int], m.Response]]] = {
+    m.ApiVersionsRequest: lambda _, e: m.ApiVersionsResponse(e, (), "", "", -1, -1),
+    m.FindCoordinatorRequest: lambda r, e: m.FindCoordinatorResponse(
+        tuple(find_coordinator_error(g, e, None) for g in r.group_ids)
+    ),
+    m.JoinGroupRequest: lambda r, e: join_error(e, r.member_id),
+    m.SyncGroupRequest: lambda _, e: m.SyncGroupResponse(e, None, None, b""),
+    m.HeartbeatRequest: lambda _, e: m.HeartbeatResponse(e),
+    m.LeaveGroupRequest: lambda _, e: m.LeaveGroupResponse(e, ()),
+    m.OffsetCommitRequest: lambda _, e: m.OffsetCommitResponse(e, ()),
+    m.OffsetFetchRequest: lambda r, e: m.OffsetFetchResponse(
+        tuple(m.GroupOffsets(g.group_id, e, ()) for g in r.groups)
+    ),
+    m.DescribeGroupsRequest: lambda r, e: m.DescribeGroupsResponse(
+        tuple(describe_error(g, e, None)._replace(state="") for g in r.group_ids)
+    ),
+    m.ListGroupsRequest: lambda _, e: m.ListGroupsResponse(e, ()),
+    m.DeleteGroupsRequest: lambda r, e: m.DeleteGroupsResponse(
+        tuple(m.DeletedGroup(g, e) for g in _unique(r.group_ids))
+    ),
+    m.OffsetDeleteRequest: lambda _, e: m.OffsetDeleteResponse(e, ()),
+    m.DrainMemberRequest: lambda _, e: m.DrainMemberResponse(e, ()),
+}
+
+
+def join_error(error: int, member_id: str) -> m.JoinGroupResponse:
+    """Return a JoinGroup answer with *error*; which member id it carries is the caller's table."""
+    return m.JoinGroupResponse(error, -1, None, None, "", False, member_id, ())
+
+
+def content_error(request: m.Request) -> tuple[ErrorCode, str] | None:
+    """Return what is wrong with a request whose body fits its layout, or None.
+
+    Only what one message can tell by itself: duplicates and totals (limits table rows 12
+    and 15). These are answered in the request's full shape.
+    """
+    if type(request) is not m.OffsetCommitRequest:
+        return None
+    topics = request.topics
+    if len(topics) == 1 and len(topics[0].partitions) == 1:
+        return None  # Nearly every commit of a small group.
+    seen: set[tuple[str, int]] = set()
+    total = 0
+    for topic, partitions in topics:
+        total += len(partitions)
+        seen.update([(topic, p.partition) for p in partitions])
+    if total > COMMIT_PARTITIONS_MAX:
+        return ErrorCode.INVALID_REQUEST, f"a commit of {total} partitions"
+    if len(seen) != total:
+        return ErrorCode.INVALID_REQUEST, "a commit names the same partition twice"
+    return None
+
+
+COMMIT_PARTITIONS_MAX: Final = 10_000

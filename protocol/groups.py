@@ -1,0 +1,42 @@
+"""What a group id may look like, and which offsets partition it belongs to."""
+
+import re
+from typing import Final
+
+GROUP_ID_BYTES_MAX: Final = 255
+NAME_BYTES_MAX: Final = 255
+
+# C0, DEL and C1. `isprintable` alone is too strict: it refuses a no-break space.
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+def name_error(name: str, max_bytes: int) -> str | None:
+    """Return why *name* is not a legal name of at most *max_bytes* UTF-8 bytes, or None."""
+    if not name:
+        return "it is empty"
+    if len(name) > max_bytes or (not name.isascii() and len(name.encode()) > max_bytes):
+        return f"it is longer than {max_bytes} bytes of UTF-8"
+    if not name.isprintable() and _CONTROL.search(name):
+        return "it contains control characters"
+    return None
+
+
+def group_id_error(group_id: str) -> str | None:
+    """Return why *group_id* is not a legal group id, or None."""
+    return name_error(group_id, GROUP_ID_BYTES_MAX)
+
+
+def java_string_hash(text: str) -> int:
+    """Return ``String.hashCode()`` of *text*: over UTF-16 code units, wrapping at 32 bits."""
+    hash_ = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        hash_ = (31 * hash_ + (high << 8 | low)) & 0xFFFFFFFF
+    return hash_ - 0x1_0000_0000 if hash_ >= 0x8000_0000 else hash_
+
+
+def offsets_partition(group_id: str, num_partitions: int) -> int:
+    """Return the offsets partition that keeps *group_id*, as Kafka's ``partitionFor``."""
+    hash_ = java_string_hash(group_id)
+    # Kafka's Utils.abs: the smallest int has no positive twin and counts as 0.
+    return 0 if hash_ == -0x8000_0000 else abs(hash_) % num_partitions

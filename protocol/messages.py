@@ -1,0 +1,476 @@
+"""Requests and responses as values; `protocol.apis` says how each lies on the wire.
+
+They are NamedTuples in the order of the wire: decoding is one call, encoding is none
+(msgpack packs a tuple as an array), and both count at 100,000 requests a second.
+`?` of the specification is `| None` here. Timeouts are in milliseconds.
+"""
+
+from typing import NamedTuple
+
+# --- 18 ApiVersions ---------------------------------------------------------------------
+
+
+class ApiVersionsRequest(NamedTuple):
+    """The first request of a connection: who is calling, and what can you do?"""
+
+    client_id: str
+    software_name: str
+    software_version: str
+
+
+class ApiVersionRange(NamedTuple):
+    """The versions of one API that the server answers, both ends included."""
+
+    api_key: int
+    min_version: int
+    max_version: int
+
+
+class ApiVersionsResponse(NamedTuple):
+    """Answer to `ApiVersionsRequest`."""
+
+    error: int
+    apis: tuple[ApiVersionRange, ...]
+    server_software: str
+    cluster_id: str
+    node_id: int
+    max_request_bytes: int
+
+
+# --- 10 FindCoordinator -----------------------------------------------------------------
+
+
+class FindCoordinatorRequest(NamedTuple):
+    """Which node coordinates these groups? ``key_type`` 0 means group."""
+
+    key_type: int
+    group_ids: tuple[str, ...]
+
+
+class CoordinatorOfGroup(NamedTuple):
+    """Where one group lives."""
+
+    group_id: str
+    error: int
+    message: str | None
+    node_id: int
+    host: str
+    port: int
+    offsets_partition: int
+    leader_epoch: int
+
+
+class FindCoordinatorResponse(NamedTuple):
+    """Answer to `FindCoordinatorRequest`, one entry per group id."""
+
+    coordinators: tuple[CoordinatorOfGroup, ...]
+
+
+# --- 11 JoinGroup -----------------------------------------------------------------------
+
+
+class JoinProtocol(NamedTuple):
+    """One assignor that a member offers, with its subscription bytes."""
+
+    name: str
+    metadata: bytes
+
+
+class JoinGroupRequest(NamedTuple):
+    """Become or stay a member; parked until the join phase of the rebalance completes."""
+
+    group_id: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    member_id: str
+    group_instance_id: str | None
+    protocol_type: str
+    protocols: tuple[JoinProtocol, ...]
+    reason: str | None
+
+
+class JoinGroupMember(NamedTuple):
+    """A member as the leader sees it."""
+
+    member_id: str
+    group_instance_id: str | None
+    metadata: bytes
+
+
+class JoinGroupResponse(NamedTuple):
+    """Answer to `JoinGroupRequest`; ``members`` is filled for the leader only."""
+
+    error: int
+    generation_id: int
+    protocol_type: str | None
+    protocol_name: str | None
+    leader: str
+    skip_assignment: bool
+    member_id: str
+    members: tuple[JoinGroupMember, ...]
+
+
+# --- 14 SyncGroup -----------------------------------------------------------------------
+
+
+class MemberAssignment(NamedTuple):
+    """What the leader gives to one member."""
+
+    member_id: str
+    assignment: bytes
+
+
+class SyncGroupRequest(NamedTuple):
+    """Ask for the own assignment; the leader's carries everybody's."""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
+    protocol_type: str | None
+    protocol_name: str | None
+    assignments: tuple[MemberAssignment, ...]
+
+
+class SyncGroupResponse(NamedTuple):
+    """Answer to `SyncGroupRequest`."""
+
+    error: int
+    protocol_type: str | None
+    protocol_name: str | None
+    assignment: bytes
+
+
+# --- 12 Heartbeat -----------------------------------------------------------------------
+
+
+class HeartbeatRequest(NamedTuple):
+    """I am alive; is my generation still the current one?"""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
+
+
+class HeartbeatResponse(NamedTuple):
+    """Answer to `HeartbeatRequest`."""
+
+    error: int
+
+
+# --- 13 LeaveGroup ----------------------------------------------------------------------
+
+
+class LeavingMember(NamedTuple):
+    """One member that leaves, or is removed by an operator."""
+
+    member_id: str
+    group_instance_id: str | None
+    reason: str | None
+
+
+class LeaveGroupRequest(NamedTuple):
+    """Remove members at once instead of waiting for their sessions to end."""
+
+    group_id: str
+    members: tuple[LeavingMember, ...]
+
+
+class LeftMember(NamedTuple):
+    """What became of one `LeavingMember`."""
+
+    member_id: str
+    group_instance_id: str | None
+    error: int
+
+
+class LeaveGroupResponse(NamedTuple):
+    """Answer to `LeaveGroupRequest`, in the order asked."""
+
+    error: int
+    members: tuple[LeftMember, ...]
+
+
+# --- 8 OffsetCommit ---------------------------------------------------------------------
+
+
+class PartitionCommit(NamedTuple):
+    """The next offset to read of one partition.
+
+    ``expected_offset`` (version 1): None = no check, -1 = only if nothing is committed,
+    else only if that is the committed offset.
+    """
+
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str | None
+    expected_offset: int | None = None
+
+
+class TopicCommit(NamedTuple):
+    """The partitions of one topic in an `OffsetCommitRequest`."""
+
+    topic: str
+    partitions: tuple[PartitionCommit, ...]
+
+
+class OffsetCommitRequest(NamedTuple):
+    """Store how far a group has come. Generation -1 and member "" for a group without members."""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
+    topics: tuple[TopicCommit, ...]
+
+
+class PartitionResult(NamedTuple):
+    """The error code of one partition."""
+
+    partition: int
+    error: int
+
+
+class TopicResult(NamedTuple):
+    """The error codes of one topic's partitions."""
+
+    topic: str
+    partitions: tuple[PartitionResult, ...]
+
+
+class OffsetCommitResponse(NamedTuple):
+    """Answer to `OffsetCommitRequest`: an error of the whole group, or one per partition."""
+
+    error: int
+    topics: tuple[TopicResult, ...]
+
+
+# --- 9 OffsetFetch ----------------------------------------------------------------------
+
+
+class TopicPartitions(NamedTuple):
+    """Some partitions of one topic."""
+
+    topic: str
+    partitions: tuple[int, ...]
+
+
+class GroupFetch(NamedTuple):
+    """What to fetch of one group; ``topics`` None means everything that is committed."""
+
+    group_id: str
+    topics: tuple[TopicPartitions, ...] | None
+
+
+class OffsetFetchRequest(NamedTuple):
+    """How far have these groups come?"""
+
+    groups: tuple[GroupFetch, ...]
+    require_stable: bool
+
+
+class PartitionOffset(NamedTuple):
+    """A committed offset; -1 where there is none (and then epoch -1, metadata "", error 0)."""
+
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str
+    error: int
+
+
+class TopicOffsets(NamedTuple):
+    """The committed offsets of one topic."""
+
+    topic: str
+    partitions: tuple[PartitionOffset, ...]
+
+
+class GroupOffsets(NamedTuple):
+    """The committed offsets of one group."""
+
+    group_id: str
+    error: int
+    topics: tuple[TopicOffsets, ...]
+
+
+class OffsetFetchResponse(NamedTuple):
+    """Answer to `OffsetFetchRequest`, in the order asked."""
+
+    groups: tuple[GroupOffsets, ...]
+
+
+# --- 15 DescribeGroups ------------------------------------------------------------------
+
+
+class DescribeGroupsRequest(NamedTuple):
+    """Who is in these groups, and what do they own?"""
+
+    group_ids: tuple[str, ...]
+
+
+class DescribedMember(NamedTuple):
+    """One member of a described group."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+class DescribedGroup(NamedTuple):
+    """One group; state is one of Kafka's five names."""
+
+    error: int
+    message: str | None
+    group_id: str
+    state: str
+    protocol_type: str
+    protocol_name: str
+    generation_id: int
+    members: tuple[DescribedMember, ...]
+
+
+class DescribeGroupsResponse(NamedTuple):
+    """Answer to `DescribeGroupsRequest`, in the order asked."""
+
+    groups: tuple[DescribedGroup, ...]
+
+
+# --- 16 ListGroups ----------------------------------------------------------------------
+
+
+class ListGroupsRequest(NamedTuple):
+    """Which groups are there? Filters are case-insensitive; empty means all."""
+
+    states: tuple[str, ...]
+    types: tuple[str, ...]
+
+
+class ListedGroup(NamedTuple):
+    """One group of a list."""
+
+    group_id: str
+    protocol_type: str
+    state: str
+    type: str
+
+
+class ListGroupsResponse(NamedTuple):
+    """Answer to `ListGroupsRequest`."""
+
+    error: int
+    groups: tuple[ListedGroup, ...]
+
+
+# --- 42 DeleteGroups --------------------------------------------------------------------
+
+
+class DeleteGroupsRequest(NamedTuple):
+    """Delete groups without members, and their offsets."""
+
+    group_ids: tuple[str, ...]
+
+
+class DeletedGroup(NamedTuple):
+    """What became of one group."""
+
+    group_id: str
+    error: int
+
+
+class DeleteGroupsResponse(NamedTuple):
+    """Answer to `DeleteGroupsRequest`, in the order asked, each group once."""
+
+    groups: tuple[DeletedGroup, ...]
+
+
+# --- 47 OffsetDelete --------------------------------------------------------------------
+
+
+class OffsetDeleteRequest(NamedTuple):
+    """Forget committed offsets of topics that the group doesn't subscribe to."""
+
+    group_id: str
+    topics: tuple[TopicPartitions, ...]
+
+
+class OffsetDeleteResponse(NamedTuple):
+    """Answer to `OffsetDeleteRequest`: an error of the whole group, or one per partition."""
+
+    error: int
+    topics: tuple[TopicResult, ...]
+
+
+# --- 1000 DrainMember -------------------------------------------------------------------
+
+
+class DrainMemberRequest(NamedTuple):
+    """Take every partition away from the members with this client id, before a planned stop.
+
+    Repeat it until each is drained; the mark lasts as long as the membership.
+    """
+
+    group_id: str
+    client_id: str
+
+
+class DrainedMember(NamedTuple):
+    """One drained member; ``drained`` is true once it owns nothing."""
+
+    member_id: str
+    drained: bool
+
+
+class DrainMemberResponse(NamedTuple):
+    """Answer to `DrainMemberRequest`: 69 no such group, 25 no member with this client id."""
+
+    error: int
+    members: tuple[DrainedMember, ...]
+
+
+# --- An error that stands alone ---------------------------------------------------------
+
+
+class BareError(NamedTuple):
+    """``[error]``: codes 42 (unreadable), 35, -1 and 1006 have no other shape."""
+
+    error: int
+
+
+Request = (
+    ApiVersionsRequest
+    | FindCoordinatorRequest
+    | JoinGroupRequest
+    | SyncGroupRequest
+    | HeartbeatRequest
+    | LeaveGroupRequest
+    | OffsetCommitRequest
+    | OffsetFetchRequest
+    | DescribeGroupsRequest
+    | ListGroupsRequest
+    | DeleteGroupsRequest
+    | OffsetDeleteRequest
+    | DrainMemberRequest
+)
+
+Response = (
+    ApiVersionsResponse
+    | FindCoordinatorResponse
+    | JoinGroupResponse
+    | SyncGroupResponse
+    | HeartbeatResponse
+    | LeaveGroupResponse
+    | OffsetCommitResponse
+    | OffsetFetchResponse
+    | DescribeGroupsResponse
+    | ListGroupsResponse
+    | DeleteGroupsResponse
+    | OffsetDeleteResponse
+    | DrainMemberResponse
+    | BareError
+)

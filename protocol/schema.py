@@ -1,0 +1,196 @@
+"""How a value lies in msgpack: strict checks on the way in, trimming on the way out.
+
+Theory of operation
+===================
+
+A layout is built once, at import, out of the small functions below; decoding a body is
+then one call that returns the typed value or raises `Invalid`. Every field checks its
+exact type (``type(x) is int``: a bool is an int to isinstance, and a peer must not send
+one), its range and its length. msgpack is asked for tuples, so a record is made by
+one call of its NamedTuple.
+
+Versions: a record's layout names its fields in order, with the version that brought each
+(they are only ever appended). A request has exactly the fields of its version; a response
+may have more, which an older client drops.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+from protocol.groups import NAME_BYTES_MAX, name_error
+from protocol.types import INT32_MAX, INT64_MAX
+
+Check = Callable[[Any], Any]
+
+ARRAY_ITEMS_MAX: Final = 10_000
+STRING_BYTES_MAX: Final = 32 * 1024
+
+
+class Invalid(ValueError):
+    """A value that was read but does not fit the layout."""
+
+
+class ArrayOf(NamedTuple):
+    """An array of records, at most *max_items* long; *optional* lets nil stand for it."""
+
+    struct: "Struct"
+    max_items: int = ARRAY_ITEMS_MAX
+    optional: bool = False
+
+
+class Field(NamedTuple):
+    """One element of a record's array, and the version from which on it is there."""
+
+    name: str
+    check: Check | ArrayOf
+    since: int = 0
+
+
+def refuse(what: str, value: object) -> NoReturn:
+    """Raise `Invalid`, naming the type only: a value may be large or secret."""
+    raise Invalid(f"expected {what}, got {type(value).__name__}")
+
+
+def integer(low: int, high: int) -> Check:
+    """Return a check for an int in ``low … high``."""
+
+    def check(value: Any) -> int:
+        if type(value) is int and low <= value <= high:
+            return value
+        if type(value) is int:
+            raise Invalid(f"{value} is not in {low} … {high}")
+        refuse("an int", value)
+
+    return check
+
+
+def boolean(value: Any) -> bool:
+    """Check for a bool; 0 is not false."""
+    if type(value) is bool:
+        return value
+    refuse("a bool", value)
+
+
+def text(value: Any) -> str:
+    """Check for a str of any characters, at most `STRING_BYTES_MAX` bytes."""
+    if type(value) is str:
+        if len(value) * 4 > STRING_BYTES_MAX and len(value.encode()) > STRING_BYTES_MAX:
+            raise Invalid(f"a str is over {STRING_BYTES_MAX} bytes")
+        return value
+    refuse("a str", value)
+
+
+def name(max_bytes: int = NAME_BYTES_MAX, *, allow_empty: bool = False) -> Check:
+    """Return a check for a name: UTF-8, no control characters, 1 … *max_bytes* bytes."""
+
+    def check(value: Any) -> str:
+        if type(value) is str:
+            if value.isascii() and value.isprintable() and 0 < len(value) <= max_bytes:
+                return value
+            if not value and allow_empty:
+                return value
+            reason = name_error(value, max_bytes)
+            if reason is None:
+                return value
+            raise Invalid(f"a name is not legal: {reason}")
+        refuse("a str", value)
+
+    return check
+
+
+def binary(max_bytes: int) -> Check:
+    """Return a check for bin of at most *max_bytes*."""
+
+    def check(value: Any) -> bytes:
+        if type(value) is bytes:
+            if len(value) > max_bytes:
+                raise Invalid(f"{len(value)} bytes of bin are over {max_bytes}")
+            return value
+        refuse("bin", value)
+
+    return check
+
+
+def nullable(inner: Check) -> Check:
+    """Return a check that lets nil through."""
+
+    def check(value: Any) -> Any:
+        return None if value is None else inner(value)
+
+    return check
+
+
+def array(inner: Check, max_items: int = ARRAY_ITEMS_MAX) -> Check:
+    """Return a check for an array whose every element fits *inner*."""
+
+    def check(value: Any) -> tuple[Any, ...]:
+        if type(value) is tuple:
+            if len(value) > max_items:
+                raise Invalid(f"an array of {len(value)} elements is over {max_items}")
+            return tuple([inner(item) for item in value])
+        refuse("an array", value)
+
+    return check
+
+
+def record(make: Callable[..., Any], checks: Sequence[Check], *, open_end: bool) -> Check:
+    """Return a check for one record; *open_end* allows elements after the known ones."""
+    wanted = len(checks)
+
+    def check(value: Any) -> Any:
+        if type(value) is not tuple:
+            refuse("an array", value)
+        if len(value) != wanted and not (open_end and len(value) > wanted):
+            raise Invalid(f"expected {wanted} elements, got {len(value)}")
+        return make(*[inner(item) for inner, item in zip(checks, value, strict=False)])
+
+    return check
+
+
+class Struct:
+    """A record's layout in all its versions."""
+
+    def __init__(self, make: Callable[..., Any], *fields: Field) -> None:
+        self.make = make
+        self.fields = fields
+        nested = [f.check.struct.max_version for f in fields if isinstance(f.check, ArrayOf)]
+        self.max_version: int = max([f.since for f in fields] + nested, default=0)
+
+    def check(self, version: int, *, open_end: bool) -> Check:
+        """Return the check for this record in *version*."""
+        checks = [
+            _resolve(field.check, version, open_end=open_end)
+            for field in self.fields
+            if field.since <= version
+        ]
+        return record(self.make, checks, open_end=open_end)
+
+    def trim(self, value: Any, version: int) -> tuple[Any, ...]:
+        """Return *value* as the array of *version*, later fields dropped at every depth."""
+        return tuple(
+            _trim(field.check, item, version)
+            for field, item in zip(self.fields, value, strict=True)
+            if field.since <= version
+        )
+
+
+def _resolve(check: Check | ArrayOf, version: int, *, open_end: bool) -> Check:
+    if not isinstance(check, ArrayOf):
+        return check
+    inner = array(check.struct.check(version, open_end=open_end), check.max_items)
+    return nullable(inner) if check.optional else inner
+
+
+def _trim(check: Check | ArrayOf, value: Any, version: int) -> Any:
+    if isinstance(check, ArrayOf) and value is not None:
+        return tuple(check.struct.trim(item, version) for item in value)
+    return value
+
+
+I32: Final = integer(-(2**31), INT32_MAX)
+I64: Final = integer(-(2**63), INT64_MAX)
+CODE: Final = integer(-(2**15), 2**15 - 1)
+EPOCH: Final = integer(-1, INT32_MAX)
+COUNT: Final = integer(0, INT32_MAX)
+OFFSET: Final = integer(0, INT64_MAX)
+OFFSET_OR_NONE: Final = integer(-1, INT64_MAX)
