@@ -35,7 +35,7 @@ _bare_check: Final = Struct(BareError, Field("error", CODE)).check(0, open_end=F
 
 
 class RequestEvent(NamedTuple):
-    """A request that was read and fits its layout."""
+    """A request that was read and fits its layout, which is *api_version*."""
 
     correlation_id: int
     api_key: ApiKey
@@ -96,17 +96,18 @@ class ServerConnection:
         _, api_key, version, correlation_id = REQUEST_HEADER.unpack_from(frame)
         # ApiVersions is always in layout 0, so that any two releases can talk about the rest.
         layout = 0 if api_key == ApiKey.API_VERSIONS else version
-        check = REQUEST_CHECKS.get((api_key, layout))
-        if check is None:
+        known = REQUEST_CHECKS.get((api_key, layout))
+        if known is None:
             reason = f"api {api_key} version {version} is not known"
             return BadRequest(correlation_id, ErrorCode.UNSUPPORTED_VERSION, False, reason)
+        key, check = known
         try:
             request = unpack_request(frame[REQUEST_HEADER.size :], check)
         except Unreadable as exc:
             return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, True, str(exc))
         except Invalid as exc:
             return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, False, str(exc))
-        return RequestEvent(correlation_id, ApiKey(api_key), version, request)
+        return RequestEvent(correlation_id, key, layout, request)
 
 
 def encode_response(
@@ -163,9 +164,11 @@ class ClientConnection:
             version = latest_version(key)
         frame_body = pack(request_body(request, version))
         try:
-            unpack_request(frame_body, REQUEST_CHECKS[key, version])
+            sent = unpack_request(frame_body, REQUEST_CHECKS[key, version][1])
         except (Invalid, Unreadable, KeyError) as exc:
             raise LocalProtocolError(f"{key.name} version {version}: {exc}") from exc
+        if version != latest_version(key) and sent != request:
+            raise LocalProtocolError(f"{key.name} version {version} can't say all of the request")
         size = REQUEST_HEADER_BYTES + len(frame_body)
         limit = SYNC_REQUEST_BYTES_MAX if key is ApiKey.SYNC_GROUP else REQUEST_BYTES_MAX
         if size > limit:
@@ -193,7 +196,7 @@ class ClientConnection:
         request, version = self._in_flight.pop(correlation_id)
         body = frame[RESPONSE_HEADER.size :]
         key = api_of(request)
-        check = _bare_check if _is_bare(key, body) else RESPONSE_CHECKS[key, version]
+        check = _bare_check if _is_bare(key, body) else RESPONSE_CHECKS[key, version][1]
         response = unpack_response(body, check)
         return ResponseEvent(correlation_id, request, response, leader_epoch, throttle_ms)
 

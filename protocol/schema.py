@@ -15,6 +15,7 @@ may have more, which an older client drops.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
 from protocol.groups import NAME_BYTES_MAX, name_error
@@ -133,24 +134,42 @@ def array(inner: Check, max_items: int = ARRAY_ITEMS_MAX) -> Check:
     return check
 
 
-def record(make: Callable[..., Any], checks: Sequence[Check], *, open_end: bool) -> Check:
-    """Return a check for one record; *open_end* allows elements after the known ones."""
+def record(make: type, checks: Sequence[Check], absent: Sequence[Any], *, open_end: bool) -> Check:
+    """Return a check for one record; *open_end* allows elements after the known ones.
+
+    *absent* are the values of the fields that this version doesn't have yet.
+
+    The function is written out for its fields, as `collections.namedtuple` does: with a loop
+    over the checks, reading a one-partition commit took 9.9 µs instead of 6.2.
+    """
     wanted = len(checks)
-
-    def check(value: Any) -> Any:
-        if type(value) is not tuple:
-            refuse("an array", value)
-        if len(value) != wanted and not (open_end and len(value) > wanted):
-            raise Invalid(f"expected {wanted} elements, got {len(value)}")
-        return make(*[inner(item) for inner, item in zip(checks, value, strict=False)])
-
+    values = "".join(f"c{i}(v[{i}]), " for i in range(wanted))
+    values += "".join(f"a{i}, " for i in range(len(absent)))
+    too_few_or_many = f"len(v) < {wanted}" if open_end else f"len(v) != {wanted}"
+    source = (
+        "def check(v):\n"
+        f"    if type(v) is not tuple or {too_few_or_many}:\n"
+        "        wrong_shape(v)\n"
+        f"    return new(make, ({values}))\n"
+    )
+    namespace: dict[str, Any] = {f"c{i}": check for i, check in enumerate(checks)}
+    namespace |= {f"a{i}": value for i, value in enumerate(absent)}
+    namespace |= {"new": tuple.__new__, "make": make, "wrong_shape": partial(_wrong_shape, wanted)}
+    exec(source, namespace)  # noqa: S102 - the source is made of field numbers only
+    check: Check = namespace["check"]
     return check
+
+
+def _wrong_shape(wanted: int, value: object) -> NoReturn:
+    if type(value) is not tuple:
+        refuse("an array", value)
+    raise Invalid(f"expected {wanted} elements, got {len(value)}")
 
 
 class Struct:
     """A record's layout in all its versions."""
 
-    def __init__(self, make: Callable[..., Any], *fields: Field) -> None:
+    def __init__(self, make: type, *fields: Field) -> None:
         self.make = make
         self.fields = fields
         nested = [f.check.struct.max_version for f in fields if isinstance(f.check, ArrayOf)]
@@ -163,7 +182,9 @@ class Struct:
             for field in self.fields
             if field.since <= version
         ]
-        return record(self.make, checks, open_end=open_end)
+        defaults: dict[str, Any] = getattr(self.make, "_field_defaults", {})
+        absent = [defaults[field.name] for field in self.fields if field.since > version]
+        return record(self.make, checks, absent, open_end=open_end)
 
     def trim(self, value: Any, version: int) -> tuple[Any, ...]:
         """Return *value* as the array of *version*, later fields dropped at every depth."""

@@ -1,0 +1,87 @@
+"""What the layouts of all APIs share: keys, size limits, and the checks of common fields."""
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from protocol import messages as m
+from protocol.schema import (
+    CODE,
+    COUNT,
+    I32,
+    ArrayOf,
+    Field,
+    Struct,
+    array,
+    binary,
+    name,
+    nullable,
+    text,
+)
+
+
+class ApiKey(IntEnum):
+    """Kafka's numbers; from 1000 on our own. 17 and 36 are kept for authentication."""
+
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
+    API_VERSIONS = 18
+    DELETE_GROUPS = 42
+    OFFSET_DELETE = 47
+    DRAIN_MEMBER = 1000
+
+
+REQUEST_BYTES_MAX: Final = 1024 * 1024
+SYNC_REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
+RESPONSE_BYTES_MAX: Final = 16 * 1024 * 1024
+# One subscription or assignment: 256 KiB hold about 10,000 topics or 60,000 partitions.
+MEMBER_BYTES_MAX: Final = 256 * 1024
+MEMBER_ID_BYTES_MAX: Final = 300
+# An answer lists every offset of a group (at most 100,000) or every group of a node.
+RESPONSE_ITEMS_MAX: Final = 1_000_000
+
+GROUP_ID = text  # Its rules have an error code of their own (24), checked per group.
+TOPIC = name(249)
+NAME = name()
+INSTANCE_ID = nullable(name())
+MEMBER_ID = name(MEMBER_ID_BYTES_MAX, allow_empty=True)
+OPTIONAL_TEXT = nullable(text)
+MEMBER_BYTES = binary(MEMBER_BYTES_MAX)
+ANY_BYTES = binary(RESPONSE_BYTES_MAX)
+
+
+def many(struct: Struct) -> ArrayOf:
+    """Return an array of a response, as long as an answer may be."""
+    return ArrayOf(struct, RESPONSE_ITEMS_MAX)
+
+
+TOPIC_PARTITIONS = Struct(
+    m.TopicPartitions, Field("topic", TOPIC), Field("partitions", array(COUNT))
+)
+TOPIC_RESULTS = Struct(
+    m.TopicResult,
+    Field("topic", text),
+    Field(
+        "partitions",
+        many(Struct(m.PartitionResult, Field("partition", I32), Field("error", CODE))),
+    ),
+)
+
+
+class Api(NamedTuple):
+    """One API."""
+
+    key: ApiKey
+    request: Struct
+    response: Struct
+
+    @property
+    def max_version(self) -> int:
+        """The newest version; 0 is the oldest of all."""
+        return max(self.request.max_version, self.response.max_version)

@@ -1,0 +1,171 @@
+"""Any message that the protocol allows."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from hypothesis import strategies as st
+
+from protocol import messages as m
+from protocol.errors import ErrorCode
+
+i16 = st.integers(-(2**15), 2**15 - 1)
+i32 = st.integers(-(2**31), 2**31 - 1)
+count = st.integers(0, 2**31 - 1)
+epoch = st.integers(-1, 2**31 - 1)
+offset = st.integers(0, 2**63 - 1)
+text = st.text(max_size=8)
+code = st.sampled_from([int(c) for c in ErrorCode]) | i16
+blob = st.binary(max_size=8)
+maybe_text = st.none() | text
+boolean = st.booleans()
+
+
+def names(max_bytes: int) -> st.SearchStrategy[str]:
+    """Return names: 1 to *max_bytes* bytes of UTF-8 without control characters."""
+    legal = st.characters(exclude_categories=("Cc", "Cs"))
+    return st.text(legal, min_size=1, max_size=6) | st.sampled_from(
+        ["n" * max_bytes, "\u00e9" * (max_bytes // 2), "\u00a0", "a b", "\U0001f600", "\u2028"]
+    )
+
+
+name = names(255)
+topic = names(249)
+instance = st.none() | name
+member_id = st.just("") | names(300)
+
+
+def many(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    """Return a few of *inner*."""
+    return st.lists(inner, max_size=3).map(tuple)
+
+
+_partitions = many(st.builds(m.TopicPartitions, topic, many(count)))
+_results = many(st.builds(m.TopicResult, text, many(st.builds(m.PartitionResult, i32, code))))
+_commit = st.builds(
+    m.PartitionCommit,
+    count,
+    offset,
+    epoch,
+    maybe_text,
+    st.none() | st.integers(-1, 2**63 - 1),
+)
+_offsets = st.builds(
+    m.TopicOffsets,
+    text,
+    many(st.builds(m.PartitionOffset, i32, st.integers(-(2**63), 2**63 - 1), epoch, text, code)),
+)
+_described_member = st.builds(m.DescribedMember, text, maybe_text, text, text, blob, blob)
+
+REQUESTS: Final[Mapping[type, st.SearchStrategy[Any]]] = {
+    m.ApiVersionsRequest: st.builds(m.ApiVersionsRequest, name, text, text),
+    m.FindCoordinatorRequest: st.builds(m.FindCoordinatorRequest, i32, many(text)),
+    m.JoinGroupRequest: st.builds(
+        m.JoinGroupRequest,
+        text,
+        i32,
+        count,
+        member_id,
+        instance,
+        text,
+        many(st.builds(m.JoinProtocol, name, blob)),
+        maybe_text,
+    ),
+    m.SyncGroupRequest: st.builds(
+        m.SyncGroupRequest,
+        text,
+        epoch,
+        member_id,
+        instance,
+        maybe_text,
+        maybe_text,
+        many(st.builds(m.MemberAssignment, member_id, blob)),
+    ),
+    m.HeartbeatRequest: st.builds(m.HeartbeatRequest, text, epoch, member_id, instance),
+    m.LeaveGroupRequest: st.builds(
+        m.LeaveGroupRequest,
+        text,
+        many(st.builds(m.LeavingMember, member_id, instance, maybe_text)),
+    ),
+    m.OffsetCommitRequest: st.builds(
+        m.OffsetCommitRequest,
+        text,
+        epoch,
+        member_id,
+        instance,
+        many(st.builds(m.TopicCommit, topic, many(_commit))),
+    ),
+    m.OffsetFetchRequest: st.builds(
+        m.OffsetFetchRequest,
+        many(st.builds(m.GroupFetch, text, st.none() | _partitions)),
+        boolean,
+    ),
+    m.DescribeGroupsRequest: st.builds(m.DescribeGroupsRequest, many(text)),
+    m.ListGroupsRequest: st.builds(m.ListGroupsRequest, many(text), many(text)),
+    m.DeleteGroupsRequest: st.builds(m.DeleteGroupsRequest, many(text)),
+    m.OffsetDeleteRequest: st.builds(m.OffsetDeleteRequest, text, _partitions),
+    m.DrainMemberRequest: st.builds(m.DrainMemberRequest, text, name),
+}
+
+RESPONSES: Final[Mapping[type, st.SearchStrategy[Any]]] = {
+    m.ApiVersionsRequest: st.builds(
+        m.ApiVersionsResponse,
+        code,
+        many(st.builds(m.ApiVersionRange, i32, i32, i32)),
+        text,
+        text,
+        i32,
+        i32,
+    ),
+    m.FindCoordinatorRequest: st.builds(
+        m.FindCoordinatorResponse,
+        many(
+            st.builds(m.CoordinatorOfGroup, text, code, maybe_text, i32, text, i32, i32, epoch)
+        ),
+    ),
+    m.JoinGroupRequest: st.builds(
+        m.JoinGroupResponse,
+        code,
+        epoch,
+        maybe_text,
+        maybe_text,
+        text,
+        boolean,
+        text,
+        many(st.builds(m.JoinGroupMember, text, maybe_text, blob)),
+    ),
+    m.SyncGroupRequest: st.builds(m.SyncGroupResponse, code, maybe_text, maybe_text, blob),
+    m.HeartbeatRequest: st.builds(m.HeartbeatResponse, code),
+    m.LeaveGroupRequest: st.builds(
+        m.LeaveGroupResponse, code, many(st.builds(m.LeftMember, text, maybe_text, code))
+    ),
+    m.OffsetCommitRequest: st.builds(m.OffsetCommitResponse, code, _results),
+    m.OffsetFetchRequest: st.builds(
+        m.OffsetFetchResponse, many(st.builds(m.GroupOffsets, text, code, many(_offsets)))
+    ),
+    m.DescribeGroupsRequest: st.builds(
+        m.DescribeGroupsResponse,
+        many(
+            st.builds(
+                m.DescribedGroup,
+                code,
+                maybe_text,
+                text,
+                text,
+                text,
+                text,
+                epoch,
+                many(_described_member),
+            )
+        ),
+    ),
+    m.ListGroupsRequest: st.builds(
+        m.ListGroupsResponse, code, many(st.builds(m.ListedGroup, text, text, text, text))
+    ),
+    m.DeleteGroupsRequest: st.builds(
+        m.DeleteGroupsResponse, many(st.builds(m.DeletedGroup, text, code))
+    ),
+    m.OffsetDeleteRequest: st.builds(m.OffsetDeleteResponse, code, _results),
+    m.DrainMemberRequest: st.builds(
+        m.DrainMemberResponse, code, many(st.builds(m.DrainedMember, text, boolean))
+    ),
+}
