@@ -1,0 +1,1 @@
+"""The coordinator daemon: groups, offsets and the log that keeps them."""

@@ -1,0 +1,166 @@
+"""Batches as bytes, and where a journal stops being readable. No I/O in this file."""
+
+# Theory of operation
+# ===================
+#
+# A segment is batches back to back. A batch is
+#
+#     u32 length | u32 crc | u8 format, u16 partition, u32 leader_epoch, u64 base_offset,
+#     u64 flush_start, i64 timestamp_ms | msgpack array of entries
+#
+# where length and crc speak of everything behind the crc. The journal is the segments one
+# after another; a *position* counts the bytes of batches in it, so it names the same byte
+# whatever the files are called.
+#
+# Many batches make one flush: one write and one fdatasync. The next flush begins only after
+# the one before is on disk, so a crash can damage the last flush and nothing else. Each batch
+# says at which position its flush began. So for damage at X there is a definite question: does a
+# valid batch exist whose flush began behind X? If so, the flush with X in it was complete once, and
+# was damaged later: that is corruption, and starting would lose acknowledged data. If not, the
+# damage is the torn end of a write that was never acknowledged, and is cut.
+#
+# The search for such a batch must look at every byte, because behind damage nobody knows where
+# a batch begins. It stays linear because the cheap tests come first (`find_later_flush`).
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgpack
+
+from coordinator.log.errors import LogCorrupt
+
+FORMAT: Final = 1
+PREFIX: Final = struct.Struct(">II")  # length, crc
+REST: Final = struct.Struct(">BHIQQq")  # what the crc covers, before the entries
+HEADER_BYTES: Final = PREFIX.size + REST.size
+BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
+# The partition of the node's own entries: topic registry, access rules, settings.
+NODE_PARTITION: Final = 0xFFFF
+PARTITIONS_MAX: Final = NODE_PARTITION
+
+_FORMAT_AT: Final = PREFIX.size
+_FLUSH_START: Final = struct.Struct(">Q")
+_FLUSH_START_AT: Final = PREFIX.size + struct.calcsize(">BHIQ")
+_HEADER: Final = struct.Struct(">IIBHIQQq")  # both, to be read at once
+_PREFIX_BYTES: Final = PREFIX.size
+_LENGTH_MIN: Final = REST.size
+_LENGTH_MAX: Final = BATCH_BYTES_MAX - PREFIX.size
+# Bytes that someone removed from the middle of a file leave batches whose flush_start lies
+# behind the end of the file; beyond this much (1 TiB), it is taken for noise.
+_POSITION_SLACK: Final = 1 << 40
+
+
+class Entry(NamedTuple):
+    """One change. `value` None is a tombstone; `key` is any array that msgpack can carry."""
+
+    type: int
+    version: int
+    scope: str
+    key: object
+    value: object
+
+
+class Batch(NamedTuple):
+    """What one request wrote to one partition: all of it is there, or nothing."""
+
+    partition: int
+    leader_epoch: int
+    base_offset: int
+    timestamp_ms: int
+    entries: tuple[tuple[int, Entry], ...]
+
+
+class RawBatch(NamedTuple):
+    """A batch whose checksum is right; its entries are still packed, up to `end`."""
+
+    start: int
+    end: int
+    format: int
+    partition: int
+    leader_epoch: int
+    base_offset: int
+    flush_start: int
+    timestamp_ms: int
+
+
+def encode_batch(raw: Sequence[int], packed: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return the batch as three pieces to be joined: prefix, rest of the header, entries.
+
+    Args:
+        raw: partition, leader_epoch, base_offset, flush_start, timestamp_ms.
+        packed: The msgpack array of entries.
+    """
+    rest = REST.pack(FORMAT, *raw)
+    crc = zlib.crc32(packed, zlib.crc32(rest))
+    return PREFIX.pack(REST.size + len(packed), crc), rest, packed
+
+
+def batch_at(data: bytes, start: int) -> RawBatch | None:
+    """Return the batch that begins at byte *start*, or None if no whole valid one does."""
+    if start + HEADER_BYTES > len(data):
+        return None
+    fields = _HEADER.unpack_from(data, start)
+    length, crc = fields[:2]
+    body = start + _PREFIX_BYTES
+    end = body + length
+    # A length of zero is what a file that was grown but not written looks like, and the
+    # crc of nothing is zero too: hence the lower bound.
+    if not _LENGTH_MIN <= length <= _LENGTH_MAX or end > len(data):
+        return None
+    if zlib.crc32(data[body:end]) != crc:
+        return None
+    return RawBatch._make((start, end, *fields[2:]))
+
+
+def decode_batch(data: bytes, raw: RawBatch) -> Batch:
+    """Unpack the entries of *raw*.
+
+    Raises:
+        LogCorrupt: The checksum is right and yet the entries are not as they are written.
+    """
+    base_offset = raw.base_offset
+    try:
+        items = msgpack.unpackb(data[raw.start + HEADER_BYTES : raw.end], use_list=False)
+        entries = tuple([(base_offset + item[0], Entry._make(item[1:])) for item in items])
+    except (ValueError, TypeError, IndexError, msgpack.UnpackException) as exc:
+        message = f"the entries of the batch at byte {raw.start} can't be read: {exc}"
+        raise LogCorrupt(message) from exc
+    if not entries:
+        message = f"the batch at byte {raw.start} has no entries"
+        raise LogCorrupt(message)
+    return Batch(raw.partition, raw.leader_epoch, raw.base_offset, raw.timestamp_ms, entries)
+
+
+def end_offset_of(batch: Batch) -> int:
+    """Return the offset that follows the last one of *batch*."""
+    return batch.entries[-1][0] + 1
+
+
+def find_later_flush(data: bytes, damage: int, base_position: int) -> RawBatch | None:
+    """Return a valid batch behind byte *damage* whose flush began behind it, if there is one.
+
+    Args:
+        data: The segment's bytes.
+        damage: Where the first batch that can't be read begins.
+        base_position: The journal position of the segment's first byte.
+    """
+    marker = bytes((FORMAT,))
+    lowest = base_position + damage + 1
+    highest = base_position + len(data) + _POSITION_SLACK
+    # The first candidate begins one byte behind the damage. `find` runs over zeros at the speed
+    # of memchr, and in random bytes a flush_start within the limits is so unlikely that
+    # the crc, the only test that isn't constant time, hardly ever runs.
+    at = data.find(marker, damage + 1 + _FORMAT_AT)
+    while at >= 0:
+        start = at - _FORMAT_AT
+        if start + HEADER_BYTES > len(data):
+            return None
+        (flush_start,) = _FLUSH_START.unpack_from(data, start + _FLUSH_START_AT)
+        if lowest <= flush_start <= highest:
+            raw = batch_at(data, start)
+            if raw is not None:
+                return raw
+        at = data.find(marker, at + 1)
+    return None

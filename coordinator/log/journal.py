@@ -1,0 +1,384 @@
+"""The journal: batches of all partitions in one sequence of segments, one fsync per flush."""
+
+# Who may call what, from where
+# =============================
+#
+# `append`, `take_flush` and `end_offset` belong to one thread (the event loop); `write_flush` runs
+# in a worker while the loop goes on appending to the next flush. They share nothing that both
+# change: `append` and `take_flush` own what is not yet on disk (`_open`, `_ends`, `_taken`), a
+# `Flush` is handed over and then belongs to the worker, and `write_flush` owns the files and the
+# durable ends, and replaces the tuple of sealed segments as a whole. `read` and the sizes look at
+# what is durable; each takes its view of it at once.
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import msgpack
+
+from coordinator.log.directory import Directory
+from coordinator.log.errors import BatchTooLarge, LogFailed
+from coordinator.log.flush import Flush, OpenBatch, encode_flush
+from coordinator.log.footer import Index, encode_footer
+from coordinator.log.format import (
+    BATCH_BYTES_MAX,
+    HEADER_BYTES,
+    NODE_PARTITION,
+    PARTITIONS_MAX,
+    Batch,
+    Entry,
+    decode_batch,
+)
+from coordinator.log.recovery import Expected, RecoveryEvent, create_segment, open_folder
+from coordinator.log.segments import (
+    ActiveSegment,
+    SegmentReader,
+    read_footer,
+    replay_segment,
+)
+from coordinator.log.state_files import (
+    CLEAN_NAME,
+    MANIFEST_NAME,
+    CleanStop,
+    Manifest,
+    Meta,
+    SegmentInfo,
+    encode_clean_stop,
+    encode_manifest,
+    write_whole,
+)
+
+__all__ = ["SEGMENT_BYTES_MAX", "SEGMENT_BYTES_MIN", "Flush", "Journal"]
+
+SEGMENT_BYTES_MIN: Final = 64
+# The index has 32-bit positions, and the last flush of a segment may go past the limit.
+SEGMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
+
+
+class Journal:
+    """The log of one node. Opening it recovers it; see `open_folder` for what is refused.
+
+    Attributes:
+        meta: Cluster id, node id, number of partitions; the leader epoch is already raised.
+        recovery_events: What opening found and did, as (name, fields), for whoever logs.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        *,
+        num_partitions: int,
+        segment_bytes: int,
+        node_id: int,
+        new_cluster_id: Callable[[], str],
+        leader_epoch_at_least: int = 0,
+    ) -> None:
+        """Lock, check, recover and open the folder.
+
+        Args:
+            directory: Where the files are.
+            num_partitions: Offsets partitions; must be what the folder was made with.
+            segment_bytes: A segment is sealed when the next flush would pass this.
+            node_id: Must be what the folder was made with.
+            new_cluster_id: Called once, at the first start.
+            leader_epoch_at_least: For a restored backup; 0 otherwise.
+
+        Raises:
+            LogRefused: The folder can't be served; nothing in it was changed.
+            LogFailed: The disk failed.
+        """
+        if not 1 <= num_partitions <= PARTITIONS_MAX:
+            message = f"num_partitions must be 1 to {PARTITIONS_MAX}, not {num_partitions}"
+            raise ValueError(message)
+        if not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
+            message = (
+                f"segment_bytes must be {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}, "
+                f"not {segment_bytes}"
+            )
+            raise ValueError(message)
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._failure: BaseException | None = None
+        self._closed = False
+        expected = Expected(num_partitions, node_id, new_cluster_id, leader_epoch_at_least)
+        try:
+            directory.lock()
+            opened = open_folder(directory, expected)
+        except OSError as exc:
+            directory.unlock()
+            message = f"the data folder can't be opened: {exc}"
+            raise LogFailed(message) from exc
+        except BaseException:
+            directory.unlock()
+            raise
+        self.meta: Meta = opened.meta
+        self.recovery_events: list[RecoveryEvent] = opened.events
+        self._manifest: Manifest = opened.manifest
+        self._active: ActiveSegment = opened.active
+        self._durable_ends = opened.end_offsets
+        self._ends = dict(opened.end_offsets)
+        self._taken = opened.active.end
+        self._taken_base = opened.active.base
+        self._open: list[OpenBatch] = []
+        self._open_bytes = 0
+        # One packer for all: making one costs more than packing an ordinary commit.
+        self._pack = msgpack.Packer(autoreset=True).pack
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch that every batch of this run carries."""
+        return self.meta.leader_epoch
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write or fsync failed; then nothing works any more."""
+        return self._failure is not None
+
+    @property
+    def compacted_below(self) -> dict[int, int]:
+        """Per partition, the offset below which a stream of changes can't start."""
+        return dict(self._manifest.compacted_below)
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes that were appended and not yet taken by a flush."""
+        return self._open_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the durable batches in all segments."""
+        sealed = sum(segment.data_bytes or 0 for segment in self._manifest.segments)
+        return sealed + self._active.data_bytes
+
+    @property
+    def live_bytes(self) -> int:
+        """An upper bound of what compaction would keep."""
+        return self.size_bytes
+
+    def free_bytes(self) -> int:
+        """Return what is free on the disk."""
+        return self._directory.free_bytes()
+
+    def disk_bytes(self) -> int:
+        """Return the size of the disk."""
+        return self._directory.total_bytes()
+
+    def end_offset(self, partition: int) -> int:
+        """Return the offset that the partition's next entry will get."""
+        return self._ends.get(partition, 0)
+
+    def replay(self) -> Iterator[Batch]:
+        """Yield every batch in the order of the journal, lazily; best before the first append.
+
+        Raises:
+            LogCorrupt: Damage; what was yielded before must not be served.
+            LogFailed: A file can't be read.
+        """
+        manifest, active_bytes = self._manifest, self._active.data_bytes
+        ends: dict[int, int] = {}
+        try:
+            for segment in manifest.segments:
+                sealed_bytes = segment.data_bytes
+                data_bytes = active_bytes if sealed_bytes is None else sealed_bytes
+                yield from replay_segment(
+                    self._directory, segment, data_bytes, self.meta.num_partitions, ends
+                )
+                if segment.end is not None:
+                    # Compaction may have dropped the last entries of a partition.
+                    ends.update(read_footer(self._directory, segment).end_offsets)
+        except OSError as exc:
+            message = f"the log can't be read: {exc}"
+            raise LogFailed(message) from exc
+
+    def append(self, partition: int, entries: Sequence[Entry], timestamp_ms: int) -> int:
+        """Put one batch into the open flush, in memory only.
+
+        Args:
+            partition: An offsets partition or `NODE_PARTITION`.
+            entries: At least one; they are kept together.
+            timestamp_ms: Wall clock, for retention.
+
+        Returns:
+            The partition's end offset with this batch: durable once a flush's `ends` reach it.
+
+        Raises:
+            BatchTooLarge: Nothing was changed.
+            LogFailed: The log failed earlier, or is closed.
+        """
+        if self._failure is not None:
+            message = "the log failed earlier"
+            raise LogFailed(message) from self._failure
+        if len(entries) == 1:
+            packed: bytes = self._pack(((0, *entries[0]),))
+        elif entries:
+            packed = self._pack([(delta, *entry) for delta, entry in enumerate(entries)])
+        else:
+            message = "a batch needs an entry"
+            raise ValueError(message)
+        size_bytes = HEADER_BYTES + len(packed)
+        if size_bytes > BATCH_BYTES_MAX:
+            message = f"a batch of {size_bytes} bytes is over the limit of {BATCH_BYTES_MAX}"
+            raise BatchTooLarge(message)
+        base_offset = self._ends.get(partition)
+        if base_offset is None:
+            base_offset = self._first_offset(partition)
+        self._open.append((partition, base_offset, timestamp_ms, packed))
+        self._open_bytes += size_bytes
+        self._ends[partition] = end_offset = base_offset + len(entries)
+        return end_offset
+
+    def take_flush(self) -> Flush | None:
+        """Seal what was appended since the last call; None if that is nothing.
+
+        Every flush that is taken must be written, in order.
+        """
+        batches, self._open, self._open_bytes = self._open, [], 0
+        if not batches:
+            return None
+        start = self._taken
+        data, places = encode_flush(batches, self.meta.leader_epoch, start)
+        ends = {partition: self._ends[partition] for partition, _ in places}
+        used = start - self._taken_base
+        rolls = used > 0 and used + len(data) > self._segment_bytes
+        if rolls:
+            self._taken_base = start
+        self._taken = start + len(data)
+        return Flush(start, data, rolls, ends, places)
+
+    def write_flush(self, flush: Flush) -> None:
+        """Write and sync *flush*; when this returns, it survives. Blocks: not for the event loop.
+
+        Raises:
+            LogFailed: A write or fsync failed, now or earlier. What reached the disk is unknown,
+                nothing in or behind this flush may be acknowledged, and the process must end.
+        """
+        if self._failure is not None:
+            message = "the log failed earlier"
+            raise LogFailed(message) from self._failure
+        if flush.start != self._active.end:
+            message = f"flush of position {flush.start} written at {self._active.end}"
+            raise RuntimeError(message)
+        try:
+            if flush.rolls:
+                self._roll()
+            self._active.file.append(flush.data)
+            self._active.file.sync()
+        except OSError as exc:
+            # The kernel may have dropped the dirty pages: a second fsync can succeed without them.
+            self._failure = exc
+            message = f"a write or fsync of the log failed: {exc}"
+            raise LogFailed(message) from exc
+        except BaseException as exc:
+            self._failure = exc
+            raise
+        self._note_durable(flush)
+
+    def read(self, partition: int, from_offset: int = 0) -> Iterator[Batch]:
+        """Yield the durable batches of one partition from the one that holds *from_offset*.
+
+        The first batch may begin below it. Sealed segments are read through their index.
+
+        Raises:
+            LogCorrupt: Damage.
+            LogFailed: A file can't be read.
+        """
+        try:
+            for name, data_bytes, positions in self._places(partition, from_offset):
+                reader = SegmentReader(self._directory, name, data_bytes)
+                first = reader.first_at_or_before(positions, from_offset)
+                for position in positions[first:]:
+                    raw, window = reader.at(position)
+                    batch = decode_batch(window, raw)
+                    if batch.entries[-1][0] >= from_offset:
+                        yield batch
+        except OSError as exc:
+            message = f"the log can't be read: {exc}"
+            raise LogFailed(message) from exc
+
+    def close(self, *, clean: bool) -> None:
+        """Give the files and the lock back; idempotent.
+
+        Args:
+            clean: Write the marker of a clean stop. Only when all flushes were written;
+                after a failure no marker is written whatever this says.
+
+        Raises:
+            RuntimeError: *clean*, and something appended was never written.
+            LogFailed: The marker can't be written; the files are closed all the same.
+        """
+        if self._closed:
+            return
+        if clean and self._failure is None and (self._open or self._taken != self._active.end):
+            message = "a clean stop with batches that were never written"
+            raise RuntimeError(message)
+        self._closed = True
+        try:
+            if clean and self._failure is None:
+                stop = CleanStop(self._active.name, self._active.end)
+                write_whole(self._directory, CLEAN_NAME, encode_clean_stop(stop))
+        except OSError as exc:
+            message = f"the marker of a clean stop can't be written: {exc}"
+            raise LogFailed(message) from exc
+        finally:
+            if self._failure is None:
+                self._failure = ValueError("the log is closed")
+            self._active.file.close()
+            self._directory.unlock()
+
+    def _first_offset(self, partition: int) -> int:
+        if not (0 <= partition < self.meta.num_partitions or partition == NODE_PARTITION):
+            message = f"partition {partition} of {self.meta.num_partitions}"
+            raise ValueError(message)
+        return 0
+
+    def _note_durable(self, flush: Flush) -> None:
+        active = self._active
+        offset = flush.start - active.base
+        for partition, position in flush.batches:
+            positions = active.positions.get(partition)
+            if positions is None:
+                positions = active.positions[partition] = array("I")
+            positions.append(offset + position)
+        active.data_bytes = offset + len(flush.data)
+        self._durable_ends.update(flush.ends)
+
+    def _roll(self) -> None:
+        # Sealed and synced, then the new file and its name, then the manifest: a crash between
+        # any two of them finds either the old segment as the newest, or the new one, empty.
+        old = self._active
+        index = Index(old.base, old.end, dict(self._durable_ends), old.positions)
+        old.file.append(encode_footer(index))
+        old.file.sync()
+        manifest = self._manifest
+        name, file = create_segment(self._directory, old.end, manifest.next_serial)
+        try:
+            sealed = SegmentInfo(old.name, old.base, old.end, old.data_bytes, compacted=False)
+            newest = SegmentInfo(name, old.end, None, None, compacted=False)
+            manifest = manifest._replace(
+                segments=(*manifest.segments[:-1], sealed, newest),
+                next_serial=manifest.next_serial + 1,
+            )
+            write_whole(self._directory, MANIFEST_NAME, encode_manifest(manifest))
+        except BaseException:
+            file.close()
+            raise
+        old.file.close()
+        # In this order: a reader that sees the new segment also sees the old one listed as sealed.
+        self._manifest = manifest
+        self._active = ActiveSegment(name, old.end, 0, {}, file)
+
+    def _places(self, partition: int, from_offset: int) -> Iterator[tuple[str, int, "array[int]"]]:
+        # The newest segment first: if it is sealed between the two, the manifest lists it too.
+        active = self._active
+        manifest = self._manifest
+        newest = active.positions.get(partition, array("I"))[:]
+        newest_bytes = active.data_bytes
+        for segment in manifest.segments:
+            if segment.data_bytes is None or segment.name == active.name:
+                continue
+            index = read_footer(self._directory, segment)
+            positions = index.positions.get(partition)
+            if positions and index.end_offsets[partition] > from_offset:
+                yield segment.name, segment.data_bytes, positions
+        if newest:
+            yield active.name, newest_bytes, newest

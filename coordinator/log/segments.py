@@ -1,0 +1,185 @@
+"""Reading segments, and the one that is being appended to."""
+
+import bisect
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from coordinator.log.directory import Directory, File
+from coordinator.log.errors import LogCorrupt, LogIncompatible
+from coordinator.log.footer import TRAILER, Index, decode_footer
+from coordinator.log.format import (
+    BATCH_BYTES_MAX,
+    FORMAT,
+    HEADER_BYTES,
+    NODE_PARTITION,
+    REST,
+    Batch,
+    RawBatch,
+    batch_at,
+    decode_batch,
+    end_offset_of,
+)
+from coordinator.log.state_files import SegmentInfo
+
+_WINDOW_BYTES: Final = 1024 * 1024
+_BASE_OFFSET_FIELD: Final = 3
+
+
+@dataclass(slots=True)
+class ActiveSegment:
+    """The newest segment. `data_bytes` and `positions` speak only of what is on disk."""
+
+    name: str
+    base: int
+    data_bytes: int
+    positions: "dict[int, array[int]]"
+    file: File
+
+    @property
+    def end(self) -> int:
+        """The journal position behind the last durable batch."""
+        return self.base + self.data_bytes
+
+
+class SegmentReader:
+    """Fetches batches of one segment by byte position, through a window that moves forward."""
+
+    def __init__(self, directory: Directory, name: str, size_bytes: int) -> None:
+        self.name = name
+        self.size_bytes = size_bytes
+        self._directory = directory
+        self._start = 0
+        self._window = b""
+
+    def at(self, position: int) -> tuple[RawBatch, bytes]:
+        """Return the batch at byte *position* and the buffer its `start` and `end` refer to.
+
+        Raises:
+            LogCorrupt: There is no valid batch.
+        """
+        offset = position - self._start
+        if offset >= 0:
+            raw = batch_at(self._window, offset)
+            if raw is not None:
+                return raw, self._window
+        left = self.size_bytes - position
+        for window_bytes in (_WINDOW_BYTES, HEADER_BYTES + BATCH_BYTES_MAX):
+            self._start = position
+            size_bytes = min(left, window_bytes)
+            self._window = self._directory.read(self.name, position, size_bytes)
+            raw = batch_at(self._window, 0)
+            if raw is not None:
+                return raw, self._window
+            if window_bytes >= left:
+                break
+        message = (
+            f"segment {self.name}: the batch at byte {position} of {self.size_bytes} is damaged, "
+            "and it was complete once; a repair would lose acknowledged data"
+        )
+        raise LogCorrupt(message)
+
+    def first_at_or_before(self, positions: "array[int]", offset: int) -> int:
+        """Return the index of the last of *positions* whose batch begins at or below *offset*."""
+        return max(0, bisect.bisect_right(positions, offset, key=self._base_offset) - 1)
+
+    def _base_offset(self, position: int) -> int:
+        header = self._directory.read(self.name, position, HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            message = f"segment {self.name} ends within the batch at byte {position}"
+            raise LogCorrupt(message)
+        base_offset: int = REST.unpack_from(header, HEADER_BYTES - REST.size)[_BASE_OFFSET_FIELD]
+        return base_offset
+
+
+class Chain:
+    """Checks that batches with good checksums are also the right ones, in the right place.
+
+    A checksum can't tell that bytes were removed, repeated, or came from another segment.
+    """
+
+    def __init__(self, segment: SegmentInfo, num_partitions: int) -> None:
+        self._segment = segment
+        self._num_partitions = num_partitions
+        self._flush_start: int | None = None
+
+    def check(self, position: int, raw: RawBatch) -> None:
+        """Take the batch at byte *position*.
+
+        Raises:
+            LogIncompatible: A newer release wrote it.
+            LogCorrupt: It does not belong here.
+        """
+        if raw.format != FORMAT:
+            message = f"is of format {raw.format}, and this release reads {FORMAT} only"
+            raise LogIncompatible(self._where(position) + message)
+        if raw.partition >= self._num_partitions and raw.partition != NODE_PARTITION:
+            message = f"is of partition {raw.partition}, of {self._num_partitions}"
+            raise LogCorrupt(self._where(position) + message)
+        flush_start = raw.flush_start
+        if self._segment.compacted:
+            allowed = flush_start == 0
+        else:
+            allowed = flush_start in (self._flush_start, self._segment.base + position)
+        if not allowed:
+            message = f"is valid, but was written elsewhere (by the flush at {flush_start})"
+            raise LogCorrupt(self._where(position) + message)
+        self._flush_start = flush_start
+
+    def _where(self, position: int) -> str:
+        return f"segment {self._segment.name}: the batch at byte {position} "
+
+
+def replay_segment(
+    directory: Directory,
+    segment: SegmentInfo,
+    data_bytes: int,
+    num_partitions: int,
+    ends: dict[int, int],
+) -> Iterator[Batch]:
+    """Yield the batches of a segment, checked; *ends* moves along with what was yielded.
+
+    Raises:
+        LogCorrupt: Damage, or offsets that don't follow one another.
+        LogIncompatible: A batch of a newer release.
+    """
+    reader = SegmentReader(directory, segment.name, data_bytes)
+    chain = Chain(segment, num_partitions)
+    position = 0
+    while position < data_bytes:
+        raw, window = reader.at(position)
+        chain.check(position, raw)
+        batch = decode_batch(window, raw)
+        expected = ends.get(raw.partition, 0)
+        # Compaction leaves gaps, but never goes back.
+        if batch.base_offset < expected or (batch.base_offset > expected and not segment.compacted):
+            message = (
+                f"segment {segment.name}: the batch at byte {position} begins at offset "
+                f"{batch.base_offset} of partition {raw.partition}, not at {expected}"
+            )
+            raise LogCorrupt(message)
+        ends[raw.partition] = end_offset_of(batch)
+        yield batch
+        position += raw.end - raw.start
+
+
+def read_footer(directory: Directory, segment: SegmentInfo) -> Index:
+    """Return the index of a sealed segment.
+
+    Raises:
+        LogCorrupt: The file isn't as long as the manifest says, or its index is damaged.
+    """
+    assert segment.data_bytes is not None
+    size_bytes = directory.size(segment.name)
+    index = None
+    if size_bytes >= segment.data_bytes + TRAILER.size:
+        index = decode_footer(directory.read(segment.name, segment.data_bytes))
+    if index is None or (index.base, index.end) != (segment.base, segment.end):
+        message = (
+            f"segment {segment.name} has {size_bytes} bytes and no valid index behind its "
+            f"{segment.data_bytes} bytes of data: it was cut, replaced or damaged after it was "
+            "sealed"
+        )
+        raise LogCorrupt(message)
+    return index

@@ -1,0 +1,84 @@
+"""What the tests of the log share."""
+
+import random
+
+from coordinator.log.format import Batch, Entry
+from coordinator.log.journal import Flush, Journal
+from tests.fakes.disk import Disk
+
+CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+NOW_MS = 1_700_000_000_000
+
+
+def open_journal(
+    disk: Disk,
+    *,
+    num_partitions: int = 4,
+    segment_bytes: int = 1 << 20,
+    node_id: int = 1,
+    leader_epoch_at_least: int = 0,
+) -> Journal:
+    """Start a process on *disk*."""
+    return Journal(
+        disk.directory(),
+        num_partitions=num_partitions,
+        segment_bytes=segment_bytes,
+        node_id=node_id,
+        new_cluster_id=lambda: CLUSTER_ID,
+        leader_epoch_at_least=leader_epoch_at_least,
+    )
+
+
+def entry(number: int, *, padding: int = 0) -> Entry:
+    """Return an entry that can be told from all others."""
+    return Entry(1, 0, "group", ("topic", number), (number, "x" * padding))
+
+
+def append(journal: Journal, partition: int, *numbers: int, padding: int = 0) -> int:
+    """Append one batch with these entries."""
+    return journal.append(partition, [entry(n, padding=padding) for n in numbers], NOW_MS)
+
+
+def flush(journal: Journal) -> Flush:
+    """Write what was appended."""
+    taken = journal.take_flush()
+    assert taken is not None
+    journal.write_flush(taken)
+    return taken
+
+
+def write(journal: Journal, partition: int, *numbers: int, padding: int = 0) -> None:
+    """Append one batch and make it durable."""
+    append(journal, partition, *numbers, padding=padding)
+    flush(journal)
+
+
+def numbers_of(batch: Batch) -> list[int]:
+    """Return the numbers of the entries."""
+    return [e.key[1] for _, e in batch.entries if isinstance(e.key, tuple)]
+
+
+def replayed(journal: Journal) -> list[int]:
+    """Return the numbers of all entries, in the order of the journal."""
+    return [number for batch in journal.replay() for number in numbers_of(batch)]
+
+
+def newest_segment(disk: Disk) -> str:
+    """Return the name of the segment that is appended to."""
+    return segments_of(disk)[-1]
+
+
+def segments_of(disk: Disk) -> list[str]:
+    """Return the names of all segments."""
+    return sorted(name for name in disk.files() if name.endswith(".segment") and "/" not in name)
+
+
+def events_of(journal: Journal) -> list[str]:
+    """Return the names of what the recovery did."""
+    return [name for name, _ in journal.recovery_events]
+
+
+def crashed_disk(disk: Disk, seed: int = 0) -> Disk:
+    """Cut the power of *disk*."""
+    disk.crash(random.Random(seed))
+    return disk

@@ -1,0 +1,178 @@
+"""A crash, or a failure, at every single operation of opening, flushing, rolling and closing."""
+
+import errno
+import random
+from collections.abc import Callable
+
+import pytest
+
+from coordinator.log.errors import LogFailed
+from coordinator.log.journal import Journal
+from tests.fakes.disk import CrashNow, Disk
+from tests.log.helpers import append, flush, open_journal, replayed
+
+SEGMENT_BYTES = 300
+SEEDS = 12
+WRITTEN = [0, 1, 2, 3] + [n for n in range(4, 12) for _ in range(2)]
+
+Story = Callable[[Disk, list[int]], None]
+
+
+def reopen(disk: Disk) -> Journal:
+    """Open with segments small enough to roll."""
+    return open_journal(disk, segment_bytes=SEGMENT_BYTES)
+
+
+def full_segment() -> Disk:
+    """Return a disk on which the next flush rolls; numbers 0 to 3 are acknowledged."""
+    disk = Disk()
+    journal = reopen(disk)
+    for number in range(4):
+        append(journal, number % 2, number)
+        flush(journal)
+    assert journal._taken - journal._taken_base > SEGMENT_BYTES - 100
+    journal.close(clean=True)
+    return disk
+
+
+def rolling(disk: Disk, acknowledged: list[int]) -> None:
+    """Open and write flushes across a roll."""
+    journal = reopen(disk)
+    for number in range(4, 12):
+        append(journal, number % 2, number)
+        append(journal, 3, number)
+        flush(journal)
+        acknowledged += [number, number]
+
+
+def closing(disk: Disk, _: list[int]) -> None:
+    """Open and stop in good order."""
+    reopen(disk).close(clean=True)
+
+
+def starting(disk: Disk, _: list[int]) -> None:
+    """Open and do nothing."""
+    reopen(disk)
+
+
+def operations_of(origin: Disk, story: Story) -> int:
+    """Count the operations of *story*."""
+    disk = origin.copy()
+    disk.plan()
+    story(disk, [])
+    return len(disk.operations)
+
+
+def acknowledged_in(disk: Disk, number: int, story: Story) -> list[int]:
+    """Run *story* up to its operation *number*; return what was acknowledged by then."""
+    acknowledged = [0, 1, 2, 3]
+    disk.plan(crash_at=number)
+    with pytest.raises(CrashNow):
+        story(disk, acknowledged)
+    return acknowledged
+
+
+@pytest.mark.parametrize("kill_only", [True, False])
+@pytest.mark.parametrize("story", [rolling, closing])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_crash_at_every_operation_keeps_what_was_acknowledged(
+    story: Story, *, clean: bool, kill_only: bool
+) -> None:
+    """Opening, copying, sealing, creating, listing, writing, closing: each step in between."""
+    origin = full_segment()
+    if not clean:
+        origin.delete("clean")
+    count = operations_of(origin, story)
+    assert count > 5
+    for number in range(count):
+        for seed in range(1 if kill_only else SEEDS):
+            disk = origin.copy()
+            acknowledged = acknowledged_in(disk, number, story)
+            if kill_only:
+                disk.kill()
+            else:
+                disk.crash(random.Random(seed))
+            seen = replayed(reopen(disk))
+
+            assert WRITTEN[: len(seen)] == seen
+            assert acknowledged == seen[: len(acknowledged)]
+            survives_again(disk, seen, seed)
+
+
+def survives_again(disk: Disk, seen: list[int], seed: int) -> None:
+    """Cut the power again, at once and after a write: what was shown stays."""
+    disk.crash(random.Random(seed + 1))
+    journal = reopen(disk)
+
+    assert seen == replayed(journal)
+
+    append(journal, 2, 99)
+    flush(journal)
+    disk.crash(random.Random(seed + 2))
+    assert [*seen, 99] == replayed(reopen(disk))
+
+
+def test_a_crash_at_every_operation_of_the_first_start_can_be_repeated() -> None:
+    """Nothing was acknowledged, so nothing may be refused."""
+    count = operations_of(Disk(), starting)
+    for number in range(count):
+        for seed in range(SEEDS):
+            disk = Disk()
+            acknowledged_in(disk, number, starting)
+            disk.crash(random.Random(seed))
+            journal = reopen(disk)
+
+            assert replayed(journal) == []
+            survives_again(disk, [], seed)
+
+
+def test_the_leader_epoch_is_never_used_twice() -> None:
+    """Whoever saw an epoch sees a higher one after any crash of an open."""
+    origin = full_segment()
+    count = operations_of(origin, closing)
+    for number in range(count):
+        for seed in range(SEEDS):
+            disk = origin.copy()
+            acknowledged_in(disk, number, closing)
+            disk.crash(random.Random(seed))
+            first = reopen(disk).leader_epoch
+            disk.crash(random.Random(seed + 1))
+
+            assert 1 < first < reopen(disk).leader_epoch
+
+
+def test_a_full_disk_does_not_fill_up_with_tries_to_open() -> None:
+    """A supervisor starts the daemon again and again."""
+    origin = full_segment()
+    origin.delete("clean")
+    count = operations_of(origin, starting)
+    for number in range(count):
+        disk = origin.copy()
+        before = disk.files()
+        disk.plan(fail_at=number, error=errno.ENOSPC)
+        with pytest.raises(LogFailed):
+            reopen(disk)
+        operation = disk.operations[number]
+        disk.kill()
+        if operation.startswith(("append 0", "sync 0")):
+            assert set(before) == set(disk.files()) - {"manifest.tmp", "meta.tmp"}
+
+        assert replayed(reopen(disk)) == [0, 1, 2, 3]
+
+
+def test_a_failure_at_every_operation_ends_the_log_and_loses_nothing() -> None:
+    """EIO or a full disk in the middle of a roll or an open."""
+    origin = full_segment()
+    count = operations_of(origin, rolling)
+    for number in range(count):
+        disk = origin.copy()
+        disk.plan(fail_at=number)
+        acknowledged = [0, 1, 2, 3]
+        with pytest.raises(LogFailed) as failure:
+            rolling(disk, acknowledged)
+        disk.crash(random.Random(number))
+        seen = replayed(reopen(disk))
+
+        assert failure.value.exit_status == 74
+        assert WRITTEN[: len(seen)] == seen
+        assert acknowledged == seen[: len(acknowledged)]

@@ -1,0 +1,229 @@
+"""The bytes of a batch, of a footer, and the search for a later flush."""
+
+import random
+import time
+import zlib
+from array import array
+from pathlib import Path
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.log.errors import LogCorrupt
+from coordinator.log.flush import OpenBatch, encode_flush
+from coordinator.log.footer import Index, decode_footer, encode_footer
+from coordinator.log.format import (
+    HEADER_BYTES,
+    Batch,
+    Entry,
+    batch_at,
+    decode_batch,
+    encode_batch,
+    find_later_flush,
+)
+
+# The example of docs/log-format.md.
+EXAMPLE = Batch(
+    partition=7,
+    leader_epoch=3,
+    base_offset=41,
+    timestamp_ms=1_700_000_000_000,
+    entries=(
+        (41, Entry(1, 1, "etl", ("orders", 3), (1200, -1, "", 1_700_000_000_000))),
+        (42, Entry(1, 1, "etl", ("orders", 4), None)),
+    ),
+)
+EXAMPLE_HEX = """
+00 00 00 52
+fe 8e 7f 7a
+01
+00 07
+00 00 00 03
+00 00 00 00 00 00 00 29
+00 00 00 00 00 00 10 00
+00 00 01 8b cf e5 68 00
+92
+96 00 01 01 a3 65 74 6c 92 a6 6f 72 64 65 72 73 03 94 cd 04 b0 ff a0 cf 00 00 01 8b cf e5 68 00
+96 01 01 01 a3 65 74 6c 92 a6 6f 72 64 65 72 73 04 c0
+"""
+
+KEYS = st.tuples(st.text(max_size=5), st.integers(-(2**63), 2**63 - 1), st.binary(max_size=5))
+ENTRIES = st.builds(
+    Entry,
+    st.integers(0, 2000),
+    st.integers(0, 9),
+    st.text(max_size=9),
+    KEYS,
+    st.none() | st.tuples(st.integers(0, 2**63 - 1), st.text(max_size=9), st.booleans()),
+)
+
+
+def encoded(entries: list[Entry], *, partition: int = 1, flush_start: int = 0) -> bytes:
+    """Return one batch at offset 10."""
+    packed = msgpack.packb([(delta, *entry) for delta, entry in enumerate(entries)])
+    return b"".join(encode_batch((partition, 2, 10, flush_start, -5), packed))
+
+
+def flush_at(start: int, count: int = 1) -> bytes:
+    """Return a flush that begins at *start*."""
+    packed = msgpack.packb([(0, 1, 0, "g", ("k",), 1)])
+    batches: list[OpenBatch] = [(0, n, 0, packed) for n in range(count)]
+    return encode_flush(batches, 1, start)[0]
+
+
+def test_the_bytes_of_the_documented_example_never_change() -> None:
+    """A data folder of this release opens in the next one."""
+    packed = msgpack.packb([(offset - 41, *entry) for offset, entry in EXAMPLE.entries])
+    data = b"".join(encode_batch((7, 3, 41, 4096, EXAMPLE.timestamp_ms), packed))
+
+    assert bytes.fromhex(EXAMPLE_HEX) == data
+    raw = batch_at(data, 0)
+    assert raw is not None
+    assert (len(data), 4096) == (raw.end, raw.flush_start)
+    assert decode_batch(data, raw) == EXAMPLE
+
+
+def test_the_document_shows_the_same_bytes() -> None:
+    """Each line of the example stands in the document."""
+    document = Path(__file__).parents[2] / "docs" / "log-format.md"
+    text = document.read_text(encoding="utf-8")
+
+    for line in EXAMPLE_HEX.split("\n"):
+        assert line in text
+
+
+@given(st.lists(ENTRIES, min_size=1, max_size=5))
+def test_a_batch_is_read_as_it_was_written(entries: list[Entry]) -> None:
+    """Whatever msgpack can carry."""
+    data = b"before" + encoded(entries) + b"after"
+    raw = batch_at(data, 6)
+
+    assert raw is not None
+    assert raw.end == len(data) - 5
+    expected = tuple((10 + delta, entry) for delta, entry in enumerate(entries))
+    assert Batch(1, 2, 10, -5, expected) == decode_batch(data, raw)
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_any_bytes_are_a_batch_or_are_not(data: bytes, start: int) -> None:
+    """Reading noise raises nothing."""
+    assert batch_at(data, start) is None
+
+
+def test_zeros_are_never_a_batch() -> None:
+    """The crc of nothing is zero, so an empty batch would be valid."""
+    assert batch_at(bytes(1000), 0) is None
+    assert batch_at(bytes(8) + b"\x01", 0) is None
+
+
+def test_a_length_shorter_than_the_header_is_never_a_batch() -> None:
+    """Its crc may be right all the same."""
+    for length in range(HEADER_BYTES - 8):
+        body = bytes(length)
+        data = length.to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + bytes(64)
+
+        assert batch_at(data, 0) is None
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb([]),
+        msgpack.packb(5),
+        msgpack.packb([5]),
+        msgpack.packb([[]]),
+        msgpack.packb([[0, 1, 2]]),
+        msgpack.packb([["x", 1, 0, "", [], 1]]),
+        msgpack.packb([[0, 1, 0, "", [], 1]]) + b"\x00",
+    ],
+)
+def test_a_valid_checksum_over_nonsense_is_corruption(packed: bytes) -> None:
+    """No crash makes it, and guessing would be worse."""
+    data = b"".join(encode_batch((0, 0, 0, 0, 0), packed))
+    raw = batch_at(data, 0)
+
+    assert raw is not None
+    with pytest.raises(LogCorrupt):
+        decode_batch(data, raw)
+
+
+def test_a_later_flush_is_found_at_every_distance() -> None:
+    """Behind damage, nobody knows where a batch begins."""
+    for gap in range(1, 100):
+        data = bytes(range(100))[:gap] + flush_at(500 + gap)
+        found = find_later_flush(data, 0, 500)
+
+        assert found is not None
+        assert found.start == gap
+
+
+def test_whole_batches_of_the_damaged_flush_itself_are_no_later_flush() -> None:
+    """Pages of one write may reach the disk in any order."""
+    data = bytearray(flush_at(500, count=10))
+    data[20] ^= 1
+
+    assert find_later_flush(bytes(data), 0, 500) is None
+    assert find_later_flush(bytes(data) + flush_at(500 + len(data)), 0, 500) is not None
+
+
+def test_a_later_flush_that_is_damaged_too_is_none() -> None:
+    """Then the last whole one decides."""
+    first = flush_at(0)
+    data = bytearray(first + flush_at(len(first)))
+    data[20] ^= 1
+    data[-1] ^= 1
+
+    assert find_later_flush(bytes(data), 0, 0) is None
+
+
+@pytest.mark.parametrize("kind", ["zeros", "noise", "headers"])
+def test_the_search_is_linear(kind: str) -> None:
+    """A tail of any kind must not keep the daemon from starting for minutes.
+
+    The limit is a hundred times what the search takes; a quadratic one would take hours.
+    """
+    size_bytes = 16 * 1024 * 1024
+    data = bytes(size_bytes)
+    if kind == "noise":
+        data = random.Random(1).randbytes(size_bytes)
+    elif kind == "headers":
+        # Batches of the flush itself: plausible everywhere, and valid.
+        batch = flush_at(1000)
+        data = batch * (size_bytes // len(batch))
+    started = time.process_time()
+
+    assert find_later_flush(data, 0, 1000) is None
+    assert time.process_time() - started < 60
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 0xFFFF),
+        st.tuples(st.integers(0, 2**60), st.lists(st.integers(0, 2**32 - 1), max_size=4)),
+        max_size=4,
+    )
+)
+def test_a_footer_is_read_as_it_was_written(rows: dict[int, tuple[int, list[int]]]) -> None:
+    """Also where a partition has no batch in the segment."""
+    ends = {partition: end for partition, (end, _) in rows.items()}
+    places = {partition: array("I", positions) for partition, (_, positions) in rows.items()}
+    index = Index(5, 2**50, ends, places)
+
+    assert index == decode_footer(encode_footer(index))
+
+
+def test_a_footer_with_any_flipped_bit_or_cut_is_none() -> None:
+    """It is either whole or not there."""
+    data = encode_footer(Index(5, 99, {1: 2, 3: 4}, {}))
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+
+        assert decode_footer(bytes(changed)) is None
+    for size in range(len(data)):
+        assert decode_footer(data[:size]) is None
+        assert decode_footer(data[len(data) - size :]) is None

@@ -1,0 +1,149 @@
+"""The real folder: the fake disk must not be the only one that it works on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.log.errors import LogLocked, LogRefused
+from coordinator.log.journal import Journal
+from coordinator.log.os_directory import OsDirectory
+from tests.log.helpers import CLUSTER_ID, append, events_of, flush, numbers_of, replayed, write
+
+
+def open_real(path: Path, *, segment_bytes: int = 300) -> Journal:
+    """Open a journal on the file system."""
+    return Journal(
+        OsDirectory(path),
+        num_partitions=4,
+        segment_bytes=segment_bytes,
+        node_id=1,
+        new_cluster_id=lambda: CLUSTER_ID,
+    )
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_journal_on_the_file_system_survives_restarts(tmp_path: Path, *, clean: bool) -> None:
+    """The same story as on the fake disk, with real files."""
+    path = tmp_path / "new" / "data"
+    for run in range(3):
+        journal = open_real(path)
+        assert list(range(10 * run)) == replayed(journal)
+        for number in range(10 * run, 10 * run + 10):
+            append(journal, number % 4, number)
+            if number % 2:
+                flush(journal)
+        assert journal.leader_epoch == run + 1
+        assert journal.size_bytes <= sum(f.stat().st_size for f in path.iterdir())
+        journal.close(clean=clean)
+    journal = open_real(path)
+
+    assert [n for n in range(30) if n % 4 == 2] == [
+        n for b in journal.read(2) for n in numbers_of(b)
+    ]
+    assert (path / "lock").exists()
+    journal.close(clean=True)
+
+
+def test_a_torn_tail_on_the_file_system_is_saved_and_cut(tmp_path: Path) -> None:
+    """With the cache dropped, a copy made, and the rest in the folder aside."""
+    journal = open_real(tmp_path)
+    write(journal, 0, 1)
+    journal.close(clean=False)
+    (segment,) = tmp_path.glob("*.segment")
+    with segment.open("ab") as file:
+        file.write(b"torn")
+    journal = open_real(tmp_path)
+
+    assert replayed(journal) == [1]
+    assert "log.torn_tail_cut" in events_of(journal)
+    assert [f.read_bytes() for f in (tmp_path / "aside").iterdir()] == [b"torn"]
+    assert not segment.exists()
+    journal.close(clean=True)
+
+
+def test_a_folder_is_locked_against_this_and_other_processes(tmp_path: Path) -> None:
+    """The lock goes with the process, however it ends."""
+    journal = open_real(tmp_path)
+    with pytest.raises(LogLocked, match="in use by another process"):
+        open_real(tmp_path)
+    code = (
+        "import sys; from coordinator.log.os_directory import OsDirectory\n"
+        "from coordinator.log.errors import LogLocked\n"
+        "try: OsDirectory(sys.argv[1]).lock()\n"
+        "except LogLocked: sys.exit(78)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+
+    assert subprocess.run(command, check=False).returncode == 78
+    journal.close(clean=True)
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    """A clear message, not a traceback."""
+    path = tmp_path / "file"
+    path.write_text("x")
+    with pytest.raises(LogRefused, match="can't be used"):
+        OsDirectory(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
+    """Seen before the socket is opened."""
+    tmp_path.chmod(0o500)
+    with pytest.raises(LogRefused, match="not readable and writable"):
+        OsDirectory(tmp_path)
+    tmp_path.chmod(0o700)
+
+
+def test_nothing_is_ever_created_over_an_old_file(tmp_path: Path) -> None:
+    """A name that is used twice would be somebody's data."""
+    directory = OsDirectory(tmp_path)
+    file = directory.create("a")
+    file.append(b"12345")
+    file.sync()
+    file.close()
+    file.close()
+    with pytest.raises(FileExistsError):
+        directory.create("a")
+
+    assert directory.read("a", 1, 3) == b"234"
+    assert directory.read("a", 4, 100) == b"5"
+    assert directory.read("a", 9) == b""
+    assert directory.size("a") == 5
+
+
+def test_subfolders_are_made_when_something_is_moved_there(tmp_path: Path) -> None:
+    """And the names in them are not taken for segments."""
+    directory = OsDirectory(tmp_path)
+    directory.create("a").close()
+    directory.rename("a", "aside/a")
+    directory.sync("aside")
+    directory.sync()
+
+    assert directory.names() == []
+    assert directory.exists("aside/a")
+    assert not directory.exists("aside")
+    assert not directory.exists("a")
+    directory.remove("a")
+
+
+def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """write(2) may take less than it was given."""
+    real_write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real_write(fd, bytes(data)[:3]))
+    file = OsDirectory(tmp_path).create("a")
+    file.append(b"1234567")
+    file.close()
+
+    assert (tmp_path / "a").read_bytes() == b"1234567"
+
+
+def test_the_room_on_the_disk_is_told(tmp_path: Path) -> None:
+    """For the reserve below which commits are refused."""
+    directory = OsDirectory(tmp_path)
+
+    assert 0 < directory.free_bytes() <= directory.total_bytes()
