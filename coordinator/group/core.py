@@ -1,0 +1,214 @@
+"""What all request handlers share: the groups, replay, and one decision in the making."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from coordinator.group.config import GroupConfig
+from coordinator.group.effects import Event, Now, Outcome, Reply
+from coordinator.group.group import Group
+from coordinator.group.member import Member, Parked, PendingId, Watched
+from coordinator.group.records import (
+    CommittedOffset,
+    GroupDeleted,
+    GroupGeneration,
+    GroupMetadata,
+    OffsetCommitted,
+    Record,
+)
+from coordinator.group.timers import Timers
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    HeartbeatResponse,
+    JoinGroupResponse,
+    Response,
+    SyncGroupResponse,
+)
+
+
+class HardGroup(NamedTuple):
+    """What a crash leaves of one group."""
+
+    generation: int
+    stable: GroupMetadata | None
+    offsets: tuple[tuple[str, int, CommittedOffset], ...]  # By topic and partition.
+
+
+class Core:
+    """The groups of a shard."""
+
+    __slots__ = ("config", "groups", "latest", "new_uuid", "parked", "storage_full", "timers")
+
+    def __init__(self, config: GroupConfig, new_uuid: Callable[[], str]) -> None:
+        self.config = config
+        self.new_uuid = new_uuid
+        self.groups: dict[str, Group] = {}
+        self.timers = Timers()
+        self.parked: dict[object, Member] = {}  # By the token of the parked request.
+        self.storage_full = False
+        self.latest: Outcome | None = None  # The decision in the making, see `interrupted`.
+
+    def replay(self, record: Record) -> None:
+        """Apply one record: the only code that changes hard state. It can't fail."""
+        if type(record) is GroupDeleted:
+            self.groups.pop(record.group_id, None)
+            return
+        group = self.groups.get(record.group_id)
+        if group is None:
+            group = self.groups[record.group_id] = Group(record.group_id)
+        if type(record) is OffsetCommitted:
+            partitions = group.offsets.get(record.topic)
+            if partitions is None:
+                partitions = group.offsets[record.topic] = {}
+            if record.partition not in partitions:
+                group.offset_count += 1
+            partitions[record.partition] = record.value
+        elif type(record) is GroupMetadata:
+            group.stable = record
+            # A record of an older generation comes after a newer GroupGeneration only when
+            # it replaces a static member in the last stable generation.
+            group.generation = max(group.generation, record.generation)
+        elif type(record) is GroupGeneration:
+            group.generation = max(group.generation, record.generation)
+
+    def hard_state(self) -> dict[str, HardGroup]:
+        """Return all hard state as a value, to compare with that of a replay."""
+        return {
+            group_id: HardGroup(
+                group.generation,
+                group.stable,
+                tuple(
+                    (topic, partition, group.offsets[topic][partition])
+                    for topic in sorted(group.offsets)
+                    for partition in sorted(group.offsets[topic])
+                ),
+            )
+            for group_id, group in sorted(self.groups.items())
+        }
+
+    def reset(self) -> None:
+        """Forget all groups and deadlines."""
+        self.groups = {}
+        self.timers = Timers()
+        self.parked = {}
+
+    def heard(self, member: Member, now_ms: int) -> None:
+        """Note that *member* is alive; while a request of it is parked its session waits."""
+        member.heard_ms = now_ms
+        if member.join is None and member.sync is None:
+            self.timers.arm(member.timer, now_ms + member.session_timeout_ms)
+
+    def touch(self, member: Member, now_ms: int) -> None:
+        """Give *member* a full session from now on."""
+        member.heard_ms = now_ms
+        self.timers.arm(member.timer, now_ms + member.session_timeout_ms)
+
+
+class Decision:
+    """One step in the making: changes to one group and what must be sent and kept for it."""
+
+    __slots__ = ("core", "now", "outcome")
+
+    def __init__(self, core: Core, group_id: str, now: Now) -> None:
+        self.core = core
+        self.now = now
+        self.outcome = core.latest = Outcome(group_id)
+
+    def emit(self, record: Record) -> None:
+        """Keep *record*: it is in force from here on, and on disk before any gated reply."""
+        self.outcome.records.append(record)
+        self.core.replay(record)
+
+    def answer(
+        self,
+        token: object,
+        response: Response,
+        watched: Watched | None = None,
+        *,
+        gated: bool = True,
+    ) -> None:
+        """Answer a request; while the reply is in the gate, *watched* does not expire."""
+        if watched is not None and gated:
+            watched.in_gate += 1
+            watched.gated_at_ms = self.now.mono_ms
+        self.outcome.replies.append(Reply(token, response, gated, watched))
+
+    def event(self, name: str, **fields: object) -> None:
+        """Tell the operator."""
+        self.outcome.events.append(Event(name, {"group": self.outcome.group_id, **fields}))
+
+    def park_join(self, group: Group, member: Member, token: object) -> None:
+        """Park a JoinGroup of *member*; an older one gets its answer."""
+        if member.join is not None:
+            self.finish_join(group, member, join_error(ErrorCode.SUPERSEDED, member.member_id))
+        member.join = Parked(token)
+        member.heard_ms = self.now.mono_ms
+        group.parked_joins += 1
+        self.core.parked[token] = member
+
+    def finish_join(self, group: Group, member: Member, response: JoinGroupResponse) -> None:
+        """Answer the parked JoinGroup of *member*."""
+        assert member.join is not None
+        token = member.join.token
+        self.core.parked.pop(token, None)
+        member.join = None
+        group.parked_joins -= 1
+        self.answer(token, response, member)
+
+    def park_sync(self, member: Member, token: object) -> None:
+        """Park a SyncGroup of *member*; an older one gets its answer."""
+        if member.sync is not None:
+            self.finish_sync(member, sync_error(ErrorCode.SUPERSEDED))
+        member.sync = Parked(token)
+        member.heard_ms = self.now.mono_ms
+        self.core.parked[token] = member
+
+    def finish_sync(self, member: Member, response: SyncGroupResponse) -> None:
+        """Answer the parked SyncGroup of *member*."""
+        assert member.sync is not None
+        token = member.sync.token
+        self.core.parked.pop(token, None)
+        member.sync = None
+        self.answer(token, response, member)
+
+    def remove(
+        self, group: Group, member: Member, reason: str, detail: str, error: int | None = None
+    ) -> None:
+        """Take *member* out of the group; what it has parked gets *error*, 25 by default."""
+        code = ErrorCode.UNKNOWN_MEMBER_ID if error is None else error
+        if member.join is not None:
+            self.finish_join(group, member, join_error(code, ""))
+        if member.sync is not None:
+            self.finish_sync(member, sync_error(code))
+        owned = member.owned or ()
+        self.core.timers.cancel(member.timer)
+        group.drop(member)
+        self.event(
+            "group.member_removed",
+            member_id=member.member_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            reason=reason,
+            detail=detail,
+            generation=group.generation,
+            partitions=[f"{topic}-{partition}" for topic, partition in sorted(owned)],
+        )
+
+    def forget_pending(self, group: Group, pending: PendingId) -> None:
+        """Take back a member id that was given out."""
+        self.core.timers.cancel(pending.timer)
+        pending.gone = True
+        del group.pending[pending.member_id]
+
+
+# Answers that say nothing but the code are made once.
+HEARTBEAT = {code: HeartbeatResponse(code.value) for code in ErrorCode}
+
+
+def join_error(code: int, member_id: str) -> JoinGroupResponse:
+    """Return the JoinGroup answer for an error."""
+    return JoinGroupResponse(int(code), -1, None, None, "", False, member_id, ())
+
+
+def sync_error(code: int) -> SyncGroupResponse:
+    """Return the SyncGroup answer for an error."""
+    return SyncGroupResponse(int(code), None, None, b"")

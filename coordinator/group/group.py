@@ -1,0 +1,182 @@
+"""One group: what survives a crash, and what does not."""
+
+from collections.abc import Iterable
+
+from coordinator.group.member import Member, PendingId
+from coordinator.group.records import CommittedOffset, GroupMetadata, MemberMetadata
+from coordinator.group.states import GroupState, Trigger, next_state
+from coordinator.group.timers import Timer, TimerKind
+from protocol.messages import JoinGroupMember, JoinProtocol
+
+Offsets = dict[str, dict[int, CommittedOffset]]
+
+
+class Group:
+    """State of one group. Methods here keep its counters in step and decide nothing."""
+
+    __slots__ = (
+        "answer_bytes",
+        "generation",
+        "group_id",
+        "initial_delay_ms",
+        "initial_remaining_ms",
+        "is_initial",
+        "is_recovering",
+        "join_timer",
+        "leader",
+        "member_added",
+        "members",
+        "offset_count",
+        "offsets",
+        "parked_joins",
+        "pending",
+        "protocol",
+        "protocol_type",
+        "record_bytes",
+        "stable",
+        "state",
+        "support",
+        "sync_timer",
+        "unsynced",
+    )
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        # Hard: changed by replay alone.
+        self.offsets: Offsets = {}
+        self.offset_count = 0
+        self.generation = 0
+        self.stable: GroupMetadata | None = None
+        # Soft: lost in a crash, made anew from the hard state by a load.
+        self.state = GroupState.EMPTY
+        self.members: dict[str, Member] = {}  # In the order in which they joined.
+        self.pending: dict[str, PendingId] = {}
+        self.protocol_type = ""
+        self.protocol: str | None = None
+        self.leader: str | None = None
+        self.is_recovering = False  # Loaded at a generation that was told and never assigned.
+        self.is_initial = False  # In the initial rebalance delay.
+        self.member_added = False  # Since the last look at the initial delay.
+        self.initial_delay_ms = 0
+        self.initial_remaining_ms = 0
+        self.join_timer = Timer(TimerKind.JOIN, self)
+        self.sync_timer = Timer(TimerKind.SYNC, self)
+        # Counters, so that 10,000 members joining cost 10,000 steps and not their square.
+        self.parked_joins = 0
+        self.unsynced = 0
+        self.answer_bytes = 0
+        self.record_bytes = 0
+        self.support: dict[str, int] = {}  # How many members offer each protocol.
+
+    def move(self, trigger: Trigger) -> None:
+        """Take the edge of the state table for *trigger*."""
+        self.state = next_state(self.state, trigger)
+
+    def add(self, member: Member) -> None:
+        """Make *member* part of the group; the first one leads."""
+        self.members[member.member_id] = member
+        if self.leader is None:
+            self.leader = member.member_id
+        self._count(member, 1)
+
+    def drop(self, member: Member) -> None:
+        """Take *member* out; its parked requests must have been answered."""
+        del self.members[member.member_id]
+        member.gone = True
+        self._count(member, -1)
+        if not member.synced and self.state in {GroupState.COMPLETING, GroupState.STABLE}:
+            self.unsynced -= 1
+        if self.leader == member.member_id:
+            self.leader = next(iter(self.members), None)
+
+    def update(self, member: Member, protocols: tuple[JoinProtocol, ...]) -> None:
+        """Let *member* offer *protocols* from now on."""
+        self._count(member, -1)
+        member.protocols = protocols
+        self._count(member, 1)
+
+    def _count(self, member: Member, by: int) -> None:
+        self.answer_bytes += by * member.answer_bytes()
+        self.record_bytes += by * member.record_bytes()
+        for name in dict.fromkeys(protocol.name for protocol in member.protocols):
+            count = self.support.get(name, 0) + by
+            if count:
+                self.support[name] = count
+            else:
+                del self.support[name]
+
+    def supports(self, protocol_type: str, protocols: Iterable[JoinProtocol]) -> bool:
+        """Say whether a member with these protocols fits the others."""
+        if not self.members:
+            return bool(protocol_type) and any(True for _ in protocols)
+        everyone = len(self.members)
+        return protocol_type == self.protocol_type and any(
+            self.support.get(protocol.name, 0) == everyone for protocol in protocols
+        )
+
+    def vote(self) -> str:
+        """Return the protocol that most members prefer among those that all support.
+
+        Each votes for its own first choice among them. A tie goes to the protocol that was
+        voted for first, in the order in which the members joined.
+        """
+        everyone = len(self.members)
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            choice = next(p.name for p in member.protocols if self.support[p.name] == everyone)
+            votes[choice] = votes.get(choice, 0) + 1
+        return max(votes, key=votes.__getitem__)
+
+    def choose_leader(self) -> str:
+        """Return who leads the next generation, out of those whose JoinGroup is parked.
+
+        The leader stays if it came back. A drained member leads only if all are drained.
+        """
+        back = [m for m in self.members.values() if m.join is not None]
+        candidates = [m.member_id for m in back if not m.drained]
+        candidates = candidates or [m.member_id for m in back]
+        return self.leader if self.leader in candidates else candidates[0]
+
+    def shown_members(self) -> tuple[JoinGroupMember, ...]:
+        """Return the members that the leader assigns to: all that aren't drained."""
+        return tuple(
+            JoinGroupMember(m.member_id, m.group_instance_id, m.metadata_for(self.protocol))
+            for m in self.members.values()
+            if not m.drained
+        )
+
+    def rebalance_timeout_ms(self) -> int:
+        """Return the longest rebalance timeout of the members."""
+        return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
+
+    def all_joined(self) -> bool:
+        """Say whether every member has a JoinGroup parked and no given-out id is missing."""
+        return self.parked_joins == len(self.members) and not self.pending
+
+    def is_unassigned(self) -> bool:
+        """Say whether the current generation was told but never assigned."""
+        return self.generation > (0 if self.stable is None else self.stable.generation)
+
+    def to_record(self, timestamp_ms: int, assignments: dict[str, bytes]) -> GroupMetadata:
+        """Return the record that makes the current generation stable."""
+        return GroupMetadata(
+            self.group_id,
+            self.protocol_type,
+            self.generation,
+            self.protocol,
+            self.leader,
+            timestamp_ms,
+            tuple(
+                MemberMetadata(
+                    m.member_id,
+                    m.group_instance_id,
+                    m.client_id,
+                    m.client_host,
+                    m.rebalance_timeout_ms,
+                    m.session_timeout_ms,
+                    m.metadata_for(self.protocol),
+                    assignments[m.member_id],
+                )
+                for m in self.members.values()
+            ),
+        )

@@ -1,0 +1,93 @@
+"""From hard state to a living group, and back out of service."""
+
+from coordinator.group.core import Core, Decision, join_error, sync_error
+from coordinator.group.effects import Now, Outcome
+from coordinator.group.group import Group
+from coordinator.group.member import Member, read_assignment
+from coordinator.group.rebalance import start_rebalance
+from coordinator.group.records import MemberMetadata
+from coordinator.group.states import Trigger
+from protocol.errors import ErrorCode
+from protocol.messages import JoinProtocol
+
+
+def load(core: Core, now: Now) -> list[Outcome]:
+    """Give every replayed group its soft state: fresh sessions, and a rebalance if needed."""
+    outcomes = (_load_group(core, group, now) for group in list(core.groups.values()))
+    return [outcome for outcome in outcomes if outcome]
+
+
+def _load_group(core: Core, group: Group, now: Now) -> Outcome:
+    d = Decision(core, group.group_id, now)
+    stable = group.stable
+    if stable is None:
+        return d.outcome
+    group.protocol_type = stable.protocol_type
+    if not stable.members:
+        return d.outcome
+    group.protocol = stable.protocol
+    for metadata in stable.members:
+        member = _load_member(group, metadata, now)
+        group.add(member)
+        core.touch(member, now.mono_ms)
+    group.leader = stable.leader
+    if group.is_unassigned():
+        # Its members were told, or may have been told, a generation that came to nothing.
+        group.is_recovering = True
+        group.move(Trigger.LOADED_UNASSIGNED)
+        core.timers.arm(group.join_timer, now.mono_ms + group.rebalance_timeout_ms())
+        d.event(
+            "group.rebalance_started",
+            trigger="generation was never assigned",
+            member="",
+            detail="",
+            generation=group.generation,
+        )
+    else:
+        group.move(Trigger.LOADED_STABLE)
+        if len(group.members) > core.config.group_max_size:
+            start_rebalance(d, group, Trigger.TOO_MANY, "too many members", "")
+    return d.outcome
+
+
+def _load_member(group: Group, metadata: MemberMetadata, now: Now) -> Member:
+    rebalance_timeout_ms = metadata.rebalance_timeout_ms
+    member = Member(
+        group,
+        metadata.member_id,
+        group_instance_id=metadata.group_instance_id,
+        client_id=metadata.client_id,
+        client_host=metadata.client_host,
+        session_timeout_ms=metadata.session_timeout_ms,
+        # -1 is Kafka's "as the session".
+        rebalance_timeout_ms=metadata.session_timeout_ms
+        if rebalance_timeout_ms < 0
+        else rebalance_timeout_ms,
+        protocols=(JoinProtocol(group.protocol or "", metadata.subscription),),
+        heard_ms=now.mono_ms,
+    )
+    member.is_new = False
+    member.synced = True
+    member.assignment = metadata.assignment
+    listed = read_assignment(group.protocol_type, metadata.assignment)
+    member.owned = None if listed is None else frozenset(listed)
+    return member
+
+
+def unload(core: Core, now: Now) -> list[Outcome]:
+    """Take all groups out of service: what is parked is answered with 16."""
+    outcomes = []
+    for group in core.groups.values():
+        d = Decision(core, group.group_id, now)
+        for member in group.members.values():
+            if member.join is not None:
+                error = join_error(ErrorCode.NOT_COORDINATOR, member.member_id)
+                d.finish_join(group, member, error)
+            if member.sync is not None:
+                d.finish_sync(member, sync_error(ErrorCode.NOT_COORDINATOR))
+            member.gone = True
+        group.move(Trigger.REMOVED)
+        if d.outcome:
+            outcomes.append(d.outcome)
+    core.reset()
+    return outcomes

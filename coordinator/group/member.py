@@ -1,0 +1,129 @@
+"""A member of a group, and an id that may become one."""
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from coordinator.group.timers import Timer, TimerKind
+from protocol.consumer import decode_assignment
+from protocol.messages import JoinProtocol
+
+if TYPE_CHECKING:
+    from coordinator.group.group import Group
+
+CONSUMER: Final = "consumer"
+
+Owned = frozenset[tuple[str, int]]
+NOTHING: Final[Owned] = frozenset()
+
+# What msgpack adds to a member's fields, rounded up.
+MEMBER_OVERHEAD_BYTES: Final = 48
+
+
+class Parked(NamedTuple):
+    """A request that is answered later."""
+
+    token: object
+
+
+class Watched:
+    """Something that expires unless it is heard from in time."""
+
+    __slots__ = ("gated_at_ms", "gone", "group", "in_gate", "session_timeout_ms", "timer")
+
+    def __init__(self, group: "Group", kind: TimerKind, session_timeout_ms: int) -> None:
+        self.group = group
+        self.session_timeout_ms = session_timeout_ms
+        self.timer = Timer(kind, group, self)
+        # Replies that wait for the disk: it can't be expected to act before it has them.
+        self.in_gate = 0
+        self.gated_at_ms = 0  # When the latest of them was decided.
+        self.gone = False  # No longer part of the group.
+
+
+class PendingId(Watched):
+    """A member id that was given out with MEMBER_ID_REQUIRED and not joined with yet."""
+
+    __slots__ = ("member_id",)
+
+    def __init__(self, group: "Group", member_id: str, session_timeout_ms: int) -> None:
+        super().__init__(group, TimerKind.PENDING, session_timeout_ms)
+        self.member_id = member_id
+
+
+class Member(Watched):
+    """Soft state of one member; what must survive a crash is in the group's record."""
+
+    __slots__ = (
+        "assignment",
+        "client_host",
+        "client_id",
+        "drained",
+        "group_instance_id",
+        "heard_ms",
+        "is_new",
+        "join",
+        "member_id",
+        "owned",
+        "protocols",
+        "rebalance_timeout_ms",
+        "sync",
+        "synced",
+    )
+
+    def __init__(
+        self,
+        group: "Group",
+        member_id: str,
+        *,
+        client_id: str,
+        client_host: str,
+        session_timeout_ms: int,
+        rebalance_timeout_ms: int,
+        protocols: tuple[JoinProtocol, ...],
+        heard_ms: int,
+        group_instance_id: str | None = None,
+    ) -> None:
+        super().__init__(group, TimerKind.SESSION, session_timeout_ms)
+        self.member_id = member_id
+        self.group_instance_id = group_instance_id
+        self.client_id = client_id
+        self.client_host = client_host
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.protocols = protocols
+        # Monotonic time of its last request, or of our answer to one that was parked.
+        self.heard_ms = heard_ms
+        self.join: Parked | None = None
+        self.sync: Parked | None = None
+        self.is_new = True  # Until its first JoinGroup is answered.
+        self.synced = False  # Has sent its SyncGroup of this generation.
+        self.drained = False  # Asked to give everything up; lasts as long as the membership.
+        self.assignment = b""  # Of the last generation that was assigned.
+        # What the assignment names, read once a generation because every commit asks;
+        # None where that can't be known.
+        self.owned: Owned | None = NOTHING
+
+    def metadata_for(self, protocol: str | None) -> bytes:
+        """Return its subscription under *protocol*, empty if it has none."""
+        return next((p.metadata for p in self.protocols if p.name == protocol), b"")
+
+    def answer_bytes(self) -> int:
+        """Return the most that it can add to the leader's JoinGroup answer."""
+        largest = max((len(p.metadata) for p in self.protocols), default=0)
+        names = self.member_id + (self.group_instance_id or "")
+        return MEMBER_OVERHEAD_BYTES + len(names.encode()) + largest
+
+    def record_bytes(self) -> int:
+        """Return the most that it can add to the group's record, without its assignment."""
+        return self.answer_bytes() + len((self.client_id + self.client_host).encode())
+
+
+def read_assignment(protocol_type: str, assignment: bytes) -> tuple[tuple[str, int], ...] | None:
+    """Return the partitions that *assignment* names, in its order; None if it is opaque.
+
+    Empty bytes name nothing, whatever the protocol type.
+    """
+    if not assignment:
+        return ()
+    if protocol_type != CONSUMER:
+        return None
+    decoded = decode_assignment(assignment)
+    return None if decoded is None else decoded.partitions

@@ -1,0 +1,209 @@
+"""The two barriers of a rebalance."""
+
+# Theory of operation
+# ===================
+#
+# At the first barrier every member parks a JoinGroup; when the last known member (and the
+# last id that was given out) is back, or the longest rebalance timeout runs out, all are
+# released at once with a new generation. At the second, every member parks a SyncGroup; the
+# leader's carries the assignment, and the group's record releases the rest (see sync.py).
+#
+# The generation grows when the first barrier opens and not when a member joins. So ten
+# members starting within a second share one generation, and a commit that was on its way
+# when the rebalance began is still accepted: it names the old generation, which stays
+# current until the barrier opens. The new one is a record before anybody is told of it, so
+# that a crash can't hand it out twice.
+#
+# A group that was Empty waits for more members first: `group.initial.rebalance.delay.ms`,
+# again whenever somebody came meanwhile, up to the first rebalance timeout. Nothing but
+# losing every member ends that wait early.
+#
+# Soft, and so forgotten in a crash: who is parked, who has left since the last record, and
+# all deadlines. Members find out by their next heartbeat.
+#
+# A generation is an int32 on the wire. A group that has used them up loses all its members
+# (QUOTA_EXCEEDED) and takes no new ones until it is deleted; it stays Empty at the last
+# generation, where no member is left that could commit with it. At one rebalance a second
+# that takes 68 years.
+
+from coordinator.group.core import Decision, sync_error
+from coordinator.group.group import Group
+from coordinator.group.member import NOTHING
+from coordinator.group.records import GroupGeneration, GroupMetadata
+from coordinator.group.states import GroupState, Trigger
+from protocol.errors import ErrorCode
+from protocol.messages import JoinGroupResponse
+from protocol.types import INT32_MAX
+
+
+def start_rebalance(
+    d: Decision, group: Group, trigger: Trigger, cause: str, who: str, detail: str = ""
+) -> None:
+    """Ask every member to join again: because of *cause*, by member *who* ("" for nobody)."""
+    timers = d.core.timers
+    if group.state is GroupState.COMPLETING:
+        for member in group.members.values():
+            if member.sync is not None:
+                d.finish_sync(member, sync_error(ErrorCode.REBALANCE_IN_PROGRESS))
+                d.core.touch(member, d.now.mono_ms)
+    timers.cancel(group.sync_timer)
+    was_empty = group.state is GroupState.EMPTY
+    group.move(trigger)
+    d.event(
+        "group.rebalance_started",
+        trigger=cause,
+        member=who,
+        detail=detail,
+        generation=group.generation,
+    )
+    if was_empty:
+        delay_ms = d.core.config.group_initial_rebalance_delay_ms
+        group.is_initial = True
+        group.member_added = False
+        group.initial_delay_ms = delay_ms
+        group.initial_remaining_ms = max(group.rebalance_timeout_ms() - delay_ms, 0)
+        timers.arm(group.join_timer, d.now.mono_ms + delay_ms)
+    else:
+        timers.arm(group.join_timer, d.now.mono_ms + group.rebalance_timeout_ms())
+        maybe_complete_join(d, group)
+
+
+def members_lost(d: Decision, group: Group, cause: str, who: str) -> None:
+    """Go on after one or more members were removed."""
+    if group.state is GroupState.PREPARING:
+        maybe_complete_join(d, group)
+    else:
+        start_rebalance(d, group, Trigger.MEMBER_LOST, cause, who)
+
+
+def maybe_complete_join(d: Decision, group: Group) -> None:
+    """Open the first barrier if nobody is missing."""
+    if group.state is not GroupState.PREPARING:
+        return
+    if not group.members or (not group.is_initial and group.all_joined()):
+        complete_join(d, group)
+
+
+def join_timer_fired(d: Decision, group: Group) -> None:
+    """Look again at the initial delay, or open the first barrier without the missing."""
+    if group.is_initial:
+        _end_initial_delay(d, group)
+        return
+    timers = d.core.timers
+    absent = [m for m in group.members.values() if m.join is None]
+    spared = [m for m in absent if m.in_gate]
+    timeout_ms = group.rebalance_timeout_ms()
+    for member in absent:
+        if not member.in_gate:
+            detail = f"no JoinGroup within the rebalance timeout of {timeout_ms} ms, " + _silence(
+                d.now.mono_ms - member.heard_ms
+            )
+            d.remove(group, member, "rebalance timeout", detail)
+    if spared:  # They wait for our disk, and can't know of the rebalance before it answers.
+        timers.arm(group.join_timer, d.now.mono_ms + timeout_ms)
+    else:
+        complete_join(d, group)
+
+
+def _silence(gap_ms: int) -> str:
+    return f"last heard of {gap_ms} ms ago"
+
+
+def _end_initial_delay(d: Decision, group: Group) -> None:
+    if not group.member_added or group.initial_remaining_ms == 0:
+        if group.parked_joins == len(group.members):
+            complete_join(d, group)
+        else:
+            # A client vanished with its JoinGroup parked; from here on its member is waited
+            # for like any other that has not come back.
+            group.is_initial = False
+            d.core.timers.arm(group.join_timer, d.now.mono_ms + group.rebalance_timeout_ms())
+        return
+    group.member_added = False
+    delay_ms = min(d.core.config.group_initial_rebalance_delay_ms, group.initial_remaining_ms)
+    group.initial_remaining_ms = max(group.initial_remaining_ms - group.initial_delay_ms, 0)
+    group.initial_delay_ms = delay_ms
+    d.core.timers.arm(group.join_timer, d.now.mono_ms + delay_ms)
+
+
+def complete_join(d: Decision, group: Group) -> None:
+    """Open the first barrier: everybody still here has a JoinGroup parked."""
+    d.core.timers.cancel(group.join_timer)
+    group.is_initial = False
+    if group.members and group.generation == INT32_MAX:
+        for member in list(group.members.values()):
+            detail = f"generation {INT32_MAX} is the last one; delete the group to go on"
+            d.remove(group, member, "generations used up", detail, ErrorCode.QUOTA_EXCEEDED)
+    if group.members:
+        _open_generation(d, group)
+    else:
+        _become_empty(d, group)
+
+
+def _become_empty(d: Decision, group: Group) -> None:
+    generation = min(group.generation + 1, INT32_MAX)
+    group.move(Trigger.NOBODY_LEFT)
+    group.protocol = group.leader = None
+    group.is_recovering = False
+    d.emit(
+        GroupMetadata(
+            group.group_id, group.protocol_type, generation, None, None, d.now.wall_ms, ()
+        )
+    )
+    d.event("group.generation", generation=generation, members=0, leader="", protocol="")
+
+
+def _open_generation(d: Decision, group: Group) -> None:
+    now_ms = d.now.mono_ms
+    d.emit(GroupGeneration(group.group_id, group.generation + 1, d.now.wall_ms))
+    group.leader = group.choose_leader()
+    group.protocol = group.vote()
+    group.is_recovering = False
+    group.move(Trigger.JOIN_COMPLETED)
+    group.unsynced = len(group.members)
+    for member in group.members.values():
+        # Whatever it owned, it gave up by joining.
+        member.assignment, member.owned = b"", NOTHING
+        member.is_new = member.synced = False
+        d.finish_join(group, member, joined(group, member.member_id))
+        d.core.touch(member, now_ms)
+    d.core.timers.arm(group.sync_timer, now_ms + group.rebalance_timeout_ms())
+    d.event(
+        "group.generation",
+        generation=group.generation,
+        members=len(group.members),
+        leader=group.leader,
+        protocol=group.protocol,
+    )
+
+
+def joined(group: Group, member_id: str, *, show_members: bool = True) -> JoinGroupResponse:
+    """Return the JoinGroup answer of the current generation for *member_id*."""
+    leader = group.leader or ""
+    is_shown = show_members and member_id == leader
+    return JoinGroupResponse(
+        ErrorCode.NONE.value,
+        group.generation,
+        group.protocol_type,
+        group.protocol,
+        leader,
+        False,
+        member_id,
+        group.shown_members() if is_shown else (),
+    )
+
+
+def sync_timer_fired(d: Decision, group: Group) -> None:
+    """Remove the members that never asked for their assignment."""
+    timeout_ms = group.rebalance_timeout_ms()
+    late = [m for m in group.members.values() if not m.synced]
+    lost = [m for m in late if not m.in_gate]
+    for member in lost:
+        detail = f"no SyncGroup within {timeout_ms} ms of the join, " + _silence(
+            d.now.mono_ms - member.heard_ms
+        )
+        d.remove(group, member, "sync timeout", detail)
+    if lost:
+        members_lost(d, group, "sync timeout", lost[0].member_id)
+    elif late:  # Its JoinGroup answer still waits for our disk.
+        d.core.timers.arm(group.sync_timer, d.now.mono_ms + timeout_ms)

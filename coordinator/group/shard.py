@@ -1,0 +1,179 @@
+"""All groups of one offsets partition: decide with `handle` and friends, change by `replay`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from coordinator.group import admin, loading, membership, offsets
+from coordinator.group.config import GroupConfig
+from coordinator.group.core import Core, Decision, HardGroup
+from coordinator.group.effects import Caller, Now, Outcome, Reply
+from coordinator.group.join import join
+from coordinator.group.member import Member, PendingId
+from coordinator.group.rebalance import join_timer_fired, sync_timer_fired
+from coordinator.group.records import Record
+from coordinator.group.sync import sync
+from coordinator.group.timers import Timer, TimerKind
+from protocol.messages import (
+    DescribedGroup,
+    DrainMemberRequest,
+    GroupFetch,
+    GroupOffsets,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListedGroup,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+    Request,
+    SyncGroupRequest,
+)
+
+# So that a thousand sessions that end at once don't hold up everybody else's requests.
+EXPIRE_SLICE = 256
+
+_Handler = Callable[[Any, object, Caller, Now], Outcome]
+
+
+class GroupShard:
+    """The groups of one offsets partition, as a pure function of requests, records and time.
+
+    Whoever holds it keeps to this order: `replay` every record of the log, `loaded` once,
+    then `handle` and `expire`. The records of an `Outcome` are replayed already; they must be
+    appended as one batch, and its gated replies wait for that batch.
+    """
+
+    def __init__(self, *, config: GroupConfig, new_uuid: Callable[[], str]) -> None:
+        self._core = core = Core(config, new_uuid)
+        # Bound once: this lookup is on the path of every request.
+        self._handlers: dict[type, _Handler] = {
+            OffsetCommitRequest: lambda r, token, _, now: offsets.commit(core, r, token, now),
+            HeartbeatRequest: lambda r, token, _, now: membership.heartbeat(core, r, token, now),
+            JoinGroupRequest: lambda r, token, caller, now: join(core, r, token, caller, now),
+            SyncGroupRequest: lambda r, token, _, now: sync(core, r, token, now),
+            LeaveGroupRequest: lambda r, token, _, now: membership.leave(core, r, token, now),
+            DrainMemberRequest: lambda r, token, _, now: admin.drain(core, r, token, now),
+        }
+
+    @property
+    def storage_full(self) -> bool:
+        """Whether new offsets and new members are refused with STORAGE_FULL."""
+        return self._core.storage_full
+
+    @storage_full.setter
+    def storage_full(self, value: bool) -> None:
+        self._core.storage_full = value
+
+    def handle(self, request: Request, token: object, caller: Caller, now: Now) -> Outcome:
+        """Decide one request that names one group.
+
+        The reply with *token* is in this outcome, or in a later one if the request is parked;
+        there is exactly one, unless the request is withdrawn. *token* is hashable, and names
+        one request only.
+
+        Raises:
+            KeyError: The request is none of JoinGroup, SyncGroup, Heartbeat, LeaveGroup,
+                OffsetCommit and DrainMember.
+        """
+        self._core.latest = None
+        return self._handlers[type(request)](request, token, caller, now)
+
+    def interrupted(self) -> Outcome | None:
+        """Return the outcome that a `handle` which raised had in the making, if it had begun one.
+
+        Its records are replayed: they must be logged, or memory is ahead of the log.
+        """
+        return self._core.latest
+
+    def fetch_offsets(self, fetch: GroupFetch) -> GroupOffsets:
+        """Return committed offsets of one group; no offset is -1, -1, "", error 0."""
+        return offsets.fetch(self._core, fetch)
+
+    def describe_group(self, group_id: str) -> DescribedGroup:
+        """Return one group with its members; 69 and state Dead if there is none."""
+        return admin.describe(self._core, group_id)
+
+    def list_groups(self, request: ListGroupsRequest) -> tuple[ListedGroup, ...]:
+        """Return the groups of this shard that pass the filters, by id."""
+        return admin.list_groups(self._core, request)
+
+    def delete_group(self, group_id: str, now: Now) -> tuple[Outcome, int]:
+        """Delete a group without members; return the outcome and 0, 68 or 69."""
+        return admin.delete(self._core, group_id, now)
+
+    def replay(self, record: Record) -> None:
+        """Apply one record of the log; must not be called once `loaded` was."""
+        self._core.replay(record)
+
+    def loaded(self, now: Now) -> list[Outcome]:
+        """Start to serve what was replayed; return what there is to keep and tell."""
+        return loading.load(self._core, now)
+
+    def unload(self, now: Now) -> list[Outcome]:
+        """Stop serving: answer what is parked with 16, and forget everything."""
+        return loading.unload(self._core, now)
+
+    def hard_state(self) -> dict[str, HardGroup]:
+        """Return what a crash would leave, by group id."""
+        return self._core.hard_state()
+
+    def next_deadline_ms(self) -> int | None:
+        """Return the monotonic time at which `expire` next has something to do."""
+        return self._core.timers.next_deadline_ms()
+
+    def shift_deadlines(self, by_ms: int) -> None:
+        """Move all deadlines by *by_ms*: the process stalled, and evicts nobody for that."""
+        self._core.timers.shift(by_ms)
+
+    def expire(self, now: Now) -> list[Outcome]:
+        """Act on deadlines that have passed, earliest first, at most `EXPIRE_SLICE` of them.
+
+        While `next_deadline_ms` is not after *now*, there is more to do.
+        """
+        outcomes = []
+        for _ in range(EXPIRE_SLICE):
+            timer = self._core.timers.pop_due(now.mono_ms)
+            if timer is None:
+                break
+            outcome = self._fire(timer, now)
+            if outcome:
+                outcomes.append(outcome)
+        return outcomes
+
+    def _fire(self, timer: Timer, now: Now) -> Outcome:
+        group, subject = timer.group, timer.subject
+        d = Decision(self._core, group.group_id, now)
+        if subject is not None and subject.in_gate:
+            return d.outcome  # It is armed again when the reply leaves the gate.
+        if timer.kind is TimerKind.JOIN:
+            join_timer_fired(d, group)
+        elif timer.kind is TimerKind.SYNC:
+            sync_timer_fired(d, group)
+        elif isinstance(subject, Member):
+            membership.session_fired(d, group, subject)
+        elif isinstance(subject, PendingId):
+            membership.pending_fired(d, group, subject)
+        return d.outcome
+
+    def released(self, reply: Reply, now: Now) -> None:
+        """Note that a gated reply left the gate (or was given up); call it exactly once each.
+
+        If it had to wait, the member's session starts anew: it could not act before.
+        """
+        watched = reply.member
+        if watched is None or not reply.gated:
+            return
+        watched.in_gate -= 1
+        if watched.gone or (
+            watched.gated_at_ms == now.mono_ms and watched.timer.deadline_ms is not None
+        ):
+            return
+        if isinstance(watched, Member) and watched.join is not None and watched.is_new:
+            return
+        self._core.timers.arm(watched.timer, now.mono_ms + watched.session_timeout_ms)
+
+    def withdraw(self, token: object, now: Now) -> Outcome | None:
+        """Take back a parked request whose client vanished; None if it isn't parked.
+
+        It gets no reply. Its member counts as not (re)joined, and its session runs on.
+        """
+        return membership.withdraw(self._core, token, now)

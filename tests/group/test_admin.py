@@ -1,0 +1,216 @@
+"""Describe, list, delete, drain."""
+
+import pytest
+
+from coordinator.group.records import GroupDeleted
+from protocol.messages import DescribedGroup, DrainedMember, ListGroupsRequest
+from tests.group.context import GROUP, Context, assignment, subscription
+
+
+def test_an_unknown_group_is_dead_with_an_error() -> None:
+    """A typing mistake must not look like an idle group."""
+    assert (
+        DescribedGroup(69, "Group etl not found.", GROUP, "Dead", "", "", -1, ())
+        == Context().describe()
+    )
+
+
+def test_a_stable_group_shows_everything() -> None:
+    """Who is in it, and what each owns."""
+    context = Context()
+    members = context.stable_group(2)
+    group = context.describe()
+
+    assert (
+        group.error,
+        group.message,
+        group.state,
+        group.protocol_type,
+        group.protocol_name,
+        group.generation_id,
+    ) == (0, None, "Stable", "consumer", "range", 1)
+    assert [
+        (m, None, f"spark{n}", "10.0.0.1", subscription("flights"), assignment(f"flights-{n}"))
+        for n, m in enumerate(members)
+    ] == [tuple(member) for member in group.members]
+
+
+def test_a_group_in_a_rebalance_shows_the_old_assignments_without_metadata() -> None:
+    """What they own now is still true; what they will agree on is open."""
+    context = Context()
+    members = context.stable_group(2)
+    context.join(members[1], protocols={"range": subscription("trains")})
+    group = context.describe()
+
+    assert (
+        group.state,
+        group.protocol_name,
+        [member.metadata for member in group.members],
+    ) == ("PreparingRebalance", "", [b"", b""])
+    assert [assignment("flights-0"), assignment("flights-1")] == [
+        member.assignment for member in group.members
+    ]
+
+
+def test_ids_that_were_given_out_are_not_shown() -> None:
+    """They are no members."""
+    context = Context()
+    context.stable_group(1)
+    context.new_id()
+
+    assert len(context.describe().members) == 1
+
+
+@pytest.mark.parametrize(
+    ("states", "types", "expected"),
+    [
+        ((), (), ["etl", "other", "simple"]),
+        (("stable",), (), ["etl"]),
+        (("EMPTY", "Stable"), ("CLASSIC",), ["etl", "other", "simple"]),
+        (("nonsense",), (), []),
+        ((), ("consumer",), []),
+    ],
+)
+def test_lists_are_filtered_by_state_and_type(
+    states: tuple[str, ...], types: tuple[str, ...], expected: list[str]
+) -> None:
+    """Without regard to case; what is unknown matches nothing."""
+    context = Context()
+    context.commit("", -1, group="simple")
+    context.stable_group(1)
+    context.new_id(group="other")
+    listed = context.shard.list_groups(ListGroupsRequest(states, types))
+
+    assert expected == [group.group_id for group in listed]
+    assert all(group.type == "classic" for group in listed)
+
+
+def test_deleting_a_group_is_one_entry() -> None:
+    """All of it or nothing, whatever it holds."""
+    context = Context()
+    context.leave(*context.stable_group(2))
+    for partition in range(10):
+        context.commit("", -1, f"flights-{partition}")
+    before = len(context.records)
+    outcome, error = context.shard.delete_group(GROUP, context.now)
+    context.take(outcome)
+
+    assert (0, [GroupDeleted(GROUP)]) == (error, context.records[before:])
+    assert context.shard.hard_state() == {}
+
+    context.crash()
+
+    assert (context.shard.hard_state(), context.offset().offset) == ({}, -1)
+
+
+def test_a_deleted_group_starts_again_from_nothing() -> None:
+    """Its old members are unknown, so their generations can't be taken for new ones."""
+    context = Context()
+    members = context.stable_group(1)
+    context.leave(*members)
+    context.take(context.shard.delete_group(GROUP, context.now)[0])
+    context.stable_group(1)
+
+    assert context.generation == 1
+    assert context.commit(members[0], 1) == 25
+
+
+def test_deleting_forgets_ids_that_were_given_out() -> None:
+    """And their timers, which must not fire into the void."""
+    context = Context()
+    pending = context.new_id()
+    context.take(context.shard.delete_group(GROUP, context.now)[0])
+
+    assert context.joined(context.join(pending)).error == 25
+    assert context.shard.next_deadline_ms() is None
+
+
+# --- drain --------------------------------------------------------------------------------
+
+
+def test_a_drained_member_gives_up_everything() -> None:
+    """It rejoins, gets nothing, and the others get what it had."""
+    context = Context()
+    leaver, stays = context.stable_group(2)
+
+    assert (0, (DrainedMember(leaver, False),)) == context.drain("spark0")
+    assert context.state == "PreparingRebalance"
+
+    tokens = [context.join(member) for member in (leaver, stays)]
+    first, second = (context.joined(token) for token in tokens)
+
+    assert (stays, stays) == (first.leader, second.leader)
+    assert ([], [stays]) == (
+        list(first.members),
+        [member.member_id for member in second.members],
+    )
+
+    parked = context.sync(leaver, 2)
+    context.sync(stays, 2, {stays: assignment("flights-0", "flights-1")})
+
+    assert context.synced(parked).assignment == b""
+    assert (0, (DrainedMember(leaver, True),)) == context.drain("spark0")
+    assert (context.state, context.generation) == ("Stable", 2)
+    assert context.commit(leaver, 2) == 1002
+
+
+def test_the_mark_lasts_over_later_rebalances() -> None:
+    """Until the member leaves."""
+    context = Context()
+    leaver, stays = context.stable_group(2)
+    context.drain("spark0")
+    for generation in (2, 3):
+        context.join(leaver, protocols={"range": subscription(f"t{generation}")})
+        context.join(stays, protocols={"range": subscription(f"t{generation}")})
+        assert generation == context.generation
+        token = context.sync(leaver, generation)
+        context.sync(stays, generation, {leaver: assignment("flights-0")})
+        assert context.synced(token).assignment == b""
+
+
+def test_a_drained_member_commits_what_it_has_before_it_rejoins() -> None:
+    """That is the point of a drain: nothing is done twice."""
+    context = Context()
+    leaver, _ = context.stable_group(2)
+    context.drain("spark0")
+
+    assert context.commit(leaver, 1, "flights-0", 99) == 0
+
+
+def test_if_all_are_drained_one_of_them_leads_over_nobody() -> None:
+    """The group must come to rest."""
+    context = Context()
+    (member,) = context.stable_group(1)
+    context.drain("spark0")
+    response = context.joined(context.join(member))
+
+    assert (2, member, ()) == (response.generation_id, response.leader, response.members)
+
+    token = context.sync(member, 2, {member: assignment("flights-0")})
+
+    assert context.synced(token).assignment == b""
+    assert (DrainedMember(member, True),) == context.drain("spark0").members
+
+
+def test_a_drain_names_what_it_does_not_find() -> None:
+    """The helper that waits for a drain must be able to stop."""
+    context = Context()
+
+    assert context.drain("spark0") == (69, ())
+
+    context.stable_group(1)
+
+    assert context.drain("somebody else") == (25, ())
+    assert context.state == "Stable"
+
+
+def test_a_member_that_comes_back_as_new_is_not_drained() -> None:
+    """The mark belonged to the membership."""
+    context = Context()
+    (member,) = context.stable_group(1)
+    context.drain("spark0")
+    context.leave(member)
+    (again,) = context.stable_group(1)
+
+    assert assignment("flights-0") == context.describe().members[0].assignment
+    assert again != member

@@ -1,0 +1,383 @@
+"""A group under every order of requests, pauses, slow disks and crashes.
+
+The clients are honest in form only: they repeat themselves, vanish, send old generations and
+leaders assign nonsense. What is checked after every step:
+
+- memory equals the replay of the log, and every counter equals what it counts;
+- a generation has one member set and one assignment, a partition one owner in it (I6);
+- a generation that anyone was told of is never opened again, crash or not (I7);
+- once anyone was told of g+1, no commit of g that is sent from then on is accepted (I8);
+- a fetch shows the last commit that is in the log, and nothing else (I2, I4, I5);
+- every request gets one answer, and none stays parked for ever.
+"""
+
+from collections.abc import Sequence
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from coordinator.group import GroupConfig
+from coordinator.group.group import Group
+from coordinator.group.records import GroupGeneration, OffsetCommitted
+from coordinator.group.states import GroupState
+from protocol.consumer import decode_assignment
+from protocol.messages import HeartbeatResponse, JoinGroupResponse, Response, SyncGroupResponse
+from protocol.types import TopicPartition
+from tests.group.context import GROUP, Context, assignment, subscription
+
+PARTITIONS = [f"t-{n}" for n in range(4)]
+CONFIG = GroupConfig(group_max_size=5, group_max_offsets=3)
+OFFERS = (
+    {"range": subscription("t")},
+    {"range": subscription("t"), "robin": subscription("t")},
+    {"robin": subscription("t"), "range": subscription("u")},
+)
+
+
+def expected_counters(group: Group) -> dict[str, object]:
+    """Count again what the group keeps count of."""
+    support: dict[str, int] = {}
+    for member in group.members.values():
+        for protocol in member.protocols:
+            support[protocol.name] = support.get(protocol.name, 0) + 1
+    return {
+        "parked_joins": sum(m.join is not None for m in group.members.values()),
+        "answer_bytes": sum(m.answer_bytes() for m in group.members.values()),
+        "record_bytes": sum(m.record_bytes() for m in group.members.values()),
+        "offset_count": sum(len(partitions) for partitions in group.offsets.values()),
+        "support": support,
+    }
+
+
+class GroupMachine(RuleBasedStateMachine):
+    """Clients, a clock, a disk, and what they have seen."""
+
+    ids = Bundle("ids")
+
+    @initialize(delay_ms=st.sampled_from([0, 3_000]))
+    def start(self, delay_ms: int) -> None:
+        """Start with an empty log."""
+        self.context = Context(
+            GroupConfig(
+                group_max_size=CONFIG.group_max_size,
+                group_max_offsets=CONFIG.group_max_offsets,
+                group_initial_rebalance_delay_ms=delay_ms,
+            )
+        )
+        self.seen = 0  # How many delivered answers were looked at.
+        self.told = -1  # The highest generation that anyone was told.
+        self.told_members: dict[int, tuple[str, ...]] = {}
+        self.told_leaders: dict[int, str] = {}
+        self.given: dict[tuple[int, str], bytes] = {}
+        self.asked: dict[int, tuple[str, int]] = {}  # SyncGroups: member and generation.
+        self.deleted = False
+
+    # --- requests ---------------------------------------------------------------------------
+
+    @rule(target=ids, client=st.integers(0, 2), offer=st.sampled_from(OFFERS))
+    def ask_for_an_id(self, client: int, offer: dict[str, bytes]) -> object:
+        """Come in as a new member."""
+        token = self.context.join(client_id=f"c{client}", protocols=offer)
+        response = self.context.answers[token]
+        assert isinstance(response, JoinGroupResponse)
+        return response.member_id if response.error == 79 else multiple()
+
+    @rule(target=ids, client=st.integers(0, 2), offer=st.sampled_from(OFFERS))
+    def newcomer(self, client: int, offer: dict[str, bytes]) -> object:
+        """Ask for an id and join with it, as clients do."""
+        member_id = self.ask_for_an_id(client, offer)
+        if isinstance(member_id, str):
+            self.context.join(member_id, client_id=f"c{client}", protocols=offer)
+        return member_id
+
+    @rule(owners=st.lists(st.integers(0, 4), min_size=4, max_size=4), is_patient=st.booleans())
+    def settle(self, owners: Sequence[int], is_patient: bool) -> None:
+        """Let the members do what they should until the group is stable."""
+        self.context.open_gate()
+        for _ in range(4):
+            if self.context.state == "PreparingRebalance":
+                self.all_join()
+            if self.context.state == "PreparingRebalance":
+                self.time_passes_with_heartbeats(6_000 if is_patient else 3_000)
+            if self.context.state == "CompletingRebalance":
+                self.all_sync(owners)
+
+    @rule(by_ms=st.sampled_from([3_000, 6_000, 60_000]))
+    def time_passes_with_heartbeats(self, by_ms: int) -> None:
+        """Nobody's session ends, the other deadlines do."""
+        for _ in range(by_ms // 3_000):
+            for member in self.context.describe().members:
+                self.context.beat(member.member_id, self.context.generation)
+            self.context.advance(3_000)
+
+    @rule(
+        member_id=ids,
+        offer=st.sampled_from(OFFERS),
+        rebalance_ms=st.sampled_from([20_000, 60_000, 0]),
+    )
+    def join(self, member_id: str, offer: dict[str, bytes], rebalance_ms: int) -> None:
+        """Join, or join again."""
+        self.context.join(member_id, protocols=offer, rebalance_ms=rebalance_ms)
+
+    @rule()
+    def all_join(self) -> None:
+        """What a group does when its heartbeats say 27."""
+        for member in self.context.describe().members:
+            self.context.join(member.member_id, protocols=OFFERS[0])
+
+    @rule(owners=st.lists(st.integers(0, 4), min_size=4, max_size=4))
+    def all_sync(self, owners: Sequence[int]) -> None:
+        """What a group does when its joins are answered; the leader spreads the partitions."""
+        group = self.context.describe()
+        members = [member.member_id for member in group.members]
+        if not members:
+            return
+        given: dict[str, list[str]] = {}
+        for partition, owner in zip(PARTITIONS, owners, strict=True):
+            given.setdefault(members[owner % len(members)], []).append(partition)
+        encoded = {member: assignment(*names) for member, names in given.items()}
+        for member in reversed(members):
+            self.asked[self.context.sync(member, group.generation_id, encoded)] = (
+                member,
+                group.generation_id,
+            )
+
+    @rule(
+        member_id=ids,
+        ago=st.sampled_from([0, 0, 0, 1, -1]),
+        named=st.lists(st.sampled_from([*PARTITIONS, "nobody"]), max_size=4),
+    )
+    def sync(self, member_id: str, ago: int, named: list[str]) -> None:
+        """Sync alone, perhaps as a leader that gives nonsense."""
+        generation = self.context.generation - ago
+        given = {member_id: assignment(*[name for name in named if name != "nobody"])}
+        if "nobody" in named:
+            given["nobody"] = b""
+        self.asked[self.context.sync(member_id, generation, given)] = (member_id, generation)
+
+    @rule(member_id=ids, ago=st.sampled_from([0, 0, 1, -1]))
+    def beat(self, member_id: str, ago: int) -> None:
+        """Give a sign of life."""
+        generation = self.context.generation - ago
+        before = self.context.describe().state
+        error = self.context.beat(member_id, generation)
+        assert error in {0, 22, 25, 27}
+        assert (error == 27) <= (before == "PreparingRebalance")
+
+    @rule(
+        member_id=ids,
+        name=st.sampled_from(PARTITIONS),
+        offset=st.integers(0, 9),
+        ago=st.sampled_from([0, 0, 0, 1, 2]),
+        expected=st.sampled_from([None, None, -1, 3]),
+    )
+    def commit(
+        self, member_id: str, name: str, offset: int, ago: int, expected: int | None
+    ) -> None:
+        """Commit, perhaps with a generation of the past."""
+        generation = max(self.context.generation - ago, 0)
+        before = self.context.offset(name)
+        error = self.context.commit(member_id, generation, name, offset, expected=expected)
+        after = self.context.offset(name)
+        if error:
+            assert before == after
+            return
+        assert offset == after.offset
+        assert expected in {None, before.offset}
+        # I8, and ownership: only what this generation gave to this member.
+        assert generation >= self.told
+        stable = self.context.shard.hard_state()[GROUP].stable
+        assert stable is not None
+        assert stable.generation == generation
+        owned = [
+            decode_assignment(m.assignment) for m in stable.members if m.member_id == member_id
+        ]
+        assert owned[0] is not None
+        topic, partition = name.split("-")
+        assert TopicPartition(topic, int(partition)) in owned[0].partitions
+
+    @rule(name=st.sampled_from(PARTITIONS), offset=st.integers(0, 9))
+    def commit_from_outside(self, name: str, offset: int) -> None:
+        """Reset an offset; only a group without members takes it."""
+        is_empty = self.context.state in {"Empty", "Dead"}
+        before = self.context.offset(name).offset
+        error = self.context.commit("", -1, name, offset)
+        assert error in ({0, 1004, 1005} if is_empty else {25})
+        assert self.context.offset(name).offset == (before if error else offset)
+
+    @rule(member_id=ids)
+    def leave(self, member_id: str) -> None:
+        """Leave politely."""
+        self.context.leave(member_id)
+
+    @rule(member_id=consumes(ids))
+    def leave_for_good(self, member_id: str) -> None:
+        """Leave, and never be seen again."""
+        self.context.leave(member_id)
+
+    @rule(client=st.integers(0, 2))
+    def drain(self, client: int) -> None:
+        """Ask a client's members to give everything up."""
+        response = self.context.drain(f"c{client}")
+        if response.error:
+            return
+        described = {m.member_id: m.assignment for m in self.context.describe().members}
+        for member_id, drained in response.members:
+            decoded = decode_assignment(described[member_id])
+            assert decoded is not None
+            assert drained == (decoded.partitions == ())
+
+    @rule(which=st.integers(0, 7))
+    def vanish(self, which: int) -> None:
+        """A client dies with its request parked."""
+        parked = sorted(self.context.unanswered())
+        if parked:
+            self.context.withdraw(parked[which % len(parked)])
+
+    @precondition(lambda self: self.context.generation > 1)
+    @rule()
+    def delete(self) -> None:
+        """Delete the group; only an empty one goes, and its history starts again."""
+        outcome, error = self.context.shard.delete_group(GROUP, self.context.now)
+        self.context.take(outcome)
+        if not error:
+            self.context.open_gate()
+            self.told = -1
+            self.told_members.clear()
+            self.told_leaders.clear()
+            self.given.clear()
+            self.seen = len(self.context.delivered)
+
+    # --- the world --------------------------------------------------------------------------
+
+    @rule(by_ms=st.sampled_from([0, 1, 1_000, 3_000, 9_999, 10_000]))
+    def time_passes(self, by_ms: int) -> None:
+        """Deadlines pass."""
+        self.context.advance(by_ms)
+
+    @rule()
+    def disk_stalls(self) -> None:
+        """Nothing leaves the gate."""
+        self.context.close_gate()
+
+    @rule()
+    def disk_goes_on(self) -> None:
+        """Everything leaves the gate."""
+        self.context.open_gate()
+
+    @rule(by_ms=st.integers(0, 10_000))
+    def process_stalls(self, by_ms: int) -> None:
+        """We were not scheduled for a while."""
+        self.context.shard.shift_deadlines(by_ms)
+
+    @rule(member_id=ids)
+    def disk_is_full(self, member_id: str) -> None:
+        """The reserve is reached, for a moment."""
+        self.context.shard.storage_full = True
+        before = len(self.context.records)
+        assert self.context.commit(member_id, self.context.generation) in {1004, 22, 25, 27, 69}
+        assert self.context.joined(self.context.join()).error in {1004, 23, 81}
+        assert before == len(self.context.records)
+        self.context.shard.storage_full = False
+
+    @rule(lost_batches=st.integers(0, 3))
+    def crash(self, lost_batches: int) -> None:
+        """Lose the soft state, and batches that nobody was told of."""
+        self.context.crash(lost_batches)
+
+    # --- what must hold ---------------------------------------------------------------------
+
+    @invariant()
+    def memory_is_the_replay_of_the_log(self) -> None:
+        """Also: every counter is right, and the state fits the members."""
+        self.context.check()
+        group = self.context.shard._core.groups.get(GROUP)
+        if group is None:
+            return
+        expected = expected_counters(group)
+        assert expected == {name: getattr(group, name) for name in expected}
+        if group.state in {GroupState.COMPLETING, GroupState.STABLE}:
+            assert sum(not m.synced for m in group.members.values()) == group.unsynced
+        assert (group.state is GroupState.EMPTY) == (not group.members)
+        assert bool(group.members) == (group.leader in group.members)
+        assert len(group.members) + len(group.pending) <= self.context.config.group_max_size
+        assert group.offset_count <= self.context.config.group_max_offsets
+
+    @invariant()
+    def what_clients_were_told_fits_together(self) -> None:
+        """I6 and I7."""
+        delivered = list(self.context.delivered.items())
+        for token, response in delivered[self.seen :]:
+            self._look_at(token, response)
+        self.seen = len(delivered)
+
+    def _look_at(self, token: int, response: Response) -> None:
+        assert not isinstance(response, HeartbeatResponse) or response.error in {0, 22, 25, 27}
+        if isinstance(response, JoinGroupResponse) and response.error == 0:
+            generation = response.generation_id
+            assert generation >= 1
+            assert self.told_leaders.setdefault(generation, response.leader) == response.leader
+            self.told = max(self.told, generation)
+            if response.members:
+                members = tuple(member.member_id for member in response.members)
+                assert self.told_members.setdefault(generation, members) == members
+        elif isinstance(response, SyncGroupResponse) and response.error == 0:
+            member_id, generation = self.asked[token]
+            given = response.assignment
+            assert self.given.setdefault((generation, member_id), given) == given
+            owned: list[TopicPartition] = []
+            for (other, _), bytes_ in self.given.items():
+                if other == generation:
+                    decoded = decode_assignment(bytes_)
+                    assert decoded is not None
+                    owned += decoded.partitions
+            assert len(owned) == len(set(owned))
+
+    @invariant()
+    def generations_only_grow(self) -> None:
+        """In the log too, until the group is deleted."""
+        opened: list[int] = []
+        for record in self.context.records:
+            if isinstance(record, GroupGeneration):
+                opened.append(record.generation)
+            elif type(record).__name__ == "GroupDeleted":
+                opened.clear()
+        assert opened == sorted(set(opened))
+        assert self.context.generation >= self.told
+
+    @invariant()
+    def a_fetch_shows_the_last_commit_in_the_log(self) -> None:
+        """And -1 where there is none."""
+        last: dict[str, int] = {}
+        for record in self.context.records:
+            if isinstance(record, OffsetCommitted):
+                last[f"{record.topic}-{record.partition}"] = record.value.offset
+            elif type(record).__name__ == "GroupDeleted":
+                last.clear()
+        for name in PARTITIONS:
+            assert last.get(name, -1) == self.context.offset(name).offset
+
+    def teardown(self) -> None:
+        """Nothing stays parked, and a group without living members comes to rest."""
+        if not hasattr(self, "context"):
+            return
+        self.context.open_gate()
+        self.context.advance(2_000_000)
+        assert set() == self.context.unanswered()
+        assert self.context.state in {"Empty", "Dead"}
+        assert self.context.shard.next_deadline_ms() is None
+        assert self.context.shard._core.parked == {}
+
+
+TestGroupMachine = GroupMachine.TestCase
+TestGroupMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,230 @@
+"""OffsetCommit and OffsetFetch: what is stored, what is refused, what is shown."""
+
+import pytest
+
+from coordinator.group import GroupConfig
+from coordinator.group.records import CommittedOffset, OffsetCommitted
+from protocol.messages import GroupFetch, PartitionOffset, PartitionResult, TopicPartitions
+from tests.group.context import GROUP, Context, assignment, subscription
+
+
+def test_a_commit_is_a_record_and_is_shown() -> None:
+    """The record is what survives."""
+    context = Context()
+    (member,) = context.stable_group(1)
+
+    assert context.commit(member, 1, "flights-0", 42, metadata="gc1:50:0") == 0
+    assert (
+        OffsetCommitted(
+            GROUP, "flights", 0, CommittedOffset(42, -1, "gc1:50:0", context.wall_ms, -1)
+        )
+        == context.records[-1]
+    )
+    assert PartitionOffset(0, 42, -1, "gc1:50:0", 0) == context.offset("flights-0")
+
+
+def test_no_offset_is_never_zero() -> None:
+    """A reader that takes it for a position would start again from the beginning."""
+    context = Context()
+
+    assert PartitionOffset(0, -1, -1, "", 0) == context.offset("flights-0")
+
+    context.commit("", -1, "flights-0", 0)
+
+    assert PartitionOffset(0, 0, -1, "", 0) == context.offset("flights-0")
+    assert PartitionOffset(1, -1, -1, "", 0) == context.offset("flights-1")
+
+
+def test_no_metadata_is_stored_as_empty_text() -> None:
+    """As in Kafka."""
+    context = Context()
+    context.commit("", -1, metadata=None)
+
+    assert context.offset().metadata == ""
+
+
+def test_a_lower_offset_is_legal() -> None:
+    """A reset is a commit like any other."""
+    context = Context()
+    context.commit("", -1, offset=9)
+
+    assert context.commit("", -1, offset=3) == 0
+    assert context.offset().offset == 3
+
+
+def test_a_commit_without_a_generation_makes_a_simple_group() -> None:
+    """Monitoring listeners commit without being members."""
+    context = Context()
+
+    assert context.commit("", -1) == 0
+    assert (
+        context.state,
+        context.describe().protocol_type,
+        context.generation,
+    ) == ("Empty", "", 0)
+
+
+def test_a_refused_commit_makes_no_group() -> None:
+    """Nothing was applied, so nothing is there."""
+    context = Context()
+
+    assert context.commit("", -1, metadata="x" * 4097) == 12
+    assert context.describe().error == 69
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error"),
+    [("x" * 4096, 0), ("x" * 4097, 12), ("é" * 2048, 0), ("é" * 2049, 12), ("😀" * 1025, 12)],
+)
+def test_metadata_is_limited_in_bytes(metadata: str, error: int) -> None:
+    """Characters would allow four times the memory."""
+    assert error == Context().commit("", -1, metadata=metadata)
+
+
+def test_partitions_succeed_and_fail_for_themselves() -> None:
+    """One bad partition does not lose the others."""
+    context = Context()
+    leader, _ = context.stable_group(2)
+    context.commit(leader, 1, "flights-0", 5)
+    offsets = [
+        ("flights-0", 6, 5, None),
+        ("flights-1", 6, None, None),
+        ("trains-0", 6, None, None),
+    ]
+    response = context.commit_raw(leader, 1, offsets)
+
+    assert response.error == 0
+    assert [("flights", (PartitionResult(0, 0), PartitionResult(1, 1002)))] == [
+        tuple(response.topics[0])
+    ]
+    assert (PartitionResult(0, 1002),) == response.topics[1].partitions
+    assert (context.offset("flights-0").offset, context.offset("flights-1").offset) == (6, -1)
+
+
+def test_one_partition_twice_is_refused_as_a_whole() -> None:
+    """Which of the two would count?"""
+    context = Context()
+    response = context.commit_raw(
+        "", -1, [("t-0", 1, None, None), ("t-1", 1, None, None), ("t-0", 2, None, None)]
+    )
+
+    assert response == (42, ())
+    assert context.describe().error == 69
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected", "error"),
+    [
+        (None, None, 0),
+        (None, -1, 0),
+        (None, 0, 1003),
+        (5, None, 0),
+        (5, 5, 0),
+        (5, 4, 1003),
+        (5, -1, 1003),
+        (0, -1, 1003),
+        (0, 0, 0),
+    ],
+)
+def test_an_expected_offset_must_be_the_stored_one(
+    stored: int | None, expected: int | None, error: int
+) -> None:
+    """Compare and set: the only way to know that nobody else came in between."""
+    context = Context()
+    if stored is not None:
+        context.commit("", -1, offset=stored)
+
+    assert error == context.commit("", -1, offset=9, expected=expected)
+    assert (9 if not error else -1 if stored is None else stored) == context.offset().offset
+
+
+def test_ownership_is_that_of_this_generation() -> None:
+    """What a member had before counts for nothing."""
+    context = Context()
+    first, second = context.stable_group(2)
+    context.join(second, protocols={"range": subscription("trains")})
+    context.join(first)
+    context.sync(first, 2, {second: assignment("flights-0"), first: assignment("flights-1")})
+
+    assert (context.commit(first, 2), context.commit(first, 2, "flights-1")) == (1002, 0)
+
+
+def test_ownership_lasts_until_the_join_completes() -> None:
+    """A member commits what it has before it joins again."""
+    context = Context()
+    first, second = context.stable_group(2)
+    context.join(second, protocols={"range": subscription("trains")})
+
+    assert (context.commit(first, 1), context.commit(first, 1, "flights-1")) == (0, 1002)
+
+    context.join(first)
+
+    assert context.commit(first, 1) == 22
+
+
+def test_ownership_checks_can_be_turned_off() -> None:
+    """For clients that commit on behalf of others."""
+    context = Context(GroupConfig(ownership_check=False))
+    first, _ = context.stable_group(2)
+
+    assert context.commit(first, 1, "flights-1") == 0
+
+
+def test_a_generation_that_was_never_assigned_commits_nothing() -> None:
+    """Also not after the next rebalance has begun: nobody owned anything in it."""
+    context = Context()
+    first, second = context.completing_group(2)
+    context.leave(second)
+
+    assert context.state == "PreparingRebalance"
+    assert context.commit(first, 1) == 27
+
+
+def test_a_group_holds_only_so_many_offsets() -> None:
+    """Each costs memory for as long as the group lives."""
+    context = Context(GroupConfig(group_max_offsets=2))
+
+    assert [context.commit("", -1, name) for name in ("t-0", "t-1", "t-2", "t-1")] == [
+        0,
+        0,
+        1005,
+        0,
+    ]
+    assert context.commit("", -1, "u-0") == 1005
+
+
+def test_a_full_disk_refuses_commits_and_answers_fetches() -> None:
+    """Definite: nothing of it was applied."""
+    context = Context()
+    (member,) = context.stable_group(1)
+    context.commit(member, 1, offset=5)
+    context.shard.storage_full = True
+
+    assert (context.commit(member, 1, offset=6), context.commit(member, 0)) == (1004, 22)
+    assert context.offset().offset == 5
+
+    context.shard.storage_full = False
+
+    assert context.commit(member, 1, offset=6) == 0
+
+
+def test_all_offsets_of_a_group_are_listed_in_order() -> None:
+    """The same before and after a restart."""
+    context = Context()
+    for name in ("b-1", "a-10", "a-9", "b-0"):
+        context.commit("", -1, name)
+    topics = context.shard.fetch_offsets(GroupFetch(GROUP, None)).topics
+
+    assert [(topic.topic, [p.partition for p in topic.partitions]) for topic in topics] == [
+        ("a", [9, 10]),
+        ("b", [0, 1]),
+    ]
+
+
+def test_an_unknown_group_has_no_offsets() -> None:
+    """No error: nothing was ever committed there."""
+    context = Context()
+    named = GroupFetch("nope", (TopicPartitions("t", (0, 1)),))
+
+    assert context.shard.fetch_offsets(GroupFetch("nope", None))[1:] == (0, ())
+    assert [p.offset for p in context.shard.fetch_offsets(named).topics[0].partitions] == [-1, -1]

@@ -1,0 +1,167 @@
+"""What a crash leaves, in every state."""
+
+from tests.group.context import REBALANCE_MS, SESSION_MS, Context, assignment, subscription
+
+
+def test_a_stable_group_goes_on_as_if_nothing_had_happened() -> None:
+    """Its members need not even notice."""
+    context = Context()
+    members = context.stable_group(2)
+    context.commit(members[0], 1, "flights-0", 5)
+    before = context.describe()
+    context.crash()
+
+    assert before == context.describe()
+    assert [context.beat(member, 1) for member in members] == [0, 0]
+    assert context.offset().offset == 5
+    assert (context.commit(members[0], 1), context.commit(members[1], 1)) == (0, 1002)
+    assert assignment("flights-1") == context.synced(context.sync(members[1], 1)).assignment
+
+
+def test_loaded_members_have_a_full_session() -> None:
+    """However long the crash took."""
+    context = Context()
+    context.stable_group(2)
+    context.advance(SESSION_MS - 1)
+    context.crash()
+    context.advance(SESSION_MS - 1)
+
+    assert context.state == "Stable"
+
+    context.advance(1)
+
+    assert context.state == "Empty"
+
+
+def test_a_generation_that_was_told_is_never_told_again() -> None:
+    """Kafka hands out the same number twice here, and accepts commits of both."""
+    context = Context()
+    members = context.completing_group(2)
+    context.crash()
+
+    assert (context.state, context.generation) == ("Empty", 1)
+    assert [context.beat(member, 1) for member in members] == [25, 25]
+
+    again = context.completing_group(2)
+
+    assert context.generation == 2
+    assert again != members
+
+
+def test_a_crash_in_the_sync_phase_keeps_the_old_members() -> None:
+    """Those who heard of g+1 and those who didn't both only need to join again."""
+    context = Context()
+    members = context.stable_group(2)
+    context.join(members[1], protocols={"range": subscription("trains")})
+    context.join(members[0])
+
+    assert (context.state, context.generation) == ("CompletingRebalance", 2)
+
+    context.crash()
+
+    assert (context.state, context.generation) == ("PreparingRebalance", 2)
+
+    first, second = members
+
+    assert [context.beat(first, g) for g in (1, 2, 0, 3)] == [27, 27, 22, 22]
+    assert [context.commit(first, g) for g in (1, 2)] == [22, 27]
+    assert [context.synced(context.sync(first, g)).error for g in (1, 2)] == [22, 27]
+
+    tokens = [context.join(member) for member in (second, first)]
+
+    assert [context.joined(token).generation_id for token in tokens] == [3, 3]
+    assert context.beat(first, 1) == 22
+
+
+def test_after_such_a_crash_the_join_timer_runs() -> None:
+    """A member that died with us must not block the others."""
+    context = Context()
+    members = context.stable_group(2, session_ms=1_000_000)
+    context.join(members[1], protocols={"range": subscription("trains")})
+    context.join(members[0])
+    context.crash()
+    token = context.join(members[0], session_ms=1_000_000)
+    context.advance(REBALANCE_MS - 1)
+
+    assert context.is_parked(token)
+
+    context.advance(1)
+
+    assert context.joined(token).generation_id == 3
+    assert [(members[1], "rebalance timeout")] == context.removals()
+
+
+def test_a_crash_in_the_join_phase_goes_back_to_the_stable_generation() -> None:
+    """Nobody was told of another one."""
+    context = Context()
+    members = context.stable_group(2)
+    context.join(members[1], protocols={"range": subscription("trains")})
+    context.crash()
+
+    assert (context.state, context.generation) == ("Stable", 1)
+    assert [context.beat(member, 1) for member in members] == [0, 0]
+
+
+def test_a_group_that_was_emptied_stays_empty() -> None:
+    """With the generation that its last members could not commit with."""
+    context = Context()
+    members = context.stable_group(2)
+    context.leave(*members)
+    context.crash()
+
+    assert (
+        context.state,
+        context.generation,
+        context.describe().protocol_type,
+    ) == ("Empty", 2, "consumer")
+    assert context.commit(members[0], 1) == 25
+
+
+def test_loaded_members_offer_the_protocol_they_agreed_on() -> None:
+    """That is all that the record knows."""
+    context = Context()
+    members = context.stable_group(2, protocols={"range": b"r", "sticky": b"s"})
+    context.crash()
+
+    assert context.joined(context.join(protocols={"sticky": b""})).error == 23
+    assert context.joined(context.join(protocols={"range": b""})).error == 79
+    assert [
+        context.describe().protocol_name,
+        context.describe().members[0].metadata,
+    ] == ["range", b"r"]
+    assert members == [member.member_id for member in context.describe().members]
+
+
+def test_a_drain_is_forgotten_by_a_crash() -> None:
+    """It is asked again until it is done."""
+    context = Context()
+    members = context.stable_group(2)
+    context.drain("spark0")
+    context.crash()
+
+    assert context.state == "Stable"
+    assert not context.drain("spark0").members[0].drained
+    assert context.beat(members[1], 1) == 27
+
+
+def test_unloading_answers_what_is_parked() -> None:
+    """The clients must look for the new coordinator."""
+    context = Context()
+    members = context.completing_group(2)
+    sync = context.sync(members[1], 1)
+    for outcome in context.shard.unload(context.now):
+        context.take(outcome)
+
+    assert context.synced(sync).error == 16
+    assert context.shard.next_deadline_ms() is None
+
+
+def test_unloading_answers_parked_joins_too() -> None:
+    """With the member's id, which it keeps."""
+    context = Context()
+    member = context.new_id()
+    token = context.join(member)
+    for outcome in context.shard.unload(context.now):
+        context.take(outcome)
+
+    assert (16, member) == (context.joined(token).error, context.joined(token).member_id)
