@@ -1,0 +1,95 @@
+"""``group-coordinator``, also ``python -m coordinator``."""
+
+import os
+import sys
+from pathlib import Path
+
+import click
+import trio
+
+from coordinator.cli.ping import ping as ping_address
+from coordinator.config import SETTINGS, Address, ConfigError, load_settings
+from coordinator.server.dispatch import SERVER_SOFTWARE
+from coordinator.server.run import EXIT_REFUSED
+from coordinator.server.run import serve as serve_daemon
+from coordinator.server.telemetry import configure_logging
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(SERVER_SOFTWARE.partition("/")[2], prog_name="group-coordinator")
+def main() -> None:
+    """Coordinate consumer groups and keep their offsets, on disk before they are acknowledged."""
+
+
+@main.command()
+@click.option(
+    "--listen",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Where to listen; may be given several times. Port 0 takes a free one.",
+)
+@click.option(
+    "--data-dir",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder of the offsets log; made if it isn't there.",
+)
+@click.option(
+    "--config",
+    "toml_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE.toml",
+    help='Settings as quoted keys, such as "group.max.size" = 500.',
+)
+@click.option(
+    "--set", "overrides", multiple=True, metavar="NAME=VALUE", help="One setting; wins over all."
+)
+@click.option(
+    "--leader-epoch-at-least",
+    type=click.IntRange(0, 2**31 - 2),
+    default=0,
+    metavar="N",
+    help="For a restored backup: above every epoch that clients have seen.",
+)
+def serve(
+    listen: tuple[str, ...],
+    data_dir: Path,
+    toml_path: Path | None,
+    overrides: tuple[str, ...],
+    leader_epoch_at_least: int,
+) -> None:
+    """Run the daemon until SIGTERM."""
+    configure_logging()
+    try:
+        settings = load_settings(
+            toml_path=toml_path, environ=os.environ, overrides=overrides, listen=listen
+        )
+    except ConfigError as exc:
+        click.echo(f"group-coordinator: {exc}", err=True)
+        sys.exit(EXIT_REFUSED)
+    status = trio.run(
+        lambda: serve_daemon(settings, data_dir, leader_epoch_at_least=leader_epoch_at_least)
+    )
+    sys.exit(status)
+
+
+@main.command()
+def settings() -> None:
+    """Print every setting with its default and meaning."""
+    for setting in SETTINGS:
+        default = str(setting.default).lower() if setting.default != "" else '""'
+        click.echo(f"{setting.name} = {default}\n    {setting.doc}")
+
+
+@main.command()
+@click.argument("address", metavar="HOST:PORT")
+@click.option("--timeout", default=3.0, help="Seconds to wait for the answer.")
+def ping(address: str, timeout: float) -> None:
+    """Exit 0 if a coordinator answers at HOST:PORT, else 1 (for health checks)."""
+    try:
+        host, port = Address.parse("HOST:PORT", address)
+    except ConfigError as exc:
+        raise click.BadParameter(str(exc)) from exc
+    problem = ping_address(host, port, timeout_s=timeout)
+    click.echo("ok" if problem is None else problem, err=problem is not None)
+    sys.exit(0 if problem is None else 1)

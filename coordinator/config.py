@@ -1,0 +1,297 @@
+"""Settings: one table, Kafka's names and defaults where Kafka has the thing.
+
+``--set name=value`` wins over the environment (``GROUP_COORDINATOR_`` + upper case, dots as
+``_``), which wins over the TOML file (flat, quoted keys). A name that isn't in the table, or a
+value that can't be, refuses to start and says which and why.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from protocol.apis import REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX, SYNC_REQUEST_BYTES_MAX
+from protocol.types import INT32_MAX
+
+ENV_PREFIX: Final = "GROUP_COORDINATOR_"
+
+
+class ConfigError(Exception):
+    """A setting is unknown or impossible; the message names it and says why."""
+
+
+class Setting(NamedTuple):
+    """One line of the table; *low* and *high* are included, and for ints only."""
+
+    name: str
+    default: int | str | bool
+    doc: str
+    low: int = 0
+    high: int = INT32_MAX
+
+    @property
+    def attribute(self) -> str:
+        """The setting's name in `Settings`."""
+        return self.name.replace(".", "_")
+
+
+_MIB: Final = 1024 * 1024
+
+SETTINGS: Final = (
+    Setting("listeners", "127.0.0.1:9310", "Addresses to listen on, host:port, comma-separated."),
+    Setting(
+        "advertised.listeners",
+        "",
+        "host:port that FindCoordinator answers; needed where a listener is a wildcard.",
+    ),
+    Setting("node.id", 1, "This node's number, kept in the data folder."),
+    Setting("allow.plaintext.remote", False, "Listen off loopback although nothing is encrypted."),
+    Setting("group.min.session.timeout.ms", 6_000, "Shortest session a member may ask for.", 1),
+    Setting("group.max.session.timeout.ms", 1_800_000, "Longest session, likewise.", 1),
+    Setting(
+        "group.initial.rebalance.delay.ms",
+        3_000,
+        "How long the first join phase of an empty group waits for more members.",
+    ),
+    Setting("group.max.size", 10_000, "Members of one group, ids given out included.", 1),
+    Setting("group.max.offsets", 100_000, "Committed offsets of one group.", 1),
+    Setting(
+        "group.commit.ownership.check",
+        True,
+        "Refuse a commit for a partition that the member doesn't own in this generation.",
+    ),
+    Setting("offset.metadata.max.bytes", 4_096, "UTF-8 bytes of one offset's metadata."),
+    Setting(
+        "offsets.topic.num.partitions",
+        50,
+        "Offsets partitions; fixed when the data folder is made.",
+        1,
+        0xFFFE,
+    ),
+    Setting(
+        "offsets.topic.segment.bytes", 100 * _MIB, "Size at which a log segment is sealed.", 4096
+    ),
+    Setting(
+        "offsets.commit.timeout.ms",
+        5_000,
+        "After this long without fsync a waiting answer is OUTCOME_UNKNOWN.",
+        1,
+    ),
+    Setting(
+        "storage.reserve.bytes",
+        -1,
+        "Free disk below which new data is refused; -1 = the larger of 5 % of the disk and "
+        "the log's size plus two segments.",
+        -1,
+        2**62,
+    ),
+    Setting("max.connections", 10_000, "Open connections; more are closed at once.", 1),
+    Setting(
+        "socket.request.max.bytes", REQUEST_BYTES_MAX, "Largest request frame.", 1024, 64 * _MIB
+    ),
+    Setting(
+        "sync.request.max.bytes", SYNC_REQUEST_BYTES_MAX, "Largest SyncGroup.", 1024, 64 * _MIB
+    ),
+    Setting("response.max.bytes", RESPONSE_BYTES_MAX, "Largest response frame.", 1024, 256 * _MIB),
+    Setting(
+        "max.in.flight.requests",
+        64,
+        "Unanswered requests of one connection before its socket is no longer read.",
+        1,
+    ),
+    Setting("send.buffer.max.bytes", _MIB, "Unsent answers of one connection, likewise.", 1024),
+    Setting("connections.max.idle.ms", 600_000, "A silent connection is closed after this.", 1),
+    Setting("first.request.timeout.ms", 10_000, "A new connection must ask something in this.", 1),
+    Setting(
+        "request.read.timeout.ms",
+        10_000,
+        "A begun frame must be whole in this, plus a second per 64 KiB.",
+        1,
+    ),
+    Setting("send.timeout.ms", 10_000, "A peer that takes no byte for this long is closed.", 1),
+    Setting("shutdown.timeout.ms", 10_000, "Longest drain after SIGTERM."),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings as values; see `SETTINGS` for what each means."""
+
+    listeners: str
+    advertised_listeners: str
+    node_id: int
+    allow_plaintext_remote: bool
+    group_min_session_timeout_ms: int
+    group_max_session_timeout_ms: int
+    group_initial_rebalance_delay_ms: int
+    group_max_size: int
+    group_max_offsets: int
+    group_commit_ownership_check: bool
+    offset_metadata_max_bytes: int
+    offsets_topic_num_partitions: int
+    offsets_topic_segment_bytes: int
+    offsets_commit_timeout_ms: int
+    storage_reserve_bytes: int
+    max_connections: int
+    socket_request_max_bytes: int
+    sync_request_max_bytes: int
+    response_max_bytes: int
+    max_in_flight_requests: int
+    send_buffer_max_bytes: int
+    connections_max_idle_ms: int
+    first_request_timeout_ms: int
+    request_read_timeout_ms: int
+    send_timeout_ms: int
+    shutdown_timeout_ms: int
+
+    def __post_init__(self) -> None:
+        """Check what one setting alone can't tell."""
+        low, high = self.group_min_session_timeout_ms, self.group_max_session_timeout_ms
+        if low > high:
+            raise ConfigError(
+                f"group.min.session.timeout.ms ({low}) is above group.max.session.timeout.ms"
+                f" ({high})"
+            )
+        for address in self.listener_addresses():
+            if address.is_wildcard and not self.advertised_listeners:
+                raise ConfigError(
+                    f"listeners: {address} is a wildcard, which clients can't connect to; set "
+                    "advertised.listeners to the host:port that they can"
+                )
+            if not address.is_loopback and not self.allow_plaintext_remote:
+                raise ConfigError(
+                    f"listeners: {address} is not a loopback address and nothing on the "
+                    "connection is encrypted; set allow.plaintext.remote=true if you mean it"
+                )
+        if self.advertised_listeners:
+            Address.parse("advertised.listeners", self.advertised_listeners)
+
+    def listener_addresses(self) -> tuple["Address", ...]:
+        """Return where to listen."""
+        return tuple(Address.parse("listeners", part) for part in self.listeners.split(","))
+
+
+class Address(NamedTuple):
+    """A host and a port; the host of an IPv6 address stands in brackets in text."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, setting: str, text: str) -> "Address":
+        """Return the address in *text*, such as ``127.0.0.1:9310`` or ``[::1]:0``.
+
+        Raises:
+            ConfigError: It isn't one; the message names *setting*.
+        """
+        host, colon, port = text.strip().rpartition(":")
+        if not colon or not host or not port.isdecimal() or int(port) > 0xFFFF:
+            raise ConfigError(f"{setting}: {text.strip()!r} is not host:port")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it stands for every address of the machine."""
+        return self.host in {"0.0.0.0", "::", "*"}  # noqa: S104 - compared, not bound
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.host in {"localhost", "::1"} or self.host.startswith("127.")
+
+    def __str__(self) -> str:
+        """Return ``host:port``."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+_BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
+_BY_ENV: Final = {ENV_PREFIX + setting.attribute.upper(): setting.name for setting in SETTINGS}
+assert {s.attribute for s in SETTINGS} == {f.name for f in fields(Settings)}
+
+
+def load_settings(
+    *,
+    toml_path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Iterable[str] = (),
+    listen: Iterable[str] = (),
+) -> Settings:
+    """Return the settings from file, environment and command line, later ones winning.
+
+    Args:
+        toml_path: ``--config``.
+        environ: The environment; only names with `ENV_PREFIX` are looked at.
+        overrides: ``--set`` arguments, ``name=value``.
+        listen: ``--listen`` arguments, which replace ``listeners``.
+
+    Raises:
+        ConfigError: A name is unknown or a value impossible.
+    """
+    values: dict[str, Any] = {s.name: s.default for s in SETTINGS}
+    if toml_path is not None:
+        for name, raw in _read_toml(toml_path).items():
+            values[name] = _value(name, raw, f"in {toml_path}")
+    for variable, text in sorted((environ or {}).items()):
+        if variable.startswith(ENV_PREFIX):
+            env_name = _BY_ENV.get(variable)
+            if env_name is None:
+                raise ConfigError(f"the environment has {variable}, which is no setting")
+            values[env_name] = _value(env_name, _parse(env_name, text), "in the environment")
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {override}: expected NAME=VALUE")
+        values[name] = _value(name, _parse(name, text), "in --set")
+    addresses = list(listen)
+    if addresses:
+        values["listeners"] = ",".join(addresses)
+    return Settings(**{_BY_NAME[name].attribute: value for name, value in values.items()})
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as exc:
+        raise ConfigError(f"--config {path}: {exc.strerror}") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"--config {path}: {exc}") from exc
+
+
+def _lookup(name: str) -> Setting:
+    setting = _BY_NAME.get(name)
+    if setting is None:
+        near = [known for known in _BY_NAME if known.replace(".", "_") == name.replace(".", "_")]
+        hint = f"; did you mean {near[0]}?" if near else ""
+        quoted = " (in TOML, write the whole name in quotes)" if "." not in name else ""
+        raise ConfigError(f"{name}: there is no such setting{hint or quoted}")
+    return setting
+
+
+def _parse(name: str, text: str) -> int | str | bool:
+    """Return *text* as the type that the setting has."""
+    default = _lookup(name).default
+    if type(default) is bool:
+        if text.lower() not in {"true", "false"}:
+            raise ConfigError(f"{name}: {text!r} is neither true nor false")
+        return text.lower() == "true"
+    if type(default) is int:
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError(f"{name}: {text!r} is not a whole number") from None
+    return text
+
+
+def _value(name: str, value: Any, where: str) -> int | str | bool:
+    setting = _lookup(name)
+    if type(value) is not type(setting.default):
+        wanted = {bool: "true or false", int: "a whole number", str: "text"}[type(setting.default)]
+        raise ConfigError(f"{name} {where}: {value!r} is not {wanted}")
+    if type(value) is int and not setting.low <= value <= setting.high:
+        raise ConfigError(
+            f"{name} {where}: {value} is not between {setting.low} and {setting.high}"
+        )
+    checked: int | str | bool = value
+    return checked

@@ -1,0 +1,1 @@
+"""Joins the pure core and the log to trio: shards, gates, flusher, timers, loading."""

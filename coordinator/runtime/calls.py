@@ -1,0 +1,93 @@
+"""Requests that wait for their answer, as the runtime sees them.
+
+The server makes a `Call` per request and hands it down; the core keeps it as an opaque
+token. Whoever has the answer calls `resolve`, once. A request over several shards is
+split: each shard gets a `Part`, and the last one to resolve answers the call.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from protocol.failures import error_response
+from protocol.messages import Request, Response
+
+
+class Token(Protocol):
+    """What the gate needs of whoever waits."""
+
+    def resolve(self, answer: Any, leader_epoch: int) -> None:
+        """Take the answer and send it."""
+
+    def fail(self, error: int, leader_epoch: int) -> None:
+        """Answer with *error* in the request's full shape."""
+
+
+class Call:
+    """One request that expects one answer. The server's session makes it."""
+
+    __slots__ = ("_answer", "request")
+
+    def __init__(self, request: Request, answer: Callable[[Response, int], None]) -> None:
+        self.request = request
+        self._answer = answer
+
+    def resolve(self, answer: Response, leader_epoch: int) -> None:
+        """Send the answer."""
+        self._answer(answer, leader_epoch)
+
+    def fail(self, error: int, leader_epoch: int) -> None:
+        """Send the request's full shape around *error*."""
+        self._answer(error_response(self.request, error), leader_epoch)
+
+
+class Part:
+    """One shard's share of a call; `fail` knows the shape of this share."""
+
+    __slots__ = ("_failure", "_gather", "_index")
+
+    def __init__(self, gather: "Gather", index: int, failure: Callable[[int], Any]) -> None:
+        self._gather = gather
+        self._index = index
+        self._failure = failure
+
+    def resolve(self, answer: Any, leader_epoch: int) -> None:
+        """Put the share in its place."""
+        self._gather.put(self._index, answer, leader_epoch)
+
+    def fail(self, error: int, leader_epoch: int) -> None:
+        """Put the failed share in its place."""
+        self._gather.put(self._index, self._failure(error), leader_epoch)
+
+
+class Gather:
+    """Waits for all shares of a call, in the order asked."""
+
+    def __init__(self, done: Callable[[list[Any], int], None]) -> None:
+        self._done = done
+        self._shares: list[Any] = []
+        self._missing = 0
+        self._epoch = -1
+        self._sealed = False
+
+    def part(self, failure: Callable[[int], Any]) -> Part:
+        """Return the token for the next share; *failure* makes its answer out of an error."""
+        self._shares.append(None)
+        self._missing += 1
+        return Part(self, len(self._shares) - 1, failure)
+
+    def seal(self) -> None:
+        """All parts are handed out; answer as soon as they are back."""
+        self._sealed = True
+        self._finish()
+
+    def put(self, index: int, share: Any, leader_epoch: int) -> None:
+        """Take one share."""
+        self._shares[index] = share
+        self._missing -= 1
+        # The header's epoch speaks for one group only.
+        self._epoch = leader_epoch if len(self._shares) == 1 else -1
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._sealed and self._missing == 0:
+            self._done(self._shares, self._epoch)

@@ -1,0 +1,41 @@
+"""Who coordinates which offsets partition: the seam where a cluster comes in later.
+
+One node answers from memory; a cluster will answer from ZooKeeper, by compare-and-set
+znodes, and call `ShardRunner` load and unload as leadership moves.
+"""
+
+from typing import NamedTuple, Protocol
+
+
+class Leader(NamedTuple):
+    """The node that leads an offsets partition, as clients reach it."""
+
+    node_id: int
+    host: str
+    port: int
+    leader_epoch: int
+
+
+class Coordination(Protocol):
+    """What a node asks about the cluster."""
+
+    def leader_of(self, offsets_partition: int) -> Leader | None:
+        """Return the leader, or None while there is none (clients are told 15)."""
+
+    def is_leader(self, offsets_partition: int) -> bool:
+        """Return whether this node leads the partition (else clients are told 16)."""
+
+
+class EmbeddedCoordination:
+    """A cluster of one: this node leads everything, in the epoch of its data folder."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+
+    def leader_of(self, _offsets_partition: int) -> Leader | None:
+        """Return this node."""
+        return self._leader
+
+    def is_leader(self, _offsets_partition: int) -> bool:
+        """Return True."""
+        return True

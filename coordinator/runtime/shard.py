@@ -1,0 +1,218 @@
+"""One offsets partition at work: its pure core, its gate, and its place in the journal."""
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any, Protocol
+
+from coordinator.group import Caller, Event, GroupShard, Now, Outcome, Reply
+from coordinator.group.records import from_entry, to_entry
+from coordinator.log.format import Batch, Entry
+from coordinator.log.journal import Journal
+from coordinator.runtime.calls import Token
+from coordinator.runtime.gate import ReplyGate
+from protocol.errors import ErrorCode
+from protocol.messages import HeartbeatRequest, OffsetCommitRequest, Request
+
+
+class Status(Enum):
+    """Whether the partition can be asked."""
+
+    LOADING = "loading"
+    ACTIVE = "active"
+    CLOSED = "closed"
+
+
+class Services(Protocol):
+    """What a shard needs of its node."""
+
+    journal: Journal
+    commit_timeout_ms: int
+
+    def now(self) -> Now:
+        """Return the time."""
+
+    def appended(self) -> None:
+        """Something waits for a flush."""
+
+    def deadline_may_be_earlier(self, deadline_ms: int | None) -> None:
+        """The timer task may have to wake before it planned to."""
+
+    def emit(self, event: Event) -> None:
+        """Log an event of the core."""
+
+
+# These only ever move a member's deadline later, so the timer need not be told.
+_QUIET_REQUESTS = frozenset({HeartbeatRequest, OffsetCommitRequest})
+
+
+class ShardRunner:
+    """Applies what the core decides: log, then gate, then the answer."""
+
+    def __init__(self, partition: int, core: GroupShard, services: Services) -> None:
+        self.partition = partition
+        self.core = core
+        self.status = Status.LOADING
+        self.gate = ReplyGate(self._release)
+        self._services = services
+        self._leader_epoch = services.journal.leader_epoch
+        # Group -> end offset of its last entry not yet committed, oldest first.
+        self._uncommitted: dict[str, int] = {}
+
+    # --- requests -----------------------------------------------------------------------
+
+    def refusal(self) -> ErrorCode | None:
+        """Return why the partition can't be asked now, or None."""
+        if self.status is Status.ACTIVE:
+            return None
+        if self.status is Status.LOADING:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return ErrorCode.NOT_COORDINATOR
+
+    def handle(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
+        """Decide one request of one group; the answer reaches *token* now or later."""
+        refused = self.refusal()
+        if refused is not None:
+            token.fail(refused, self._leader_epoch)
+            return
+        try:
+            outcome = self.core.handle(request, token, caller, now)
+        except Exception:
+            # A bug must not leave memory ahead of the log: what was replayed before it is
+            # logged all the same. The asker is told "unknown", which is then true.
+            half_done = self.core.interrupted()
+            if half_done is not None:
+                half_done.replies.clear()
+                self._apply(half_done, now)
+            raise
+        self._apply(outcome, now)
+        if type(request) not in _QUIET_REQUESTS:
+            self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
+
+    def read(self, group_id: str | None, token: Token, look: Callable[[], Any], now: Now) -> None:
+        """Answer with what *look* sees now, once the group's last entry is committed.
+
+        With *group_id* None the answer waits for every group of the shard.
+        """
+        refused = self.refusal()
+        if refused is not None:
+            token.fail(refused, self._leader_epoch)
+            return
+        answer = look()
+        if group_id is None:
+            until = self._services.journal.end_offset(self.partition)
+        else:
+            until = self._uncommitted.get(group_id, 0)
+        deadline_ms = now.mono_ms + self._services.commit_timeout_ms
+        reply = Reply(token, answer, True, None)
+        self.gate.park(reply, until_offset=until, deadline_ms=deadline_ms)
+
+    def delete_group(self, group_id: str, token: Token, now: Now) -> None:
+        """Delete one group; *token* gets the error code."""
+        refused = self.refusal()
+        if refused is not None:
+            token.fail(refused, self._leader_epoch)
+            return
+
+        outcome, error = self.core.delete_group(group_id, now)
+        outcome.replies.append(Reply(token, error, True, None))  # type: ignore[arg-type]  # a share of the answer, not a response
+        self._apply(outcome, now)
+
+    def withdraw(self, token: Token, now: Now) -> None:
+        """The client behind a parked JoinGroup or SyncGroup is gone."""
+        if self.status is Status.ACTIVE:
+            outcome = self.core.withdraw(token, now)
+            if outcome is not None:
+                self._apply(outcome, now)
+            self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
+
+    # --- time ---------------------------------------------------------------------------
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when `expire` has something to do."""
+        return self.core.next_deadline_ms() if self.status is Status.ACTIVE else None
+
+    def expire(self, now: Now) -> None:
+        """Do what is due."""
+        self._apply_all(self.core.expire(now), now)
+
+    def give_up(self, now: Now) -> None:
+        """Answer OUTCOME_UNKNOWN where the disk took longer than the commit timeout."""
+        for reply in self.gate.give_up(now.mono_ms):
+            self._fail_late(reply, now)
+
+    # --- the log ------------------------------------------------------------------------
+
+    def advance(self, committed_offset: int) -> None:
+        """The partition is committed up to *committed_offset*: let go what waited for it."""
+        uncommitted = self._uncommitted
+        while uncommitted:
+            group_id = next(iter(uncommitted))
+            if uncommitted[group_id] > committed_offset:
+                break
+            del uncommitted[group_id]
+        self.gate.advance(committed_offset)
+        # Sessions are armed again as JoinGroup and SyncGroup answers leave.
+        self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
+
+    def replay(self, batch: Batch) -> None:
+        """Load one batch. Raises RecordError on an entry that this code can't know."""
+        for _, entry in batch.entries:
+            self.core.replay(from_entry(*entry))
+
+    def loaded(self, now: Now) -> None:
+        """Everything is replayed: start to serve."""
+        self.status = Status.ACTIVE
+        self.gate.advance(self._services.journal.end_offset(self.partition))
+        self._apply_all(self.core.loaded(now), now)
+        self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
+
+    def unload(self, now: Now) -> None:
+        """Stop serving: 16 for what was not appended; what was is answered when durable."""
+        if self.status is Status.ACTIVE:
+            self.status = Status.CLOSED
+            self._apply_all(self.core.unload(now), now)
+        self.status = Status.CLOSED
+
+    def abandon_waiting(self, now: Now) -> None:
+        """Answer 1000 to everything that still waits for the disk."""
+        for reply in self.gate.give_up():
+            self._fail_late(reply, now)
+
+    # --- inside -------------------------------------------------------------------------
+
+    def _apply_all(self, outcomes: Iterable[Outcome], now: Now) -> None:
+        for outcome in outcomes:
+            self._apply(outcome, now)
+
+    def _apply(self, outcome: Outcome, now: Now) -> None:
+        services = self._services
+        group_id = outcome.group_id
+        if outcome.records:
+            entries = [Entry(*to_entry(record)) for record in outcome.records]
+            end = services.journal.append(self.partition, entries, now.wall_ms)
+            # Moved to the end of the dict, which is in the order of offsets.
+            self._uncommitted.pop(group_id, None)
+            self._uncommitted[group_id] = end
+            services.appended()
+        if outcome.replies:
+            until = self._uncommitted.get(group_id, 0)
+            deadline_ms = now.mono_ms + services.commit_timeout_ms
+            for reply in outcome.replies:
+                if reply.gated:
+                    self.gate.park(reply, until_offset=until, deadline_ms=deadline_ms)
+                else:
+                    self._release(reply)
+        for event in outcome.events:
+            services.emit(event)
+
+    def _release(self, reply: Reply) -> None:
+        if reply.member is not None:
+            self.core.released(reply, self._services.now())
+        token: Token = reply.token  # type: ignore[assignment]  # the core keeps it unread
+        token.resolve(reply.response, self._leader_epoch)
+
+    def _fail_late(self, reply: Reply, now: Now) -> None:
+        if reply.member is not None:
+            self.core.released(reply, now)
+        token: Token = reply.token  # type: ignore[assignment]  # as above
+        token.fail(ErrorCode.OUTCOME_UNKNOWN, self._leader_epoch)

@@ -1,0 +1,1 @@
+"""Sockets, sessions, dispatch, limits, shutdown, telemetry."""

@@ -1,0 +1,209 @@
+"""Start and stop the daemon: the log outermost, sessions inside it, the door innermost.
+
+Start: open and recover the log (the leader epoch rises and is on disk), open the door
+("listening"), load ("ready"). Stop: close the door, unload every shard, which answers what is
+parked, wait for the last flush, write the marker of a clean stop. The clients that are still
+connected see their connection close after their last answer.
+"""
+
+import base64
+import resource
+import secrets
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import trio
+
+from coordinator.config import Address, Settings
+from coordinator.group import GroupConfig
+from coordinator.group.records import RecordError
+from coordinator.log.errors import LogError
+from coordinator.log.journal import Journal
+from coordinator.log.os_directory import OsDirectory
+from coordinator.runtime.coordination import EmbeddedCoordination, Leader
+from coordinator.runtime.node import Node
+from coordinator.server.dispatch import SERVER_SOFTWARE, Dispatcher
+from coordinator.server.server import Listener, Server, SocketListener, listen
+
+log: Final = structlog.get_logger()
+
+EXIT_REFUSED: Final = 78
+EXIT_CANNOT_LISTEN: Final = 75
+# Descriptors kept for the log, the event loop and the listeners.
+RESERVED_DESCRIPTORS: Final = 16
+_CLUSTER_ID_BYTES: Final = 16  # 22 characters of base64.
+
+
+def new_cluster_id() -> str:
+    """Return 22 characters of URL-safe base64, as Kafka's cluster ids."""
+    return base64.urlsafe_b64encode(secrets.token_bytes(_CLUSTER_ID_BYTES)).rstrip(b"=").decode()
+
+
+def make_node(
+    settings: Settings, journal: Journal, *, emit_event: Callable[[str, dict[str, Any]], None]
+) -> Node:
+    """Return the node over *journal*, with the clock and ids of the real world."""
+    return Node(
+        journal=journal,
+        group_config=group_config(settings),
+        num_partitions=settings.offsets_topic_num_partitions,
+        commit_timeout_ms=settings.offsets_commit_timeout_ms,
+        reserve_bytes=settings.storage_reserve_bytes,
+        segment_bytes=settings.offsets_topic_segment_bytes,
+        new_uuid=lambda: str(uuid.uuid4()),
+        wall_clock_ms=lambda: time.time_ns() // 1_000_000,
+        emit_event=emit_event,
+    )
+
+
+def group_config(settings: Settings) -> GroupConfig:
+    """Return the part of the settings that groups live by."""
+    return GroupConfig(
+        group_min_session_timeout_ms=settings.group_min_session_timeout_ms,
+        group_max_session_timeout_ms=settings.group_max_session_timeout_ms,
+        group_initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
+        group_max_size=settings.group_max_size,
+        group_max_offsets=settings.group_max_offsets,
+        offset_metadata_max_bytes=settings.offset_metadata_max_bytes,
+        ownership_check=settings.group_commit_ownership_check,
+        max_response_bytes=settings.response_max_bytes,
+        max_assignments_bytes=settings.sync_request_max_bytes,
+    )
+
+
+def max_connections(settings: Settings) -> int:
+    """Return how many connections this process may hold, given its descriptors."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return settings.max_connections
+    return max(1, min(settings.max_connections, soft - RESERVED_DESCRIPTORS))
+
+
+async def serve(settings: Settings, data_dir: Path, *, leader_epoch_at_least: int = 0) -> int:
+    """Run the daemon until SIGTERM or SIGINT; return the process's exit status."""
+    try:
+        journal = Journal(
+            OsDirectory(data_dir),
+            num_partitions=settings.offsets_topic_num_partitions,
+            segment_bytes=settings.offsets_topic_segment_bytes,
+            node_id=settings.node_id,
+            new_cluster_id=new_cluster_id,
+            leader_epoch_at_least=leader_epoch_at_least,
+        )
+    except LogError as exc:
+        log.critical("refused", reason=str(exc))
+        return exc.exit_status
+    except OSError as exc:
+        log.critical("refused", reason=f"the data folder {data_dir} can't be used: {exc.strerror}")
+        return EXIT_REFUSED
+    for name, fields in journal.recovery_events:
+        log.warning(name, **fields)
+    try:
+        listeners = [listen(*address) for address in settings.listener_addresses()]
+    except OSError as exc:
+        log.critical("refused", reason=f"can't listen on {settings.listeners}: {exc}")
+        journal.close(clean=True)
+        return EXIT_CANNOT_LISTEN
+    return await _serve_log(settings, journal, listeners)
+
+
+async def _serve_log(settings: Settings, journal: Journal, listeners: list[SocketListener]) -> int:
+    node = make_node(settings, journal, emit_event=_log_event)
+    leader = _leader(settings, listeners[0], journal.leader_epoch)
+    server = Server(
+        node=node,
+        settings=settings,
+        dispatcher=Dispatcher(
+            node=node,
+            settings=settings,
+            coordination=EmbeddedCoordination(leader),
+            cluster_id=journal.meta.cluster_id,
+        ),
+        max_connections=max_connections(settings),
+    )
+    clean = False
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.run)
+            nursery.start_soon(server.run, list[Listener](listeners))
+            for address, listener in zip(settings.listener_addresses(), listeners, strict=True):
+                log.info(
+                    "listening",
+                    host=address.host,
+                    port=listener.port,
+                    cluster_id=journal.meta.cluster_id,
+                    leader_epoch=journal.leader_epoch,
+                    software=SERVER_SOFTWARE,
+                )
+            nursery.start_soon(node.load)
+            await _wait_for_stop_signal()
+            log.info("stopping")
+            for listener in listeners:
+                listener.close()
+            clean = await _drain(node, settings.shutdown_timeout_ms)
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as failures:
+        return _exit_status_of(failures)
+    finally:
+        with suppress(LogError):  # Nothing was lost: the next start recovers as after a crash.
+            journal.close(clean=clean)
+    log.info("stopped", clean=clean)
+    return 0
+
+
+async def _drain(node: Node, timeout_ms: int) -> bool:
+    """Return whether everything that was appended is on disk and answered."""
+    if not node.ready:
+        return False
+    with trio.move_on_after(timeout_ms / 1000):
+        await node.drain()
+        return True
+    return False
+
+
+async def _wait_for_stop_signal() -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            # A second signal finds Python's defaults and ends the process at once.
+            return
+
+
+def _leader(settings: Settings, listener: SocketListener, leader_epoch: int) -> Leader:
+    if settings.advertised_listeners:
+        host, port = Address.parse("advertised.listeners", settings.advertised_listeners)
+    else:
+        host, port = settings.listener_addresses()[0].host, listener.port
+    return Leader(settings.node_id, host, port, leader_epoch)
+
+
+def _log_event(name: str, fields: dict[str, Any]) -> None:
+    log.info(name, **fields)
+
+
+def _exit_status_of(failures: BaseExceptionGroup[BaseException]) -> int:
+    """Log why the daemon ends and return its exit status; what is no known end is raised."""
+    log_errors, rest = failures.split(LogError)
+    if log_errors is not None:
+        error = _first(log_errors)
+        assert isinstance(error, LogError)
+        log.critical("log.failed", reason=str(error))
+        return error.exit_status
+    unknown_records, rest = failures.split(RecordError)
+    if unknown_records is not None:
+        reason = f"the log can't be read by this release: {_first(unknown_records)}"
+        log.critical("refused", reason=reason)
+        return EXIT_REFUSED
+    assert rest is not None
+    raise rest
+
+
+def _first(failures: BaseException) -> BaseException:
+    while isinstance(failures, BaseExceptionGroup):
+        failures = failures.exceptions[0]
+    return failures

@@ -1,0 +1,204 @@
+"""The door: accepts connections, owns their sessions, and closes those that overstay."""
+
+import errno
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+import structlog
+import trio
+
+from coordinator.config import Settings
+from coordinator.runtime.node import Node
+from coordinator.server.dispatch import Dispatcher
+from coordinator.server.session import Session
+from coordinator.server.transport import SocketTransport, Transport
+from protocol.connection import BadRequest, RequestEvent
+
+log: Final = structlog.get_logger()
+
+SWEEP_PERIOD_S: Final = 1.0
+ACCEPT_PAUSE_S: Final = 0.1
+BACKLOG: Final = 1024
+# trio's own list: the process or the machine has no room for another socket just now.
+_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+# One line per peer and second is enough to find out who sends garbage.
+_LOG_PERIOD_MS: Final = 1_000
+_LOGGED_PEERS_MAX: Final = 1_000
+
+
+class Listener(Protocol):
+    """Where connections come from."""
+
+    async def accept(self) -> Transport:
+        """Return the next connection. Raises OSError when there is no room for one."""
+
+    def close(self) -> None:
+        """Stop listening."""
+
+
+class SocketListener:
+    """A listening TCP socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, also where 0 was asked for."""
+        number: int = self._socket.getsockname()[1]
+        return number
+
+    async def accept(self) -> Transport:
+        """Return the next connection."""
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                sock, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                continue
+            return SocketTransport(sock, str(address[0]))
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
+
+def listen(host: str, port: int) -> SocketListener:
+    """Return a listener on *host*:*port*. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        None if host == "*" else host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return SocketListener(sock)
+
+
+class Server:
+    """All sessions of this process."""
+
+    def __init__(
+        self, *, node: Node, settings: Settings, dispatcher: Dispatcher, max_connections: int
+    ) -> None:
+        self.node = node
+        self.settings = settings
+        self.dispatcher = dispatcher
+        self._max_connections = max_connections
+        self._sessions: dict[Session, None] = {}
+        self._nursery: trio.Nursery | None = None
+        self._with_answers: list[Session] = []
+        self._errors = 0
+        self._last_logged_ms: dict[str, int] = {}
+        node.after_release = self.flush
+
+    async def run(self, listeners: list[Listener]) -> None:
+        """Serve the *listeners* until cancelled; then every session ends."""
+        async with trio.open_nursery() as self._nursery:
+            for listener in listeners:
+                self._nursery.start_soon(self._accept_for_ever, listener)
+            self._nursery.start_soon(self._sweep_for_ever)
+
+    def start_soon(self, task: Callable[[], Awaitable[Any]]) -> None:
+        """Run *task* beside the sessions."""
+        assert self._nursery is not None
+        self._nursery.start_soon(task)
+
+    def serve(self, transport: Transport) -> None:
+        """Start a session on *transport*, or close it when there are too many."""
+        if len(self._sessions) >= self._max_connections:
+            self._log_seldom("connection.refused", transport.peer, reason="max.connections")
+            transport.close()
+            return
+        session = Session(self, transport, self.node.now().mono_ms)
+        self._sessions[session] = None
+        self.start_soon(lambda: self._run_session(session))
+
+    async def _run_session(self, session: Session) -> None:
+        try:
+            await session.run()
+        finally:
+            del self._sessions[session]
+
+    async def _accept_for_ever(self, listener: Listener) -> None:
+        while True:
+            try:
+                transport = await listener.accept()
+            except trio.ClosedResourceError:
+                return
+            except OSError as exc:
+                if exc.errno not in _NO_ROOM:
+                    raise
+                log.warning("accept.paused", reason=exc.strerror)
+                await trio.sleep(ACCEPT_PAUSE_S)
+                continue
+            self.serve(transport)
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await trio.sleep(SWEEP_PERIOD_S)
+            now_ms = self.node.now().mono_ms
+            for session in self._sessions:
+                reason = session.overdue(now_ms)
+                if reason is not None:
+                    self.closed_by_limit(session, reason)
+                    session.scope.cancel()
+
+    # --- what sessions report -----------------------------------------------------------
+
+    def has_answers(self, session: Session) -> None:
+        """Remember that *session* has something to send at the end of this turn."""
+        self._with_answers.append(session)
+
+    def flush(self) -> None:
+        """Send every session's answers, each in one go."""
+        sessions, self._with_answers = self._with_answers, []
+        for session in sessions:
+            session.flush()
+
+    def bad_request(self, session: Session, bad: BadRequest) -> None:
+        """Note a request that could not be handled."""
+        self._log_seldom(
+            "request.refused",
+            session.transport.peer,
+            error=bad.error.name,
+            reason=bad.reason,
+            closed=bad.close,
+        )
+
+    def protocol_violation(self, session: Session, reason: str) -> None:
+        """Note a connection that had to be closed without an answer."""
+        self._log_seldom("connection.closed", session.transport.peer, reason=reason)
+
+    def closed_by_limit(self, session: Session, reason: str) -> None:
+        """Note a connection that overstayed."""
+        self._log_seldom("connection.closed", session.transport.peer, reason=reason)
+
+    def handler_failed(self, session: Session, event: RequestEvent, exc: Exception) -> int:
+        """Log a bug with a number of its own and return the number."""
+        self._errors += 1
+        log.error(
+            "request.failed",
+            error_id=self._errors,
+            api=event.api_key.name,
+            peer=session.transport.peer,
+            exc_info=exc,
+        )
+        return self._errors
+
+    def _log_seldom(self, event: str, peer: str, **fields: Any) -> None:
+        now_ms = self.node.now().mono_ms
+        if now_ms - self._last_logged_ms.get(peer, -_LOG_PERIOD_MS) < _LOG_PERIOD_MS:
+            return
+        if len(self._last_logged_ms) >= _LOGGED_PEERS_MAX:
+            self._last_logged_ms.clear()
+        self._last_logged_ms[peer] = now_ms
+        log.warning(event, peer=peer, **fields)
