@@ -87,15 +87,7 @@ class Journal:
             LogRefused: The folder can't be served; nothing in it was changed.
             LogFailed: The disk failed.
         """
-        if not 1 <= num_partitions <= PARTITIONS_MAX:
-            message = f"num_partitions must be 1 to {PARTITIONS_MAX}, not {num_partitions}"
-            raise ValueError(message)
-        if not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
-            message = (
-                f"segment_bytes must be {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}, "
-                f"not {segment_bytes}"
-            )
-            raise ValueError(message)
+        _check_settings(num_partitions, segment_bytes)
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._failure: BaseException | None = None
@@ -382,3 +374,14 @@ class Journal:
                 yield segment.name, segment.data_bytes, positions
         if newest:
             yield active.name, newest_bytes, newest
+
+
+def _check_settings(num_partitions: int, segment_bytes: int) -> None:
+    if not 1 <= num_partitions <= PARTITIONS_MAX:
+        message = f"num_partitions must be 1 to {PARTITIONS_MAX}, not {num_partitions}"
+        raise ValueError(message)
+    if not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
+        message = (
+            f"segment_bytes must be {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}, not {segment_bytes}"
+        )
+        raise ValueError(message)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from coordinator.log.errors import LogCorrupt
 from coordinator.log.flush import OpenBatch, encode_flush

@@ -4,8 +4,7 @@ import contextlib
 import random
 from typing import Final
 
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.log.errors import LogFailed
