@@ -1,0 +1,257 @@
+"""One connection to one coordinator: many requests at a time, answers as they come."""
+
+# Three tasks share a connection: one reads, one writes, one watches that the peer is alive.
+# A caller only leaves bytes in the outbox and waits for its own answer. So a caller that is
+# cancelled can't tear a frame that is half sent, and nobody waits for anybody else's answer.
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from client.exceptions import FatalError
+from client.outcomes import error_of
+from protocol.apis import api_of, latest_version
+from protocol.connection import ClientConnection, ResponseEvent
+from protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
+from protocol.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    BareError,
+    OffsetCommitRequest,
+    Request,
+    SyncGroupRequest,
+)
+
+SOFTWARE_NAME: Final = "group-coordinator-python"
+SOFTWARE_VERSION: Final = "0.1.0"
+RECEIVE_BYTES: Final = 64 * 1024
+# A parked JoinGroup may be silent for minutes, so silence alone proves nothing. After this long
+# without a byte while something is awaited, a harmless request is sent; after as long again
+# without an answer to it, the connection counts as dead.
+SILENCE_S: Final = 10.0
+
+_STREAM_ERRORS: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+class ConnectionLost(Exception):
+    """The connection is of no more use. Whether a request was applied is unknown.
+
+    Internal: the retry loop turns it into what users see.
+
+    Attributes:
+        maybe_sent: False if the request surely did not leave this machine.
+
+    """
+
+    def __init__(self, message: str, *, maybe_sent: bool = True) -> None:
+        """Take a message for people."""
+        self.maybe_sent = maybe_sent
+        super().__init__(message)
+
+
+class _Waiter:
+    """Whoever waits for one answer."""
+
+    __slots__ = ("answer", "done", "lost")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.answer: ResponseEvent | None = None
+        self.lost: str | None = None
+
+
+class Connection:
+    """A stream to *address* with correlation ids. `run` must be started in a nursery.
+
+    Attributes:
+        address: "host:port", for messages.
+        cluster_id: As the server said in `handshake`.
+
+    """
+
+    def __init__(
+        self, stream: trio.abc.Stream, address: str, protocol: ClientConnection | None = None
+    ) -> None:
+        """Take over *stream*; `run` closes it."""
+        self.address = address
+        self.cluster_id = ""
+        self._stream = stream
+        self._protocol = protocol or ClientConnection()
+        self._waiters: dict[int, _Waiter] = {}
+        self._outbox = bytearray()
+        self._outbox_filled = trio.Event()
+        self._scope = trio.CancelScope()
+        self._lost_because: str | None = None
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._server_software = "the server"
+        self._max_request_bytes: int | None = None
+        self._not_before_s = -float("inf")
+        self._last_heard_s = trio.current_time()
+        self._ping = ApiVersionsRequest("client", SOFTWARE_NAME, SOFTWARE_VERSION)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a request has a chance."""
+        return self._lost_because is None
+
+    def close(self, reason: str) -> None:
+        """Give the connection up: everyone who waits gets `ConnectionLost`. Never blocks."""
+        if self._lost_because is None:
+            self._lost_because = reason
+            waiters, self._waiters = self._waiters, {}
+            for waiter in waiters.values():
+                waiter.lost = reason
+                waiter.done.set()
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """Move bytes until the connection ends or is closed. Raises nothing."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._guarded, self._read)
+                    nursery.start_soon(self._guarded, self._write)
+                    nursery.start_soon(self._watch)
+        finally:
+            self.close("the connection was closed")
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(self._stream)
+
+    async def handshake(self, client_id: str) -> None:
+        """Say who is calling and learn which versions the server speaks.
+
+        Raises:
+            ConnectionLost: No answer.
+            FatalError: The server doesn't want to talk to this client.
+        """
+        request = ApiVersionsRequest(client_id, SOFTWARE_NAME, SOFTWARE_VERSION)
+        self._ping = request
+        response = (await self._request(request, 0)).response
+        code = error_of(response, None)
+        if not isinstance(response, ApiVersionsResponse) or code != ErrorCode.NONE:
+            raise FatalError(f"{self.address} refused ApiVersions", code=code)
+        self._versions = {api.api_key: (api.min_version, api.max_version) for api in response.apis}
+        self._server_software = response.server_software or "the server"
+        self._max_request_bytes = response.max_request_bytes
+        self.cluster_id = response.cluster_id
+
+    async def wait_for_turn(self) -> None:
+        """Wait as long as the server's ``throttle_time_ms`` asked for."""
+        await trio.sleep_until(self._not_before_s)
+
+    async def request(self, request: Request) -> ResponseEvent:
+        """Send *request* in the newest version that both ends speak; return its answer.
+
+        Raises:
+            ConnectionLost: It may have been applied or not.
+            FatalError: It can't be sent at all, or the server didn't understand it.
+        """
+        return await self._request(request, self._version_of(request))
+
+    async def _request(self, request: Request, version: int) -> ResponseEvent:
+        if self._lost_because is not None:
+            raise ConnectionLost(f"{self.address}: {self._lost_because}", maybe_sent=False)
+        try:
+            correlation_id, data = self._protocol.send(request, version)
+        except LocalProtocolError as exc:
+            raise FatalError(f"the request can't be sent: {exc}") from exc
+        if (
+            self._max_request_bytes is not None
+            and len(data) - 4 > self._max_request_bytes
+            and not isinstance(request, SyncGroupRequest)
+        ):
+            raise FatalError(
+                f"the request has {len(data)} bytes, {self.address} takes at most "
+                f"{self._max_request_bytes}: send less at a time"
+            )
+        waiter = self._waiters[correlation_id] = _Waiter()
+        self._outbox += data
+        self._outbox_filled.set()
+        try:
+            await waiter.done.wait()
+        finally:
+            self._waiters.pop(correlation_id, None)
+        if waiter.answer is None:
+            raise ConnectionLost(f"{self.address}: {waiter.lost}")
+        response = waiter.answer.response
+        if isinstance(response, BareError) and response.error == ErrorCode.UNSUPPORTED_VERSION:
+            raise FatalError(
+                f"{self._server_software} at {self.address} does not support this "
+                f"{api_of(request).name} request",
+                code=response.error,
+            )
+        return waiter.answer
+
+    def _version_of(self, request: Request) -> int:
+        key = api_of(request)
+        newest = latest_version(key)
+        oldest = 0
+        if isinstance(request, OffsetCommitRequest) and _expects(request):
+            oldest = 1
+        offered = self._versions.get(key)
+        if offered is None or offered[0] > newest or offered[1] < oldest:
+            spoken = "not at all" if offered is None else f"only in versions {offered}"
+            raise FatalError(
+                f"{self._server_software} at {self.address} answers {key.name} {spoken}; "
+                f"this client needs version {oldest} to {newest}",
+                code=ErrorCode.UNSUPPORTED_VERSION,
+            )
+        return min(newest, offered[1])
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except _STREAM_ERRORS as exc:
+            self.close(str(exc) or type(exc).__name__)
+        except RemoteProtocolError as exc:
+            self.close(f"the server broke the protocol: {exc}")
+
+    async def _read(self) -> None:
+        while True:
+            data = await self._stream.receive_some(RECEIVE_BYTES)
+            if not data:
+                self.close("the server closed the connection")
+                return
+            self._last_heard_s = trio.current_time()
+            for event in self._protocol.receive(bytes(data)):
+                self._take(event)
+
+    def _take(self, event: ResponseEvent) -> None:
+        if event.throttle_time_ms > 0:
+            until_s = trio.current_time() + event.throttle_time_ms / 1000
+            self._not_before_s = max(self._not_before_s, until_s)
+        # Without a waiter it is the answer to somebody who was cancelled meanwhile.
+        waiter = self._waiters.pop(event.correlation_id, None)
+        if waiter is not None:
+            waiter.answer = event
+            waiter.done.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._outbox_filled.wait()
+            self._outbox_filled = trio.Event()
+            data = bytes(self._outbox)
+            self._outbox.clear()
+            await self._stream.send_all(data)
+
+    async def _watch(self) -> None:
+        while True:
+            await trio.sleep(SILENCE_S)
+            if not self._waiters or trio.current_time() - self._last_heard_s < SILENCE_S:
+                continue
+            with trio.move_on_after(SILENCE_S) as scope:
+                try:
+                    await self._request(self._ping, 0)
+                except (ConnectionLost, FatalError):
+                    return
+            if scope.cancelled_caught:
+                self.close("the server went silent")
+
+
+def _expects(request: OffsetCommitRequest) -> bool:
+    return any(
+        partition.expected_offset is not None
+        for topic in request.topics
+        for partition in topic.partitions
+    )

@@ -1,0 +1,104 @@
+"""What can go wrong, sorted by what the caller should do about it.
+
+A code of the wire protocol never reaches a caller as a bare number to be compared:
+the class says what to do, the message says what happened, `code` is for logs.
+"""
+
+from collections.abc import Mapping
+
+from protocol.errors import ERRORS, ErrorCode
+from protocol.types import TopicPartition
+
+
+class CoordinatorError(Exception):
+    """Base class of everything this package raises about the coordinator.
+
+    Attributes:
+        group_code: The wire code with which the group answered a member, where one is behind it.
+
+    """
+
+    def __init__(self, message: str, *, group_code: int | None = None) -> None:
+        """Take a sentence for people."""
+        self.group_code = group_code
+        super().__init__(message)
+
+
+class RetriableError(CoordinatorError):
+    """Nothing was applied. Retries ran out of time; trying again later may well succeed."""
+
+
+class CoordinatorUnavailable(RetriableError):
+    """No coordinator could be reached, or it was loading, until the deadline passed."""
+
+
+class OutcomeUnknown(CoordinatorError):
+    """The change may or may not have been applied: no definite answer came in time.
+
+    Repeat the very same call, or read back what is stored.
+    """
+
+
+class Rebalanced(CoordinatorError):
+    """The group moved on to another generation. Nothing was stored; call ``assignment()``."""
+
+
+class MemberLost(Rebalanced):
+    """The group removed this member: its partitions are somebody else's.
+
+    Nothing was stored. ``assignment()`` joins again under a new member id.
+    """
+
+
+class CommitRefused(CoordinatorError):
+    """Some partitions were refused; those that ``errors`` doesn't name are stored.
+
+    Attributes:
+        errors: The code per refused partition (an `ErrorCode` where it is a known one).
+        maybe_stored: An earlier attempt's answer was lost, so that an OFFSET_CONFLICT may be
+            this commit's own doing. Read back to find out.
+
+    """
+
+    def __init__(self, errors: Mapping[TopicPartition, int], *, maybe_stored: bool = False) -> None:
+        """Take the code of each refused partition."""
+        self.errors = {tp: known_code(code) for tp, code in errors.items()}
+        self.maybe_stored = maybe_stored
+        listed = ", ".join(f"{tp}: {code_text(code)}" for tp, code in sorted(errors.items()))
+        super().__init__(f"the commit was refused for {listed}")
+
+
+class FatalError(CoordinatorError):
+    """Repeating it does not help: a wrong setting, a refusal, or a bug on either side.
+
+    Attributes:
+        code: The wire code, if one is behind it (an `ErrorCode` where it is a known one).
+
+    """
+
+    def __init__(
+        self, message: str, *, code: int | None = None, group_code: int | None = None
+    ) -> None:
+        """Take a sentence for people, and the wire code if there is one."""
+        self.code = None if code is None else known_code(code)
+        super().__init__(message, group_code=group_code)
+
+
+class ClientClosed(CoordinatorError):
+    """The client, or this member of it, was closed. Make a new one."""
+
+
+def known_code(code: int) -> int:
+    """Return *code* as an `ErrorCode` where it is one, so that it prints by name."""
+    try:
+        return ErrorCode(code)
+    except ValueError:
+        return code
+
+
+def code_text(code: int) -> str:
+    """Return name, number and meaning of *code*."""
+    known = known_code(code)
+    if isinstance(known, ErrorCode):
+        return f"{known.name} ({code}): {ERRORS[known].meaning}"
+    return f"unknown error code {code}"

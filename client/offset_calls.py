@@ -1,0 +1,108 @@
+"""Commit and fetch, for members and for those who only look at a group."""
+
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+
+import trio
+
+from client.exceptions import (
+    CoordinatorError,
+    CoordinatorUnavailable,
+    FatalError,
+    MemberLost,
+    OutcomeUnknown,
+    Rebalanced,
+    code_text,
+)
+from client.offsets import check_commit, fetch_request, fetched
+from client.router import Router
+from client.turns import Turns
+from client.types import OffsetAndMetadata
+from protocol.errors import ErrorCode
+from protocol.messages import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchResponse
+from protocol.types import TopicPartition
+
+
+class OffsetCalls:
+    """The offsets requests of one client."""
+
+    def __init__(self, router: Router, request_timeout_ms: int) -> None:
+        self._router = router
+        self._request_timeout_ms = request_timeout_ms
+        self._turns = Turns()
+
+    async def commit(self, request: OffsetCommitRequest, timeout_ms: int | None) -> None:
+        """Send *request* until its outcome is known; see `client.member.Member.commit`."""
+        keys = [
+            (request.group_id, topic.topic, partition.partition)
+            for topic in request.topics
+            for partition in topic.partitions
+        ]
+        if not keys:
+            return
+        timeout_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
+        deadline_s = trio.current_time() + timeout_ms / 1000
+        async with AsyncExitStack() as turn:
+            with trio.move_on_at(deadline_s) as waiting:
+                await turn.enter_async_context(self._turns.turn(keys))
+            if waiting.cancelled_caught:
+                raise CoordinatorUnavailable("an earlier commit of the same partitions goes on")
+            reply = await self._router.call(
+                request,
+                group_id=request.group_id,
+                timeout_ms=(deadline_s - trio.current_time()) * 1000,
+                changes_state=True,
+            )
+        response = reply.response
+        assert isinstance(response, OffsetCommitResponse)
+        if response.error == ErrorCode.NONE:
+            check_commit(request, response, after_doubt=reply.after_doubt)
+            return
+        refusal = _refusal(request, response.error)
+        if reply.after_doubt:
+            # The refusal is about this attempt; an earlier one may well have been stored.
+            raise OutcomeUnknown(
+                f"an earlier attempt was not answered, and then: {refusal}",
+                group_code=response.error,
+            ) from refusal
+        raise refusal
+
+    async def fetch(
+        self,
+        group_id: str,
+        partitions: Iterable[TopicPartition] | None,
+        timeout_ms: int | None,
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return committed offsets; see `client.member.Member.fetch`."""
+        request = fetch_request(group_id, partitions)
+        if request.groups[0].topics == ():
+            return {}
+        reply = await self._router.call(
+            request,
+            group_id=group_id,
+            timeout_ms=self._request_timeout_ms if timeout_ms is None else timeout_ms,
+            changes_state=False,
+        )
+        response = reply.response
+        assert isinstance(response, OffsetFetchResponse)
+        code = response.groups[0].error
+        if code != ErrorCode.NONE:
+            raise FatalError(f"no offsets of group {group_id!r}: {code_text(code)}", code=code)
+        return fetched(response)
+
+
+def _refusal(request: OffsetCommitRequest, code: int) -> CoordinatorError:
+    text = f"the commit to group {request.group_id!r} was refused: {code_text(code)}"
+    if request.member_id:
+        match code:
+            case ErrorCode.ILLEGAL_GENERATION | ErrorCode.REBALANCE_IN_PROGRESS:
+                return Rebalanced(text, group_code=code)
+            case ErrorCode.UNKNOWN_MEMBER_ID:
+                return MemberLost(text, group_code=code)
+            case ErrorCode.FENCED_INSTANCE_ID:
+                return FatalError(text, code=code, group_code=code)
+            case _:
+                pass
+    elif code == ErrorCode.UNKNOWN_MEMBER_ID:
+        text += " The group has active members: only they can commit."
+    return FatalError(text, code=code)

@@ -1,0 +1,121 @@
+"""Between the offsets that users see and the messages of the wire. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+from client.exceptions import CommitRefused, FatalError, OutcomeUnknown, code_text
+from client.types import OffsetAndMetadata, Offsets
+from protocol.errors import ERRORS, Applied, ErrorCode
+from protocol.messages import (
+    GroupFetch,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    PartitionCommit,
+    TopicCommit,
+    TopicPartitions,
+)
+from protocol.types import INT64_MAX, NO_OFFSET, TopicPartition
+
+
+def commit_request(
+    group_id: str,
+    generation: int,
+    member_id: str,
+    group_instance_id: str | None,
+    offsets: Offsets,
+    expected: Mapping[TopicPartition, int] | None,
+) -> OffsetCommitRequest:
+    """Return the request that stores *offsets*, topics and partitions sorted.
+
+    Raises:
+        ValueError: An offset is none, or ``expected`` names a partition that isn't committed.
+    """
+    expected = expected or {}
+    if strangers := expected.keys() - offsets.keys():
+        listed = ", ".join(map(str, sorted(strangers)))
+        raise ValueError(f"expected offsets of partitions that are not committed: {listed}")
+    topics: dict[str, list[PartitionCommit]] = {}
+    for tp, value in sorted(offsets.items(), key=lambda item: item[0]):
+        entry = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+        if isinstance(entry.offset, bool) or not 0 <= entry.offset <= INT64_MAX:
+            raise ValueError(f"{entry.offset!r} is no offset (of {tp})")
+        topic, partition = tp
+        topics.setdefault(topic, []).append(
+            PartitionCommit(
+                partition, entry.offset, entry.leader_epoch, entry.metadata, expected.get(tp)
+            )
+        )
+    return OffsetCommitRequest(
+        group_id,
+        generation,
+        member_id,
+        group_instance_id,
+        tuple(TopicCommit(topic, tuple(partitions)) for topic, partitions in topics.items()),
+    )
+
+
+def check_commit(
+    request: OffsetCommitRequest, response: OffsetCommitResponse, *, after_doubt: bool
+) -> None:
+    """Raise what the partitions' codes mean; the error of the whole group is none.
+
+    Raises:
+        CommitRefused: Some partitions were surely not stored by this attempt.
+        OutcomeUnknown: Of some partitions nobody knows.
+        FatalError: The answer is about other partitions than the request.
+    """
+    asked = {
+        TopicPartition(topic.topic, partition.partition)
+        for topic in request.topics
+        for partition in topic.partitions
+    }
+    codes = {
+        TopicPartition(topic.topic, partition.partition): partition.error
+        for topic in response.topics
+        for partition in topic.partitions
+    }
+    if asked != codes.keys():
+        raise FatalError("the answer to a commit is about other partitions than were committed")
+    errors = {tp: code for tp, code in codes.items() if code != ErrorCode.NONE}
+    if not errors:
+        return
+    if any(_is_unknown(code) for code in errors.values()):
+        listed = ", ".join(f"{tp}: {code_text(code)}" for tp, code in sorted(errors.items()))
+        raise OutcomeUnknown(f"the coordinator could not confirm {listed}")
+    raise CommitRefused(errors, maybe_stored=after_doubt)
+
+
+def fetch_request(group_id: str, partitions: Iterable[TopicPartition] | None) -> OffsetFetchRequest:
+    """Return the request for the committed offsets of *partitions*, or of all (None)."""
+    if partitions is None:
+        return OffsetFetchRequest((GroupFetch(group_id, None),), require_stable=False)
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(set(partitions)):
+        topics.setdefault(topic, []).append(partition)
+    wanted = tuple(TopicPartitions(topic, tuple(numbers)) for topic, numbers in topics.items())
+    return OffsetFetchRequest((GroupFetch(group_id, wanted),), require_stable=False)
+
+
+def fetched(response: OffsetFetchResponse) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return the committed offsets. A partition without one is left out: it is never 0.
+
+    Raises:
+        FatalError: The offset of some partition could not be read.
+    """
+    result = {}
+    for topic in response.groups[0].topics:
+        for entry in topic.partitions:
+            tp = TopicPartition(topic.topic, entry.partition)
+            if entry.error != ErrorCode.NONE:
+                raise FatalError(f"no offset of {tp}: {code_text(entry.error)}", code=entry.error)
+            if entry.offset != NO_OFFSET:
+                result[tp] = OffsetAndMetadata(entry.offset, entry.metadata, entry.leader_epoch)
+    return result
+
+
+def _is_unknown(code: int) -> bool:
+    try:
+        return ERRORS[ErrorCode(code)].applied is Applied.UNKNOWN
+    except ValueError:
+        return False

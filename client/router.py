@@ -1,0 +1,388 @@
+"""Finds the coordinator of a group, keeps connections, and retries inside a deadline."""
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from client.backoff import RetrySettings, pause_ms
+from client.connection import Connection, ConnectionLost
+from client.exceptions import (
+    ClientClosed,
+    CoordinatorUnavailable,
+    FatalError,
+    OutcomeUnknown,
+    RetriableError,
+    code_text,
+)
+from client.outcomes import Verdict, error_of, verdict
+from protocol.connection import ResponseEvent
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    BareError,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    Request,
+    Response,
+)
+from protocol.types import NO_LEADER_EPOCH
+
+OpenStream = Callable[[str, int], Awaitable[trio.abc.Stream]]
+Address = tuple[str, int]
+
+# One attempt never takes longer than this, so that there is time to try another address.
+ATTEMPT_MS_MAX: Final = 10_000
+CONNECT_MS_MAX: Final = 5_000
+KEY_TYPE_GROUP: Final = 0
+
+
+@dataclass(slots=True)
+class _Call:
+    """One request on its way through attempts."""
+
+    request: Request
+    group_id: str | None
+    changes_state: bool
+    parked_ms: int
+    attempt_ms: int
+    deadline_s: float
+    failures: int = 0
+    in_doubt: bool = False
+    last_trouble: str = "no attempt was made"
+    refused: bool = False
+
+
+class Reply:
+    """An answer that is final, and whether an earlier attempt may have been applied, too."""
+
+    __slots__ = ("after_doubt", "response")
+
+    def __init__(self, response: Response, *, after_doubt: bool) -> None:
+        """Keep both."""
+        self.response = response
+        self.after_doubt = after_doubt
+
+
+class Router:
+    """All connections of one client. Its tasks live in *nursery* and never raise."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        addresses: Sequence[Address],
+        *,
+        client_id: str,
+        open_stream: OpenStream,
+        rng: random.Random,
+        retry: RetrySettings,
+    ) -> None:
+        """Take the addresses to begin with; nothing is connected yet."""
+        self._nursery = nursery
+        self._bootstrap = tuple(addresses)
+        self._client_id = client_id
+        self._open_stream = open_stream
+        self._rng = rng
+        self._retry = retry
+        self._connections: dict[Address, Connection] = {}
+        self._connecting: dict[Address, trio.Lock] = {}
+        self._coordinators: dict[str, Address] = {}
+        self._epochs: dict[str, int] = {}
+        self._loading_since_s: dict[str, float] = {}
+        self._first_address = 0
+        self._is_closed = False
+        self.cluster_id = ""
+
+    def close(self) -> None:
+        """Close every connection; whoever still waits gets `ClientClosed`. Never blocks."""
+        self._is_closed = True
+        for connection in self._connections.values():
+            connection.close("the client was closed")
+
+    def check_open(self) -> None:
+        """Raise `ClientClosed` after `close`."""
+        if self._is_closed:
+            raise ClientClosed("the client is closed")
+
+    async def call(
+        self,
+        request: Request,
+        *,
+        group_id: str | None,
+        timeout_ms: float,
+        changes_state: bool,
+        parked_ms: int = 0,
+        attempt_ms: int = ATTEMPT_MS_MAX,
+    ) -> Reply:
+        """Send *request* until it has a final answer.
+
+        The very same request is repeated, with growing pauses, while the coordinator is away,
+        loading or moving, and while nobody knows whether it was applied.
+
+        Args:
+            request: About one group, or about none.
+            group_id: The group whose coordinator to ask; None asks any node.
+            timeout_ms: How long to go on trying.
+            changes_state: Whether it matters if a lost request was applied.
+            parked_ms: How long the coordinator may park the request; it doesn't count.
+            attempt_ms: How long to wait for one answer, unless it is parked.
+
+        Raises:
+            CoordinatorUnavailable: Time is up; nothing was applied.
+            RetriableError: The same, with a reason that the coordinator named.
+            OutcomeUnknown: Time is up, and some attempt may have been applied.
+            FatalError: The request can't be sent, or wasn't understood.
+            ClientClosed: The client was closed.
+        """
+        call = _Call(
+            request,
+            group_id,
+            changes_state,
+            parked_ms,
+            attempt_ms,
+            trio.current_time() + timeout_ms / 1000,
+        )
+        while True:
+            reply = await self._attempt(call)
+            if reply is not None:
+                return reply
+            call.failures += 1
+            pause_s = pause_ms(call.failures, self._retry, self._rng) / 1000
+            if trio.current_time() + pause_s >= call.deadline_s:
+                raise self._out_of_time(call)
+            await trio.sleep(pause_s)
+
+    async def start(self, timeout_ms: float) -> None:
+        """Connect to any node, to know early that there is one.
+
+        Raises:
+            CoordinatorUnavailable: Nobody answered in time.
+            FatalError: Somebody answered who is no coordinator for this client.
+        """
+        deadline_s = trio.current_time() + timeout_ms / 1000
+        failures = 0
+        while True:
+            try:
+                await self._connect_any(deadline_s)
+            except ConnectionLost as exc:
+                failures += 1
+                pause_s = pause_ms(failures, self._retry, self._rng) / 1000
+                if trio.current_time() + pause_s >= deadline_s:
+                    raise CoordinatorUnavailable(f"no coordinator answers: {exc}") from exc
+                await trio.sleep(pause_s)
+            else:
+                return
+
+    async def _connect_any(self, deadline_s: float) -> Connection:
+        """Return a connection to some node, trying every known address once.
+
+        Raises:
+            ConnectionLost: None answered.
+            FatalError: One answered and refused.
+        """
+        addresses = [a for a, c in self._connections.items() if c.is_usable]
+        start = self._first_address
+        addresses += [*self._bootstrap[start:], *self._bootstrap[:start]]
+        troubles = []
+        for address in dict.fromkeys(addresses):
+            try:
+                connection = await self._connect(address, deadline_s)
+            except ConnectionLost as exc:
+                troubles.append(str(exc))
+                if address == self._bootstrap[self._first_address]:
+                    # Begin with another one next time: this one may take long to fail.
+                    self._first_address = (self._first_address + 1) % len(self._bootstrap)
+            else:
+                return connection
+        raise ConnectionLost("; ".join(troubles), maybe_sent=False)
+
+    def _out_of_time(self, call: _Call) -> Exception:
+        what = type(call.request).__name__.removesuffix("Request")
+        where = "" if call.group_id is None else f" of group {call.group_id!r}"
+        text = f"{what}{where}: gave up after {call.failures} attempts; last: {call.last_trouble}"
+        if call.in_doubt and call.changes_state:
+            return OutcomeUnknown(text)
+        if call.refused:
+            return RetriableError(text)
+        return CoordinatorUnavailable(text)
+
+    async def _attempt(self, call: _Call) -> Reply | None:
+        """Try once; None means that another try may help."""
+        self.check_open()
+        call.refused = False
+        try:
+            connection = await self._connection_for(call)
+            event = await self._ask(connection, call)
+        except ConnectionLost as exc:
+            call.last_trouble = str(exc)
+            call.in_doubt |= exc.maybe_sent
+            if call.group_id is not None:
+                self._coordinators.pop(call.group_id, None)
+            if self._is_closed:
+                raise ClientClosed("the client is closed") from exc
+            return None
+        return self._judge(call, event, connection)
+
+    async def _connection_for(self, call: _Call) -> Connection:
+        # Finding and connecting must leave time for the request itself.
+        deadline_s = min(call.deadline_s, trio.current_time() + ATTEMPT_MS_MAX / 1000)
+        if call.group_id is None:
+            return await self._connect_any(deadline_s)
+        address = self._coordinators.get(call.group_id)
+        if address is None:
+            address = await self._find(call.group_id, deadline_s)
+        return await self._connect(address, deadline_s)
+
+    async def _ask(self, connection: Connection, call: _Call) -> ResponseEvent:
+        with trio.move_on_at(call.deadline_s) as throttled:
+            await connection.wait_for_turn()
+        if throttled.cancelled_caught:
+            raise ConnectionLost(f"{connection.address} asked to wait longer", maybe_sent=False)
+        began_s = trio.current_time()
+        allowed_s = min(call.attempt_ms / 1000, max(0.0, call.deadline_s - began_s))
+        allowed_s += call.parked_ms / 1000
+        try:
+            with trio.move_on_after(allowed_s):
+                return await connection.request(call.request)
+        finally:
+            # What it was parked for doesn't count, so that a connection that breaks after
+            # minutes leaves as much time for another try as one that breaks at once.
+            parked_ms = min(call.parked_ms, int((trio.current_time() - began_s) * 1000))
+            call.parked_ms -= parked_ms
+            call.deadline_s += parked_ms / 1000
+        # Whatever hangs there hangs for the other callers, too; and only on a new connection
+        # can the same request be sent again without the two overtaking each other.
+        connection.close("an answer did not come in time")
+        raise ConnectionLost(f"{connection.address} did not answer within {allowed_s:.1f} s")
+
+    def _judge(self, call: _Call, event: ResponseEvent, connection: Connection) -> Reply | None:
+        group_id, response = call.group_id, event.response
+        if group_id is not None and not self._epoch_is_fresh(group_id, event.leader_epoch):
+            connection.close("it answered with an old leader epoch")
+            self._coordinators.pop(group_id, None)
+            call.in_doubt = True
+            call.last_trouble = f"{connection.address} answered with an old leader epoch"
+            return None
+        code = error_of(response, group_id)
+        what = verdict(code)
+        if what is not Verdict.LOADING and group_id is not None:
+            self._loading_since_s.pop(group_id, None)
+        if what is Verdict.DONE:
+            if isinstance(response, BareError):
+                raise FatalError(
+                    f"{type(call.request).__name__} was refused: {code_text(response.error)}",
+                    code=response.error,
+                )
+            return Reply(response, after_doubt=call.in_doubt)
+        self._note_trouble(call, what, code, connection)
+        return None
+
+    def _note_trouble(
+        self, call: _Call, what: Verdict, code: int | None, connection: Connection
+    ) -> None:
+        group_id = call.group_id
+        text = "an answer that doesn't fit the request" if code is None else code_text(code)
+        call.last_trouble = f"{connection.address} answered {text}"
+        match what:
+            case Verdict.RETRY:
+                call.refused = True
+            case Verdict.LOADING if group_id is not None:
+                now_s = trio.current_time()
+                since_s = self._loading_since_s.setdefault(group_id, now_s)
+                if now_s - since_s >= self._retry.loading_patience_ms / 1000:
+                    del self._loading_since_s[group_id]
+                    self._coordinators.pop(group_id, None)
+            case Verdict.FIND if group_id is not None:
+                self._coordinators.pop(group_id, None)
+            case Verdict.IN_DOUBT:
+                call.in_doubt = True
+            case Verdict.MALFORMED:
+                call.in_doubt = True
+                connection.close("an answer did not fit its request")
+            case _:
+                pass
+
+    def _epoch_is_fresh(self, group_id: str, epoch: int) -> bool:
+        if epoch == NO_LEADER_EPOCH:
+            return True
+        if epoch < self._epochs.get(group_id, epoch):
+            return False
+        self._epochs[group_id] = epoch
+        return True
+
+    async def _find(self, group_id: str, deadline_s: float) -> Address:
+        """Ask any node who coordinates *group_id*.
+
+        Raises:
+            ConnectionLost: Nobody answered, or nobody knows at the moment.
+            FatalError: The group id is refused.
+        """
+        connection = await self._connect_any(deadline_s)
+        request = FindCoordinatorRequest(KEY_TYPE_GROUP, (group_id,))
+        allowed_s = max(0.0, deadline_s - trio.current_time())
+        try:
+            with trio.move_on_after(allowed_s) as scope:
+                await connection.wait_for_turn()
+                response = (await connection.request(request)).response
+        except ConnectionLost as exc:
+            raise ConnectionLost(str(exc), maybe_sent=False) from exc
+        if scope.cancelled_caught:
+            connection.close("an answer did not come in time")
+            text = f"{connection.address} did not answer within {allowed_s:.1f} s"
+            raise ConnectionLost(text, maybe_sent=False)
+        code = error_of(response, group_id)
+        if code != ErrorCode.NONE or not isinstance(response, FindCoordinatorResponse):
+            if code is not None and verdict(code) is Verdict.DONE:
+                raise FatalError(f"no coordinator for {group_id!r}: {code_text(code)}", code=code)
+            text = "nonsense" if code is None else code_text(code)
+            raise ConnectionLost(
+                f"{connection.address} can't find the coordinator: {text}", maybe_sent=False
+            )
+        found = response.coordinators[0]
+        if not self._epoch_is_fresh(group_id, found.leader_epoch):
+            text = f"{connection.address} named a coordinator of an old epoch"
+            raise ConnectionLost(text, maybe_sent=False)
+        self._coordinators[group_id] = (found.host, found.port)
+        return found.host, found.port
+
+    async def _connect(self, address: Address, deadline_s: float) -> Connection:
+        """Return the connection to *address*, made now if there is none.
+
+        Raises:
+            ConnectionLost: It can't be reached.
+            FatalError: It refused this client.
+        """
+        name = f"{address[0]}:{address[1]}"
+        allowed_s = min(CONNECT_MS_MAX / 1000, max(0.0, deadline_s - trio.current_time()))
+        try:
+            with trio.move_on_after(allowed_s):
+                async with self._connecting.setdefault(address, trio.Lock()):
+                    connection = self._connections.get(address)
+                    if connection is None or not connection.is_usable:
+                        connection = await self._open(address, name)
+                        self._connections[address] = connection
+                        self.cluster_id = connection.cluster_id
+                    return connection
+        except ConnectionLost as exc:
+            # Only ApiVersions was sent so far.
+            raise ConnectionLost(str(exc), maybe_sent=False) from exc
+        text = f"{name} could not be connected within {allowed_s:.1f} s"
+        raise ConnectionLost(text, maybe_sent=False)
+
+    async def _open(self, address: Address, name: str) -> Connection:
+        try:
+            stream = await self._open_stream(*address)
+        except (OSError, trio.BrokenResourceError) as exc:
+            raise ConnectionLost(f"{name} could not be connected: {exc}") from exc
+        connection = Connection(stream, name)
+        if self._is_closed:  # The nursery may be gone; nobody would close the stream.
+            await trio.aclose_forcefully(stream)
+            raise ClientClosed("the client is closed")
+        self._nursery.start_soon(connection.run, name=f"connection to {name}")
+        try:
+            await connection.handshake(self._client_id)
+        except BaseException:
+            connection.close("the handshake failed")
+            raise
+        return connection

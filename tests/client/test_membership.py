@@ -1,0 +1,274 @@
+"""The membership machine: events in, actions out."""
+
+import itertools
+
+import pytest
+
+from client.actions import Assigned, Compute, GaveUp, State
+from client.exceptions import CoordinatorUnavailable, FatalError
+from client.membership import Membership
+from client.reactions import REACTIONS, Asked, Reaction, reaction
+from client.types import Assignment
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    JoinGroupMember,
+    JoinGroupRequest,
+    MemberAssignment,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from tests.client.machine import (
+    CONFIG,
+    T0,
+    T1,
+    joined,
+    joining,
+    one_send,
+    stable,
+    synced,
+    syncing,
+)
+
+
+def test_a_new_member_follows_the_id_that_it_is_given_at_once() -> None:
+    """MEMBER_ID_REQUIRED is half of a handshake, not a failure: there is no pause."""
+    machine = Membership(CONFIG)
+    first = joining(machine)
+    again = one_send(machine.answered(first, joined(error=ErrorCode.MEMBER_ID_REQUIRED), 0))
+
+    assert first.member_id == ""
+    assert isinstance(again.request, JoinGroupRequest)
+    assert (again.request.member_id, again.rejoins) == ("me", 0)
+
+
+def test_an_id_that_is_required_twice_is_an_error() -> None:
+    """A server that goes on asking for an id must not get requests for ever."""
+    machine = Membership(CONFIG)
+    required = joined(error=ErrorCode.MEMBER_ID_REQUIRED)
+    again = one_send(machine.answered(joining(machine), required, 0))
+    assert isinstance(again.request, JoinGroupRequest)
+
+    (gave_up,) = machine.answered(again.request, required, 0)
+
+    assert isinstance(gave_up, GaveUp)
+    assert machine.state == State.FAILED
+
+
+def test_a_parked_request_may_take_the_rebalance_timeout_and_some() -> None:
+    """The coordinator answers when the slowest member is back, not within a request timeout."""
+    machine = Membership(CONFIG)
+
+    assert one_send(machine.want_assignment()).parked_ms == 65_000
+
+
+def test_a_follower_sends_no_assignments_and_gets_its_own() -> None:
+    """The partitions come sorted, each once, whatever order the leader wrote."""
+    machine = Membership(CONFIG)
+    request = syncing(machine)
+
+    assert request.assignments == ()
+
+    actions = machine.answered(request, synced(T1, T0, T1), 0)
+    expected = Assignment(1, "me", (T0, T1), is_leader=False)
+
+    assert [Assigned(expected)] == actions
+    assert (expected, False, False) == (
+        machine.assignment,
+        machine.rebalance_needed,
+        machine.lost,
+    )
+
+
+def test_a_leader_computes_before_it_syncs() -> None:
+    """The computation may need the caller's code, which the machine never calls."""
+    machine = Membership(CONFIG)
+    actions = machine.answered(joining(machine), joined(leader="me"), 0)
+
+    assert [Compute(1, "range", (JoinGroupMember("me", None, b""),))] == actions
+
+    assignments = (MemberAssignment("me", b"x"),)
+    request = one_send(machine.computed(1, assignments)).request
+
+    assert isinstance(request, SyncGroupRequest)
+    assert (1, assignments) == (request.generation_id, request.assignments)
+
+
+def test_a_leader_that_need_not_assign_syncs_at_once() -> None:
+    """skip_assignment: the group's assignment stands."""
+    machine = Membership(CONFIG)
+    response = joined(leader="me")._replace(skip_assignment=True)
+
+    assert isinstance(
+        one_send(machine.answered(joining(machine), response, 0)).request, SyncGroupRequest
+    )
+
+
+def test_a_computation_that_fails_reaches_the_user_and_can_be_repeated() -> None:
+    """The bug is in the caller's function; the member id stays."""
+    machine = Membership(CONFIG)
+    machine.answered(joining(machine), joined(leader="me"), 0)
+    bug = LookupError()
+
+    assert [GaveUp(bug)] == machine.compute_failed(1, bug)
+    assert joining(machine).member_id == "me"
+
+
+def test_unreadable_assignment_bytes_give_nothing() -> None:
+    """Another client's leader may write anything; owning by mistake would be worse."""
+    machine = Membership(CONFIG)
+    request = syncing(machine)
+    machine.answered(request, SyncGroupResponse(0, "consumer", "range", b"\x00"), 0)
+
+    assert machine.assignment is not None
+    assert machine.assignment.partitions == ()
+
+
+def test_a_group_that_chose_an_assignor_that_was_not_offered_is_an_error() -> None:
+    """Computing with another one than the others expect would break promise 3."""
+    machine = Membership(CONFIG)
+    machine.answered(joining(machine), joined()._replace(protocol_name="sticky"), 0)
+
+    assert machine.state == State.FAILED
+
+
+def test_a_sync_for_another_assignor_is_an_error() -> None:
+    """The same, seen at the second barrier."""
+    machine = Membership(CONFIG)
+    machine.answered(syncing(machine), synced()._replace(protocol_name="sticky"), 0)
+
+    assert machine.state == State.FAILED
+
+
+JOIN_TABLE = {
+    ErrorCode.UNKNOWN_MEMBER_ID: "",
+    ErrorCode.ILLEGAL_GENERATION: "me",
+    ErrorCode.REBALANCE_IN_PROGRESS: "me",
+    ErrorCode.SUPERSEDED: "me",
+}
+
+
+@pytest.mark.parametrize("code", JOIN_TABLE)
+def test_a_refused_join_is_repeated_with_the_right_id(code: ErrorCode) -> None:
+    """25 means the id is gone; the others keep it, or the place in the group is lost."""
+    machine = stable()
+    machine.rebalance_needed = True
+    again = one_send(machine.answered(joining(machine), joined(error=code), 0))
+
+    assert isinstance(again.request, JoinGroupRequest)
+    assert (JOIN_TABLE[code], 1) == (again.request.member_id, again.rejoins)
+
+
+@pytest.mark.parametrize("code", JOIN_TABLE)
+def test_a_refused_sync_leads_back_to_joining(code: ErrorCode) -> None:
+    """The same table holds at the second barrier."""
+    machine = Membership(CONFIG)
+    again = one_send(machine.answered(syncing(machine), synced(error=code), 0))
+
+    assert isinstance(again.request, JoinGroupRequest)
+    assert (JOIN_TABLE[code], 1) == (again.request.member_id, again.rejoins)
+
+
+def test_joins_that_come_to_nothing_are_counted_until_one_succeeds() -> None:
+    """The driver pauses from the second on, so that two sides can't spin."""
+    machine = Membership(CONFIG)
+    request = joining(machine)
+    counts = []
+    for _ in range(3):
+        action = one_send(machine.answered(request, joined(error=ErrorCode.SUPERSEDED), 0))
+        assert isinstance(action.request, JoinGroupRequest)
+        request = action.request
+        counts.append(action.rejoins)
+
+    assert counts == [1, 2, 3]
+
+    sync = one_send(machine.answered(request, joined(), 0)).request
+    assert isinstance(sync, SyncGroupRequest)
+    machine.answered(sync, synced(), 0)
+    machine.rebalance_needed = True
+
+    assert one_send(machine.want_assignment()).rejoins == 0
+
+
+@pytest.mark.parametrize(("asked", "code"), [*itertools.product(Asked, [*ErrorCode, 4711, -7])])
+def test_no_code_outside_the_table_counts_as_success(asked: Asked, code: int) -> None:
+    """A newer server's code must never be taken for "ok"."""
+    if (asked, code) not in REACTIONS:
+        assert Reaction.FAIL is reaction(asked, code)
+
+
+@pytest.mark.parametrize("code", [23, 24, 26, 42, 81, 82, 4711])
+def test_a_join_that_no_repetition_cures_fails_for_good(code: int) -> None:
+    """The user has to change something; asking again says the same without asking anyone."""
+    machine = Membership(CONFIG)
+    (gave_up,) = machine.answered(joining(machine), joined(error=code), 0)
+
+    assert isinstance(gave_up, GaveUp)
+    assert isinstance(gave_up.error, FatalError)
+    assert code == gave_up.error.code
+    assert [gave_up] == machine.want_assignment()
+
+
+def test_a_coordinator_that_stays_away_ends_this_attempt_only() -> None:
+    """The next one begins with the same member id."""
+    machine = stable()
+    machine.rebalance_needed = True
+    away = CoordinatorUnavailable("away")
+
+    assert [GaveUp(away)] == machine.unanswered(joining(machine), away, 0)
+    assert (machine.state, machine.rebalance_needed, machine.lost) == (State.OUTSIDE, True, True)
+    assert joining(machine).member_id == "me"
+
+
+def test_a_join_that_was_not_understood_fails_the_member() -> None:
+    """Such as a server that knows no JoinGroup."""
+    machine = Membership(CONFIG)
+    machine.unanswered(joining(machine), FatalError("what?"), 0)
+
+    assert machine.state == State.FAILED
+
+
+def test_asking_while_a_join_is_under_way_joins_it() -> None:
+    """Two tasks that want the assignment get the same one."""
+    machine = Membership(CONFIG)
+    joining(machine)
+
+    assert machine.want_assignment() == []
+
+
+def test_asking_in_stable_changes_nothing() -> None:
+    """assignment() is called before every batch."""
+    assert stable().want_assignment() == []
+
+
+def test_a_requested_rejoin_changes_the_subscription_bytes() -> None:
+    """An unchanged follower would be answered without a rebalance."""
+    machine = stable()
+    machine.request_rejoin("t has more partitions" + "!" * 300)
+    request = joining(machine)
+
+    assert request.protocols[0].metadata != joining(Membership(CONFIG)).protocols[0].metadata
+    assert request.reason is not None
+    assert request.reason.startswith("t has more partitions")
+    assert len(request.reason) == 255
+
+
+def test_a_rejoin_that_is_requested_during_a_join_comes_after_it() -> None:
+    """The join under way may have been decided without it."""
+    machine = Membership(CONFIG)
+    sync = syncing(machine)
+    machine.request_rejoin("again")
+    machine.answered(sync, synced(T0), 0)
+
+    assert (machine.state, machine.rebalance_needed) == (State.STABLE, True)
+
+
+def test_the_reason_is_given_once() -> None:
+    """The next rebalance has another one."""
+    machine = Membership(CONFIG)
+
+    assert joining(machine).reason == "new"
+
+    machine = stable()
+    machine.rebalance_needed = True
+
+    assert joining(machine).reason is None

@@ -1,0 +1,109 @@
+"""Addresses, turns, and the file that hides the package."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from client import shadowing
+from client.address import parse_addresses
+from client.exceptions import CommitRefused, FatalError, code_text
+from client.turns import Turns
+from protocol.types import TopicPartition
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_addresses_as_people_write_them() -> None:
+    """One or several, with IPv6 in brackets."""
+    assert parse_addresses("localhost:9310") == [("localhost", 9310)]
+    assert parse_addresses(["a:1", "[::1]:65535"]) == [("a", 1), ("::1", 65535)]
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:65536", "h:x", "h:²"])
+def test_what_is_no_address_is_named(text: str) -> None:
+    """A typo in a setting must not become a connection timeout."""
+    with pytest.raises(ValueError, match="host:port"):
+        parse_addresses(text)
+
+
+def test_no_address_at_all() -> None:
+    """An empty list is most likely an empty setting."""
+    with pytest.raises(ValueError, match="at least one"):
+        parse_addresses([])
+
+
+async def test_a_turn_that_is_given_up_lets_the_next_one_wait_for_the_first(
+    autojump_clock: MockClock,
+) -> None:
+    """Cancelling the middle of a line must not let its end overtake its head."""
+    turns, order = Turns(), list[str]()
+
+    async def work(name: str, seconds: float) -> None:
+        async with turns.turn(["key"]):
+            await trio.sleep(seconds)
+            order.append(name)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work, "first", 10)
+        await wait_all_tasks_blocked()
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as inner:
+                inner.start_soon(work, "middle", 1)
+                await wait_all_tasks_blocked()
+                nursery.start_soon(work, "last", 1)
+                await wait_all_tasks_blocked()
+                scope.cancel()
+
+    assert order == ["first", "last"]
+
+
+def test_a_clients_own_file_called_client_is_named(tmp_path: Path) -> None:
+    """The error that Python gives elsewhere names neither the file nor the cure."""
+    assert shadowing.find([tmp_path, ROOT]) is None
+
+    (tmp_path / "client.py").touch()
+    found = shadowing.find([tmp_path, ROOT])
+
+    assert found == tmp_path / "client.py"
+    assert f"{found} hides" in shadowing.message(found)
+
+
+def test_a_folder_called_client_hides_it_as_well(tmp_path: Path) -> None:
+    """Only a package does: a folder without __init__.py gives way to a real package."""
+    (tmp_path / "client").mkdir()
+
+    assert shadowing.find([tmp_path]) is None
+
+    (tmp_path / "client" / "__init__.py").touch()
+
+    assert shadowing.find([tmp_path]) == tmp_path / "client" / "__init__.py"
+
+    (tmp_path / "client" / "shadowing.py").touch()  # A copy of ours.
+
+    assert shadowing.find([tmp_path]) is None
+
+
+def test_importing_the_package_warns_of_such_a_file(tmp_path: Path) -> None:
+    """Here the package still wins, but Spark's workers start in that folder."""
+    (tmp_path / "client.py").touch()
+    script = tmp_path / "driver.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport client\n")
+    done = subprocess.run(
+        [sys.executable, "-W", "always", str(script)], capture_output=True, text=True, check=True
+    )
+
+    assert f"{tmp_path / 'client.py'} hides group-coordinator's package `client`" in done.stderr
+    assert done.stderr.count("Warning") == 1 + done.stderr.count("warnings.warn")
+
+
+def test_codes_print_with_name_number_and_meaning() -> None:
+    """Whoever reads a log should not need the table."""
+    assert code_text(22).startswith("ILLEGAL_GENERATION (22): ")
+    assert code_text(4711) == "unknown error code 4711"
+    refused = CommitRefused({TopicPartition("t", 1): 12, TopicPartition("t", 0): 4711})
+    assert str(refused).startswith("the commit was refused for t-0: unknown error code 4711, t-1: ")
+    assert FatalError("x", code=82).code == 82
