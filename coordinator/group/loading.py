@@ -34,6 +34,9 @@ def _load_group(core: Core, group: Group, now: Now) -> Outcome:
     if group.is_unassigned():
         # Its members were told, or may have been told, a generation that came to nothing.
         group.is_recovering = True
+        # What they agreed on for that generation is not in the log: no SyncGroup of it is
+        # wrong for naming another protocol than the last stable generation's.
+        group.protocol = None
         group.move(Trigger.LOADED_UNASSIGNED)
         core.timers.arm(group.join_timer, now.mono_ms + group.rebalance_timeout_ms())
         d.event(

@@ -35,6 +35,10 @@ from protocol.errors import ErrorCode
 from protocol.messages import JoinGroupResponse
 from protocol.types import INT32_MAX
 
+# When to look again at members that wait for our disk, if their rebalance timeout is shorter:
+# a timeout of 0 is legal, and must not make us spin.
+SPARED_MS = 500
+
 
 def start_rebalance(
     d: Decision, group: Group, trigger: Trigger, cause: str, who: str, detail: str = ""
@@ -100,7 +104,7 @@ def join_timer_fired(d: Decision, group: Group) -> None:
             )
             d.remove(group, member, "rebalance timeout", detail)
     if spared:  # They wait for our disk, and can't know of the rebalance before it answers.
-        timers.arm(group.join_timer, d.now.mono_ms + timeout_ms)
+        timers.arm(group.join_timer, d.now.mono_ms + max(timeout_ms, SPARED_MS))
     else:
         complete_join(d, group)
 
@@ -206,4 +210,4 @@ def sync_timer_fired(d: Decision, group: Group) -> None:
     if lost:
         members_lost(d, group, "sync timeout", lost[0].member_id)
     elif late:  # Its JoinGroup answer still waits for our disk.
-        d.core.timers.arm(group.sync_timer, d.now.mono_ms + timeout_ms)
+        d.core.timers.arm(group.sync_timer, d.now.mono_ms + max(timeout_ms, SPARED_MS))

@@ -31,6 +31,10 @@ from protocol.messages import (
 # So that a thousand sessions that end at once don't hold up everybody else's requests.
 EXPIRE_SLICE = 256
 
+# A reply that left the gate within this time did not wait: the session stands as the decision
+# left it. (A SyncGroup answered at once in a stable group does not refresh the session.)
+GATE_SLACK_MS = 20
+
 _Handler = Callable[[Any, object, Caller, Now], Outcome]
 
 
@@ -163,9 +167,9 @@ class GroupShard:
         if watched is None or not reply.gated:
             return
         watched.in_gate -= 1
-        if watched.gone or (
-            watched.gated_at_ms == now.mono_ms and watched.timer.deadline_ms is not None
-        ):
+        waited_ms = now.mono_ms - watched.gated_at_ms
+        is_armed = watched.timer.deadline_ms is not None
+        if watched.gone or (waited_ms <= GATE_SLACK_MS and is_armed):
             return
         if isinstance(watched, Member) and watched.join is not None and watched.is_new:
             return

@@ -94,7 +94,7 @@ def _take_over(group: Group, request: SyncGroupRequest) -> str:
         member.owned = None if listed is None else frozenset(listed)
         for topic_partition in listed or ():
             first = owners.setdefault(topic_partition, member.member_id)
-            if first is not member.member_id:
+            if first != member.member_id:
                 return f"{_name(topic_partition)} given to both {first} and {member.member_id}"
         if listed is not None and len(frozenset(listed)) != len(listed):
             return f"one partition given to {member.member_id} twice"

@@ -21,7 +21,8 @@ from typing import Any, Final
 
 import trio
 
-from coordinator.group import Event, GroupConfig, GroupShard, Now
+from coordinator.group import Event, GroupConfig, GroupShard, Now, UnknownRecord
+from coordinator.log.format import NODE_PARTITION
 from coordinator.log.journal import Journal
 from coordinator.runtime.shard import ShardRunner, Status
 from protocol.groups import offsets_partition
@@ -116,6 +117,8 @@ class Node:
         started_ms = self.now().mono_ms
         entries = loaded = 0
         for batch in self.journal.replay():
+            if batch.partition == NODE_PARTITION:
+                raise UnknownRecord("the log has records of the node's own; a newer release's")
             self.shards[batch.partition].replay(batch)
             entries += len(batch.entries)
             if entries - loaded >= LOAD_SLICE_ENTRIES:
@@ -173,7 +176,8 @@ class Node:
             if self._wake_at_ms is None:
                 await self._timer_kick.wait()
                 continue
-            with trio.move_on_at(self._wake_at_ms / 1000):
+            # Half a millisecond more: in floating point, the deadline may read as one too early.
+            with trio.move_on_at((self._wake_at_ms + 0.5) / 1000):
                 await self._timer_kick.wait()
             if self.now().mono_ms >= self._wake_at_ms:
                 await self._expire(self._wake_at_ms)

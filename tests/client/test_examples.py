@@ -74,9 +74,17 @@ def test_the_asyncio_program_goes_on_where_the_group_is(daemon: str) -> None:
     assert "flights-5 from 10 to 19\n" in second
 
 
-def test_the_guide_shows_the_very_example() -> None:
+@pytest.mark.parametrize(
+    ("document", "example"),
+    [
+        ("docs/client.md", "consumer.py"),
+        ("README.md", "consumer.py"),
+        ("README.md", "spark_driver.py"),
+    ],
+)
+def test_documents_show_the_very_example(document: str, example: str) -> None:
     """Code in documents rots unless it is code that runs."""
-    guide = (ROOT / "docs" / "client.md").read_text()
-    (block, *_) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    _, code = (EXAMPLES / example).read_text().split("\n\n", 1)
 
-    assert (EXAMPLES / "consumer.py").read_text().endswith("\n\n" + block)
+    assert code in blocks

@@ -13,8 +13,8 @@ leaders assign nonsense. What is checked after every step:
 
 from collections.abc import Sequence
 
-from hypothesis import settings
-from hypothesis import strategies as st
+import pytest
+from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     multiple,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from coordinator.group import GroupConfig
@@ -64,9 +65,9 @@ class GroupMachine(RuleBasedStateMachine):
 
     ids = Bundle("ids")
 
-    @initialize(delay_ms=st.sampled_from([0, 3_000]))
-    def start(self, delay_ms: int) -> None:
-        """Start with an empty log."""
+    @initialize(target=ids, delay_ms=st.sampled_from([0, 3_000]), size=st.sampled_from([2, 3, 0]))
+    def start(self, delay_ms: int, size: int) -> object:
+        """Start with an empty log, and mostly with a stable group."""
         self.context = Context(
             GroupConfig(
                 group_max_size=CONFIG.group_max_size,
@@ -80,7 +81,9 @@ class GroupMachine(RuleBasedStateMachine):
         self.told_leaders: dict[int, str] = {}
         self.given: dict[tuple[int, str], bytes] = {}
         self.asked: dict[int, tuple[str, int]] = {}  # SyncGroups: member and generation.
-        self.deleted = False
+        members = [self.newcomer(client, OFFERS[0]) for client in range(size)]
+        self.settle([0, 1, 2, 3], is_patient=True)
+        return multiple(*members)
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -206,6 +209,54 @@ class GroupMachine(RuleBasedStateMachine):
         topic, partition = name.split("-")
         assert TopicPartition(topic, int(partition)) in owned[0].partitions
 
+    @rule(
+        which=st.integers(0, 4),
+        name=st.sampled_from(PARTITIONS),
+        offset=st.integers(0, 9),
+        ago=st.sampled_from([0, 0, 0, 1]),
+    )
+    def member_commits(self, which: int, name: str, offset: int, ago: int) -> None:
+        """Commit as one who is in the group."""
+        members = self.context.describe().members
+        if members:
+            self.commit(members[which % len(members)].member_id, name, offset, ago, None)
+
+    @rule()
+    def all_join_and_nobody_syncs(self) -> None:
+        """Come to the second barrier, where a crash leaves a generation without owners."""
+        self.context.open_gate()
+        members = self.context.describe().members
+        if members and self.context.state == "Stable":
+            self.context.join(members[-1].member_id, protocols=OFFERS[1])
+            for member in members[:-1]:
+                self.context.join(member.member_id, protocols=OFFERS[0])
+
+    @rule(problem=st.sampled_from(["nobody", "t-0", "shared", ""]))
+    def leader_syncs_alone(self, problem: str) -> None:
+        """Give everything to itself, or something that can't be."""
+        group = self.context.shard._core.groups.get(GROUP)
+        if group is None or group.leader is None:
+            return
+        given = {group.leader: assignment(*PARTITIONS)}
+        if problem == "nobody":
+            given["nobody"] = b""
+        elif problem == "shared":
+            given |= {member_id: assignment("t-3") for member_id in group.members}
+            given[group.leader] = assignment("t-3")
+            if sum(not member.drained for member in group.members.values()) < 2:
+                problem = ""
+        elif problem:
+            if group.members[group.leader].drained:
+                return
+            given[group.leader] = assignment(problem, problem)
+        leader, generation = group.leader, group.generation
+        was_completing = group.state is GroupState.COMPLETING
+        token = self.context.sync(leader, generation, given)
+        self.asked[token] = (leader, generation)
+        if problem and was_completing:
+            assert self.context.synced(token).error == 42
+            assert leader not in group.members
+
     @rule(name=st.sampled_from(PARTITIONS), offset=st.integers(0, 9))
     def commit_from_outside(self, name: str, offset: int) -> None:
         """Reset an offset; only a group without members takes it."""
@@ -295,6 +346,22 @@ class GroupMachine(RuleBasedStateMachine):
         """Lose the soft state, and batches that nobody was told of."""
         self.context.crash(lost_batches)
 
+    @rule(lost_batches=st.integers(0, 3), ago=st.integers(0, 1))
+    def crash_at_the_second_barrier(self, lost_batches: int, ago: int) -> None:
+        """A generation was told and not assigned; then everybody tries to commit."""
+        self.all_join_and_nobody_syncs()
+        self.context.crash(lost_batches)
+        for which in range(len(self.context.describe().members)):
+            for name in PARTITIONS:
+                self.member_commits(which, name, 5, ago)
+
+    @rule(problem=st.sampled_from(["nobody", "t-0", "shared"]))
+    def leader_assigns_nonsense(self, problem: str) -> None:
+        """At the barrier, where it would count."""
+        self.settle([0, 1, 2, 3], is_patient=False)
+        self.all_join_and_nobody_syncs()
+        self.leader_syncs_alone(problem)
+
     # --- what must hold ---------------------------------------------------------------------
 
     @invariant()
@@ -309,6 +376,8 @@ class GroupMachine(RuleBasedStateMachine):
         if group.state in {GroupState.COMPLETING, GroupState.STABLE}:
             assert sum(not m.synced for m in group.members.values()) == group.unsynced
         assert (group.state is GroupState.EMPTY) == (not group.members)
+        if group.state is GroupState.STABLE:
+            assert all(not m.assignment for m in group.members.values() if m.drained)
         assert bool(group.members) == (group.leader in group.members)
         assert len(group.members) + len(group.pending) <= self.context.config.group_max_size
         assert group.offset_count <= self.context.config.group_max_offsets
@@ -381,3 +450,17 @@ class GroupMachine(RuleBasedStateMachine):
 
 TestGroupMachine = GroupMachine.TestCase
 TestGroupMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.nightly
+def test_a_group_for_a_long_time() -> None:
+    """The same, with longer histories and many more of them."""
+    run_state_machine_as_test(
+        GroupMachine,
+        settings=settings(
+            max_examples=5_000,
+            stateful_step_count=100,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

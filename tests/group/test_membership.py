@@ -300,6 +300,38 @@ def test_a_member_with_a_reply_in_the_gate_does_not_expire() -> None:
     assert context.state == "Empty"
 
 
+def test_a_reply_that_hardly_waited_does_not_refresh_the_session() -> None:
+    """Else the answer to a repeated SyncGroup would keep a silent member alive."""
+    context = Context()
+    (member,) = context.stable_group(1)
+    context.advance(9_000)
+    context.close_gate()
+    context.sync(member, 1)
+    context.advance(1)
+    context.open_gate()
+    context.advance(999)
+
+    assert context.removals() == [(member, "session expired")]
+
+
+def test_a_session_that_ends_in_the_gate_starts_anew_however_short_the_wait() -> None:
+    """The timer was ignored; without a new one the member would live for ever."""
+    context = Context()
+    (member,) = context.stable_group(1)
+    context.advance(9_995)
+    context.close_gate()
+    context.sync(member, 1)
+    context.advance(10)
+    context.open_gate()
+    context.advance(SESSION_MS - 1)
+
+    assert context.removals() == []
+
+    context.advance(1)
+
+    assert context.removals() == [(member, "session expired")]
+
+
 def test_an_id_in_the_gate_does_not_expire() -> None:
     """Its owner doesn't know it yet."""
     context = Context()
@@ -347,6 +379,20 @@ def test_the_join_timer_spares_those_who_wait_for_the_disk() -> None:
     context.advance(REBALANCE_MS)
 
     assert context.joined(token).generation_id == 2
+
+
+def test_a_rebalance_timeout_of_zero_does_not_make_us_spin() -> None:
+    """While the disk stalls, there is nothing to do."""
+    context = Context()
+    members = context.completing_group(2, rebalance_ms=0, session_ms=60_000)
+    context.close_gate()
+    context.sync(members[1], 1)
+    context.join(members[0], rebalance_ms=0, protocols={"range": subscription("trains")})
+    context.shard.expire(context.now)
+    deadline_ms = context.shard.next_deadline_ms()
+
+    assert deadline_ms is not None
+    assert deadline_ms > context.mono_ms
 
 
 def test_a_stalled_process_evicts_nobody() -> None:

@@ -1,7 +1,6 @@
 """Deadlines under every order of moves, against a model that just looks at all of them."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from coordinator.group.group import Group
 from coordinator.group.timers import Timer, TimerKind, Timers
