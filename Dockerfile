@@ -1,0 +1,29 @@
+# The daemon alone: no Spark, no tests, no compiler. tests/integration/test_dockerfile_steps.py runs
+# the RUN lines of the first stage, and the entry point, in a folder of its own.
+
+FROM python:3.11-slim AS build
+WORKDIR /src
+COPY requirements-build.lock requirements-server.lock ./
+RUN python -m venv /build-env
+RUN /build-env/bin/pip install --no-cache-dir --require-hashes -r requirements-build.lock
+RUN python -m venv /opt/group-coordinator
+RUN /opt/group-coordinator/bin/pip install --no-cache-dir --require-hashes -r requirements-server.lock
+COPY pyproject.toml README.md ./
+COPY protocol protocol
+COPY coordinator coordinator
+COPY client client
+RUN /build-env/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+RUN /opt/group-coordinator/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl
+
+FROM python:3.11-slim
+COPY --from=build /opt/group-coordinator /opt/group-coordinator
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin coordinator \
+    && install --directory --owner coordinator --mode 0700 /var/lib/group-coordinator
+USER coordinator
+VOLUME ["/var/lib/group-coordinator"]
+EXPOSE 9310
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
+    CMD ["/opt/group-coordinator/bin/group-coordinator", "ping", "127.0.0.1:9310"]
+ENTRYPOINT ["/opt/group-coordinator/bin/group-coordinator"]
+CMD ["serve", "--listen", "0.0.0.0:9310", "--data-dir", "/var/lib/group-coordinator"]

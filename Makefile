@@ -1,0 +1,92 @@
+# Every target does its own set-up, in .venv and with pinned, hashed packages. `make help` lists them.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+MAKEFLAGS += --no-builtin-rules
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+FLIGHTS := .demo/sdist/.downloaded
+
+# What the long versions use: how many times the examples of each property test (see
+# tests/conftest.py), how many seeds of the simulation, how many kills of the daemon.
+EXAMPLES_FACTOR_NIGHTLY ?= 20
+SIM_SEEDS_NIGHTLY ?= 5000
+KILL_CYCLES_NIGHTLY ?= 50
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: venv
+venv: $(INSTALLED) ## Create .venv with the pinned packages and this project in editable form
+
+$(INSTALLED): requirements.lock requirements-build.lock pyproject.toml
+	@tools/check-python "$(PYTHON)"
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-build.lock
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+.PHONY: java
+java:
+	@tools/check-java
+
+.PHONY: check
+check: $(INSTALLED) ## Format, lint, types, layers, tidiness (under 2 minutes)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py
+
+.PHONY: test
+test: $(INSTALLED) java ## All tests: real processes, real Spark, a smoke run of the benchmark (under 8 minutes)
+	$(BIN)/python -m pytest -q -m "not integration and not spark and not nightly"
+	$(BIN)/python -m pytest -q -m "(integration or spark) and not nightly"
+
+.PHONY: nightly
+nightly: export EXAMPLES_FACTOR := $(EXAMPLES_FACTOR_NIGHTLY)
+nightly: export SIM_SEEDS := $(SIM_SEEDS_NIGHTLY)
+nightly: $(INSTALLED) java ## The long versions: more examples, more seeds, more kills
+	$(BIN)/python -m pytest -q
+	$(BIN)/python -m tests.kill_loop --cycles $(KILL_CYCLES_NIGHTLY)
+
+.PHONY: bench
+bench: $(INSTALLED) ## Speed and memory (under 30 minutes; QUICK=1 for a smoke run)
+	$(BIN)/python -m bench.run $(if $(QUICK),--quick)
+
+.PHONY: demo
+demo: $(INSTALLED) java $(FLIGHTS) ## Three Spark drivers share the flights of 2013 and survive a kill -9 (under 4 minutes)
+	$(BIN)/python -m demo
+
+# pip asks a source archive for its metadata even where it only downloads; without isolation it
+# does so with the pinned setuptools, and only after the archive's hash was found right.
+$(FLIGHTS): demo/flights.lock | $(INSTALLED)
+	rm -rf .demo/sdist
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: --no-build-isolation \
+		--require-hashes --dest .demo/sdist -r demo/flights.lock
+	touch $@
+
+.PHONY: lock
+lock: ## Refresh the three lock files (needs pip-tools on the PATH)
+	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --extra dev --extra spark \
+		--output-file requirements.lock pyproject.toml
+	pip-compile --quiet --upgrade $(LOCK_OPTIONS) \
+		--output-file requirements-server.lock pyproject.toml
+	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --only-build-deps --all-build-deps \
+		--output-file requirements-build.lock pyproject.toml
+
+# No address of a package index ends up in a lock file.
+LOCK_OPTIONS := --generate-hashes --allow-unsafe --strip-extras --no-emit-index-url \
+	--no-emit-trusted-host --no-emit-find-links --no-emit-options
+
+.PHONY: clean
+clean: ## Remove what was built, but not .venv
+	rm -rf .demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf spark-warehouse metastore_db derby.log

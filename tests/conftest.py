@@ -1,0 +1,38 @@
+"""What holds for all tests: how much the property tests search."""
+
+import os
+from typing import Final
+
+import pytest
+from hypothesis import settings
+
+# The nightly run multiplies every property test's number of examples.
+EXAMPLES_FACTOR: Final = int(os.environ.get("EXAMPLES_FACTOR", "1"))
+
+# Hypothesis keeps a test's settings here, and lets nobody decorate a test twice.
+_SETTINGS: Final = "_hypothesis_internal_use_settings"
+
+
+def searching_longer(once: settings, factor: int) -> settings:
+    """Return the settings *once* with *factor* times the examples."""
+    return settings(once, max_examples=once.max_examples * factor)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have the property tests search longer where that is asked for."""
+    if EXAMPLES_FACTOR == 1:
+        return
+    seen: set[object] = set()
+    for item in items:
+        test = getattr(item, "obj", None)
+        machine = getattr(item, "cls", None)
+        owner, name = (
+            (machine, "settings")
+            if isinstance(getattr(machine, "settings", None), settings)
+            else (getattr(test, "__func__", test), _SETTINGS)
+        )
+        once = getattr(owner, name, None)
+        # The parameter sets of one test share one object.
+        if isinstance(once, settings) and owner not in seen:
+            seen.add(owner)
+            setattr(owner, name, searching_longer(once, EXAMPLES_FACTOR))

@@ -1,0 +1,208 @@
+"""Who may import whom. The table is the one of docs/architecture.md; this makes it true."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("protocol", "coordinator", "client")
+
+# What would make a result depend on more than the arguments.
+IMPURE = frozenset(
+    {
+        "asyncio",
+        "concurrent",
+        "logging",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "random",
+        "secrets",
+        "select",
+        "selectors",
+        "shutil",
+        "signal",
+        "socket",
+        "ssl",
+        "subprocess",
+        "tempfile",
+        "threading",
+        "time",
+        "uuid",
+    }
+)
+
+
+class Layer(NamedTuple):
+    """What the modules under one prefix may import besides the standard library and each other."""
+
+    ours: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
+    banned: frozenset[str] = frozenset()
+
+
+def names(*modules: str) -> frozenset[str]:
+    """Return *modules* as a set."""
+    return frozenset(modules)
+
+
+# The longest prefix that fits a module decides.
+LAYERS = {
+    "protocol": Layer(others=names("msgpack"), banned=IMPURE),
+    "coordinator.group": Layer(ours=names("protocol"), banned=IMPURE),
+    "coordinator.log": Layer(
+        ours=names("coordinator.log.format"),
+        others=names("msgpack"),
+        banned=names("threading", "asyncio", "time"),
+    ),
+    "coordinator.log.format": Layer(
+        ours=names("coordinator.log"), others=names("msgpack"), banned=IMPURE
+    ),
+    "coordinator.runtime": Layer(
+        ours=names("protocol", "coordinator.group", "coordinator.log"),
+        others=names("trio", "structlog", "outcome"),
+    ),
+    "coordinator.server": Layer(
+        ours=names(
+            "protocol",
+            "coordinator.config",
+            "coordinator.group",
+            "coordinator.log",
+            "coordinator.runtime",
+        ),
+        others=names("trio", "structlog", "outcome"),
+    ),
+    "coordinator.config": Layer(ours=names("protocol", "coordinator.group")),
+    # The rest of the daemon: its command line, which is free to use all of it.
+    "coordinator": Layer(
+        ours=names("protocol", "coordinator"), others=names("trio", "structlog", "click", "msgpack")
+    ),
+    "client": Layer(ours=names("protocol"), others=names("trio", "outcome", "structlog")),
+    "client.spark": Layer(
+        ours=names("protocol", "client"),
+        others=names("pyspark", "pyarrow", "pandas", "py4j", "trio"),
+    ),
+}
+
+
+def within(module: str, prefixes: frozenset[str] | dict[str, Layer]) -> str | None:
+    """Return the longest of *prefixes* that *module* is or is inside of."""
+    fitting = [p for p in prefixes if module == p or module.startswith(p + ".")]
+    return max(fitting, key=len, default=None)
+
+
+def imports(module: str, source: str, *, is_package: bool) -> Iterator[tuple[int, str]]:
+    """Yield the line and the full name of everything that *source* imports, at any depth."""
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base]) if base else ".".join(above)
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """Return what *source*, as the text of *module*, imports against the rules."""
+    prefix = within(module, LAYERS)
+    assert prefix is not None, f"{module} belongs to no layer"
+    layer = LAYERS[prefix]
+    found = []
+    for line, name in imports(module, source, is_package=is_package):
+        top = name.partition(".")[0]
+        if top in PACKAGES:
+            # Inside its own layer a module is free; a layer within it (client.spark in client) is
+            # another one.
+            allowed = within(name, LAYERS) == prefix or within(name, layer.ours) is not None
+        elif top in sys.stdlib_module_names:
+            allowed = top not in layer.banned
+        else:
+            allowed = top in layer.others
+        if not allowed:
+            found.append(f"{module}:{line} imports {name}")
+    return found
+
+
+def modules() -> list[tuple[str, Path]]:
+    """Return every module of the product with its file."""
+    result = []
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            result.append((".".join(parts).removesuffix(".__init__"), path))
+    return result
+
+
+def test_every_module_imports_only_what_its_layer_allows() -> None:
+    """The pure core stays pure, and no server ever needs Spark."""
+    broken = [
+        line
+        for module, path in modules()
+        for line in violations(
+            module, path.read_text(encoding="utf-8"), is_package=path.name == "__init__.py"
+        )
+    ]
+
+    assert broken == []
+
+
+def test_the_product_is_found() -> None:
+    """A test that walks an empty folder would pass for ever."""
+    assert set(PACKAGES) <= {module.partition(".")[0] for module, _ in modules()}
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("protocol.frames", "import trio"),
+        ("protocol.frames", "from coordinator.log import format"),
+        ("coordinator.group.shard", "import time"),
+        ("coordinator.group.shard", "from os import path"),
+        ("coordinator.group.shard", "def f():\n    import random"),
+        ("coordinator.group.shard", "import structlog"),
+        ("coordinator.group.shard", "from coordinator.log.format import Entry"),
+        ("coordinator.group.shard", "from ..log import format"),
+        ("coordinator.log.journal", "import trio"),
+        ("coordinator.log.journal", "from protocol import types"),
+        ("coordinator.log.journal", "from coordinator.group import shard"),
+        ("coordinator.log.format", "import os"),
+        ("coordinator.runtime.gate", "from coordinator.server import session"),
+        ("coordinator.server.session", "from client import connect"),
+        ("coordinator.cli.main", "import client"),
+        ("coordinator.cli.main", "import pyspark"),
+        ("client.connection", "from coordinator.config import Config"),
+        ("client.connection", "import pyarrow"),
+        ("client.connection", "from client.spark import register"),
+        ("client.spark.source", "from coordinator import config"),
+    ],
+)
+def test_a_forbidden_import_is_found(module: str, source: str) -> None:
+    """The table is only worth as much as the walk over the imports."""
+    assert len(violations(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("protocol.frames", "import struct, msgpack\nfrom protocol.types import TopicPartition"),
+        ("coordinator.group.shard", "from protocol import messages\nfrom . import records"),
+        ("coordinator.log.journal", "import os\nfrom coordinator.log.format import Entry"),
+        ("coordinator.runtime.gate", "import trio\nfrom coordinator.group.shard import Outcome"),
+        ("coordinator.server.session", "from coordinator.runtime import node"),
+        ("coordinator.cli.main", "import click\nfrom coordinator.server import serve"),
+        ("client.connection", "import trio\nfrom protocol import apis"),
+        ("client.spark.source", "import pyspark\nfrom client.blocking import connect_blocking"),
+    ],
+)
+def test_an_allowed_import_is_not_held_against_a_module(module: str, source: str) -> None:
+    """A rule that forbids what is right would soon be switched off."""
+    assert violations(module, source) == []
