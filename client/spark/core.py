@@ -1,0 +1,277 @@
+"""The reader of the coordinated source, without Spark: what to hand over, pin and commit, when.
+
+Theory of operation
+-------------------
+Spark calls ``latest_offset(start)`` on every trigger. Its *start* is always work whose sink has
+finished, so this is where everything happens, in this order:
+
+1. If *start* is the batch that this process handed over last, its ranges are *finished*.
+2. A commit whose answer was lost is repeated, byte for byte, until there is an answer.
+3. If the group rebalances: commit what is finished (and pin nothing), then rejoin. This is the
+   only place that gives partitions away, so a hand-over never falls into a batch.
+4. Positions that are not known, or not certain any more, are fetched. A finished range stays
+   finished only if the coordinator still has its start: else somebody moved the partition.
+5. One commit stores the finished ends and, as metadata, the ends of the ranges that come next
+   (the pins). Only after a definite OK do these ranges become the new end offset.
+
+Why pins: whoever owns a partition next begins with exactly the pinned range, so a range that was
+written by a member that died is written again with the same bounds, and a sink can tell.
+
+An outage never ends a query: `latest_offset` then returns *start*, which means "nothing new".
+Where that would be read as "done" (a replay, AvailableNow, the first offset) it blocks instead
+and raises after the coordinator timeout.
+
+Not thread-safe, except for `stop`, which may be called while another method blocks.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, TypeVar
+
+from client.exceptions import OutcomeUnknown, RetriableError
+from client.spark.errors import CoordinatedSourceError, CoordinatorTimeout
+from client.spark.log import PartitionLog
+from client.spark.offsets import READER_KEY, Range, ReaderIdentity, decode_end, encode_end
+from client.spark.options import ReaderOptions
+from client.spark.ownership import Ownership
+from client.spark.positions import Finished, Position
+from client.spark.session import SessionFactory
+from protocol.types import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Pauses after a failed trigger: short enough to notice the coordinator's return, long enough
+# that a thousand idle readers don't keep it busy.
+PAUSE_MIN_S: Final = 0.1
+PAUSE_MAX_S: Final = 5.0
+
+
+class Task(NamedTuple):
+    """One range to read on an executor."""
+
+    tp: TopicPartition
+    range: Range
+
+
+class Handed(NamedTuple):
+    """The batch that Spark was given last."""
+
+    end: Mapping[str, object]
+    ranges: dict[TopicPartition, Finished]
+
+
+class ReaderCore:
+    """One reader process of one query.
+
+    Args:
+        options: the checked options of the stream.
+        log: where the rows are.
+        open_session: makes this reader a member of its group; called on first use.
+        client_id: names this reader process, and no other, in the group.
+        clock: a monotonic clock in seconds.
+        sleep: waits for so many seconds.
+
+    """
+
+    def __init__(
+        self,
+        options: ReaderOptions,
+        log: PartitionLog,
+        *,
+        open_session: SessionFactory,
+        client_id: str,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self.identity = ReaderIdentity(options.coordinator, options.group, client_id)
+        self._options = options
+        self._log = log
+        self._clock = clock
+        self._sleep = sleep
+        self._ownership = Ownership(options, log, open_session)
+        self._handed: Handed | None = None
+        self._triggered = False
+        self._returned_at_s: float | None = None
+        self._deadline_s: float | None = None
+        self._pause_s = PAUSE_MIN_S
+
+    # --- What Spark calls ----------------------------------------------------------------
+
+    def initial_offset(self) -> dict[str, object]:
+        """Return the offset before any batch, once this reader is a member with an assignment.
+
+        Raises:
+            CoordinatorTimeout: the coordinator was away for too long.
+
+        """
+        self._until_done("the first assignment", self._settle)
+        return {}
+
+    def prepare_available_now(self) -> None:
+        """Note where the log ends now: the query is to end there.
+
+        Raises:
+            CoordinatorTimeout: the coordinator was away for too long.
+
+        """
+        self._until_done("the first assignment", self._settle)
+        self._ownership.targets = {
+            TopicPartition(topic, partition): self._log.bounds(topic, partition)[1]
+            for topic in self._options.topics
+            for partition in self._log.partitions(topic)
+        }
+
+    def latest_offset(
+        self, start: Mapping[str, object], max_rows: int | None
+    ) -> Mapping[str, object]:
+        """Commit what *start* finished, hand over if asked, pin the next ranges; return their end.
+
+        Returns *start* itself when there is nothing new, or nothing certain.
+
+        Args:
+            start: the offset up to which Spark's sink has finished.
+            max_rows: the most rows per partition; None for no limit. A pinned range is taken
+                whole even if it is longer.
+
+        Raises:
+            CoordinatedSourceError: the query must end; the message says why.
+            FatalError: the coordinator refuses this reader for good.
+
+        """
+        self._warn_of_long_batch()
+        self._triggered = True
+        if self._handed is not None:
+            if start == self._handed.end:
+                self._ownership.finish(self._handed.ranges)
+            self._handed = None
+        if self._ownership.targets is not None:
+            end = self._until_done("the next batch", lambda: self._next_batch(start, max_rows))
+        else:
+            try:
+                end = self._next_batch(start, max_rows)
+                self._pause_s = PAUSE_MIN_S
+            except (RetriableError, OutcomeUnknown) as error:
+                logger.warning("no new batch, trying again: %s", error)
+                self._pause()
+                end = start
+        self._returned_at_s = self._clock()
+        return end
+
+    def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> list[Task]:
+        """Return the ranges of a batch: of the one just planned, or of one that is replayed.
+
+        Of a replayed batch only those ranges run that are ours and that the coordinator still
+        has as the next ones; the others were finished, or will be run, by their owner.
+
+        Raises:
+            CoordinatorTimeout: the coordinator was away for too long to say.
+
+        """
+        if start == end:
+            return []  # Another source of the query has news, this one hasn't.
+        if self._handed is None or self._handed.end != end:
+            if self._triggered:
+                raise CoordinatedSourceError(
+                    "Spark asks for a batch that this reader did not plan; restart the query"
+                )
+            self._until_done("the replay of the last batch", lambda: self._replay(end))
+        assert self._handed is not None
+        return [Task(tp, done.range) for tp, done in sorted(self._handed.ranges.items())]
+
+    def report_latest(self) -> dict[str, int] | None:
+        """Return the log's end of each owned partition as last seen, for the query's progress."""
+        return {str(tp): end for tp, end in sorted(self._ownership.ends.items())} or None
+
+    def stop(self) -> None:
+        """Leave the group. Never raises; may be called again, and from another thread."""
+        self._ownership.leave()
+
+    # --- One trigger ---------------------------------------------------------------------
+
+    def _next_batch(
+        self, start: Mapping[str, object], max_rows: int | None
+    ) -> Mapping[str, object]:
+        batch = self._ownership.pin_next(max_rows, self._wait_s())
+        ranges = {
+            tp: Range(step.at, step.stop, batch.generation)
+            for tp, step in batch.steps.items()
+            if step.stop > step.at
+        }
+        if not ranges and decode_end(start).reader == self.identity:
+            return start
+        # Without ranges this is the one empty batch that publishes who we are.
+        end = encode_end(ranges, self.identity)
+        if end == start:
+            # The same range again, as in a group that was deleted and made anew. Spark would
+            # take an equal offset for "nothing new".
+            end[READER_KEY]["again"] = True
+        self._handed = Handed(
+            end, {tp: Finished(r, self._ownership.resets(tp)) for tp, r in ranges.items()}
+        )
+        return end
+
+    def _replay(self, end: Mapping[str, object]) -> None:
+        positions = self._settle()
+        run: dict[TopicPartition, Finished] = {}
+        for tp, planned in decode_end(end).ranges.items():
+            position = positions.get(tp)
+            if position is not None and (position.offset, position.pinned_end) == planned[:2]:
+                run[tp] = Finished(planned, position.resets)
+            else:
+                logger.info("%s: %s is not replayed, the group is past it", tp, planned)
+        self._handed = Handed(end, run)
+
+    def _settle(self) -> dict[TopicPartition, Position]:
+        return self._ownership.settle(self._wait_s())
+
+    # --- Time ----------------------------------------------------------------------------
+
+    def _until_done(self, what: str, action: Callable[[], T]) -> T:
+        """Do *action*, again through any outage, for at most the coordinator timeout."""
+        timeout_s = self._options.coordinator_timeout_ms / 1000
+        self._deadline_s = deadline_s = self._clock() + timeout_s
+        try:
+            while True:
+                try:
+                    result = action()
+                except (RetriableError, OutcomeUnknown) as error:
+                    if self._clock() >= deadline_s:
+                        raise CoordinatorTimeout(
+                            f"no answer about {what} within {timeout_s:g} s (option "
+                            f"'coordinatorTimeout') from {self.identity.coordinator}: {error}"
+                        ) from error
+                    logger.warning("waiting for %s: %s", what, error)
+                    self._pause()
+                else:
+                    self._pause_s = PAUSE_MIN_S
+                    return result
+        finally:
+            self._deadline_s = None
+
+    def _wait_s(self) -> float:
+        """How long to wait for an assignment."""
+        if self._deadline_s is not None:
+            return max(self._deadline_s - self._clock(), 0.0)
+        # The others hand over between their batches, within the rebalance timeout.
+        return (self._options.rebalance_timeout_ms + self._options.request_timeout_ms) / 1000
+
+    def _pause(self) -> None:
+        self._sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
+
+    def _warn_of_long_batch(self) -> None:
+        """A hand-over waits for the batch; past the rebalance timeout the group evicts us."""
+        if self._returned_at_s is None:
+            return
+        gap_s = self._clock() - self._returned_at_s
+        timeout_s = self._options.rebalance_timeout_ms / 1000
+        if gap_s > timeout_s / 2:
+            logger.warning(
+                "%.1f s between two triggers; a rebalance waits at most %.1f s (option "
+                "'rebalanceTimeout') before the group removes this reader and its batch runs "
+                "twice. Make batches smaller (option 'maxRowsPerPartition') or the timeout longer",
+                gap_s,
+                timeout_s,
+            )

@@ -1,0 +1,21 @@
+"""What ends a query, with messages that say what to do. None of these is retried by Spark."""
+
+
+class CoordinatedSourceError(RuntimeError):
+    """Base class of what the coordinated source raises."""
+
+
+class CoordinatorTimeout(CoordinatedSourceError):
+    """No answer or no assignment within ``coordinatorTimeout``, where returning is not allowed."""
+
+
+class FencedError(CoordinatedSourceError):
+    """The group removed this reader, and the option ``onFence`` is ``fail``."""
+
+
+class DataLossError(CoordinatedSourceError):
+    """Rows between the committed offset and the log's bounds are gone."""
+
+
+class DrainTimeout(CoordinatedSourceError):
+    """The reader did not commit and release everything in time; the query still runs."""

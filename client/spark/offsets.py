@@ -1,0 +1,170 @@
+"""What a streaming offset of the coordinated source says, and what a pin says. Pure.
+
+An end offset describes itself: it holds exactly the ranges of its own batch, so a replay
+needs nothing but the offset, and no code ever subtracts a start from an end::
+
+    {"flights-3": {"s": 100, "e": 200, "g": 7},
+     "@": {"v": 1, "coordinator": "host:9310", "group": "etl", "client_id": "..."}}
+
+A pin is the planned end of the range that begins at a committed offset. It is stored as the
+metadata of the commit, ``gc1:<end>:<resets>``; an end equal to the offset means "no range
+planned". The counter of resets makes the ranges before and after a reset of the group's
+offsets different for a sink that remembers what it has seen.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from protocol.types import TopicPartition
+
+READER_KEY: Final = "@"
+FORMAT_VERSION: Final = 1
+
+_PIN: Final = re.compile(r"gc1:(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,18})", re.ASCII)
+
+
+class OffsetFormatError(ValueError):
+    """An offset in the checkpoint is not one that this source writes."""
+
+
+class Range(NamedTuple):
+    """Rows ``start <= offset < end`` of one partition, planned in *generation*."""
+
+    start: int
+    end: int
+    generation: int
+
+
+class Pin(NamedTuple):
+    """Where the range that begins at a committed offset ends, and the group's reset counter."""
+
+    end: int
+    resets: int = 0
+
+    def to_metadata(self) -> str:
+        """Return the text that is stored with the commit."""
+        return f"gc1:{self.end}:{self.resets}"
+
+
+class ReaderIdentity(NamedTuple):
+    """Which reader process planned a batch, so that a drain can find it."""
+
+    coordinator: str
+    group: str
+    client_id: str
+
+
+class EndOffset(NamedTuple):
+    """A decoded end offset; *reader* is None for the initial offset ``{}``."""
+
+    ranges: dict[TopicPartition, Range]
+    reader: ReaderIdentity | None
+
+
+def parse_pin(metadata: str | None) -> Pin | None:
+    """Return the pin in a commit's metadata, or None where it holds no pin of ours."""
+    match = _PIN.fullmatch(metadata or "")
+    return Pin(int(match[1]), int(match[2])) if match else None
+
+
+def encode_end(
+    ranges: Mapping[TopicPartition, Range], reader: ReaderIdentity
+) -> dict[str, dict[str, object]]:
+    """Return the offset, ready for JSON, of a batch of exactly these ranges."""
+    end: dict[str, dict[str, object]] = {
+        str(tp): {"s": r.start, "e": r.end, "g": r.generation} for tp, r in sorted(ranges.items())
+    }
+    end[READER_KEY] = {"v": FORMAT_VERSION, **reader._asdict()}
+    return end
+
+
+def decode_end(offset: Mapping[str, object]) -> EndOffset:
+    """Read an end offset.
+
+    Raises:
+        OffsetFormatError: it is of another source or of a newer format.
+
+    """
+    ranges: dict[TopicPartition, Range] = {}
+    reader = None
+    for key, value in offset.items():
+        if not isinstance(value, Mapping):
+            raise _unreadable(offset)
+        if key == READER_KEY:
+            reader = _decode_reader(value, offset)
+        else:
+            ranges[_decode_key(key, offset)] = _decode_range(value, offset)
+    return EndOffset(ranges, reader)
+
+
+def finished_offsets(offset_json: str | None) -> dict[TopicPartition, int]:
+    """Return what a source has finished, from the JSON text in a query's progress.
+
+    Understands Kafka's form ``{"topic": {"0": 20}}`` and that of this source. Anything else
+    (other sources, the text ``None`` of a first batch) gives an empty dict.
+    """
+    try:
+        offset = json.loads(offset_json or "")
+    except ValueError:
+        return {}
+    if not isinstance(offset, dict):
+        return {}
+    finished: dict[TopicPartition, int] = {}
+    for key, value in offset.items():
+        if key == READER_KEY or not isinstance(value, dict):
+            continue
+        if set(value) == {"s", "e", "g"} and isinstance(value["e"], int):
+            topic, _, partition = key.rpartition("-")
+            if topic and partition.isdecimal():
+                finished[TopicPartition(topic, int(partition))] = value["e"]
+            continue
+        finished.update(
+            (TopicPartition(key, int(partition)), end)
+            for partition, end in value.items()
+            if partition.isdecimal() and type(end) is int and end >= 0
+        )
+    return finished
+
+
+def reader_of(offset_json: str | None) -> ReaderIdentity | None:
+    """Return the reader that a progress's offset names, or None."""
+    try:
+        offset = json.loads(offset_json or "")
+        return decode_end(offset).reader if isinstance(offset, dict) else None
+    except ValueError:
+        return None
+
+
+def _decode_key(key: str, offset: Mapping[str, object]) -> TopicPartition:
+    topic, _, partition = key.rpartition("-")
+    if not topic or not partition.isdecimal():
+        raise _unreadable(offset)
+    return TopicPartition(topic, int(partition))
+
+
+def _decode_range(value: Mapping[object, object], offset: Mapping[str, object]) -> Range:
+    match value.get("s"), value.get("e"), value.get("g"):
+        case int(start), int(end), int(generation) if 0 <= start < end:
+            return Range(start, end, generation)
+    raise _unreadable(offset)
+
+
+def _decode_reader(value: Mapping[object, object], offset: Mapping[str, object]) -> ReaderIdentity:
+    if value.get("v") != FORMAT_VERSION:
+        raise OffsetFormatError(
+            f"the checkpoint's offset has format version {value.get('v')!r}, this release reads "
+            f"version {FORMAT_VERSION}: use the release that wrote it, or a new checkpoint"
+        )
+    match value.get("coordinator"), value.get("group"), value.get("client_id"):
+        case str(coordinator), str(group), str(client_id):
+            return ReaderIdentity(coordinator, group, client_id)
+    raise _unreadable(offset)
+
+
+def _unreadable(offset: Mapping[str, object]) -> OffsetFormatError:
+    return OffsetFormatError(
+        f"the checkpoint holds an offset that the coordinated source did not write: "
+        f"{json.dumps(offset)[:200]}; each query needs a checkpoint of its own"
+    )

@@ -1,0 +1,157 @@
+"""The options of the coordinated source, checked before anything is started. Pure."""
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from protocol.groups import group_id_error
+
+_DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h)?", re.ASCII)
+_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, None: 1}
+_ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:,\[\]]+):([0-9]{1,5})")
+
+# Options that this source knows; a misspelt one must not be ignored. Those of a log of the
+# user's own are told apart by a prefix.
+KNOWN: Final = (
+    "coordinator",
+    "group",
+    "topics",
+    "log",
+    "path",
+    "maxRowsPerPartition",
+    "startingOffsets",
+    "failOnDataLoss",
+    "onFence",
+    "sessionTimeout",
+    "rebalanceTimeout",
+    "requestTimeout",
+    "coordinatorTimeout",
+)
+LOG_PREFIX: Final = "log."
+
+MAX_ROWS_PER_PARTITION: Final = 10_000
+
+
+class OptionError(ValueError):
+    """An option is missing, unknown or impossible; the message names it."""
+
+
+class ReaderOptions(NamedTuple):
+    """The checked options of one stream; durations in milliseconds."""
+
+    coordinator: str
+    group: str
+    topics: tuple[str, ...]
+    max_rows_per_partition: int | None
+    starting_offsets: str
+    fail_on_data_loss: bool
+    on_fence: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    request_timeout_ms: int
+    coordinator_timeout_ms: int
+
+
+def parse_options(options: Mapping[str, str]) -> ReaderOptions:
+    """Check all options (names in any case) and fill in the defaults.
+
+    Raises:
+        OptionError: with a message that names the option and what it may be.
+
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    known = {name.lower() for name in KNOWN}
+    for name in given:
+        if name not in known and not name.startswith(LOG_PREFIX):
+            raise OptionError(
+                f"option {name!r} is unknown; there are {', '.join(KNOWN)}, and "
+                f"'{LOG_PREFIX}<name>' for a log class of your own"
+            )
+    parsed = ReaderOptions(
+        coordinator=_addresses(given),
+        group=_group(given),
+        topics=_topics(given),
+        max_rows_per_partition=_max_rows(given),
+        starting_offsets=_choice(given, "startingOffsets", ("earliest", "latest")),
+        fail_on_data_loss=_choice(given, "failOnDataLoss", ("true", "false")) == "true",
+        on_fence=_choice(given, "onFence", ("rejoin", "fail")),
+        session_timeout_ms=_duration_ms(given, "sessionTimeout", "45s"),
+        rebalance_timeout_ms=_duration_ms(given, "rebalanceTimeout", "5m"),
+        request_timeout_ms=_duration_ms(given, "requestTimeout", "10s"),
+        coordinator_timeout_ms=_duration_ms(given, "coordinatorTimeout", "10m"),
+    )
+    if parsed.coordinator_timeout_ms <= parsed.session_timeout_ms:
+        # A restarted reader waits until its crashed forerunner's session is over.
+        raise OptionError(
+            f"option 'coordinatorTimeout' ({parsed.coordinator_timeout_ms} ms) must be longer "
+            f"than option 'sessionTimeout' ({parsed.session_timeout_ms} ms)"
+        )
+    return parsed
+
+
+def _required(given: Mapping[str, str], name: str) -> str:
+    value = given.get(name.lower(), "").strip()
+    if not value:
+        raise OptionError(f"option '{name}' is missing")
+    return value
+
+
+def _addresses(given: Mapping[str, str]) -> str:
+    value = _required(given, "coordinator")
+    addresses = [address.strip() for address in value.split(",")]
+    for address in addresses:
+        match = _ADDRESS.fullmatch(address)
+        if not match or not 0 < int(match[2]) < 65_536:
+            raise OptionError(
+                f"option 'coordinator' is {value!r}: it must be host:port, or several of them "
+                "separated by commas"
+            )
+    return ",".join(addresses)
+
+
+def _group(given: Mapping[str, str]) -> str:
+    group = _required(given, "group")
+    if error := group_id_error(group):
+        raise OptionError(f"option 'group' is {group!r}: {error}")
+    return group
+
+
+def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
+    value = _required(given, "topics")
+    topics = tuple(topic.strip() for topic in value.split(","))
+    if not all(topics) or len(set(topics)) < len(topics):
+        raise OptionError(
+            f"option 'topics' is {value!r}: it must be topic names separated by commas, each once"
+        )
+    return topics
+
+
+def _max_rows(given: Mapping[str, str]) -> int | None:
+    value = given.get("maxrowsperpartition", str(MAX_ROWS_PER_PARTITION)).strip()
+    if value.lower() == "unlimited":
+        return None
+    if not value.isdecimal() or not 0 < int(value) < 2**31:
+        raise OptionError(
+            f"option 'maxRowsPerPartition' is {value!r}: it must be a whole number from 1 to "
+            "2147483647, or 'unlimited'"
+        )
+    return int(value)
+
+
+def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = given.get(name.lower(), choices[0]).strip().lower()
+    if value not in choices:
+        listed = " or ".join(repr(choice) for choice in choices)
+        raise OptionError(f"option '{name}' is {value!r}: it must be {listed}")
+    return value
+
+
+def _duration_ms(given: Mapping[str, str], name: str, default: str) -> int:
+    value = given.get(name.lower(), default).strip()
+    match = _DURATION.fullmatch(value)
+    if not match or not 0 < (duration_ms := int(match[1]) * _UNIT_MS[match[2]]) < 2**31:
+        raise OptionError(
+            f"option '{name}' is {value!r}: it must be a duration such as '500ms', '45s', '5m' "
+            "(a bare number is milliseconds)"
+        )
+    return duration_ms

@@ -1,0 +1,274 @@
+"""One reader's place in its group: its membership, its positions, and what it has to commit.
+
+`Ownership` is the half of the reader core that talks to the coordinator. Its rules:
+
+- A commit whose answer was lost is repeated, byte for byte, until there is an answer; nothing
+  else is decided before.
+- Partitions are given away in `settle` only, after committing what is finished, with the pins
+  cleared: Spark runs no batch then.
+- Positions are read back whenever they are not certain: after a rejoin, a loss or a conflict. A
+  finished range is then committed only if the coordinator still has its start.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, TypeVar
+
+from client.exceptions import (
+    CommitRefused,
+    MemberLost,
+    OutcomeUnknown,
+    Rebalanced,
+    RetriableError,
+)
+from client.spark.errors import CoordinatedSourceError, FencedError
+from client.spark.log import PartitionLog
+from client.spark.options import ReaderOptions
+from client.spark.positions import (
+    Commit,
+    Finished,
+    Limits,
+    Position,
+    Step,
+    commit_for,
+    plan_partition,
+    still_ours,
+)
+from client.spark.session import GroupSession, SessionFactory
+from client.types import Assignment
+from protocol.errors import ErrorCode
+from protocol.types import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Rounds of rejoining within one trigger; a group that changes faster gets the next trigger.
+ROUNDS_MAX: Final = 5
+
+_RETRY_REFUSAL: Final = {ErrorCode.STORAGE_FULL, ErrorCode.QUOTA_EXCEEDED}
+
+
+class Batch(NamedTuple):
+    """What may start now: its ranges are pinned."""
+
+    generation: int
+    steps: dict[TopicPartition, Step]
+
+
+class _InDoubt(NamedTuple):
+    commit: Commit
+    unknown: bool  # Whether an attempt was made whose outcome nobody knows.
+
+
+class Ownership:
+    """A member of the group, and what the coordinator keeps for its partitions.
+
+    Methods raise `RetriableError` or `OutcomeUnknown` when the coordinator is away; calling
+    them again goes on where they stopped.
+
+    Args:
+        options: the checked options of the stream.
+        log: where the rows are.
+        open_session: makes this reader a member of its group; called on first use.
+
+    """
+
+    def __init__(
+        self, options: ReaderOptions, log: PartitionLog, open_session: SessionFactory
+    ) -> None:
+        self.targets: dict[TopicPartition, int] | None = None
+        self.ends: dict[TopicPartition, int] = {}
+        self._options = options
+        self._log = log
+        self._open_session = open_session
+        self._session: GroupSession | None = None
+        self._assignment: Assignment | None = None
+        self._positions: dict[TopicPartition, Position] | None = None
+        self._finished: dict[TopicPartition, Finished] = {}
+        self._in_doubt: _InDoubt | None = None
+        self._partitions: dict[str, list[int]] = {}
+
+    def finish(self, ranges: Mapping[TopicPartition, Finished]) -> None:
+        """Note ranges that this process handed to Spark and whose sink is done."""
+        self._finished.update(ranges)
+
+    def settle(self, wait_s: float) -> dict[TopicPartition, Position]:
+        """Be a member with an assignment and nothing in doubt; return the positions we own.
+
+        Args:
+            wait_s: how long to wait for an assignment.
+
+        """
+        self._in_rounds(lambda: self._settle_once(wait_s))
+        assert self._positions is not None
+        return self._positions
+
+    def pin_next(self, max_rows: int | None, wait_s: float) -> Batch:
+        """Settle, then commit what is finished together with the pins of what comes next."""
+        return self._in_rounds(lambda: self._pin_next(max_rows, wait_s))
+
+    def resets(self, tp: TopicPartition) -> int:
+        """Return the reset counter of an owned partition."""
+        assert self._positions is not None
+        return self._positions[tp].resets
+
+    def leave(self) -> None:
+        """Leave the group. Never raises; may be called again, and from another thread."""
+        session = self._session
+        if session is not None:
+            session.leave()
+
+    def _pin_next(self, max_rows: int | None, wait_s: float) -> Batch:
+        assignment = self._settle_once(wait_s)
+        steps = self._plan(max_rows)
+        self._send(steps)
+        return Batch(assignment.generation, steps)
+
+    def _settle_once(self, wait_s: float) -> Assignment:
+        """Leave nothing in doubt: the last commit, our membership, our positions."""
+        if self._in_doubt is not None:
+            self._transmit(self._in_doubt)
+        assignment = self._hand_over(wait_s)
+        self._refresh(assignment)
+        return assignment
+
+    def _in_rounds(self, action: Callable[[], T]) -> T:
+        """Do *action*, again after each time that the group moved on meanwhile."""
+        for _ in range(ROUNDS_MAX):
+            try:
+                return action()
+            except Rebalanced as error:
+                self._moved_on(error)
+            except CommitRefused as error:
+                self._refused(error)
+        raise RetriableError("the group changes faster than this reader can follow")
+
+    # --- Membership ----------------------------------------------------------------------
+
+    def _hand_over(self, wait_s: float) -> Assignment:
+        if self._session is None:
+            self._session = self._open_session()
+        session = self._session
+        if self._assignment is not None:
+            if session.lost:
+                raise MemberLost("the group removed this reader")
+            if not session.rebalance_needed and not self._topics_grew():
+                return self._assignment
+            if self._finished:
+                self._refresh(self._assignment)
+                self._send(self._plan(None, plan_ranges=False))
+            self._forget_positions()
+        self._partitions = self._list_partitions()
+        self._assignment = session.assignment(wait_s)
+        logger.info(
+            "generation %d: this reader owns %s",
+            self._assignment.generation,
+            ", ".join(map(str, self._assignment.partitions)) or "nothing",
+        )
+        return self._assignment
+
+    def _topics_grew(self) -> bool:
+        """Have the leader ask for a rebalance when topics got more partitions."""
+        assert self._assignment is not None
+        assert self._session is not None
+        if not self._assignment.is_leader or self._list_partitions() == self._partitions:
+            return False
+        self._session.request_rejoin("the topics' partitions changed")
+        return True
+
+    def _list_partitions(self) -> dict[str, list[int]]:
+        return {topic: self._log.partitions(topic) for topic in self._options.topics}
+
+    def _moved_on(self, error: Rebalanced) -> None:
+        self._in_doubt = None  # Fenced: what was not stored by now never will be.
+        self._forget_positions()
+        if isinstance(error, MemberLost):
+            if self._options.on_fence == "fail":
+                raise FencedError(
+                    f"the group removed this reader ({error}); option 'onFence' is 'fail'"
+                ) from error
+            logger.warning("%s; joining again, its last batch may run twice", error)
+
+    def _refused(self, error: CommitRefused) -> None:
+        codes = set(error.errors.values())
+        self._positions = None  # Some were stored; read back which, and go on from there.
+        if ErrorCode.NOT_PARTITION_OWNER in codes:
+            logger.warning("%s; joining again", error)
+            assert self._session is not None
+            self._session.request_rejoin("a commit was refused")
+            self._forget_positions()
+        elif codes <= {ErrorCode.OFFSET_CONFLICT}:
+            logger.warning("%s; reading back what is stored", error)
+        elif codes <= _RETRY_REFUSAL | {ErrorCode.OFFSET_CONFLICT}:
+            raise RetriableError(str(error)) from error
+        else:
+            raise CoordinatedSourceError(str(error)) from error
+
+    def _forget_positions(self) -> None:
+        self._assignment = None
+        self._positions = None
+
+    # --- Positions and commits -----------------------------------------------------------
+
+    def _refresh(self, assignment: Assignment) -> None:
+        if self._positions is not None:
+            return
+        assert self._session is not None
+        stored = self._session.fetch(assignment.partitions) if assignment.partitions else {}
+        self._positions = {tp: Position.of(stored.get(tp)) for tp in assignment.partitions}
+        self._finished = {
+            tp: finished
+            for tp, finished in self._finished.items()
+            if still_ours(finished, self._positions.get(tp))
+        }
+
+    def _plan(
+        self, max_rows: int | None, *, plan_ranges: bool = True
+    ) -> dict[TopicPartition, Step]:
+        assert self._positions is not None
+        options = self._options
+        limits = Limits(
+            max_rows=max_rows,
+            targets=self.targets,
+            start_latest=options.starting_offsets == "latest",
+            fail_on_data_loss=options.fail_on_data_loss,
+            plan_ranges=plan_ranges,
+        )
+        steps: dict[TopicPartition, Step] = {}
+        self.ends = {}
+        for tp, position in self._positions.items():
+            bounds = self._log.bounds(tp.topic, tp.partition)
+            self.ends[tp] = bounds[1]
+            steps[tp] = plan_partition(tp, position, self._finished.get(tp), bounds, limits)
+        return steps
+
+    def _send(self, steps: Mapping[TopicPartition, Step]) -> None:
+        assert self._positions is not None
+        commit = commit_for(steps, self._positions)
+        if commit is not None:
+            self._transmit(_InDoubt(commit, unknown=False))
+
+    def _transmit(self, doubt: _InDoubt) -> None:
+        """Send a commit; it stays in doubt until there is a definite answer."""
+        assert self._session is not None
+        self._in_doubt = doubt
+        try:
+            self._session.commit(doubt.commit.offsets, doubt.commit.expected)
+        except OutcomeUnknown:
+            self._in_doubt = doubt._replace(unknown=True)
+            raise
+        except RetriableError:
+            if not doubt.unknown:
+                self._in_doubt = None  # Surely not stored: it may be planned anew.
+            raise
+        except (Rebalanced, CommitRefused):
+            self._in_doubt = None
+            raise
+        self._in_doubt = None
+        assert self._positions is not None
+        for tp, stored in doubt.commit.offsets.items():
+            self._positions[tp] = Position.of(stored)
+            finished = self._finished.get(tp)
+            if finished is not None and finished.range.end == stored.offset:
+                del self._finished[tp]

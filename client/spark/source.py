@@ -1,0 +1,221 @@
+# ruff: noqa: N802 - Spark chose the names of these methods.
+"""The format ``coordinated``: the reader core as a PySpark data source.
+
+Spark makes these objects in several processes: in short planning workers, in the one long-lived
+reader process of a query run, and, as pickled copies, in executors. Only the reader process may
+join the group, so nothing happens before `initialOffset`, `latestOffset`, `partitions` or
+`prepareForTriggerAvailableNow` is called; those are called there only.
+"""
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from client.spark.blocking_session import open_session
+from client.spark.core import ReaderCore
+from client.spark.guard import StatefulGuard
+from client.spark.log import PartitionLog, load_log
+from client.spark.options import OptionError, ReaderOptions, parse_options
+from client.spark.process import LeaveOnSigterm
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FORMAT_NAME: Final = "coordinated"
+
+_BEFORE: Final = (
+    StructField("topic", StringType(), nullable=True),
+    StructField("partition", IntegerType(), nullable=True),
+    StructField("offset", LongType(), nullable=True),
+)
+_AFTER: Final = (
+    StructField("range_start", LongType(), nullable=True),
+    StructField("range_end", LongType(), nullable=True),
+    StructField("generation", IntegerType(), nullable=True),
+)
+
+
+class RangePartition(InputPartition):
+    """One range of one partition, on its way to an executor."""
+
+    def __init__(self, topic: str, partition: int, start: int, end: int, generation: int) -> None:
+        super().__init__((topic, partition, start, end, generation))
+        self.topic = topic
+        self.partition = partition
+        self.start = start
+        self.end = end
+        self.generation = generation
+
+
+class CoordinatedSource(DataSource):
+    """The data source ``coordinated``; see docs/spark.md for its options.
+
+    Raises:
+        OptionError: an option is missing, unknown or impossible.
+
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._given = {name.lower(): value for name, value in options.items()}
+        parse_options(self._given)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``spark.readStream.format``."""
+        return FORMAT_NAME
+
+    def schema(self) -> StructType:
+        """Return topic, partition, offset, the topics' own columns, and those of the range."""
+        options = parse_options(self._given)
+        log = load_log(self._given)
+        columns = _value_schema(log, options)
+        taken = {field.name for field in (*_BEFORE, *_AFTER)} & set(columns.names)
+        if taken:
+            raise OptionError(
+                f"option 'topics': the log has columns named {', '.join(sorted(taken))}, which "
+                "are the source's own; rename them in the log"
+            )
+        return StructType([*_BEFORE, *from_arrow_schema(columns).fields, *_AFTER])
+
+    def streamReader(self, schema: StructType) -> "CoordinatedStreamReader":
+        """Return the reader; called in planning workers too, so it joins nothing."""
+        return CoordinatedStreamReader(self._given, schema)
+
+
+class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Adapts `ReaderCore` to the calls that Spark makes."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._given = dict(options)
+        self._schema = schema
+        self._core: ReaderCore | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle what executors need; the membership stays in the reader process."""
+        return {"_given": self._given, "_schema": self._schema, "_core": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Join the group and return the offset before any batch."""
+        return self._joined().initial_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the option ``maxRowsPerPartition``, which counts per partition."""
+        max_rows = parse_options(self._given).max_rows_per_partition
+        return ReadAllAvailable() if max_rows is None else ReadMaxRows(max_rows)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Commit what has finished, hand over if asked, pin and return the next batch."""
+        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return dict(self._joined().latest_offset(start, max_rows))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the log's ends as last seen, for the progress."""
+        return self._core.report_latest() if self._core else None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note where the log ends now."""
+        self._joined().prepare_available_now()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return one task per range of the batch."""
+        return [
+            RangePartition(*task.tp, *task.range) for task in self._joined().partitions(start, end)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one range, on an executor."""
+        assert isinstance(partition, RangePartition)
+        log = load_log(self._given)
+        rows = log.read(partition.topic, partition.partition, partition.start, partition.end)
+        return with_source_columns(rows, partition, to_arrow_schema(self._schema, timezone="UTC"))
+
+    def stop(self) -> None:
+        """Leave the group."""
+        if self._core is not None:
+            self._core.stop()
+
+    def _joined(self) -> ReaderCore:
+        if self._core is None:
+            options = parse_options(self._given)
+            log = load_log(self._given)
+            # A query that is started twice, or restarted, is another reader each time.
+            client_id = f"spark-{uuid.uuid4().hex}"
+            self._core = ReaderCore(
+                options,
+                log,
+                open_session=lambda: open_session(options, client_id, log),
+                client_id=client_id,
+                clock=time.monotonic,
+                sleep=time.sleep,
+            )
+            LeaveOnSigterm(self._core.stop).install()
+        return self._core
+
+
+def register(spark: "SparkSession") -> None:
+    """Make the format ``coordinated`` known to a session, and watch for stateful queries."""
+    spark.dataSource.register(CoordinatedSource)
+    # Spark Connect complains at its shutdown about listeners that are still there.
+    if not type(spark).__module__.startswith("pyspark.sql.connect"):
+        spark.streams.addListener(StatefulGuard())
+
+
+def with_source_columns(
+    rows: Iterator[pa.RecordBatch], task: RangePartition, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Add the source's own columns to a range's rows, in the types of *schema*.
+
+    Raises:
+        ValueError: the log returned fewer or more rows than the range holds, which would be
+            silent loss.
+
+    """
+    offset = task.start
+    for batch in rows:
+        count = batch.num_rows
+        columns: dict[str, pa.Array] = {
+            "topic": pa.repeat(pa.scalar(task.topic, pa.string()), count),
+            "partition": pa.repeat(pa.scalar(task.partition, pa.int32()), count),
+            "offset": pa.array(range(offset, offset + count), pa.int64()),
+            "range_start": pa.repeat(pa.scalar(task.start, pa.int64()), count),
+            "range_end": pa.repeat(pa.scalar(task.end, pa.int64()), count),
+            "generation": pa.repeat(pa.scalar(task.generation, pa.int32()), count),
+        }
+        offset += count
+        yield pa.RecordBatch.from_arrays(
+            [
+                (columns[f.name] if f.name in columns else batch.column(f.name)).cast(f.type)
+                for f in schema
+            ],
+            schema=schema,
+        )
+    if offset != task.end:
+        raise ValueError(
+            f"{task.topic}-{task.partition}: the log returned the rows from {task.start} to "
+            f"{offset} for a range that ends at {task.end}"
+        )
+
+
+def _value_schema(log: PartitionLog, options: ReaderOptions) -> pa.Schema:
+    first, *others = options.topics
+    columns = log.schema(first)
+    for topic in others:
+        if not log.schema(topic).equals(columns):
+            raise OptionError(
+                f"option 'topics': {first!r} and {topic!r} have different columns; read them "
+                "with a stream each"
+            )
+    return columns

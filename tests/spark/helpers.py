@@ -1,0 +1,182 @@
+"""A log in memory, a clock, and one reader process with a stand-in for Spark's query loop."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from client.spark.core import ReaderCore, Task
+from client.spark.log import PartitionLog
+from client.spark.offsets import decode_end
+from client.spark.options import ReaderOptions, parse_options
+from protocol.types import TopicPartition
+from tests.fakes.group_session import FakeGroup, FakeSession
+
+TOPIC = "flights"
+
+
+def tp(partition: int) -> TopicPartition:
+    """Return a partition of the one topic that these tests use."""
+    return TopicPartition(TOPIC, partition)
+
+
+def options(**given: str) -> ReaderOptions:
+    """Return checked options; names with their usual spelling."""
+    return parse_options(
+        {
+            "coordinator": "localhost:9310",
+            "group": "g",
+            "topics": TOPIC,
+            "sessionTimeout": "10s",
+            "rebalanceTimeout": "60s",
+            "coordinatorTimeout": "30s",
+            **given,
+        }
+    )
+
+
+class MemoryLog(PartitionLog):
+    """Only bounds: the rows themselves don't matter to the core."""
+
+    def __init__(self, ends: Mapping[int, int]) -> None:
+        super().__init__({})
+        self.starts = dict.fromkeys(ends, 0)
+        self.ends = dict(ends)
+
+    def partitions(self, topic: str) -> list[int]:
+        """Return all partitions."""
+        return sorted(self.ends)
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """Return the bounds as set by the test."""
+        return self.starts[partition], self.ends[partition]
+
+    def schema(self, topic: str) -> pa.Schema:
+        """Return no columns."""
+        return pa.schema([])
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Never called by the core."""
+        raise NotImplementedError
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.slept: list[float] = []
+        self.on_sleep: Callable[[], None] = lambda: None
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass, and the test act."""
+        self.slept.append(seconds)
+        self.now_s += seconds
+        self.on_sleep()
+
+
+@dataclass
+class Checkpoint:
+    """What Spark keeps of a query over restarts."""
+
+    offsets: list[str] = field(default_factory=list)
+    commits: int = 0
+
+
+Offset = dict[str, Any]
+
+
+class Query:
+    """One run of one query: calls a reader process in the order in which Spark does."""
+
+    def __init__(
+        self,
+        group: FakeGroup,
+        log: MemoryLog,
+        *,
+        checkpoint: Checkpoint | None = None,
+        client_id: str = "reader",
+        max_rows: int | None = 10,
+        **given: str,
+    ) -> None:
+        self.group = group
+        self.clock = Clock()
+        self.session: FakeSession = group.session(client_id)
+        self.checkpoint = checkpoint or Checkpoint()
+        self.max_rows = max_rows
+        self.sunk: list[Task] = []
+        self.in_flight: list[Task] = []
+        self.core = ReaderCore(
+            options(**given),
+            log,
+            open_session=lambda: self.session,
+            client_id=client_id,
+            clock=self.clock,
+            sleep=self.clock.sleep,
+        )
+        self._initial: Offset | None = None
+
+    def trigger(self) -> bool:
+        """Run one trigger to its end; say whether there was a batch."""
+        for batch_planned in self.steps():
+            if batch_planned is not None:
+                return batch_planned
+        raise AssertionError("a trigger ends with a verdict")
+
+    def triggers(self, count: int) -> list[Task]:
+        """Run some triggers; return what they wrote."""
+        before = len(self.sunk)
+        for _ in range(count):
+            self.trigger()
+        return self.sunk[before:]
+
+    def steps(self) -> Iterator[bool | None]:
+        """Go through one trigger; each yield is a place where the process may die.
+
+        The last value says whether there was a batch, all before are None.
+        """
+        checkpoint = self.checkpoint
+        if len(checkpoint.offsets) > checkpoint.commits:  # The replay, before any latestOffset.
+            yield from self._batch(self._start())
+            return
+        start = self._start()
+        yield None
+        end = self.core.latest_offset(json.loads(json.dumps(start)), self.max_rows)
+        if end == start:
+            yield False
+            return
+        planned = decode_end(end).ranges.items()
+        self.in_flight = [Task(partition, planned_range) for partition, planned_range in planned]
+        yield None
+        checkpoint.offsets.append(json.dumps(end))
+        yield None
+        yield from self._batch(start)
+
+    def _start(self) -> Offset:
+        if self.checkpoint.commits:
+            offset: Offset = json.loads(self.checkpoint.offsets[self.checkpoint.commits - 1])
+            return offset
+        if self._initial is None:
+            self._initial = self.core.initial_offset()
+        return self._initial
+
+    def _batch(self, start: Offset) -> Iterator[bool | None]:
+        tasks = self.core.partitions(start, json.loads(self.checkpoint.offsets[-1]))
+        self.in_flight = tasks
+        yield None
+        for task in tasks:
+            self.sunk.append(task)
+            yield None
+        self.checkpoint.commits += 1
+        yield True
+
+
+def ranges(tasks: list[Task]) -> list[tuple[int, int, int]]:
+    """Return (partition, start, end) of tasks, for short assertions."""
+    return [(task.tp.partition, task.range.start, task.range.end) for task in tasks]

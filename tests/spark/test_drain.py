@@ -1,0 +1,155 @@
+"""`drain_and_stop` with a query and a coordinator that do as the test says."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from client.exceptions import CoordinatorUnavailable, FatalError
+from client.spark.drain import drain, readers_of
+from client.spark.errors import DrainTimeout
+from client.spark.offsets import ReaderIdentity, encode_end
+from protocol.errors import ErrorCode
+from protocol.messages import DrainedMember
+from tests.spark.helpers import Clock
+
+
+def progress(*client_ids: str) -> dict[str, object]:
+    """Return a progress whose sources name these readers."""
+    return {
+        "sources": [
+            {"endOffset": json.dumps(encode_end({}, ReaderIdentity("h:1", "g", client_id)))}
+            for client_id in client_ids
+        ]
+    }
+
+
+class FakeQuery:
+    """A running query."""
+
+    def __init__(self, *client_ids: str) -> None:
+        self.isActive = True
+        self.lastProgress = progress(*client_ids) if client_ids else None
+        self.failure: Exception | None = None
+
+    def stop(self) -> None:
+        """Stop."""
+        self.isActive = False
+
+    def exception(self) -> Exception | None:
+        """Return why it failed."""
+        return self.failure
+
+
+class FakeCoordinator:
+    """Drains a member when it was asked often enough."""
+
+    def __init__(self, **asks: int) -> None:
+        self.asks = asks
+        self.errors: list[Exception] = []
+
+    def drain_member(self, group: str, client_id: str) -> list[DrainedMember]:
+        """Answer as planned."""
+        if self.errors:
+            raise self.errors.pop(0)
+        if client_id not in self.asks:
+            raise FatalError("no such member", code=ErrorCode.UNKNOWN_MEMBER_ID)
+        self.asks[client_id] -= 1
+        return [DrainedMember(f"{client_id}-1", self.asks[client_id] <= 0)]
+
+
+def run(
+    query: FakeQuery, coordinator: FakeCoordinator, on_sleep: Callable[[], None] = lambda: None
+) -> Clock:
+    """Drain with a timeout of 10 s; return the clock."""
+    clock = Clock()
+    clock.on_sleep = on_sleep
+    drain(query, lambda _: coordinator, 10, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+    return clock
+
+
+def test_the_query_stops_only_when_its_reader_owns_nothing() -> None:
+    """Before that a stop could fall between the sink and the commit."""
+    query = FakeQuery("a")
+
+    clock = run(query, FakeCoordinator(a=4))
+
+    assert not query.isActive
+    assert len(clock.slept) == 3
+
+
+def test_all_readers_of_a_query_are_drained() -> None:
+    """A union may have several coordinated sources."""
+    query = FakeQuery("a", "b")
+
+    run(query, FakeCoordinator(a=2, b=5))
+
+    assert not query.isActive
+
+
+def test_the_name_of_a_reader_may_come_later() -> None:
+    """The first batch publishes it; that of a replay may name a process that is gone."""
+    query = FakeQuery()
+    names = iter(["gone", "gone", "a"])
+
+    def next_progress() -> None:
+        query.lastProgress = progress(next(names, "a"))
+
+    run(query, FakeCoordinator(a=1), next_progress)
+
+    assert not query.isActive
+
+
+def test_an_outage_is_waited_out() -> None:
+    """The drain is asked for again anyway."""
+    query = FakeQuery("a")
+    coordinator = FakeCoordinator(a=1)
+    coordinator.errors = [CoordinatorUnavailable("away")] * 3
+
+    run(query, coordinator)
+
+    assert not query.isActive
+
+
+def test_a_drain_that_takes_too_long_leaves_the_query_running() -> None:
+    """Whether to stop anyway is the caller's decision."""
+    query = FakeQuery("a")
+
+    with pytest.raises(DrainTimeout, match="within 10 s: a still own"):
+        run(query, FakeCoordinator(a=10_000))
+
+    assert query.isActive
+
+
+def test_a_query_without_readers_is_not_stopped_by_mistake() -> None:
+    """It has no coordinated source, or never ran a batch."""
+    query = FakeQuery()
+
+    with pytest.raises(DrainTimeout, match="names its readers"):
+        run(query, FakeCoordinator())
+
+
+def test_a_refused_drain_says_why() -> None:
+    """An old server, say."""
+    coordinator = FakeCoordinator()
+    coordinator.errors = [FatalError("UNSUPPORTED_VERSION", code=35)] * 100
+
+    with pytest.raises(DrainTimeout, match="UNSUPPORTED_VERSION"):
+        run(FakeQuery("a"), coordinator)
+
+
+def test_a_query_that_ended_by_itself_is_fine_unless_it_failed() -> None:
+    """AvailableNow may end while we wait."""
+    query = FakeQuery("a")
+    query.stop()
+    run(query, FakeCoordinator())
+
+    query.failure = ValueError("broken sink")
+    with pytest.raises(ValueError, match="broken sink"):
+        run(query, FakeCoordinator())
+
+
+def test_sources_without_a_reader_are_passed_over() -> None:
+    """A join with a Kafka source, or a first batch's None."""
+    assert readers_of({"sources": [{"endOffset": None}, {"endOffset": '{"t":{"0":1}}'}]}) == []
+    assert readers_of(None) == []

@@ -1,0 +1,121 @@
+"""Offsets and pins as text."""
+
+import json
+
+import pytest
+from hypothesis import given, strategies as st
+
+from client.spark.offsets import (
+    OffsetFormatError,
+    Pin,
+    Range,
+    ReaderIdentity,
+    decode_end,
+    encode_end,
+    finished_offsets,
+    parse_pin,
+    reader_of,
+)
+from protocol.types import TopicPartition
+
+READER = ReaderIdentity("host:9310", "etl", "spark-1")
+
+
+@given(
+    ranges=st.dictionaries(
+        st.builds(TopicPartition, st.text(min_size=1), st.integers(0, 2**31 - 1)),
+        st.builds(
+            lambda start, count, generation: Range(start, start + count, generation),
+            st.integers(0, 2**60),
+            st.integers(1, 2**60),
+            st.integers(0, 2**31 - 1),
+        ),
+    )
+)
+def test_an_end_offset_survives_json(ranges: dict[TopicPartition, Range]) -> None:
+    """Spark keeps it as JSON text; any topic name must come back as it was."""
+    decoded = decode_end(json.loads(json.dumps(encode_end(ranges, READER))))
+
+    assert decoded == (ranges, READER)
+
+
+@given(pin=st.builds(Pin, st.integers(0, 10**18), st.integers(0, 10**18)))
+def test_a_pin_survives_the_metadata(pin: Pin) -> None:
+    """It is all that a new owner has."""
+    assert parse_pin(pin.to_metadata()) == pin
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        None,
+        "",
+        "gc1",
+        "gc1:5",
+        "gc1:5:",
+        "gc1:-5:0",
+        "gc1:05:0",
+        "gc2:5:0",
+        "gc1:5:0 ",
+        "gc1:\u0665:0",
+    ],
+)
+def test_other_metadata_is_no_pin(metadata: str | None) -> None:
+    """Anybody may commit to a group, with any metadata."""
+    assert parse_pin(metadata) is None
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        {"flights-0": 5},
+        {"flights": {"s": 0, "e": 1, "g": 1}},
+        {"-0": {"s": 0, "e": 1, "g": 1}},
+        {"flights-0": {"s": 1, "e": 1, "g": 1}},
+        {"flights-0": {"s": 0, "e": "1", "g": 1}},
+        {"@": {"v": 1, "group": "g"}},
+    ],
+)
+def test_a_foreign_offset_is_refused(offset: dict[str, object]) -> None:
+    """Guessing would read the wrong rows."""
+    with pytest.raises(OffsetFormatError, match="did not write"):
+        decode_end(offset)
+
+
+def test_an_offset_of_a_later_format_is_refused_by_its_version() -> None:
+    """After a downgrade the message should say so."""
+    with pytest.raises(OffsetFormatError, match="version 2"):
+        decode_end({"@": {"v": 2}})
+
+
+def test_the_initial_offset_has_no_reader() -> None:
+    """It is the same for every process."""
+    assert decode_end({}) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"orders": {"0": 20, "11": 7}}', {("orders", 0): 20, ("orders", 11): 7}),
+        ('{"a-b-2": {"s": 1, "e": 9, "g": 3}, "@": {"v": 1}}', {("a-b", 2): 9}),
+        ('{"orders": {"0": -2, "1": true, "x": 1}}', {}),
+        ('{"logOffset": 4}', {}),
+        ("12", {}),
+        ("None", {}),
+        ("", {}),
+        (None, {}),
+    ],
+)
+def test_finished_offsets_are_read_from_any_progress(
+    text: str | None, expected: dict[tuple[str, int], int]
+) -> None:
+    """The listener sees all sources of all queries."""
+    assert finished_offsets(text) == expected
+
+
+def test_the_reader_is_found_in_a_progress() -> None:
+    """A drain begins here."""
+    assert reader_of(json.dumps(encode_end({}, READER))) == READER
+    assert reader_of('{"orders": {"0": 20}}') is None
+    assert reader_of("null") is None
+    assert reader_of(None) is None

@@ -1,0 +1,90 @@
+"""Options: what is wrong must be said by name, before anything starts."""
+
+import pytest
+
+from client.spark.options import OptionError, parse_options
+
+GOOD = {"coordinator": "localhost:9310", "group": "g", "topics": "flights"}
+
+
+def test_the_defaults_are_as_documented() -> None:
+    """docs/spark.md has the same table."""
+    assert parse_options(GOOD)._asdict() == {
+        "coordinator": "localhost:9310",
+        "group": "g",
+        "topics": ("flights",),
+        "max_rows_per_partition": 10_000,
+        "starting_offsets": "earliest",
+        "fail_on_data_loss": True,
+        "on_fence": "rejoin",
+        "session_timeout_ms": 45_000,
+        "rebalance_timeout_ms": 300_000,
+        "request_timeout_ms": 10_000,
+        "coordinator_timeout_ms": 600_000,
+    }
+
+
+def test_names_are_taken_in_any_case() -> None:
+    """Spark's are."""
+    parsed = parse_options({**GOOD, "MAXROWSPERPARTITION": "7", "onfence": "Fail"})
+
+    assert (parsed.max_rows_per_partition, parsed.on_fence) == (7, "fail")
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_ms"), [("250", 250), ("250ms", 250), ("3 s", 3_000), ("2m", 120_000)]
+)
+def test_durations_have_units(text: str, duration_ms: int) -> None:
+    """A bare number is milliseconds, as in Kafka."""
+    assert parse_options({**GOOD, "requestTimeout": text}).request_timeout_ms == duration_ms
+
+
+def test_lists_are_separated_by_commas() -> None:
+    """Several topics, several addresses to begin with."""
+    parsed = parse_options({**GOOD, "topics": "a, b", "coordinator": "x:1, [::1]:2"})
+
+    assert parsed.topics == ("a", "b")
+    assert parsed.coordinator == "x:1,[::1]:2"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("coordinator", ""),
+        ("coordinator", "localhost"),
+        ("coordinator", "localhost:0"),
+        ("coordinator", "localhost:70000"),
+        ("coordinator", "a:1,,b:2"),
+        ("group", ""),
+        ("group", "g" * 256),
+        ("group", "a\x00b"),
+        ("topics", ""),
+        ("topics", "a,,b"),
+        ("topics", "a,a"),
+        ("maxRowsPerPartition", "0"),
+        ("maxRowsPerPartition", "many"),
+        ("maxRowsPerPartition", "-1"),
+        ("startingOffsets", "middle"),
+        ("failOnDataLoss", "perhaps"),
+        ("onFence", "ignore"),
+        ("sessionTimeout", "0"),
+        ("sessionTimeout", "5 minutes"),
+        ("rebalanceTimeout", "-1s"),
+        ("coordinatorTimeout", "10s"),
+    ],
+)
+def test_an_impossible_value_is_named(name: str, value: str) -> None:
+    """The message is all that the user sees, in a Java stack trace."""
+    with pytest.raises(OptionError, match=f"option '{name}'"):
+        parse_options({**GOOD, name: value})
+
+
+def test_a_misspelt_option_is_not_ignored() -> None:
+    """It would silently mean the default."""
+    with pytest.raises(OptionError, match=r"'maxrows' is unknown.*maxRowsPerPartition"):
+        parse_options({**GOOD, "maxRows": "5"})
+
+
+def test_options_of_a_log_of_ones_own_have_a_prefix() -> None:
+    """They are the log's business."""
+    parse_options({**GOOD, "log.table": "orders"})
