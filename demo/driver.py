@@ -1,0 +1,130 @@
+"""One Spark driver of the demo: reads its share of the flights and writes them to Parquet.
+
+It prints what it does as JSON lines. ``drain`` on its standard input makes it finish, hand over
+everything and stop; the end of its standard input means that the demo is gone.
+"""
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+import click
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from client.spark import drain_and_stop, register
+from client.spark.offsets import reader_of
+from demo.names import GROUP, TOPIC, Folders
+from demo.spark_session import spark_session
+
+SESSION_TIMEOUT_MS: Final = 4_000
+REBALANCE_TIMEOUT_MS: Final = 60_000
+ROWS_PER_PARTITION: Final = 5_000
+DRAIN_S: Final = 60
+_POLL_S: Final = 0.2
+
+
+def emit(event: str, **fields: object) -> None:
+    """Print one event; one write, because several threads do."""
+    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+class BatchWriter:
+    """Writes each batch to a folder of its own, so that doing it again replaces it."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        """Write *rows*, the batch with the number *batch*."""
+        emit("batch.begun", batch=batch)
+        folder = self._out / f"batch={batch}"
+        rows.write.mode("overwrite").parquet(str(folder))
+        # The row counts stand at the end of each file; nothing is read twice for this.
+        written = sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
+        emit("batch.written", batch=batch, rows=written)
+
+
+def start_query(
+    spark: SparkSession, name: str, coordinator: str, folders: Folders
+) -> StreamingQuery:
+    """Start reading as a member of the group."""
+    register(spark)
+    flights = (
+        spark.readStream.format("coordinated")
+        .option("coordinator", coordinator)
+        .option("group", GROUP)
+        .option("topics", TOPIC)
+        .option("log", "folder")
+        .option("path", str(folders.log))
+        .option("maxRowsPerPartition", str(ROWS_PER_PARTITION))
+        .option("sessionTimeout", f"{SESSION_TIMEOUT_MS}ms")
+        .option("rebalanceTimeout", f"{REBALANCE_TIMEOUT_MS}ms")
+        .load()
+    )
+    return (
+        flights.writeStream.queryName(name)
+        .foreachBatch(BatchWriter(folders.out / name))
+        .option("checkpointLocation", str(folders.checkpoints / name))
+        .trigger(processingTime="1 second")
+        .start()
+    )
+
+
+def report_reader(query: StreamingQuery, known: str | None) -> str | None:
+    """Print under which client id this driver's reader is in the group, once it is known."""
+    progress = query.lastProgress
+    reader = reader_of(progress["sources"][0]["endOffset"]) if progress else None
+    if reader is None or reader.client_id == known:
+        return known
+    emit("reader", client_id=reader.client_id)
+    return reader.client_id
+
+
+def read_commands(commands: "queue.SimpleQueue[str]") -> None:
+    """Pass the lines of standard input on; at its end, end this whole process group."""
+    for line in sys.stdin:
+        commands.put(line.strip())
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--coordinator", required=True)
+@click.option("--home", required=True, type=click.Path(path_type=Path))
+def main(name: str, coordinator: str, home: Path) -> None:
+    """Run the driver NAME until it is told to drain."""
+    commands: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=read_commands, args=(commands,), daemon=True).start()
+    emit("starting", pid=os.getpid())
+    folders = Folders(home)
+    spark = spark_session(name, cores=1, scratch=folders.run / "scratch" / name)
+    query = start_query(spark, name, coordinator, folders)
+    emit("started")
+    client_id = None
+    while query.isActive:
+        client_id = report_reader(query, client_id)
+        try:
+            command = commands.get(timeout=_POLL_S)
+        except queue.Empty:
+            continue
+        if command == "drain":
+            drain_and_stop(query, timeout=DRAIN_S)
+            emit("drained")
+    if (error := query.exception()) is not None:
+        emit("failed", error=str(error)[:2000])
+        sys.exit(1)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The group as the coordinator describes it, put into the demo's terms. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from client.types import OffsetAndMetadata
+from demo.judge import Eviction
+from demo.names import FLIGHTS, NUM_PARTITIONS, TOPIC
+from demo.processes import Line
+from demo.view import Driver, Partition, Snapshot
+from protocol.consumer import decode_assignment
+from protocol.messages import DescribedGroup
+from protocol.types import TopicPartition
+
+LEFT = "left"
+
+
+class DriverState(NamedTuple):
+    """What a driver's own events have told so far."""
+
+    status: str = "starting"
+    batches: int = 0
+    rows: int = 0
+    client_id: str = ""
+
+    def after(self, line: Line) -> "DriverState":
+        """Return the state after one more event."""
+        match line.event:
+            case "started":
+                return self._replace(status="working")
+            case "reader":
+                return self._replace(client_id=str(line.fields["client_id"]))
+            case "batch.written":
+                return self._replace(
+                    batches=self.batches + 1, rows=self.rows + int(line.fields["rows"])
+                )
+            case "drained" | "failed":
+                return self._replace(status=line.event)
+        return self
+
+
+def owners(group: DescribedGroup, drivers: Mapping[str, DriverState]) -> dict[int, str]:
+    """Return the driver that owns each owned partition, by its member's assignment."""
+    names = {state.client_id: name for name, state in drivers.items() if state.client_id}
+    owned = {}
+    for member in group.members:
+        assignment = decode_assignment(member.assignment)
+        for tp in assignment.partitions if assignment else ():
+            if tp.topic == TOPIC:
+                owned[tp.partition] = names.get(member.client_id, "?")
+    return owned
+
+
+def snapshot(
+    group: DescribedGroup,
+    offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    ends: Sequence[int],
+    drivers: Mapping[str, DriverState],
+) -> Snapshot:
+    """Put together what is shown."""
+    owned = owners(group, drivers)
+    partitions = []
+    for partition in range(NUM_PARTITIONS):
+        stored = offsets.get(TopicPartition(TOPIC, partition))
+        partitions.append(
+            Partition(
+                partition, owned.get(partition, ""), stored.offset if stored else 0, ends[partition]
+            )
+        )
+    return Snapshot(
+        group.state,
+        group.generation_id,
+        tuple(
+            Driver(name, state.status, state.batches, state.rows) for name, state in drivers.items()
+        ),
+        tuple(partitions),
+        FLIGHTS,
+    )
+
+
+def evictions(events: Iterable[Line], drivers: Mapping[str, DriverState]) -> tuple[Eviction, ...]:
+    """Return the members that the coordinator removed although they had not left."""
+    names = {state.client_id: name for name, state in drivers.items() if state.client_id}
+    return tuple(
+        Eviction(
+            names.get(client_id := str(line.fields.get("client_id")), client_id),
+            str(line.fields.get("reason")),
+        )
+        for line in events
+        if line.event == "group.member_removed" and line.fields.get("reason") != LEFT
+    )

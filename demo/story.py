@@ -1,0 +1,366 @@
+"""What happens in the demo, in order, and what must be true after each step."""
+
+import queue
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+from client.blocking import BlockingClient, connect_blocking
+from client.exceptions import CoordinatorError
+from client.spark.folder import FolderLogWriter
+from demo.dataset import ARCHIVE, check_complete, extract_csv, parse
+from demo.driver import SESSION_TIMEOUT_MS
+from demo.feeder import Feed, Feeder
+from demo.group import DriverState, evictions, snapshot
+from demo.judge import Verdict, Written, judge
+from demo.names import FLIGHTS, GROUP, NUM_PARTITIONS, TOPIC, Folders
+from demo.processes import Child, Children, Line
+from demo.view import NOTHING, Snapshot, View
+
+# While Spark starts, so slow that flights are left for all that follows; at the end faster than
+# two drivers work.
+SLOW_ROWS_PER_S: Final = 1_200
+FAST_ROWS_PER_S: Final = 12_000
+STEP_DEADLINE_S: Final = 180.0
+_POLL_S: Final = 0.25
+
+# A killed driver is noticed after its session timeout; by default the least is six seconds.
+_SETTINGS: Final = ("group.min.session.timeout.ms=1000",)
+
+
+class DemoError(RuntimeError):
+    """The demo did not go as it must; the message says where."""
+
+
+class Stage:
+    """The processes, what they have told so far, and how to wait for more.
+
+    Args:
+        view: where the group is shown.
+        children: where processes are started.
+        folders: where everything is kept.
+
+    """
+
+    def __init__(self, view: View, children: Children, folders: Folders) -> None:
+        self.view = view
+        self.folders = folders
+        self.now: Snapshot = NOTHING
+        self.drivers: dict[str, DriverState] = {}
+        self.events: list[Line] = []  # Of the coordinator.
+        self.facts: Line | None = None
+        self.feeder: Feeder | None = None
+        self.client: BlockingClient | None = None
+        self.address = ""
+        self._children = children
+        self._running: dict[str, Child] = {}
+        self._may_die: set[str] = set()
+
+    # --- Starting and ending ---------------------------------------------------------------
+
+    def start_coordinator(self) -> None:
+        """Start the daemon, and wait until it has loaded its log."""
+        settings = [part for setting in _SETTINGS for part in ("--set", setting)]
+        serve = ["-m", "coordinator", "serve", "--listen", "127.0.0.1:0"]
+        data_dir = ["--data-dir", str(self.folders.coordinator)]
+        self._start("coordinator", [*serve, *data_dir, *settings])
+        self.wait("the coordinator is ready", lambda: self._heard("ready") is not None)
+        listening = self._heard("listening")
+        assert listening is not None, "ready comes after listening"
+        self.address = f"{listening.fields['host']}:{listening.fields['port']}"
+
+    def start_driver(self, name: str, on_line: Callable[[Line], None] | None = None) -> None:
+        """Start a Spark driver."""
+        self.drivers[name] = DriverState()
+        home = str(self.folders.run.parent)
+        arguments = ["-m", "demo.driver", name, "--coordinator", self.address, "--home", home]
+        self._start(name, arguments, on_line)
+
+    def start_verifier(self) -> None:
+        """Start the check with Spark."""
+        self._start("verify", ["-m", "demo.verify", "--home", str(self.folders.run.parent)])
+
+    def kill(self, name: str) -> None:
+        """SIGKILL the process group of a driver. May be called in any thread."""
+        self._may_die.add(name)
+        self._running[name].kill_group()
+
+    def killed(self, name: str) -> None:
+        """Take note that a driver was killed."""
+        self._running.pop(name).close()
+        self._listen_to_all()
+        self.drivers[name] = self.drivers[name]._replace(status="killed")
+
+    def drain(self, name: str) -> None:
+        """Have a driver finish and stop, and wait until it has."""
+        self._running[name].tell("drain")
+        self._wait_for_exit(name, "has drained and stopped")
+        if self.drivers[name].status != "drained":
+            raise DemoError(f"{name} stopped without having drained")
+
+    def stop_coordinator(self) -> None:
+        """End the daemon with SIGTERM, and wait until it has drained."""
+        self.client = None
+        self._running["coordinator"].terminate()
+        self._wait_for_exit("coordinator", "has stopped")
+
+    def verified(self) -> Line:
+        """Wait for the check with Spark and return what it found."""
+        self._wait_for_exit("verify", "has checked the output")
+        if self.facts is None:
+            raise DemoError("the check with Spark ended without a result")
+        return self.facts
+
+    # --- Waiting ---------------------------------------------------------------------------
+
+    def wait(
+        self, what: str, until: Callable[[], bool], deadline_s: float = STEP_DEADLINE_S
+    ) -> float:
+        """Go on showing the group until *until* is true; return the seconds that it took.
+
+        Raises:
+            DemoError: it took too long, or a process ended that should not.
+
+        """
+        started_s = time.monotonic()
+        while not until():
+            if time.monotonic() - started_s > deadline_s:
+                raise DemoError(f"after {deadline_s:.0f} s it is still not so that {what}")
+            self._listen()
+            self._look()
+            self._check_alive()
+        return time.monotonic() - started_s
+
+    def _start(
+        self, name: str, arguments: list[str], on_line: Callable[[Line], None] | None = None
+    ) -> None:
+        self._running[name] = self._children.start(name, arguments, on_line=on_line)
+
+    def _wait_for_exit(self, name: str, what: str) -> None:
+        child = self._running.pop(name)
+        self.wait(f"{name} {what}", lambda: child.exit_status() is not None)
+        child.close()  # All that it printed is in the queue now.
+        self._listen_to_all()
+        if status := child.exit_status():
+            raise DemoError(f"{name} ended with status {status}:\n{child.error_tail()}")
+
+    def _heard(self, event: str) -> Line | None:
+        return next((line for line in self.events if line.event == event), None)
+
+    def _listen(self) -> None:
+        """Take note of what the children tell; wait a moment for it."""
+        try:
+            self._note(self._children.lines.get(timeout=_POLL_S))
+        except queue.Empty:
+            return
+        self._listen_to_all()
+
+    def _listen_to_all(self) -> None:
+        while not self._children.lines.empty():
+            self._note(self._children.lines.get())
+
+    def _note(self, line: Line) -> None:
+        if line.child == "coordinator":
+            self.events.append(line)
+        elif line.event == "verified":
+            self.facts = line
+        elif line.child in self.drivers:
+            self.drivers[line.child] = self.drivers[line.child].after(line)
+
+    def _look(self) -> None:
+        """Ask the coordinator how the group is doing, and show it."""
+        if self.client is None or self.feeder is None:
+            return
+        ends = self.feeder.ends
+        try:
+            group = self.client.describe_groups([GROUP])[0]
+            offsets = self.client.fetch_offsets(GROUP)
+        except CoordinatorError:
+            return  # The next look will tell; a coordinator that is gone is found below.
+        self.now = snapshot(group, offsets, ends, self.drivers)
+        self.view.show(self.now)
+
+    def _check_alive(self) -> None:
+        for name, child in self._running.items():
+            if (status := child.exit_status()) is not None and name not in self._may_die:
+                raise DemoError(f"{name} ended with status {status}:\n{child.error_tail()}")
+        if self.feeder is not None and self.feeder.error is not None:
+            raise DemoError("the feeder failed") from self.feeder.error
+
+
+class KillMidBatch:
+    """Kills a driver's whole process group in the moment in which it has just written a batch.
+
+    That is the worst one: the rows are in the output, and nobody has told the coordinator yet.
+    It happens in the thread that reads the driver's output, to lose no time.
+    """
+
+    def __init__(self, kill: Callable[[], None]) -> None:
+        self.armed = False
+        self.batch: Line | None = None
+        self._kill = kill
+
+    def __call__(self, line: Line) -> None:
+        """Look at one event of the driver."""
+        if self.armed and line.event == "batch.written" and line.fields["rows"] > 0:
+            self.armed = False
+            self._kill()
+            self.batch = line
+
+
+def prepare(view: View, folders: Folders) -> Feeder:
+    """Clean up after the last run, take out the flights, and make the empty log."""
+    shutil.rmtree(folders.run, ignore_errors=True)
+    folders.logs.mkdir(parents=True)
+    text = extract_csv(folders.sdist / ARCHIVE)
+    folders.csv.write_bytes(text)
+    table = parse(text)
+    check_complete(table)
+    feed = Feed(table)
+    view.tell(
+        f"{table.num_rows:,} flights of 2013 in {NUM_PARTITIONS} partitions by carrier: "
+        + ", ".join(f"{end:,}" for end in feed.ends(table.num_rows))
+    )
+    writer = FolderLogWriter.create(folders.log, TOPIC, table.schema, NUM_PARTITIONS)
+    return Feeder(feed, writer)
+
+
+def play(stage: Stage) -> None:
+    """Run the story up to the moment in which every flight is committed and all are drained."""
+    tell, drivers = stage.view.tell, stage.drivers
+    assert stage.feeder is not None
+    both, third = ("driver-1", "driver-2"), "driver-3"
+
+    def shared_by(*names: str) -> bool:
+        owned = [stage.now.owned_by(name) for name in names]
+        fair = NUM_PARTITIONS // len(names)
+        return all(len(mine) == fair for mine in owned) and all(drivers[n].rows for n in names)
+
+    def committed(share: float) -> bool:
+        return stage.now.committed >= FLIGHTS * share
+
+    stage.feeder.feed(SLOW_ROWS_PER_S, share=0.25)
+    stage.feeder.start()
+    killers = {name: KillMidBatch(partial(stage.kill, name)) for name in both}
+    for name, killer in killers.items():
+        stage.start_driver(name, killer)
+    tell(f"{' and '.join(both)} start, and join the group {GROUP} while flights are appended")
+    took_s = stage.wait("both drivers write their shares", lambda: shared_by(*both))
+    tell(f"{' and '.join(both)} share the partitions, after {took_s:.1f} s of starting Spark")
+
+    stage.feeder.feed(FAST_ROWS_PER_S, share=0.5)
+    stage.wait("a fifth is committed", lambda: committed(0.20))
+    # The one with the most to do; the other one is the survivor.
+    survivor, victim = sorted(both, key=lambda name: NUM_PARTITIONS - 1 in stage.now.owned_by(name))
+    killer = killers[victim]
+    killer.armed = True
+    stage.wait(f"{victim} writes a batch", lambda: killer.batch is not None)
+    stage.killed(victim)
+    assert killer.batch is not None
+    batch, rows = killer.batch.fields["batch"], killer.batch.fields["rows"]
+    tell(
+        f"SIGKILL for the process group of {victim}, which has written batch {batch} of {rows:,} "
+        f"flights and not committed it; its session timeout is {SESSION_TIMEOUT_MS / 1000} s"
+    )
+    took_s = stage.wait(f"{survivor} has taken over", lambda: shared_by(survivor))
+    tell(f"{survivor} owns all partitions, {took_s:.1f} s after the kill")
+
+    stage.feeder.feed(SLOW_ROWS_PER_S, share=0.85)
+    stage.start_driver(third)
+    tell(f"{third} starts, while {survivor} goes on")
+    took_s = stage.wait("the new driver has its share", lambda: shared_by(survivor, third))
+    tell(f"{survivor} and {third} share the partitions, after {took_s:.1f} s")
+
+    stage.feeder.feed(FAST_ROWS_PER_S, share=1.0)
+    stage.wait("all flights are appended and committed", lambda: committed(1.0))
+    tell("every flight is appended, processed and committed; now both drivers are drained")
+    stage.drain(survivor)
+    tell(f"{survivor} has drained and stopped; its partitions go to {third}")
+    stage.drain(third)
+    tell(f"{third} has drained and stopped; the group is empty")
+
+
+def check(stage: Stage) -> bool:
+    """Check the output with Spark, tell what was found, and return whether all is well."""
+    tell = stage.view.tell
+    assert stage.feeder is not None
+    tell("the output is checked with Spark")
+    stage.start_verifier()
+    facts = stage.verified().fields
+    evicted = evictions(stage.events, stage.drivers)
+    verdict = judge(
+        [Written(*row) for row in facts["written"]], evicted, dict(enumerate(stage.feeder.ends))
+    )
+    problems = [*verdict.problems]
+    for count, said in (
+        (facts["missing"], "flights are missing in the output"),
+        (facts["foreign"], "rows of the output are no flights of the data set"),
+    ):
+        if count:
+            problems.append(f"{count:,} {said}")
+    if not facts["flights"] == facts["kept"] == verdict.distinct_rows == FLIGHTS:
+        problems.append(
+            f"without repeated ranges {facts['kept']:,} rows remain, {verdict.distinct_rows:,} by "
+            f"their bounds, of {facts['flights']:,} flights"
+        )
+    if not evicted:
+        problems.append("the coordinator recorded no eviction of the killed driver")
+    _tell_verdict(stage, verdict, evicted_count=len(evicted))
+    for problem in problems:
+        tell(f"WRONG: {problem}")
+    return not problems
+
+
+def _tell_verdict(stage: Stage, verdict: Verdict, *, evicted_count: int) -> None:
+    tell = stage.view.tell
+    generations = [line for line in stage.events if line.event == "group.generation"]
+    reasons = [
+        f"{eviction.driver} ({eviction.reason})"
+        for eviction in evictions(stage.events, stage.drivers)
+    ]
+    tell(f"generations: {len(generations)}; evictions: {evicted_count}, {', '.join(reasons)}")
+    for name, state in stage.drivers.items():
+        tell(f"{name}: {state.status}, {state.batches} batches, {state.rows:,} rows")
+    tell(f"rows in the output: {verdict.rows:,}, of them written again: {verdict.repeated_rows:,}")
+    for batch in verdict.repeated:
+        tell(
+            f"  batch {batch.batch} of {batch.driver} was in flight when it was evicted: "
+            f"{batch.ranges} ranges, {batch.rows:,} rows, done again with the same bounds"
+        )
+    tell(f"without repeated ranges: {verdict.distinct_rows:,} rows")
+
+
+@contextmanager
+def stopping(feeder: Feeder) -> Iterator[None]:
+    """End the feeder on the way out."""
+    try:
+        yield
+    finally:
+        feeder.stop()
+
+
+def run(folders: Folders) -> int:
+    """Run the whole demo; return its exit status."""
+    with View() as view:
+        try:
+            feeder = prepare(view, folders)
+            with Children(folders.logs) as children:
+                stage = Stage(view, children, folders)
+                stage.start_coordinator()
+                view.tell(f"the coordinator listens on {stage.address}")
+                stage.feeder = feeder
+                with stopping(feeder), connect_blocking(stage.address, client_id="demo") as client:
+                    stage.client = client
+                    play(stage)
+                stage.stop_coordinator()
+                passed = check(stage)
+        except DemoError as error:
+            view.tell(f"FAILED: {error}")
+            if error.__cause__ is not None:
+                view.tell(f"because of {error.__cause__!r}")
+            passed = False
+        view.tell(f"{'PASSED' if passed else 'FAILED'}; outputs and logs are in {folders.run}")
+    return 0 if passed else 1

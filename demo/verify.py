@@ -1,0 +1,100 @@
+"""The check with Spark: reads what the drivers wrote and compares it with the data set.
+
+The data set is read from its CSV file again, by Spark and not by the code that fed the log.
+Prints one JSON line with the facts; `demo.judge` says what they mean.
+"""
+
+import json
+from pathlib import Path
+from typing import Final
+
+import click
+from pyspark.sql import DataFrame, SparkSession, functions as f
+
+from demo.names import Folders
+from demo.spark_session import spark_session
+
+_SCHEMA: Final = (
+    "year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, "
+    "arr_time INT, sched_arr_time INT, arr_delay INT, carrier STRING, flight INT, "
+    "tailnum STRING, origin STRING, dest STRING, air_time INT, distance INT, hour INT, "
+    "minute INT, time_hour TIMESTAMP"
+)
+_RANGE: Final = ("partition", "range_start", "range_end")
+
+
+def read_output(spark: SparkSession, out: Path) -> DataFrame:
+    """Return all rows that any driver wrote, with the driver's name and the batch."""
+    parts = [
+        spark.read.parquet(str(folder)).withColumn("driver", f.lit(folder.name))
+        for folder in sorted(out.iterdir())
+    ]
+    rows = parts[0]
+    for part in parts[1:]:
+        rows = rows.unionByName(part)
+    return rows
+
+
+def without_repeated_ranges(rows: DataFrame) -> DataFrame:
+    """Keep each range once: that of the first driver and batch, by name and number."""
+    attempt = f.struct("driver", "batch")
+    chosen = rows.groupBy(*_RANGE).agg(f.min(attempt).alias("chosen"))
+    return rows.join(f.broadcast(chosen), list(_RANGE)).where(f.col("chosen") == attempt)
+
+
+def differences(expected: DataFrame, found: DataFrame) -> tuple[int, int]:
+    """Return how many rows of *expected* are not found, and how many found are not expected.
+
+    Rows are counted by a 64-bit hash of all columns. The hash alone skips nulls, so which
+    columns are null goes into it too.
+    """
+    columns = [f.col(name) for name in expected.columns]
+    row = f.xxhash64(*columns, *(column.isNull() for column in columns))
+    counted = expected.select(row.alias("row"), f.lit(1).alias("one")).unionAll(
+        found.select(row.alias("row"), f.lit(-1).alias("one"))
+    )
+    more = f.sum("one").alias("more")
+    surplus = f.col("more")
+    totals = (
+        counted.groupBy("row")
+        .agg(more)
+        .agg(f.sum(f.greatest(surplus, f.lit(0))), f.sum(f.greatest(-surplus, f.lit(0))))
+        .collect()[0]
+    )
+    return totals[0] or 0, totals[1] or 0
+
+
+@click.command()
+@click.option("--home", required=True, type=click.Path(path_type=Path))
+def main(home: Path) -> None:
+    """Print what is in the output, and how it differs from the data set."""
+    folders = Folders(home)
+    spark = spark_session("verify", cores=2, scratch=folders.run / "scratch" / "verify")
+    expected = spark.read.csv(str(folders.csv), schema=_SCHEMA, header=True, nullValue="NA")
+    rows = read_output(spark, folders.out)
+    written = (
+        rows.groupBy("driver", "batch", *_RANGE, "generation")
+        .agg(
+            f.count("*").alias("rows"),
+            f.countDistinct("offset").alias("offsets"),
+            f.min("offset").alias("first"),
+            f.max("offset").alias("last"),
+        )
+        .collect()
+    )
+    kept = without_repeated_ranges(rows)
+    missing, foreign = differences(expected, kept)
+    facts = {
+        "event": "verified",
+        "flights": expected.count(),
+        "kept": kept.count(),
+        "missing": missing,
+        "foreign": foreign,
+        "written": [list(row) for row in written],
+    }
+    print(json.dumps(facts), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
