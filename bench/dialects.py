@@ -1,0 +1,335 @@
+"""What the load generator says on a connection, and how it knows the answers.
+
+A dialect is the only part that knows a protocol. To compare with another server (Kafka,
+ZooKeeper, Redis), write one more class with the methods of `Dialect` and put it into `DIALECTS`;
+the loops, the clock and the counting stay. A protocol without correlation ids answers in order:
+its reader counts answers and returns ``count % window``, because the loops reuse slots in the
+order in which they became free.
+"""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, Protocol
+
+from bench.frames import AnswerReader, split_frames
+from protocol.connection import ClientConnection
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    ApiVersionsRequest,
+    BareError,
+    GroupFetch,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    JoinProtocol,
+    MemberAssignment,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    PartitionCommit,
+    Request,
+    Response,
+    SyncGroupRequest,
+    TopicCommit,
+    TopicPartitions,
+)
+
+COMMIT, FETCH, HEARTBEAT = "commit", "fetch", "heartbeat"
+WORKLOADS: Final = (COMMIT, FETCH, HEARTBEAT)
+
+# An offset above 2^32 is nine bytes in msgpack whatever it counts up to, so that a frame that
+# was encoded once gets its next offset by overwriting eight bytes.
+FIRST_OFFSET: Final = 2**40
+_OFFSET = Struct(">Q")
+_CORRELATION = Struct(">i")
+_REQUEST_CORRELATION_AT: Final = 8
+_RESPONSE_CORRELATION_AT: Final = 4
+_RESPONSE_BODY_AT: Final = 16
+
+TOPIC: Final = "flights"
+SESSION_TIMEOUT_MS: Final = 300_000
+
+
+class DialectError(Exception):
+    """The server did not answer as the benchmark needs it; the message says how."""
+
+
+class Exchange:
+    """One slot of a connection's window: a request that is sent again and again.
+
+    Attributes:
+        request: The whole frame, encoded once.
+        answer: The expected tail of the answer's frame.
+        offset: The offset that the request carries now, 0 if it carries none.
+    """
+
+    __slots__ = ("_offset_at", "answer", "offset", "request")
+
+    def __init__(self, request: bytes, *, answer: bytes = b"", offset: int = 0) -> None:
+        self.request = bytearray(request)
+        self.answer = answer
+        self.offset = offset
+        self._offset_at = request.index(_OFFSET.pack(offset)) if offset else -1
+
+    def next_request(self) -> bytearray:
+        """Return the frame to send now; the offset of a commit's first partition is one higher."""
+        if self._offset_at >= 0:
+            self.offset += 1
+            _OFFSET.pack_into(self.request, self._offset_at, self.offset)
+        return self.request
+
+
+class Reader(Protocol):
+    """Finds answers in one connection's byte stream."""
+
+    wrong: int
+    wrong_example: bytes
+
+    def feed(self, data: bytes) -> list[int]:
+        """Take what was read; return the slots that were answered."""
+
+
+class Dialect(Protocol):
+    """One protocol and one kind of request."""
+
+    def prepare(self, sock: socket.socket, connection: int) -> list[Exchange]:
+        """Greet, create what the load needs, and return one exchange a slot. May block."""
+
+    def reader(self, exchanges: Sequence[Exchange]) -> Reader:
+        """Return a reader for the answers to these exchanges."""
+
+    def differences(
+        self, sock: socket.socket, connection: int, exchanges: Sequence[Exchange]
+    ) -> int:
+        """Read back what the load stored, when all is answered: how much of it isn't there?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked, independent of how fast."""
+
+    workload: str
+    window: int
+    partitions: int
+    run: str
+    """Makes the group names of this run its own."""
+
+
+def _group(load: Load, connection: int, slot: int) -> str:
+    # A group a slot: groups spread over the offsets partitions as real ones do, and no two
+    # commits of one group are in flight at once, which the protocol asks of clients.
+    return f"bench-{load.run}-{connection:03d}-{slot:03d}"
+
+
+def _commit(load: Load, connection: int, slot: int) -> OffsetCommitRequest:
+    partitions = tuple(
+        # Only the first partition's offset moves; the others must not look like it.
+        PartitionCommit(p, FIRST_OFFSET if p == 0 else FIRST_OFFSET + (p << 32), -1, "")
+        for p in range(load.partitions)
+    )
+    return OffsetCommitRequest(
+        _group(load, connection, slot), -1, "", None, (TopicCommit(TOPIC, partitions),)
+    )
+
+
+def _fetch(load: Load, connection: int, slot: int) -> OffsetFetchRequest:
+    wanted = TopicPartitions(TOPIC, tuple(range(load.partitions)))
+    return OffsetFetchRequest((GroupFetch(_group(load, connection, slot), (wanted,)),), False)
+
+
+class _Talk:
+    """Blocking questions and answers on a socket, before and after the load."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._protocol = ClientConnection()
+
+    def ask(self, requests: Sequence[Request]) -> list[tuple[bytes, bytes, Response]]:
+        """Send all, then read all answers: request frame, answer frame and answer of each."""
+        sent = [self._protocol.send(request) for request in requests]
+        self._sock.sendall(b"".join(frame for _, frame in sent))
+        answers: dict[int, tuple[bytes, Response]] = {}
+        rest = b""
+        while len(answers) < len(sent):
+            data = self._sock.recv(1 << 16)
+            if not data:
+                raise DialectError("the server closed the connection while the load was prepared")
+            frames, rest = split_frames(rest + data)
+            for frame in frames:
+                for event in self._protocol.receive(frame):
+                    answers[event.correlation_id] = (frame, event.response)
+        return [(frame, *answers[correlation_id]) for correlation_id, frame in sent]
+
+    def ask_one(self, request: Request) -> Response:
+        """Ask one thing."""
+        return self.ask([request])[0][2]
+
+
+def _judge(response: Response) -> None:
+    """Decide once, on a decoded answer, what all later answers are compared with.
+
+    Raises:
+        DialectError: It is not a success in every part.
+    """
+    match response:
+        case OffsetCommitResponse(error, topics):
+            errors = [error, *(p.error for topic in topics for p in topic.partitions)]
+        case OffsetFetchResponse(groups):
+            errors = [group.error for group in groups]
+            errors += [p.error for g in groups for topic in g.topics for p in topic.partitions]
+        case BareError(error):
+            errors = [error]
+        case _:
+            errors = [getattr(response, "error", 0)]
+    if any(errors):
+        raise DialectError(f"the server refused what the load asks for: {response!r}")
+
+
+def _with_slot(frame: bytes, slot: int) -> bytes:
+    patched = bytearray(frame)
+    _CORRELATION.pack_into(patched, _REQUEST_CORRELATION_AT, slot)
+    return bytes(patched)
+
+
+class CoordinatorDialect:
+    """Our own protocol."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+
+    def prepare(self, sock: socket.socket, connection: int) -> list[Exchange]:
+        """Say hello, ask every slot's request once, and keep the judged answers' bytes.
+
+        Raises:
+            DialectError: The server refuses something.
+        """
+        load, talk, slots = self._load, _Talk(sock), range(self._load.window)
+        _judge(talk.ask_one(ApiVersionsRequest(f"bench-{connection}", "bench", "1")))
+        requests: list[Request]
+        offset = 0
+        if load.workload == HEARTBEAT:
+            requests = [_become_member(talk, _group(load, connection, s)) for s in slots]
+        else:
+            requests = [_commit(load, connection, s) for s in slots]
+            offset = FIRST_OFFSET
+        if load.workload == FETCH:
+            for _, _, response in talk.ask(requests):
+                _judge(response)
+            requests = [_fetch(load, connection, s) for s in slots]
+            offset = 0
+        exchanges = []
+        for slot, (sent, answer, response) in enumerate(talk.ask(requests)):
+            _judge(response)
+            exchanges.append(
+                Exchange(_with_slot(sent, slot), answer=answer[_RESPONSE_BODY_AT:], offset=offset)
+            )
+        return exchanges
+
+    def reader(self, exchanges: Sequence[Exchange]) -> Reader:
+        """Return a reader that knows answers by their correlation id."""
+        return AnswerReader(
+            slot_at=_RESPONSE_CORRELATION_AT,
+            answer_from=_RESPONSE_BODY_AT,
+            answers=[exchange.answer for exchange in exchanges],
+        )
+
+    def differences(
+        self, sock: socket.socket, connection: int, exchanges: Sequence[Exchange]
+    ) -> int:
+        """Return how many groups do not hold the offset that was acknowledged last."""
+        if self._load.workload != COMMIT:
+            return 0
+        # All window's groups at once, but only the partition whose offset moved.
+        moved = Load(COMMIT, self._load.window, 1, self._load.run)
+        requests = [_fetch(moved, connection, slot) for slot in range(len(exchanges))]
+        answers = _Talk(sock).ask(requests)
+        return sum(
+            _stored_offset(response) != exchange.offset
+            for exchange, (_, _, response) in zip(exchanges, answers, strict=True)
+        )
+
+
+class EchoDialect:
+    """The same request frames to a server that sends back what it reads."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+
+    def prepare(self, sock: socket.socket, connection: int) -> list[Exchange]:
+        """Encode one frame a slot; nothing is sent."""
+        del sock
+        exchanges = []
+        for slot in range(self._load.window):
+            request: Request
+            match self._load.workload:
+                case "commit":
+                    request, offset = _commit(self._load, connection, slot), FIRST_OFFSET
+                case "fetch":
+                    request, offset = _fetch(self._load, connection, slot), 0
+                case _:
+                    # As long as a member id is: client id and a UUID.
+                    member_id = f"bench-{connection}-{'0' * 36}"
+                    request = HeartbeatRequest(
+                        _group(self._load, connection, slot), 1, member_id, None
+                    )
+                    offset = 0
+            _, frame = ClientConnection().send(request)
+            exchanges.append(Exchange(_with_slot(frame, slot), offset=offset))
+        return exchanges
+
+    def reader(self, exchanges: Sequence[Exchange]) -> Reader:
+        """Return a reader that expects each request's own bytes."""
+        return AnswerReader(
+            slot_at=_REQUEST_CORRELATION_AT,
+            answer_from=0,
+            answers=[exchange.request for exchange in exchanges],
+        )
+
+    def differences(
+        self, sock: socket.socket, connection: int, exchanges: Sequence[Exchange]
+    ) -> int:
+        """Return 0: an echo stores nothing."""
+        del sock, connection, exchanges
+        return 0
+
+
+def _become_member(talk: _Talk, group_id: str) -> HeartbeatRequest:
+    """Join a group alone, take its assignment, and return the heartbeat to send from then on."""
+    joined = _join(talk, group_id, "")
+    if joined.error == ErrorCode.MEMBER_ID_REQUIRED:
+        joined = _join(talk, group_id, joined.member_id)
+    _judge(joined)
+    member_id, generation_id = joined.member_id, joined.generation_id
+    assignments = (MemberAssignment(member_id, b"everything"),)
+    sync = SyncGroupRequest(group_id, generation_id, member_id, None, "bench", "alone", assignments)
+    _judge(talk.ask_one(sync))
+    return HeartbeatRequest(group_id, generation_id, member_id, None)
+
+
+def _join(talk: _Talk, group_id: str, member_id: str) -> JoinGroupResponse:
+    protocols = (JoinProtocol("alone", b""),)
+    timeout_ms = SESSION_TIMEOUT_MS
+    response = talk.ask_one(
+        JoinGroupRequest(
+            group_id, timeout_ms, timeout_ms, member_id, None, "bench", protocols, None
+        )
+    )
+    if not isinstance(response, JoinGroupResponse):
+        raise DialectError(f"JoinGroup was answered with {response!r}")
+    return response
+
+
+def _stored_offset(response: Response) -> int | None:
+    match response:
+        case OffsetFetchResponse(((_, 0, ((_, ((_, offset, _, _, 0),)),)),)):
+            return offset
+    return None
+
+
+DIALECTS: Final[Mapping[str, Callable[[Load], Dialect]]] = {
+    "coordinator": CoordinatorDialect,
+    "echo": EchoDialect,
+}

@@ -1,0 +1,87 @@
+"""The arithmetic of the benchmarks, as pure functions."""
+
+from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
+
+NS_PER_S = 1_000_000_000
+NS_PER_US = 1_000
+
+
+class Latency(NamedTuple):
+    """Latencies of one run in microseconds."""
+
+    p50_us: float
+    p99_us: float
+    max_us: float
+
+
+def percentile(ordered: Sequence[int], share: float) -> int:
+    """Return the nearest-rank percentile: a value that was measured, never one in between.
+
+    Args:
+        ordered: What was measured, ascending and not empty.
+        share: 0.5 for the median, 0.99 for the 99th percentile.
+
+    Raises:
+        ValueError: There is nothing to take it from, or the share is not in (0, 1].
+    """
+    if not ordered:
+        raise ValueError("no measurements")
+    if not 0 < share <= 1:
+        raise ValueError(f"share {share} is not in (0, 1]")
+    return ordered[ceil(share * len(ordered)) - 1]
+
+
+def latency_of(samples_ns: Sequence[int]) -> Latency:
+    """Summarize latencies given in nanoseconds, in any order.
+
+    Raises:
+        ValueError: There are none.
+    """
+    ordered = sorted(samples_ns)
+    return Latency(
+        p50_us=percentile(ordered, 0.5) / NS_PER_US,
+        p99_us=percentile(ordered, 0.99) / NS_PER_US,
+        max_us=percentile(ordered, 1.0) / NS_PER_US,
+    )
+
+
+def intended_ns(start_ns: int, rate_per_s: float, index: int) -> int:
+    """Return when request number ``index`` (from 0) of an open loop is meant to leave.
+
+    It depends on nothing that the server does: a stall of the server is waiting time of every
+    request that was meant to leave during it.
+    """
+    return start_ns + int(index * NS_PER_S / rate_per_s)
+
+
+def due_count(start_ns: int, rate_per_s: float, now_ns: int) -> int:
+    """Return how many requests of an open loop were meant to leave by now.
+
+    The inverse of `intended_ns`: exactly the requests whose intended time is not after ``now_ns``.
+    """
+    if now_ns < start_ns:
+        return 0
+    count = int((now_ns - start_ns) * rate_per_s / NS_PER_S)
+    # Floating point may land on either side of a request's own nanosecond.
+    while count > 0 and intended_ns(start_ns, rate_per_s, count - 1) > now_ns:
+        count -= 1
+    while intended_ns(start_ns, rate_per_s, count) <= now_ns:
+        count += 1
+    return count
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median; of an even number of values the mean of the middle two.
+
+    Raises:
+        ValueError: There are none.
+    """
+    if not values:
+        raise ValueError("no measurements")
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,0 +1,167 @@
+"""The processes of a run: started on their core, and stopped whatever happens."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+SERVER_CORE: Final = 0
+LOAD_CORE: Final = 1
+_START_S: Final = 60
+_STOP_S: Final = 60
+_POLL_S: Final = 0.02
+
+
+class ProcessError(Exception):
+    """A process did not start, stop or answer as it should; the message shows its output."""
+
+
+class Server(NamedTuple):
+    """A process that listens."""
+
+    pid: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Which core is whose.
+
+    Attributes:
+        pinned: False where the system cannot do it or has one core only; then all share.
+        note: What to tell the reader.
+    """
+
+    pinned: bool
+    note: str
+
+
+def cores_of_this_machine() -> Cores:
+    """Return whether server and load can have a core each."""
+    if not hasattr(os, "sched_setaffinity"):
+        return Cores(False, "not pinned: this system cannot bind a process to a core")
+    usable = os.sched_getaffinity(0)
+    if not {SERVER_CORE, LOAD_CORE} <= usable:
+        return Cores(False, f"not pinned: only {len(usable)} core(s) usable, or not 0 and 1")
+    return Cores(True, f"server on core {SERVER_CORE}, load on core {LOAD_CORE}")
+
+
+@contextmanager
+def on_core(core: int | None) -> Iterator[None]:
+    """Processes that are started inside run on this core; None leaves them alone."""
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def serving(
+    module: Sequence[str], *, output: Path, core: int | None, graceful: bool
+) -> Iterator[Server]:
+    """Start ``python -m module…``, wait until it is ready, and stop it at the end.
+
+    Args:
+        module: The module and its arguments.
+        output: Where its output goes; JSON lines with the events "listening" and "ready".
+        core: Where it runs.
+        graceful: It must end with status 0 on SIGTERM; else SIGTERM just ends it.
+
+    Raises:
+        ProcessError: It doesn't start, or doesn't stop as it should.
+    """
+    with output.open("wb") as file, on_core(core):
+        process = subprocess.Popen(
+            [sys.executable, "-m", *module], stdout=file, stderr=subprocess.STDOUT
+        )
+    try:
+        yield _wait_until_ready(process, output)
+        process.send_signal(signal.SIGTERM)
+        try:
+            status = process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            raise ProcessError(f"{module[0]} did not stop within {_STOP_S} s") from None
+        if graceful and status != 0:
+            raise ProcessError(f"{module[0]} ended with status {status}:\n{_tail(output)}")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", output: Path) -> Server:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        events = _events(output)
+        if "ready" in events and "listening" in events:
+            listening = events["listening"]
+            return Server(process.pid, str(listening["host"]), int(listening["port"]))
+        if process.poll() is not None:
+            raise ProcessError(f"ended with status {process.returncode}:\n{_tail(output)}")
+        time.sleep(_POLL_S)
+    raise ProcessError(f"not ready after {_START_S} s:\n{_tail(output)}")
+
+
+def _events(output: Path) -> dict[str, dict[str, Any]]:
+    events = {}
+    for line in output.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("event"), str):
+            events[event["event"]] = event
+    return events
+
+
+def _tail(output: Path) -> str:
+    return output.read_text(encoding="utf-8", errors="replace")[-2000:]
+
+
+def run_json(module: Sequence[str], *, core: int | None, timeout_s: float) -> dict[str, Any]:
+    """Run ``python -m module…`` to its end and return the JSON object that it printed.
+
+    Raises:
+        ProcessError: It failed, or took longer than ``timeout_s``.
+    """
+    with on_core(core):
+        process = subprocess.Popen(
+            [sys.executable, "-m", *module], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise ProcessError(f"{module[0]} took longer than {timeout_s:.0f} s") from None
+    if process.returncode:
+        raise ProcessError(f"{module[0]} failed: {err.decode(errors='replace')[-2000:]}")
+    result = json.loads(out)
+    if not isinstance(result, dict):
+        raise ProcessError(f"{module[0]} printed no JSON object")
+    return result
+
+
+def resident_mb(pid: int) -> float | None:
+    """Return the resident memory of a process in MB (10^6 bytes), where the system tells it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    return None

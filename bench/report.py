@@ -1,0 +1,179 @@
+"""A run's numbers as a JSON document, a Markdown page and lines on the terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from bench.rows import (
+    CEILINGS,
+    FLOOR,
+    IDLE_MEMORY,
+    LOADED_MEMORY,
+    ROWS,
+    Judged,
+    Medians,
+    judge,
+)
+
+Samples = Mapping[str, Sequence[Mapping[str, float | None]]]
+
+_SCALED: Final = ("rate_per_s", "p50_us", "p99_us", "max_us")
+_HOW_TO_READ: Final = (
+    "Medians over the repetitions. Ratios compare rates of one run on one machine; the absolute "
+    "numbers are a record, not a claim. What the rows mean: bench/README.md."
+)
+SMOKE_NOTE: Final = (
+    "A smoke run: one short repetition, to see that everything works. Its numbers mean nothing."
+)
+
+
+class Run(NamedTuple):
+    """Everything that was found out, before any of it is judged.
+
+    Attributes:
+        samples: By row, one mapping of measured fields a repetition.
+        settings: Repetitions, seconds and so on.
+    """
+
+    name: str
+    quick: bool
+    started: str
+    environment: Mapping[str, str]
+    settings: Mapping[str, str | float | int]
+    samples: Samples
+    repeat: str
+
+
+def document(run: Run) -> dict[str, Any]:
+    """Return the whole run as what JSON can hold: samples, medians, ratios, aims."""
+    medians = Medians(run.samples)
+    return {
+        "name": run.name,
+        "smoke_run": run.quick,
+        "started": run.started,
+        "repeat": run.repeat,
+        "environment": dict(run.environment),
+        "settings": dict(run.settings),
+        "rows": {
+            name: {
+                "title": _title(name),
+                "medians": {field: medians.of(name, field) for field in samples[0]},
+                "spread": {field: medians.spread(name, field) for field in samples[0]},
+                "of_its_echo": medians.ratio(name, CEILINGS[name]) if name in CEILINGS else None,
+                "samples": [dict(sample) for sample in samples],
+            }
+            for name, samples in run.samples.items()
+        },
+        "aims": [judged._asdict() for judged in judge(medians)],
+    }
+
+
+def _title(name: str) -> str:
+    titles = {row.name: row.title for row in ROWS}
+    titles |= {
+        FLOOR: "fsync floor (write + fdatasync)",
+        IDLE_MEMORY: "idle daemon",
+        LOADED_MEMORY: "daemon after all loads",
+    }
+    return titles[name]
+
+
+def table(run: Run) -> list[tuple[str, ...]]:
+    """Return the header and a line a row: medians, and the spread of the rate."""
+    medians = Medians(run.samples)
+    lines: list[tuple[str, ...]] = [
+        ("load", "per s", "(spread)", "p50 ms", "p99 ms", "max ms", "of echo", "CPU")
+    ]
+    for name in run.samples:
+        if name in {IDLE_MEMORY, LOADED_MEMORY}:
+            continue
+        spread = medians.spread(name, "rate_per_s")
+        rate, p50, p99, most = (medians.of(name, field) for field in _SCALED)
+        lines.append(
+            (
+                _title(name),
+                _number(rate, 0),
+                "" if spread is None else f"{spread[0]:,.0f}-{spread[1]:,.0f}",
+                *(_number(None if us is None else us / 1000, 3) for us in (p50, p99, most)),
+                _number(medians.ratio(name, CEILINGS[name]), 2) if name in CEILINGS else "",
+                _number(medians.of(name, "server_busy"), 2),
+            )
+        )
+    return lines
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def aim_lines(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
+    """Return a header and a line an aim."""
+    lines: list[tuple[str, ...]] = [("aim", "wanted", "measured", "")]
+    for aim in judged:
+        wanted = f"{'>=' if aim.at_least else '<='} {aim.bound:g} {aim.unit}".strip()
+        measured = "-" if aim.value is None else f"{aim.value:.2f} {aim.unit}".strip()
+        verdict = {True: "reached", False: "missed", None: "not measured"}[aim.reached]
+        lines.append((aim.title, wanted, measured, verdict))
+    return lines
+
+
+def failures(samples: Samples) -> list[str]:
+    """Return what went wrong under load: such a run's numbers must not be used."""
+    found = []
+    for name, repetitions in samples.items():
+        for field in ("wrong", "unanswered", "differences"):
+            count = sum(sample.get(field) or 0 for sample in repetitions)
+            if count:
+                found.append(f"{_title(name)}: {count:.0f} {field}")
+    return found
+
+
+def text(lines: Sequence[Sequence[str]]) -> str:
+    """Align columns: the first to the left, the others to the right."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    header, *rest = (f"| {' | '.join(line)} |" for line in lines)
+    rule = "|" + "|".join("---" if i == 0 else "---:" for i in range(len(lines[0]))) + "|"
+    return "\n".join([header, rule, *rest])
+
+
+def markdown(run: Run) -> str:
+    """Return the page for people."""
+    medians = Medians(run.samples)
+    memory = [
+        f"{_title(name)}: {_number(medians.of(name, 'resident_mb'), 1)} MB resident"
+        for name in (IDLE_MEMORY, LOADED_MEMORY)
+        if name in run.samples
+    ]
+    late = medians.of("commit_open_50", "late_p99_us")
+    parts = [
+        f"# Benchmark: {run.name}",
+        *([f"**{SMOKE_NOTE}**"] if run.quick else []),
+        f"Run on {run.started}. Repeat it with `{run.repeat}`.",
+        _HOW_TO_READ,
+        "## Aims",
+        _markdown_table(aim_lines(judge(medians))),
+        "## Rows",
+        _markdown_table(table(run)),
+        "; ".join(memory)
+        + (
+            ""
+            if late is None
+            else f". In the open loop the generator itself was late by {late / 1000:.3f} ms (p99)"
+        )
+        + ".",
+        *[f"**Failed: {failure}**" for failure in failures(run.samples)],
+        "## Environment",
+        _markdown_table([("", ""), *run.environment.items()]),
+        "## Settings",
+        _markdown_table([("", ""), *((k, str(v)) for k, v in run.settings.items())]),
+    ]
+    return "\n\n".join(parts) + "\n"
