@@ -26,6 +26,12 @@ def describe_error(group_id: str, error: int, message: str | None) -> m.Describe
     return m.DescribedGroup(error, message, group_id, "Dead", "", "", -1, ())
 
 
+# With these a JoinGroup's answer names no member: nobody could look for one.
+_GROUP_NOT_SEEN: Final = frozenset(
+    {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR}
+)
+
+
 def _unique(group_ids: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(group_ids))
 
@@ -35,7 +41,7 @@ _SHAPES: Final[Mapping[type, Callable[[Any, int], m.Response]]] = {
     m.FindCoordinatorRequest: lambda r, e: m.FindCoordinatorResponse(
         tuple(find_coordinator_error(g, e, None) for g in r.group_ids)
     ),
-    m.JoinGroupRequest: lambda r, e: join_error(e, r.member_id),
+    m.JoinGroupRequest: lambda r, e: join_error(e, "" if e in _GROUP_NOT_SEEN else r.member_id),
     m.SyncGroupRequest: lambda _, e: m.SyncGroupResponse(e, None, None, b""),
     m.HeartbeatRequest: lambda _, e: m.HeartbeatResponse(e),
     m.LeaveGroupRequest: lambda _, e: m.LeaveGroupResponse(e, ()),

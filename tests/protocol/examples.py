@@ -51,7 +51,7 @@ EXAMPLES: Final = (
         0,
         m.FindCoordinatorRequest(0, (GROUP,)),
         m.FindCoordinatorResponse(
-            (m.CoordinatorOfGroup(GROUP, 0, None, 1, "127.0.0.1", 9310, 17, LEADER_EPOCH),)
+            (m.CoordinatorOfGroup(GROUP, 0, None, 1, "127.0.0.1", 9310, 15, LEADER_EPOCH),)
         ),
     ),
     Example(
@@ -84,9 +84,7 @@ EXAMPLES: Final = (
         m.JoinGroupRequest(
             GROUP, 45_000, 300_000, "", None, "consumer", (m.JoinProtocol("range", b""),), None
         ),
-        m.JoinGroupResponse(
-            ErrorCode.MEMBER_ID_REQUIRED, -1, None, None, "", False, MEMBER, ()
-        ),
+        m.JoinGroupResponse(ErrorCode.MEMBER_ID_REQUIRED, -1, None, None, "", False, MEMBER, ()),
     ),
     Example(
         "the leader assigns",

@@ -118,9 +118,7 @@ RESPONSES: Final[Mapping[type, st.SearchStrategy[Any]]] = {
     ),
     m.FindCoordinatorRequest: st.builds(
         m.FindCoordinatorResponse,
-        many(
-            st.builds(m.CoordinatorOfGroup, text, code, maybe_text, i32, text, i32, i32, epoch)
-        ),
+        many(st.builds(m.CoordinatorOfGroup, text, code, maybe_text, i32, text, i32, i32, epoch)),
     ),
     m.JoinGroupRequest: st.builds(
         m.JoinGroupResponse,

@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from protocol.apis import APIS, api_of, latest_version
-from protocol.connection import ClientConnection, encode_response
+from protocol.connection import ClientConnection, ResponseEvent, encode_response
 from protocol.errors import LocalProtocolError
 from protocol.messages import (
     OffsetCommitRequest,
@@ -18,7 +17,7 @@ from tests.protocol.examples import EXAMPLES
 from tests.protocol.frames import received
 from tests.protocol.strategies import REQUESTS, RESPONSES
 
-quick = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 ANSWERS = {type(example.request): example.request for example in EXAMPLES}
 
 
@@ -62,7 +61,7 @@ def test_responses_make_the_round_trip(kind: type, data: st.DataObject) -> None:
     )
     (event,) = client.receive(frame)
 
-    assert event == (correlation_id, request, response, 9, 250)
+    assert event == ResponseEvent(correlation_id, request, response, 9, 250)
     assert type(event.response) is type(response)
 
 

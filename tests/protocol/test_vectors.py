@@ -24,6 +24,7 @@ from protocol.consumer import (
 from protocol.errors import ErrorCode
 from protocol.frames import RESPONSE_HEADER, FrameTooLarge
 from protocol.groups import java_string_hash, offsets_partition
+from protocol.types import TopicPartition
 from tests.protocol import vectors
 from tests.protocol.examples import EXAMPLES
 from tests.protocol.frames import received, request_frame
@@ -180,7 +181,7 @@ def test_a_subscription_lies_as_kafka_lays_it() -> None:
         2: "0002" + topics + user_data + owned + "00000005",
         3: "0003" + topics + user_data + owned + "00000005" + "0006" + b"rack-a".hex(),
     }
-    full = Subscription(("flights",), b"\x01\x02", (vectors.TopicPartition("flights", 7),), 5)
+    full = Subscription(("flights",), b"\x01\x02", (TopicPartition("flights", 7),), 5)
 
     for version, hexed in by_hand.items():
         wanted = full._replace(rack_id="rack-a")
@@ -220,7 +221,9 @@ def test_empty_assignment_bytes_own_nothing() -> None:
 
 def test_the_oldest_bytes_are_read_by_hand() -> None:
     """One frame written without any of this code, so that all of it can't be wrong together."""
-    frame = bytes.fromhex("0000000f" + "000c" + "0000" + "00000007" + "94" + "a167" + "01" + "a16d" + "c0")
+    frame = bytes.fromhex(
+        "0000000f" + "000c" + "0000" + "00000007" + "94" + "a167" + "01" + "a16d" + "c0"
+    )
 
     event = received(frame)
     assert isinstance(event, RequestEvent)

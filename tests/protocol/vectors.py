@@ -155,9 +155,7 @@ def _failed(example: Example) -> dict[str, Any]:
 
 def _one_per_api() -> list[Example]:
     """Return the last example of each API."""
-    return [
-        [example for example in EXAMPLES if api_of(example.request) is key][-1] for key in APIS
-    ]
+    return [[example for example in EXAMPLES if api_of(example.request) is key][-1] for key in APIS]
 
 
 def _shortened(frame: bytes) -> Any:
@@ -178,8 +176,7 @@ def frame_from(written: Any) -> bytes:
     """Return the bytes of a frame that may be shortened."""
     if isinstance(written, str):
         return bytes.fromhex(written)
-    fill = bytes.fromhex(written["fill"]) * written["times"]
-    return bytes.fromhex(written["hex"]) + fill + bytes.fromhex(written["then"])
+    return bytes.fromhex(written["hex"] + written["fill"] * written["times"] + written["then"])
 
 
 def rendered() -> str:

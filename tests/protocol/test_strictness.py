@@ -1,0 +1,184 @@
+"""Limits at their edges: the last value that is legal, the first that is not."""
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from protocol.apis import ApiKey
+from protocol.connection import BadRequest, RequestEvent, ServerConnection
+from protocol.errors import ErrorCode
+from protocol.failures import COMMIT_PARTITIONS_MAX, content_error
+from protocol.groups import group_id_error
+from protocol.messages import HeartbeatRequest, OffsetCommitRequest, PartitionCommit, TopicCommit
+from tests.protocol.invalid import frame_of
+
+
+def judged(api: ApiKey, *body: Any, version: int = 0) -> RequestEvent | BadRequest:
+    """Return what a server makes of a request with this body."""
+    (event,) = ServerConnection().receive(frame_of(api, version, msgpack.packb(body)))
+    return event
+
+
+def accepted(api: ApiKey, *body: Any, version: int = 0) -> bool:
+    """Say whether the body fits."""
+    event = judged(api, *body, version=version)
+    if isinstance(event, BadRequest):
+        assert event.error is ErrorCode.INVALID_REQUEST
+        assert not event.close
+        return False
+    return True
+
+
+def commit(partition: Any, *, topic: Any = "t") -> bool:
+    """Say whether a commit of this partition fits, in version 1."""
+    body = ("g", -1, "", None, [[topic, [partition]]])
+    return accepted(ApiKey.OFFSET_COMMIT, *body, version=1)
+
+
+@pytest.mark.parametrize(
+    ("partition", "legal"),
+    [
+        ([0, 0, -1, None, None], True),
+        ([2**31 - 1, 2**63 - 1, 2**31 - 1, "", -1], True),
+        ([2**31, 0, -1, None, None], False),
+        ([0, 2**63, -1, None, None], False),
+        ([0, 0, 2**31, None, None], False),
+        ([0, 0, -1, None, 2**63 - 1], True),
+        ([0, 0, -1, None, 2**63], False),
+        ([False, 0, -1, None, None], False),
+        ([0, False, -1, None, None], False),
+        ([0, 0.0, -1, None, None], False),
+        ([0, 0, -1, b"", None], False),
+        ([0, 0, -1, "\0\n", None], True),
+        ([0, 0, -1, "m" * 32_768, None], True),
+        ([0, 0, -1, "m" * 32_769, None], False),
+        ([0, 0, -1, "\u00e9" * 16_384, None], True),
+        ([0, 0, -1, "\u00e9" * 16_385, None], False),
+    ],
+)
+def test_a_partition_of_a_commit(partition: list[Any], legal: bool) -> None:
+    """Offsets are 64 bits, all else is 32, and metadata is any text of a bounded length."""
+    assert commit(partition) is legal
+
+
+@pytest.mark.parametrize(
+    ("topic", "legal"),
+    [
+        ("t" * 249, True),
+        ("t" * 250, False),
+        ("\u00e9" * 124, True),
+        ("\u00e9" * 125, False),
+        ("", False),
+        ("a b", True),
+        ("a\u00a0b", True),
+        ("a\x7fb", False),
+        ("a\x85b", False),
+        ("a\x1fb", False),
+        ("\U0001f600", True),
+    ],
+)
+def test_names_are_counted_in_utf8_and_free_of_control_characters(topic: str, legal: bool) -> None:
+    """Names end up in logs and terminals; lengths are those of the bytes on disk."""
+    assert commit([0, 0, -1, None, None], topic=topic) is legal
+
+
+@pytest.mark.parametrize(
+    ("group_id", "legal"),
+    [
+        ("g", True),
+        ("g" * 255, True),
+        ("g" * 256, False),
+        ("\u00e9" * 128, False),
+        ("", False),
+        ("a\nb", False),
+        ("a\0", False),
+        ("a\x9fb", False),
+        ("группа", True),
+    ],
+)
+def test_group_ids_have_an_error_of_their_own(group_id: str, legal: bool) -> None:
+    """The layout lets any text through, because 24 is answered per group."""
+    assert accepted(ApiKey.HEARTBEAT, group_id, 1, "m", None)
+    assert (group_id_error(group_id) is None) is legal
+
+
+@pytest.mark.parametrize(
+    ("member_id", "instance_id", "legal"),
+    [
+        ("", None, True),
+        ("m" * 300, "i" * 255, True),
+        ("m" * 301, None, False),
+        ("m", "", False),
+        ("m", "i" * 256, False),
+        (None, None, False),
+    ],
+)
+def test_member_and_instance_ids(member_id: Any, instance_id: Any, legal: bool) -> None:
+    """A member id holds a client id of 255 bytes and a UUID."""
+    assert accepted(ApiKey.HEARTBEAT, "g", 1, member_id, instance_id) is legal
+
+
+def test_arrays_hold_at_most_10000() -> None:
+    """No request needs more, and a larger one costs more than its size."""
+    assert accepted(ApiKey.DESCRIBE_GROUPS, ["g"] * 10_000)
+    assert not accepted(ApiKey.DESCRIBE_GROUPS, ["g"] * 10_001)
+
+
+def test_assignments_hold_at_most_256_kib() -> None:
+    """10,000 members with 16 MiB each would not fit any answer."""
+    limit = 256 * 1024
+
+    def sync(size: int) -> bool:
+        return accepted(ApiKey.SYNC_GROUP, "g", 1, "m", None, None, None, [["m", bytes(size)]])
+
+    assert sync(limit)
+    assert not sync(limit + 1)
+
+
+def offsets(*topics: tuple[str, list[int]]) -> OffsetCommitRequest:
+    """Return a commit of these partitions."""
+    commits = tuple(
+        TopicCommit(topic, tuple(PartitionCommit(p, 1, -1, "") for p in partitions))
+        for topic, partitions in topics
+    )
+    return OffsetCommitRequest("g", -1, "", None, commits)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        offsets(("t", [0])),
+        offsets(("t", [0, 1])),
+        offsets(("t", [0]), ("u", [0])),
+        offsets(("t", [0]), ("t", [1])),
+        offsets(("t", list(range(COMMIT_PARTITIONS_MAX)))),
+        offsets(),
+        offsets(("t", [])),
+        HeartbeatRequest("g", 1, "m", None),
+    ],
+    ids=range(8),
+)
+def test_sound_content_has_no_error(request_: OffsetCommitRequest) -> None:
+    """What is no mistake must not be refused."""
+    assert content_error(request_) is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (offsets(("t", [0, 0])), "twice"),
+        (offsets(("t", [0, 1]), ("t", [2, 1])), "twice"),
+        (offsets(("t", list(range(COMMIT_PARTITIONS_MAX))), ("u", [0])), "10001"),
+    ],
+    ids=range(3),
+)
+def test_a_commit_that_contradicts_itself_is_refused_whole(
+    request_: OffsetCommitRequest, reason: str
+) -> None:
+    """Which of two offsets would count is nobody's guess to make (rows 12 and 15)."""
+    error = content_error(request_)
+
+    assert error is not None
+    assert error[0] is ErrorCode.INVALID_REQUEST
+    assert reason in error[1]
