@@ -8,6 +8,7 @@ value that can't be, refuses to start and says which and why.
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -70,7 +71,11 @@ SETTINGS: Final = (
         0xFFFE,
     ),
     Setting(
-        "offsets.topic.segment.bytes", 100 * _MIB, "Size at which a log segment is sealed.", 4096
+        "offsets.topic.segment.bytes",
+        100 * _MIB,
+        "Size at which a log segment is sealed.",
+        4096,
+        1024 * _MIB,
     ),
     Setting(
         "offsets.commit.timeout.ms",
@@ -87,13 +92,17 @@ SETTINGS: Final = (
         2**62,
     ),
     Setting("max.connections", 10_000, "Open connections; more are closed at once.", 1),
+    # Both must leave room in a batch of the log (32 MiB): a commit's repeats group and topic for
+    # each entry, and a group's record holds all assignments besides its members.
     Setting(
-        "socket.request.max.bytes", REQUEST_BYTES_MAX, "Largest request frame.", 1024, 64 * _MIB
+        "socket.request.max.bytes", REQUEST_BYTES_MAX, "Largest request frame.", 1024, 16 * _MIB
     ),
     Setting(
-        "sync.request.max.bytes", SYNC_REQUEST_BYTES_MAX, "Largest SyncGroup.", 1024, 64 * _MIB
+        "sync.request.max.bytes", SYNC_REQUEST_BYTES_MAX, "Largest SyncGroup.", 1024, 16 * _MIB
     ),
-    Setting("response.max.bytes", RESPONSE_BYTES_MAX, "Largest response frame.", 1024, 256 * _MIB),
+    Setting(
+        "response.max.bytes", RESPONSE_BYTES_MAX, "Largest response frame.", 65_536, 256 * _MIB
+    ),
     Setting(
         "max.in.flight.requests",
         64,
@@ -165,7 +174,12 @@ class Settings:
                     "connection is encrypted; set allow.plaintext.remote=true if you mean it"
                 )
         if self.advertised_listeners:
-            Address.parse("advertised.listeners", self.advertised_listeners)
+            advertised = Address.parse("advertised.listeners", self.advertised_listeners)
+            if advertised.is_wildcard or not advertised.port or set(advertised.host) & set(", "):
+                raise ConfigError(
+                    f"advertised.listeners: {self.advertised_listeners!r} is not one host:port "
+                    "that clients can connect to"
+                )
 
     def listener_addresses(self) -> tuple["Address", ...]:
         """Return where to listen."""
@@ -193,16 +207,26 @@ class Address(NamedTuple):
     @property
     def is_wildcard(self) -> bool:
         """Whether it stands for every address of the machine."""
-        return self.host in {"0.0.0.0", "::", "*"}  # noqa: S104 - compared, not bound
+        number = _ip(self.host)
+        # A bare 0 is what getaddrinfo takes for 0.0.0.0.
+        return self.host in {"*", "0"} or (number is not None and number.is_unspecified)
 
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        return self.host in {"localhost", "::1"} or self.host.startswith("127.")
+        number = _ip(self.host)
+        return self.host == "localhost" or (number is not None and number.is_loopback)
 
     def __str__(self) -> str:
         """Return ``host:port``."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _ip(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
 
 
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
@@ -255,7 +279,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as exc:
         raise ConfigError(f"--config {path}: {exc.strerror}") from exc
-    except tomllib.TOMLDecodeError as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"--config {path}: {exc}") from exc
 
 

@@ -52,6 +52,7 @@ NAME = name()
 INSTANCE_ID = nullable(name())
 MEMBER_ID = name(MEMBER_ID_BYTES_MAX, allow_empty=True)
 OPTIONAL_TEXT = nullable(text)
+PROTOCOL_TYPE = name(allow_empty=True)  # An empty one has an error code of its own (23).
 MEMBER_BYTES = binary(MEMBER_BYTES_MAX)
 ANY_BYTES = binary(RESPONSE_BYTES_MAX)
 

@@ -9,6 +9,7 @@ from protocol.layout import (
     MEMBER_ID,
     NAME,
     OPTIONAL_TEXT,
+    PROTOCOL_TYPE,
     Api,
     ApiKey,
     many,
@@ -24,7 +25,7 @@ JOIN_GROUP = Api(
         Field("rebalance_timeout_ms", COUNT),
         Field("member_id", MEMBER_ID),
         Field("group_instance_id", INSTANCE_ID),
-        Field("protocol_type", text),
+        Field("protocol_type", PROTOCOL_TYPE),
         Field(
             "protocols",
             ArrayOf(Struct(m.JoinProtocol, Field("name", NAME), Field("metadata", MEMBER_BYTES))),

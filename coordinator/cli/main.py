@@ -9,8 +9,8 @@ import trio
 
 from coordinator.cli.ping import ping as ping_address
 from coordinator.config import SETTINGS, Address, ConfigError, load_settings
+from coordinator.log.errors import EXIT_REFUSED
 from coordinator.server.dispatch import SERVER_SOFTWARE
-from coordinator.server.run import EXIT_REFUSED
 from coordinator.server.run import serve as serve_daemon
 from coordinator.server.telemetry import configure_logging
 

@@ -177,6 +177,8 @@ def _update(
     if grew and _is_too_large(d.core, group, 0, 0):
         group.update(member, before)
         d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, ""))
+        d.remove(group, member, "group full", "its protocols grew past the limit of the group")
+        members_lost(d, group, "group full", member.member_id)
         return False
     return True
 

@@ -35,8 +35,12 @@ EmitEvent = Callable[[str, dict[str, Any]], None]
 
 
 async def run_in_thread(work: Callable[[], None]) -> None:
-    """Run blocking *work* in a worker thread; not abandoned, because it owns the disk."""
-    await trio.to_thread.run_sync(work)
+    """Run blocking *work* in a worker thread.
+
+    It is abandoned when cancelled, which happens only when the process ends: a disk that
+    hangs must not keep it from ending.
+    """
+    await trio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
 class Node:
@@ -176,6 +180,9 @@ class Node:
             if self._wake_at_ms is None:
                 await self._timer_kick.wait()
                 continue
+            # Not longer at a time than what counts as late, so that lateness is how long we
+            # stood still and not only how far past the first deadline that went.
+            self._wake_at_ms = min(self._wake_at_ms, self.now().mono_ms + LATE_MS)
             # Half a millisecond more: in floating point, the deadline may read as one too early.
             with trio.move_on_at((self._wake_at_ms + 0.5) / 1000):
                 await self._timer_kick.wait()

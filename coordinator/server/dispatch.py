@@ -13,7 +13,7 @@ from coordinator.group import Caller, Now
 from coordinator.runtime.calls import Call, Gather, Token
 from coordinator.runtime.coordination import Coordination
 from coordinator.runtime.node import Node
-from coordinator.runtime.shard import Status
+from coordinator.runtime.shard import ShardRunner, Status
 from protocol import messages as m
 from protocol.apis import APIS, ApiKey
 from protocol.errors import ErrorCode
@@ -26,6 +26,45 @@ UNSERVED: Final = frozenset({ApiKey.OFFSET_DELETE})
 GROUP_KEY_TYPE: Final = 0
 
 _E = ErrorCode
+# What an offset, a member or a group adds to an answer besides its names and bytes.
+_ITEM_BYTES: Final = 24
+
+
+class Budget:
+    """The room that an answer has left, counted while it is made.
+
+    A small request can ask for the same large group ten thousand times; the limit of a
+    response must hold before the answer is in memory, not after it is packed.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._left_bytes = limit_bytes
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the answer would be too large."""
+        return self._left_bytes < 0
+
+    def for_offsets(self, offsets: m.GroupOffsets) -> m.GroupOffsets:
+        """Count *offsets* and return them."""
+        for _, partitions in offsets.topics:
+            metadata_bytes = sum([len(partition.metadata) for partition in partitions])
+            self._left_bytes -= metadata_bytes + _ITEM_BYTES * (1 + len(partitions))
+        return offsets
+
+    def for_members(self, group: m.DescribedGroup) -> m.DescribedGroup:
+        """Count the members of *group* and return it."""
+        for member in group.members:
+            names_bytes = len(member.member_id) + len(member.client_id) + len(member.client_host)
+            bytes_ = len(member.metadata) + len(member.assignment)
+            self._left_bytes -= _ITEM_BYTES + names_bytes + bytes_
+        self._left_bytes -= _ITEM_BYTES + len(group.group_id)
+        return group
+
+    def for_groups(self, groups: tuple[m.ListedGroup, ...]) -> tuple[m.ListedGroup, ...]:
+        """Count *groups* and return them."""
+        self._left_bytes -= sum([_ITEM_BYTES + len(group.group_id) for group in groups])
+        return groups
 
 
 class Dispatcher:
@@ -134,17 +173,28 @@ class Dispatcher:
         request = call.request
         assert type(request) is m.OffsetFetchRequest
         gather = Gather(lambda shares, e: call.resolve(m.OffsetFetchResponse(tuple(shares)), e))
+        budget = Budget(self._settings.response_max_bytes)
         for fetch in request.groups:
-            self._fetch_group(fetch, gather, now)
-        gather.seal()
+            self._fetch_group(fetch, gather, budget, now)
+            if budget.is_spent:
+                break
+        self._seal(call, gather, budget)
 
-    def _fetch_group(self, fetch: m.GroupFetch, gather: Gather, now: Now) -> None:
+    def _seal(self, call: Call, gather: Gather, budget: Budget) -> None:
+        """Answer with the shares, or with 1006 if they are too many; then they are dropped."""
+        if budget.is_spent:
+            call.resolve(m.BareError(_E.RESPONSE_TOO_LARGE), -1)
+        else:
+            gather.seal()
+
+    def _fetch_group(self, fetch: m.GroupFetch, gather: Gather, budget: Budget, now: Now) -> None:
         group_id = fetch.group_id
         part = gather.part(lambda error: m.GroupOffsets(group_id, error, ()))
         if not self._group_is_legal(group_id, part):
             return
         shard = self._node.shard_of(group_id)
-        shard.read(group_id, part, partial(shard.core.fetch_offsets, fetch), now)
+        look = shard.core.fetch_offsets
+        shard.read(group_id, part, lambda: budget.for_offsets(look(fetch)), now)
 
     def _group_is_legal(self, group_id: str, part: Token) -> bool:
         if group_id_error(group_id) is None:
@@ -156,16 +206,20 @@ class Dispatcher:
         request = call.request
         assert type(request) is m.DescribeGroupsRequest
         gather = Gather(lambda shares, e: call.resolve(m.DescribeGroupsResponse(tuple(shares)), e))
+        budget = Budget(self._settings.response_max_bytes)
         for group_id in request.group_ids:
-            self._describe_group(group_id, gather, now)
-        gather.seal()
+            self._describe_group(group_id, gather, budget, now)
+            if budget.is_spent:
+                break
+        self._seal(call, gather, budget)
 
-    def _describe_group(self, group_id: str, gather: Gather, now: Now) -> None:
+    def _describe_group(self, group_id: str, gather: Gather, budget: Budget, now: Now) -> None:
         part = gather.part(lambda error: describe_error(group_id, error, None)._replace(state=""))
         if not self._group_is_legal(group_id, part):
             return
         shard = self._node.shard_of(group_id)
-        shard.read(group_id, part, partial(shard.core.describe_group, group_id), now)
+        look = shard.core.describe_group
+        shard.read(group_id, part, lambda: budget.for_members(look(group_id)), now)
 
     def _delete_groups(self, call: Call, now: Now) -> None:
         request = call.request
@@ -200,11 +254,18 @@ class Dispatcher:
             call.resolve(m.ListGroupsResponse(_E.NONE, groups), -1)
 
         gather = Gather(answer)
+        budget = Budget(self._settings.response_max_bytes)
         for shard in self._node.shards:
-            if shard.status is Status.ACTIVE:
+            if shard.status is Status.ACTIVE and not budget.is_spent:
                 part = gather.part(lambda error: error)
-                shard.read(None, part, partial(shard.core.list_groups, request), now)
-        gather.seal()
+                shard.read(None, part, partial(self._list_shard, shard, request, budget), now)
+        self._seal(call, gather, budget)
+
+    @staticmethod
+    def _list_shard(
+        shard: ShardRunner, request: m.ListGroupsRequest, budget: Budget
+    ) -> tuple[m.ListedGroup, ...]:
+        return budget.for_groups(shard.core.list_groups(request))
 
 
 def names_instance(request: Any) -> bool:

@@ -22,8 +22,8 @@ import trio
 
 from coordinator.config import Address, Settings
 from coordinator.group import GroupConfig
-from coordinator.group.records import RecordError
-from coordinator.log.errors import LogError
+from coordinator.group.records import RecordError, UnknownRecord
+from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, LogError
 from coordinator.log.journal import Journal
 from coordinator.log.os_directory import OsDirectory
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
@@ -33,7 +33,6 @@ from coordinator.server.server import Listener, Server, SocketListener, listen
 
 log: Final = structlog.get_logger()
 
-EXIT_REFUSED: Final = 78
 EXIT_CANNOT_LISTEN: Final = 75
 # Descriptors kept for the log, the event loop and the listeners.
 RESERVED_DESCRIPTORS: Final = 16
@@ -146,7 +145,7 @@ async def _serve_log(settings: Settings, journal: Journal, listeners: list[Socke
             log.info("stopping")
             for listener in listeners:
                 listener.close()
-            clean = await _drain(node, settings.shutdown_timeout_ms)
+            clean = await _drain(node, server, settings.shutdown_timeout_ms)
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as failures:
         return _exit_status_of(failures)
@@ -157,14 +156,16 @@ async def _serve_log(settings: Settings, journal: Journal, listeners: list[Socke
     return 0
 
 
-async def _drain(node: Node, timeout_ms: int) -> bool:
+async def _drain(node: Node, server: Server, timeout_ms: int) -> bool:
     """Return whether everything that was appended is on disk and answered."""
     if not node.ready:
         return False
+    flushed = False
     with trio.move_on_after(timeout_ms / 1000):
         await node.drain()
-        return True
-    return False
+        flushed = True
+        await server.wait_sent()
+    return flushed
 
 
 async def _wait_for_stop_signal() -> None:
@@ -194,11 +195,14 @@ def _exit_status_of(failures: BaseExceptionGroup[BaseException]) -> int:
         assert isinstance(error, LogError)
         log.critical("log.failed", reason=str(error))
         return error.exit_status
-    unknown_records, rest = failures.split(RecordError)
-    if unknown_records is not None:
-        reason = f"the log can't be read by this release: {_first(unknown_records)}"
-        log.critical("refused", reason=reason)
-        return EXIT_REFUSED
+    bad_records, rest = failures.split(RecordError)
+    if bad_records is not None:
+        record_error = _first(bad_records)
+        if isinstance(record_error, UnknownRecord):
+            log.critical("refused", reason=f"the log is a newer release's: {record_error}")
+            return EXIT_REFUSED
+        log.critical("refused", reason=f"the log is damaged: {record_error}")
+        return EXIT_CORRUPT
     assert rest is not None
     raise rest
 

@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from coordinator.config import Settings
-from coordinator.runtime.node import Node
+from coordinator.runtime.node import LATE_MS, Node
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.session import Session
 from coordinator.server.transport import SocketTransport, Transport
@@ -18,10 +18,16 @@ from protocol.connection import BadRequest, RequestEvent
 log: Final = structlog.get_logger()
 
 SWEEP_PERIOD_S: Final = 1.0
+SENT_POLL_S: Final = 0.02  # Only while the daemon stops.
 ACCEPT_PAUSE_S: Final = 0.1
 BACKLOG: Final = 1024
 # trio's own list: the process or the machine has no room for another socket just now.
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+# accept(2) on Linux also reports what went wrong with the new connection; the next one is fine.
+_BROKEN_PEER: Final = frozenset(
+    {errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.ENONET}
+    | {errno.EHOSTUNREACH, errno.EOPNOTSUPP, errno.ENETUNREACH, errno.ECONNRESET, errno.ETIMEDOUT}
+)
 # One line per peer and second is enough to find out who sends garbage.
 _LOG_PERIOD_MS: Final = 1_000
 _LOGGED_PEERS_MAX: Final = 1_000
@@ -54,6 +60,8 @@ class SocketListener:
         """Return the next connection."""
         while True:
             await trio.lowlevel.wait_readable(self._socket)
+            if self._socket.fileno() < 0:  # Closed in the turn in which it became readable.
+                raise trio.ClosedResourceError
             try:
                 sock, address = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -107,6 +115,11 @@ class Server:
                 self._nursery.start_soon(self._accept_for_ever, listener)
             self._nursery.start_soon(self._sweep_for_ever)
 
+    async def wait_sent(self) -> None:
+        """Return when every answer has left, or its connection has ended."""
+        while any(session.has_unsent for session in self._sessions):  # noqa: ASYNC110 - an event per answer, to be looked at once in a daemon's life, costs more
+            await trio.sleep(SENT_POLL_S)
+
     def start_soon(self, task: Callable[[], Awaitable[Any]]) -> None:
         """Run *task* beside the sessions."""
         assert self._nursery is not None
@@ -135,7 +148,7 @@ class Server:
             except trio.ClosedResourceError:
                 return
             except OSError as exc:
-                if exc.errno not in _NO_ROOM:
+                if exc.errno not in _NO_ROOM | _BROKEN_PEER:
                     raise
                 log.warning("accept.paused", reason=exc.strerror)
                 await trio.sleep(ACCEPT_PAUSE_S)
@@ -144,7 +157,17 @@ class Server:
 
     async def _sweep_for_ever(self) -> None:
         while True:
+            planned_ms = self.node.now().mono_ms + int(SWEEP_PERIOD_S * 1000)
             await trio.sleep(SWEEP_PERIOD_S)
+            late_ms = self.node.now().mono_ms - planned_ms
+            if late_ms > LATE_MS:
+                # The process was stopped or starved: no peer is to blame for that time.
+                for session in self._sessions:
+                    session.shift_deadlines(late_ms)
+                continue
+            # What is readable is read before anyone is called silent (see `Node`).
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
             now_ms = self.node.now().mono_ms
             for session in self._sessions:
                 reason = session.overdue(now_ms)

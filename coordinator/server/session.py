@@ -41,6 +41,9 @@ log: Final = structlog.get_logger()
 
 DEFAULT_CLIENT_ID: Final = "client"
 _BYTES_PER_READ_SECOND: Final = 64 * 1024
+# After so many requests of one read, others get their turn.
+_TURN_REQUESTS: Final = 64
+_NEVER_MS: Final = 2**63
 # They wait for other members, not for us, and a limit of their own bounds them.
 _PARKING: Final = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
 _NETWORK_ERRORS: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
@@ -96,8 +99,7 @@ class Session:
     async def _read(self) -> None:
         while not self._closing:
             if self._must_pause():
-                self._resume = trio.Event()
-                await self._resume.wait()
+                await self._pause()
                 continue
             data = await self.transport.receive()
             if not data:
@@ -108,14 +110,40 @@ class Session:
             except FrameTooLarge as exc:
                 self.server.protocol_violation(self, str(exc))
                 return
-            for event in events:
-                self._take(event, now)
-            self.flush()
+            if events:  # An unfinished frame behind whole ones is a new one.
+                self._reading_frame = False
             self._set_read_deadline(now.mono_ms)
+            if len(events) == 1:
+                self._take(events[0], now)
+            else:
+                await self._take_many(events, now)
+            self.flush()
         # The peer gets the answer that says why before the connection ends.
         while self._outbox:
             self._resume = trio.Event()
             await self._resume.wait()
+
+    async def _take_many(self, events: list[RequestEvent | BadRequest], now: Now) -> None:
+        """Take what was pipelined into one read, no more at a time than the limits allow.
+
+        One read holds thousands of small requests, and each may ask for a large answer.
+        """
+        for number, event in enumerate(events):
+            if number % _TURN_REQUESTS == _TURN_REQUESTS - 1 or self._must_pause():
+                self.flush()
+                await trio.lowlevel.checkpoint()
+                while self._must_pause():
+                    await self._pause()
+                now = self.server.node.now()
+            self._take(event, now)
+
+    async def _pause(self) -> None:
+        """Wait until answers have left. Time in which we don't read is not the peer's."""
+        self._read_deadline_ms = _NEVER_MS
+        self._resume = trio.Event()
+        await self._resume.wait()
+        self._reading_frame = False
+        self._set_read_deadline(self.server.node.now().mono_ms)
 
     def _must_pause(self) -> bool:
         return (
@@ -170,7 +198,8 @@ class Session:
         self._send(frame)
 
     def _send(self, frame: bytes) -> None:
-        if not self._outbox:
+        # While the drain task has the outbox, `flush` watches what piles up behind it.
+        if not self._outbox or self._sending:
             self.server.has_answers(self)
         self._outbox.append(frame)
         self._unsent_bytes += len(frame)
@@ -178,7 +207,8 @@ class Session:
     def flush(self) -> None:
         """Send what is ready, all at once; what the socket doesn't take waits for it."""
         if self._sending:
-            if self._unsent_bytes - len(self._outbox[0]) > self._settings.send_buffer_max_bytes:
+            behind_bytes = self._unsent_bytes - len(self._outbox[0]) if self._outbox else 0
+            if behind_bytes > self._settings.send_buffer_max_bytes:
                 self.server.closed_by_limit(self, "too many answers wait behind a slow read")
                 self.scope.cancel()
             return
@@ -205,9 +235,11 @@ class Session:
     async def _send_rest(self) -> None:
         try:
             while self._outbox:
-                # Closing the transport wakes this with ClosedResourceError.
+                # The session may end, and empty the outbox, while this waits; then either call
+                # raises, the second one where both became runnable at once.
+                frame = self._outbox[0]
                 await self.transport.wait_writable()
-                sent = self.transport.send_now(self._outbox[0])
+                sent = self.transport.send_now(frame)
                 if sent:
                     self._forget_sent(sent)
                     self._note_send_progress()
@@ -244,6 +276,16 @@ class Session:
         now_ms = self.server.node.now().mono_ms
         self._send_deadline_ms = now_ms + self._settings.send_timeout_ms
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether answers wait for the peer to take them."""
+        return bool(self._outbox)
+
+    def shift_deadlines(self, by_ms: int) -> None:
+        """Give the peer back the time in which this process could not have heard it."""
+        self._read_deadline_ms += by_ms
+        self._send_deadline_ms += by_ms
+
     def overdue(self, now_ms: int) -> str | None:
         """Return why the connection must end now, or None."""
         if self._sending:
@@ -252,7 +294,11 @@ class Session:
             return None
         if self._reading_frame:
             return "it stopped in the middle of a request"
-        return None if self._calls else "it is idle"
+        if self._calls:
+            # It waits for us, with a JoinGroup parked; its idle time begins with the answer.
+            self._read_deadline_ms = now_ms + self._settings.connections_max_idle_ms
+            return None
+        return "it is idle"
 
     def _abandon(self) -> None:
         """The connection is over: withdraw what is parked, forget what is unanswered."""

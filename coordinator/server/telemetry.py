@@ -1,6 +1,7 @@
 """How the daemon speaks: readable lines on a terminal, one JSON object a line elsewhere."""
 
 import sys
+from contextlib import suppress
 from typing import Any, Final, TextIO
 
 import structlog
@@ -24,9 +25,26 @@ def configure_logging(stream: TextIO | None = None) -> None:
             _tame_values,
             renderer,
         ],
-        logger_factory=structlog.WriteLoggerFactory(file=out),
+        logger_factory=structlog.WriteLoggerFactory(file=_Forgiving(out)),  # type: ignore[arg-type]  # it only writes and flushes
         cache_logger_on_first_use=False,
     )
+
+
+class _Forgiving:
+    """A stream whose reader may go away, or whose disk may fill: lines are lost, nothing else."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Write *text* if that is possible."""
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flush if that is possible."""
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def _tame_values(_logger: Any, _method: str, event: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Stand-ins with the real interfaces and a mean streak."""

@@ -416,15 +416,15 @@ def test_a_refused_joiner_does_not_hold_the_join_open() -> None:
     assert context.joined(token).generation_id == 2
 
 
-def test_a_member_that_grows_too_large_stays_as_it_was() -> None:
-    """And the group does not notice."""
+def test_a_member_that_grows_too_large_is_removed() -> None:
+    """It was told no id to go on with, so the group must not wait for it."""
     context = Context(GroupConfig(max_response_bytes=300_000))
     members = context.stable_group(2)
     token = context.join(members[1], protocols={"range": bytes(300_000)})
 
     assert context.joined(token).error == 81
-    assert context.state == "Stable"
-    assert subscription("flights") == context.describe().members[1].metadata
+    assert context.state == "PreparingRebalance"
+    assert [members[0]] == [member.member_id for member in context.describe().members]
 
 
 def test_new_members_are_refused_while_the_disk_is_full_and_old_ones_are_not() -> None:

@@ -66,7 +66,7 @@ REQUESTS: Final[Mapping[type, st.SearchStrategy[Any]]] = {
         count,
         member_id,
         instance,
-        text,
+        st.just("") | name,
         many(st.builds(m.JoinProtocol, name, blob)),
         maybe_text,
     ),

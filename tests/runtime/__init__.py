@@ -1,0 +1,1 @@
+"""Tests of shards, gate, flusher and timers."""

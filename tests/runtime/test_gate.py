@@ -1,0 +1,126 @@
+"""The gate lets answers go as the log catches up."""
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from coordinator.group.effects import Reply
+from coordinator.runtime.gate import ReplyGate
+from protocol.messages import HeartbeatResponse
+
+LATER_MS = 10_000
+
+
+def reply(name: object) -> Reply:
+    """Return a reply that can be told from others."""
+    return Reply(name, HeartbeatResponse(0), True, None)
+
+
+class Gate:
+    """A gate and what left it."""
+
+    def __init__(self) -> None:
+        self.released: list[object] = []
+        self.gate = ReplyGate(lambda one: self.released.append(one.token))
+
+    def park(self, name: object, until: int, deadline_ms: int = LATER_MS) -> None:
+        """Park a reply."""
+        self.gate.park(reply(name), until_offset=until, deadline_ms=deadline_ms)
+
+
+def test_what_is_committed_already_leaves_at_once() -> None:
+    """A read of an old group waits for nothing."""
+    gate = Gate()
+    gate.park("a", 0)
+    gate.gate.advance(5)
+    gate.park("b", 5)
+
+    assert gate.released == ["a", "b"]
+    assert len(gate.gate) == 0
+
+
+def test_answers_wait_for_their_offset() -> None:
+    """Not for the end of the log: one group's slow write is not another's."""
+    gate = Gate()
+    gate.park("late", 7)
+    gate.park("early", 3)
+    gate.gate.advance(2)
+    assert gate.released == []
+    gate.gate.advance(6)
+    assert gate.released == ["early"]
+    assert len(gate.gate) == 1
+    gate.gate.advance(7)
+
+    assert gate.released == ["early", "late"]
+
+
+def test_answers_of_one_offset_leave_in_the_order_of_decision() -> None:
+    """A client that pipelines sees its answers in order."""
+    gate = Gate()
+    for number in range(20):
+        gate.park(number, 4)
+    gate.gate.advance(4)
+
+    assert gate.released == list(range(20))
+
+
+def test_what_waited_too_long_is_given_up() -> None:
+    """It gets OUTCOME_UNKNOWN, and not another answer when the disk is back."""
+    gate = Gate()
+    gate.park("old", 5, deadline_ms=100)
+    gate.park("young", 4, deadline_ms=101)
+
+    assert [one.token for one in gate.gate.give_up(99)] == []
+    assert [one.token for one in gate.gate.give_up(100)] == ["old"]
+    gate.gate.advance(9)
+    assert gate.released == ["young"]
+
+
+def test_everything_is_given_up_at_the_end() -> None:
+    """In the order in which it would have left."""
+    gate = Gate()
+    gate.park("b", 5)
+    gate.park("a", 4)
+
+    assert [one.token for one in gate.gate.give_up()] == ["a", "b"]
+    assert len(gate.gate) == 0
+
+
+def test_the_log_never_goes_back() -> None:
+    """An acknowledged answer can't be taken back."""
+    gate = Gate()
+    gate.gate.advance(5)
+    with pytest.raises(AssertionError):
+        gate.gate.advance(4)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("park"), st.integers(0, 20), st.integers(0, 50)),
+            st.tuples(st.just("advance"), st.integers(0, 5), st.just(0)),
+            st.tuples(st.just("give up"), st.integers(0, 60), st.just(0)),
+        ),
+        max_size=40,
+    )
+)
+def test_every_reply_leaves_exactly_once(steps: list[tuple[str, int, int]]) -> None:
+    """Each request gets exactly one answer, whatever the disk does; and never too early."""
+    gate = Gate()
+    committed = 0
+    wanted: dict[object, int] = {}
+    given_up: list[object] = []
+    for number, (what, argument, deadline_ms) in enumerate(steps):
+        if what == "park":
+            wanted[number] = argument
+            gate.park(number, argument, deadline_ms)
+        elif what == "advance":
+            committed += argument
+            gate.gate.advance(committed)
+        else:
+            given_up += [one.token for one in gate.gate.give_up(argument)]
+        assert all(wanted[name] <= committed for name in gate.released)
+    assert len(gate.gate) == len(wanted) - len(gate.released) - len(given_up)
+    gate.gate.advance(1_000)
+
+    assert sorted(map(str, [*gate.released, *given_up])) == sorted(map(str, wanted))

@@ -1,0 +1,149 @@
+"""What one client asks for, and what a stall costs, is nobody else's trouble."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    BareError,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    GroupFetch,
+    HeartbeatResponse,
+    LeaveGroupRequest,
+    LeavingMember,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    PartitionCommit,
+    Request,
+    TopicCommit,
+    TopicPartitions,
+)
+from tests.server.world import beat, commit, join, world
+
+EVERYTHING = GroupFetch("g", None)
+ONE_OFTEN = GroupFetch("g", (TopicPartitions("t", (0,) * 10_000),))
+
+
+def large_commit() -> OffsetCommitRequest:
+    """Return a commit of 100 offsets with the longest metadata."""
+    commits = tuple(PartitionCommit(p, 1, -1, "m" * 4096) for p in range(100))
+    return OffsetCommitRequest("g", -1, "", None, (TopicCommit("t", commits),))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        OffsetFetchRequest((EVERYTHING,) * 10_000, False),
+        OffsetFetchRequest((ONE_OFTEN,) * 9, False),
+        DescribeGroupsRequest(("g",) * 10_000),
+    ],
+    ids=["one group again and again", "one partition again and again", "described"],
+)
+async def test_an_answer_stops_growing_at_its_limit(
+    request_: Request, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """12 KB that ask for gigabytes must not get to the point where they are in memory."""
+    async with world("response.max.bytes=1000000") as w:
+        client = w.connect()
+        member_id = await client.join_alone()
+        core = w.node.shard_of("g").core
+        if type(request_) is OffsetFetchRequest:
+            leaving = (LeavingMember(member_id, None, None),)
+            await client.ask(LeaveGroupRequest("g", leaving))
+            await client.ask(large_commit())
+        made: list[str] = []
+
+        def counted(name: str) -> Callable[[Any], Any]:
+            look = getattr(core, name)
+
+            def count(asked: Any) -> Any:
+                made.append(name)
+                return look(asked)
+
+            return count
+
+        for name in ("fetch_offsets", "describe_group"):
+            monkeypatch.setattr(core, name, counted(name))
+
+        assert BareError(ErrorCode.RESPONSE_TOO_LARGE) == await client.ask(request_)
+
+        assert len(made) < 8_000
+        assert HeartbeatResponse is type(await client.ask(beat(member_id)))
+
+
+async def test_an_answer_within_the_limit_is_whole(autojump_clock: MockClock) -> None:
+    """The budget must not refuse what fits."""
+    async with world("response.max.bytes=1000000") as w:
+        client = w.connect()
+        await client.ask(large_commit())
+
+        fetched = await client.ask(OffsetFetchRequest((EVERYTHING,) * 2, False))
+        described = await client.ask(DescribeGroupsRequest(("g", "h")))
+
+        assert isinstance(fetched, OffsetFetchResponse)
+        assert [100, 100] == [len(group.topics[0].partitions) for group in fetched.groups]
+        assert isinstance(described, DescribeGroupsResponse)
+        assert ["g", "h"] == [group.group_id for group in described.groups]
+
+
+async def test_a_stalled_process_closes_nobody(mock_clock: MockClock) -> None:
+    """While we stood still nobody could have been heard."""
+    async with world("connections.max.idle.ms=2000") as w:
+        client = w.connect()
+        await client.ask(commit())
+        for _ in range(3):
+            mock_clock.jump(60)
+            await trio.testing.wait_all_tasks_blocked()
+        assert not client.transport.closed
+
+        for _ in range(4):
+            mock_clock.jump(1.0)
+            await trio.testing.wait_all_tasks_blocked()
+
+        assert client.transport.closed
+
+
+async def test_idle_time_begins_with_the_last_answer(autojump_clock: MockClock) -> None:
+    """A JoinGroup may be parked for longer than a connection may be idle."""
+    async with world("connections.max.idle.ms=2000", "group.initial.rebalance.delay.ms=9000") as w:
+        client = w.connect()
+        member_id = await client.member_id()
+        sent = client.send(join(member_id=member_id))
+        await trio.sleep(9.1)
+        assert (await client.answer(sent)).response is not None
+
+        await trio.sleep(0.9)
+        assert not client.transport.closed
+
+        await trio.sleep(3)
+        assert client.transport.closed
+
+
+async def test_a_stop_waits_for_answers_that_are_being_sent(autojump_clock: MockClock) -> None:
+    """A commit that is on disk should be known to be."""
+    async with world() as w:
+        client = w.connect()
+        client.transport.give_room(3)
+        sent = client.send(commit())
+        await trio.testing.wait_all_tasks_blocked()
+        stopped = trio.Event()
+
+        async def stop() -> None:
+            await w.node.drain()
+            await w.server.wait_sent()
+            stopped.set()
+
+        w.nursery.start_soon(stop)
+        await trio.sleep(1)
+        assert not stopped.is_set()
+
+        client.transport.give_room(None)
+        await trio.sleep(1)
+        assert stopped.is_set()
+        assert (await client.answer(sent)).response is not None

@@ -1,0 +1,233 @@
+"""The disk is slow, full or broken; the daemon stops. Rows 39-41 and 49 of the table of limits."""
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from coordinator.log.errors import EXIT_WRITE_FAILED, LogFailed
+from coordinator.log.journal import Journal
+from coordinator.runtime.shard import Status
+from coordinator.server.run import _exit_status_of
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    GroupFetch,
+    HeartbeatResponse,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    LeavingMember,
+    LeftMember,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    PartitionResult,
+    TopicResult,
+)
+from tests.fakes.disk import Disk
+from tests.server.world import Client, World, beat, commit, join, world
+
+DONE = OffsetCommitResponse(0, (TopicResult("t", (PartitionResult(0, 0),)),))
+
+
+async def turn() -> None:
+    """Let everybody finish what they can do now."""
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def fetched(client: Client) -> int:
+    """Return the committed offset of t-0 in group g, -1 where there is none."""
+    answer = await client.ask(OffsetFetchRequest((GroupFetch("g", None),), False))
+    assert isinstance(answer, OffsetFetchResponse)
+    found = [o.offset for g in answer.groups for t in g.topics for o in t.partitions]
+    return found[0] if found else -1
+
+
+async def test_nothing_is_acknowledged_before_it_is_on_disk(autojump_clock: MockClock) -> None:
+    """The one promise of the whole thing."""
+    async with world() as w:
+        client, reader = w.connect(), w.connect()
+        w.slow_disk.hold()
+        sent = client.send(commit(5))
+        await turn()
+        read = reader.send(OffsetFetchRequest((GroupFetch("g", None),), False))
+        await turn()
+        assert client.answers() == {}
+        # A read shows only what can't be lost any more, so it waits too.
+        assert reader.answers() == {}
+        hello = await reader.ask(ApiVersionsRequest("c", "s", "1"))
+        assert isinstance(hello, ApiVersionsResponse)
+        w.slow_disk.let_go()
+
+        assert (await client.answer(sent)).response == DONE
+        assert (await reader.answer(read)).response == OffsetFetchResponse(
+            (w.node.shard_of("g").core.fetch_offsets(GroupFetch("g", None)),)
+        )
+
+
+async def test_a_group_without_changes_is_read_while_the_disk_is_slow(
+    autojump_clock: MockClock,
+) -> None:
+    """Another group's commit must not hold up its reads."""
+    async with world() as w:
+        client = w.connect()
+        assert await client.ask(commit(5)) == DONE
+        w.slow_disk.hold()
+        client.send(commit(6, group_id="other"))
+        await turn()
+
+        assert await fetched(client) == 5
+
+
+async def test_commits_of_one_turn_share_a_sync(autojump_clock: MockClock) -> None:
+    """Group commit is what makes it fast."""
+    async with world() as w:
+        clients = [w.connect() for _ in range(20)]
+        await turn()
+        before = len([o for o in w.disk.operations if o.startswith("sync ")])
+        sent = [client.send(commit(7)) for client in clients]
+        await turn()
+        after = len([o for o in w.disk.operations if o.startswith("sync ")])
+
+        assert after - before <= 2
+        for client, correlation_id in zip(clients, sent, strict=True):
+            assert (await client.answer(correlation_id)).response == DONE
+
+
+async def test_a_commit_that_waits_too_long_is_of_unknown_outcome(
+    autojump_clock: MockClock,
+) -> None:
+    """Row 39: it may still apply, and here does; its one answer has been given."""
+    async with world() as w:
+        client = w.connect()
+        w.slow_disk.hold()
+        sent = client.send(commit(5))
+        await trio.sleep(4.9)
+        assert client.answers() == {}
+        await trio.sleep(0.7)
+        assert (await client.answer(sent)).response == OffsetCommitResponse(1000, ())
+        w.slow_disk.let_go()
+
+        assert await fetched(client) == 5
+        assert len(client.answers()) == 2
+        assert not client.transport.closed
+
+
+async def test_a_slow_disk_evicts_nobody(autojump_clock: MockClock) -> None:
+    """Test 9: heartbeats need no disk."""
+    async with world() as w:
+        client = w.connect()
+        member_id = await client.join_alone()
+        w.slow_disk.hold()
+        client.send(commit(1, group_id="other"))
+        for _ in range(10):
+            await trio.sleep(3)
+            assert await client.ask(beat(member_id)) == HeartbeatResponse(0)
+
+
+async def test_below_the_reserve_new_data_is_refused(autojump_clock: MockClock) -> None:
+    """Row 41: definite, while members live on and may leave; and it ends without a restart."""
+    disk = Disk(total_bytes=1 << 40)
+    async with world("storage.reserve.bytes=1000000", disk=disk) as w:
+        client = w.connect()
+        member_id = await client.join_alone()
+        disk.free_bytes = 999_999
+        await trio.sleep(1)
+
+        assert await client.ask(commit(5, group_id="x")) == OffsetCommitResponse(1004, ())
+        refused = await client.ask(join("new"))
+        assert isinstance(refused, JoinGroupResponse)
+        assert refused.error == ErrorCode.STORAGE_FULL
+        assert await client.ask(beat(member_id)) == HeartbeatResponse(0)
+        left = await client.ask(LeaveGroupRequest("g", (LeavingMember(member_id, None, None),)))
+        assert left == LeaveGroupResponse(0, (LeftMember(member_id, None, 0),))
+        assert w.event_names().count("storage.full") == 1
+        disk.free_bytes = 1_000_000
+        await trio.sleep(1)
+        assert await client.ask(commit(5, group_id="x")) == DONE
+        assert w.event_names().count("storage.has_room") == 1
+
+
+@pytest.mark.parametrize("operation", ["append", "sync"])
+async def test_a_failed_write_ends_the_process_with_nothing_acknowledged(
+    operation: str, autojump_clock: MockClock
+) -> None:
+    """Row 40: after a failed fsync nobody knows what is on the disk; status 74."""
+    disk = Disk()
+    clients: list[Client] = []
+
+    async def run_until_it_fails() -> None:
+        async with world(disk=disk) as w:
+            clients.extend(w.connect() for _ in range(3))
+            assert await clients[0].ask(commit(1)) == DONE
+            # The next flush is an append and a sync.
+            disk.plan(fail_at=0 if operation == "append" else 1)
+            for client in clients:
+                client.send(commit(2))
+            await trio.sleep(60)
+
+    with pytest.raises(BaseExceptionGroup) as failed:
+        await run_until_it_fails()
+
+    assert failed.group_contains(LogFailed)
+    assert _exit_status_of(failed.value) == EXIT_WRITE_FAILED
+    assert disk.operations[-1].startswith(operation)
+    assert [len(client.answers()) for client in clients] == [1, 0, 0]
+    assert all(client.transport.closed for client in clients)
+
+
+async def restarted(disk: Disk) -> tuple[int, bool]:
+    """Return the committed offset after a restart, and whether the stop was a clean one."""
+    async with world(disk=disk) as w:
+        clean = not w.journal.recovery_events
+        return await fetched(w.connect()), clean
+
+
+async def drained(w: World) -> None:
+    """Stop as the daemon does."""
+    w.listener.close()
+    await w.node.drain()
+    await turn()
+    w.journal.close(clean=True)
+
+
+async def test_a_drain_answers_everything(autojump_clock: MockClock) -> None:
+    """Row 49: what was begun is finished and told; what is parked is sent elsewhere."""
+    disk = Disk()
+    async with world(disk=disk) as w:
+        committer, joiner, late = w.connect(), w.connect(), w.connect()
+        member_id = await joiner.member_id("h")
+        parked = joiner.send(join("h", member_id))
+        w.slow_disk.hold()
+        sent = committer.send(commit(5))
+        await turn()
+        w.nursery.start_soon(drained, w)
+        await turn()
+        # What was not appended is refused at once; what was waits for its flush.
+        answer = (await joiner.answer(parked)).response
+        assert isinstance(answer, JoinGroupResponse)
+        assert answer.error == ErrorCode.NOT_COORDINATOR
+        assert await late.ask(beat()) == HeartbeatResponse(ErrorCode.NOT_COORDINATOR)
+        assert (await late.ask(commit(6)))[0] == ErrorCode.NOT_COORDINATOR
+        assert committer.answers() == {}
+        refused = w.node.shards[0].status
+        assert refused is Status.CLOSED
+        w.slow_disk.let_go()
+
+        assert (await committer.answer(sent)).response == DONE
+    assert await restarted(disk) == (5, True)
+
+
+async def test_acknowledged_commits_are_there_after_a_kill(autojump_clock: MockClock) -> None:
+    """Without the clean marker, too."""
+    disk = Disk()
+    async with world(disk=disk) as w:
+        assert await w.connect().ask(commit(5)) == DONE
+        epoch = w.journal.leader_epoch
+    disk.kill()
+
+    async with world(disk=disk) as w:
+        assert isinstance(w.journal, Journal)
+        assert w.journal.leader_epoch == epoch + 1
+        assert await fetched(w.connect()) == 5

@@ -1,0 +1,259 @@
+"""A whole daemon in memory: fake disk, fake connections, virtual time; only sockets are missing."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import trio
+import trio.testing
+
+from coordinator.config import Settings, load_settings
+from coordinator.log.journal import Journal
+from coordinator.runtime.coordination import EmbeddedCoordination, Leader
+from coordinator.runtime.node import Node
+from coordinator.server.dispatch import Dispatcher
+from coordinator.server.run import group_config
+from coordinator.server.server import Listener, Server
+from protocol.connection import ClientConnection, ResponseEvent
+from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    JoinProtocol,
+    MemberAssignment,
+    OffsetCommitRequest,
+    PartitionCommit,
+    Request,
+    Response,
+    SyncGroupRequest,
+    SyncGroupResponse,
+    TopicCommit,
+)
+from protocol.types import TopicPartition
+from tests.fakes.disk import Disk
+from tests.fakes.transport import MemoryTransport
+
+WALL_MS: Final = 1_700_000_000_000
+SUBSCRIPTION: Final = encode_subscription(Subscription(("t",)))
+ASSIGNMENT: Final = encode_assignment(Assignment((TopicPartition("t", 0),)))
+SESSION_MS: Final = 10_000
+
+R = TypeVar("R")
+
+
+class SlowDisk:
+    """Runs the disk's work at once, or holds it until the test lets it go."""
+
+    def __init__(self) -> None:
+        self._open = trio.Event()
+        self._open.set()
+
+    def hold(self) -> None:
+        """Let no flush end from now on."""
+        self._open = trio.Event()
+
+    def let_go(self) -> None:
+        """Let them end."""
+        self._open.set()
+
+    async def run(self, work: Callable[[], None]) -> None:
+        """Run *work*; no thread, which a virtual clock would not wait for."""
+        await self._open.wait()
+        await trio.lowlevel.checkpoint()
+        work()
+
+
+class Client:
+    """The test's end of a connection."""
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self.transport = transport
+        self._protocol = ClientConnection()
+        self._taken = 0
+        self._answers: dict[int, ResponseEvent] = {}
+
+    def send(self, request: Request, version: int | None = None) -> int:
+        """Send a request and return its correlation id."""
+        correlation_id, frame = self._protocol.send(request, version)
+        self.transport.put(frame)
+        return correlation_id
+
+    def answers(self) -> dict[int, ResponseEvent]:
+        """Return everything that came, by correlation id."""
+        new = bytes(self.transport.received[self._taken :])
+        self._taken += len(new)
+        for event in self._protocol.receive(new):
+            self._answers[event.correlation_id] = event
+        return self._answers
+
+    async def answer(self, correlation_id: int) -> ResponseEvent:
+        """Return the answer, which must be there once everybody has had a turn."""
+        await trio.testing.wait_all_tasks_blocked()
+        return self.answers()[correlation_id]
+
+    async def ask(self, request: Request, version: int | None = None) -> Response:
+        """Send a request and return its answer."""
+        return (await self.answer(self.send(request, version))).response
+
+    async def join_alone(self, group_id: str = "g", session_ms: int = SESSION_MS) -> str:
+        """Become the only, stable member of a group; return the member id."""
+        member_id = await self.member_id(group_id, session_ms)
+        sent = self.send(join(group_id, member_id, session_ms))
+        await trio.sleep(3.1)
+        joined = (await self.answer(sent)).response
+        assert isinstance(joined, JoinGroupResponse)
+        assert joined.error == 0
+        shares = (MemberAssignment(member_id, ASSIGNMENT),)
+        generation = joined.generation_id
+        synced = await self.ask(
+            SyncGroupRequest(group_id, generation, member_id, None, None, None, shares)
+        )
+        assert synced == SyncGroupResponse(0, "consumer", "range", ASSIGNMENT)
+        return member_id
+
+    async def member_id(self, group_id: str = "g", session_ms: int = SESSION_MS) -> str:
+        """Ask for a member id."""
+        response = await self.ask(join(group_id, "", session_ms))
+        assert isinstance(response, JoinGroupResponse)
+        assert response.error == ErrorCode.MEMBER_ID_REQUIRED
+        return response.member_id
+
+
+class FakeListener:
+    """A door that the test opens, or jams with an error."""
+
+    def __init__(self) -> None:
+        self._put, self._take = trio.open_memory_channel[MemoryTransport | OSError](100)
+
+    def arrive(self, what: MemoryTransport | OSError) -> None:
+        """Let a connection, or a failure to take one, arrive."""
+        self._put.send_nowait(what)
+
+    async def accept(self) -> MemoryTransport:
+        """Return the next connection."""
+        try:
+            what = await self._take.receive()
+        except trio.EndOfChannel:
+            raise trio.ClosedResourceError from None
+        if isinstance(what, OSError):
+            raise what
+        return what
+
+    def close(self) -> None:
+        """Close the door."""
+        self._put.close()
+
+
+class World:
+    """The daemon, and everything around it that a test may touch."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        *,
+        settings: Settings,
+        disk: Disk,
+        max_connections: int = 10_000,
+    ) -> None:
+        self.nursery = nursery
+        self.settings = settings
+        self.disk = disk
+        self.slow_disk = SlowDisk()
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.wall_ms = WALL_MS
+        self._ids = 0
+        self.journal = Journal(
+            disk.directory(),
+            num_partitions=settings.offsets_topic_num_partitions,
+            segment_bytes=settings.offsets_topic_segment_bytes,
+            node_id=settings.node_id,
+            new_cluster_id=lambda: "A" * 22,
+        )
+        self.node = Node(
+            journal=self.journal,
+            group_config=group_config(settings),
+            num_partitions=settings.offsets_topic_num_partitions,
+            commit_timeout_ms=settings.offsets_commit_timeout_ms,
+            reserve_bytes=settings.storage_reserve_bytes,
+            segment_bytes=settings.offsets_topic_segment_bytes,
+            new_uuid=self._new_uuid,
+            wall_clock_ms=lambda: self.wall_ms,
+            emit_event=lambda name, fields: self.events.append((name, fields)),
+            run_blocking=self.slow_disk.run,
+        )
+        leader = Leader(settings.node_id, "127.0.0.1", 9310, self.journal.leader_epoch)
+        self.dispatcher = Dispatcher(
+            node=self.node,
+            settings=settings,
+            coordination=EmbeddedCoordination(leader),
+            cluster_id=self.journal.meta.cluster_id,
+        )
+        self.listener = FakeListener()
+        self.server = Server(
+            node=self.node,
+            settings=settings,
+            dispatcher=self.dispatcher,
+            max_connections=max_connections,
+        )
+
+    def _new_uuid(self) -> str:
+        self._ids += 1
+        return f"{self._ids:032x}"
+
+    def connect(self, peer: str = "192.0.2.1") -> Client:
+        """Connect."""
+        transport = MemoryTransport(peer)
+        self.listener.arrive(transport)
+        return Client(transport)
+
+    def event_names(self) -> list[str]:
+        """Return the names of the events, in order."""
+        return [name for name, _ in self.events]
+
+
+@asynccontextmanager
+async def world(
+    *settings: str,
+    disk: Disk | None = None,
+    load: bool = True,
+    max_connections: int = 10_000,
+) -> AsyncIterator[World]:
+    """Run a daemon as long as the block lasts."""
+    overrides = ["offsets.topic.num.partitions=4", "storage.reserve.bytes=0", *settings]
+    async with trio.open_nursery() as nursery:
+        here = World(
+            nursery,
+            settings=load_settings(overrides=overrides),
+            disk=disk or Disk(),
+            max_connections=max_connections,
+        )
+        nursery.start_soon(here.node.run)
+        nursery.start_soon(here.server.run, list[Listener]([here.listener]))
+        if load:
+            await here.node.load()
+        await trio.testing.wait_all_tasks_blocked()
+        yield here
+        nursery.cancel_scope.cancel()
+
+
+def join(
+    group_id: str = "g", member_id: str = "", session_ms: int = SESSION_MS
+) -> JoinGroupRequest:
+    """Return a JoinGroup."""
+    protocols = (JoinProtocol("range", SUBSCRIPTION),)
+    return JoinGroupRequest(
+        group_id, session_ms, 60_000, member_id, None, "consumer", protocols, None
+    )
+
+
+def beat(member_id: str = "m", generation: int = 1, group_id: str = "g") -> HeartbeatRequest:
+    """Return a heartbeat."""
+    return HeartbeatRequest(group_id, generation, member_id, None)
+
+
+def commit(offset: int = 1, *partitions: int, group_id: str = "g") -> OffsetCommitRequest:
+    """Return a commit without a member."""
+    commits = tuple(PartitionCommit(p, offset, -1, "") for p in partitions or (0,))
+    return OffsetCommitRequest(group_id, -1, "", None, (TopicCommit("t", commits),))

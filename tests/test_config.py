@@ -1,0 +1,222 @@
+"""Settings: who wins, what is refused, and what the refusal says."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from coordinator.cli.main import main
+from coordinator.config import (
+    ENV_PREFIX,
+    SETTINGS,
+    Address,
+    ConfigError,
+    Settings,
+    load_settings,
+)
+
+ENV = ENV_PREFIX + "GROUP_MAX_SIZE"
+
+
+def toml(folder: Path, text: str) -> Path:
+    """Write a settings file."""
+    path = folder / "settings.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_every_setting_has_its_default_and_a_meaning() -> None:
+    """The table is also the documentation."""
+    settings = load_settings()
+
+    for setting in SETTINGS:
+        assert getattr(settings, setting.attribute) == setting.default
+        assert setting.doc.endswith(".")
+    assert {s.attribute for s in SETTINGS} == {f.name for f in fields(Settings)}
+
+
+def test_defaults_are_those_of_kafka_where_kafka_has_the_setting() -> None:
+    """Operators know these numbers."""
+    settings = load_settings()
+
+    assert settings.group_min_session_timeout_ms == 6_000
+    assert settings.group_max_session_timeout_ms == 1_800_000
+    assert settings.group_initial_rebalance_delay_ms == 3_000
+    assert settings.offset_metadata_max_bytes == 4_096
+    assert settings.offsets_topic_num_partitions == 50
+    assert settings.offsets_topic_segment_bytes == 104_857_600
+    assert settings.offsets_commit_timeout_ms == 5_000
+    assert settings.connections_max_idle_ms == 600_000
+
+
+def test_set_wins_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
+    """The nearer to the command, the stronger."""
+    path = toml(tmp_path, '"group.max.size" = 1\n"node.id" = 7\n')
+    environ = {ENV: "2", ENV_PREFIX + "MAX_CONNECTIONS": "5", "HOME": "x"}
+
+    file_only = load_settings(toml_path=path)
+    with_environment = load_settings(toml_path=path, environ=environ)
+    with_all = load_settings(toml_path=path, environ=environ, overrides=["group.max.size=3"])
+    assert (file_only.group_max_size, file_only.node_id) == (1, 7)
+    assert with_environment.group_max_size == 2
+    assert with_all.group_max_size == 3
+    assert (with_all.node_id, with_all.max_connections) == (7, 5)
+
+
+def test_the_last_of_two_overrides_wins() -> None:
+    """As everywhere on command lines."""
+    settings = load_settings(overrides=["node.id=1", "node.id=2"])
+
+    assert settings.node_id == 2
+
+
+def test_listen_replaces_the_listeners() -> None:
+    """`--listen` is the short form, and may be given several times."""
+    settings = load_settings(overrides=["listeners=127.0.0.1:1"], listen=["127.0.0.1:2", "[::1]:3"])
+
+    assert settings.listener_addresses() == (Address("127.0.0.1", 2), Address("::1", 3))
+
+
+@pytest.mark.parametrize("text", ["true", "True", "TRUE"])
+def test_booleans_are_words(text: str) -> None:
+    """In the environment everything is text."""
+    settings = load_settings(environ={ENV_PREFIX + "ALLOW_PLAINTEXT_REMOTE": text})
+
+    assert settings.allow_plaintext_remote is True
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("group.max.sise=5", "group.max.sise: there is no such setting"),
+        ("group_max_size=5", "did you mean group.max.size"),
+        ("group.max.size", "expected NAME=VALUE"),
+        ("group.max.size=", "not a whole number"),
+        ("group.max.size=1.5", "not a whole number"),
+        ("group.max.size=0", "0 is not between 1 and"),
+        ("group.max.size=2147483648", "is not between"),
+        ("offsets.topic.num.partitions=65535", "is not between 1 and 65534"),
+        ("offsets.topic.segment.bytes=100", "is not between"),
+        ("storage.reserve.bytes=-2", "is not between -1"),
+        ("allow.plaintext.remote=1", "neither true nor false"),
+        ("group.commit.ownership.check=yes", "neither true nor false"),
+        ("group.min.session.timeout.ms=1800001", "is above group.max.session.timeout.ms"),
+        ("listeners=", "is not host:port"),
+        ("listeners=localhost", "is not host:port"),
+        ("listeners=127.0.0.1:65536", "is not host:port"),
+        ("listeners=127.0.0.1:1,", "is not host:port"),
+        ("listeners=127.0.0.1:-1", "is not host:port"),
+        ("listeners=0.0.0.0:9310", "wildcard"),
+        ("listeners=[::]:9310", "wildcard"),
+        ("listeners=192.0.2.1:9310", "allow.plaintext.remote=true"),
+        ("advertised.listeners=here", "advertised.listeners: 'here' is not host:port"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(override: str, words: str) -> None:
+    """Starting with another value than was asked for would be found out much later."""
+    with pytest.raises(ConfigError) as refused:
+        load_settings(overrides=[override])
+
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('"group.max.sise" = 5', "group.max.sise: there is no such setting"),
+        ("group.max.size = 5", "write the whole name in quotes"),
+        ('"group.max.size" = "5"', "'5' is not a whole number"),
+        ('"group.max.size" = true', "True is not a whole number"),
+        ('"group.max.size" = 5.0', "5.0 is not a whole number"),
+        ('"allow.plaintext.remote" = 1', "1 is not true or false"),
+        ('"listeners" = 9310', "9310 is not text"),
+        ('"group.max.size" = ', "settings.toml"),
+        ('"group.max.size" = 1\n"group.max.size" = 2', "settings.toml"),
+        ('"group.max.size" = 0', "is not between"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    """TOML has types, and they are meant."""
+    with pytest.raises(ConfigError) as refused:
+        load_settings(toml_path=toml(tmp_path, text))
+
+    assert words in str(refused.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """A typing mistake in a path must not mean all defaults."""
+    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
+        load_settings(toml_path=tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("GROUP_MAX_SISE", "5", "GROUP_COORDINATOR_GROUP_MAX_SISE"),
+        ("group_max_size", "5", "which is no setting"),
+        ("GROUP_MAX_SIZE", "x", "group.max.size: 'x' is not a whole number"),
+        ("GROUP_MAX_SIZE", "0", "in the environment"),
+    ],
+)
+def test_an_environment_with_a_mistake_is_refused(name: str, value: str, words: str) -> None:
+    """Only names with the prefix are looked at, and those must be right."""
+    with pytest.raises(ConfigError) as refused:
+        load_settings(environ={ENV_PREFIX + name: value})
+
+    assert words in str(refused.value)
+
+
+def test_remote_listeners_need_the_operators_word() -> None:
+    """Nothing is encrypted, so a mistake would put offsets on the network in the clear."""
+    settings = load_settings(
+        overrides=["allow.plaintext.remote=true", "advertised.listeners=coordinator.example:9310"],
+        listen=["0.0.0.0:9310"],
+    )
+
+    (address,) = settings.listener_addresses()
+    assert address.is_wildcard
+    assert not address.is_loopback
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("localhost:1", Address("localhost", 1)),
+        (" 127.0.0.1:0 ", Address("127.0.0.1", 0)),
+        ("[::1]:65535", Address("::1", 65535)),
+    ],
+)
+def test_addresses_are_read_and_written(text: str, address: Address) -> None:
+    """An IPv6 host stands in brackets."""
+    assert Address.parse("listeners", text) == address
+    assert Address.parse("listeners", str(address)) == address
+    assert address.is_loopback
+
+
+def test_the_command_prints_every_setting() -> None:
+    """The reference that is always there."""
+    printed = CliRunner().invoke(main, ["settings"])
+
+    assert printed.exit_code == 0
+    for setting in SETTINGS:
+        assert f"{setting.name} = " in printed.output
+        assert setting.doc in printed.output
+
+
+def test_the_command_refuses_a_bad_setting_with_78(tmp_path: Path) -> None:
+    """A supervisor must not restart it for ever."""
+    folder = tmp_path / "data"
+    arguments = ["serve", "--data-dir", str(folder), "--set", "group.max.sise=1"]
+    refused = CliRunner().invoke(main, arguments)
+
+    assert refused.exit_code == 78
+    assert "group.max.sise" in refused.output
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("arguments", [["serve"], ["ping"], ["ping", "nowhere"], ["dance"]])
+def test_a_command_line_that_cannot_be_is_refused_with_2(arguments: list[str]) -> None:
+    """What every tool answers."""
+    assert CliRunner().invoke(main, arguments).exit_code == 2
