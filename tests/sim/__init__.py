@@ -1,0 +1,1 @@
+"""The whole system in one process under virtual time; a seed replays a run exactly."""

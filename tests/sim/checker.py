@@ -1,0 +1,225 @@
+"""I6-I8: one owner, generations that only grow, fencing; and all checks together."""
+
+import bisect
+from collections import defaultdict
+from typing import Final
+
+from protocol.consumer import decode_assignment
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribedGroup,
+    DescribeGroupsResponse,
+    DrainMemberRequest,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from protocol.types import TopicPartition
+from tests.sim.history import Attempt, History
+from tests.sim.registers import Violation, check_registers
+
+_OK: Final = ErrorCode.NONE
+
+Owners = dict[tuple[str, int], dict[str, bytes]]  # (group, generation) -> member -> bytes.
+
+
+def check(history: History) -> list[Violation]:
+    """Return every promise that *history* shows broken."""
+    told = _Told(history)
+    return [
+        *(Violation("protocol", text) for text in history.garbage),
+        *check_registers(history),
+        *_check_generations(history, told),
+        *_check_members(history, told),
+        *_check_owners(history, told),
+        *_check_fencing(history, told),
+    ]
+
+
+class _Told:
+    """The highest generation that anybody had been told of, at any moment."""
+
+    def __init__(self, history: History) -> None:
+        self.deleted = {
+            group_id
+            for attempt in history.attempts
+            if isinstance(attempt.request, DeleteGroupsRequest)
+            for group_id in _maybe_deleted(attempt)
+        }
+        told: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for attempt in history.attempts:
+            for group_id, generation in _generations_in(attempt):
+                assert attempt.ended is not None
+                told[group_id].append((attempt.ended, generation))
+        self._told: dict[str, tuple[list[int], list[int]]] = {}
+        for group_id, events in told.items():
+            events.sort()
+            highest: list[int] = []
+            for _, generation in events:
+                highest.append(max(generation, highest[-1] if highest else -1))
+            self._told[group_id] = ([at for at, _ in events], highest)
+
+    def before(self, group_id: str, moment: int) -> int:
+        """Return the highest generation told before *moment*; -1 if none.
+
+        A group that may have been deleted starts anew, so nothing is said of it.
+        """
+        if group_id not in self._told or group_id in self.deleted:
+            return -1
+        moments, highest = self._told[group_id]
+        at = bisect.bisect_left(moments, moment) - 1
+        return highest[at] if at >= 0 else -1
+
+
+def _maybe_deleted(attempt: Attempt) -> list[str]:
+    assert isinstance(attempt.request, DeleteGroupsRequest)
+    if not isinstance(attempt.response, DeleteGroupsResponse):
+        return list(attempt.request.group_ids)
+    return [g.group_id for g in attempt.response.groups if g.error == _OK]
+
+
+def _generations_in(attempt: Attempt) -> list[tuple[str, int]]:
+    request, response = attempt.request, attempt.response
+    if isinstance(request, JoinGroupRequest) and isinstance(response, JoinGroupResponse):
+        return [(request.group_id, response.generation_id)] if response.error == _OK else []
+    return [(group.group_id, group.generation_id) for group in _described(attempt)]
+
+
+def _described(attempt: Attempt) -> list[DescribedGroup]:
+    if not isinstance(attempt.response, DescribeGroupsResponse):
+        return []
+    return [group for group in attempt.response.groups if group.error == _OK]
+
+
+def _joins(history: History) -> list[tuple[Attempt, JoinGroupRequest, JoinGroupResponse]]:
+    return [
+        (attempt, attempt.request, attempt.response)
+        for attempt in history.attempts
+        if isinstance(attempt.request, JoinGroupRequest)
+        and isinstance(attempt.response, JoinGroupResponse)
+        and attempt.response.error == _OK
+    ]
+
+
+def _check_generations(history: History, told: _Told) -> list[Violation]:
+    found = []
+    for attempt in history.attempts:
+        for group_id, generation in _generations_in(attempt):
+            before = told.before(group_id, attempt.invoked)
+            if generation < before:
+                text = (
+                    f"{group_id}: told {generation} at {attempt.ended}, and {before} before the "
+                    f"request at {attempt.invoked}"
+                )
+                found.append(Violation("I7 generation went back", text))
+    return found
+
+
+def _check_members(history: History, told: _Told) -> list[Violation]:
+    """A generation has one leader, one protocol, one set of members."""
+    found = []
+    drained = {
+        (a.request.group_id, a.request.client_id)
+        for a in history.attempts
+        if isinstance(a.request, DrainMemberRequest)
+    }
+    facts: dict[tuple[str, int], tuple[str, str | None]] = {}
+    shown: dict[tuple[str, int], frozenset[str]] = {}
+    joined: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for attempt, request, response in _joins(history):
+        if request.group_id in told.deleted:
+            continue
+        which = (request.group_id, response.generation_id)
+        fact = (response.leader, response.protocol_name)
+        if facts.setdefault(which, fact) != fact:
+            text = f"{which}: {facts[which]} and, at {attempt.ended}, {fact}"
+            found.append(Violation("I7 generation reused", text))
+        if (request.group_id, attempt.client) not in drained:
+            joined[which].add(response.member_id)
+        if response.members:
+            members = frozenset(member.member_id for member in response.members)
+            if shown.setdefault(which, members) != members:
+                text = f"{which}: {sorted(shown[which])} and then {sorted(members)}"
+                found.append(Violation("I7 generation reused", text))
+    for which, members in shown.items():
+        strangers = joined[which] - members
+        if strangers:
+            text = f"{which}: {sorted(strangers)} are in it, but the leader was not shown them"
+            found.append(Violation("I7 generation reused", text))
+    return found
+
+
+def _check_owners(history: History, told: _Told) -> list[Violation]:
+    found = []
+    assigned: Owners = defaultdict(dict)
+    for attempt in history.attempts:
+        for which, member_id, assignment in _assignments_in(attempt):
+            if which[0] in told.deleted:
+                continue
+            known = assigned[which].setdefault(member_id, assignment)
+            if known != assignment:
+                text = f"{which}: {member_id} was given {known!r} and then {assignment!r}"
+                found.append(Violation("I6 assignment changed", text))
+    for which, members in assigned.items():
+        owner: dict[TopicPartition, str] = {}
+        for member_id, assignment in members.items():
+            decoded = decode_assignment(assignment)
+            for partition in decoded.partitions if decoded else ():
+                if owner.setdefault(partition, member_id) != member_id:
+                    text = f"{which}: {owner[partition]} and {member_id} own {partition}"
+                    found.append(Violation("I6 two owners", text))
+    return found
+
+
+def _assignments_in(attempt: Attempt) -> list[tuple[tuple[str, int], str, bytes]]:
+    request, response = attempt.request, attempt.response
+    if isinstance(request, SyncGroupRequest) and isinstance(response, SyncGroupResponse):
+        if response.error != _OK:
+            return []
+        which = (request.group_id, request.generation_id)
+        return [(which, request.member_id, response.assignment)]
+    return [
+        ((group.group_id, group.generation_id), member.member_id, member.assignment)
+        for group in _described(attempt)
+        if group.state == "Stable"
+        for member in group.members
+    ]
+
+
+def _check_fencing(history: History, told: _Told) -> list[Violation]:
+    found = []
+    for attempt in history.attempts:
+        accepted = _accepted_generation(attempt)
+        if accepted is None:
+            continue
+        group_id, generation = accepted
+        before = told.before(group_id, attempt.invoked)
+        if generation < before:
+            name = type(attempt.request).__name__
+            text = f"{group_id}: {name} of {generation} at {attempt.invoked}, after {before}"
+            found.append(Violation("I8 late accept", text))
+    return found
+
+
+def _accepted_generation(attempt: Attempt) -> tuple[str, int] | None:
+    """Return group and generation of a request that was accepted as one of that generation."""
+    request, response = attempt.request, attempt.response
+    match request, response:
+        case OffsetCommitRequest(), OffsetCommitResponse(error=_OK.value):
+            codes = [p.error for topic in response.topics for p in topic.partitions]
+            if request.generation_id < 0 or _OK not in codes:
+                return None
+        case HeartbeatRequest(), HeartbeatResponse(error=_OK.value):
+            pass
+        case SyncGroupRequest(), SyncGroupResponse(error=_OK.value):
+            pass
+        case _:
+            return None
+    return request.group_id, request.generation_id

@@ -1,0 +1,113 @@
+"""Break the server on purpose: a simulation that doesn't notice proves nothing."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from coordinator.group import offsets, sync
+from coordinator.group.core import Decision
+from coordinator.group.group import Group
+from coordinator.group.records import GroupGeneration, Record
+from coordinator.runtime import node
+from coordinator.runtime.gate import ReplyGate
+from coordinator.runtime.shard import ShardRunner
+from protocol.errors import ErrorCode
+from protocol.messages import OffsetCommitRequest
+from tests.fakes.disk import DiskFile
+from tests.sim.simulation import OWN_FAULTS, run_seed
+
+# Several times as many as each of the bugs below takes.
+SEEDS_MAX: Final = 200
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def _acknowledge_before_fsync(patch: pytest.MonkeyPatch) -> None:
+    def park(gate: ReplyGate, reply: Any, *, until_offset: int, deadline_ms: int) -> None:
+        gate._release(reply)
+
+    patch.setattr(ReplyGate, "park", park)
+
+
+def _skip_generation_record(patch: pytest.MonkeyPatch) -> None:
+    emit = Decision.emit
+
+    def forgetful(decision: Decision, record: Record) -> None:
+        if isinstance(record, GroupGeneration):
+            decision.core.replay(record)
+        else:
+            emit(decision, record)
+
+    patch.setattr(Decision, "emit", forgetful)
+
+
+def _skip_generation_check(patch: pytest.MonkeyPatch) -> None:
+    committer = offsets._committer
+
+    def lenient(group: Group | None, request: OffsetCommitRequest) -> Any:
+        member, error = committer(group, request)
+        if group is not None and error == ErrorCode.ILLEGAL_GENERATION:
+            return group.members[request.member_id], 0
+        return member, error
+
+    patch.setattr(offsets, "_committer", lenient)
+
+
+def _read_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
+    def read(runner: ShardRunner, _group: str | None, token: Any, look: Any, _now: Any) -> None:
+        refused = runner.refusal()
+        if refused is None:
+            token.resolve(look(), runner._leader_epoch)
+        else:
+            token.fail(refused, runner._leader_epoch)
+
+    patch.setattr(ShardRunner, "read", read)
+
+
+def _never_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DiskFile, "sync", lambda file: file._directory.step("sync"))
+
+
+def _let_the_leader_assign_anything(patch: pytest.MonkeyPatch) -> None:
+    take_over = sync._take_over
+
+    def lenient(group: Group, request: Any) -> str:
+        problem = take_over(group, request)
+        if " given to " not in problem:
+            return problem
+        given = dict(request.assignments)
+        for member in group.members.values():
+            member.assignment = given.get(member.member_id, b"")
+        return ""
+
+    patch.setattr(sync, "_take_over", lenient)
+
+
+@pytest.mark.parametrize(
+    ("plant", "invariants"),
+    [
+        (_acknowledge_before_fsync, {"I1", "I7"}),
+        (_skip_generation_record, {"I7"}),
+        (_skip_generation_check, {"I8"}),
+        (_read_what_is_not_durable, {"I1", "I3", "I5", "I7"}),
+        (_never_sync, {"start", "I1", "I7"}),
+        (_let_the_leader_assign_anything, {"I6"}),
+    ],
+)
+def test_the_simulation_notices(
+    plant: Plant, invariants: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each planted bug breaks the promise that it should break, within a few seeds."""
+    plant(monkeypatch)
+    for seed in range(1, SEEDS_MAX + 1):
+        broken = run_seed(seed).violations
+        if any(v.invariant.startswith(tuple(invariants)) for v in broken):
+            return
+    pytest.fail(f"{SEEDS_MAX} seeds did not notice")
+
+
+def test_it_notices_a_stall_that_evicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the rule for late timers, a stall ends the sessions of members that are alive."""
+    monkeypatch.setattr(node, "LATE_MS", 1_000_000_000)
+    assert any(run_seed(seed, only=OWN_FAULTS).evicted for seed in range(1, 21))

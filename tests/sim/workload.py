@@ -1,0 +1,287 @@
+"""What honest clients do: members over the real client library, and operators."""
+
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+
+import trio
+
+from client import (
+    Assignment,
+    Assignor,
+    Client,
+    CommitRefused,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    ErrorCode,
+    FatalError,
+    Member,
+    MemberSubscription,
+    OffsetAndMetadata,
+    OutcomeUnknown,
+    RangeAssignor,
+    Rebalanced,
+    RetriableError,
+    RoundRobinAssignor,
+    connect,
+)
+from protocol.types import TopicPartition
+from tests.sim.history import Key, Outcome
+from tests.sim.world import HOST, PORT, World
+
+TOPIC = "flights"
+NUM_PARTITIONS = 5
+PLAIN_GROUP = "plain"  # It has no members; operators commit to it, and delete it.
+
+
+class Overlapping:
+    """An assignor with a bug: it gives the first partition to everybody."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def assign(
+        self, members: Sequence[MemberSubscription], partitions: Mapping[str, Sequence[int]]
+    ) -> dict[str, list[TopicPartition]]:
+        """Ignore all but one partition."""
+        return {member.member_id: [TopicPartition(TOPIC, 0)] for member in members}
+
+
+class Driver:
+    """One program that reads as a member of a group, dies now and then, and comes back."""
+
+    def __init__(self, world: World, name: str, group: str) -> None:
+        self.world = world
+        self.name = name
+        self.group = group
+        self.member: Member | None = None
+        self.assignment: Assignment | None = None
+        self._rng = world.rng(f"driver {name}")
+        self._life = trio.CancelScope()
+        self._is_buggy = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has an assignment that nobody has called into question."""
+        member = self.member
+        return (
+            member is not None
+            and self.assignment is not None
+            and not member.lost
+            and not member.rebalance_needed
+        )
+
+    async def run(self) -> None:
+        """Live again and again until the world stops."""
+        world, rng = self.world, self._rng
+        await trio.sleep(rng.uniform(0, 3))
+        while not world.stopping:
+            self._life = trio.CancelScope()
+            try:
+                with self._life:
+                    await self._live()
+            except CoordinatorUnavailable:
+                pass
+            except CoordinatorError as exc:
+                # A leader whose nonsense was refused is told so.
+                code = getattr(exc, "code", None)
+                if not self._is_buggy or code != ErrorCode.INVALID_REQUEST:
+                    world.violate("client: gave up", f"{self.name}: {exc!r}")
+            self.member = self.assignment = None
+            world.network.reconnect(self.name)
+            if not world.stopping:
+                await trio.sleep(rng.uniform(0.1, 1 if world.healed else 5))
+
+    def crash(self) -> None:
+        """Die without a word."""
+        self.world.history.note("crash", self.name)
+        self.world.network.cut_off(self.name)
+        self.world.network.reset_some(self.name)
+        self._life.cancel()
+
+    async def _live(self) -> None:
+        rng = self._rng
+        assignors: list[Assignor] = [RangeAssignor(), RoundRobinAssignor()]
+        rng.shuffle(assignors)
+        self._is_buggy = not self.world.healed and rng.random() < 0.1
+        if self._is_buggy:
+            assignors = [Overlapping("range"), Overlapping("roundrobin")]
+        async with (
+            connect_as(self.world, self.name, rng) as client,
+            client.join(
+                self.group,
+                [TOPIC],
+                {TOPIC: NUM_PARTITIONS},
+                session_timeout_ms=rng.choice((2_000, 4_000, 8_000)),
+                rebalance_timeout_ms=rng.choice((3_000, 6_000)),
+                assignors=assignors,
+            ) as member,
+        ):
+            self.member = member
+            while not self.world.stopping:
+                try:
+                    self.assignment = await member.assignment()
+                except RetriableError:
+                    continue
+                if await self._work(client, member, self.assignment):
+                    return
+
+    async def _work(self, client: Client, member: Member, assignment: Assignment) -> bool:
+        """Read and commit until a rebalance; return whether it wants to leave."""
+        world, rng = self.world, self._rng
+        while not member.rebalance_needed and not world.stopping:
+            await trio.sleep(rng.uniform(0, 1))
+            if self._is_buggy and world.healed:
+                return True
+            # A member that was drained gets nothing until it has left and come back.
+            if rng.random() < (0.2 if not assignment.partitions else 0.02 * (not world.healed)):
+                return True
+            with suppress(RetriableError):
+                await self._step(client, member, assignment)
+        # What was read is committed before the partitions are given away.
+        if rng.random() < 0.5 and assignment.partitions:
+            await self._commit(member, assignment, None)
+        return False
+
+    async def _step(self, client: Client, member: Member, assignment: Assignment) -> None:
+        rng = self._rng
+        choice = rng.random()
+        if choice < 0.25 or not assignment.partitions:
+            await member.fetch(rng.choice((None, assignment.partitions)))
+        elif choice < 0.35:
+            fetched = await member.fetch(assignment.partitions)
+            expected = {
+                tp: fetched[tp].offset if tp in fetched else -1 for tp in assignment.partitions
+            }
+            await self._commit(member, assignment, expected)
+        elif choice < 0.37 and not self.world.healed:
+            await member.request_rejoin("more partitions")
+        elif choice < 0.39 and not self.world.healed:
+            with suppress(FatalError, OutcomeUnknown):
+                await client.drain_member(self.group, self.name)
+        else:
+            await self._commit(member, assignment, None)
+
+    async def _commit(
+        self, member: Member, assignment: Assignment, expected: dict[TopicPartition, int] | None
+    ) -> None:
+        rng = self._rng
+        count = rng.randint(1, len(assignment.partitions))
+        chosen = sorted(rng.sample(assignment.partitions, count))
+        offsets = new_offsets(self.world, chosen)
+        checked = None if expected is None else {tp: expected[tp] for tp in chosen}
+        claims = Claims(self.world, self.group, offsets)
+        try:
+            await member.commit(offsets, checked)
+        except (OutcomeUnknown, FatalError):
+            claims.all(Outcome.INFO)
+        except CommitRefused as exc:
+            claims.refused(exc)
+        except (Rebalanced, RetriableError):
+            claims.all(Outcome.FAIL)
+        else:
+            claims.all(Outcome.OK)
+
+
+class Claims:
+    """Writes down what the library said of one commit."""
+
+    def __init__(
+        self, world: World, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> None:
+        self._world = world
+        self._group = group
+        self._offsets = offsets
+
+    def all(self, outcome: Outcome) -> None:
+        """The same of every partition."""
+        for tp in self._offsets:
+            self._one(tp, outcome)
+
+    def refused(self, exc: CommitRefused) -> None:
+        """Some were refused, the others are stored."""
+        for tp in self._offsets:
+            if tp not in exc.errors:
+                self._one(tp, Outcome.OK)
+            else:
+                self._one(tp, Outcome.INFO if exc.maybe_stored else Outcome.FAIL)
+
+    def _one(self, tp: TopicPartition, outcome: Outcome) -> None:
+        key: Key = (self._group, tp.topic, tp.partition)
+        self._world.history.claim(key, self._offsets[tp].metadata, outcome)
+
+
+class Operator:
+    """Commits for a group without members, looks at everything, deletes."""
+
+    def __init__(self, world: World, name: str, groups: list[str]) -> None:
+        self.world = world
+        self.name = name
+        self._groups = groups
+        self._rng = world.rng(f"operator {name}")
+
+    async def run(self) -> None:
+        """Work until the world stops."""
+        while not self.world.stopping:
+            try:
+                async with connect_as(self.world, self.name, self._rng) as client:
+                    while not self.world.stopping:
+                        with suppress(RetriableError, OutcomeUnknown):
+                            await self._step(client)
+                        await trio.sleep(self._rng.uniform(0, 1.5))
+            except CoordinatorUnavailable:
+                await trio.sleep(1)
+
+    async def _step(self, client: Client) -> None:
+        rng = self._rng
+        choice = rng.random()
+        if choice < 0.4:
+            await self._commit(client)
+        elif choice < 0.75:
+            await client.fetch_offsets(rng.choice([*self._groups, PLAIN_GROUP]))
+        elif choice < 0.9:
+            await client.describe_groups([*self._groups, PLAIN_GROUP])
+        elif choice < 0.94:
+            await client.list_groups()
+        elif choice < 0.97 and not self.world.healed:
+            group, driver = rng.choice(self._groups), rng.randrange(4)
+            with suppress(FatalError):
+                await client.drain_member(group, f"{group}-{driver}")
+        elif not self.world.healed:
+            await client.delete_groups([PLAIN_GROUP])
+
+    async def _commit(self, client: Client) -> None:
+        partitions = [TopicPartition(TOPIC, n) for n in range(2)]
+        chosen = sorted(self._rng.sample(partitions, self._rng.randint(1, 2)))
+        offsets = new_offsets(self.world, chosen)
+        claims = Claims(self.world, PLAIN_GROUP, offsets)
+        try:
+            await client.commit(PLAIN_GROUP, offsets)
+        except OutcomeUnknown:
+            claims.all(Outcome.INFO)
+        except RetriableError:
+            claims.all(Outcome.FAIL)
+        else:
+            claims.all(Outcome.OK)
+
+
+def new_offsets(
+    world: World, partitions: list[TopicPartition]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return commits that can be told from all others."""
+    offsets = {}
+    for tp in partitions:
+        number = world.next_id()
+        offsets[tp] = OffsetAndMetadata(number, f"id-{number}")
+    return offsets
+
+
+def connect_as(world: World, name: str, rng: random.Random) -> AbstractAsyncContextManager[Client]:
+    """Connect the real client library to the world's network."""
+    return connect(
+        f"{HOST}:{PORT}",
+        client_id=name,
+        request_timeout_ms=5_000,
+        rng=rng,
+        open_stream=world.network.opener(name),
+    )

@@ -1,0 +1,249 @@
+"""The server over an in-memory disk and network, and ways to treat it badly."""
+
+import random
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import trio
+import trio.testing
+
+from coordinator.config import Settings, load_settings
+from coordinator.group import GroupShard
+from coordinator.group.core import HardGroup
+from coordinator.group.records import from_entry
+from coordinator.log.errors import LogError
+from coordinator.log.journal import Journal
+from coordinator.runtime.coordination import EmbeddedCoordination, Leader
+from coordinator.runtime.node import Node
+from coordinator.server import server as door
+from coordinator.server.dispatch import Dispatcher
+from coordinator.server.run import group_config
+from coordinator.server.session import DEFAULT_CLIENT_ID
+from tests.fakes.disk import CrashNow, Disk
+from tests.sim.history import History
+from tests.sim.network import Listener, Network
+from tests.sim.registers import Violation
+
+HOST = "coordinator"
+PORT = 9310
+EPOCH_MS = 1_700_000_000_000
+_BLANK = HardGroup(0, None, ())
+
+SETTINGS = (
+    "storage.reserve.bytes=0",
+    "offsets.topic.num.partitions=3",
+    "offsets.topic.segment.bytes=8192",
+    "group.initial.rebalance.delay.ms=300",
+    "group.min.session.timeout.ms=1000",
+    "offsets.commit.timeout.ms=2000",
+)
+
+
+class Process:
+    """One life of the server."""
+
+    def __init__(self, number: int, journal: Journal, node: Node, server: door.Server) -> None:
+        self.number = number
+        self.journal = journal
+        self.node = node
+        self.server = server
+        self.scope = trio.CancelScope()
+        self.is_dead = False
+        self.ended = trio.Event()
+
+
+class World:
+    """Everything that outlives a process of the server, and the process of the moment."""
+
+    def __init__(
+        self, seed: int, clock: trio.testing.MockClock, nursery: trio.Nursery, *, keep_lines: bool
+    ) -> None:
+        self.seed = seed
+        self.clock = clock
+        self.nursery = nursery
+        self.history = History(trio.current_time, keep_lines=keep_lines)
+        self.network = Network(self.history, self.rng("network"))
+        self.disk = Disk()
+        self.settings: Settings = load_settings(overrides=SETTINGS)
+        self.violations: list[Violation] = []
+        self.evicted: list[str] = []  # Honest clients whose sessions ended.
+        self.process: Process | None = None
+        self.starts = 0
+        self.usual_disk_delay_s = self.rng("speed").choice((0.001, 0.02, 0.3))
+        self.disk_delay_s = self.usual_disk_delay_s
+        self.wall_shift_ms = 0
+        self.healed = False  # No more faults; everybody should recover.
+        self.stopping = False  # The workload comes to its end.
+        self._disk_rng = self.rng("disk")
+        self._uuid_rng = self.rng("uuid")
+        self._last_id = 0
+
+    def rng(self, purpose: str) -> random.Random:
+        """Return randomness of its own for each purpose, so that they don't shift each other."""
+        return random.Random(f"{self.seed} {purpose}")
+
+    def next_id(self) -> int:
+        """Return a number that no commit has had: offset and metadata of the next one."""
+        self._last_id += 1
+        return self._last_id
+
+    # --- the server's life --------------------------------------------------------------
+
+    def start_server(self) -> bool:
+        """Start a process over the disk as it is; return whether it came up."""
+        assert self.process is None
+        self.starts += 1
+        self.history.note("start", self.starts)
+        try:
+            journal = Journal(
+                self.disk.directory(),
+                num_partitions=self.settings.offsets_topic_num_partitions,
+                segment_bytes=self.settings.offsets_topic_segment_bytes,
+                node_id=self.settings.node_id,
+                new_cluster_id=lambda: "A" * 22,
+            )
+        except CrashNow:
+            self.disk.crash(self._disk_rng)
+            return False
+        except LogError as exc:
+            if not self.healed and "planned failure" in str(exc):
+                self.disk.kill()
+                return False
+            self.violate("start refused", repr(exc))
+            raise
+        for name, fields in journal.recovery_events:
+            self.history.note("recovery", name, fields)
+        node = Node(
+            journal=journal,
+            group_config=group_config(self.settings),
+            num_partitions=self.settings.offsets_topic_num_partitions,
+            commit_timeout_ms=self.settings.offsets_commit_timeout_ms,
+            reserve_bytes=self.settings.storage_reserve_bytes,
+            segment_bytes=self.settings.offsets_topic_segment_bytes,
+            new_uuid=lambda: str(uuid.UUID(int=self._uuid_rng.getrandbits(128), version=4)),
+            wall_clock_ms=self._wall_clock_ms,
+            emit_event=self._on_event,
+            run_blocking=self._run_blocking,
+        )
+        leader = Leader(self.settings.node_id, HOST, PORT, journal.leader_epoch)
+        dispatcher = Dispatcher(
+            node=node,
+            settings=self.settings,
+            coordination=EmbeddedCoordination(leader),
+            cluster_id=journal.meta.cluster_id,
+        )
+        server = door.Server(
+            node=node, settings=self.settings, dispatcher=dispatcher, max_connections=100
+        )
+        self.process = process = Process(self.starts, journal, node, server)
+        self.nursery.start_soon(self._run_process, process)
+        return True
+
+    async def _run_process(self, process: Process) -> None:
+        listener = self.network.listener = Listener()
+        try:
+            with process.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(process.node.run)
+                    nursery.start_soon(process.server.run, list[door.Listener]([listener]))
+                    # A long log takes its time; meanwhile everybody is told so.
+                    await trio.sleep(self._disk_rng.choice((0, 0, 0.5, 2)))
+                    nursery.start_soon(process.node.load)
+        except BaseExceptionGroup as failures:
+            known, rest = failures.split((CrashNow, LogError))
+            if rest is not None:
+                raise rest from None
+            self.history.note("process failed", repr(known))
+        finally:
+            self.kill(process, power=False)
+            process.ended.set()
+
+    def kill(self, process: Process | None, *, power: bool) -> None:
+        """End the process at once, and with *power* the machine with what wasn't synced."""
+        if process is None or process.is_dead:
+            return
+        self.history.note("kill", process.number, power)
+        process.is_dead = True
+        self.process = None
+        self.network.sever()
+        if power:
+            self.disk.crash(self._disk_rng)
+        else:
+            self.disk.kill()
+        process.scope.cancel()
+
+    async def stop_cleanly(self) -> None:
+        """Stop as after SIGTERM."""
+        process = self.process
+        if process is None or not process.node.ready:
+            return
+        self.history.note("stop", process.number)
+        with trio.move_on_after(10) as scope:
+            await process.node.drain()
+        if process.is_dead:
+            return
+        process.journal.close(clean=not scope.cancelled_caught)
+        self.kill(process, power=self._disk_rng.random() < 0.5)
+
+    async def start_until_up(self) -> None:
+        """Start a process unless one runs; again, if the disk ends it while it starts."""
+        while self.process is None and not self.start_server():  # noqa: ASYNC110 - a pause
+            await trio.sleep(0.5)
+
+    async def ensure_server(self) -> Process:
+        """Return a process that serves, started if need be."""
+        while True:
+            if self.process is None:
+                self.start_server()
+            process = self.process
+            if process is not None and process.node.ready:
+                return process
+            await trio.sleep(0.1)
+
+    async def _run_blocking(self, work: Callable[[], None]) -> None:
+        """What a worker thread does in the daemon; the process may end before and behind it."""
+        process = self.process
+        await trio.sleep(self._disk_rng.uniform(0, self.disk_delay_s))
+        try:
+            work()
+        except CrashNow:
+            self.kill(process, power=True)
+            raise
+        await trio.sleep(self._disk_rng.uniform(0, self.disk_delay_s))
+
+    def _wall_clock_ms(self) -> int:
+        return EPOCH_MS + self.wall_shift_ms + int(trio.current_time() * 1000)
+
+    def _on_event(self, name: str, fields: dict[str, Any]) -> None:
+        self.history.note("event", name, fields)
+        if (
+            name == "group.member_removed"
+            and fields["reason"] == "session expired"
+            and fields["client_id"] != DEFAULT_CLIENT_ID  # Rogues never say who they are.
+        ):
+            self.evicted.append(fields["client_id"])
+
+    # --- what must hold -----------------------------------------------------------------
+
+    def violate(self, invariant: str, text: str) -> None:
+        """Note a promise that was broken."""
+        self.history.note("violation", invariant, text)
+        self.violations.append(Violation(invariant, text))
+
+    def check_state_is_replay(self, process: Process) -> None:
+        """Compare the memory of each shard with the fold of its part of the log."""
+        for runner in process.node.shards:
+            fresh = GroupShard(config=group_config(self.settings), new_uuid=lambda: "")
+            for batch in process.journal.read(runner.partition):
+                for _, entry in batch.entries:
+                    fresh.replay(from_entry(*entry))
+            live, replayed = _without_blanks(runner.core), _without_blanks(fresh)
+            if live != replayed:
+                text = f"partition {runner.partition}: {live!r} in memory, {replayed!r} in the log"
+                self.violate("I11 state is not replay", text)
+
+
+def _without_blanks(shard: GroupShard) -> dict[str, HardGroup]:
+    """Leave out groups of which nothing is hard yet: a first member that has not joined."""
+    return {group_id: group for group_id, group in shard.hard_state().items() if group != _BLANK}
