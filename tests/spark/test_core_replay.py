@@ -1,4 +1,4 @@
-"""What the reader core does with batches that were planned before: by itself, or by a forerunner."""
+"""What the reader core does with batches that it, or a forerunner, planned before."""
 
 import json
 

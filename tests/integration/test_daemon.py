@@ -1,0 +1,366 @@
+"""The daemon as an operator has it: a process, a folder, signals and exit statuses."""
+
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from protocol.apis import ApiKey
+from protocol.frames import REQUEST_HEADER
+from protocol.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    GroupFetch,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    PartitionCommit,
+    TopicCommit,
+)
+from tests import kill_loop
+from tests.integration.daemon import Connection, Daemon, daemon, run_cli, until
+
+pytestmark = pytest.mark.integration
+
+EXIT_REFUSED = 78
+EXIT_WRITE_FAILED = 74
+HELLO = ApiVersionsRequest("test", "test", "1")
+
+
+def commit(offset: int, group_id: str = "g") -> OffsetCommitRequest:
+    """Return a commit without a member."""
+    partitions = (PartitionCommit(0, offset, -1, ""),)
+    return OffsetCommitRequest(group_id, -1, "", None, (TopicCommit("t", partitions),))
+
+
+def fetched(connection: Connection, group_id: str = "g") -> int:
+    """Return the committed offset of t-0."""
+    answer = connection.ask(OffsetFetchRequest((GroupFetch(group_id, None),), False))
+    assert isinstance(answer, OffsetFetchResponse)
+    offset: int = answer.groups[0].topics[0].partitions[0].offset
+    return offset
+
+
+def committed(connection: Connection, offset: int) -> bool:
+    """Commit and say whether it was acknowledged."""
+    answer = connection.ask(commit(offset))
+    assert isinstance(answer, OffsetCommitResponse)
+    return answer.error == 0
+
+
+def test_it_says_where_it_listens_and_when_it_is_ready(tmp_path: Path) -> None:
+    """Scripts wait for these lines, and port 0 is only told here."""
+    with daemon(tmp_path / "made" / "by it") as one:
+        listening = one.wait_for("listening")
+        ready = one.wait_for("ready")
+
+        assert listening["host"] == "127.0.0.1"
+        assert listening["port"] > 0
+        assert listening["leader_epoch"] >= 0
+        assert ready["entries"] == 0
+        with one.connect() as connection:
+            hello = connection.ask(HELLO)
+            assert isinstance(hello, ApiVersionsResponse)
+            assert hello.cluster_id == listening["cluster_id"]
+        assert one.stray == []
+
+
+def test_ping_says_whether_it_is_there(tmp_path: Path) -> None:
+    """A container's health check."""
+    with daemon(tmp_path) as one:
+        address = f"127.0.0.1:{one.ready().port}"
+        there = run_cli("ping", address)
+        assert (there.returncode, there.stdout) == (0, "ok\n")
+        one.stop()
+        gone = run_cli("ping", address)
+
+        assert gone.returncode == 1
+        assert address in gone.stderr
+
+
+def test_sigterm_ends_it_cleanly(tmp_path: Path) -> None:
+    """Status 0, everything on disk, and the next start has nothing to recover."""
+    with daemon(tmp_path) as one:
+        one.ready()
+        with one.connect() as connection:
+            assert committed(connection, 41)
+            assert one.stop() == 0
+            assert connection.closed_by_server()
+        assert one.events("stopped")[0]["clean"] is True
+    with daemon(tmp_path) as again:
+        again.ready()
+        assert [line for line in again.lines if line["event"].startswith("log.")] == []
+        with again.connect() as connection:
+            assert fetched(connection) == 41
+            assert committed(connection, 42)
+
+
+def test_sigterm_under_load_loses_no_acknowledged_commit(tmp_path: Path) -> None:
+    """What was acknowledged while it drained is there too."""
+    acknowledged = -1
+    with daemon(tmp_path) as one:
+        one.ready()
+        with one.connect() as connection:
+            killer = threading.Timer(0.3, one.process.send_signal, [signal.SIGTERM])
+            killer.start()
+            try:
+                for offset in range(1_000_000):
+                    if not committed(connection, offset):
+                        break
+                    acknowledged = offset
+            except OSError:
+                pass
+            killer.join()
+        assert one.wait() == 0
+    with daemon(tmp_path) as again:
+        again.ready()
+        with again.connect() as connection:
+            assert fetched(connection) >= acknowledged >= 0
+
+
+def test_a_second_process_on_the_folder_is_refused(tmp_path: Path) -> None:
+    """Two writers would destroy the log."""
+    with daemon(tmp_path) as one:
+        one.ready()
+        with daemon(tmp_path) as second:
+            assert second.wait() == EXIT_REFUSED
+            assert "in use" in second.wait_for("refused")["reason"]
+        with one.connect() as connection:
+            assert committed(connection, 1)
+
+
+def test_a_folder_of_another_node_is_refused(tmp_path: Path) -> None:
+    """A disk in the wrong machine must not serve as if it were its own."""
+    with daemon(tmp_path) as one:
+        one.ready()
+        one.stop()
+    with daemon(tmp_path, "node.id=2") as other:
+        assert other.wait() == EXIT_REFUSED
+        assert "node" in other.wait_for("refused")["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        (["--set", "group.max.sise=5"], {}, ["group.max.sise"]),
+        (["--set", "group.max.size=0"], {}, ["group.max.size", "between 1"]),
+        (["--set", "group.max.size=many"], {}, ["group.max.size", "whole number"]),
+        (["--listen", "0.0.0.0:0"], {}, ["wildcard", "advertised.listeners"]),
+        (["--listen", "nowhere"], {}, ["host:port"]),
+        (["--config", "missing.toml"], {}, ["missing.toml"]),
+        ([], {"GROUP_COORDINATOR_GROUP_MAX_SISE": "5"}, ["GROUP_COORDINATOR_GROUP_MAX_SISE"]),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    tmp_path: Path, arguments: list[str], environment: dict[str, str], words: list[str]
+) -> None:
+    """Status 78, one line that names the setting, and nothing made on disk."""
+    folder = tmp_path / "data"
+    done = run_cli("serve", "--data-dir", str(folder), *arguments, **environment)
+
+    assert done.returncode == EXIT_REFUSED
+    assert [word for word in words if word not in done.stderr] == []
+    assert "Traceback" not in done.stderr
+    assert not folder.exists()
+
+
+def test_a_port_that_is_taken_ends_it(tmp_path: Path) -> None:
+    """A restart by a supervisor may help, hence another status than 78."""
+    with daemon(tmp_path / "a") as one:
+        address = f"127.0.0.1:{one.ready().port}"
+        done = run_cli("serve", "--data-dir", str(tmp_path / "b"), "--listen", address)
+
+        assert done.returncode == 75
+        assert "listen" in done.stdout
+
+
+def test_a_paused_process_evicts_nobody_and_goes_on(tmp_path: Path) -> None:
+    """SIGSTOP stands for a machine that swaps, or a suspended laptop."""
+    with daemon(tmp_path) as one:
+        one.ready()
+        with one.connect() as connection:
+            assert committed(connection, 1)
+            one.process.send_signal(signal.SIGSTOP)
+            sent = connection.send(commit(2))
+            one.process.send_signal(signal.SIGCONT)
+            assert sent == 1
+            assert committed(connection, 3)
+
+
+def slow_loris(port: int, stop: threading.Event) -> None:
+    """Send a large frame a byte at a time."""
+    connection = Connection(port)
+    frame = REQUEST_HEADER.pack(100_000, ApiKey.HEARTBEAT, 0, 1) + bytes(100)
+    try:
+        for byte in frame:
+            connection.socket.send(bytes([byte]))
+            if stop.wait(0.05):
+                break
+    except OSError:
+        pass
+    finally:
+        connection.close()
+
+
+def test_a_good_client_is_served_beside_slow_and_silent_ones(tmp_path: Path) -> None:
+    """Test 49: half-sent frames and answers nobody reads cost the others nothing."""
+    settings = (
+        "request.read.timeout.ms=1000",
+        "first.request.timeout.ms=1000",
+        "send.timeout.ms=1000",
+        "send.buffer.max.bytes=65536",
+    )
+    stop = threading.Event()
+    with daemon(tmp_path, *settings) as one:
+        port = one.ready().port
+        at_rest = sockets_of(one)
+        with one.connect() as setup:
+            for number in range(500):
+                setup.ask(commit(1, group_id=f"group-{number:04}" + "x" * 200))
+        until(lambda: sockets_of(one) == at_rest, "end of the first connection")
+        lorises = [threading.Thread(target=slow_loris, args=(port, stop)) for _ in range(20)]
+        silent = [Connection(port) for _ in range(20)]
+        never_read = [Connection(port) for _ in range(5)]
+        for thread in lorises:
+            thread.start()
+        for connection in never_read:
+            connection.socket.setblocking(False)
+            _fill(connection)
+        took_s = []
+        with one.connect() as good:
+            for offset in range(200):
+                began = time.perf_counter()
+                assert committed(good, offset)
+                took_s.append(time.perf_counter() - began)
+        # Nobody but the server ends these.
+        until(lambda: sockets_of(one) == at_rest, "end of the bad connections")
+        for connection in [*silent, *never_read]:
+            connection.close()
+        stop.set()
+        for thread in lorises:
+            thread.join()
+
+        assert sorted(took_s)[len(took_s) // 2] < 0.5
+        reasons = {line["reason"] for line in one.events("connection.closed")}
+        assert reasons & {"it is idle", "it stopped in the middle of a request"}
+        with one.connect() as good:
+            assert committed(good, 1_000)
+
+
+def sockets_of(one: Daemon) -> int:
+    """Return how many sockets the process has, trio's own included."""
+    number = 0
+    for link in Path(f"/proc/{one.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # Closed since it was listed.
+            number += link.readlink().name.startswith("socket:")
+    return number
+
+
+def _fill(connection: Connection) -> None:
+    """Ask for large answers until the server reads no more."""
+    _, frame = connection._protocol.send(ListGroupsRequest((), ()))
+    try:
+        for _ in range(2_000):
+            connection.socket.send(frame)
+    except OSError:
+        pass
+
+
+def test_it_lives_on_few_descriptors(tmp_path: Path) -> None:
+    """Test 51: connections over what the limit allows are closed, and the log keeps its own."""
+    with daemon(tmp_path, limit="--nofile=64") as one:
+        port = one.ready().port
+        many = [Connection(port) for _ in range(80)]
+        alive = 0
+        for connection in many:
+            try:
+                connection.ask(HELLO)
+                alive += 1
+            except OSError:
+                pass
+        assert 0 < alive <= 64 - 16
+        for connection in many:
+            connection.close()
+
+        def served() -> bool:
+            try:
+                with Connection(port) as connection:
+                    return committed(connection, 5)
+            except OSError:
+                return False
+
+        until(served, "room for a connection")
+
+
+def test_a_write_that_fails_ends_it_with_74(tmp_path: Path) -> None:
+    """Row 40 with a real kernel: files may not grow past 64 KiB, and every write there is EFBIG."""
+    acknowledged = -1
+    with daemon(tmp_path, limit="--fsize=65536") as one:
+        one.ready()
+        with one.connect() as connection:
+            try:
+                for offset in range(10_000):
+                    assert committed(connection, offset)
+                    acknowledged = offset
+            except OSError:
+                pass
+        assert one.wait() == EXIT_WRITE_FAILED
+        assert one.events("log.failed")
+    assert acknowledged > 0
+    with daemon(tmp_path) as again:
+        again.ready()
+        with again.connect() as connection:
+            assert fetched(connection) in {acknowledged, acknowledged + 1}
+
+
+def test_nothing_acknowledged_is_lost_by_kills_under_load(tmp_path: Path) -> None:
+    """The short version of `python -m tests.kill_loop`."""
+    assert "none lost" in kill_loop.run(tmp_path / "data", cycles=4)
+
+
+def test_the_loop_would_notice_a_loss(tmp_path: Path) -> None:
+    """A check that can't fail proves nothing."""
+    committer = kill_loop.Committer(0)
+    with daemon(tmp_path) as one:
+        one.ready()
+        with one.connect() as connection:
+            committer.sent = committer.acknowledged = 3
+            with pytest.raises(kill_loop.Violation, match="acknowledged"):
+                committer.check(connection)
+    joiner = kill_loop.Joiner()
+    joiner._note(5)
+    with pytest.raises(kill_loop.Violation, match="generation 5"):
+        joiner._note(5)
+
+
+def test_settings_are_printed() -> None:
+    """An operator looks up a default here."""
+    done = run_cli("settings")
+
+    assert done.returncode == 0
+    assert "group.max.size = 10000" in done.stdout
+
+
+def test_help_names_the_commands() -> None:
+    """The first thing anybody tries."""
+    done = run_cli("--help")
+
+    assert done.returncode == 0
+    assert "serve" in done.stdout
+    assert "ping" in done.stdout
+
+
+def test_a_process_that_is_killed_restarts_with_a_higher_epoch(tmp_path: Path) -> None:
+    """Clients refuse answers of a lower one."""
+    epochs = []
+    for _ in range(3):
+        one = Daemon(tmp_path).ready()
+        epochs.append(one.wait_for("listening")["leader_epoch"])
+        one.kill()
+
+    assert epochs == sorted(set(epochs))

@@ -1,0 +1,244 @@
+"""The coordinated source in one real Spark session, against a real daemon."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from client.spark import GroupOffsetListener, drain_and_stop, register
+from tests.integration.spark_support import (
+    AppendingSink,
+    Daemon,
+    Feeder,
+    Written,
+    daemon,
+    group_of,
+    local_spark,
+    stream,
+    wait_until,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One session for all tests of this file."""
+    session = local_spark(tmp_path_factory.mktemp("spark"))
+    register(session)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon of its own for each test."""
+    with daemon(tmp_path / "data") as running:
+        yield running
+
+
+@pytest.fixture
+def feeder(tmp_path: Path) -> Iterator[Feeder]:
+    """A topic with four empty partitions."""
+    made = Feeder(tmp_path / "log")
+    yield made
+    made.close()
+
+
+def start(
+    spark: SparkSession,
+    coordinator: Daemon,
+    feeder: Feeder,
+    sink: Path,
+    *,
+    available_now: bool = False,
+    **given: str,
+) -> StreamingQuery:
+    """Start a query that appends to *sink*, with a checkpoint beside it."""
+    writer = (
+        stream(spark, coordinator.address, feeder.root, **given)
+        .writeStream.foreachBatch(AppendingSink(sink))
+        .option("checkpointLocation", str(sink.with_suffix(".checkpoint")))
+    )
+    if available_now:
+        writer = writer.trigger(availableNow=True)
+    return writer.start()
+
+
+def test_a_stream_has_the_columns_of_the_log_and_of_the_range(
+    spark: SparkSession, coordinator: Daemon, feeder: Feeder
+) -> None:
+    """Sinks use the range columns as an idempotency key."""
+    columns = stream(spark, coordinator.address, feeder.root).columns
+
+    assert columns == [
+        "topic",
+        "partition",
+        "offset",
+        "id",
+        "name",
+        "range_start",
+        "range_end",
+        "generation",
+    ]
+
+
+def test_available_now_reads_all_rows_and_commits_them(
+    spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
+) -> None:
+    """A run that looks complete must be complete, in the sink and at the coordinator."""
+    feeder.append(25)
+    sink = tmp_path / "sink.jsonl"
+    query = start(spark, coordinator, feeder, sink, available_now=True, maxRowsPerPartition="10")
+
+    assert query.awaitTermination(60)
+
+    written = Written(sink)
+    written.expect_all(feeder.ends())
+    assert not written.repeated
+    with group_of(coordinator) as group:
+        assert group.offsets() == feeder.ends()
+        wait_until("the reader left", lambda: group.member_ids() == [])
+
+    feeder.append(5)  # A second run on the same checkpoint takes what came since.
+    query = start(spark, coordinator, feeder, sink, available_now=True)
+    assert query.awaitTermination(60)
+    again = Written(sink)
+    again.expect_all(feeder.ends())
+    assert not again.repeated
+
+
+def test_a_drain_stops_without_a_duplicate(
+    spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
+) -> None:
+    """The promise for planned stops: what was written is committed, to the row."""
+    feeder.feed(20)
+    sink = tmp_path / "sink.jsonl"
+    query = start(spark, coordinator, feeder, sink)
+    wait_until("some rows", sink.exists)
+
+    drain_and_stop(query, timeout=60)
+
+    assert not query.isActive
+    written = Written(sink)
+    ends = {p: max(end for q, _, end in written.ranges if q == p) for p in feeder.ends()}
+    with group_of(coordinator) as group:
+        assert group.offsets() == ends
+
+    query = start(spark, coordinator, feeder, sink)
+    ends = feeder.stop()
+    with group_of(coordinator) as group:
+        wait_until("the rest", lambda: group.offsets() == ends)
+    drain_and_stop(query)
+    written = Written(sink)
+    written.expect_all(ends)
+    assert not written.repeated
+
+
+def test_a_plain_stop_leaves_the_group_at_once(
+    spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
+) -> None:
+    """The others should not wait for the session to end: Spark only sends SIGTERM."""
+    feeder.append(5)
+    query = start(spark, coordinator, feeder, tmp_path / "sink.jsonl", sessionTimeout="40s")
+    with group_of(coordinator) as group:
+        group.wait_members(1)
+        wait_until("the commit", lambda: group.offsets() == feeder.ends())
+
+        query.stop()
+
+        wait_until("the reader left", lambda: group.member_ids() == [], deadline_s=15)
+    assert coordinator.evictions() == 0
+
+
+def test_a_restart_of_the_daemon_is_an_idle_moment(
+    spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
+) -> None:
+    """An outage must not end the query, nor repeat anything."""
+    feeder.append(10)
+    sink = tmp_path / "sink.jsonl"
+    query = start(spark, coordinator, feeder, sink)
+    with group_of(coordinator) as group:
+        wait_until("the first rows", lambda: group.offsets() == feeder.ends())
+
+    coordinator.kill()
+    feeder.append(10)
+    coordinator.start()
+
+    with group_of(coordinator) as group:
+        wait_until("the second rows", lambda: group.offsets() == feeder.ends())
+    assert query.isActive
+    drain_and_stop(query)
+    written = Written(sink)
+    written.expect_all(feeder.ends())
+    assert not written.repeated
+
+
+def test_the_listener_shows_the_offsets_in_a_group_of_its_own(
+    spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
+) -> None:
+    """Lag tools see the query."""
+    listener = GroupOffsetListener(coordinator.address, "lag")
+    spark.streams.addListener(listener)
+    try:
+        feeder.append(10)
+        query = start(spark, coordinator, feeder, tmp_path / "sink.jsonl", available_now=True)
+        assert query.awaitTermination(60)
+        with group_of(coordinator, "lag") as group:
+            wait_until("the offsets", lambda: group.offsets() == feeder.ends())
+    finally:
+        spark.streams.removeListener(listener)
+        listener.close()
+
+
+def test_a_stateful_query_is_warned_of(
+    spark: SparkSession,
+    coordinator: Daemon,
+    feeder: Feeder,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It would be wrong after a rebalance, without any error."""
+    feeder.append(3)
+    query = (
+        stream(spark, coordinator.address, feeder.root)
+        .dropDuplicates(["id"])
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+    assert query.awaitTermination(60)
+
+    wait_until("the warning", lambda: "WRONG after a rebalance" in caplog.text)
+
+
+def test_a_wrong_option_fails_before_anything_starts(spark: SparkSession, feeder: Feeder) -> None:
+    """The message names it."""
+    with pytest.raises(Exception, match="option 'maxRowsPerPartition' is 'many'"):
+        stream(spark, "127.0.0.1:1", feeder.root, maxRowsPerPartition="many")
+
+
+def test_a_coordinator_that_is_never_there_ends_the_query_with_its_name(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """A first start with a wrong address should not hang for ever."""
+    query = (
+        stream(
+            spark,
+            "127.0.0.1:1",
+            feeder.root,
+            sessionTimeout="1s",
+            requestTimeout="1s",
+            coordinatorTimeout="2s",
+        )
+        .writeStream.foreachBatch(AppendingSink(tmp_path / "sink.jsonl"))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+
+    with pytest.raises(Exception, match=r"coordinatorTimeout.*127\.0\.0\.1:1"):
+        query.awaitTermination(60)
