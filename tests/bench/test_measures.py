@@ -1,8 +1,7 @@
 """The benchmarks' arithmetic."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bench.measures import (
     NS_PER_S,
