@@ -86,6 +86,8 @@ class Measured:
         late_p99_us: How late the generator itself was (open loop; part of the latency).
         busy: Share of a core that the generator used; near 1 in an open loop, which spins.
         server_busy: The same of the server, all its threads.
+        server_cpu_us: CPU time that the server used for a request; of all numbers the one that
+            other processes on the machine disturb least.
     """
 
     requests: int
@@ -99,6 +101,7 @@ class Measured:
     late_p99_us: float | None
     busy: float
     server_busy: float | None
+    server_cpu_us: float | None
 
 
 class Connection:
@@ -341,6 +344,7 @@ def run(plan: Plan) -> Measured:
         ),
         busy=busy_s / seconds,
         server_busy=None if server_s is None else server_s / seconds,
+        server_cpu_us=None if server_s is None else server_s * 1e6 / max(generator.measured, 1),
     )
 
 

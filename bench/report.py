@@ -81,7 +81,7 @@ def table(run: Run) -> list[tuple[str, ...]]:
     """Return the header and a line a row: medians, and the spread of the rate."""
     medians = Medians(run.samples)
     lines: list[tuple[str, ...]] = [
-        ("load", "per s", "(spread)", "p50 ms", "p99 ms", "max ms", "of echo", "CPU")
+        ("load", "per s", "(spread)", "p50 ms", "p99 ms", "max ms", "of echo", "CPU", "CPU us")
     ]
     for name in run.samples:
         if name in {IDLE_MEMORY, LOADED_MEMORY}:
@@ -96,6 +96,7 @@ def table(run: Run) -> list[tuple[str, ...]]:
                 *(_number(None if us is None else us / 1000, 3) for us in (p50, p99, most)),
                 _number(medians.ratio(name, CEILINGS[name]), 2) if name in CEILINGS else "",
                 _number(medians.of(name, "server_busy"), 2),
+                _number(medians.of(name, "server_cpu_us"), 1),
             )
         )
     return lines

@@ -97,7 +97,7 @@ def _refusal(request: OffsetCommitRequest, code: int) -> CoordinatorError:
         match code:
             case ErrorCode.ILLEGAL_GENERATION | ErrorCode.REBALANCE_IN_PROGRESS:
                 return Rebalanced(text, group_code=code)
-            case ErrorCode.UNKNOWN_MEMBER_ID:
+            case ErrorCode.UNKNOWN_MEMBER_ID | ErrorCode.GROUP_ID_NOT_FOUND:
                 return MemberLost(text, group_code=code)
             case ErrorCode.FENCED_INSTANCE_ID:
                 return FatalError(text, code=code, group_code=code)

@@ -46,6 +46,8 @@ REACTIONS: Final[Mapping[tuple[Asked, int], Reaction]] = {
     (Asked.AS_MEMBER, _C.REBALANCE_IN_PROGRESS): _R.NOTE_REBALANCE,
     (Asked.AS_MEMBER, _C.ILLEGAL_GENERATION): _R.LOSE_GENERATION,
     (Asked.AS_MEMBER, _C.UNKNOWN_MEMBER_ID): _R.LOSE_MEMBERSHIP,
+    # Emptied of members and deleted meanwhile.
+    (Asked.AS_MEMBER, _C.GROUP_ID_NOT_FOUND): _R.LOSE_MEMBERSHIP,
 }
 
 

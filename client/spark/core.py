@@ -106,7 +106,10 @@ class ReaderCore:
             CoordinatorTimeout: the coordinator was away for too long.
 
         """
-        self._until_done("the first assignment", self._settle)
+        if not self._triggered and self._handed is None:
+            # Spark asks once more between the first batch's plan and its start, where nothing
+            # may be given away, and after a first trigger in vain.
+            self._until_done("the first assignment", self._settle)
         return {}
 
     def prepare_available_now(self) -> None:
@@ -218,6 +221,9 @@ class ReaderCore:
         for tp, planned in decode_end(end).ranges.items():
             position = positions.get(tp)
             if position is not None and (position.offset, position.pinned_end) == planned[:2]:
+                earliest, _ = self._log.bounds(*tp)
+                if planned.start < earliest and not self._options.fail_on_data_loss:
+                    continue  # The next trigger goes on with what is there.
                 run[tp] = Finished(planned, position.resets)
             else:
                 logger.info("%s: %s is not replayed, the group is past it", tp, planned)

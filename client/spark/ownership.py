@@ -270,5 +270,5 @@ class Ownership:
         for tp, stored in doubt.commit.offsets.items():
             self._positions[tp] = Position.of(stored)
             finished = self._finished.get(tp)
-            if finished is not None and finished.range.end == stored.offset:
+            if finished is not None and finished.range.end <= stored.offset:
                 del self._finished[tp]

@@ -82,7 +82,12 @@ async def test_a_rebalance_is_followed_when_the_caller_asks(
 
 @pytest.mark.parametrize(
     ("code", "error", "next_id"),
-    [(22, Rebalanced, MEMBER_ID), (27, Rebalanced, MEMBER_ID), (25, MemberLost, "")],
+    [
+        (22, Rebalanced, MEMBER_ID),
+        (27, Rebalanced, MEMBER_ID),
+        (25, MemberLost, ""),
+        (69, MemberLost, ""),
+    ],
 )
 async def test_a_refused_commit_says_what_to_do(
     autojump_clock: MockClock,

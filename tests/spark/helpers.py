@@ -120,7 +120,6 @@ class Query:
             clock=self.clock,
             sleep=self.clock.sleep,
         )
-        self._initial: Offset | None = None
 
     def trigger(self) -> bool:
         """Run one trigger to its end; say whether there was a batch."""
@@ -156,15 +155,14 @@ class Query:
         yield None
         checkpoint.offsets.append(json.dumps(end))
         yield None
-        yield from self._batch(start)
+        # As long as there is no commit, Spark asks for the initial offset here once more.
+        yield from self._batch(self._start())
 
     def _start(self) -> Offset:
         if self.checkpoint.commits:
             offset: Offset = json.loads(self.checkpoint.offsets[self.checkpoint.commits - 1])
             return offset
-        if self._initial is None:
-            self._initial = self.core.initial_offset()
-        return self._initial
+        return self.core.initial_offset()
 
     def _batch(self, start: Offset) -> Iterator[bool | None]:
         tasks = self.core.partitions(start, json.loads(self.checkpoint.offsets[-1]))

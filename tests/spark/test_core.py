@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from client.exceptions import CoordinatorUnavailable
 from client.spark.core import ReaderCore
 from client.spark.errors import DataLossError
 from client.spark.offsets import Range, decode_end
@@ -163,6 +164,22 @@ def test_partitions_are_given_away_only_between_batches() -> None:
     first.trigger()
     assert not group.rebalancing
     assert group.offset(tp(1)) == 10
+
+
+def test_the_second_initial_offset_gives_nothing_away() -> None:
+    """It comes between the first batch's plan and its start: its ranges would run twice."""
+    group, log = make({0: 10, 1: 10})
+    a, b = Query(group, log, client_id="a"), Query(group, log, client_id="b")
+    start = a.core.initial_offset()
+    end = a.core.latest_offset(start, 10)
+    with pytest.raises(CoordinatorUnavailable):
+        group.join(b.session)
+    assert a.session.rebalance_needed
+
+    assert a.core.initial_offset() == {}
+
+    assert set(group.owners.values()) == {a.session.member_id}
+    assert [task.tp for task in a.core.partitions(start, end)] == [tp(0), tp(1)]
 
 
 def test_a_hand_over_commits_first_and_clears_the_pins() -> None:

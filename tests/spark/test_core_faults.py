@@ -109,6 +109,19 @@ def test_during_an_outage_a_commit_in_doubt_stays_in_doubt() -> None:
     assert group.offsets[tp(0)] == OffsetAndMetadata(10, "gc1:20:0")
 
 
+def test_a_pin_behind_lost_rows_is_not_changed_after_its_commit_was_repeated() -> None:
+    """The range that ended before the lost rows is settled by the same commit."""
+    group, log = make({0: 10})
+    query = Query(group, log, max_rows=None, failOnDataLoss="false")
+    query.trigger()
+    log.starts[0], log.ends[0] = 50, 60
+    group.faults = [Fault.REQUEST_LOST]
+    query.trigger()
+    log.ends[0] = 90
+
+    assert ranges(query.triggers(2)) == [(0, 50, 60), (0, 60, 90)]
+
+
 def test_a_commit_that_surely_was_not_stored_is_planned_anew() -> None:
     """Nothing binds us, so the batch may take what has come meanwhile."""
     group, log = make({0: 13})

@@ -64,6 +64,21 @@ def test_a_replay_skips_what_is_not_ours() -> None:
     assert heir.session.member_id in group.owners.values()
 
 
+def test_a_replay_of_rows_that_are_gone_can_be_skipped_on_request() -> None:
+    """Else each restart would begin with the same batch and fail in it again."""
+    group, log = make({0: 20})
+    checkpoint = Checkpoint()
+    crashed = Query(group, log, checkpoint=checkpoint)
+    for _ in zip(range(4), crashed.steps(), strict=False):
+        pass  # Up to the log of the batch, before its sink.
+    group.evict(crashed.session)
+    log.starts[0] = 15
+
+    again = Query(group, log, checkpoint=checkpoint, failOnDataLoss="false")
+
+    assert ranges(again.triggers(2)) == [(0, 15, 20)]
+
+
 def test_a_skipped_range_is_never_committed() -> None:
     """What an earlier process ran is not ours to vouch for."""
     group, log = make({0: 40})
