@@ -290,16 +290,21 @@ class Client:
             codes[group] = known_code(response.groups[0].error)
         return codes
 
-    async def drain_member(self, group: str, client_id: str) -> list[DrainedMember]:
+    async def drain_member(
+        self, group: str, client_id: str, *, timeout_ms: int | None = None
+    ) -> list[DrainedMember]:
         """Take all partitions away from the members with *client_id*, before a planned stop.
 
-        Repeat it until each is drained.
+        Repeat it until each is drained. It tries for *timeout_ms*, by default the client's
+        request timeout.
 
         Raises:
             FatalError: Code 69: no such group; 25: no such member.
         """
         request = DrainMemberRequest(group, client_id)
-        response = await self._ask(request, DrainMemberResponse, group, changes_state=True)
+        response = await self._ask(
+            request, DrainMemberResponse, group, changes_state=True, timeout_ms=timeout_ms
+        )
         if response.error != ErrorCode.NONE:
             text = f"{client_id!r} in group {group!r} can't be drained: {code_text(response.error)}"
             raise FatalError(text, code=response.error)
@@ -320,11 +325,12 @@ class Client:
         group: str | None,
         *,
         changes_state: bool = False,
+        timeout_ms: int | None = None,
     ) -> R:
         reply = await self._router.call(
             request,
             group_id=group,
-            timeout_ms=self._request_timeout_ms,
+            timeout_ms=self._request_timeout_ms if timeout_ms is None else timeout_ms,
             changes_state=changes_state,
         )
         assert isinstance(reply.response, kind)

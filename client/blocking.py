@@ -141,9 +141,11 @@ class BlockingClient:
         """See `client.api.Client.delete_groups`."""
         return self.run(partial(self._client.delete_groups, groups))
 
-    def drain_member(self, group: str, client_id: str) -> list[DrainedMember]:
+    def drain_member(
+        self, group: str, client_id: str, *, timeout_ms: int | None = None
+    ) -> list[DrainedMember]:
         """See `client.api.Client.drain_member`."""
-        return self.run(partial(self._client.drain_member, group, client_id))
+        return self.run(partial(self._client.drain_member, group, client_id, timeout_ms=timeout_ms))
 
     def run(self, call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Run *call* in the client's thread and return what it returns.

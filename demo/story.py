@@ -64,7 +64,7 @@ class Stage:
     def start_coordinator(self) -> None:
         """Start the daemon, and wait until it has loaded its log."""
         settings = [part for setting in _SETTINGS for part in ("--set", setting)]
-        serve = ["-m", "coordinator", "serve", "--listen", "127.0.0.1:0"]
+        serve = ["-m", "demo.guarded", "coordinator", "serve", "--listen", "127.0.0.1:0"]
         data_dir = ["--data-dir", str(self.folders.coordinator)]
         self._start("coordinator", [*serve, *data_dir, *settings])
         self.wait("the coordinator is ready", lambda: self._heard("ready") is not None)

@@ -128,6 +128,8 @@ def array(inner: Check, max_items: int = ARRAY_ITEMS_MAX) -> Check:
         if type(value) is tuple:
             if len(value) > max_items:
                 raise Invalid(f"an array of {len(value)} elements is over {max_items}")
+            if len(value) == 1:  # Most commits name one topic and one partition.
+                return (inner(value[0]),)
             return tuple([inner(item) for item in value])
         refuse("an array", value)
 

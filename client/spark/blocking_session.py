@@ -1,8 +1,9 @@
 """The real group session: a member of the blocking client."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from client.blocking import connect_blocking
 from client.exceptions import CoordinatorUnavailable
@@ -30,7 +31,7 @@ class BlockingSession:
                 client.join(
                     options.group,
                     topics=options.topics,
-                    partitions=log.partitions,
+                    partitions=partial(partitions_of, log, options.topics),
                     session_timeout_ms=options.session_timeout_ms,
                     rebalance_timeout_ms=options.rebalance_timeout_ms,
                     reason="a Spark query starts",
@@ -85,6 +86,25 @@ class BlockingSession:
             self._stack.close()
         except Exception as error:  # noqa: BLE001 - the process is about to end anyway.
             logger.warning("could not leave the group: %s", error)
+
+
+def partitions_of(log: PartitionLog, own_topics: Collection[str], topic: str) -> list[int]:
+    """Return the partitions of a topic that some member of the group reads.
+
+    A topic that only others read, and that this log can't tell of, has none: a member with a
+    wrong topic, or another log, must not end the query of whoever leads the group.
+
+    Raises:
+        LogError: one of our own topics can't be read.
+
+    """
+    try:
+        return log.partitions(topic)
+    except Exception as error:
+        if topic in own_topics:
+            raise
+        logger.warning("a member reads %r, which this log can't tell of: %s", topic, error)
+        return []
 
 
 def open_session(options: ReaderOptions, client_id: str, log: PartitionLog) -> BlockingSession:

@@ -90,7 +90,7 @@ class ReaderCore:
         self._log = log
         self._clock = clock
         self._sleep = sleep
-        self._ownership = Ownership(options, log, open_session)
+        self._ownership = Ownership(options, log, open_session, clock)
         self._handed: Handed | None = None
         self._triggered = False
         self._returned_at_s: float | None = None
@@ -221,9 +221,11 @@ class ReaderCore:
         for tp, planned in decode_end(end).ranges.items():
             position = positions.get(tp)
             if position is not None and (position.offset, position.pinned_end) == planned[:2]:
-                earliest, _ = self._log.bounds(*tp)
+                earliest, log_end = self._log.bounds(*tp)
                 if planned.start < earliest and not self._options.fail_on_data_loss:
                     continue  # The next trigger goes on with what is there.
+                if planned.end > log_end:
+                    continue  # The next trigger waits for it: the range is still pinned.
                 run[tp] = Finished(planned, position.resets)
             else:
                 logger.info("%s: %s is not replayed, the group is past it", tp, planned)

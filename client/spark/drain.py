@@ -21,12 +21,21 @@ logger = logging.getLogger(__name__)
 # How often the coordinator is asked; a drain takes a batch and a rebalance.
 POLL_S: Final = 0.2
 
+# How long one question to the coordinator goes on trying, if there is so much time left.
+ASK_MS_MAX: Final = 10_000
+
 
 class DrainClient(Protocol):
     """What is needed of a client; `client.blocking.BlockingClient` has it."""
 
-    def drain_member(self, group: str, client_id: str) -> list[DrainedMember]:
+    def drain_member(
+        self, group: str, client_id: str, *, timeout_ms: int | None = None
+    ) -> list[DrainedMember]:
         """Take all partitions away from the members with this client id."""
+
+
+# Returns the client for a coordinator; connecting takes at most so many milliseconds.
+ClientOf = Callable[[str, int], DrainClient]
 
 
 def drain_and_stop(query: "StreamingQuery", timeout: float = 60.0) -> None:
@@ -49,10 +58,14 @@ def drain_and_stop(query: "StreamingQuery", timeout: float = 60.0) -> None:
     with ExitStack() as stack:
         clients: dict[str, DrainClient] = {}
 
-        def client_of(coordinator: str) -> DrainClient:
+        def client_of(coordinator: str, timeout_ms: int) -> DrainClient:
             if coordinator not in clients:
                 clients[coordinator] = stack.enter_context(
-                    connect_blocking(coordinator.split(","), client_id="spark-drain")
+                    connect_blocking(
+                        coordinator.split(","),
+                        client_id="spark-drain",
+                        request_timeout_ms=timeout_ms,
+                    )
                 )
             return clients[coordinator]
 
@@ -61,7 +74,7 @@ def drain_and_stop(query: "StreamingQuery", timeout: float = 60.0) -> None:
 
 def drain(
     query: "StreamingQuery",
-    client_of: Callable[[str], DrainClient],
+    client_of: ClientOf,
     timeout_s: float,
     *,
     clock: Callable[[], float],
@@ -69,13 +82,17 @@ def drain(
 ) -> None:
     """Do what `drain_and_stop` says, with clients from *client_of* and this clock."""
     deadline_s = clock() + timeout_s
+
+    def left_ms() -> int:
+        return max(1, min(ASK_MS_MAX, int((deadline_s - clock()) * 1000)))
+
     why = "the query has made no progress that names its readers"
     while query.isActive:
         try:
             # Readers are looked up each time: those of a replayed batch may be gone, and the
             # names of their successors come with the next batch.
             readers = readers_of(query.lastProgress)
-            waiting = [reader for reader in readers if not _drained(client_of, reader)]
+            waiting = [reader for reader in readers if not _drained(client_of, reader, left_ms)]
             if readers and not waiting:
                 query.stop()
                 return
@@ -85,7 +102,7 @@ def drain(
             why = str(error)
         if clock() >= deadline_s:
             raise DrainTimeout(f"not drained within {timeout_s:g} s: {why}")
-        sleep(POLL_S)
+        sleep(min(POLL_S, max(deadline_s - clock(), 0.0)))
     failure = query.exception()
     if failure is not None:
         raise failure
@@ -98,9 +115,10 @@ def readers_of(progress: Mapping[str, Any] | None) -> list[ReaderIdentity]:
     return sorted({reader for reader in found if reader is not None})
 
 
-def _drained(client_of: Callable[[str], DrainClient], reader: ReaderIdentity) -> bool:
+def _drained(client_of: ClientOf, reader: ReaderIdentity, left_ms: Callable[[], int]) -> bool:
     try:
-        members = client_of(reader.coordinator).drain_member(reader.group, reader.client_id)
+        client = client_of(reader.coordinator, left_ms())
+        members = client.drain_member(reader.group, reader.client_id, timeout_ms=left_ms())
     except FatalError as error:
         if error.code in {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND}:
             # It is joining (again), or it belongs to an earlier process of this query.

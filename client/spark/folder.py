@@ -9,7 +9,7 @@
 Base and end are offsets of 20 digits. A chunk is written under a name that readers ignore and
 becomes visible, whole, by one atomic rename, so a reader needs no lock and never sees half a
 chunk. Bounds come from the names alone; no file is opened. Old chunks may be deleted from the
-front.
+front, but never the last one of a partition: its name is all that tells where to go on.
 """
 
 import fcntl
@@ -149,11 +149,20 @@ class FolderLogWriter:
         building = folder.with_name(f".{topic}.{os.getpid()}.building")
         for partition in range(num_partitions):
             (building / str(partition)).mkdir(parents=True)
-        (building / SCHEMA_FILE).write_bytes(schema.serialize().to_pybytes())
+        with (building / SCHEMA_FILE).open("wb") as file:
+            file.write(schema.serialize().to_pybytes())
+            file.flush()
+            if fsync:
+                os.fsync(file.fileno())
+        if fsync:
+            for made in (*(building / str(p) for p in range(num_partitions)), building):
+                _fsync_folder(made)
         try:
             building.rename(folder)  # The topic appears whole; on Linux only over an empty folder.
         except OSError as error:
             raise LogError(f"the topic folder {folder} can't be made: {error}") from error
+        if fsync:
+            _fsync_folder(folder.parent)
         return cls(root, topic, fsync=fsync)
 
     def append(self, partition: int, rows: pa.Table | pa.RecordBatch) -> tuple[int, int]:

@@ -1,15 +1,17 @@
 """Makes the lag of any streaming query visible: commits what the query has finished.
 
-For monitoring only. The offsets are never ahead of the query and may be behind; the query
-itself resumes from its checkpoint.
+For monitoring only. The offsets may be behind the query; the query itself resumes from its
+checkpoint. They are ahead in one case: after a restart Spark reports the whole batch that it
+replays, also the ranges of it that a coordinated source left to another driver.
 """
 
 # ruff: noqa: N802 - Spark chose the names of the callbacks.
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -47,29 +49,40 @@ class OffsetBoard:
         self._recommit_s = recommit_s
         self._wanted: dict[TopicPartition, int] = {}
         self._stored: dict[TopicPartition, tuple[int, float]] = {}
+        self._refused: dict[TopicPartition, float] = {}
 
     def want(self, offsets: Offsets) -> None:
-        """Take the newest finished offsets; the last word wins."""
+        """Take the newest finished offsets; the last word wins. What was refused is due again."""
         self._wanted.update(offsets)
+        self._refused.clear()
+
+    def wants(self, tp: TopicPartition) -> int | None:
+        """Return the offset that is wanted for a partition."""
+        return self._wanted.get(tp)
 
     def due(self, now_s: float) -> dict[TopicPartition, int]:
         """Return what is not stored yet, or was stored too long ago."""
         return {
             tp: offset
             for tp, offset in self._wanted.items()
+            if now_s - self._refused.get(tp, -math.inf) >= self._recommit_s
             if (stored := self._stored.get(tp)) is None
             or stored[0] != offset
             or now_s - stored[1] >= self._recommit_s
         }
 
     def stored(self, offsets: Offsets, now_s: float) -> None:
-        """Note that *offsets* are settled: stored, or refused for good."""
+        """Note that *offsets* are stored."""
         self._stored.update({tp: (offset, now_s) for tp, offset in offsets.items()})
 
+    def refused(self, partitions: Iterable[TopicPartition], now_s: float) -> None:
+        """Note that these partitions are not to be tried again before the next `want`, or day."""
+        self._refused.update(dict.fromkeys(partitions, now_s))
+
     def next_due_s(self) -> float | None:
-        """Return when the next one of the stored offsets is due again."""
-        times = [stored_s for _, stored_s in self._stored.values()]
-        return min(times) + self._recommit_s if times else None
+        """Return when the next one of the stored or refused offsets is due again."""
+        times = {tp: at_s for tp, (_, at_s) in self._stored.items()} | self._refused
+        return min(times.values()) + self._recommit_s if times else None
 
 
 class BackgroundCommitter:
@@ -129,10 +142,15 @@ class BackgroundCommitter:
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
     def _try(self, due: Offsets) -> bool:
-        """Commit; say whether these offsets are settled, so or so."""
+        """Commit; say whether there is nothing to repeat before the next batch."""
+        refused: Collection[TopicPartition] = ()
         try:
             self._commit(due)
-        except (CommitRefused, FatalError) as error:
+        except CommitRefused as error:
+            refused = error.errors
+            logger.error("offsets of the group are not shown: %s", error)  # noqa: TRY400
+        except FatalError as error:
+            refused = due
             logger.error("offsets of the group are not shown: %s", error)  # noqa: TRY400
         except CoordinatorError as error:
             logger.warning("offsets are committed later: %s", error)
@@ -142,7 +160,11 @@ class BackgroundCommitter:
             logger.exception("offsets are committed later")
             return False
         with self._changed:
-            self._board.stored(due, time.monotonic())
+            now_s = time.monotonic()
+            self._board.stored({tp: o for tp, o in due.items() if tp not in refused}, now_s)
+            # Not those for which there was another batch meanwhile.
+            still = [tp for tp in refused if self._board.wants(tp) == due[tp]]
+            self._board.refused(still, now_s)
         return True
 
 

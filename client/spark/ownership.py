@@ -46,6 +46,10 @@ T = TypeVar("T")
 # Rounds of rejoining within one trigger; a group that changes faster gets the next trigger.
 ROUNDS_MAX: Final = 5
 
+# How long the log may end before a committed offset until that counts as loss: a listing on a
+# network file system lags by as much as its attribute cache, usually up to a minute.
+LAG_MAX_S: Final = 90.0
+
 _RETRY_REFUSAL: Final = {ErrorCode.STORAGE_FULL, ErrorCode.QUOTA_EXCEEDED}
 
 
@@ -71,23 +75,31 @@ class Ownership:
         options: the checked options of the stream.
         log: where the rows are.
         open_session: makes this reader a member of its group; called on first use.
+        clock: a monotonic clock in seconds.
 
     """
 
     def __init__(
-        self, options: ReaderOptions, log: PartitionLog, open_session: SessionFactory
+        self,
+        options: ReaderOptions,
+        log: PartitionLog,
+        open_session: SessionFactory,
+        clock: Callable[[], float],
     ) -> None:
         self.targets: dict[TopicPartition, int] | None = None
         self.ends: dict[TopicPartition, int] = {}
         self._options = options
         self._log = log
         self._open_session = open_session
+        self._clock = clock
         self._session: GroupSession | None = None
         self._assignment: Assignment | None = None
         self._positions: dict[TopicPartition, Position] | None = None
         self._finished: dict[TopicPartition, Finished] = {}
         self._in_doubt: _InDoubt | None = None
         self._partitions: dict[str, list[int]] = {}
+        self._latest_from: frozenset[TopicPartition] | None = None
+        self._ahead_since_s: dict[TopicPartition, float] = {}
 
     def finish(self, ranges: Mapping[TopicPartition, Finished]) -> None:
         """Note ranges that this process handed to Spark and whose sink is done."""
@@ -123,6 +135,13 @@ class Ownership:
         assignment = self._settle_once(wait_s)
         steps = self._plan(max_rows)
         self._send(steps)
+        if self.targets is not None and all(step.stop == step.at for step in steps.values()):
+            for tp, step in steps.items():
+                if step.waiting:  # Having nothing to run would mean that all is done.
+                    raise RetriableError(
+                        f"{tp}: the rows from {step.at} on were planned before, but the log ends "
+                        f"at {self.ends[tp]}"
+                    )
         return Batch(assignment.generation, steps)
 
     def _settle_once(self, wait_s: float) -> Assignment:
@@ -150,12 +169,14 @@ class Ownership:
         if self._session is None:
             self._session = self._open_session()
         session = self._session
+        if self._latest_from is None:
+            self._latest_from = self._find_latest_from()
         if self._assignment is not None:
             if session.lost:
                 raise MemberLost("the group removed this reader")
             if not session.rebalance_needed and not self._topics_grew():
                 return self._assignment
-            if self._finished:
+            if self._finished or self._starts_unset():
                 self._refresh(self._assignment)
                 self._send(self._plan(None, plan_ranges=False))
             self._forget_positions()
@@ -167,6 +188,36 @@ class Ownership:
             ", ".join(map(str, self._assignment.partitions)) or "nothing",
         )
         return self._assignment
+
+    def _find_latest_from(self) -> frozenset[TopicPartition]:
+        """Return the partitions that begin at the log's end if the group has no offset there.
+
+        Only those that are known before this reader joins a group without any offsets: what
+        appears in a group that is at work is read from its start. Asked before the join, when
+        no member of the same generation can have committed yet.
+        """
+        if self._options.starting_offsets != "latest":
+            return frozenset()
+        assert self._session is not None
+        known = frozenset(
+            TopicPartition(topic, partition)
+            for topic, partitions in self._list_partitions().items()
+            for partition in partitions
+        )
+        return frozenset() if known and self._session.fetch(sorted(known)) else known
+
+    def _starts_unset(self) -> bool:
+        """Say whether partitions that begin at the log's end may have no offset yet.
+
+        The next owner may have joined too late to see that the group had no offsets.
+        """
+        if not self._latest_from:
+            return False
+        positions = self._positions
+        return positions is None or any(
+            position.offset is None and tp in self._latest_from
+            for tp, position in positions.items()
+        )
 
     def _topics_grew(self) -> bool:
         """Have the leader ask for a rebalance when topics got more partitions."""
@@ -208,6 +259,7 @@ class Ownership:
     def _forget_positions(self) -> None:
         self._assignment = None
         self._positions = None
+        self._ahead_since_s.clear()
 
     # --- Positions and commits -----------------------------------------------------------
 
@@ -231,16 +283,38 @@ class Ownership:
         limits = Limits(
             max_rows=max_rows,
             targets=self.targets,
-            start_latest=options.starting_offsets == "latest",
+            latest_from=self._latest_from or frozenset(),
             fail_on_data_loss=options.fail_on_data_loss,
             plan_ranges=plan_ranges,
         )
         steps: dict[TopicPartition, Step] = {}
         self.ends = {}
+        now_s = self._clock()
         for tp, position in self._positions.items():
             bounds = self._log.bounds(tp.topic, tp.partition)
             self.ends[tp] = bounds[1]
-            steps[tp] = plan_partition(tp, position, self._finished.get(tp), bounds, limits)
+            since_s = self._ahead_since_s.get(tp, now_s)
+            steps[tp] = step = plan_partition(
+                tp,
+                position,
+                self._finished.get(tp),
+                bounds,
+                limits,
+                lag_over=now_s - since_s >= LAG_MAX_S,
+            )
+            if step.at > bounds[1]:
+                if tp not in self._ahead_since_s:
+                    logger.warning(
+                        "%s: offset %d comes next, but the log ends at %d; waiting "
+                        "up to %g s for it",
+                        tp,
+                        step.at,
+                        bounds[1],
+                        LAG_MAX_S,
+                    )
+                self._ahead_since_s[tp] = since_s
+            else:
+                self._ahead_since_s.pop(tp, None)
         return steps
 
     def _send(self, steps: Mapping[TopicPartition, Step]) -> None:

@@ -6,7 +6,7 @@ log's bounds. From these `plan_partition` makes a `Step`: the next range, and wh
 coordinator must say before that range may start.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple, Self
 
 from client.spark.errors import DataLossError
@@ -55,7 +55,7 @@ class Limits(NamedTuple):
 
     max_rows: int | None
     targets: Mapping[TopicPartition, int] | None  # Where AvailableNow stops.
-    start_latest: bool
+    latest_from: Collection[TopicPartition]  # What begins at the log's end, not at its start.
     fail_on_data_loss: bool
     plan_ranges: bool = True  # False before a hand-over: commit only.
 
@@ -66,6 +66,7 @@ class Step(NamedTuple):
     at: int
     stop: int
     needs: Position
+    waiting: bool = False  # Rows that come next were there before, but the log shows them not.
 
 
 class Commit(NamedTuple):
@@ -81,33 +82,52 @@ def plan_partition(
     finished: Finished | None,
     bounds: tuple[int, int],
     limits: Limits,
+    *,
+    lag_over: bool = False,
 ) -> Step:
     """Decide the next range of one partition.
+
+    Args:
+        tp: the partition.
+        position: what the coordinator keeps.
+        finished: what this process has to commit.
+        bounds: what the log shows.
+        limits: what bounds the range.
+        lag_over: whether the log has ended before *position* for longer than a listing can lag.
 
     Raises:
         DataLossError: rows that should come next are gone and that is to fail.
 
     """
     earliest, end = bounds
-    at = _next_offset(position, finished, bounds, limits)
+    from_latest = tp in limits.latest_from
+    at = _next_offset(position, finished, bounds, from_latest=from_latest)
     pinned = position.pinned_end if finished is None else None
+    if at > end and (finished is not None or not lag_over):
+        # What is finished is committed in any case, before the log is judged.
+        kept = _kept(position, at, pinned, from_latest=from_latest)
+        return Step(at, at, kept, waiting=True)
     if not earliest <= at <= end:
         if limits.fail_on_data_loss:
             raise _data_loss(tp, at, bounds)
-        if at < earliest:
-            at, pinned = earliest, None  # A new offset, so a new range.
+        if at > end:
+            # A log made anew: its rows are others than those that had these offsets before.
+            position = position._replace(pin=Pin(earliest, position.resets + 1))
+        at, pinned = earliest, None  # A new offset, so a new range.
+    if pinned is not None and pinned > end and limits.plan_ranges:
+        # The range was begun before, by whomever, so the log has it all; its writer's view and
+        # ours may differ for a moment.
+        return Step(at, at, position, waiting=True)
     target = end if limits.targets is None else limits.targets.get(tp, 0)
     if not limits.plan_ranges or at >= target:
-        return Step(at, at, _kept(position, at, pinned, limits))
+        return Step(at, at, _kept(position, at, pinned, from_latest=from_latest))
     if pinned is not None:
-        # Exactly the range that was begun before, by whomever; not if the log doesn't show
-        # it all yet (its writer's view and ours may differ for a moment).
-        return Step(at, pinned if pinned <= end else at, position)
+        return Step(at, pinned, position)  # Exactly the range that was begun before.
     stop = min(end, target)
     if limits.max_rows is not None:
         stop = min(stop, at + limits.max_rows)
     if stop <= at:
-        return Step(at, at, _kept(position, at, None, limits))
+        return Step(at, at, _kept(position, at, None, from_latest=from_latest))
     pin = Pin(stop, position.resets)
     return Step(at, stop, Position(at, pin.to_metadata(), pin))
 
@@ -136,20 +156,20 @@ def still_ours(finished: Finished, position: Position | None) -> bool:
 
 
 def _next_offset(
-    position: Position, finished: Finished | None, bounds: tuple[int, int], limits: Limits
+    position: Position, finished: Finished | None, bounds: tuple[int, int], *, from_latest: bool
 ) -> int:
     if finished is not None:
         return finished.range.end
     if position.offset is not None:
         return position.offset
-    return bounds[1] if limits.start_latest else bounds[0]
+    return bounds[1] if from_latest else bounds[0]
 
 
-def _kept(position: Position, at: int, pinned: int | None, limits: Limits) -> Position:
+def _kept(position: Position, at: int, pinned: int | None, *, from_latest: bool) -> Position:
     """Return the position without a planned range; a pin stands as long as its offset."""
     if position.offset == at and (pinned is not None or position.pinned_end is None):
         return position
-    if position.offset is None and not limits.start_latest:
+    if position.offset is None and not from_latest:
         return position  # The log's beginning need not be remembered.
     pin = Pin(at, position.resets)
     return Position(at, pin.to_metadata(), pin)

@@ -23,21 +23,20 @@ class Token(Protocol):
 
 
 class Call:
-    """One request that expects one answer. The server's session makes it."""
+    """One request that expects one answer. The server's sessions have their own kind."""
 
-    __slots__ = ("_answer", "request")
+    __slots__ = ("request",)
 
-    def __init__(self, request: Request, answer: Callable[[Response, int], None]) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
-        self._answer = answer
 
     def resolve(self, answer: Response, leader_epoch: int) -> None:
         """Send the answer."""
-        self._answer(answer, leader_epoch)
+        raise NotImplementedError
 
     def fail(self, error: int, leader_epoch: int) -> None:
         """Send the request's full shape around *error*."""
-        self._answer(error_response(self.request, error), leader_epoch)
+        self.resolve(error_response(self.request, error), leader_epoch)
 
 
 class Part:

@@ -34,15 +34,6 @@ RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
 EmitEvent = Callable[[str, dict[str, Any]], None]
 
 
-async def run_in_thread(work: Callable[[], None]) -> None:
-    """Run blocking *work* in a worker thread.
-
-    It is abandoned when cancelled, which happens only when the process ends: a disk that
-    hangs must not keep it from ending.
-    """
-    await trio.to_thread.run_sync(work, abandon_on_cancel=True)
-
-
 class Node:
     """The shards of this process. Make it, serve its `shard_of`, run `run`."""
 
@@ -58,7 +49,7 @@ class Node:
         new_uuid: Callable[[], str],
         wall_clock_ms: Callable[[], int],
         emit_event: EmitEvent,
-        run_blocking: RunBlocking = run_in_thread,
+        run_blocking: RunBlocking,
     ) -> None:
         self.journal = journal
         self.commit_timeout_ms = commit_timeout_ms

@@ -67,6 +67,29 @@ class Budget:
         return groups
 
 
+class WholeFetch:
+    """The token of an OffsetFetch for one group."""
+
+    __slots__ = ("_call", "_limit_bytes")
+
+    def __init__(self, call: Call, limit_bytes: int) -> None:
+        self._call = call
+        self._limit_bytes = limit_bytes
+
+    def resolve(self, answer: m.GroupOffsets, leader_epoch: int) -> None:
+        """Send the group's offsets, if they are not too many."""
+        budget = Budget(self._limit_bytes)
+        budget.for_offsets(answer)
+        if budget.is_spent:
+            self._call.resolve(m.BareError(_E.RESPONSE_TOO_LARGE), -1)
+        else:
+            self._call.resolve(m.OffsetFetchResponse((answer,)), leader_epoch)
+
+    def fail(self, error: int, leader_epoch: int) -> None:
+        """Send the group with *error*."""
+        self._call.fail(error, leader_epoch)
+
+
 class Dispatcher:
     """Knows which shard decides what, and how an answer over several is put together."""
 
@@ -172,6 +195,9 @@ class Dispatcher:
     def _offset_fetch(self, call: Call, now: Now) -> None:
         request = call.request
         assert type(request) is m.OffsetFetchRequest
+        if len(request.groups) == 1:
+            self._fetch_one(call, request.groups[0], now)
+            return
         gather = Gather(lambda shares, e: call.resolve(m.OffsetFetchResponse(tuple(shares)), e))
         budget = Budget(self._settings.response_max_bytes)
         for fetch in request.groups:
@@ -179,6 +205,14 @@ class Dispatcher:
             if budget.is_spent:
                 break
         self._seal(call, gather, budget)
+
+    def _fetch_one(self, call: Call, fetch: m.GroupFetch, now: Now) -> None:
+        """Nearly every fetch: one group, nothing to gather."""
+        group_id = fetch.group_id
+        token = WholeFetch(call, self._settings.response_max_bytes)
+        if self._group_is_legal(group_id, token):
+            shard = self._node.shard_of(group_id)
+            shard.read(group_id, token, partial(shard.core.fetch_offsets, fetch), now)
 
     def _seal(self, call: Call, gather: Gather, budget: Budget) -> None:
         """Answer with the shares, or with 1006 if they are too many; then they are dropped."""

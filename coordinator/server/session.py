@@ -5,15 +5,14 @@ Theory of operation
 
 The session's task only reads. Every request becomes a `Call` and is decided at once,
 in the order in which it came; its answer comes back through `Call`'s callback, then or later,
-into the outbox. The outbox leaves in one send at the end of the turn that filled it: the
-session's own, or that of the flusher, which answers for many sessions.
+into the outbox. The outbox leaves in one send at the end of the round that filled it: of the
+sessions that were readable together, or of the flusher, which answers for many.
 
 Deadlines (first request, half a frame, idle, slow reader) are plain numbers that the server's
 sweeper compares once a second; arming a timer per read would cost more than a heartbeat.
 """
 
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -50,13 +49,23 @@ _NETWORK_ERRORS: Final = (OSError, trio.BrokenResourceError, trio.ClosedResource
 
 
 class SessionCall(Call):
-    """A request of this session that has not been answered."""
+    """A request of this session that has not been answered.
 
-    __slots__ = ("parks",)
+    It refers to the session and not to a callback made for it: that would be a cycle per
+    request, which only the garbage collector ends.
+    """
+
+    __slots__ = ("event", "parks", "session")
 
     def __init__(self, session: "Session", event: RequestEvent) -> None:
-        super().__init__(event.request, partial(session.answer, self, event))
+        super().__init__(event.request)
+        self.session = session
+        self.event = event
         self.parks = event.api_key in _PARKING
+
+    def resolve(self, answer: Response, leader_epoch: int) -> None:
+        """Put the answer into the session's outbox."""
+        self.session.answer(self, answer, leader_epoch)
 
 
 class Session:
@@ -103,6 +112,7 @@ class Session:
                 continue
             data = await self.transport.receive()
             if not data:
+                self.flush()
                 return
             now = self.server.node.now()
             try:
@@ -117,7 +127,7 @@ class Session:
                 self._take(events[0], now)
             else:
                 await self._take_many(events, now)
-            self.flush()
+        self.flush()
         # The peer gets the answer that says why before the connection ends.
         while self._outbox:
             self._resume = trio.Event()
@@ -178,15 +188,14 @@ class Session:
 
     # --- answering ----------------------------------------------------------------------
 
-    def answer(
-        self, call: SessionCall, event: RequestEvent, response: Response, leader_epoch: int
-    ) -> None:
+    def answer(self, call: SessionCall, response: Response, leader_epoch: int) -> None:
         """Put the answer of *call* into the outbox; the turn's end sends it."""
         if call not in self._calls:
             return  # The client is gone, or a handler failed and was answered.
         del self._calls[call]
         if not call.parks:
             self._in_flight -= 1
+        event = call.event
         frame = encode_response(
             event.correlation_id,
             response,

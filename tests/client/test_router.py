@@ -301,6 +301,17 @@ async def test_a_server_without_a_request_is_named(autojump_clock: MockClock, wo
             await client.drain_member("g", "x")
 
 
+async def test_a_drain_tries_for_as_long_as_it_may(autojump_clock: MockClock, world: World) -> None:
+    """`drain_and_stop` has a deadline of its own, shorter than the request timeout."""
+    world.server.script(m.DrainMemberRequest, *[14] * 1_000)
+    async with world.connect() as client:
+        started_s = trio.current_time()
+        with pytest.raises(CoordinatorUnavailable):
+            await client.drain_member("g", "x", timeout_ms=700)
+
+    assert trio.current_time() - started_s <= 0.71
+
+
 async def test_newer_servers_are_asked_in_the_versions_that_we_know(
     autojump_clock: MockClock, world: World
 ) -> None:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integration
 # A child with a child of its own, as a Spark driver has its JVM.
 PARENT = (
     "import json, subprocess, sys\n"
-    "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
     "print('not an event', flush=True)\n"
     "print(json.dumps({'event': 'up', 'child': child.pid}), flush=True)\n"
     "print('gone', input(), file=sys.stderr)\n"
@@ -92,3 +92,27 @@ def test_killing_a_group_leaves_nobody_of_it(tmp_path: Path) -> None:
 
         assert wait_for_exit(child) == -9
         wait_until_gone(line.fields["child"])
+
+
+def test_the_daemon_ends_when_the_demo_itself_is_killed(tmp_path: Path) -> None:
+    """SIGKILL runs no ``with`` block, and nobody else would ever end the daemon."""
+    serve = "'coordinator', 'serve', '--listen', '127.0.0.1:0', '--data-dir'"
+    demo = (
+        "from pathlib import Path\n"
+        "from demo.processes import Children\n"
+        f"with Children(Path({str(tmp_path)!r})) as children:\n"
+        f"    arguments = ['-m', 'demo.guarded', {serve}, {str(tmp_path / 'data')!r}]\n"
+        "    daemon = children.start('daemon', arguments)\n"
+        "    while children.lines.get(timeout=60).event != 'ready':\n"
+        "        pass\n"
+        '    print(\'{"event": "up", "child": %d}\' % daemon.pid, flush=True)\n'
+        "    input()\n"
+    )
+    with Children(tmp_path) as children:
+        child = children.start("demo", ["-c", demo])
+        pid = children.lines.get(timeout=60).fields["child"]
+        assert not gone(pid)
+
+        child.kill_group()
+
+        wait_until_gone(pid)

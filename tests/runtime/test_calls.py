@@ -5,7 +5,7 @@ from typing import Any
 from coordinator.runtime.calls import Call, Gather
 from protocol.errors import ErrorCode
 from protocol.failures import error_response
-from protocol.messages import HeartbeatRequest, HeartbeatResponse
+from protocol.messages import HeartbeatRequest, Response
 
 
 class Answers:
@@ -22,11 +22,15 @@ class Answers:
 def test_a_call_fails_in_the_shape_of_its_request() -> None:
     """Whoever refuses it need not know what was asked."""
     answers = Answers()
-    request = HeartbeatRequest("g", 1, "m", None)
-    Call(request, answers).fail(ErrorCode.NOT_COORDINATOR, 4)
-    Call(request, answers).resolve(HeartbeatResponse(0), 5)
 
-    assert answers.got == [(error_response(request, 16), 4), (HeartbeatResponse(0), 5)]
+    class RecordedCall(Call):
+        def resolve(self, answer: Response, leader_epoch: int) -> None:
+            answers(answer, leader_epoch)
+
+    request = HeartbeatRequest("g", 1, "m", None)
+    RecordedCall(request).fail(ErrorCode.NOT_COORDINATOR, 4)
+
+    assert answers.got == [(error_response(request, 16), 4)]
 
 
 def test_shares_are_put_together_in_the_order_asked() -> None:

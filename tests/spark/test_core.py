@@ -8,6 +8,8 @@ from client.exceptions import CoordinatorUnavailable
 from client.spark.core import ReaderCore
 from client.spark.errors import DataLossError
 from client.spark.offsets import Range, decode_end
+from client.spark.ownership import LAG_MAX_S
+from client.types import OffsetAndMetadata
 from tests.fakes.group_session import FakeGroup
 from tests.spark.helpers import Checkpoint, MemoryLog, Query, options, ranges, tp
 
@@ -231,16 +233,115 @@ def test_the_first_offset_may_be_the_latest() -> None:
     assert ranges(query.triggers(1)) == [(0, 40, 42), (1, 0, 3)]
 
 
-@pytest.mark.parametrize(("committed", "bounds"), [(3, (5, 9)), (12, (0, 9))])
-def test_rows_that_are_gone_end_the_query(committed: int, bounds: tuple[int, int]) -> None:
+@pytest.mark.parametrize("latest_comes_first", [True, False])
+def test_latest_does_not_skip_what_appears_while_the_group_works(latest_comes_first: bool) -> None:
+    """The first rows of a new partition are as new as all others."""
+    group, log = make({0: 40})
+    query = Query(group, log, startingOffsets="latest")
+    query.triggers(1)
+    group.partitions.append(tp(1))
+    log.starts[1], log.ends[1] = 0, 7
+    if not latest_comes_first:  # Also a reader that first hears of the partition at its start.
+        group.evict(query.session)
+        query = Query(group, log, client_id="b", startingOffsets="latest")
+
+    assert ranges(query.triggers(2)) == [(1, 0, 7)]
+
+
+def test_readers_that_start_together_all_begin_at_the_latest_offset() -> None:
+    """Whoever commits second must not take the group for one that was at work before."""
+    group, log = make({0: 40, 1: 40})
+    a = Query(group, log, client_id="a", startingOffsets="latest")
+    b = Query(group, log, client_id="b", startingOffsets="latest")
+    group.join(b.session)
+
+    def join_together() -> None:
+        b.core.initial_offset()
+
+    a.clock.on_sleep = join_together
+    a.trigger()
+    assert [group.offset(tp(p)) for p in (0, 1)] == [40, None]
+
+    assert a.triggers(2) + b.triggers(2) == []
+    assert [group.offset(tp(p)) for p in (0, 1)] == [40, 40]
+
+
+def test_a_start_at_the_latest_offset_is_kept_before_a_hand_over() -> None:
+    """The next owner joins a group that has offsets, and would begin at the log's start."""
+    group, log = make({0: 40, 1: 40})
+    first = Query(group, log, client_id="a", startingOffsets="latest")
+    first.core.initial_offset()
+    group.session("b").request_rejoin("")
+    group._start_rebalance()
+    log.ends.update({0: 50, 1: 50})
+
+    first.core.latest_offset({}, 10)
+
+    assert group.commits[0] == dict.fromkeys((tp(0), tp(1)), OffsetAndMetadata(50, "gc1:50:0"))
+
+
+def test_rows_that_are_gone_end_the_query() -> None:
     """Going on silently would be loss."""
-    group, log = make({0: bounds[1]})
-    log.starts[0] = bounds[0]
-    group.reset(tp(0), committed)
+    group, log = make({0: 9})
+    log.starts[0] = 5
+    group.reset(tp(0), 3)
     query = Query(group, log)
 
-    with pytest.raises(DataLossError, match=r"flights-0: offset \d+ comes next.*failOnDataLoss"):
+    with pytest.raises(DataLossError, match=r"flights-0: offset 3 comes next.*failOnDataLoss"):
         query.trigger()
+
+
+def test_a_log_that_ends_too_early_may_only_lag_for_a_while() -> None:
+    """A new owner's file system may show less than the last owner's did."""
+    group, log = make({0: 9})
+    group.reset(tp(0), 12)
+    query = Query(group, log)
+    query.triggers(2)
+    query.clock.now_s += LAG_MAX_S - 1
+    assert query.triggers(1) == []
+
+    log.ends[0] = 15
+
+    assert ranges(query.triggers(1)) == [(0, 12, 15)]
+
+
+def test_a_log_that_stays_too_short_ends_the_query() -> None:
+    """It was made anew, or cut: what comes next never comes."""
+    group, log = make({0: 9})
+    group.reset(tp(0), 12)
+    query = Query(group, log)
+    query.triggers(2)
+    query.clock.now_s += LAG_MAX_S
+
+    with pytest.raises(DataLossError, match="offset 12 comes next, but the log holds 0 to 9"):
+        query.trigger()
+
+
+def test_a_log_made_anew_is_read_from_its_start_on_request() -> None:
+    """The raised counter tells sinks that the same bounds are other rows now."""
+    group, log = make({0: 20})
+    query = Query(group, log, failOnDataLoss="false")
+    query.triggers(3)
+    log.ends[0] = 8
+    assert query.triggers(2) == []
+    query.clock.now_s += LAG_MAX_S
+
+    assert ranges(query.triggers(1)) == [(0, 0, 8)]
+    assert group.offsets[tp(0)] == OffsetAndMetadata(0, "gc1:8:1")
+    query.triggers(1)
+    assert group.offsets[tp(0)] == OffsetAndMetadata(8, "gc1:8:1")
+
+
+def test_what_is_finished_is_committed_before_a_shorter_log_is_judged() -> None:
+    """Its rows are in the sink, whatever became of the log."""
+    group, log = make({0: 20})
+    query = Query(group, log)
+    query.trigger()
+    log.ends[0] = 8
+
+    query.trigger()
+
+    assert group.offset(tp(0)) == 10
 
 
 def test_rows_that_are_gone_can_be_skipped_on_request() -> None:

@@ -375,6 +375,37 @@ def test_available_now_takes_a_pinned_range_whole() -> None:
     assert ranges(query.triggers(2)) == [(0, 20, 30)]
 
 
+@pytest.mark.parametrize(("committed", "pin"), [(20, "gc1:30:0"), (23, "gc1:30:0"), (30, "")])
+def test_available_now_is_not_complete_before_what_was_planned_shows(
+    committed: int, pin: str
+) -> None:
+    """The rows were in the log before, so they belong to this run; its view of them lags."""
+    group, log = make({0: 23})
+    group.reset(tp(0), committed, pin)
+    query = Query(group, log)
+    query.core.prepare_available_now()
+
+    with pytest.raises(CoordinatorTimeout, match=r"planned before, but the log ends at 23"):
+        query.trigger()
+
+
+def test_a_replay_of_rows_that_the_log_no_longer_shows_is_left_to_the_next_trigger() -> None:
+    """Reading them would fail, at each restart again."""
+    group, log = make({0: 10})
+    crashed = Query(group, log, client_id="a")
+    crashed.trigger()
+    crashed.checkpoint.commits -= 1
+    group.evict(crashed.session)
+    log.ends[0] = 4
+    again = Query(group, log, client_id="a2", checkpoint=crashed.checkpoint)
+    assert again.triggers(2) == []
+    assert group.offset(tp(0)) == 0
+
+    log.ends[0] = 10
+
+    assert ranges(again.triggers(1)) == [(0, 0, 10)]
+
+
 def test_a_drained_reader_commits_and_owns_nothing() -> None:
     """So that stopping it afterwards repeats nothing."""
     group, log = make({0: 100})

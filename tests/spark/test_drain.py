@@ -47,9 +47,13 @@ class FakeCoordinator:
     def __init__(self, **asks: int) -> None:
         self.asks = asks
         self.errors: list[Exception] = []
+        self.timeouts_ms: list[int | None] = []
 
-    def drain_member(self, group: str, client_id: str) -> list[DrainedMember]:
+    def drain_member(
+        self, group: str, client_id: str, *, timeout_ms: int | None = None
+    ) -> list[DrainedMember]:
         """Answer as planned."""
+        self.timeouts_ms.append(timeout_ms)
         if self.errors:
             raise self.errors.pop(0)
         if client_id not in self.asks:
@@ -64,7 +68,7 @@ def run(
     """Drain with a timeout of 10 s; return the clock."""
     clock = Clock()
     clock.on_sleep = on_sleep
-    drain(query, lambda _: coordinator, 10, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+    drain(query, lambda *_: coordinator, 10, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
     return clock
 
 
@@ -119,6 +123,25 @@ def test_a_drain_that_takes_too_long_leaves_the_query_running() -> None:
         run(query, FakeCoordinator(a=10_000))
 
     assert query.isActive
+
+
+def test_no_question_waits_longer_than_the_drain_may_take() -> None:
+    """With a coordinator that is away, the caller's timeout would be overrun by far."""
+    clock = Clock()
+    coordinator = FakeCoordinator(a=10_000)
+    asked: list[int] = []
+
+    def client_of(_: str, timeout_ms: int) -> FakeCoordinator:
+        asked.append(timeout_ms)
+        return coordinator
+
+    with pytest.raises(DrainTimeout):
+        drain(FakeQuery("a"), client_of, 12, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+
+    assert asked == coordinator.timeouts_ms
+    assert asked[0] == 10_000
+    assert asked[-10] < 2_100
+    assert asked[-1] < 210
 
 
 def test_a_query_without_readers_is_not_stopped_by_mistake() -> None:

@@ -1,5 +1,6 @@
 """The folder log: whole chunks, dense offsets, readable while somebody appends."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -44,6 +45,24 @@ def test_what_is_appended_can_be_read_in_any_cut(tmp_path: Path, log: FolderLog)
     for start in range(10):
         for end in range(start, 11):
             assert ids(log, 1, start, end) == list(range(start, end))
+
+
+@pytest.mark.parametrize("fsync", [True, False])
+def test_a_new_topic_is_on_disk_before_its_first_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
+) -> None:
+    """A chunk that survives a power failure is worth nothing in a folder that doesn't."""
+    synced: list[str] = []
+    monkeypatch.setattr(
+        "client.spark.folder.os.fsync",
+        lambda fd: synced.append(Path(f"/dev/fd/{fd}").readlink().name),
+    )
+
+    FolderLogWriter.create(tmp_path, "t", SCHEMA, 2, fsync=fsync).close()
+
+    building = f".t.{os.getpid()}.building"
+    expected = ["_schema.arrow", "0", "1", building, tmp_path.name]
+    assert synced == (expected if fsync else [])
 
 
 def test_the_layout_is_as_documented(tmp_path: Path) -> None:

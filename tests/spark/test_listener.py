@@ -99,6 +99,35 @@ def test_a_refused_offset_is_not_tried_for_ever() -> None:
     assert store.stored.empty()
 
 
+def test_what_was_refused_is_tried_again_with_the_next_batch() -> None:
+    """Also where that batch says nothing new about it: it isn't stored, so it is not settled."""
+    board = OffsetBoard()
+    board.want({A: 1, B: 1})
+    board.stored({B: 1}, 0)
+    board.refused([A], 1)
+    assert board.due(1) == {}
+    assert board.next_due_s() == DAY_S
+    assert board.due(DAY_S + 1) == {A: 1, B: 1}
+
+    board.want({B: 2})
+
+    assert board.due(1) == {A: 1, B: 2}
+
+
+def test_a_partly_refused_commit_settles_only_the_rest() -> None:
+    """The other partitions are stored."""
+    board, store = OffsetBoard(), Store()
+    store.failures = [CommitRefused({A: 3})]
+    committer = BackgroundCommitter(store.commit, board)
+    board.want({A: 1, B: 1})
+
+    assert committer._try(board.due(0))
+    assert board.due(0) == {}
+    board.want({})
+
+    assert board.due(0) == {A: 1}
+
+
 def test_closing_commits_what_is_due() -> None:
     """The last batch of a query should not be missing."""
     store = Store()

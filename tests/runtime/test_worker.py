@@ -1,0 +1,60 @@
+"""The thread that the disk has for itself."""
+
+import threading
+
+import pytest
+import trio
+
+from coordinator.runtime.worker import DiskThread
+
+
+async def test_work_runs_in_another_thread_and_its_end_is_waited_for() -> None:
+    """The event loop must not stand still for an fsync."""
+    done: list[int] = []
+    disk = DiskThread()
+
+    await disk.run(lambda: done.append(threading.get_ident()))
+    await disk.run(lambda: done.append(threading.get_ident()))
+
+    assert 2 == len(done)
+    assert done[0] == done[1] != threading.get_ident()
+
+
+async def test_what_the_work_raises_is_raised_to_the_asker() -> None:
+    """A failed fsync ends the process; nobody may miss it."""
+
+    def fail() -> None:
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        await DiskThread().run(fail)
+
+
+async def test_a_hanging_disk_does_not_keep_the_process_from_ending() -> None:
+    """SIGTERM must work when fsync does not."""
+    disk = DiskThread()
+    release = threading.Event()
+    began = threading.Event()
+
+    def hang() -> None:
+        began.set()
+        release.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(disk.run, hang)
+        await trio.to_thread.run_sync(began.wait)
+        nursery.cancel_scope.cancel()
+    release.set()
+
+    # The late end of the abandoned work reaches nobody, and the thread goes on.
+    await disk.run(lambda: None)
+
+
+async def test_a_cancelled_asker_starts_nothing() -> None:
+    """Work that nobody waits for must not reach the disk."""
+    done: list[int] = []
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await DiskThread().run(lambda: done.append(1))
+
+    assert [] == done
