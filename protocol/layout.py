@@ -36,6 +36,9 @@ class ApiKey(IntEnum):
     OFFSET_DELETE = 47
     DRAIN_MEMBER = 1000
 
+    # Enum's own is written in Python, and keys are looked up several times a request.
+    __hash__ = int.__hash__
+
 
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 SYNC_REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024

@@ -102,6 +102,9 @@ class ShardRunner:
             until = self._services.journal.end_offset(self.partition)
         else:
             until = self._uncommitted.get(group_id, 0)
+        if until <= self.gate.committed_offset:
+            token.resolve(answer, self._leader_epoch)
+            return
         deadline_ms = now.mono_ms + self._services.commit_timeout_ms
         reply = Reply(token, answer, True, None)
         self.gate.park(reply, until_offset=until, deadline_ms=deadline_ms)

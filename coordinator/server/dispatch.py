@@ -78,6 +78,10 @@ class WholeFetch:
 
     def resolve(self, answer: m.GroupOffsets, leader_epoch: int) -> None:
         """Send the group's offsets, if they are not too many."""
+        topics = answer.topics
+        if len(topics) == 1 and len(topics[0].partitions) == 1:
+            self._call.resolve(m.OffsetFetchResponse((answer,)), leader_epoch)
+            return
         budget = Budget(self._limit_bytes)
         budget.for_offsets(answer)
         if budget.is_spent:

@@ -21,7 +21,6 @@ import trio
 from coordinator.group import Caller, Now
 from coordinator.runtime.calls import Call
 from coordinator.server.transport import Transport
-from protocol.apis import ApiKey
 from protocol.connection import (
     BadRequest,
     RequestEvent,
@@ -31,7 +30,13 @@ from protocol.connection import (
 )
 from protocol.errors import ErrorCode
 from protocol.frames import FrameTooLarge
-from protocol.messages import ApiVersionsRequest, BareError, Response
+from protocol.messages import (
+    ApiVersionsRequest,
+    BareError,
+    JoinGroupRequest,
+    Response,
+    SyncGroupRequest,
+)
 
 if TYPE_CHECKING:
     from coordinator.server.server import Server
@@ -44,7 +49,7 @@ _BYTES_PER_READ_SECOND: Final = 64 * 1024
 _TURN_REQUESTS: Final = 64
 _NEVER_MS: Final = 2**63
 # They wait for other members, not for us, and a limit of their own bounds them.
-_PARKING: Final = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
+_PARKING: Final = frozenset({JoinGroupRequest, SyncGroupRequest})
 _NETWORK_ERRORS: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -58,10 +63,10 @@ class SessionCall(Call):
     __slots__ = ("event", "parks", "session")
 
     def __init__(self, session: "Session", event: RequestEvent) -> None:
-        super().__init__(event.request)
+        self.request = event.request
         self.session = session
         self.event = event
-        self.parks = event.api_key in _PARKING
+        self.parks = type(event.request) in _PARKING
 
     def resolve(self, answer: Response, leader_epoch: int) -> None:
         """Put the answer into the session's outbox."""
