@@ -42,7 +42,7 @@ _SHAPES: Final[Mapping[type, Callable[[Any, int], m.Response]]] = {
         tuple(find_coordinator_error(g, e, None) for g in r.group_ids)
     ),
     m.JoinGroupRequest: lambda r, e: join_error(e, "" if e in _GROUP_NOT_SEEN else r.member_id),
-    m.SyncGroupRequest: lambda _, e: m.SyncGroupResponse(e, None, None, b""),
+    m.SyncGroupRequest: lambda _, e: sync_error(e),
     m.HeartbeatRequest: lambda _, e: m.HeartbeatResponse(e),
     m.LeaveGroupRequest: lambda _, e: m.LeaveGroupResponse(e, ()),
     m.OffsetCommitRequest: lambda _, e: m.OffsetCommitResponse(e, ()),
@@ -63,7 +63,12 @@ _SHAPES: Final[Mapping[type, Callable[[Any, int], m.Response]]] = {
 
 def join_error(error: int, member_id: str) -> m.JoinGroupResponse:
     """Return a JoinGroup answer with *error*; which member id it carries is the caller's table."""
-    return m.JoinGroupResponse(error, -1, None, None, "", False, member_id, ())
+    return m.JoinGroupResponse(int(error), -1, None, None, "", False, member_id, ())
+
+
+def sync_error(error: int) -> m.SyncGroupResponse:
+    """Return a SyncGroup answer with *error*."""
+    return m.SyncGroupResponse(int(error), None, None, b"")
 
 
 def content_error(request: m.Request) -> tuple[ErrorCode, str] | None:

@@ -17,6 +17,7 @@ from coordinator.group.records import (
 )
 from coordinator.group.timers import Timers
 from protocol.errors import ErrorCode
+from protocol.failures import join_error, sync_error
 from protocol.messages import (
     HeartbeatResponse,
     JoinGroupResponse,
@@ -202,13 +203,3 @@ class Decision:
 
 # Answers that say nothing but the code are made once.
 HEARTBEAT = {code: HeartbeatResponse(code.value) for code in ErrorCode}
-
-
-def join_error(code: int, member_id: str) -> JoinGroupResponse:
-    """Return the JoinGroup answer for an error."""
-    return JoinGroupResponse(int(code), -1, None, None, "", False, member_id, ())
-
-
-def sync_error(code: int) -> SyncGroupResponse:
-    """Return the SyncGroup answer for an error."""
-    return SyncGroupResponse(int(code), None, None, b"")

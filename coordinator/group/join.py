@@ -1,6 +1,6 @@
 """JoinGroup."""
 
-from coordinator.group.core import Core, Decision, join_error
+from coordinator.group.core import Core, Decision
 from coordinator.group.effects import Caller, Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.member import Member, PendingId
@@ -8,6 +8,7 @@ from coordinator.group.rebalance import joined, maybe_complete_join, members_los
 from coordinator.group.records import GroupMetadata
 from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode
+from protocol.failures import join_error
 from protocol.messages import JoinGroupRequest
 from protocol.types import INT32_MAX
 

@@ -1,6 +1,6 @@
 """From hard state to a living group, and back out of service."""
 
-from coordinator.group.core import Core, Decision, join_error, sync_error
+from coordinator.group.core import Core, Decision
 from coordinator.group.effects import Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.member import Member, read_assignment
@@ -8,6 +8,7 @@ from coordinator.group.rebalance import start_rebalance
 from coordinator.group.records import MemberMetadata
 from coordinator.group.states import Trigger
 from protocol.errors import ErrorCode
+from protocol.failures import join_error, sync_error
 from protocol.messages import JoinProtocol
 
 

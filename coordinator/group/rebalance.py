@@ -26,12 +26,13 @@
 # generation, where no member is left that could commit with it. At one rebalance a second
 # that takes 68 years.
 
-from coordinator.group.core import Decision, sync_error
+from coordinator.group.core import Decision
 from coordinator.group.group import Group
 from coordinator.group.member import NOTHING
 from coordinator.group.records import GroupGeneration, GroupMetadata
 from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode
+from protocol.failures import sync_error
 from protocol.messages import JoinGroupResponse
 from protocol.types import INT32_MAX
 

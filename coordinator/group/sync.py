@@ -1,12 +1,13 @@
 """SyncGroup: the second barrier of a rebalance."""
 
-from coordinator.group.core import Core, Decision, sync_error
+from coordinator.group.core import Core, Decision
 from coordinator.group.effects import Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.member import NOTHING, Member, read_assignment
 from coordinator.group.rebalance import start_rebalance
 from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode
+from protocol.failures import sync_error
 from protocol.messages import SyncGroupRequest, SyncGroupResponse
 
 
