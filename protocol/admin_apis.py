@@ -1,7 +1,7 @@
 """How the APIs that find, describe and delete groups lie on the wire."""
 
 from protocol import messages as m
-from protocol.layout import ANY_BYTES, GROUP_ID, NAME, OPTIONAL_TEXT, Api, ApiKey, many
+from protocol.layout import ANY_BYTES, GROUP_ID, NAME, OPTIONAL_TEXT, RETENTION, Api, ApiKey, many
 from protocol.schema import CODE, EPOCH, I32, Field, Struct, array, text
 
 API_VERSIONS = Api(
@@ -88,6 +88,7 @@ DESCRIBE_GROUPS = Api(
                             )
                         ),
                     ),
+                    Field("offsets_retention_ms", RETENTION, since=1),
                 )
             ),
         ),

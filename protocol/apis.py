@@ -11,6 +11,13 @@ from protocol.admin_apis import (
     FIND_COORDINATOR,
     LIST_GROUPS,
 )
+from protocol.insight_apis import (
+    ALTER_GROUP_RETENTION,
+    DESCRIBE_LAG,
+    DESCRIBE_REBALANCES,
+    READ_OFFSET_CHANGES,
+    SCAN_OFFSETS,
+)
 from protocol.layout import (
     MEMBER_BYTES_MAX,
     MEMBER_ID_BYTES_MAX,
@@ -24,6 +31,12 @@ from protocol.layout import (
 from protocol.membership_apis import DRAIN_MEMBER, HEARTBEAT, JOIN_GROUP, LEAVE_GROUP, SYNC_GROUP
 from protocol.offset_apis import OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
 from protocol.schema import Check
+from protocol.topic_apis import (
+    DELETE_TOPICS,
+    DESCRIBE_TOPICS,
+    REGISTER_TOPICS,
+    REPORT_END_OFFSETS,
+)
 
 __all__ = [
     "APIS",
@@ -59,6 +72,15 @@ APIS: Final[Mapping[ApiKey, Api]] = {
         DELETE_GROUPS,
         OFFSET_DELETE,
         DRAIN_MEMBER,
+        REGISTER_TOPICS,
+        DELETE_TOPICS,
+        DESCRIBE_TOPICS,
+        REPORT_END_OFFSETS,
+        DESCRIBE_REBALANCES,
+        SCAN_OFFSETS,
+        READ_OFFSET_CHANGES,
+        DESCRIBE_LAG,
+        ALTER_GROUP_RETENTION,
     )
 }
 

@@ -7,6 +7,7 @@ with their requests.
 from typing import Final, NamedTuple
 
 from protocol.apis import (
+    APIS,
     REQUEST_BYTES_MAX,
     REQUEST_CHECKS,
     RESPONSE_BYTES_MAX,
@@ -32,6 +33,15 @@ from protocol.schema import CODE, Field, Invalid, Struct
 from protocol.types import INT32_MAX, NO_LEADER_EPOCH
 
 _bare_check: Final = Struct(BareError, Field("error", CODE)).check(0, open_end=False)
+
+
+# Responses that are an error and nothing else, such as a heartbeat's in version 0.
+_ONLY_ERROR: Final = frozenset(
+    (key, version)
+    for key, api in APIS.items()
+    for version in range(api.max_version + 1)
+    if [f.name for f in api.response.fields if f.since <= version] == ["error"]
+)
 
 
 class RequestEvent(NamedTuple):
@@ -196,16 +206,16 @@ class ClientConnection:
         request, version = self._in_flight.pop(correlation_id)
         body = frame[RESPONSE_HEADER.size :]
         key = api_of(request)
-        check = _bare_check if _is_bare(key, body) else RESPONSE_CHECKS[key, version][1]
+        check = _bare_check if _is_bare(key, version, body) else RESPONSE_CHECKS[key, version][1]
         response = unpack_response(body, check)
         return ResponseEvent(correlation_id, request, response, leader_epoch, throttle_ms)
 
 
-def _is_bare(key: ApiKey, body: bytes) -> bool:
-    """Tell ``[error]`` from a response with one element, which is an array everywhere else.
+def _is_bare(key: ApiKey, version: int, body: bytes) -> bool:
+    """Tell ``[error]`` from a response with one element, which is an array nearly everywhere.
 
-    A heartbeat's answer looks the same and is read as what was asked for.
+    Where the whole response is an error, it looks the same and is read as what was asked for.
     """
-    if key is ApiKey.HEARTBEAT or len(body) < 2 or body[0] != 0x91:
+    if (key, version) in _ONLY_ERROR or len(body) < 2 or body[0] != 0x91:
         return False
     return not (0x90 <= body[1] <= 0x9F or body[1] in {0xDC, 0xDD})

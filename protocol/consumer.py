@@ -64,6 +64,32 @@ def decode_subscription(data: bytes) -> Subscription | None:
     return _decode(data, _read_subscription)
 
 
+def subscribed_topics(data: bytes) -> tuple[str, ...] | None:
+    """Return the topics of a subscription, None where version, topics or user data can't be read.
+
+    Only what version 0 has is looked at, as Kafka's own coordinator does: a broken tail of a
+    later version doesn't hide the topics. The server asks this of every member that joins.
+    """
+    try:
+        (version,), (count,) = _I16.unpack_from(data), _I32.unpack_from(data, 2)
+        at = 6
+        # A topic has at least two bytes, so a false claim costs nothing.
+        if version < 0 or not 0 <= count * 2 <= len(data) - at:
+            return None
+        topics = []
+        for _ in range(count):
+            (length,) = _I16.unpack_from(data, at)
+            end = at + 2 + length
+            if length < 0 or end > len(data):
+                return None
+            topics.append(data[at + 2 : end].decode())
+            at = end
+        (length,) = _I32.unpack_from(data, at)
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return tuple(topics) if -1 <= length <= len(data) - at - 4 else None
+
+
 def encode_assignment(assignment: Assignment, version: int = VERSION_MAX) -> bytes:
     """Return *assignment* as Kafka's bytes; the layout is the same in all versions."""
     return (

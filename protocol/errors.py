@@ -38,6 +38,7 @@ class ErrorCode(IntEnum):
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27
     UNSUPPORTED_VERSION = 35
+    INVALID_PARTITIONS = 37
     INVALID_REQUEST = 42
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
@@ -45,6 +46,7 @@ class ErrorCode(IntEnum):
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
     GROUP_SUBSCRIBED_TO_TOPIC = 86
+    INVALID_REGULAR_EXPRESSION = 128
     OUTCOME_UNKNOWN = 1000
     INVALID_OFFSET = 1001
     NOT_PARTITION_OWNER = 1002
@@ -127,6 +129,9 @@ ERRORS: Final[Mapping[ErrorCode, ErrorInfo]] = {
     _E.UNSUPPORTED_VERSION: ErrorInfo(
         _NO, _R.REPORT, "This server doesn't know the request, or not in this version or form."
     ),
+    _E.INVALID_PARTITIONS: ErrorInfo(
+        _NO, _R.REPORT, "A topic's number of partitions can't shrink."
+    ),
     _E.INVALID_REQUEST: ErrorInfo(
         _NO, _R.REPORT, "The request's bytes or values break the protocol."
     ),
@@ -143,6 +148,9 @@ ERRORS: Final[Mapping[ErrorCode, ErrorInfo]] = {
     ),
     _E.GROUP_SUBSCRIBED_TO_TOPIC: ErrorInfo(
         _NO, _R.REPORT, "Members of the group still subscribe to the topic."
+    ),
+    _E.INVALID_REGULAR_EXPRESSION: ErrorInfo(
+        _NO, _R.REPORT, "The pattern of topics is no regular expression of RE2's syntax."
     ),
     _E.OUTCOME_UNKNOWN: ErrorInfo(
         _UNKNOWN,

@@ -58,17 +58,26 @@ _SHAPES: Final[Mapping[type, Callable[[Any, int], m.Response]]] = {
     ),
     m.OffsetDeleteRequest: lambda _, e: m.OffsetDeleteResponse(e, ()),
     m.DrainMemberRequest: lambda _, e: m.DrainMemberResponse(e, ()),
+    m.RegisterTopicsRequest: lambda _, e: m.RegisterTopicsResponse(e, ()),
+    m.DeleteTopicsRequest: lambda _, e: m.DeleteTopicsResponse(e, ()),
+    m.DescribeTopicsRequest: lambda _, e: m.DescribeTopicsResponse(e, None, (), has_more=False),
+    m.ReportEndOffsetsRequest: lambda _, e: m.ReportEndOffsetsResponse(e, ()),
+    m.DescribeRebalancesRequest: lambda r, e: m.DescribeRebalancesResponse(e, None, r.group_id, ()),
+    m.ScanOffsetsRequest: lambda _, e: m.ScanOffsetsResponse(e, -1, (), b""),
+    m.ReadOffsetChangesRequest: lambda _, e: m.ReadOffsetChangesResponse(e, (), -1, -1),
+    m.DescribeLagRequest: lambda r, e: m.DescribeLagResponse(e, None, r.group_id, ()),
+    m.AlterGroupRetentionRequest: lambda _, e: m.AlterGroupRetentionResponse(e),
 }
 
 
-def join_error(error: int, member_id: str) -> m.JoinGroupResponse:
+def join_error(error: int, member_id: str, message: str | None = None) -> m.JoinGroupResponse:
     """Return a JoinGroup answer with *error*; which member id it carries is the caller's table."""
-    return m.JoinGroupResponse(int(error), -1, None, None, "", False, member_id, ())
+    return m.JoinGroupResponse(int(error), -1, None, None, "", False, member_id, (), message)
 
 
-def sync_error(error: int) -> m.SyncGroupResponse:
+def sync_error(error: int, message: str | None = None) -> m.SyncGroupResponse:
     """Return a SyncGroup answer with *error*."""
-    return m.SyncGroupResponse(int(error), None, None, b"")
+    return m.SyncGroupResponse(int(error), None, None, b"", message)
 
 
 def content_error(request: m.Request) -> tuple[ErrorCode, str] | None:

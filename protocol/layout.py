@@ -13,10 +13,12 @@ from protocol.schema import (
     Struct,
     array,
     binary,
+    integer,
     name,
     nullable,
     text,
 )
+from protocol.types import INT64_MAX
 
 
 class ApiKey(IntEnum):
@@ -35,6 +37,15 @@ class ApiKey(IntEnum):
     DELETE_GROUPS = 42
     OFFSET_DELETE = 47
     DRAIN_MEMBER = 1000
+    REGISTER_TOPICS = 1001
+    DELETE_TOPICS = 1002
+    DESCRIBE_TOPICS = 1003
+    REPORT_END_OFFSETS = 1004
+    DESCRIBE_REBALANCES = 1005
+    SCAN_OFFSETS = 1006
+    READ_OFFSET_CHANGES = 1007
+    DESCRIBE_LAG = 1008
+    ALTER_GROUP_RETENTION = 1009
 
     # Enum's own is written in Python, and keys are looked up several times a request.
     __hash__ = int.__hash__
@@ -46,11 +57,14 @@ RESPONSE_BYTES_MAX: Final = 16 * 1024 * 1024
 # One subscription or assignment: 256 KiB hold about 10,000 topics or 60,000 partitions.
 MEMBER_BYTES_MAX: Final = 256 * 1024
 MEMBER_ID_BYTES_MAX: Final = 300
+# A pattern of topics; long alternatives of names fit, and matching stays cheap.
+PATTERN_BYTES_MAX: Final = 4_096
 # An answer lists every offset of a group (at most 100,000) or every group of a node.
 RESPONSE_ITEMS_MAX: Final = 1_000_000
 
 GROUP_ID = text  # Its rules have an error code of their own (24), checked per group.
 TOPIC = name(249)
+TOPIC_PATTERN = nullable(name(PATTERN_BYTES_MAX))
 NAME = name()
 INSTANCE_ID = nullable(name())
 MEMBER_ID = name(MEMBER_ID_BYTES_MAX, allow_empty=True)
@@ -58,6 +72,7 @@ OPTIONAL_TEXT = nullable(text)
 PROTOCOL_TYPE = name(allow_empty=True)  # An empty one has an error code of its own (23).
 MEMBER_BYTES = binary(MEMBER_BYTES_MAX)
 ANY_BYTES = binary(RESPONSE_BYTES_MAX)
+RETENTION = integer(-1, INT64_MAX)  # In ms; -1 is for ever.
 
 
 def many(struct: Struct) -> ArrayOf:

@@ -10,6 +10,7 @@ from protocol.layout import (
     NAME,
     OPTIONAL_TEXT,
     PROTOCOL_TYPE,
+    TOPIC_PATTERN,
     Api,
     ApiKey,
     many,
@@ -31,6 +32,7 @@ JOIN_GROUP = Api(
             ArrayOf(Struct(m.JoinProtocol, Field("name", NAME), Field("metadata", MEMBER_BYTES))),
         ),
         Field("reason", OPTIONAL_TEXT),
+        Field("topic_pattern", TOPIC_PATTERN, since=1),
     ),
     Struct(
         m.JoinGroupResponse,
@@ -52,6 +54,7 @@ JOIN_GROUP = Api(
                 )
             ),
         ),
+        Field("message", OPTIONAL_TEXT, since=1),
     ),
 )
 
@@ -82,6 +85,7 @@ SYNC_GROUP = Api(
         Field("protocol_type", OPTIONAL_TEXT),
         Field("protocol_name", OPTIONAL_TEXT),
         Field("assignment", ANY_BYTES),
+        Field("message", OPTIONAL_TEXT, since=1),
     ),
 )
 
@@ -94,7 +98,7 @@ HEARTBEAT = Api(
         Field("member_id", MEMBER_ID),
         Field("group_instance_id", INSTANCE_ID),
     ),
-    Struct(m.HeartbeatResponse, Field("error", CODE)),
+    Struct(m.HeartbeatResponse, Field("error", CODE), Field("message", OPTIONAL_TEXT, since=1)),
 )
 
 LEAVE_GROUP = Api(
@@ -125,6 +129,7 @@ LEAVE_GROUP = Api(
                     Field("member_id", text),
                     Field("group_instance_id", OPTIONAL_TEXT),
                     Field("error", CODE),
+                    Field("message", OPTIONAL_TEXT, since=1),
                 )
             ),
         ),

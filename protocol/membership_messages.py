@@ -23,6 +23,9 @@ class JoinGroupRequest(NamedTuple):
     protocol_type: str
     protocols: tuple[JoinProtocol, ...]
     reason: str | None
+    # Version 1: the member wants every registered topic whose whole name matches (RE2's
+    # syntax); the topics in its subscription are those that matched when it asked.
+    topic_pattern: str | None = None
 
 
 class JoinGroupMember(NamedTuple):
@@ -44,6 +47,7 @@ class JoinGroupResponse(NamedTuple):
     skip_assignment: bool
     member_id: str
     members: tuple[JoinGroupMember, ...]
+    message: str | None = None  # Version 1: the error in words.
 
 
 # --- 14 SyncGroup -----------------------------------------------------------------------
@@ -75,6 +79,7 @@ class SyncGroupResponse(NamedTuple):
     protocol_type: str | None
     protocol_name: str | None
     assignment: bytes
+    message: str | None = None  # Version 1: the error in words.
 
 
 # --- 12 Heartbeat -----------------------------------------------------------------------
@@ -93,6 +98,7 @@ class HeartbeatResponse(NamedTuple):
     """Answer to `HeartbeatRequest`."""
 
     error: int
+    message: str | None = None  # Version 1: the error in words.
 
 
 # --- 13 LeaveGroup ----------------------------------------------------------------------
@@ -119,6 +125,7 @@ class LeftMember(NamedTuple):
     member_id: str
     group_instance_id: str | None
     error: int
+    message: str | None = None  # Version 1: the error in words.
 
 
 class LeaveGroupResponse(NamedTuple):

@@ -7,6 +7,36 @@ They are NamedTuples in the order of the wire: decoding is one call, encoding is
 
 from typing import NamedTuple
 
+from protocol.admin_messages import (
+    DeletedGroup as DeletedGroup,
+    DeleteGroupsRequest as DeleteGroupsRequest,
+    DeleteGroupsResponse as DeleteGroupsResponse,
+    DescribedGroup as DescribedGroup,
+    DescribedMember as DescribedMember,
+    DescribeGroupsRequest as DescribeGroupsRequest,
+    DescribeGroupsResponse as DescribeGroupsResponse,
+    ListedGroup as ListedGroup,
+    ListGroupsRequest as ListGroupsRequest,
+    ListGroupsResponse as ListGroupsResponse,
+)
+from protocol.insight_messages import (
+    AlterGroupRetentionRequest as AlterGroupRetentionRequest,
+    AlterGroupRetentionResponse as AlterGroupRetentionResponse,
+    DescribeLagRequest as DescribeLagRequest,
+    DescribeLagResponse as DescribeLagResponse,
+    DescribeRebalancesRequest as DescribeRebalancesRequest,
+    DescribeRebalancesResponse as DescribeRebalancesResponse,
+    LateMember as LateMember,
+    OffsetChange as OffsetChange,
+    PartitionLag as PartitionLag,
+    ReadOffsetChangesRequest as ReadOffsetChangesRequest,
+    ReadOffsetChangesResponse as ReadOffsetChangesResponse,
+    Rebalance as Rebalance,
+    ScannedOffset as ScannedOffset,
+    ScanOffsetsRequest as ScanOffsetsRequest,
+    ScanOffsetsResponse as ScanOffsetsResponse,
+    TopicLag as TopicLag,
+)
 from protocol.membership_messages import (
     DrainedMember as DrainedMember,
     DrainMemberRequest as DrainMemberRequest,
@@ -25,6 +55,25 @@ from protocol.membership_messages import (
     SyncGroupRequest as SyncGroupRequest,
     SyncGroupResponse as SyncGroupResponse,
 )
+from protocol.topic_messages import (
+    DeletedTopic as DeletedTopic,
+    DeleteTopicsRequest as DeleteTopicsRequest,
+    DeleteTopicsResponse as DeleteTopicsResponse,
+    DescribedTopic as DescribedTopic,
+    DescribeTopicsRequest as DescribeTopicsRequest,
+    DescribeTopicsResponse as DescribeTopicsResponse,
+    EndOffset as EndOffset,
+    PartitionEnd as PartitionEnd,
+    PartitionHosts as PartitionHosts,
+    RegisteredTopic as RegisteredTopic,
+    RegisterTopicsRequest as RegisterTopicsRequest,
+    RegisterTopicsResponse as RegisterTopicsResponse,
+    ReportEndOffsetsRequest as ReportEndOffsetsRequest,
+    ReportEndOffsetsResponse as ReportEndOffsetsResponse,
+    TopicEnds as TopicEnds,
+    TopicRegistration as TopicRegistration,
+)
+from protocol.types import PartitionResult as PartitionResult, TopicResult as TopicResult
 
 # --- 18 ApiVersions ---------------------------------------------------------------------
 
@@ -119,25 +168,12 @@ class OffsetCommitRequest(NamedTuple):
     topics: tuple[TopicCommit, ...]
 
 
-class PartitionResult(NamedTuple):
-    """The error code of one partition."""
-
-    partition: int
-    error: int
-
-
-class TopicResult(NamedTuple):
-    """The error codes of one topic's partitions."""
-
-    topic: str
-    partitions: tuple[PartitionResult, ...]
-
-
 class OffsetCommitResponse(NamedTuple):
     """Answer to `OffsetCommitRequest`: an error of the whole group, or one per partition."""
 
     error: int
     topics: tuple[TopicResult, ...]
+    message: str | None = None  # Version 2: the error of the whole group in words.
 
 
 # --- 9 OffsetFetch ----------------------------------------------------------------------
@@ -195,93 +231,6 @@ class OffsetFetchResponse(NamedTuple):
     groups: tuple[GroupOffsets, ...]
 
 
-# --- 15 DescribeGroups ------------------------------------------------------------------
-
-
-class DescribeGroupsRequest(NamedTuple):
-    """Who is in these groups, and what do they own?"""
-
-    group_ids: tuple[str, ...]
-
-
-class DescribedMember(NamedTuple):
-    """One member of a described group."""
-
-    member_id: str
-    group_instance_id: str | None
-    client_id: str
-    client_host: str
-    metadata: bytes
-    assignment: bytes
-
-
-class DescribedGroup(NamedTuple):
-    """One group; state is one of Kafka's five names."""
-
-    error: int
-    message: str | None
-    group_id: str
-    state: str
-    protocol_type: str
-    protocol_name: str
-    generation_id: int
-    members: tuple[DescribedMember, ...]
-
-
-class DescribeGroupsResponse(NamedTuple):
-    """Answer to `DescribeGroupsRequest`, in the order asked."""
-
-    groups: tuple[DescribedGroup, ...]
-
-
-# --- 16 ListGroups ----------------------------------------------------------------------
-
-
-class ListGroupsRequest(NamedTuple):
-    """Which groups are there? Filters are case-insensitive; empty means all."""
-
-    states: tuple[str, ...]
-    types: tuple[str, ...]
-
-
-class ListedGroup(NamedTuple):
-    """One group of a list."""
-
-    group_id: str
-    protocol_type: str
-    state: str
-    type: str
-
-
-class ListGroupsResponse(NamedTuple):
-    """Answer to `ListGroupsRequest`."""
-
-    error: int
-    groups: tuple[ListedGroup, ...]
-
-
-# --- 42 DeleteGroups --------------------------------------------------------------------
-
-
-class DeleteGroupsRequest(NamedTuple):
-    """Delete groups without members, and their offsets."""
-
-    group_ids: tuple[str, ...]
-
-
-class DeletedGroup(NamedTuple):
-    """What became of one group."""
-
-    group_id: str
-    error: int
-
-
-class DeleteGroupsResponse(NamedTuple):
-    """Answer to `DeleteGroupsRequest`, in the order asked, each group once."""
-
-    groups: tuple[DeletedGroup, ...]
-
-
 # --- 47 OffsetDelete --------------------------------------------------------------------
 
 
@@ -322,6 +271,15 @@ Request = (
     | DeleteGroupsRequest
     | OffsetDeleteRequest
     | DrainMemberRequest
+    | RegisterTopicsRequest
+    | DeleteTopicsRequest
+    | DescribeTopicsRequest
+    | ReportEndOffsetsRequest
+    | DescribeRebalancesRequest
+    | ScanOffsetsRequest
+    | ReadOffsetChangesRequest
+    | DescribeLagRequest
+    | AlterGroupRetentionRequest
 )
 
 Response = (
@@ -338,5 +296,14 @@ Response = (
     | DeleteGroupsResponse
     | OffsetDeleteResponse
     | DrainMemberResponse
+    | RegisterTopicsResponse
+    | DeleteTopicsResponse
+    | DescribeTopicsResponse
+    | ReportEndOffsetsResponse
+    | DescribeRebalancesResponse
+    | ScanOffsetsResponse
+    | ReadOffsetChangesResponse
+    | DescribeLagResponse
+    | AlterGroupRetentionResponse
     | BareError
 )

@@ -60,7 +60,12 @@ OFFSET_COMMIT = Api(
             ),
         ),
     ),
-    Struct(m.OffsetCommitResponse, Field("error", CODE), Field("topics", many(TOPIC_RESULTS))),
+    Struct(
+        m.OffsetCommitResponse,
+        Field("error", CODE),
+        Field("topics", many(TOPIC_RESULTS)),
+        Field("message", OPTIONAL_TEXT, since=2),
+    ),
 )
 
 OFFSET_FETCH = Api(

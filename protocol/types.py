@@ -14,6 +14,20 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
+class PartitionResult(NamedTuple):
+    """The error code of one partition."""
+
+    partition: int
+    error: int
+
+
+class TopicResult(NamedTuple):
+    """The error codes of one topic's partitions."""
+
+    topic: str
+    partitions: tuple[PartitionResult, ...]
+
+
 NO_GENERATION = -1
 NO_OFFSET = -1
 NO_LEADER_EPOCH = -1

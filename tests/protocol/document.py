@@ -16,7 +16,8 @@ from protocol.errors import ERRORS
 from protocol.frames import REQUEST_HEADER, RESPONSE_HEADER
 from protocol.messages import Request, Response
 from protocol.schema import ArrayOf, Check, Invalid, Struct
-from tests.protocol.examples import EXAMPLES, Example
+from tests.protocol.example import Example
+from tests.protocol.examples import EXAMPLES
 from tests.protocol.frames import request_frame
 
 PATH: Final = Path(__file__).parents[2] / "docs" / "wire-protocol.md"
@@ -38,6 +39,15 @@ _SECTIONS: Final = (
     ApiKey.DELETE_GROUPS,
     ApiKey.OFFSET_DELETE,
     ApiKey.DRAIN_MEMBER,
+    ApiKey.REGISTER_TOPICS,
+    ApiKey.DELETE_TOPICS,
+    ApiKey.DESCRIBE_TOPICS,
+    ApiKey.REPORT_END_OFFSETS,
+    ApiKey.DESCRIBE_REBALANCES,
+    ApiKey.SCAN_OFFSETS,
+    ApiKey.READ_OFFSET_CHANGES,
+    ApiKey.DESCRIBE_LAG,
+    ApiKey.ALTER_GROUP_RETENTION,
 )
 
 
@@ -120,14 +130,17 @@ def _kind(check: Check) -> tuple[str, str]:
 def _text_bounds(check: Check) -> str:
     if _takes(check, "\n"):
         return "at most 32 KiB"
-    longest = max(n for n in (249, 255, 300) if _takes(check, "a" * n))
+    longest = max(n for n in (249, 255, 300, 4_096) if _takes(check, "a" * n))
     assert not _takes(check, "a" * (longest + 1))
     least = 0 if _takes(check, "") else 1
     return f"{least} … {longest} bytes, no control characters"
 
 
 def _binary_bounds(check: Check) -> str:
-    return "at most 256 KiB" if not _takes(check, bytes(256 * 1024 + 1)) else ""
+    for size, text in ((1_024, "1 KiB"), (256 * 1_024, "256 KiB")):
+        if not _takes(check, bytes(size + 1)):
+            return f"at most {text}"
+    return ""
 
 
 _LOW: Final = ((-(2**63), "-2⁶³"), (-(2**31), "-2³¹"), (-(2**15), "-2¹⁵"), (-1, "-1"), (0, "0"))

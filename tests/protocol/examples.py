@@ -1,37 +1,24 @@
 """One request and one answer of every API and version, as a small group would exchange them.
 
-The vectors, the examples of the documentation and several tests are made of these.
+The vectors, the examples of the documentation and several tests are made of these. An example's
+place is its correlation id in the vectors, so new ones are only ever appended.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from protocol import messages as m
-from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
-from protocol.types import TopicPartition
-
-GROUP: Final = "etl"
-MEMBER: Final = "driver-1-6a1f0c5e-3f0b-4a57-9a55-0f6a3c1d2b7e"
-OTHER: Final = "driver-2-0b9e7d21-58c4-4f1c-8f5d-7c2a9e4b6d10"
-LEADER_EPOCH: Final = 3
-
-SUBSCRIPTION: Final = encode_subscription(Subscription(("flights",)))
-ASSIGNMENT: Final = encode_assignment(
-    Assignment((TopicPartition("flights", 0), TopicPartition("flights", 1)))
+from tests.protocol.example import (
+    ASSIGNMENT,
+    GROUP,
+    LEADER_EPOCH,
+    MEMBER,
+    SUBSCRIPTION,
+    Example,
 )
+from tests.protocol.later_examples import LATER_EXAMPLES
 
-
-class Example(NamedTuple):
-    """A request in one version, and its answer."""
-
-    title: str
-    version: int
-    request: m.Request
-    response: m.Response
-    leader_epoch: int = LEADER_EPOCH
-
-
-EXAMPLES: Final = (
+EXAMPLES: Final[tuple[Example, ...]] = (
     Example(
         "who are you",
         0,
@@ -237,4 +224,5 @@ EXAMPLES: Final = (
         m.DrainMemberRequest(GROUP, "driver-1"),
         m.DrainMemberResponse(0, (m.DrainedMember(MEMBER, drained=False),)),
     ),
+    *LATER_EXAMPLES,
 )

@@ -40,7 +40,7 @@ def _raw(body: bytes) -> bytes:
     return frame_of(ApiKey.HEARTBEAT, 0, body)
 
 
-def _join(**changes: Any) -> bytes:
+def _join(version: int = 0, **changes: Any) -> bytes:
     fields = {
         "group_id": "g",
         "session_timeout_ms": 10_000,
@@ -51,12 +51,16 @@ def _join(**changes: Any) -> bytes:
         "protocols": [["range", b""]],
         "reason": None,
     }
-    return _packed(ApiKey.JOIN_GROUP, *(fields | changes).values())
+    return _packed(ApiKey.JOIN_GROUP, *(fields | changes).values(), version=version)
 
 
 def _commit(*partition: Any, topic: Any = "t", version: int = 0) -> bytes:
     body = ("g", -1, "", None, [[topic, [list(partition)]]])
     return _packed(ApiKey.OFFSET_COMMIT, *body, version=version)
+
+
+def _register(*topic: Any) -> bytes:
+    return _packed(ApiKey.REGISTER_TOPICS, [topic])
 
 
 _GOOD_BEAT: Final = ("g", 1, "m", None)
@@ -112,6 +116,17 @@ _CONTENT: Final = {
     "an expected offset in version 0": _commit(0, 1, -1, "", None),
     "no expected offset in version 1": _commit(0, 1, -1, "", version=1),
     "an expected offset below -1": _commit(0, 1, -1, "", -2, version=1),
+    "a pattern of topics in version 0": _join(topic_pattern=None),
+    "no pattern of topics in version 1": _join(version=1),
+    "an empty pattern of topics": _join(version=1, topic_pattern=""),
+    "a pattern of topics over 4 KiB": _join(version=1, topic_pattern="." * 4_097),
+    "a topic's hosts by a negative partition": _register("t", 1, [[-1, []]]),
+    "a partition with 17 hosts": _register("t", 1, [[0, ["h"] * 17]]),
+    "a negative number of partitions": _register("t", -1, None),
+    "an end offset below 0": _packed(ApiKey.REPORT_END_OFFSETS, [["t", [[0, -1]]]]),
+    "a cursor over 1 KiB": _packed(ApiKey.SCAN_OFFSETS, 0, bytes(1_025), 1),
+    "a position below 0": _packed(ApiKey.READ_OFFSET_CHANGES, 0, -1, 1),
+    "a retention below -1": _packed(ApiKey.ALTER_GROUP_RETENTION, "g", -2),
 }
 
 _BYTES: Final = {
@@ -134,9 +149,9 @@ _VERSIONS: Final = {
     "an api that nobody knows": frame_of(9_999, 0, b"\x90"),
     "an api that is kept for later": frame_of(17, 0, b"\x90"),
     "a negative api": frame_of(-1, 0, b"\x90"),
-    "a version too new": frame_of(ApiKey.HEARTBEAT, 1, _GOOD),
+    "a version too new": frame_of(ApiKey.HEARTBEAT, 2, _GOOD),
     "a negative version": frame_of(ApiKey.HEARTBEAT, -1, _GOOD),
-    "an unknown version of bytes that are no msgpack": frame_of(ApiKey.OFFSET_COMMIT, 2, b"\xc1"),
+    "an unknown version of bytes that are no msgpack": frame_of(ApiKey.OFFSET_COMMIT, 3, b"\xc1"),
 }
 
 _FRAMES: Final = {

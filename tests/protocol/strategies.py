@@ -11,7 +11,9 @@ from protocol.errors import ErrorCode
 i16 = st.integers(-(2**15), 2**15 - 1)
 i32 = st.integers(-(2**31), 2**31 - 1)
 count = st.integers(0, 2**31 - 1)
+i64 = st.integers(-(2**63), 2**63 - 1)
 epoch = st.integers(-1, 2**31 - 1)
+retention = st.integers(-1, 2**63 - 1)
 offset = st.integers(0, 2**63 - 1)
 text = st.text(max_size=8)
 code = st.sampled_from([int(c) for c in ErrorCode]) | i16
@@ -30,6 +32,7 @@ def names(max_bytes: int) -> st.SearchStrategy[str]:
 
 name = names(255)
 topic = names(249)
+pattern = st.none() | names(4_096)
 instance = st.none() | name
 member_id = st.just("") | names(300)
 
@@ -52,9 +55,40 @@ _commit = st.builds(
 _offsets = st.builds(
     m.TopicOffsets,
     text,
-    many(st.builds(m.PartitionOffset, i32, st.integers(-(2**63), 2**63 - 1), epoch, text, code)),
+    many(st.builds(m.PartitionOffset, i32, i64, epoch, text, code)),
 )
 _described_member = st.builds(m.DescribedMember, text, maybe_text, text, text, blob, blob)
+_hosts = st.builds(m.PartitionHosts, count, many(name))
+_late_member = st.builds(m.LateMember, text, text, text, text, i64, boolean)
+_rebalance = st.builds(
+    m.Rebalance,
+    i64,
+    i64,
+    text,
+    text,
+    maybe_text,
+    text,
+    text,
+    text,
+    i32,
+    i32,
+    i64,
+    i64,
+    i32,
+    text,
+    many(_late_member),
+)
+_described_topic = st.builds(
+    m.DescribedTopic,
+    text,
+    code,
+    i32,
+    many(_hosts),
+    many(st.builds(m.EndOffset, count, offset, i64)),
+)
+_scanned = st.builds(m.ScannedOffset, text, text, count, offset, i32, text, i64, i64)
+_change = st.builds(m.OffsetChange, offset, text, text, text, i32, i64, i32, text, i64)
+_lag = st.builds(m.PartitionLag, count, i64, i64, i64, i64, i64, text)
 
 REQUESTS: Final[Mapping[type, st.SearchStrategy[Any]]] = {
     m.ApiVersionsRequest: st.builds(m.ApiVersionsRequest, name, text, text),
@@ -69,6 +103,7 @@ REQUESTS: Final[Mapping[type, st.SearchStrategy[Any]]] = {
         st.just("") | name,
         many(st.builds(m.JoinProtocol, name, blob)),
         maybe_text,
+        pattern,
     ),
     m.SyncGroupRequest: st.builds(
         m.SyncGroupRequest,
@@ -104,6 +139,25 @@ REQUESTS: Final[Mapping[type, st.SearchStrategy[Any]]] = {
     m.DeleteGroupsRequest: st.builds(m.DeleteGroupsRequest, many(text)),
     m.OffsetDeleteRequest: st.builds(m.OffsetDeleteRequest, text, _partitions),
     m.DrainMemberRequest: st.builds(m.DrainMemberRequest, text, name),
+    m.RegisterTopicsRequest: st.builds(
+        m.RegisterTopicsRequest,
+        many(st.builds(m.TopicRegistration, topic, count, st.none() | many(_hosts))),
+    ),
+    m.DeleteTopicsRequest: st.builds(m.DeleteTopicsRequest, many(topic)),
+    m.DescribeTopicsRequest: st.builds(
+        m.DescribeTopicsRequest, st.none() | many(topic), pattern, boolean, text, count
+    ),
+    m.ReportEndOffsetsRequest: st.builds(
+        m.ReportEndOffsetsRequest,
+        many(st.builds(m.TopicEnds, topic, many(st.builds(m.PartitionEnd, count, offset)))),
+    ),
+    m.DescribeRebalancesRequest: st.builds(m.DescribeRebalancesRequest, text, count),
+    m.ScanOffsetsRequest: st.builds(m.ScanOffsetsRequest, count, blob, count),
+    m.ReadOffsetChangesRequest: st.builds(m.ReadOffsetChangesRequest, count, offset, count),
+    m.DescribeLagRequest: st.builds(m.DescribeLagRequest, text),
+    m.AlterGroupRetentionRequest: st.builds(
+        m.AlterGroupRetentionRequest, text, st.none() | retention
+    ),
 }
 
 RESPONSES: Final[Mapping[type, st.SearchStrategy[Any]]] = {
@@ -130,13 +184,18 @@ RESPONSES: Final[Mapping[type, st.SearchStrategy[Any]]] = {
         boolean,
         text,
         many(st.builds(m.JoinGroupMember, text, maybe_text, blob)),
+        maybe_text,
     ),
-    m.SyncGroupRequest: st.builds(m.SyncGroupResponse, code, maybe_text, maybe_text, blob),
-    m.HeartbeatRequest: st.builds(m.HeartbeatResponse, code),
+    m.SyncGroupRequest: st.builds(
+        m.SyncGroupResponse, code, maybe_text, maybe_text, blob, maybe_text
+    ),
+    m.HeartbeatRequest: st.builds(m.HeartbeatResponse, code, maybe_text),
     m.LeaveGroupRequest: st.builds(
-        m.LeaveGroupResponse, code, many(st.builds(m.LeftMember, text, maybe_text, code))
+        m.LeaveGroupResponse,
+        code,
+        many(st.builds(m.LeftMember, text, maybe_text, code, maybe_text)),
     ),
-    m.OffsetCommitRequest: st.builds(m.OffsetCommitResponse, code, _results),
+    m.OffsetCommitRequest: st.builds(m.OffsetCommitResponse, code, _results, maybe_text),
     m.OffsetFetchRequest: st.builds(
         m.OffsetFetchResponse, many(st.builds(m.GroupOffsets, text, code, many(_offsets)))
     ),
@@ -153,6 +212,7 @@ RESPONSES: Final[Mapping[type, st.SearchStrategy[Any]]] = {
                 text,
                 epoch,
                 many(_described_member),
+                retention,
             )
         ),
     ),
@@ -166,4 +226,27 @@ RESPONSES: Final[Mapping[type, st.SearchStrategy[Any]]] = {
     m.DrainMemberRequest: st.builds(
         m.DrainMemberResponse, code, many(st.builds(m.DrainedMember, text, boolean))
     ),
+    m.RegisterTopicsRequest: st.builds(
+        m.RegisterTopicsResponse,
+        code,
+        many(st.builds(m.RegisteredTopic, text, code, maybe_text, i32)),
+    ),
+    m.DeleteTopicsRequest: st.builds(
+        m.DeleteTopicsResponse, code, many(st.builds(m.DeletedTopic, text, code))
+    ),
+    m.DescribeTopicsRequest: st.builds(
+        m.DescribeTopicsResponse, code, maybe_text, many(_described_topic), boolean
+    ),
+    m.ReportEndOffsetsRequest: st.builds(m.ReportEndOffsetsResponse, code, _results),
+    m.DescribeRebalancesRequest: st.builds(
+        m.DescribeRebalancesResponse, code, maybe_text, text, many(_rebalance)
+    ),
+    m.ScanOffsetsRequest: st.builds(m.ScanOffsetsResponse, code, i64, many(_scanned), blob),
+    m.ReadOffsetChangesRequest: st.builds(
+        m.ReadOffsetChangesResponse, code, many(_change), i64, i64
+    ),
+    m.DescribeLagRequest: st.builds(
+        m.DescribeLagResponse, code, maybe_text, text, many(st.builds(m.TopicLag, text, many(_lag)))
+    ),
+    m.AlterGroupRetentionRequest: st.builds(m.AlterGroupRetentionResponse, code),
 }

@@ -6,7 +6,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from protocol.apis import ApiKey, api_of
+from protocol.apis import ApiKey
 from protocol.connection import (
     ClientConnection,
     RequestEvent,
@@ -17,6 +17,8 @@ from protocol.connection import (
 from protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from protocol.frames import RESPONSE_HEADER, RESPONSE_HEADER_BYTES
 from protocol.messages import (
+    AlterGroupRetentionRequest,
+    AlterGroupRetentionResponse,
     ApiVersionsRequest,
     ApiVersionsResponse,
     BareError,
@@ -29,6 +31,7 @@ from protocol.messages import (
     ListGroupsResponse,
     MemberAssignment,
     Request,
+    Response,
     SyncGroupRequest,
 )
 from tests.protocol.examples import EXAMPLES
@@ -37,6 +40,12 @@ from tests.protocol.invalid import frame_of
 
 BEAT = HeartbeatRequest("g", 1, "m", None)
 LIST = ListGroupsRequest((), ())
+KEEP = AlterGroupRetentionRequest("g", -1)
+# The requests whose answer in version 0 is an error and nothing else.
+ONLY_ERROR: dict[type, tuple[Request, Response]] = {
+    HeartbeatRequest: (BEAT, HeartbeatResponse(0)),
+    AlterGroupRetentionRequest: (KEEP, AlterGroupRetentionResponse(0)),
+}
 
 
 def answer(correlation_id: int, *body: Any) -> bytes:
@@ -46,10 +55,12 @@ def answer(correlation_id: int, *body: Any) -> bytes:
     return RESPONSE_HEADER.pack(size, correlation_id, 0, -1) + packed
 
 
-def asked(request: Request, **limits: int) -> tuple[ClientConnection, int]:
+def asked(
+    request: Request, version: int | None = None, **limits: int
+) -> tuple[ClientConnection, int]:
     """Return a client that has sent *request*, and the correlation id."""
     client = ClientConnection(**limits)
-    return client, client.send(request)[0]
+    return client, client.send(request, version)[0]
 
 
 def test_answers_may_come_in_any_order() -> None:
@@ -57,7 +68,7 @@ def test_answers_may_come_in_any_order() -> None:
     client = ClientConnection()
     first, _ = client.send(BEAT)
     second, _ = client.send(LIST)
-    events = client.receive(answer(second, 0, []) + answer(first, 27))
+    events = client.receive(answer(second, 0, []) + answer(first, 27, None))
 
     assert [(e.correlation_id, e.response) for e in events] == [
         (second, ListGroupsResponse(0, ())),
@@ -76,10 +87,10 @@ def test_an_unknown_correlation_id_ends_the_connection() -> None:
 def test_a_second_answer_to_the_same_request_ends_the_connection() -> None:
     """Every request gets exactly one."""
     client, correlation_id = asked(BEAT)
-    client.receive(answer(correlation_id, 0))
+    client.receive(answer(correlation_id, 0, None))
 
     with pytest.raises(RemoteProtocolError, match="correlation id"):
-        client.receive(answer(correlation_id, 0))
+        client.receive(answer(correlation_id, 0, None))
 
 
 @pytest.mark.parametrize("size", [0, 11, 1_001, 2**32 - 1])
@@ -91,12 +102,13 @@ def test_a_response_of_a_wrong_size_ends_the_connection(size: int) -> None:
         client.receive(size.to_bytes(4, "big"))
 
 
+@pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize(
     "body", [b"", b"\xc1", b"\x92\x00", b"\x90", b"\x91\xc0", b"\x91\x00\x00", b"\x80", b"\x91\xc3"]
 )
-def test_a_response_that_does_not_fit_ends_the_connection(body: bytes) -> None:
+def test_a_response_that_does_not_fit_ends_the_connection(body: bytes, version: int) -> None:
     """A wrong answer is no answer."""
-    client, correlation_id = asked(BEAT)
+    client, correlation_id = asked(BEAT, version)
     frame = RESPONSE_HEADER.pack(RESPONSE_HEADER_BYTES + len(body), correlation_id, 0, -1) + body
 
     with pytest.raises(RemoteProtocolError):
@@ -106,16 +118,24 @@ def test_a_response_that_does_not_fit_ends_the_connection(body: bytes) -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.title)
 @pytest.mark.parametrize("code", [42, 35, -1, 1006])
 def test_a_bare_error_is_recognised_for_every_request(example: Any, code: int) -> None:
-    """It has the length of some real answers."""
-    client, correlation_id = asked(example.request)
+    """It has the length of some real answers, which then say the same."""
+    client, correlation_id = asked(example.request, example.version)
     (event,) = client.receive(encode_error(correlation_id, code))
 
     assert event.request == example.request
-    if api_of(example.request) is ApiKey.HEARTBEAT:
-        assert event.response == HeartbeatResponse(code)
-    else:
-        assert event.response == BareError(code)
+    assert event.response[0] == code
+    if example.version > 0 or type(example.request) not in ONLY_ERROR:
         assert type(event.response) is BareError
+
+
+def test_an_answer_that_is_only_an_error_is_not_taken_for_a_bare_one() -> None:
+    """A success of one element would otherwise be read as `BareError(0)`."""
+    for request, success in ONLY_ERROR.values():
+        client, correlation_id = asked(request, 0)
+        (event,) = client.receive(answer(correlation_id, 0))
+
+        assert event.response == success
+        assert type(event.response) is type(success)
 
 
 def test_elements_that_a_newer_server_appends_are_ignored() -> None:
@@ -130,7 +150,7 @@ def test_elements_that_a_newer_server_appends_are_ignored() -> None:
 def test_an_unknown_error_code_is_passed_on() -> None:
     """What it means is for the caller to say; it is never taken for success."""
     client, correlation_id = asked(BEAT)
-    (event,) = client.receive(answer(correlation_id, 31_000))
+    (event,) = client.receive(answer(correlation_id, 31_000, None))
 
     assert event.response == HeartbeatResponse(31_000)
 

@@ -9,7 +9,13 @@ from protocol import messages as m
 from protocol.apis import APIS, api_of, latest_version
 from protocol.connection import ClientConnection, encode_response
 from protocol.errors import ERRORS, Applied, ErrorCode
-from protocol.failures import describe_error, error_response, find_coordinator_error, join_error
+from protocol.failures import (
+    describe_error,
+    error_response,
+    find_coordinator_error,
+    join_error,
+    sync_error,
+)
 from tests.protocol.strategies import REQUESTS
 
 CODE = 14
@@ -25,16 +31,16 @@ SHAPES: list[tuple[m.Request, tuple[Any, ...]]] = [
     ),
     (
         m.JoinGroupRequest("g", 1, 1, "m", None, "consumer", (), None),
-        (CODE, -1, None, None, "", False, "", ()),
+        (CODE, -1, None, None, "", False, "", (), None),
     ),
-    (m.SyncGroupRequest("g", 1, "m", None, "consumer", "r", ()), (CODE, None, None, b"")),
-    (m.HeartbeatRequest("g", 1, "m", None), (CODE,)),
+    (m.SyncGroupRequest("g", 1, "m", None, "consumer", "r", ()), (CODE, None, None, b"", None)),
+    (m.HeartbeatRequest("g", 1, "m", None), (CODE, None)),
     (m.LeaveGroupRequest("g", (m.LeavingMember("m", None, None),)), (CODE, ())),
     (
         m.OffsetCommitRequest(
             "g", 1, "m", None, (m.TopicCommit("t", (m.PartitionCommit(0, 1, -1, ""),)),)
         ),
-        (CODE, ()),
+        (CODE, (), None),
     ),
     (
         m.OffsetFetchRequest(tuple(m.GroupFetch(g, None) for g in TWO), False),
@@ -42,12 +48,21 @@ SHAPES: list[tuple[m.Request, tuple[Any, ...]]] = [
     ),
     (
         m.DescribeGroupsRequest(TWO),
-        (tuple((CODE, None, g, "", "", "", -1, ()) for g in TWO),),
+        (tuple((CODE, None, g, "", "", "", -1, (), -1) for g in TWO),),
     ),
     (m.ListGroupsRequest((), ()), (CODE, ())),
     (m.DeleteGroupsRequest(TWO), ((("g", CODE), ("h", CODE)),)),
     (m.OffsetDeleteRequest("g", ()), (CODE, ())),
     (m.DrainMemberRequest("g", "c"), (CODE, ())),
+    (m.RegisterTopicsRequest((m.TopicRegistration("t", 1, None),)), (CODE, ())),
+    (m.DeleteTopicsRequest(("t",)), (CODE, ())),
+    (m.DescribeTopicsRequest(("t",), None, False, "", 1), (CODE, None, (), False)),
+    (m.ReportEndOffsetsRequest((m.TopicEnds("t", ()),)), (CODE, ())),
+    (m.DescribeRebalancesRequest("g", 1), (CODE, None, "g", ())),
+    (m.ScanOffsetsRequest(0, b"", 1), (CODE, -1, (), b"")),
+    (m.ReadOffsetChangesRequest(0, 0, 1), (CODE, (), -1, -1)),
+    (m.DescribeLagRequest("g"), (CODE, None, "g", ())),
+    (m.AlterGroupRetentionRequest("g", None), (CODE,)),
 ]
 
 
@@ -90,9 +105,10 @@ def test_single_groups_can_fail_with_a_reason() -> None:
         "g", 15, "no leader", -1, "", -1, -1, -1,
     )  # fmt: skip
     assert describe_error("g", 69, "no such group") == (
-        69, "no such group", "g", "Dead", "", "", -1, (),
+        69, "no such group", "g", "Dead", "", "", -1, (), -1,
     )  # fmt: skip
-    assert join_error(79, "new-id") == (79, -1, None, None, "", False, "new-id", ())
+    assert join_error(82, "m", "held by m2")[-1] == sync_error(82, "held by m2")[-1] == "held by m2"
+    assert join_error(79, "new-id") == (79, -1, None, None, "", False, "new-id", (), None)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,28 @@
 
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from protocol.apis import APIS, api_of, latest_version
 from protocol.connection import ClientConnection, ResponseEvent, encode_response
 from protocol.errors import LocalProtocolError
+from protocol.failures import join_error, sync_error
+from protocol.frames import RESPONSE_HEADER
 from protocol.messages import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    LeftMember,
     OffsetCommitRequest,
+    OffsetCommitResponse,
     PartitionCommit,
+    Request,
+    Response,
+    SyncGroupRequest,
     TopicCommit,
 )
 from tests.protocol.examples import EXAMPLES
@@ -86,7 +99,50 @@ def test_a_check_that_the_version_cannot_carry_is_not_dropped_silently() -> None
         ClientConnection().send(commit(4), 0)
 
 
-@pytest.mark.parametrize("version", [-1, 2, 32_767])
+def test_a_pattern_that_the_version_cannot_carry_is_not_dropped_silently() -> None:
+    """The member would never hear of a new topic that matches."""
+    join = JoinGroupRequest("g", 1, 1, "m", None, "consumer", (), None, "flights-.*")
+
+    with pytest.raises(LocalProtocolError, match="version 0"):
+        ClientConnection().send(join, 0)
+
+
+OLDER: list[tuple[Request, Response, int, list[Any]]] = [
+    (HeartbeatRequest("g", 1, "m", None), HeartbeatResponse(25, "gone"), 0, [25]),
+    (commit(None), OffsetCommitResponse(22, (), "over"), 0, [22, []]),
+    (commit(None), OffsetCommitResponse(22, (), "over"), 1, [22, []]),
+    (
+        LeaveGroupRequest("g", ()),
+        LeaveGroupResponse(0, (LeftMember("m", None, 25, "gone"),)),
+        0,
+        [0, [["m", None, 25]]],
+    ),
+    (
+        SyncGroupRequest("g", 1, "m", None, None, None, ()),
+        sync_error(22, "over"),
+        0,
+        [22, None, None, b""],
+    ),
+    (
+        JoinGroupRequest("g", 1, 1, "m", None, "consumer", (), None),
+        join_error(82, "m", "held by another"),
+        0,
+        [82, -1, None, None, "", False, "m", []],
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "response", "version", "body"), OLDER)
+def test_older_versions_get_answers_without_words(
+    request_: Request, response: Response, version: int, body: list[Any]
+) -> None:
+    """A version's layout stays what it was when clients were written for it."""
+    frame = encode_response(7, response, api_key=api_of(request_), api_version=version)
+
+    assert msgpack.unpackb(frame[RESPONSE_HEADER.size :]) == body
+
+
+@pytest.mark.parametrize("version", [-1, 3, 32_767])
 def test_a_version_that_does_not_exist_is_not_sent(version: int) -> None:
     """The mistake is ours and nothing may leave."""
     with pytest.raises(LocalProtocolError):

@@ -182,3 +182,79 @@ def test_a_commit_that_contradicts_itself_is_refused_whole(
     assert error is not None
     assert error[0] is ErrorCode.INVALID_REQUEST
     assert reason in error[1]
+
+
+def register(partition_count: Any, hosts: Any) -> bool:
+    """Say whether a topic with these partitions and hosts fits."""
+    return accepted(ApiKey.REGISTER_TOPICS, [["t", partition_count, hosts]])
+
+
+@pytest.mark.parametrize(
+    ("partition_count", "hosts", "legal"),
+    [
+        (0, None, True),  # What a registry makes of it is its own affair: 42 for that topic.
+        (2**31 - 1, [], True),
+        (2**31, None, False),
+        (True, None, False),
+        (1, [[0, []]], True),
+        (1, [[0, ["h"] * 16]], True),
+        (1, [[0, ["h"] * 17]], False),
+        (1, [[0, ["h" * 255]]], True),
+        (1, [[0, ["h" * 256]]], False),
+        (1, [[0, [""]]], False),
+        (1, [[0, None]], False),
+        (1, [[0]], False),
+    ],
+)
+def test_a_registered_topic(partition_count: Any, hosts: Any, legal: bool) -> None:
+    """Hosts go into every answer about the topic, so their number is bounded."""
+    assert register(partition_count, hosts) is legal
+
+
+@pytest.mark.parametrize(
+    ("pattern", "legal"),
+    [
+        (None, True),
+        ("", False),
+        ("p" * 4_096, True),
+        ("p" * 4_097, False),
+        ("a\n", False),
+        ("(", True),  # Its syntax has an error code of its own (128).
+        (b"a", False),
+    ],
+)
+def test_a_pattern_of_topics(pattern: Any, legal: bool) -> None:
+    """A join and a look at the registry take the same ones."""
+    join = ("g", 1, 1, "", None, "consumer", [["range", b""]], None, pattern)
+
+    assert accepted(ApiKey.JOIN_GROUP, *join, version=1) is legal
+    assert accepted(ApiKey.DESCRIBE_TOPICS, None, pattern, False, "", 1) is legal
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "legal"),
+    [
+        (ApiKey.ALTER_GROUP_RETENTION, ("g", None), True),
+        (ApiKey.ALTER_GROUP_RETENTION, ("g", -1), True),
+        (ApiKey.ALTER_GROUP_RETENTION, ("g", 0), True),
+        (ApiKey.ALTER_GROUP_RETENTION, ("g", 2**63 - 1), True),
+        (ApiKey.ALTER_GROUP_RETENTION, ("g", 2**63), False),
+        (ApiKey.ALTER_GROUP_RETENTION, ("g", -2), False),
+        (ApiKey.SCAN_OFFSETS, (0, bytes(1_024), 1), True),
+        (ApiKey.SCAN_OFFSETS, (0, bytes(1_025), 1), False),
+        (ApiKey.SCAN_OFFSETS, (0, "", 1), False),
+        (ApiKey.SCAN_OFFSETS, (-1, b"", 1), False),
+        (ApiKey.READ_OFFSET_CHANGES, (0, 2**63 - 1, 0), True),
+        (ApiKey.READ_OFFSET_CHANGES, (0, 2**63, 0), False),
+        (ApiKey.READ_OFFSET_CHANGES, (0, 0, -1), False),
+        (ApiKey.REPORT_END_OFFSETS, ([["t", [[0, 2**63 - 1]]]],), True),
+        (ApiKey.REPORT_END_OFFSETS, ([["t", [[0, 2**63]]]],), False),
+        (ApiKey.DESCRIBE_REBALANCES, ("g", 2**31 - 1), True),
+        (ApiKey.DESCRIBE_REBALANCES, ("g", -1), False),
+        (ApiKey.DELETE_TOPICS, (["t"] * 10_000,), True),
+        (ApiKey.DELETE_TOPICS, (["t"] * 10_001,), False),
+    ],
+)
+def test_the_requests_of_operators(api: ApiKey, body: tuple[Any, ...], legal: bool) -> None:
+    """Each number has its edges, and each list its length."""
+    assert accepted(api, *body) is legal

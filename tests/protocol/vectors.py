@@ -17,7 +17,8 @@ from protocol.errors import ErrorCode
 from protocol.failures import error_response
 from protocol.groups import java_string_hash, offsets_partition
 from protocol.types import TopicPartition
-from tests.protocol.examples import EXAMPLES, Example
+from tests.protocol.example import Example
+from tests.protocol.examples import EXAMPLES
 from tests.protocol.frames import request_frame
 from tests.protocol.invalid import INVALID_REQUESTS
 
@@ -67,7 +68,7 @@ def document() -> dict[str, Any]:
         "bin": 'bytes of msgpack\'s bin type stand as {"bin": "<hex>"}',
         "requests": [_request(number, example) for number, example in enumerate(EXAMPLES)],
         "responses": [_response(number, example) for number, example in enumerate(EXAMPLES)],
-        "errors_in_full_shape": [_failed(example) for example in _one_per_api()],
+        "errors_in_full_shape": [_failed(example) for example in _one_per_version()],
         "errors_that_stand_alone": [
             {"correlation_id": 7, "content": [int(code)], "frame": encode_error(7, code).hex()}
             for code in (
@@ -146,16 +147,18 @@ def _failed(example: Example) -> dict[str, Any]:
     frame = encode_response(7, response, api_key=key, api_version=example.version)
     return {
         "api": key.name,
+        "api_version": example.version,
         "request": jsonable(request_body(example.request, example.version)),
         "error": int(code),
-        "content": jsonable(response),
+        "content": jsonable(response_body(response, key, example.version)),
         "frame": frame.hex(),
     }
 
 
-def _one_per_api() -> list[Example]:
-    """Return the last example of each API."""
-    return [[example for example in EXAMPLES if api_of(example.request) is key][-1] for key in APIS]
+def _one_per_version() -> list[Example]:
+    """Return the last example of each API and version."""
+    last = {(api_of(example.request), example.version): example for example in EXAMPLES}
+    return [last[key, v] for key, api in APIS.items() for v in range(api.max_version + 1)]
 
 
 def _shortened(frame: bytes) -> Any:
