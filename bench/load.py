@@ -308,7 +308,7 @@ def run(plan: Plan) -> Measured:
         DialectError: The server refused what the load asks for.
         OSError: No connection.
     """
-    _allow_descriptors(plan.connections + 64)
+    allow_descriptors(plan.connections + 64)
     dialect = DIALECTS[plan.dialect](Load(plan.workload, plan.window, plan.partitions, plan.run))
     ready = [_connect(plan, dialect, number) for number in range(plan.connections)]
     epoll = select.epoll()
@@ -348,7 +348,8 @@ def run(plan: Plan) -> Measured:
     )
 
 
-def _allow_descriptors(count: int) -> None:
+def allow_descriptors(count: int) -> None:
+    """Raise this process's limit of open files to *count*, as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))

@@ -17,7 +17,7 @@ from bench.rows import (
 Samples = Mapping[str, Sequence[Mapping[str, float | None]]]
 
 _SCALED: Final = ("rate_per_s", "p50_us", "p99_us", "max_us")
-_HOW_TO_READ: Final = (
+HOW_TO_READ: Final = (
     "Medians over the repetitions. Ratios compare rates of one run on one machine; the absolute "
     "numbers are a record, not a claim. What the rows mean: bench/README.md."
 )
@@ -91,18 +91,19 @@ def table(run: Run) -> list[tuple[str, ...]]:
         lines.append(
             (
                 _title(name),
-                _number(rate, 0),
+                number(rate, 0),
                 "" if spread is None else f"{spread[0]:,.0f}-{spread[1]:,.0f}",
-                *(_number(None if us is None else us / 1000, 3) for us in (p50, p99, most)),
-                _number(medians.ratio(name, CEILINGS[name]), 2) if name in CEILINGS else "",
-                _number(medians.of(name, "server_busy"), 2),
-                _number(medians.of(name, "server_cpu_us"), 1),
+                *(number(None if us is None else us / 1000, 3) for us in (p50, p99, most)),
+                number(medians.ratio(name, CEILINGS[name]), 2) if name in CEILINGS else "",
+                number(medians.of(name, "server_busy"), 2),
+                number(medians.of(name, "server_cpu_us"), 1),
             )
         )
     return lines
 
 
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int) -> str:
+    """Return a number for a table; nothing for what was not measured."""
     return "" if value is None else f"{value:,.{digits}f}"
 
 
@@ -140,7 +141,8 @@ def text(lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _markdown_table(lines: Sequence[Sequence[str]]) -> str:
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """Return a table whose first line is its header."""
     header, *rest = (f"| {' | '.join(line)} |" for line in lines)
     rule = "|" + "|".join("---" if i == 0 else "---:" for i in range(len(lines[0]))) + "|"
     return "\n".join([header, rule, *rest])
@@ -150,7 +152,7 @@ def markdown(run: Run) -> str:
     """Return the page for people."""
     medians = Medians(run.samples)
     memory = [
-        f"{_title(name)}: {_number(medians.of(name, 'resident_mb'), 1)} MB resident"
+        f"{_title(name)}: {number(medians.of(name, 'resident_mb'), 1)} MB resident"
         for name in (IDLE_MEMORY, LOADED_MEMORY)
         if name in run.samples
     ]
@@ -159,11 +161,11 @@ def markdown(run: Run) -> str:
         f"# Benchmark: {run.name}",
         *([f"**{SMOKE_NOTE}**"] if run.quick else []),
         f"Run on {run.started}. Repeat it with `{run.repeat}`.",
-        _HOW_TO_READ,
+        HOW_TO_READ,
         "## Aims",
-        _markdown_table(aim_lines(judge(medians))),
+        markdown_table(aim_lines(judge(medians))),
         "## Rows",
-        _markdown_table(table(run)),
+        markdown_table(table(run)),
         "; ".join(memory)
         + (
             ""
@@ -173,8 +175,8 @@ def markdown(run: Run) -> str:
         + ".",
         *[f"**Failed: {failure}**" for failure in failures(run.samples)],
         "## Environment",
-        _markdown_table([("", ""), *run.environment.items()]),
+        markdown_table([("", ""), *run.environment.items()]),
         "## Settings",
-        _markdown_table([("", ""), *((k, str(v)) for k, v in run.settings.items())]),
+        markdown_table([("", ""), *((k, str(v)) for k, v in run.settings.items())]),
     ]
     return "\n\n".join(parts) + "\n"

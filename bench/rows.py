@@ -170,10 +170,10 @@ AIMS: Final = (
 )
 
 
-def judge(medians: Medians) -> list[Judged]:
+def judge(medians: Medians, aims: Sequence[Aim] = AIMS) -> list[Judged]:
     """Hold the medians against the aims."""
     judged = []
-    for aim in AIMS:
+    for aim in aims:
         value = aim.value(medians)
         reached: bool | None = None
         if value is not None:

@@ -1,0 +1,306 @@
+"""Groups of many members, driven from one process: a process of its own, on a core of its own.
+
+    python -m bench.group_load '{"workload": "rebalances", "host": "127.0.0.1", "port": 9310, …}'
+
+prints one line of JSON. The argument is a `GroupPlan`. Members share connections, as many to one
+as the plan says; requests of a phase are encoded before its clock starts, go out at once, and
+their answers are decoded and judged after the clock has stopped.
+"""
+
+import gc
+import json
+import select
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from bench.dialects import Exchange
+from bench.frames import AnswerReader
+from bench.load import Connection, Generator, LoadError, Plan
+from bench.measures import NS_PER_S, latency_of, median, percentile
+from bench.processes import cpu_ns, resident_mb
+from bench.wires import BODY_AT, Wires, accepted, decoded, encoded
+from protocol.body import pack
+from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinProtocol,
+    LeaveGroupRequest,
+    LeavingMember,
+    MemberAssignment,
+    Request,
+    SyncGroupRequest,
+)
+from protocol.types import TopicPartition
+
+REBALANCES: Final = "rebalances"
+HEARTBEATS: Final = "heartbeats"
+ENDURANCE: Final = "endurance"
+
+_SETTLE_S: Final = 0.05
+_SESSION_MS: Final = 1_800_000
+_TOPIC: Final = "flights"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """What to do.
+
+    Attributes:
+        workload: ``rebalances`` (one leaves, all others rebalance; then one comes, unmeasured),
+            ``heartbeats`` (open loop), or ``endurance`` (resident memory over many rebalances).
+        members: Of each group.
+        rounds: Rebalances to measure, each with one member less than ``members``.
+        warmup_rounds: Rebalances before them.
+        interval_s: Between two heartbeats of a member.
+    """
+
+    workload: str
+    host: str
+    port: int
+    server_pid: int
+    members: int
+    connections: int
+    groups: int = 1
+    rounds: int = 1
+    warmup_rounds: int = 0
+    interval_s: float = 3.0
+    duration_s: float = 1.0
+
+
+class BenchGroup:
+    """A group all of whose members are here. Between its methods it is stable."""
+
+    def __init__(self, wires: Wires, name: str) -> None:
+        self._wires = wires
+        self._name = name
+        self.members: list[str] = []
+        self.generation = 0
+        self._leader = ""
+        self._metadata = b""
+
+    def come(self, count: int) -> None:
+        """Let so many new members join, and everybody rebalance.
+
+        The very first one comes alone: without an initial delay it would have a generation to
+        itself, before the others are in.
+        """
+        if not self.members and count > 1:
+            self.come(1)
+            count -= 1
+        # New metadata: unchanged, a follower that asks before the new ones are in would be told
+        # the old generation at once.
+        self._metadata = encode_subscription(Subscription((_TOPIC,), b"%08d" % self.generation))
+        new = self._wires.ask([self._join("")] * count)
+        accepted(new, ErrorCode.MEMBER_ID_REQUIRED)
+        self.members += [answer.member_id for answer in new]
+        joins: list[Request] = [self._join(member_id) for member_id in self.members]
+        joined = self._wires.ask(joins)
+        accepted(joined)
+        self._leader, self.generation = joined[0].leader, joined[0].generation_id
+        syncs = self._syncs(self.generation)
+        accepted(decoded(syncs, self._wires.exchange(_frames(syncs))))
+
+    def leave(self, timed: Callable[[Callable[[], None]], None] | None = None) -> None:
+        """Let one member leave that doesn't lead, and all others join and sync; *timed* runs that.
+
+        Raises:
+            LoadError: The server did not answer as a healthy group's does.
+        """
+        leaver = next(m for m in reversed(self.members) if m != self._leader)
+        self.members.remove(leaver)
+        leave = LeaveGroupRequest(self._name, (LeavingMember(leaver, None, "bench"),))
+        joins: list[Request] = [self._join(member_id) for member_id in self.members]
+        # The leader stays, and the generation is the next one: both are judged below.
+        syncs = self._syncs(self.generation + 1)
+        goodbye, join_frames, sync_frames = encoded(leave, 0), _frames(joins), _frames(syncs)
+        bodies: list[list[bytes]] = []
+
+        def rebalance() -> None:
+            bodies.extend(
+                self._wires.exchange(part) for part in ([goodbye], join_frames, sync_frames)
+            )
+
+        (timed or _at_once)(rebalance)
+        accepted(decoded([leave], bodies[0]))
+        joined = decoded(joins, bodies[1])
+        accepted(joined)
+        self.generation += 1
+        if {(j.generation_id, j.leader) for j in joined} != {(self.generation, self._leader)}:
+            raise LoadError("a member was told another generation or leader")
+        synced = decoded(syncs, bodies[2])
+        accepted(synced)
+        if [s.assignment for s in synced] != [_share(n) for n in range(len(self.members))]:
+            raise LoadError("a member got another assignment than the leader's")
+
+    def heartbeats(self) -> list[HeartbeatRequest]:
+        """Return the heartbeat of each member."""
+        return [HeartbeatRequest(self._name, self.generation, m, None) for m in self.members]
+
+    def _join(self, member_id: str) -> JoinGroupRequest:
+        protocols = (JoinProtocol("range", self._metadata),)
+        return JoinGroupRequest(
+            self._name, _SESSION_MS, _SESSION_MS, member_id, None, "consumer", protocols, None
+        )
+
+    def _syncs(self, generation: int) -> list[Request]:
+        shares = tuple(MemberAssignment(m, _share(n)) for n, m in enumerate(self.members))
+        return [
+            SyncGroupRequest(
+                self._name,
+                generation,
+                member_id,
+                None,
+                "consumer",
+                "range",
+                shares if member_id == self._leader else (),
+            )
+            for member_id in self.members
+        ]
+
+
+def _frames(requests: Sequence[Request]) -> list[bytes]:
+    return [encoded(request, number) for number, request in enumerate(requests)]
+
+
+def _at_once(run: Callable[[], None]) -> None:
+    run()
+
+
+def _share(number: int) -> bytes:
+    """Return the bytes that give one member a partition of its own."""
+    return encode_assignment(Assignment((TopicPartition(_TOPIC, number),)))
+
+
+def rebalances(plan: GroupPlan) -> dict[str, float | None]:
+    """Measure rebalances of one group, each after one member left."""
+    group = BenchGroup(Wires(plan.host, plan.port, plan.connections), "bench-rebalances")
+    group.come(plan.members)
+    wall_s: list[float] = []
+    cpu_s: list[float] = []
+
+    def timed(run: Callable[[], None]) -> None:
+        cpu, began = cpu_ns(plan.server_pid), time.perf_counter_ns()
+        run()
+        wall_s.append((time.perf_counter_ns() - began) / NS_PER_S)
+        time.sleep(_SETTLE_S)  # What the server does behind its last answer counts too.
+        cpu_s.append((cpu_ns(plan.server_pid) - cpu) / NS_PER_S)
+
+    for number in range(plan.warmup_rounds + plan.rounds):
+        gc.collect()
+        gc.disable()
+        group.leave(timed if number >= plan.warmup_rounds else None)
+        gc.enable()
+        group.come(1)
+    return {
+        "members": plan.members,
+        "rebalances": plan.rounds,
+        "cpu_s": median(cpu_s),
+        "wall_s": median(wall_s),
+        "wall_max_s": max(wall_s),
+        "cpu_us_per_member": median(cpu_s) * 1e6 / (plan.members - 1),
+    }
+
+
+def endurance(plan: GroupPlan) -> dict[str, float | None]:
+    """Measure the server's resident memory before and after many rebalances of one group."""
+    group = BenchGroup(Wires(plan.host, plan.port, plan.connections), "bench-endurance")
+    group.come(plan.members)
+
+    def run(rounds: int) -> None:
+        for _ in range(rounds // 2):
+            group.leave()
+            group.come(1)
+
+    run(plan.warmup_rounds)
+    before = resident_mb(plan.server_pid)
+    run(plan.rounds)
+    after = resident_mb(plan.server_pid)
+    return {
+        "members": plan.members,
+        "rebalances": plan.rounds,
+        "before_mb": before,
+        "after_mb": after,
+        "grown_mb": None if before is None or after is None else after - before,
+    }
+
+
+def heartbeats(plan: GroupPlan) -> dict[str, float | None]:
+    """Measure an open loop of heartbeats, every member at its interval."""
+    wires = Wires(plan.host, plan.port, plan.connections)
+    requests: list[HeartbeatRequest] = []
+    for number in range(plan.groups):
+        group = BenchGroup(wires, f"bench-heartbeats-{number}")
+        group.come(plan.members)
+        requests += group.heartbeats()
+    total = len(requests)
+    epoll = select.epoll()
+    connections = []
+    for number, sock in enumerate(wires.socks):
+        mine = requests[number :: len(wires.socks)]
+        exchanges = [Exchange(encoded(r, slot), answer=_ALIVE) for slot, r in enumerate(mine)]
+        answers = [exchange.answer for exchange in exchanges]
+        reader = AnswerReader(slot_at=4, answer_from=BODY_AT, answers=answers)
+        connections.append(Connection(sock, epoll, reader, exchanges))
+    load = Plan(
+        host=plan.host,
+        port=plan.port,
+        dialect="coordinator",
+        workload="heartbeat",
+        connections=plan.connections,
+        window=total // plan.connections,
+        partitions=1,
+        warmup_s=min(1.0, plan.duration_s / 2),
+        duration_s=plan.duration_s,
+        run="groups",
+        rate_per_s=total / plan.interval_s,
+        server_pid=plan.server_pid,
+    )
+    generator = Generator(load, connections, epoll)
+    gc.collect()
+    gc.disable()
+    seconds, busy_s, server_s = generator.run()
+    gc.enable()
+    latency = latency_of(generator.latencies_ns)
+    return {
+        "members": total,
+        "groups": plan.groups,
+        "requests": generator.measured,
+        "rate_per_s": generator.measured / seconds,
+        "server_busy": None if server_s is None else server_s / seconds,
+        "p50_us": latency.p50_us,
+        "p99_us": latency.p99_us,
+        "max_us": latency.max_us,
+        "busy": busy_s / seconds,
+        "late_p99_us": percentile(sorted(generator.late_ns), 0.99) / 1000,
+        "wrong": sum(connection.reader.wrong for connection in connections),
+        "unanswered": generator.unanswered,
+    }
+
+
+_ALIVE: Final = pack((0, None))  # A heartbeat's answer of version 1.
+_WORKLOADS: Final[Mapping[str, Callable[[GroupPlan], dict[str, float | None]]]] = {
+    REBALANCES: rebalances,
+    HEARTBEATS: heartbeats,
+    ENDURANCE: endurance,
+}
+
+
+def main() -> int:
+    """Run the plan of the command line."""
+    plan = GroupPlan(**json.loads(sys.argv[1]))
+    try:
+        measured = _WORKLOADS[plan.workload](plan)
+    except (LoadError, OSError, ValueError) as exc:
+        print(f"bench.group_load: {exc}; the plan was {asdict(plan)}", file=sys.stderr)
+        return 1
+    print(json.dumps(measured))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
