@@ -64,6 +64,18 @@ SETTINGS: Final = (
     ),
     Setting("offset.metadata.max.bytes", 4_096, "UTF-8 bytes of one offset's metadata."),
     Setting(
+        "offsets.retention.minutes",
+        10_080,
+        "How long offsets are kept once nobody uses them; -1 = for ever.",
+        -1,
+    ),
+    Setting(
+        "offsets.retention.check.interval.ms",
+        600_000,
+        "How often expired offsets are looked for.",
+        1,
+    ),
+    Setting(
         "offsets.topic.num.partitions",
         50,
         "Offsets partitions; fixed when the data folder is made.",
@@ -109,6 +121,19 @@ SETTINGS: Final = (
         "Unanswered requests of one connection before its socket is no longer read.",
         1,
     ),
+    Setting(
+        "max.parked.requests",
+        20_000,
+        "JoinGroups and SyncGroups that wait for other members; a further JoinGroup is refused.",
+        1,
+    ),
+    Setting(
+        "queued.max.request.bytes",
+        64 * _MIB,
+        "Requests that are not answered or half read, of all connections, before no more is read.",
+        1024,
+        2**62,
+    ),
     Setting("send.buffer.max.bytes", _MIB, "Unsent answers of one connection, likewise.", 1024),
     Setting("connections.max.idle.ms", 600_000, "A silent connection is closed after this.", 1),
     Setting("first.request.timeout.ms", 10_000, "A new connection must ask something in this.", 1),
@@ -138,6 +163,8 @@ class Settings:
     group_max_offsets: int
     group_commit_ownership_check: bool
     offset_metadata_max_bytes: int
+    offsets_retention_minutes: int
+    offsets_retention_check_interval_ms: int
     offsets_topic_num_partitions: int
     offsets_topic_segment_bytes: int
     offsets_commit_timeout_ms: int
@@ -147,6 +174,8 @@ class Settings:
     sync_request_max_bytes: int
     response_max_bytes: int
     max_in_flight_requests: int
+    max_parked_requests: int
+    queued_max_request_bytes: int
     send_buffer_max_bytes: int
     connections_max_idle_ms: int
     first_request_timeout_ms: int
@@ -161,6 +190,10 @@ class Settings:
             raise ConfigError(
                 f"group.min.session.timeout.ms ({low}) is above group.max.session.timeout.ms"
                 f" ({high})"
+            )
+        if self.offsets_retention_minutes == 0:
+            raise ConfigError(
+                "offsets.retention.minutes: 0 is neither -1 (for ever) nor at least 1"
             )
         for address in self.listener_addresses():
             if address.is_wildcard and not self.advertised_listeners:

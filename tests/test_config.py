@@ -15,6 +15,7 @@ from coordinator.config import (
     Settings,
     load_settings,
 )
+from coordinator.server.run import group_config
 
 ENV = ENV_PREFIX + "GROUP_MAX_SIZE"
 
@@ -96,6 +97,11 @@ def test_booleans_are_words(text: str) -> None:
         ("group.max.size=1.5", "not a whole number"),
         ("group.max.size=0", "0 is not between 1 and"),
         ("group.max.size=2147483648", "is not between"),
+        ("offsets.retention.minutes=0", "neither -1 (for ever) nor at least 1"),
+        ("offsets.retention.minutes=-2", "is not between -1"),
+        ("offsets.retention.check.interval.ms=0", "is not between 1"),
+        ("max.parked.requests=0", "is not between 1"),
+        ("queued.max.request.bytes=-1", "is not between"),
         ("offsets.topic.num.partitions=65535", "is not between 1 and 65534"),
         ("offsets.topic.segment.bytes=100", "is not between"),
         ("storage.reserve.bytes=-2", "is not between -1"),
@@ -166,6 +172,16 @@ def test_an_environment_with_a_mistake_is_refused(name: str, value: str, words: 
         load_settings(environ={ENV_PREFIX + name: value})
 
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "retention_ms"), [(10_080, 604_800_000), (1, 60_000), (-1, -1)]
+)
+def test_retention_reaches_the_groups(minutes: int, retention_ms: int) -> None:
+    """A factor of 60 here would delete a week's offsets in hours; -1 must stay for ever."""
+    settings = load_settings(overrides=[f"offsets.retention.minutes={minutes}"])
+
+    assert group_config(settings).offsets_retention_ms == retention_ms
 
 
 def test_remote_listeners_need_the_operators_word() -> None:

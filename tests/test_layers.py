@@ -53,7 +53,11 @@ def names(*modules: str) -> frozenset[str]:
 # The longest prefix that fits a module decides.
 LAYERS = {
     "protocol": Layer(others=names("msgpack"), banned=IMPURE),
-    "coordinator.group": Layer(ours=names("protocol"), banned=IMPURE),
+    "coordinator.group": Layer(ours=names("protocol", "coordinator.group.registry"), banned=IMPURE),
+    # The one place where patterns of topics are evaluated.
+    "coordinator.group.registry": Layer(
+        ours=names("protocol", "coordinator.group"), others=names("re2"), banned=IMPURE
+    ),
     "coordinator.log": Layer(
         ours=names("coordinator.log.format"),
         others=names("msgpack"),
@@ -169,6 +173,8 @@ def test_the_product_is_found() -> None:
         ("coordinator.group.shard", "from os import path"),
         ("coordinator.group.shard", "def f():\n    import random"),
         ("coordinator.group.shard", "import structlog"),
+        ("coordinator.group.shard", "import re2"),
+        ("coordinator.group.registry", "import time"),
         ("coordinator.group.shard", "from coordinator.log.format import Entry"),
         ("coordinator.group.shard", "from ..log import format"),
         ("coordinator.log.journal", "import trio"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import trio
 
+from coordinator.cli.operate import groups, topics
 from coordinator.cli.ping import ping as ping_address
 from coordinator.config import SETTINGS, Address, ConfigError, load_settings
 from coordinator.log.errors import EXIT_REFUSED
@@ -19,6 +20,10 @@ from coordinator.server.telemetry import configure_logging
 @click.version_option(SERVER_SOFTWARE.partition("/")[2], prog_name="group-coordinator")
 def main() -> None:
     """Coordinate consumer groups and keep their offsets, on disk before they are acknowledged."""
+
+
+main.add_command(groups)
+main.add_command(topics)
 
 
 @main.command()

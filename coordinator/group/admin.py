@@ -7,6 +7,7 @@ from coordinator.group.rebalance import start_rebalance
 from coordinator.group.records import GroupDeleted
 from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode
+from protocol.failures import describe_error
 from protocol.messages import (
     DescribedGroup,
     DescribedMember,
@@ -16,7 +17,6 @@ from protocol.messages import (
     ListedGroup,
     ListGroupsRequest,
 )
-from protocol.types import NO_GENERATION
 
 CLASSIC = "classic"
 
@@ -25,10 +25,8 @@ def describe(core: Core, group_id: str) -> DescribedGroup:
     """Return a group as operators see it; an unknown one is Dead, with error 69."""
     group = core.groups.get(group_id)
     if group is None:
-        error = ErrorCode.GROUP_ID_NOT_FOUND.value
-        message = f"Group {group_id} not found."
-        dead = GroupState.DEAD.value
-        return DescribedGroup(error, message, group_id, dead, "", "", NO_GENERATION, ())
+        error = ErrorCode.GROUP_ID_NOT_FOUND
+        return describe_error(group_id, error.value, f"Group {group_id} not found.")
     # What the members agreed on counts only while they agree.
     is_stable = group.state is GroupState.STABLE
     protocol = group.protocol if is_stable else None
@@ -51,6 +49,7 @@ def describe(core: Core, group_id: str) -> DescribedGroup:
             )
             for m in group.members.values()
         ),
+        core.config.offsets_retention_ms if group.retention_ms is None else group.retention_ms,
     )
 
 
@@ -99,7 +98,8 @@ def drain(core: Core, request: DrainMemberRequest, token: object, now: Now) -> O
         member.drained = True
         d.event("group.drain_asked", member_id=member.member_id, client_id=member.client_id)
     if fresh and group.state is not GroupState.PREPARING:
-        start_rebalance(d, group, Trigger.DRAIN_ASKED, "drain asked", fresh[0].member_id)
+        detail = f"drain of client {request.client_id} asked"
+        start_rebalance(d, group, Trigger.DRAIN_ASKED, "drain asked", fresh[0], detail)
     members = tuple(DrainedMember(m.member_id, _owns_nothing(m)) for m in asked)
     d.answer(token, DrainMemberResponse(ErrorCode.NONE.value, members))
     return d.outcome

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 MIB = 1024 * 1024
+MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,10 @@ class GroupConfig:
     group_max_size: int = 10_000
     group_max_offsets: int = 100_000
     offset_metadata_max_bytes: int = 4_096
+    # How long the offsets of a group are kept once nobody uses them (-1 for ever), and how
+    # often that is looked at.
+    offsets_retention_ms: int = 10_080 * MINUTE_MS
+    offsets_retention_check_interval_ms: int = 10 * MINUTE_MS
     ownership_check: bool = True
     # What the leader's JoinGroup answer, and the group's record as one batch, must fit in.
     max_response_bytes: int = 16 * MIB

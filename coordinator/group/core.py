@@ -8,22 +8,33 @@ from coordinator.group.effects import Event, Now, Outcome, Reply
 from coordinator.group.group import Group
 from coordinator.group.member import Member, Parked, PendingId, Watched
 from coordinator.group.records import (
+    REBALANCES_KEPT,
     CommittedOffset,
     GroupDeleted,
     GroupGeneration,
     GroupMetadata,
+    GroupRebalanced,
+    GroupRetention,
     OffsetCommitted,
+    OffsetRemoved,
     Record,
 )
+from coordinator.group.registry import Registry
 from coordinator.group.timers import Timers
 from protocol.errors import ErrorCode
 from protocol.failures import join_error, sync_error
 from protocol.messages import (
     HeartbeatResponse,
     JoinGroupResponse,
+    Rebalance,
     Response,
     SyncGroupResponse,
 )
+
+# What the leader's answer and the group's record hold besides their members.
+HEAD_BYTES = 2_048
+
+_SUPERSEDED = "a newer request of this member took its place"
 
 
 class HardGroup(NamedTuple):
@@ -32,16 +43,34 @@ class HardGroup(NamedTuple):
     generation: int
     stable: GroupMetadata | None
     offsets: tuple[tuple[str, int, CommittedOffset], ...]  # By topic and partition.
+    retention_ms: int | None
+    rebalances: tuple[Rebalance, ...]  # By number.
 
 
 class Core:
     """The groups of a shard."""
 
-    __slots__ = ("config", "groups", "latest", "new_uuid", "parked", "storage_full", "timers")
+    __slots__ = (
+        "config",
+        "groups",
+        "latest",
+        "new_uuid",
+        "newest_ms",
+        "parked",
+        "registry",
+        "storage_full",
+        "timers",
+        "wall_offset_ms",
+    )
 
-    def __init__(self, config: GroupConfig, new_uuid: Callable[[], str]) -> None:
+    def __init__(
+        self, config: GroupConfig, new_uuid: Callable[[], str], registry: Registry | None = None
+    ) -> None:
         self.config = config
         self.new_uuid = new_uuid
+        self.registry = Registry() if registry is None else registry
+        self.wall_offset_ms = 0  # Wall clock minus monotonic time, at the load.
+        self.newest_ms = 0  # The newest timestamp of any record, see `wall_ms`.
         self.groups: dict[str, Group] = {}
         self.timers = Timers()
         self.parked: dict[object, Member] = {}  # By the token of the parked request.
@@ -63,13 +92,27 @@ class Core:
             if record.partition not in partitions:
                 group.offset_count += 1
             partitions[record.partition] = record.value
-        elif type(record) is GroupMetadata:
+            self.newest_ms = max(self.newest_ms, record.value.commit_timestamp_ms)
+        else:
+            self._replay_rare(group, record)
+
+    def _replay_rare(self, group: Group, record: Record) -> None:
+        if type(record) is GroupMetadata:
             group.stable = record
             # A record of an older generation comes after a newer GroupGeneration only when
             # it replaces a static member in the last stable generation.
             group.generation = max(group.generation, record.generation)
+            self.newest_ms = max(self.newest_ms, record.state_timestamp_ms)
         elif type(record) is GroupGeneration:
             group.generation = max(group.generation, record.generation)
+            self.newest_ms = max(self.newest_ms, record.timestamp_ms)
+        elif type(record) is GroupRebalanced:
+            number = record.rebalance.number
+            group.rebalances[number % REBALANCES_KEPT] = record.rebalance
+        elif type(record) is GroupRetention:
+            group.retention_ms = record.retention_ms
+        elif type(record) is OffsetRemoved:
+            _forget_offset(group, record)
 
     def hard_state(self) -> dict[str, HardGroup]:
         """Return all hard state as a value, to compare with that of a replay."""
@@ -82,6 +125,8 @@ class Core:
                     for topic in sorted(group.offsets)
                     for partition in sorted(group.offsets[topic])
                 ),
+                group.retention_ms,
+                tuple(sorted(group.rebalances.values())),
             )
             for group_id, group in sorted(self.groups.items())
         }
@@ -91,6 +136,17 @@ class Core:
         self.groups = {}
         self.timers = Timers()
         self.parked = {}
+
+    def wall_ms(self, now: Now) -> int:
+        """Return the time of day for a record: it never goes back, though the clock may."""
+        return max(now.wall_ms, self.newest_ms, now.mono_ms + self.wall_offset_ms)
+
+    def has_room(self, group: Group, answer_bytes: int, record_bytes: int) -> bool:
+        """Say whether so many more bytes of members still fit an answer and a record."""
+        config = self.config
+        answer = HEAD_BYTES + group.answer_bytes + answer_bytes
+        record = HEAD_BYTES + group.record_bytes + record_bytes + config.max_assignments_bytes
+        return answer <= config.max_response_bytes and record <= config.max_batch_bytes
 
     def heard(self, member: Member, now_ms: int) -> None:
         """Note that *member* is alive; while a request of it is parked its session waits."""
@@ -104,6 +160,15 @@ class Core:
         self.timers.arm(member.timer, now_ms + member.session_timeout_ms)
 
 
+def _forget_offset(group: Group, record: OffsetRemoved) -> None:
+    partitions = group.offsets.get(record.topic)
+    if partitions is None or partitions.pop(record.partition, None) is None:
+        return
+    group.offset_count -= 1
+    if not partitions:
+        del group.offsets[record.topic]
+
+
 class Decision:
     """One step in the making: changes to one group and what must be sent and kept for it."""
 
@@ -113,6 +178,11 @@ class Decision:
         self.core = core
         self.now = now
         self.outcome = core.latest = Outcome(group_id)
+
+    @property
+    def wall_ms(self) -> int:
+        """The time of day, for records."""
+        return self.core.wall_ms(self.now)
 
     def emit(self, record: Record) -> None:
         """Keep *record*: it is in force from here on, and on disk before any gated reply."""
@@ -140,8 +210,9 @@ class Decision:
     def park_join(self, group: Group, member: Member, token: object) -> None:
         """Park a JoinGroup of *member*; an older one gets its answer."""
         if member.join is not None:
-            self.finish_join(group, member, join_error(ErrorCode.SUPERSEDED, member.member_id))
-        member.join = Parked(token)
+            error = join_error(ErrorCode.SUPERSEDED, member.member_id, _SUPERSEDED)
+            self.finish_join(group, member, error)
+        member.join = Parked(token, self.now.mono_ms)
         member.heard_ms = self.now.mono_ms
         group.parked_joins += 1
         self.core.parked[token] = member
@@ -158,8 +229,8 @@ class Decision:
     def park_sync(self, member: Member, token: object) -> None:
         """Park a SyncGroup of *member*; an older one gets its answer."""
         if member.sync is not None:
-            self.finish_sync(member, sync_error(ErrorCode.SUPERSEDED))
-        member.sync = Parked(token)
+            self.finish_sync(member, sync_error(ErrorCode.SUPERSEDED, _SUPERSEDED))
+        member.sync = Parked(token, self.now.mono_ms)
         member.heard_ms = self.now.mono_ms
         self.core.parked[token] = member
 
@@ -174,15 +245,19 @@ class Decision:
     def remove(
         self, group: Group, member: Member, reason: str, detail: str, error: int | None = None
     ) -> None:
-        """Take *member* out of the group; what it has parked gets *error*, 25 by default."""
+        """Take *member* out of the group; what it has parked gets *error*, 25 by default.
+
+        *detail* says in words why, with what was measured: also to the member, if it asks.
+        """
         code = ErrorCode.UNKNOWN_MEMBER_ID if error is None else error
         if member.join is not None:
-            self.finish_join(group, member, join_error(code, ""))
+            self.finish_join(group, member, join_error(code, "", detail))
         if member.sync is not None:
-            self.finish_sync(member, sync_error(code))
+            self.finish_sync(member, sync_error(code, detail))
         owned = member.owned or ()
         self.core.timers.cancel(member.timer)
         group.drop(member)
+        group.bury(member.member_id, detail)
         self.event(
             "group.member_removed",
             member_id=member.member_id,

@@ -1,12 +1,23 @@
 """One group: what survives a crash, and what does not."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
 from coordinator.group.member import Member, PendingId
 from coordinator.group.records import CommittedOffset, GroupMetadata, MemberMetadata
 from coordinator.group.states import GroupState, Trigger, next_state
 from coordinator.group.timers import Timer, TimerKind
-from protocol.messages import JoinGroupMember, JoinProtocol
+from protocol.errors import ErrorCode
+from protocol.messages import JoinGroupMember, JoinProtocol, Rebalance
+
+if TYPE_CHECKING:
+    from coordinator.group.history import Running
+
+# So many members that are gone are remembered with what became of them.
+OBITUARIES_MAX: Final = 100
+
+_UNKNOWN: Final = ErrorCode.UNKNOWN_MEMBER_ID.value
+_FENCED: Final = ErrorCode.FENCED_INSTANCE_ID.value
 
 Offsets = dict[str, dict[int, CommittedOffset]]
 
@@ -26,17 +37,25 @@ class Group:
         "leader",
         "member_added",
         "members",
+        "obituaries",
         "offset_count",
         "offsets",
         "parked_joins",
         "pending",
         "protocol",
         "protocol_type",
+        "rebalance",
+        "rebalances",
         "record_bytes",
+        "retention_ms",
         "stable",
         "state",
+        "static",
+        "subscribed",
         "support",
         "sync_timer",
+        "topics_triggered",
+        "topics_version",
         "unsynced",
     )
 
@@ -47,10 +66,21 @@ class Group:
         self.offset_count = 0
         self.generation = 0
         self.stable: GroupMetadata | None = None
+        self.retention_ms: int | None = None  # None: the server's setting; -1: for ever.
+        self.rebalances: dict[int, Rebalance] = {}  # The last ones, by number % REBALANCES_KEPT.
         # Soft: lost in a crash, made anew from the hard state by a load.
         self.state = GroupState.EMPTY
         self.members: dict[str, Member] = {}  # In the order in which they joined.
+        self.static: dict[str, str] = {}  # The member id that holds each group instance id.
         self.pending: dict[str, PendingId] = {}
+        self.obituaries: dict[str, str] = {}  # What became of members that are gone, in words.
+        self.rebalance: Running | None = None
+        # What the members of the current generation subscribe to; None if one can't be read.
+        self.subscribed: frozenset[str] | None = frozenset()
+        # Versions of the topic registry: up to which the assignment is known to be good, and
+        # up to which changes have made this group rebalance.
+        self.topics_version = 0
+        self.topics_triggered = 0
         self.protocol_type = ""
         self.protocol: str | None = None
         self.leader: str | None = None
@@ -75,6 +105,8 @@ class Group:
     def add(self, member: Member) -> None:
         """Make *member* part of the group; the first one leads."""
         self.members[member.member_id] = member
+        if member.group_instance_id is not None:
+            self.static[member.group_instance_id] = member.member_id
         if self.leader is None:
             self.leader = member.member_id
         self._count(member, 1)
@@ -82,6 +114,8 @@ class Group:
     def drop(self, member: Member) -> None:
         """Take *member* out; its parked requests must have been answered."""
         del self.members[member.member_id]
+        if member.group_instance_id is not None:
+            del self.static[member.group_instance_id]
         member.gone = True
         self._count(member, -1)
         if not member.synced and self.state in {GroupState.COMPLETING, GroupState.STABLE}:
@@ -89,10 +123,45 @@ class Group:
         if self.leader == member.member_id:
             self.leader = next(iter(self.members), None)
 
-    def update(self, member: Member, protocols: tuple[JoinProtocol, ...]) -> None:
-        """Let *member* offer *protocols* from now on."""
+    def replace(self, old: Member, new: Member) -> None:
+        """Put *new* where *old* is: the same instance, with its place and what it owns."""
+        self._count(old, -1)
+        self._count(new, 1)
+        in_order = [new if member is old else member for member in self.members.values()]
+        self.members = {member.member_id: member for member in in_order}
+        assert new.group_instance_id is not None
+        self.static[new.group_instance_id] = new.member_id
+        if self.leader == old.member_id:
+            self.leader = new.member_id
+        old.gone = True
+        new.synced = old.synced
+        new.assignment, new.owned, new.former = old.assignment, old.owned, old.former
+
+    def find(self, member_id: str, instance_id: str | None) -> tuple[Member | None, int]:
+        """Return the member with both ids, or why there is none: 25, or 82 if another holds it.
+
+        A static member may leave its instance id out.
+        """
+        if instance_id is not None:
+            holder = self.static.get(instance_id)
+            if holder != member_id:
+                return None, _UNKNOWN if holder is None else _FENCED
+        member = self.members.get(member_id)
+        return member, _UNKNOWN if member is None else 0
+
+    def bury(self, member_id: str, obituary: str) -> None:
+        """Remember what became of a member, for when it asks."""
+        if len(self.obituaries) >= OBITUARIES_MAX:
+            del self.obituaries[next(iter(self.obituaries))]
+        self.obituaries[member_id] = obituary
+
+    def update(
+        self, member: Member, protocols: tuple[JoinProtocol, ...], topic_pattern: str | None
+    ) -> None:
+        """Let *member* offer *protocols*, and want the topics that match, from now on."""
         self._count(member, -1)
         member.protocols = protocols
+        member.topic_pattern = topic_pattern
         self._count(member, 1)
 
     def _count(self, member: Member, by: int) -> None:
@@ -105,13 +174,17 @@ class Group:
             else:
                 del self.support[name]
 
-    def supports(self, protocol_type: str, protocols: Iterable[JoinProtocol]) -> bool:
+    def supports(
+        self, protocol_type: str, protocols: Iterable[JoinProtocol], instead_of: Member | None
+    ) -> bool:
         """Say whether a member with these protocols fits the others."""
         if not self.members:
             return bool(protocol_type) and any(True for _ in protocols)
         everyone = len(self.members)
+        replaced = {p.name for p in instead_of.protocols} if instead_of is not None else ()
+        others = everyone - (instead_of is not None)
         return protocol_type == self.protocol_type and any(
-            self.support.get(protocol.name, 0) == everyone for protocol in protocols
+            self.support.get(p.name, 0) - (p.name in replaced) == others for p in protocols
         )
 
     def vote(self) -> str:
@@ -149,6 +222,17 @@ class Group:
         """Return the longest rebalance timeout of the members."""
         return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
 
+    def topics_wanted(self) -> frozenset[str] | None:
+        """Return the topics that the members subscribe to, None if one of them can't be read."""
+        lists = {member.topics for member in self.members.values()}
+        if None in lists:
+            return None
+        return frozenset(topic for topics in lists for topic in topics or ())
+
+    def last_rebalance(self) -> int:
+        """Return the number of the last rebalance that ended, 0 for none."""
+        return max((r.number for r in self.rebalances.values()), default=0)
+
     def all_joined(self) -> bool:
         """Say whether every member has a JoinGroup parked and no given-out id is missing."""
         return self.parked_joins == len(self.members) and not self.pending
@@ -176,7 +260,9 @@ class Group:
                     m.session_timeout_ms,
                     m.metadata_for(self.protocol),
                     assignments[m.member_id],
+                    m.topic_pattern,
                 )
                 for m in self.members.values()
             ),
+            self.topics_version,
         )

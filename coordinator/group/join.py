@@ -1,35 +1,50 @@
 """JoinGroup."""
 
+from coordinator.group import static
+from coordinator.group.config import GroupConfig
 from coordinator.group.core import Core, Decision
 from coordinator.group.effects import Caller, Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.member import Member, PendingId
-from coordinator.group.rebalance import joined, maybe_complete_join, members_lost, start_rebalance
+from coordinator.group.rebalance import joined, maybe_complete_join, member_parked, members_lost
 from coordinator.group.records import GroupMetadata
 from coordinator.group.states import GroupState, Trigger
+from coordinator.group.words import STORAGE_FULL, refusal, seconds, unknown_member, with_reason
 from protocol.errors import ErrorCode
 from protocol.failures import join_error
 from protocol.messages import JoinGroupRequest
 from protocol.types import INT32_MAX
 
-# What the leader's answer and the group's record hold besides their members.
-HEAD_BYTES = 2_048
+# Why nothing of a request is done: the error, and the same in words.
+_Refusal = tuple[int, str | None]
+_TOO_LARGE = "the members' subscriptions fill the largest answer or record that fits"
 
 
 def join(core: Core, request: JoinGroupRequest, token: object, caller: Caller, now: Now) -> Outcome:
     """Answer or park a JoinGroup."""
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
-    error = _refusal(core, group, request)
-    if error:
-        d.answer(token, join_error(error, _echoed(error, request.member_id)))
+    replaced = static.replaced(group, request)
+    refused = _refusal(core, group, request, replaced, now)
+    if refused is not None:
+        error, message = refused
+        d.answer(token, join_error(error, _echoed(error, request.member_id), message))
+    elif replaced is not None:
+        assert group is not None
+        static.replace(d, group, replaced, request, token, caller)
     elif not request.member_id:
-        _give_id(d, group, request, token, caller)
+        group = group or _make_group(d, request.group_id)
+        if request.group_instance_id is None:
+            _give_id(d, group, request, token, caller)
+        else:
+            member_id = f"{request.group_instance_id}-{core.new_uuid()}"
+            _add(d, group, member_id, request, token, caller)
     else:
         assert group is not None
         member = group.members.get(request.member_id)
         if member is None:
-            _join_with_given_id(d, group, request, token, caller)
+            d.forget_pending(group, group.pending[request.member_id])
+            _add(d, group, request.member_id, request, token, caller)
         else:
             _rejoin(d, group, member, request, token)
     return d.outcome
@@ -39,43 +54,79 @@ def _echoed(error: int, member_id: str) -> str:
     return "" if error == ErrorCode.GROUP_MAX_SIZE_REACHED else member_id
 
 
-def _refusal(core: Core, group: Group | None, request: JoinGroupRequest) -> int:
-    """Return why nothing of the request is done, 0 if it goes on."""
+def _refusal(
+    core: Core, group: Group | None, request: JoinGroupRequest, replaced: Member | None, now: Now
+) -> _Refusal | None:
+    """Return why nothing of the request is done, None if it goes on."""
     config = core.config
     timeout_ms = request.session_timeout_ms
     if not (
         config.group_min_session_timeout_ms <= timeout_ms <= config.group_max_session_timeout_ms
     ):
-        return ErrorCode.INVALID_SESSION_TIMEOUT
-    member_id = request.member_id
+        return ErrorCode.INVALID_SESSION_TIMEOUT, _span(config, timeout_ms)
+    pattern = request.topic_pattern
+    problem = None if pattern is None else core.registry.pattern_problem(pattern)
+    if problem is not None:
+        return ErrorCode.INVALID_REGULAR_EXPRESSION, f"pattern {pattern!r}: {problem}"
+    member_id, instance_id = request.member_id, request.group_instance_id
     if group is None:
-        if member_id:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        if not (request.protocol_type and request.protocols):
-            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        return ErrorCode.STORAGE_FULL if core.storage_full else 0
-    is_member = member_id in group.members
-    if not member_id and len(group.members) + len(group.pending) >= config.group_max_size:
-        return ErrorCode.GROUP_MAX_SIZE_REACHED
-    if not group.supports(request.protocol_type, request.protocols):
-        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    if member_id and not is_member and member_id not in group.pending:
-        return ErrorCode.UNKNOWN_MEMBER_ID
+        return _no_group(core, request)
+    is_member = replaced is not None or member_id in group.members
+    size = len(group.members) + len(group.pending)
+    has_place = is_member or member_id in group.pending
+    if not has_place and size >= config.group_max_size:
+        return (
+            ErrorCode.GROUP_MAX_SIZE_REACHED,
+            f"the group has {size} members, group.max.size is {config.group_max_size}",
+        )
+    if not group.supports(request.protocol_type, request.protocols, replaced):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL, _misfit(group, request)
+    if member_id and (instance_id is not None or member_id not in group.pending):
+        _, unknown = group.find(member_id, instance_id)
+        if unknown:
+            return unknown, refusal(group, unknown, member_id, instance_id, -1, now.mono_ms)
     if not is_member and core.storage_full:
-        return ErrorCode.STORAGE_FULL
+        return ErrorCode.STORAGE_FULL, STORAGE_FULL
     if not is_member and group.generation == INT32_MAX:
-        return ErrorCode.QUOTA_EXCEEDED
-    return 0
+        return ErrorCode.QUOTA_EXCEEDED, f"generation {INT32_MAX} is the last one; delete the group"
+    return None
+
+
+def _span(config: GroupConfig, timeout_ms: int) -> str:
+    shortest = seconds(config.group_min_session_timeout_ms)
+    longest = seconds(config.group_max_session_timeout_ms)
+    return f"a session timeout of {seconds(timeout_ms)}; {shortest} to {longest} are allowed"
+
+
+def _no_group(core: Core, request: JoinGroupRequest) -> _Refusal | None:
+    if request.member_id:
+        return ErrorCode.UNKNOWN_MEMBER_ID, unknown_member(None, request.member_id, None)
+    if not (request.protocol_type and request.protocols):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "no protocol type, or no protocols"
+    return (ErrorCode.STORAGE_FULL, STORAGE_FULL) if core.storage_full else None
+
+
+def _misfit(group: Group, request: JoinGroupRequest) -> str:
+    if not group.members:
+        return "no protocol type, or no protocols"
+    if request.protocol_type != group.protocol_type:
+        return f"protocol type {request.protocol_type!r}, the group has {group.protocol_type!r}"
+    everyone = len(group.members)
+    names = ", ".join(name for name, count in group.support.items() if count == everyone)
+    offered = ", ".join(protocol.name for protocol in request.protocols)
+    return f"protocols {offered}; all members support {names}"
+
+
+def _make_group(d: Decision, group_id: str) -> Group:
+    # The group is there from now on for whoever looks, also after a crash.
+    d.emit(GroupMetadata(group_id, "", 0, None, None, d.wall_ms, ()))
+    return d.core.groups[group_id]
 
 
 def _give_id(
-    d: Decision, group: Group | None, request: JoinGroupRequest, token: object, caller: Caller
+    d: Decision, group: Group, request: JoinGroupRequest, token: object, caller: Caller
 ) -> None:
     """Give out a member id, so that a lost answer leaves no member behind."""
-    if group is None:
-        # The group is there from now on for whoever looks, also after a crash.
-        d.emit(GroupMetadata(request.group_id, "", 0, None, None, d.now.wall_ms, ()))
-        group = d.core.groups[request.group_id]
     member_id = f"{caller.client_id}-{d.core.new_uuid()}"
     pending = PendingId(group, member_id, request.session_timeout_ms)
     group.pending[member_id] = pending
@@ -83,22 +134,18 @@ def _give_id(
     d.answer(token, join_error(ErrorCode.MEMBER_ID_REQUIRED, member_id), pending)
 
 
-def _join_with_given_id(
-    d: Decision, group: Group, request: JoinGroupRequest, token: object, caller: Caller
+def _add(
+    d: Decision,
+    group: Group,
+    member_id: str,
+    request: JoinGroupRequest,
+    token: object,
+    caller: Caller,
 ) -> None:
-    d.forget_pending(group, group.pending[request.member_id])
-    member = Member(
-        group,
-        request.member_id,
-        client_id=caller.client_id,
-        client_host=caller.client_host,
-        session_timeout_ms=request.session_timeout_ms,
-        rebalance_timeout_ms=request.rebalance_timeout_ms,
-        protocols=request.protocols,
-        heard_ms=d.now.mono_ms,
-    )
-    if _is_too_large(d.core, group, member.answer_bytes(), member.record_bytes()):
-        d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, ""))
+    """Make the sender a member, and park its JoinGroup."""
+    member = static.new_member(d, group, member_id, request, caller)
+    if not d.core.has_room(group, member.answer_bytes(), member.record_bytes()):
+        d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", _TOO_LARGE))
         maybe_complete_join(d, group)
         return
     if not group.members:
@@ -109,41 +156,25 @@ def _join_with_given_id(
     d.event(
         "group.member_added",
         member_id=member.member_id,
+        group_instance_id=member.group_instance_id,
         client_id=member.client_id,
         client_host=member.client_host,
         generation=group.generation,
     )
+    static.put_on_record(d, group, member)
     d.park_join(group, member, token)
     d.core.timers.arm(member.timer, d.now.mono_ms + d.core.config.new_member_join_timeout_ms)
-    _go_on(d, group, member, request, Trigger.MEMBER_JOINED, "member joined")
-
-
-def _go_on(
-    d: Decision,
-    group: Group,
-    member: Member,
-    request: JoinGroupRequest,
-    trigger: Trigger,
-    cause: str,
-) -> None:
-    if group.state is GroupState.PREPARING:
-        maybe_complete_join(d, group)
-    else:
-        start_rebalance(d, group, trigger, cause, member.member_id, request.reason or "")
-
-
-def _is_too_large(core: Core, group: Group, answer_bytes: int, record_bytes: int) -> bool:
-    """Say whether a member of that size, on top of the others, leaves no room for an answer."""
-    config = core.config
-    answer = HEAD_BYTES + group.answer_bytes + answer_bytes
-    record = HEAD_BYTES + group.record_bytes + record_bytes + config.max_assignments_bytes
-    return answer > config.max_response_bytes or record > config.max_batch_bytes
+    cause = "member joined"
+    detail = with_reason(cause, request.reason)
+    member_parked(d, group, Trigger.MEMBER_JOINED, cause, member, detail)
 
 
 def _rejoin(
     d: Decision, group: Group, member: Member, request: JoinGroupRequest, token: object
 ) -> None:
-    is_unchanged = member.protocols == request.protocols
+    is_unchanged = (
+        member.protocols == request.protocols and member.topic_pattern == request.topic_pattern
+    )
     if is_unchanged and group.state is not GroupState.PREPARING:
         is_leader = member.member_id == group.leader
         if group.state is GroupState.COMPLETING or not is_leader:
@@ -155,16 +186,17 @@ def _rejoin(
     if not is_unchanged and not _update(d, group, member, request, token):
         return
     if _is_surplus(d.core, group, member):
-        d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, ""))
-        size = d.core.config.group_max_size
-        d.remove(group, member, "group full", f"group.max.size is {size}")
-        members_lost(d, group, "group full", member.member_id)
+        detail = f"group full: group.max.size is {d.core.config.group_max_size}"
+        d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", detail))
+        d.remove(group, member, "group full", detail)
+        members_lost(d, group, "group full", member, detail)
         return
     member.session_timeout_ms = request.session_timeout_ms
     member.rebalance_timeout_ms = request.rebalance_timeout_ms
     d.park_join(group, member, token)
     cause = "leader rejoined" if is_unchanged else "member changed its protocols"
-    _go_on(d, group, member, request, Trigger.MEMBER_REJOINED, cause)
+    detail = with_reason(cause, request.reason)
+    member_parked(d, group, Trigger.MEMBER_REJOINED, cause, member, detail)
 
 
 def _update(
@@ -172,14 +204,15 @@ def _update(
 ) -> bool:
     """Take over the new protocols unless they are too large for the group."""
     answer_bytes, record_bytes = member.answer_bytes(), member.record_bytes()
-    before = member.protocols
-    group.update(member, request.protocols)
+    before = member.protocols, member.topic_pattern
+    group.update(member, request.protocols, request.topic_pattern)
     grew = member.answer_bytes() > answer_bytes or member.record_bytes() > record_bytes
-    if grew and _is_too_large(d.core, group, 0, 0):
-        group.update(member, before)
-        d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, ""))
-        d.remove(group, member, "group full", "its protocols grew past the limit of the group")
-        members_lost(d, group, "group full", member.member_id)
+    if grew and not d.core.has_room(group, 0, 0):
+        group.update(member, *before)
+        detail = "group full: its protocols grew past the limit of the group"
+        d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", _TOO_LARGE))
+        d.remove(group, member, "group full", detail)
+        members_lost(d, group, "group full", member, detail)
         return False
     return True
 

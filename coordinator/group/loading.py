@@ -1,5 +1,6 @@
 """From hard state to a living group, and back out of service."""
 
+from coordinator.group import history, topics
 from coordinator.group.core import Core, Decision
 from coordinator.group.effects import Now, Outcome
 from coordinator.group.group import Group
@@ -27,11 +28,13 @@ def _load_group(core: Core, group: Group, now: Now) -> Outcome:
     if not stable.members:
         return d.outcome
     group.protocol = stable.protocol
+    group.topics_version = stable.topics_version
     for metadata in stable.members:
         member = _load_member(group, metadata, now)
         group.add(member)
         core.touch(member, now.mono_ms)
     group.leader = stable.leader
+    group.subscribed = group.topics_wanted()
     if group.is_unassigned():
         # Its members were told, or may have been told, a generation that came to nothing.
         group.is_recovering = True
@@ -40,17 +43,17 @@ def _load_group(core: Core, group: Group, now: Now) -> Outcome:
         group.protocol = None
         group.move(Trigger.LOADED_UNASSIGNED)
         core.timers.arm(group.join_timer, now.mono_ms + group.rebalance_timeout_ms())
-        d.event(
-            "group.rebalance_started",
-            trigger="generation was never assigned",
-            member="",
-            detail="",
-            generation=group.generation,
-        )
+        detail = f"restarted at generation {group.generation}, which was told but never assigned"
+        running = history.Running("generation was never assigned", detail, None)
+        history.started(d, group, running)
     else:
         group.move(Trigger.LOADED_STABLE)
-        if len(group.members) > core.config.group_max_size:
-            start_rebalance(d, group, Trigger.TOO_MANY, "too many members", "")
+        size, limit = len(group.members), core.config.group_max_size
+        if size > limit:
+            detail = f"loaded with {size} members, group.max.size is {limit}"
+            start_rebalance(d, group, Trigger.TOO_MANY, "too many members", None, detail)
+        else:
+            topics.recheck(d, group)
     return d.outcome
 
 
@@ -69,7 +72,9 @@ def _load_member(group: Group, metadata: MemberMetadata, now: Now) -> Member:
         else rebalance_timeout_ms,
         protocols=(JoinProtocol(group.protocol or "", metadata.subscription),),
         heard_ms=now.mono_ms,
+        topic_pattern=metadata.topic_pattern,
     )
+    member.read_topics(group.protocol_type, group.protocol)
     member.is_new = False
     member.synced = True
     member.assignment = metadata.assignment

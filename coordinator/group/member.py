@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from coordinator.group.timers import Timer, TimerKind
-from protocol.consumer import decode_assignment
+from protocol.consumer import decode_assignment, subscribed_topics
 from protocol.messages import JoinProtocol
 
 if TYPE_CHECKING:
@@ -19,9 +19,10 @@ MEMBER_OVERHEAD_BYTES: Final = 48
 
 
 class Parked(NamedTuple):
-    """A request that is answered later."""
+    """A request that is answered later, and the monotonic time at which it came."""
 
     token: object
+    at_ms: int
 
 
 class Watched:
@@ -57,6 +58,7 @@ class Member(Watched):
         "client_host",
         "client_id",
         "drained",
+        "former",
         "group_instance_id",
         "heard_ms",
         "is_new",
@@ -67,6 +69,8 @@ class Member(Watched):
         "rebalance_timeout_ms",
         "sync",
         "synced",
+        "topic_pattern",
+        "topics",
     )
 
     def __init__(
@@ -81,6 +85,7 @@ class Member(Watched):
         protocols: tuple[JoinProtocol, ...],
         heard_ms: int,
         group_instance_id: str | None = None,
+        topic_pattern: str | None = None,
     ) -> None:
         super().__init__(group, TimerKind.SESSION, session_timeout_ms)
         self.member_id = member_id
@@ -89,6 +94,9 @@ class Member(Watched):
         self.client_host = client_host
         self.rebalance_timeout_ms = rebalance_timeout_ms
         self.protocols = protocols
+        self.topic_pattern = topic_pattern  # It wants whatever registered topic matches.
+        # The topics it subscribes to under the protocol in force; None if that can't be read.
+        self.topics: tuple[str, ...] | None = ()
         # Monotonic time of its last request, or of our answer to one that was parked.
         self.heard_ms = heard_ms
         self.join: Parked | None = None
@@ -100,15 +108,26 @@ class Member(Watched):
         # What the assignment names, read once a generation because every commit asks;
         # None where that can't be known.
         self.owned: Owned | None = NOTHING
+        # What it owned in the last generation that was assigned, and nobody does in this one:
+        # it may still commit that, which is how a cooperative member hands a partition over.
+        self.former: Owned = NOTHING
 
     def metadata_for(self, protocol: str | None) -> bytes:
         """Return its subscription under *protocol*, empty if it has none."""
-        return next((p.metadata for p in self.protocols if p.name == protocol), b"")
+        for name, metadata in self.protocols:
+            if name == protocol:
+                return metadata
+        return b""
+
+    def read_topics(self, protocol_type: str, protocol: str | None) -> None:
+        """Note the topics of its subscription under *protocol*."""
+        is_consumer = protocol_type == CONSUMER
+        self.topics = subscribed_topics(self.metadata_for(protocol)) if is_consumer else None
 
     def answer_bytes(self) -> int:
         """Return the most that it can add to the leader's JoinGroup answer."""
         largest = max((len(p.metadata) for p in self.protocols), default=0)
-        names = self.member_id + (self.group_instance_id or "")
+        names = self.member_id + (self.group_instance_id or "") + (self.topic_pattern or "")
         return MEMBER_OVERHEAD_BYTES + len(names.encode()) + largest
 
     def record_bytes(self) -> int:

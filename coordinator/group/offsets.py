@@ -6,6 +6,7 @@ from coordinator.group.group import Group
 from coordinator.group.member import CONSUMER, Member
 from coordinator.group.records import NO_EXPIRY, CommittedOffset, OffsetCommitted
 from coordinator.group.states import GroupState
+from coordinator.group.words import refusal
 from protocol.errors import ErrorCode
 from protocol.messages import (
     GroupFetch,
@@ -28,6 +29,7 @@ _CONFLICT = ErrorCode.OFFSET_CONFLICT.value
 _QUOTA = ErrorCode.QUOTA_EXCEEDED.value
 _INVALID = ErrorCode.INVALID_REQUEST.value
 _FULL = ErrorCode.STORAGE_FULL.value
+_UNKNOWN_TOPIC = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.value
 _NO_TOPICS = OffsetCommitResponse(_OK, ())
 
 
@@ -40,26 +42,27 @@ def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) ->
         outcome.replies.append(Reply(token, _NO_TOPICS, True, None))
         return outcome
     group = core.groups.get(group_id)
-    if _names_twice(request):
-        member, error = None, _INVALID
-    else:
-        member, error = _committer(group, request)
-        if not error and core.storage_full:
-            error = _FULL
+    member, error = _committer(core, group, request)
     if error:
-        outcome.replies.append(Reply(token, OffsetCommitResponse(error, ()), True, None))
+        response = OffsetCommitResponse(error, (), _in_words(group, request, error, now))
+        outcome.replies.append(Reply(token, response, True, None))
         return outcome
     results = []
+    registered = core.registry.topics
+    wall_ms = core.wall_ms(now)
     for topic, partitions in topics:
+        known = registered.get(topic) if registered else None
         checked = []
         for item in partitions:
-            error = _check(core, group, member, topic, item)
-            checked.append(PartitionResult(item.partition, error))
+            partition, offset, leader_epoch, metadata, _ = item
+            if known is not None and partition >= known.open_partitions:
+                error = _UNKNOWN_TOPIC
+            else:
+                error = _check(core, group, member, topic, item)
+            checked.append(PartitionResult(partition, error))
             if not error:
-                value = CommittedOffset(
-                    item.offset, item.leader_epoch, item.metadata or "", now.wall_ms, NO_EXPIRY
-                )
-                record = OffsetCommitted(group_id, topic, item.partition, value)
+                value = CommittedOffset(offset, leader_epoch, metadata or "", wall_ms, NO_EXPIRY)
+                record = OffsetCommitted(group_id, topic, partition, value)
                 outcome.records.append(record)
                 core.replay(record)
                 if group is None:
@@ -75,16 +78,25 @@ def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) ->
     return outcome
 
 
-def _committer(group: Group | None, request: OffsetCommitRequest) -> tuple[Member | None, int]:
+def _committer(
+    core: Core, group: Group | None, request: OffsetCommitRequest
+) -> tuple[Member | None, int]:
     """Return the member that commits (None: nobody in particular), and why it may not."""
+    if _names_twice(request):
+        return None, _INVALID
+    allowed = _FULL if core.storage_full else _OK
     generation_id = request.generation_id
     if group is None:
-        return None, _OK if generation_id < 0 else ErrorCode.GROUP_ID_NOT_FOUND.value
+        return None, allowed if generation_id < 0 else ErrorCode.GROUP_ID_NOT_FOUND.value
     if generation_id < 0 and group.state is GroupState.EMPTY:
-        return None, _OK
-    member = group.members.get(request.member_id)
+        return None, allowed
+    if request.group_instance_id is None:
+        member = group.members.get(request.member_id)
+        error = ErrorCode.UNKNOWN_MEMBER_ID.value
+    else:
+        member, error = group.find(request.member_id, request.group_instance_id)
     if member is None:
-        return None, ErrorCode.UNKNOWN_MEMBER_ID.value
+        return None, error
     if generation_id != group.generation:
         return None, ErrorCode.ILLEGAL_GENERATION.value
     if group.state is not GroupState.STABLE and (
@@ -93,7 +105,20 @@ def _committer(group: Group | None, request: OffsetCommitRequest) -> tuple[Membe
         group.state is GroupState.COMPLETING or group.is_unassigned()
     ):
         return None, ErrorCode.REBALANCE_IN_PROGRESS.value
-    return member, _OK
+    return member, allowed
+
+
+def _in_words(
+    group: Group | None, request: OffsetCommitRequest, error: int, now: Now
+) -> str | None:
+    if error == _INVALID:
+        return "the commit names one partition twice"
+    if error == _FULL:
+        return "the disk's reserve is reached, new offsets are refused"
+    if error == ErrorCode.GROUP_ID_NOT_FOUND:
+        return "there is no such group"
+    _, generation_id, member_id, instance_id, _ = request
+    return refusal(group, error, member_id, instance_id, generation_id, now.mono_ms)
 
 
 def _names_twice(request: OffsetCommitRequest) -> bool:
@@ -107,10 +132,7 @@ def _names_twice(request: OffsetCommitRequest) -> bool:
 def _check(
     core: Core, group: Group | None, member: Member | None, topic: str, item: PartitionCommit
 ) -> int:
-    """Return why this partition's offset is refused, 0 if it is stored.
-
-    A registry of topics would be asked here, first.
-    """
+    """Return why this partition's offset is refused, 0 if it is stored."""
     config = core.config
     partition, _, _, metadata, expected = item
     if (
@@ -118,6 +140,7 @@ def _check(
         and member.owned is not None
         and config.ownership_check
         and (topic, partition) not in member.owned
+        and (topic, partition) not in member.former
         and (group is None or group.protocol_type == CONSUMER)
     ):
         return _NOT_OWNER

@@ -14,6 +14,9 @@
 # current until the barrier opens. The new one is a record before anybody is told of it, so
 # that a crash can't hand it out twice.
 #
+# A static member that does not come back in time keeps its place: it is restarting, and its
+# session decides. The leader assigns to it as to the others; the second barrier doesn't wait.
+#
 # A group that was Empty waits for more members first: `group.initial.rebalance.delay.ms`,
 # again whenever somebody came meanwhile, up to the first rebalance timeout. Nothing but
 # losing every member ends that wait early.
@@ -26,11 +29,14 @@
 # generation, where no member is left that could commit with it. At one rebalance a second
 # that takes 68 years.
 
+from coordinator.group import history
 from coordinator.group.core import Decision
 from coordinator.group.group import Group
-from coordinator.group.member import NOTHING
+from coordinator.group.member import NOTHING, Member
 from coordinator.group.records import GroupGeneration, GroupMetadata
 from coordinator.group.states import GroupState, Trigger
+from coordinator.group.subscriptions import generation_opened
+from coordinator.group.words import rebalancing, seconds
 from protocol.errors import ErrorCode
 from protocol.failures import sync_error
 from protocol.messages import JoinGroupResponse
@@ -42,25 +48,30 @@ SPARED_MS = 500
 
 
 def start_rebalance(
-    d: Decision, group: Group, trigger: Trigger, cause: str, who: str, detail: str = ""
+    d: Decision, group: Group, trigger: Trigger, cause: str, by: Member | None, detail: str
 ) -> None:
-    """Ask every member to join again: because of *cause*, by member *who* ("" for nobody)."""
+    """Ask every member to join again.
+
+    Args:
+        d: The decision in the making.
+        group: It must have an edge for *trigger*.
+        trigger: What the state table calls it.
+        cause: What operators call it, a few fixed words.
+        by: The member that caused it, None for nobody in particular.
+        detail: The reason in words, with what was measured.
+    """
+    was_empty = group.state is GroupState.EMPTY
+    was_completing = group.state is GroupState.COMPLETING
+    history.started(d, group, history.Running(cause, detail, by))
     timers = d.core.timers
-    if group.state is GroupState.COMPLETING:
+    if was_completing:
+        error = sync_error(ErrorCode.REBALANCE_IN_PROGRESS, rebalancing(group, d.now.mono_ms))
         for member in group.members.values():
             if member.sync is not None:
-                d.finish_sync(member, sync_error(ErrorCode.REBALANCE_IN_PROGRESS))
+                d.finish_sync(member, error)
                 d.core.touch(member, d.now.mono_ms)
     timers.cancel(group.sync_timer)
-    was_empty = group.state is GroupState.EMPTY
     group.move(trigger)
-    d.event(
-        "group.rebalance_started",
-        trigger=cause,
-        member=who,
-        detail=detail,
-        generation=group.generation,
-    )
     if was_empty:
         delay_ms = d.core.config.group_initial_rebalance_delay_ms
         group.is_initial = True
@@ -73,12 +84,22 @@ def start_rebalance(
         maybe_complete_join(d, group)
 
 
-def members_lost(d: Decision, group: Group, cause: str, who: str) -> None:
+def member_parked(
+    d: Decision, group: Group, trigger: Trigger, cause: str, by: Member, detail: str
+) -> None:
+    """Go on after a JoinGroup was parked: that of the last one missing, or of the first."""
+    if group.state is GroupState.PREPARING:
+        maybe_complete_join(d, group)
+    else:
+        start_rebalance(d, group, trigger, cause, by, detail)
+
+
+def members_lost(d: Decision, group: Group, cause: str, by: Member, detail: str) -> None:
     """Go on after one or more members were removed."""
     if group.state is GroupState.PREPARING:
         maybe_complete_join(d, group)
     else:
-        start_rebalance(d, group, Trigger.MEMBER_LOST, cause, who)
+        start_rebalance(d, group, Trigger.MEMBER_LOST, cause, by, detail)
 
 
 def maybe_complete_join(d: Decision, group: Group) -> None:
@@ -96,22 +117,23 @@ def join_timer_fired(d: Decision, group: Group) -> None:
         return
     timers = d.core.timers
     absent = [m for m in group.members.values() if m.join is None]
-    spared = [m for m in absent if m.in_gate]
+    # Those that wait for our disk can't know of the rebalance before it answers. A static
+    # member that is away keeps its place, and what it is given, until its session ends.
+    is_spared = any(m.in_gate for m in absent)
     timeout_ms = group.rebalance_timeout_ms()
     for member in absent:
-        if not member.in_gate:
-            detail = f"no JoinGroup within the rebalance timeout of {timeout_ms} ms, " + _silence(
-                d.now.mono_ms - member.heard_ms
-            )
-            d.remove(group, member, "rebalance timeout", detail)
-    if spared:  # They wait for our disk, and can't know of the rebalance before it answers.
+        if not member.in_gate and member.group_instance_id is None:
+            detail = f"no JoinGroup within the rebalance timeout of {seconds(timeout_ms)}, "
+            history.missed(d, group, member, history.JOIN)
+            d.remove(group, member, "rebalance timeout", detail + _silence(d, member))
+    if is_spared or (group.members and not group.parked_joins):
         timers.arm(group.join_timer, d.now.mono_ms + max(timeout_ms, SPARED_MS))
     else:
         complete_join(d, group)
 
 
-def _silence(gap_ms: int) -> str:
-    return f"last heard of {gap_ms} ms ago"
+def _silence(d: Decision, member: Member) -> str:
+    return f"last heard of {seconds(d.now.mono_ms - member.heard_ms)} ago"
 
 
 def _end_initial_delay(d: Decision, group: Group) -> None:
@@ -150,28 +172,38 @@ def _become_empty(d: Decision, group: Group) -> None:
     group.move(Trigger.NOBODY_LEFT)
     group.protocol = group.leader = None
     group.is_recovering = False
+    group.subscribed = frozenset()
     d.emit(
-        GroupMetadata(
-            group.group_id, group.protocol_type, generation, None, None, d.now.wall_ms, ()
-        )
+        GroupMetadata(group.group_id, group.protocol_type, generation, None, None, d.wall_ms, ())
     )
     d.event("group.generation", generation=generation, members=0, leader="", protocol="")
+    history.ended(d, group, history.EMPTY)
 
 
 def _open_generation(d: Decision, group: Group) -> None:
     now_ms = d.now.mono_ms
-    d.emit(GroupGeneration(group.group_id, group.generation + 1, d.now.wall_ms))
+    # After a crash in between, what the members have is that of the last assigned generation.
+    has_owners = group.is_recovering or not group.is_unassigned()
+    d.emit(GroupGeneration(group.group_id, group.generation + 1, d.wall_ms))
+    history.opened(d, group)
     group.leader = group.choose_leader()
     group.protocol = group.vote()
     group.is_recovering = False
     group.move(Trigger.JOIN_COMPLETED)
     group.unsynced = len(group.members)
     for member in group.members.values():
-        # Whatever it owned, it gave up by joining.
+        if has_owners:
+            member.former = member.owned or NOTHING
+        # Whatever it owned, it gave up by joining, or by staying away.
         member.assignment, member.owned = b"", NOTHING
-        member.is_new = member.synced = False
-        d.finish_join(group, member, joined(group, member.member_id))
-        d.core.touch(member, now_ms)
+        member.synced = False
+        member.read_topics(group.protocol_type, group.protocol)
+    generation_opened(d.core, group)
+    for member in group.members.values():
+        if member.join is not None:
+            member.is_new = False
+            d.finish_join(group, member, joined(group, member.member_id))
+            d.core.touch(member, now_ms)
     d.core.timers.arm(group.sync_timer, now_ms + group.rebalance_timeout_ms())
     d.event(
         "group.generation",
@@ -182,8 +214,13 @@ def _open_generation(d: Decision, group: Group) -> None:
     )
 
 
-def joined(group: Group, member_id: str, *, show_members: bool = True) -> JoinGroupResponse:
-    """Return the JoinGroup answer of the current generation for *member_id*."""
+def joined(
+    group: Group, member_id: str, *, show_members: bool = True, skip_assignment: bool = False
+) -> JoinGroupResponse:
+    """Return the JoinGroup answer of the current generation for *member_id*.
+
+    *skip_assignment* goes to the leader only: it leads, and what was assigned stays (KIP-814).
+    """
     leader = group.leader or ""
     is_shown = show_members and member_id == leader
     return JoinGroupResponse(
@@ -192,7 +229,7 @@ def joined(group: Group, member_id: str, *, show_members: bool = True) -> JoinGr
         group.protocol_type,
         group.protocol,
         leader,
-        False,
+        skip_assignment and member_id == leader,
         member_id,
         group.shown_members() if is_shown else (),
     )
@@ -203,12 +240,12 @@ def sync_timer_fired(d: Decision, group: Group) -> None:
     timeout_ms = group.rebalance_timeout_ms()
     late = [m for m in group.members.values() if not m.synced]
     lost = [m for m in late if not m.in_gate]
+    detail = ""
     for member in lost:
-        detail = f"no SyncGroup within {timeout_ms} ms of the join, " + _silence(
-            d.now.mono_ms - member.heard_ms
-        )
+        detail = f"no SyncGroup within {seconds(timeout_ms)} of the join, {_silence(d, member)}"
+        history.missed(d, group, member, history.SYNC)
         d.remove(group, member, "sync timeout", detail)
     if lost:
-        members_lost(d, group, "sync timeout", lost[0].member_id)
+        members_lost(d, group, "sync timeout", lost[-1], detail)
     elif late:  # Its JoinGroup answer still waits for our disk.
         d.core.timers.arm(group.sync_timer, d.now.mono_ms + max(timeout_ms, SPARED_MS))

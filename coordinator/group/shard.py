@@ -3,18 +3,33 @@
 from collections.abc import Callable
 from typing import Any
 
-from coordinator.group import admin, loading, membership, offsets
+from coordinator.group import (
+    admin,
+    history,
+    insight,
+    loading,
+    membership,
+    offset_admin,
+    offsets,
+)
 from coordinator.group.config import GroupConfig
 from coordinator.group.core import Core, Decision, HardGroup
 from coordinator.group.effects import Caller, Now, Outcome, Reply
+from coordinator.group.group import Group
 from coordinator.group.join import join
 from coordinator.group.member import Member, PendingId
 from coordinator.group.rebalance import join_timer_fired, sync_timer_fired
 from coordinator.group.records import Record
+from coordinator.group.registry import Registry, TopicChange
+from coordinator.group.sweeper import Sweeper
 from coordinator.group.sync import sync
 from coordinator.group.timers import Timer, TimerKind
 from protocol.messages import (
+    AlterGroupRetentionRequest,
     DescribedGroup,
+    DescribeLagResponse,
+    DescribeRebalancesRequest,
+    DescribeRebalancesResponse,
     DrainMemberRequest,
     GroupFetch,
     GroupOffsets,
@@ -24,7 +39,10 @@ from protocol.messages import (
     ListedGroup,
     ListGroupsRequest,
     OffsetCommitRequest,
+    OffsetDeleteRequest,
     Request,
+    ScanOffsetsRequest,
+    ScanOffsetsResponse,
     SyncGroupRequest,
 )
 
@@ -46,8 +64,17 @@ class GroupShard:
     appended as one batch, and its gated replies wait for that batch.
     """
 
-    def __init__(self, *, config: GroupConfig, new_uuid: Callable[[], str]) -> None:
-        self._core = core = Core(config, new_uuid)
+    def __init__(
+        self,
+        *,
+        config: GroupConfig,
+        new_uuid: Callable[[], str],
+        registry: Registry | None = None,
+    ) -> None:
+        """Make a shard without groups; *registry* is only read, and by default empty."""
+        self._core = core = Core(config, new_uuid, registry or Registry())
+        self._sweeper = Sweeper(core)
+        self._scans = insight.Scans(core)
         # Bound once: this lookup is on the path of every request.
         self._handlers: dict[type, _Handler] = {
             OffsetCommitRequest: lambda r, token, _, now: offsets.commit(core, r, token, now),
@@ -56,6 +83,12 @@ class GroupShard:
             SyncGroupRequest: lambda r, token, _, now: sync(core, r, token, now),
             LeaveGroupRequest: lambda r, token, _, now: membership.leave(core, r, token, now),
             DrainMemberRequest: lambda r, token, _, now: admin.drain(core, r, token, now),
+            OffsetDeleteRequest: lambda r, token, _, now: offset_admin.delete_offsets(
+                core, r, token, now
+            ),
+            AlterGroupRetentionRequest: lambda r, token, _, now: offset_admin.alter_retention(
+                core, r, token, now
+            ),
         }
 
     @property
@@ -76,7 +109,7 @@ class GroupShard:
 
         Raises:
             KeyError: The request is none of JoinGroup, SyncGroup, Heartbeat, LeaveGroup,
-                OffsetCommit and DrainMember.
+                OffsetCommit, DrainMember, OffsetDelete and AlterGroupRetention.
         """
         self._core.latest = None
         return self._handlers[type(request)](request, token, caller, now)
@@ -100,6 +133,21 @@ class GroupShard:
         """Return the groups of this shard that pass the filters, by id."""
         return admin.list_groups(self._core, request)
 
+    def describe_lag(self, group_id: str) -> DescribeLagResponse:
+        """Return how far one group is behind, by partition; 69 if there is no such group."""
+        return insight.describe_lag(self._core, group_id)
+
+    def describe_rebalances(self, request: DescribeRebalancesRequest) -> DescribeRebalancesResponse:
+        """Return why one group rebalanced, newest first; 69 if there is no such group."""
+        return history.describe(self._core, request)
+
+    def scan(self, request: ScanOffsetsRequest, position: int) -> ScanOffsetsResponse:
+        """Return one page of all committed offsets; *position* is the end of this shard's log.
+
+        It shows what may not be durable yet: the answer must wait until *position* is.
+        """
+        return self._scans.page(request, position)
+
     def delete_group(self, group_id: str, now: Now) -> tuple[Outcome, int]:
         """Delete a group without members; return the outcome and 0, 68 or 69."""
         return admin.delete(self._core, group_id, now)
@@ -109,12 +157,26 @@ class GroupShard:
         self._core.replay(record)
 
     def loaded(self, now: Now) -> list[Outcome]:
-        """Start to serve what was replayed; return what there is to keep and tell."""
+        """Start to serve what was replayed; return what there is to keep and tell.
+
+        The registry must be loaded before.
+        """
+        self._sweeper.start(now)
         return loading.load(self._core, now)
 
     def unload(self, now: Now) -> list[Outcome]:
         """Stop serving: answer what is parked with 16, and forget everything."""
+        self._sweeper.stop()
+        self._scans.stop()
         return loading.unload(self._core, now)
+
+    def topic_changed(self, change: TopicChange, now: Now) -> None:
+        """Take note of a change of the registry; `expire` tells the groups, a slice at a time."""
+        self._sweeper.topic_changed(change, now)
+
+    def take_purged(self) -> list[str]:
+        """Return the deleted topics of which `expire` has removed all offsets, each once."""
+        return self._sweeper.take_purged()
 
     def hard_state(self) -> dict[str, HardGroup]:
         """Return what a crash would leave, by group id."""
@@ -131,20 +193,27 @@ class GroupShard:
     def expire(self, now: Now) -> list[Outcome]:
         """Act on deadlines that have passed, earliest first, at most `EXPIRE_SLICE` of them.
 
-        While `next_deadline_ms` is not after *now*, there is more to do.
+        Of the work on all groups (expiry, changes of topics) at most one slice is done. While
+        `next_deadline_ms` is not after *now*, there is more to do.
         """
         outcomes = []
+        sweep_is_due = False
         for _ in range(EXPIRE_SLICE):
             timer = self._core.timers.pop_due(now.mono_ms)
             if timer is None:
                 break
-            outcome = self._fire(timer, now)
+            if timer.group is None:
+                sweep_is_due = True  # Done last, because it makes itself due again.
+                continue
+            outcome = self._fire(timer, timer.group, now)
             if outcome:
                 outcomes.append(outcome)
+        if sweep_is_due:
+            outcomes += self._sweeper.slice(now)
         return outcomes
 
-    def _fire(self, timer: Timer, now: Now) -> Outcome:
-        group, subject = timer.group, timer.subject
+    def _fire(self, timer: Timer, group: Group, now: Now) -> Outcome:
+        subject = timer.subject
         d = Decision(self._core, group.group_id, now)
         if subject is not None and subject.in_gate:
             return d.outcome  # It is armed again when the reply leaves the gate.

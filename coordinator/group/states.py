@@ -19,9 +19,10 @@ class Trigger(StrEnum):
     """What moves a group from one state to another."""
 
     MEMBER_JOINED = "member joined"
-    MEMBER_REJOINED = "member rejoined"  # With other protocols, or as the leader.
+    MEMBER_REJOINED = "member rejoined"  # With other protocols, as the leader, or replaced.
     MEMBER_LOST = "member lost"  # Left, expired, timed out, or sent a bad assignment.
     DRAIN_ASKED = "drain asked"
+    TOPICS_CHANGED = "topics changed"
     TOO_MANY = "too many members"  # Loaded with more members than group.max.size.
     JOIN_COMPLETED = "join completed"
     NOBODY_LEFT = "nobody left"
@@ -46,12 +47,14 @@ TRANSITIONS: Final[Mapping[tuple[GroupState, Trigger], GroupState]] = {
     (_S.COMPLETING, _T.MEMBER_REJOINED): _S.PREPARING,
     (_S.COMPLETING, _T.MEMBER_LOST): _S.PREPARING,
     (_S.COMPLETING, _T.DRAIN_ASKED): _S.PREPARING,
+    (_S.COMPLETING, _T.TOPICS_CHANGED): _S.PREPARING,
     (_S.COMPLETING, _T.ASSIGNED): _S.STABLE,
     (_S.COMPLETING, _T.REMOVED): _S.DEAD,
     (_S.STABLE, _T.MEMBER_JOINED): _S.PREPARING,
     (_S.STABLE, _T.MEMBER_REJOINED): _S.PREPARING,
     (_S.STABLE, _T.MEMBER_LOST): _S.PREPARING,
     (_S.STABLE, _T.DRAIN_ASKED): _S.PREPARING,
+    (_S.STABLE, _T.TOPICS_CHANGED): _S.PREPARING,
     (_S.STABLE, _T.TOO_MANY): _S.PREPARING,
     (_S.STABLE, _T.REMOVED): _S.DEAD,
 }

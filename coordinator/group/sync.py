@@ -1,11 +1,13 @@
 """SyncGroup: the second barrier of a rebalance."""
 
+from coordinator.group import history, topics
 from coordinator.group.core import Core, Decision
 from coordinator.group.effects import Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.member import NOTHING, Member, read_assignment
 from coordinator.group.rebalance import start_rebalance
 from coordinator.group.states import GroupState, Trigger
+from coordinator.group.words import refusal
 from protocol.errors import ErrorCode
 from protocol.failures import sync_error
 from protocol.messages import SyncGroupRequest, SyncGroupResponse
@@ -17,7 +19,7 @@ def sync(core: Core, request: SyncGroupRequest, token: object, now: Now) -> Outc
     group = core.groups.get(request.group_id)
     error = _refusal(group, request)
     if error:
-        d.answer(token, sync_error(error))
+        d.answer(token, sync_error(error, _in_words(group, request, error, now)))
         return d.outcome
     assert group is not None
     member = group.members[request.member_id]
@@ -37,8 +39,11 @@ def sync(core: Core, request: SyncGroupRequest, token: object, now: Now) -> Outc
 
 
 def _refusal(group: Group | None, request: SyncGroupRequest) -> int:
-    if group is None or request.member_id not in group.members:
+    if group is None:
         return ErrorCode.UNKNOWN_MEMBER_ID
+    _, error = group.find(request.member_id, request.group_instance_id)
+    if error:
+        return error
     if request.generation_id != group.generation:
         return ErrorCode.ILLEGAL_GENERATION
     for asked, actual in (
@@ -51,6 +56,14 @@ def _refusal(group: Group | None, request: SyncGroupRequest) -> int:
     if group.state is GroupState.PREPARING:
         return ErrorCode.REBALANCE_IN_PROGRESS
     return 0
+
+
+def _in_words(group: Group | None, request: SyncGroupRequest, error: int, now: Now) -> str | None:
+    _, generation_id, member_id, instance_id, *_ = request
+    if error == ErrorCode.INCONSISTENT_GROUP_PROTOCOL and group is not None:
+        asked = f"{request.protocol_type} {request.protocol_name}"
+        return f"protocol {asked}, the group has {group.protocol_type} {group.protocol}"
+    return refusal(group, error, member_id, instance_id, generation_id, now.mono_ms)
 
 
 def assigned(group: Group, member: Member) -> SyncGroupResponse:
@@ -67,16 +80,30 @@ def _assign(d: Decision, group: Group, leader: Member, request: SyncGroupRequest
         for member in group.members.values():
             member.assignment, member.owned = b"", NOTHING
         d.remove(group, leader, "bad assignment", problem, ErrorCode.INVALID_REQUEST)
-        start_rebalance(d, group, Trigger.MEMBER_LOST, "bad assignment", leader.member_id)
+        cause = "bad assignment"
+        start_rebalance(d, group, Trigger.MEMBER_LOST, cause, leader, f"{cause}: {problem}")
         return
+    _let_hand_over(group)
     assignments = {m.member_id: m.assignment for m in group.members.values()}
-    d.emit(group.to_record(d.now.wall_ms, assignments))
+    d.emit(group.to_record(d.wall_ms, assignments))
+    history.assigning(d, group)
     group.move(Trigger.ASSIGNED)
     for member in group.members.values():
         if member.sync is not None:
             d.finish_sync(member, assigned(group, member))
             d.core.touch(member, d.now.mono_ms)
     d.event("group.stable", generation=group.generation, members=len(group.members))
+    history.ended(d, group, history.STABLE)
+    topics.recheck(d, group)
+
+
+def _let_hand_over(group: Group) -> None:
+    """Leave to each member what it had in the last assigned generation and nobody has now."""
+    owned = [member.owned for member in group.members.values()]
+    taken = None if None in owned else frozenset().union(*(o for o in owned if o))
+    for member in group.members.values():
+        # Nobody knows who owns what an assignment that can't be read names.
+        member.former = NOTHING if taken is None else member.former - taken
 
 
 def _take_over(group: Group, request: SyncGroupRequest) -> str:
@@ -87,20 +114,25 @@ def _take_over(group: Group, request: SyncGroupRequest) -> str:
     for member_id in given:
         if member_id not in group.members:
             return f"the leader named {member_id!r}, which is no member"
-    owners: dict[tuple[str, int], str] = {}
+    taken: set[tuple[str, int]] = set()
     for member in group.members.values():
         # A drained member gets nothing whatever the leader sends.
         member.assignment = b"" if member.drained else given.get(member.member_id, b"")
         listed = read_assignment(group.protocol_type, member.assignment)
-        member.owned = None if listed is None else frozenset(listed)
-        for topic_partition in listed or ():
-            first = owners.setdefault(topic_partition, member.member_id)
-            if first != member.member_id:
-                return f"{_name(topic_partition)} given to both {first} and {member.member_id}"
-        if listed is not None and len(frozenset(listed)) != len(listed):
+        if listed is None:
+            member.owned = None
+            continue
+        owned = frozenset(listed)
+        if not taken.isdisjoint(owned):
+            return _given_twice(group, member, min(taken & owned))
+        if len(owned) != len(listed):
             return f"one partition given to {member.member_id} twice"
+        member.owned = owned
+        taken |= owned
     return ""
 
 
-def _name(topic_partition: tuple[str, int]) -> str:
-    return f"{topic_partition[0]}-{topic_partition[1]}"
+def _given_twice(group: Group, member: Member, topic_partition: tuple[str, int]) -> str:
+    first = next(m for m in group.members.values() if m.owned and topic_partition in m.owned)
+    topic, partition = topic_partition
+    return f"{topic}-{partition} given to both {first.member_id} and {member.member_id}"

@@ -1,4 +1,4 @@
-"""Deadlines: of members, of pending ids, and of the two barriers of a rebalance."""
+"""Deadlines: of members, pending ids, the barriers of a rebalance, and the shard's own."""
 
 import heapq
 from enum import Enum
@@ -16,6 +16,7 @@ class TimerKind(Enum):
     PENDING = "a member id was given out and not used"
     JOIN = "the join phase has lasted long enough"
     SYNC = "the sync phase has lasted long enough"
+    SWEEP = "a slice of the work on all groups"
 
 
 class Timer:
@@ -23,9 +24,11 @@ class Timer:
 
     __slots__ = ("armed_ms", "deadline_ms", "group", "kind", "subject")
 
-    def __init__(self, kind: TimerKind, group: "Group", subject: "Watched | None" = None) -> None:
+    def __init__(
+        self, kind: TimerKind, group: "Group | None", subject: "Watched | None" = None
+    ) -> None:
         self.kind = kind
-        self.group = group
+        self.group = group  # None for a timer of the whole shard.
         self.subject = subject
         self.deadline_ms: int | None = None  # In the timers' own time; None is off.
         self.armed_ms: int | None = None  # Where its live heap entry stands, never later.

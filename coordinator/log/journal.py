@@ -8,7 +8,7 @@
 # change: `append` and `take_flush` own what is not yet on disk (`_open`, `_ends`, `_taken`), a
 # `Flush` is handed over and then belongs to the worker, and `write_flush` owns the files and the
 # durable ends, and replaces the tuple of sealed segments as a whole. `read` and the sizes look at
-# what is durable; each takes its view of it at once.
+# what is durable; each takes its view of it at once, and may run in a thread of its own.
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -98,8 +98,7 @@ class Journal:
             opened = open_folder(directory, expected)
         except OSError as exc:
             directory.unlock()
-            message = f"the data folder can't be opened: {exc}"
-            raise LogFailed(message) from exc
+            raise LogFailed(f"the data folder can't be opened: {exc}") from exc
         except BaseException:
             directory.unlock()
             raise
@@ -113,6 +112,8 @@ class Journal:
         self._taken_base = opened.active.base
         self._open: list[OpenBatch] = []
         self._open_bytes = 0
+        # Sealed segment -> its end offsets, so that `read` opens no index for nothing.
+        self._sealed_ends: dict[str, dict[int, int]] = {}
         # One packer for all: making one costs more than packing an ordinary commit.
         self._pack = msgpack.Packer(autoreset=True).pack
 
@@ -177,10 +178,9 @@ class Journal:
                 )
                 if segment.end is not None:
                     # Compaction may have dropped the last entries of a partition.
-                    ends.update(read_footer(self._directory, segment).end_offsets)
+                    ends.update(self._read_index(segment).end_offsets)
         except OSError as exc:
-            message = f"the log can't be read: {exc}"
-            raise LogFailed(message) from exc
+            raise LogFailed(f"the log can't be read: {exc}") from exc
 
     def append(self, partition: int, entries: Sequence[Entry], timestamp_ms: int) -> int:
         """Put one batch into the open flush, in memory only.
@@ -198,15 +198,13 @@ class Journal:
             LogFailed: The log failed earlier, or is closed.
         """
         if self._failure is not None:
-            message = "the log failed earlier"
-            raise LogFailed(message) from self._failure
+            raise LogFailed("the log failed earlier") from self._failure
         if len(entries) == 1:
             packed: bytes = self._pack(((0, *entries[0]),))
         elif entries:
             packed = self._pack([(delta, *entry) for delta, entry in enumerate(entries)])
         else:
-            message = "a batch needs an entry"
-            raise ValueError(message)
+            raise ValueError("a batch needs an entry")
         size_bytes = HEADER_BYTES + len(packed)
         if size_bytes > BATCH_BYTES_MAX:
             message = f"a batch of {size_bytes} bytes is over the limit of {BATCH_BYTES_MAX}"
@@ -245,8 +243,7 @@ class Journal:
                 nothing in or behind this flush may be acknowledged, and the process must end.
         """
         if self._failure is not None:
-            message = "the log failed earlier"
-            raise LogFailed(message) from self._failure
+            raise LogFailed("the log failed earlier") from self._failure
         if flush.start != self._active.end:
             message = f"flush of position {flush.start} written at {self._active.end}"
             raise RuntimeError(message)
@@ -265,15 +262,20 @@ class Journal:
             raise
         self._note_durable(flush)
 
-    def read(self, partition: int, from_offset: int = 0) -> Iterator[Batch]:
+    def read(
+        self, partition: int, from_offset: int = 0, *, max_bytes: int | None = None
+    ) -> Iterator[Batch]:
         """Yield the durable batches of one partition from the one that holds *from_offset*.
 
-        The first batch may begin below it. Sealed segments are read through their index.
+        The first batch may begin below it. Sealed segments are read through their index. With
+        *max_bytes* it ends after the batch for which so much was read of the disk; batches of
+        other partitions that lie between count too. It yields one batch at least, if there is one.
 
         Raises:
             LogCorrupt: Damage.
             LogFailed: A file can't be read.
         """
+        spent_bytes = 0
         try:
             for name, data_bytes, positions in self._places(partition, from_offset):
                 reader = SegmentReader(self._directory, name, data_bytes)
@@ -283,9 +285,11 @@ class Journal:
                     batch = decode_batch(window, raw)
                     if batch.entries[-1][0] >= from_offset:
                         yield batch
+                        if max_bytes is not None and spent_bytes + reader.read_bytes >= max_bytes:
+                            return
+                spent_bytes += reader.read_bytes
         except OSError as exc:
-            message = f"the log can't be read: {exc}"
-            raise LogFailed(message) from exc
+            raise LogFailed(f"the log can't be read: {exc}") from exc
 
     def close(self, *, clean: bool) -> None:
         """Give the files and the lock back; idempotent.
@@ -319,8 +323,7 @@ class Journal:
 
     def _first_offset(self, partition: int) -> int:
         if not (0 <= partition < self.meta.num_partitions or partition == NODE_PARTITION):
-            message = f"partition {partition} of {self.meta.num_partitions}"
-            raise ValueError(message)
+            raise ValueError(f"partition {partition} of {self.meta.num_partitions}")
         return 0
 
     def _note_durable(self, flush: Flush) -> None:
@@ -355,6 +358,7 @@ class Journal:
             file.close()
             raise
         old.file.close()
+        self._sealed_ends[old.name] = index.end_offsets
         # In this order: a reader that sees the new segment also sees the old one listed as sealed.
         self._manifest = manifest
         self._active = ActiveSegment(name, old.end, 0, {}, file)
@@ -368,12 +372,20 @@ class Journal:
         for segment in manifest.segments:
             if segment.data_bytes is None or segment.name == active.name:
                 continue
-            index = read_footer(self._directory, segment)
+            ends = self._sealed_ends.get(segment.name)
+            if ends is not None and ends.get(partition, 0) <= from_offset:
+                continue
+            index = self._read_index(segment)
             positions = index.positions.get(partition)
             if positions and index.end_offsets[partition] > from_offset:
                 yield segment.name, segment.data_bytes, positions
         if newest:
             yield active.name, newest_bytes, newest
+
+    def _read_index(self, segment: SegmentInfo) -> Index:
+        index = read_footer(self._directory, segment)
+        self._sealed_ends[segment.name] = index.end_offsets
+        return index
 
 
 def _check_settings(num_partitions: int, segment_bytes: int) -> None:

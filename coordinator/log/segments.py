@@ -49,6 +49,7 @@ class SegmentReader:
     def __init__(self, directory: Directory, name: str, size_bytes: int) -> None:
         self.name = name
         self.size_bytes = size_bytes
+        self.read_bytes = 0  # What was read of the disk so far, headers aside.
         self._directory = directory
         self._start = 0
         self._window = b""
@@ -69,6 +70,7 @@ class SegmentReader:
             self._start = position
             size_bytes = min(left, window_bytes)
             self._window = self._directory.read(self.name, position, size_bytes)
+            self.read_bytes += len(self._window)
             raw = batch_at(self._window, 0)
             if raw is not None:
                 return raw, self._window

@@ -4,34 +4,44 @@ Theory of operation
 ===================
 
 Everything that decides runs in the event loop without an await in between: a request, an
-expired deadline, an answer released. Three tasks drive what is not a request:
+expired deadline, an answer released. Four tasks drive what is not a request:
 
 - The *flusher* takes whatever was appended since it last looked, writes and syncs it in
   a worker thread, and tells the shards how far their partitions are durable. While one
   flush is on its way the next one gathers: group commit, without a linger timer.
 - The *timers* sleep until the earliest deadline of any shard.
+- The *reader* reads changes of offsets back from the log, one request after the other, in a worker
+  thread of its own.
 - The *janitor* looks twice a second after what need not be exact: answers that have waited
   for the disk too long, and the room that is left on it.
+
+The topics are a shard like the others, over the node's own partition. What it changes, the shards
+of groups are told at once (`decide_topics`); when each of them has removed a deleted topic's
+offsets, the topic is forgotten.
 
 Time, threads and the disk come in from outside, so that a simulation can replace them.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 import trio
 
-from coordinator.group import Event, GroupConfig, GroupShard, Now, UnknownRecord
+from coordinator.group import Caller, Event, GroupConfig, GroupShard, Now
+from coordinator.group.registry import Registry
+from coordinator.group.registry_shard import RegistryShard
 from coordinator.log.format import NODE_PARTITION
 from coordinator.log.journal import Journal
-from coordinator.runtime.shard import ShardRunner, Status
+from coordinator.runtime.calls import Call, Token
+from coordinator.runtime.changes import ChangesReader, EmitEvent
+from coordinator.runtime.shard import GROUP_CODEC, TOPIC_CODEC, ShardRunner, Status
+from coordinator.runtime.worker import RunBlocking
+from protocol.errors import ErrorCode
 from protocol.groups import offsets_partition
+from protocol.messages import ReadOffsetChangesRequest, Request
 
 LATE_MS: Final = 500
 LOAD_SLICE_ENTRIES: Final = 1_000
-
-RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
-EmitEvent = Callable[[str, dict[str, Any]], None]
 
 
 class Node:
@@ -50,6 +60,7 @@ class Node:
         wall_clock_ms: Callable[[], int],
         emit_event: EmitEvent,
         run_blocking: RunBlocking,
+        run_reading: RunBlocking,
     ) -> None:
         self.journal = journal
         self.commit_timeout_ms = commit_timeout_ms
@@ -66,21 +77,67 @@ class Node:
         self._idle = trio.Event()
         self._timer_kick = trio.Event()
         self._wake_at_ms: int | None = None
+        topics = Registry()
+        self.registry = ShardRunner(NODE_PARTITION, RegistryShard(topics), TOPIC_CODEC, self)
         self.shards = [
-            ShardRunner(number, GroupShard(config=group_config, new_uuid=new_uuid), self)
+            ShardRunner(
+                number,
+                GroupShard(config=group_config, new_uuid=new_uuid, registry=topics),
+                GROUP_CODEC,
+                self,
+            )
             for number in range(num_partitions)
         ]
+        # In the order in which they are loaded; the groups look at the topics.
+        self._runners: list[ShardRunner[RegistryShard] | ShardRunner[GroupShard]] = [
+            self.registry,
+            *self.shards,
+        ]
+        self._runner_of: dict[int, ShardRunner[Any]] = {
+            runner.partition: runner for runner in self._runners
+        }
+        self._purged_in: dict[str, int] = {}  # Deleted topic -> shards that are done with it.
+        self._changes = ChangesReader(
+            journal,
+            max_response_bytes=group_config.max_response_bytes,
+            run_blocking=run_reading,
+            emit_event=emit_event,
+            answered=self._send_answers,
+        )
 
     # --- for the server -----------------------------------------------------------------
 
-    def shard_of(self, group_id: str) -> ShardRunner:
+    def shard_of(self, group_id: str) -> ShardRunner[GroupShard]:
         """Return the shard that keeps *group_id*."""
         return self.shards[offsets_partition(group_id, self.num_partitions)]
 
     @property
     def ready(self) -> bool:
         """Whether every partition is loaded."""
-        return all(shard.status is Status.ACTIVE for shard in self.shards)
+        return all(runner.status is Status.ACTIVE for runner in self._runners)
+
+    def decide_topics(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
+        """Decide a request that may change topics, and have the groups concerned told."""
+        try:
+            self.registry.handle(request, token, caller, now)
+        finally:
+            self._tell_shards(now)
+
+    def read_changes(self, call: Call) -> None:
+        """Answer a valid ReadOffsetChanges with what is durable now."""
+        request = call.request
+        assert type(request) is ReadOffsetChangesRequest
+        shard = self.shards[request.offsets_partition]
+        refused = shard.refusal()
+        if refused is not None:
+            call.fail(refused, -1)
+            return
+        end = shard.gate.committed_offset
+        floor = self.journal.compacted_below.get(shard.partition, 0)
+        if not floor <= request.position <= end:
+            call.fail(ErrorCode.POSITION_TOO_OLD, -1)
+        else:
+            self._changes.submit(call, end)
 
     # --- for the shards (`Services`) ----------------------------------------------------
 
@@ -97,6 +154,9 @@ class Node:
         if deadline_ms is not None and (self._wake_at_ms is None or deadline_ms < self._wake_at_ms):
             self._timer_kick.set()
 
+    def _send_answers(self) -> None:
+        self.after_release()
+
     def emit(self, event: Event) -> None:
         """Log an event of the core."""
         self._emit_event(event.name, event.fields)
@@ -112,16 +172,15 @@ class Node:
         started_ms = self.now().mono_ms
         entries = loaded = 0
         for batch in self.journal.replay():
-            if batch.partition == NODE_PARTITION:
-                raise UnknownRecord("the log has records of the node's own; a newer release's")
-            self.shards[batch.partition].replay(batch)
+            self._runner_of[batch.partition].replay(batch)
             entries += len(batch.entries)
             if entries - loaded >= LOAD_SLICE_ENTRIES:
                 loaded = entries
                 await trio.lowlevel.checkpoint()
         now = self.now()
-        for shard in self.shards:
-            shard.loaded(now)
+        for runner in self._runners:
+            runner.loaded(now)
+        self._tell_shards(now)
         self.check_storage()
         self._emit_event("ready", {"entries": entries, "load_ms": now.mono_ms - started_ms})
 
@@ -133,20 +192,22 @@ class Node:
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._flush_for_ever)
+            nursery.start_soon(self._changes.run)
             nursery.start_soon(self._expire_for_ever)
             nursery.start_soon(self._look_around_for_ever)
 
     async def drain(self) -> None:
         """Unload every shard and wait until what was appended is durable and answered."""
         now = self.now()
-        for shard in self.shards:
-            shard.unload(now)
+        for runner in reversed(self._runners):
+            runner.unload(now)
+        self._changes.refuse_all(ErrorCode.NOT_COORDINATOR)
         self.after_release()
         await self.wait_flushed()
 
     async def wait_flushed(self) -> None:
         """Return when nothing waits for the disk."""
-        while any(len(shard.gate) for shard in self.shards) or self._flush_wanted.is_set():
+        while any(len(runner.gate) for runner in self._runners) or self._flush_wanted.is_set():
             self._idle = trio.Event()
             await self._idle.wait()
 
@@ -160,13 +221,13 @@ class Node:
                 continue
             await self._run_blocking(lambda flush=flush: self.journal.write_flush(flush))  # type: ignore[misc]  # mypy can't infer the default
             for partition, end in flush.ends.items():
-                self.shards[partition].advance(end)
+                self._runner_of[partition].advance(end)
             self.after_release()
 
     async def _expire_for_ever(self) -> None:
         while True:
             self._timer_kick = trio.Event()
-            deadlines = [d for s in self.shards if (d := s.next_deadline_ms()) is not None]
+            deadlines = [d for r in self._runners if (d := r.next_deadline_ms()) is not None]
             self._wake_at_ms = min(deadlines, default=None)
             if self._wake_at_ms is None:
                 await self._timer_kick.wait()
@@ -185,28 +246,51 @@ class Node:
         if late_ms > LATE_MS:
             # The process was stopped or starved: nobody could have been heard meanwhile.
             self._emit_event("stalled", {"late_ms": late_ms})
-            for shard in self.shards:
-                shard.core.shift_deadlines(late_ms)
+            for runner in self._runners:
+                runner.core.shift_deadlines(late_ms)
             return
         # What is readable is handled before what is expired: one turn for the poll of the
         # sockets, one for their tasks.
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
-        now = self.now()
-        for shard in self.shards:
-            deadline_ms = shard.next_deadline_ms()
+        for runner in self._runners:
+            now = self.now()
+            deadline_ms = runner.next_deadline_ms()
             if deadline_ms is not None and deadline_ms <= now.mono_ms:
-                shard.expire(now)
-        self.after_release()
+                runner.expire(now)
+                self._collect_purged(now)
+                self.after_release()
+                # Expiry comes to all shards at once: a slice of each is too much in one turn.
+                await trio.lowlevel.checkpoint()
+
+    def _tell_shards(self, now: Now) -> None:
+        changes = self.registry.core.take_changes()
+        if not changes:
+            return
+        for shard in self.shards:
+            if shard.status is Status.ACTIVE:
+                for change in changes:
+                    shard.core.topic_changed(change, now)
+                self.deadline_may_be_earlier(shard.next_deadline_ms())
+
+    def _collect_purged(self, now: Now) -> None:
+        """Forget the deleted topics that every shard is done with."""
+        for shard in self.shards:
+            for topic in shard.core.take_purged():
+                done = self._purged_in.pop(topic, 0) + 1
+                if done < len(self.shards):
+                    self._purged_in[topic] = done
+                elif self.registry.status is Status.ACTIVE:
+                    self.registry.apply(self.registry.core.topic_purged(topic, now), now)
 
     async def _look_around_for_ever(self) -> None:
         period_s = min(0.5, self.commit_timeout_ms / 2000)
         while True:
             await trio.sleep(period_s)
             now = self.now()
-            for shard in self.shards:
-                if len(shard.gate):
-                    shard.give_up(now)
+            for runner in self._runners:
+                if len(runner.gate):
+                    runner.give_up(now)
             self.check_storage()
             self.after_release()
 
@@ -222,5 +306,5 @@ class Node:
             self.storage_full = full
             name = "storage.full" if full else "storage.has_room"
             self._emit_event(name, {"free_bytes": free, "reserve_bytes": reserve})
-        for shard in self.shards:
-            shard.core.storage_full = full
+        for runner in self._runners:
+            runner.core.storage_full = full

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from coordinator.group import Caller, Event, GroupShard, Now, Outcome, Reply
-from coordinator.group.records import from_entry, to_entry
+from coordinator.group import Caller, Event, Now, Outcome, Reply, records, topic_records
+from coordinator.group.records import EntryFields
 from coordinator.log.format import Batch, Entry
 from coordinator.log.journal import Journal
 from coordinator.runtime.calls import Token
@@ -41,18 +41,67 @@ class Services(Protocol):
         """Log an event of the core."""
 
 
+class Core(Protocol):
+    """The pure part of a shard: `GroupShard`, or `RegistryShard` for the topics."""
+
+    storage_full: bool
+
+    def handle(self, request: Request, token: object, caller: Caller, now: Now) -> Outcome:
+        """Decide one request."""
+
+    def interrupted(self) -> Outcome | None:
+        """Return what a `handle` that raised had decided already."""
+
+    def withdraw(self, token: object, now: Now) -> Outcome | None:
+        """Take back a parked request."""
+
+    def released(self, reply: Reply, now: Now) -> None:
+        """Note that a gated reply left the gate."""
+
+    def replay(self, record: Any) -> None:
+        """Apply one record of the log."""
+
+    def loaded(self, now: Now) -> list[Outcome]:
+        """Start to serve."""
+
+    def unload(self, now: Now) -> list[Outcome]:
+        """Stop serving."""
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when `expire` has something to do."""
+
+    def shift_deadlines(self, by_ms: int) -> None:
+        """Move all deadlines."""
+
+    def expire(self, now: Now) -> list[Outcome]:
+        """Do what is due."""
+
+
+class Codec(NamedTuple):
+    """How the records of a core lie in the log."""
+
+    to_entry: Callable[[Any], EntryFields]
+    from_entry: Callable[[int, int, str, Any, Any], Any]
+
+
+GROUP_CODEC: Final = Codec(records.to_entry, records.from_entry)
+TOPIC_CODEC: Final = Codec(topic_records.to_entry, topic_records.from_entry)
+
+C = TypeVar("C", bound=Core)
+
 # These only ever move a member's deadline later, so the timer need not be told.
 _QUIET_REQUESTS = frozenset({HeartbeatRequest, OffsetCommitRequest})
 
 
-class ShardRunner:
+class ShardRunner(Generic[C]):
     """Applies what the core decides: log, then gate, then the answer."""
 
-    def __init__(self, partition: int, core: GroupShard, services: Services) -> None:
+    def __init__(self, partition: int, core: C, codec: Codec, services: Services) -> None:
         self.partition = partition
         self.core = core
         self.status = Status.LOADING
         self.gate = ReplyGate(self._release)
+        self._codec = codec
         self._services = services
         self._leader_epoch = services.journal.leader_epoch
         # Group -> end offset of its last entry not yet committed, oldest first.
@@ -82,9 +131,9 @@ class ShardRunner:
             half_done = self.core.interrupted()
             if half_done is not None:
                 half_done.replies.clear()
-                self._apply(half_done, now)
+                self.apply(half_done, now)
             raise
-        self._apply(outcome, now)
+        self.apply(outcome, now)
         if type(request) not in _QUIET_REQUESTS:
             self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
 
@@ -109,23 +158,22 @@ class ShardRunner:
         reply = Reply(token, answer, True, None)
         self.gate.park(reply, until_offset=until, deadline_ms=deadline_ms)
 
-    def delete_group(self, group_id: str, token: Token, now: Now) -> None:
-        """Delete one group; *token* gets the error code."""
+    def decide(self, decide: Callable[[], tuple[Outcome, Any]], token: Token, now: Now) -> None:
+        """Do what *decide* returns; its share of the answer reaches *token* once that is kept."""
         refused = self.refusal()
         if refused is not None:
             token.fail(refused, self._leader_epoch)
             return
-
-        outcome, error = self.core.delete_group(group_id, now)
-        outcome.replies.append(Reply(token, error, True, None))  # type: ignore[arg-type]  # a share of the answer, not a response
-        self._apply(outcome, now)
+        outcome, share = decide()
+        outcome.replies.append(Reply(token, share, True, None))
+        self.apply(outcome, now)
 
     def withdraw(self, token: Token, now: Now) -> None:
         """The client behind a parked JoinGroup or SyncGroup is gone."""
         if self.status is Status.ACTIVE:
             outcome = self.core.withdraw(token, now)
             if outcome is not None:
-                self._apply(outcome, now)
+                self.apply(outcome, now)
             self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
 
     # --- time ---------------------------------------------------------------------------
@@ -160,7 +208,7 @@ class ShardRunner:
     def replay(self, batch: Batch) -> None:
         """Load one batch. Raises RecordError on an entry that this code can't know."""
         for _, entry in batch.entries:
-            self.core.replay(from_entry(*entry))
+            self.core.replay(self._codec.from_entry(*entry))
 
     def loaded(self, now: Now) -> None:
         """Everything is replayed: start to serve."""
@@ -181,16 +229,12 @@ class ShardRunner:
         for reply in self.gate.give_up():
             self._fail_late(reply, now)
 
-    # --- inside -------------------------------------------------------------------------
-
-    def _apply_all(self, outcomes: Iterable[Outcome], now: Now) -> None:
-        for outcome in outcomes:
-            self._apply(outcome, now)
-
-    def _apply(self, outcome: Outcome, now: Now) -> None:
+    def apply(self, outcome: Outcome, now: Now) -> None:
+        """Log, gate and tell what the core decided."""
         services = self._services
         group_id = outcome.group_id
         if outcome.records:
+            to_entry = self._codec.to_entry
             entries = [Entry(*to_entry(record)) for record in outcome.records]
             end = services.journal.append(self.partition, entries, now.wall_ms)
             # Moved to the end of the dict, which is in the order of offsets.
@@ -207,6 +251,12 @@ class ShardRunner:
                     self._release(reply)
         for event in outcome.events:
             services.emit(event)
+
+    # --- inside -------------------------------------------------------------------------
+
+    def _apply_all(self, outcomes: Iterable[Outcome], now: Now) -> None:
+        for outcome in outcomes:
+            self.apply(outcome, now)
 
     def _release(self, reply: Reply) -> None:
         if reply.member is not None:

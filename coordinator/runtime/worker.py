@@ -5,13 +5,14 @@ flush 120 µs of CPU on one core, against 62 here, which a lone committer waits 
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 
 import outcome
 import trio
 
 Work = Callable[[], None]
+RunBlocking = Callable[[Work], Awaitable[None]]
 
 
 class Job:
@@ -38,7 +39,8 @@ class DiskThread:
     hangs must not keep it from ending. The thread is a daemon for the same reason.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "disk") -> None:
+        self._name = name
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._started = False
 
@@ -47,7 +49,7 @@ class DiskThread:
         await trio.lowlevel.checkpoint_if_cancelled()
         if not self._started:
             self._started = True
-            threading.Thread(target=self._run_for_ever, name="disk", daemon=True).start()
+            threading.Thread(target=self._run_for_ever, name=self._name, daemon=True).start()
         job = Job(work)
 
         def abandon(_: Callable[[], None]) -> trio.lowlevel.Abort:

@@ -9,89 +9,23 @@ from functools import partial
 from typing import Any, Final
 
 from coordinator.config import Settings
-from coordinator.group import Caller, Now
+from coordinator.group import Caller, GroupShard, Now
 from coordinator.runtime.calls import Call, Gather, Token
 from coordinator.runtime.coordination import Coordination
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import ShardRunner, Status
+from coordinator.server.budget import Budget, NoGroup, WholeFetch, fitting
+from coordinator.server.checks import content_problem, group_problem, partition_problem, refusal
 from protocol import messages as m
-from protocol.apis import APIS, ApiKey
+from protocol.apis import APIS
 from protocol.errors import ErrorCode
-from protocol.failures import content_error, describe_error, find_coordinator_error
+from protocol.failures import describe_error, find_coordinator_error
 from protocol.groups import group_id_error, offsets_partition
 
 SERVER_SOFTWARE: Final = "group-coordinator/0.1.0"
-# Known to the protocol, not served by this release.
-UNSERVED: Final = frozenset({ApiKey.OFFSET_DELETE})
 GROUP_KEY_TYPE: Final = 0
 
 _E = ErrorCode
-# What an offset, a member or a group adds to an answer besides its names and bytes.
-_ITEM_BYTES: Final = 24
-
-
-class Budget:
-    """The room that an answer has left, counted while it is made.
-
-    A small request can ask for the same large group ten thousand times; the limit of a
-    response must hold before the answer is in memory, not after it is packed.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._left_bytes = limit_bytes
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether the answer would be too large."""
-        return self._left_bytes < 0
-
-    def for_offsets(self, offsets: m.GroupOffsets) -> m.GroupOffsets:
-        """Count *offsets* and return them."""
-        for _, partitions in offsets.topics:
-            metadata_bytes = sum([len(partition.metadata) for partition in partitions])
-            self._left_bytes -= metadata_bytes + _ITEM_BYTES * (1 + len(partitions))
-        return offsets
-
-    def for_members(self, group: m.DescribedGroup) -> m.DescribedGroup:
-        """Count the members of *group* and return it."""
-        for member in group.members:
-            names_bytes = len(member.member_id) + len(member.client_id) + len(member.client_host)
-            bytes_ = len(member.metadata) + len(member.assignment)
-            self._left_bytes -= _ITEM_BYTES + names_bytes + bytes_
-        self._left_bytes -= _ITEM_BYTES + len(group.group_id)
-        return group
-
-    def for_groups(self, groups: tuple[m.ListedGroup, ...]) -> tuple[m.ListedGroup, ...]:
-        """Count *groups* and return them."""
-        self._left_bytes -= sum([_ITEM_BYTES + len(group.group_id) for group in groups])
-        return groups
-
-
-class WholeFetch:
-    """The token of an OffsetFetch for one group."""
-
-    __slots__ = ("_call", "_limit_bytes")
-
-    def __init__(self, call: Call, limit_bytes: int) -> None:
-        self._call = call
-        self._limit_bytes = limit_bytes
-
-    def resolve(self, answer: m.GroupOffsets, leader_epoch: int) -> None:
-        """Send the group's offsets, if they are not too many."""
-        topics = answer.topics
-        if len(topics) == 1 and len(topics[0].partitions) == 1:
-            self._call.resolve(m.OffsetFetchResponse((answer,)), leader_epoch)
-            return
-        budget = Budget(self._limit_bytes)
-        budget.for_offsets(answer)
-        if budget.is_spent:
-            self._call.resolve(m.BareError(_E.RESPONSE_TOO_LARGE), -1)
-        else:
-            self._call.resolve(m.OffsetFetchResponse((answer,)), leader_epoch)
-
-    def fail(self, error: int, leader_epoch: int) -> None:
-        """Send the group with *error*."""
-        self._call.fail(error, leader_epoch)
 
 
 class Dispatcher:
@@ -104,63 +38,56 @@ class Dispatcher:
         self._settings = settings
         self._coordination = coordination
         self._cluster_id = cluster_id
-        self._over_groups: Mapping[type, Callable[[Call, Now], None]] = {
+        self._special: Mapping[type, Callable[[Call, Caller, Now], None]] = {
             m.ApiVersionsRequest: self._api_versions,
             m.FindCoordinatorRequest: self._find_coordinator,
             m.OffsetFetchRequest: self._offset_fetch,
             m.DescribeGroupsRequest: self._describe_groups,
             m.ListGroupsRequest: self._list_groups,
             m.DeleteGroupsRequest: self._delete_groups,
-            m.OffsetDeleteRequest: self._unsupported,
+            m.DescribeLagRequest: self._look_into_group,
+            m.DescribeRebalancesRequest: self._look_into_group,
+            m.RegisterTopicsRequest: self._decide_topics,
+            m.DeleteTopicsRequest: self._decide_topics,
+            m.ReportEndOffsetsRequest: self._decide_topics,
+            m.DescribeTopicsRequest: self._describe_topics,
+            m.ScanOffsetsRequest: self._scan_offsets,
+            m.ReadOffsetChangesRequest: self._read_changes,
         }
 
     def dispatch(self, call: Call, caller: Caller, now: Now) -> None:
         """Decide *call*; its answer may come at once or later."""
         request = call.request
-        over_groups = self._over_groups.get(type(request))
-        if over_groups is not None:
-            over_groups(call, now)
+        special = self._special.get(type(request))
+        if special is not None:
+            special(call, caller, now)
             return
-        error = self._refusal(request)
-        if error is _E.UNSUPPORTED_VERSION:
-            call.resolve(m.BareError(error), -1)
-        elif error is not None:
-            call.fail(error, -1)
-        else:
-            shard = self._node.shard_of(request.group_id)  # type: ignore[union-attr]  # the others are in the table
-            if not self._coordination.is_leader(shard.partition):
-                call.fail(_E.NOT_COORDINATOR, -1)
-            else:
-                shard.handle(request, call, caller, now)
+        shard = self._shard_for(call)
+        if shard is not None:
+            shard.handle(request, call, caller, now)
+
+    def _shard_for(self, call: Call) -> ShardRunner[GroupShard] | None:
+        """Return the shard of the one group that *call* names, or None if it was refused."""
+        request: Any = call.request
+        problem = group_problem(request, self._settings)
+        if problem is not None:
+            call.resolve(refusal(request, problem), -1)
+            return None
+        shard = self._node.shard_of(request.group_id)
+        if not self._coordination.is_leader(shard.partition):
+            call.fail(_E.NOT_COORDINATOR, -1)
+            return None
+        return shard
 
     def withdraw(self, call: Call, now: Now) -> None:
         """The client behind a parked *call* is gone."""
         self._node.shard_of(call.request.group_id).withdraw(call, now)  # type: ignore[union-attr]  # only joins and syncs park
 
-    def _refusal(self, request: Any) -> ErrorCode | None:
-        """Return what a request of one group is refused with before its group is looked at."""
-        if group_id_error(request.group_id) is not None:
-            return _E.INVALID_GROUP_ID
-        if names_instance(request):
-            return _E.UNSUPPORTED_VERSION
-        if type(request) is m.JoinGroupRequest:
-            low = self._settings.group_min_session_timeout_ms
-            high = self._settings.group_max_session_timeout_ms
-            if not low <= request.session_timeout_ms <= high:
-                return _E.INVALID_SESSION_TIMEOUT
-        content = content_error(request)
-        return None if content is None else content[0]
-
-    def _unsupported(self, call: Call, _now: Now) -> None:
-        call.resolve(m.BareError(_E.UNSUPPORTED_VERSION), -1)
-
     # --- answers that need no shard -----------------------------------------------------
 
-    def _api_versions(self, call: Call, _now: Now) -> None:
+    def _api_versions(self, call: Call, _caller: Caller, _now: Now) -> None:
         apis = tuple(
-            m.ApiVersionRange(int(key), 0, api.max_version)
-            for key, api in sorted(APIS.items())
-            if key not in UNSERVED
+            m.ApiVersionRange(int(key), 0, api.max_version) for key, api in sorted(APIS.items())
         )
         response = m.ApiVersionsResponse(
             _E.NONE,
@@ -172,7 +99,7 @@ class Dispatcher:
         )
         call.resolve(response, -1)
 
-    def _find_coordinator(self, call: Call, _now: Now) -> None:
+    def _find_coordinator(self, call: Call, _caller: Caller, _now: Now) -> None:
         request = call.request
         assert type(request) is m.FindCoordinatorRequest
         found = tuple(self._locate(request.key_type, g) for g in request.group_ids)
@@ -196,7 +123,7 @@ class Dispatcher:
 
     # --- answers over several groups ----------------------------------------------------
 
-    def _offset_fetch(self, call: Call, now: Now) -> None:
+    def _offset_fetch(self, call: Call, _caller: Caller, now: Now) -> None:
         request = call.request
         assert type(request) is m.OffsetFetchRequest
         if len(request.groups) == 1:
@@ -240,7 +167,7 @@ class Dispatcher:
         part.fail(_E.INVALID_GROUP_ID, -1)
         return False
 
-    def _describe_groups(self, call: Call, now: Now) -> None:
+    def _describe_groups(self, call: Call, _caller: Caller, now: Now) -> None:
         request = call.request
         assert type(request) is m.DescribeGroupsRequest
         gather = Gather(lambda shares, e: call.resolve(m.DescribeGroupsResponse(tuple(shares)), e))
@@ -259,7 +186,7 @@ class Dispatcher:
         look = shard.core.describe_group
         shard.read(group_id, part, lambda: budget.for_members(look(group_id)), now)
 
-    def _delete_groups(self, call: Call, now: Now) -> None:
+    def _delete_groups(self, call: Call, _caller: Caller, now: Now) -> None:
         request = call.request
         assert type(request) is m.DeleteGroupsRequest
         group_ids = tuple(dict.fromkeys(request.group_ids))
@@ -273,10 +200,11 @@ class Dispatcher:
         for group_id in group_ids:
             part = gather.part(lambda error: error)
             if self._group_is_legal(group_id, part):
-                self._node.shard_of(group_id).delete_group(group_id, part, now)
+                shard = self._node.shard_of(group_id)
+                shard.decide(partial(shard.core.delete_group, group_id, now), part, now)
         gather.seal()
 
-    def _list_groups(self, call: Call, now: Now) -> None:
+    def _list_groups(self, call: Call, _caller: Caller, now: Now) -> None:
         request = call.request
         assert type(request) is m.ListGroupsRequest
         if any(shard.status is Status.LOADING for shard in self._node.shards):
@@ -301,13 +229,83 @@ class Dispatcher:
 
     @staticmethod
     def _list_shard(
-        shard: ShardRunner, request: m.ListGroupsRequest, budget: Budget
+        shard: ShardRunner[GroupShard], request: m.ListGroupsRequest, budget: Budget
     ) -> tuple[m.ListedGroup, ...]:
         return budget.for_groups(shard.core.list_groups(request))
 
+    def _look_into_group(self, call: Call, _caller: Caller, now: Now) -> None:
+        request = call.request
+        shard = self._shard_for(call)
+        if shard is None:
+            return
+        look: Callable[[], Any]
+        if type(request) is m.DescribeLagRequest:
+            look = partial(shard.core.describe_lag, request.group_id)
+        else:
+            assert type(request) is m.DescribeRebalancesRequest
+            look = partial(shard.core.describe_rebalances, request)
+        look = fitting(look, self._settings.response_max_bytes)
+        shard.read(request.group_id, call, look, now)
 
-def names_instance(request: Any) -> bool:
-    """Say whether *request* names a group instance id: static membership is not served yet."""
-    if type(request) is m.LeaveGroupRequest:
-        return any(member.group_instance_id is not None for member in request.members)
-    return getattr(request, "group_instance_id", None) is not None
+    # --- topics -------------------------------------------------------------------------
+
+    def _decide_topics(self, call: Call, caller: Caller, now: Now) -> None:
+        problem = content_problem(call.request)
+        if problem is not None:
+            call.resolve(refusal(call.request, problem), -1)
+        else:
+            self._node.decide_topics(call.request, NoGroup(call), caller, now)
+
+    def _describe_topics(self, call: Call, _caller: Caller, now: Now) -> None:
+        request = call.request
+        assert type(request) is m.DescribeTopicsRequest
+        problem = content_problem(request)
+        if problem is not None:
+            call.resolve(refusal(request, problem), -1)
+            return
+        self._node.registry.read(None, NoGroup(call), partial(self._topics, request), now)
+
+    def _topics(self, request: m.DescribeTopicsRequest) -> m.Response:
+        """Look at the topics; those of a list one by one, as each may be large."""
+        describe = self._node.registry.core.describe
+        budget = Budget(self._settings.response_max_bytes)
+        if request.topics is None:
+            page = describe(request)
+            for topic in page.topics:
+                budget.for_topic(topic)
+        else:
+            page = m.DescribeTopicsResponse(_E.NONE, None, (), has_more=False)
+            found: list[m.DescribedTopic] = []
+            for name in dict.fromkeys(request.topics):
+                found += map(budget.for_topic, describe(request._replace(topics=(name,))).topics)
+                if budget.is_spent:
+                    break
+            page = page._replace(topics=tuple(found))
+        return m.BareError(_E.RESPONSE_TOO_LARGE) if budget.is_spent else page
+
+    # --- whole offsets partitions -------------------------------------------------------
+
+    def _partition_is_here(self, call: Call) -> bool:
+        request: Any = call.request
+        problem = partition_problem(request, self._node.num_partitions)
+        if problem is not None:
+            call.resolve(refusal(request, problem), -1)
+            return False
+        if not self._coordination.is_leader(request.offsets_partition):
+            call.fail(_E.NOT_COORDINATOR, -1)
+            return False
+        return True
+
+    def _scan_offsets(self, call: Call, _caller: Caller, now: Now) -> None:
+        request = call.request
+        assert type(request) is m.ScanOffsetsRequest
+        if self._partition_is_here(call):
+            shard = self._node.shards[request.offsets_partition]
+            position = self._node.journal.end_offset(shard.partition)
+            look = partial(shard.core.scan, request, position)
+            limit_bytes = self._settings.response_max_bytes
+            shard.read(None, NoGroup(call), fitting(look, limit_bytes), now)
+
+    def _read_changes(self, call: Call, _caller: Caller, _now: Now) -> None:
+        if self._partition_is_here(call):
+            self._node.read_changes(call)

@@ -62,11 +62,13 @@ def make_node(
         wall_clock_ms=lambda: time.time_ns() // 1_000_000,
         emit_event=emit_event,
         run_blocking=DiskThread().run,
+        run_reading=DiskThread("log-reader").run,
     )
 
 
 def group_config(settings: Settings) -> GroupConfig:
     """Return the part of the settings that groups live by."""
+    minutes = settings.offsets_retention_minutes
     return GroupConfig(
         group_min_session_timeout_ms=settings.group_min_session_timeout_ms,
         group_max_session_timeout_ms=settings.group_max_session_timeout_ms,
@@ -74,6 +76,8 @@ def group_config(settings: Settings) -> GroupConfig:
         group_max_size=settings.group_max_size,
         group_max_offsets=settings.group_max_offsets,
         offset_metadata_max_bytes=settings.offset_metadata_max_bytes,
+        offsets_retention_ms=-1 if minutes < 0 else minutes * 60_000,
+        offsets_retention_check_interval_ms=settings.offsets_retention_check_interval_ms,
         ownership_check=settings.group_commit_ownership_check,
         max_response_bytes=settings.response_max_bytes,
         max_assignments_bytes=settings.sync_request_max_bytes,

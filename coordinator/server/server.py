@@ -11,6 +11,7 @@ import trio
 from coordinator.config import Settings
 from coordinator.runtime.node import LATE_MS, Node
 from coordinator.server.dispatch import Dispatcher
+from coordinator.server.queue import RequestQueue
 from coordinator.server.session import Session
 from coordinator.server.transport import SocketTransport, Transport
 from protocol.connection import BadRequest, RequestEvent
@@ -100,6 +101,9 @@ class Server:
         self.node = node
         self.settings = settings
         self.dispatcher = dispatcher
+        self.queue = RequestQueue(
+            max_bytes=settings.queued_max_request_bytes, max_parked=settings.max_parked_requests
+        )
         self._max_connections = max_connections
         self._sessions: dict[Session, None] = {}
         self._nursery: trio.Nursery | None = None
@@ -215,6 +219,10 @@ class Server:
     def protocol_violation(self, session: Session, reason: str) -> None:
         """Note a connection that had to be closed without an answer."""
         self._log_seldom("connection.closed", session.transport.peer, reason=reason)
+
+    def shed(self, session: Session) -> None:
+        """Note a JoinGroup that was refused because too many requests wait."""
+        self._log_seldom("request.shed", session.transport.peer, reason="max.parked.requests")
 
     def closed_by_limit(self, session: Session, reason: str) -> None:
         """Note a connection that overstayed."""

@@ -8,6 +8,8 @@ in the order in which it came; its answer comes back through `Call`'s callback, 
 into the outbox. The outbox leaves in one send at the end of the round that filled it: of the
 sessions that were readable together, or of the flusher, which answers for many.
 
+What all connections together make us hold is bounded by `server.queue` (see there).
+
 Deadlines (first request, half a frame, idle, slow reader) are plain numbers that the server's
 sweeper compares once a second; arming a timer per read would cost more than a heartbeat.
 """
@@ -29,6 +31,7 @@ from protocol.connection import (
     encode_response,
 )
 from protocol.errors import ErrorCode
+from protocol.failures import join_error
 from protocol.frames import FrameTooLarge
 from protocol.messages import (
     ApiVersionsRequest,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 log: Final = structlog.get_logger()
 
 DEFAULT_CLIENT_ID: Final = "client"
+SHED_MESSAGE: Final = "too many requests wait for other members (max.parked.requests); come back"
 _BYTES_PER_READ_SECOND: Final = 64 * 1024
 # After so many requests of one read, others get their turn.
 _TURN_REQUESTS: Final = 64
@@ -60,12 +64,13 @@ class SessionCall(Call):
     request, which only the garbage collector ends.
     """
 
-    __slots__ = ("event", "parks", "session")
+    __slots__ = ("event", "held_bytes", "parks", "session")
 
     def __init__(self, session: "Session", event: RequestEvent) -> None:
         self.request = event.request
         self.session = session
         self.event = event
+        self.held_bytes = 0  # Counted by the queue while it waits for its answer.
         self.parks = type(event.request) in _PARKING
 
     def resolve(self, answer: Response, leader_epoch: int) -> None:
@@ -89,6 +94,9 @@ class Session:
         )
         self._calls: dict[SessionCall, None] = {}
         self._in_flight = 0
+        self._queue = server.queue
+        self._read_bytes = 0  # Of a request of the last read, on average.
+        self._reserved_bytes = 0  # For the frame that is being read.
         self._outbox: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._sending = False  # The drain task has the outbox.
@@ -115,11 +123,14 @@ class Session:
             if self._must_pause():
                 await self._pause()
                 continue
+            if self._connection.unfinished_bytes:
+                self._reserve()
             data = await self.transport.receive()
             if not data:
                 self.flush()
                 return
             now = self.server.node.now()
+            before_bytes = self._connection.unfinished_bytes
             try:
                 events = self._connection.receive(data)
             except FrameTooLarge as exc:
@@ -127,6 +138,10 @@ class Session:
                 return
             if events:  # An unfinished frame behind whole ones is a new one.
                 self._reading_frame = False
+                whole_bytes = before_bytes + len(data) - self._connection.unfinished_bytes
+                self._read_bytes = whole_bytes // len(events)
+                if self._reserved_bytes:
+                    self._release()
             self._set_read_deadline(now.mono_ms)
             if len(events) == 1:
                 self._take(events[0], now)
@@ -164,7 +179,29 @@ class Session:
         return (
             self._in_flight >= self._settings.max_in_flight_requests
             or self._unsent_bytes >= self._settings.send_buffer_max_bytes
+            or (self._queue.is_full and self._is_paused_by_queue())
         )
+
+    def _is_paused_by_queue(self) -> bool:
+        """Say whether to wait for room; whoever has nothing here may still ask something small."""
+        if self._reserved_bytes or not (self._in_flight or self._connection.unfinished_bytes):
+            return False
+        self._queue.wait(self)
+        return True
+
+    def _reserve(self) -> None:
+        """Have room for the rest of a begun frame, so that it is always read to its end."""
+        if not self._reserved_bytes:
+            self._reserved_bytes = self._connection.announced_bytes
+            self._queue.add(self._reserved_bytes)
+
+    def _release(self) -> None:
+        reserved_bytes, self._reserved_bytes = self._reserved_bytes, 0
+        self._queue.remove(reserved_bytes)
+
+    def resume(self) -> None:
+        """Look again whether there is something to do."""
+        self._resume.set()
 
     def _take(self, event: RequestEvent | BadRequest, now: Now) -> None:
         if type(event) is BadRequest:
@@ -182,6 +219,10 @@ class Session:
         self._calls[call] = None
         if not call.parks:
             self._in_flight += 1
+        elif not self._queue.park(is_join=type(event.request) is JoinGroupRequest):
+            self.server.shed(self)
+            call.resolve(join_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, "", SHED_MESSAGE), -1)
+            return
         try:
             self.server.dispatcher.dispatch(call, self.caller, now)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
@@ -190,6 +231,9 @@ class Session:
                 call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
             self._closing = True
             log.debug("session.closing", error_id=error_id)
+        if not call.parks and call in self._calls:
+            call.held_bytes = self._read_bytes
+            self._queue.add(call.held_bytes)
 
     # --- answering ----------------------------------------------------------------------
 
@@ -198,6 +242,7 @@ class Session:
         if call not in self._calls:
             return  # The client is gone, or a handler failed and was answered.
         del self._calls[call]
+        self._forget(call)
         if not call.parks:
             self._in_flight -= 1
         event = call.event
@@ -210,6 +255,13 @@ class Session:
             max_response_bytes=self._settings.response_max_bytes,
         )
         self._send(frame)
+
+    def _forget(self, call: SessionCall) -> None:
+        """Take *call* out of what all sessions together hold."""
+        if call.parks:
+            self._queue.unpark()
+        elif call.held_bytes:
+            self._queue.remove(call.held_bytes)
 
     def _send(self, frame: bytes) -> None:
         # While the drain task has the outbox, `flush` watches what piles up behind it.
@@ -319,7 +371,10 @@ class Session:
         self.transport.close()
         self._outbox.clear()
         self._unsent_bytes = 0
+        self._queue.leave(self)
+        self._release()
         calls, self._calls = self._calls, {}
         for call in calls:
+            self._forget(call)
             if call.parks:
                 self.server.dispatcher.withdraw(call, self.server.node.now())

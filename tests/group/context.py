@@ -11,11 +11,12 @@ from typing import TypeVar
 
 import msgpack
 
-from coordinator.group import Caller, Event, GroupConfig, GroupShard, Now, Outcome, Reply
+from coordinator.group import Caller, Event, GroupConfig, GroupShard, Now, Outcome, Reply, history
 from coordinator.group.records import Record, from_entry, to_entry
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.messages import (
     DescribedGroup,
+    DescribeRebalancesRequest,
     DrainMemberRequest,
     DrainMemberResponse,
     GroupFetch,
@@ -27,11 +28,13 @@ from protocol.messages import (
     LeaveGroupRequest,
     LeaveGroupResponse,
     LeavingMember,
+    LeftMember,
     MemberAssignment,
     OffsetCommitRequest,
     OffsetCommitResponse,
     PartitionCommit,
     PartitionOffset,
+    Rebalance,
     Request,
     Response,
     SyncGroupRequest,
@@ -168,11 +171,11 @@ class Context:
 
     # --- asking -----------------------------------------------------------------------------
 
-    def send(self, request: Request, client_id: str = "spark") -> int:
+    def send(self, request: Request, client_id: str = "spark", host: str = "10.0.0.1") -> int:
         """Hand in a request; return its token."""
         token = next(self._tokens)
         self.asked.append(token)
-        self.take(self.shard.handle(request, token, Caller(client_id, "10.0.0.1"), self.now))
+        self.take(self.shard.handle(request, token, Caller(client_id, host), self.now))
         self.check()
         return token
 
@@ -210,15 +213,28 @@ class Context:
         rebalance_ms: int = REBALANCE_MS,
         client_id: str = "spark",
         group: str = GROUP,
+        instance_id: str | None = None,
+        reason: str | None = None,
+        pattern: str | None = None,
+        host: str = "10.0.0.1",
     ) -> int:
         """Send a JoinGroup."""
         offered = {"range": subscription("flights")} if protocols is None else protocols
         named = tuple(JoinProtocol(name, metadata) for name, metadata in offered.items())
         return self.send(
             JoinGroupRequest(
-                group, session_ms, rebalance_ms, member_id, None, protocol_type, named, None
+                group,
+                session_ms,
+                rebalance_ms,
+                member_id,
+                instance_id,
+                protocol_type,
+                named,
+                reason,
+                pattern,
             ),
             client_id,
+            host,
         )
 
     def new_id(self, **kwargs: object) -> str:
@@ -239,12 +255,13 @@ class Context:
         *,
         protocol_type: str | None = None,
         protocol_name: str | None = None,
+        instance_id: str | None = None,
     ) -> int:
         """Send a SyncGroup."""
         given = tuple(MemberAssignment(m, a) for m, a in (assignments or {}).items())
         return self.send(
             SyncGroupRequest(
-                GROUP, generation, member_id, None, protocol_type, protocol_name, given
+                GROUP, generation, member_id, instance_id, protocol_type, protocol_name, given
             )
         )
 
@@ -252,17 +269,40 @@ class Context:
         """Return the answer to a SyncGroup."""
         return self.answer(token, SyncGroupResponse)
 
-    def beat(self, member_id: str, generation: int, group: str = GROUP) -> int:
+    def beat(
+        self,
+        member_id: str,
+        generation: int,
+        group: str = GROUP,
+        *,
+        instance_id: str | None = None,
+    ) -> int:
         """Send a heartbeat; return the error."""
-        token = self.send(HeartbeatRequest(group, generation, member_id, None))
-        return self.answer(token, HeartbeatResponse).error
+        return self.beaten(member_id, generation, group, instance_id=instance_id).error
+
+    def beaten(
+        self,
+        member_id: str,
+        generation: int,
+        group: str = GROUP,
+        *,
+        instance_id: str | None = None,
+    ) -> HeartbeatResponse:
+        """Send a heartbeat; return the answer."""
+        token = self.send(HeartbeatRequest(group, generation, member_id, instance_id))
+        return self.answer(token, HeartbeatResponse)
 
     def leave(self, *member_ids: str) -> list[int]:
         """Leave; return the error of each member."""
-        leaving = tuple(LeavingMember(m, None, None) for m in member_ids)
+        return [
+            left.error for left in self.left(*(LeavingMember(m, None, None) for m in member_ids))
+        ]
+
+    def left(self, *leaving: LeavingMember) -> tuple[LeftMember, ...]:
+        """Leave, or remove members; return what became of each."""
         response = self.answer(self.send(LeaveGroupRequest(GROUP, leaving)), LeaveGroupResponse)
         assert response.error == 0
-        return [left.error for left in response.members]
+        return response.members
 
     def commit_raw(
         self,
@@ -270,6 +310,7 @@ class Context:
         generation: int,
         offsets: Sequence[tuple[str, int, int | None, str | None]],
         group: str = GROUP,
+        instance_id: str | None = None,
     ) -> OffsetCommitResponse:
         """Commit (partition as ``topic-3``, offset, expected offset, metadata) each."""
         topics: dict[str, list[PartitionCommit]] = {}
@@ -278,7 +319,7 @@ class Context:
             item = PartitionCommit(int(partition), offset, -1, metadata, expected)
             topics.setdefault(topic, []).append(item)
         named = tuple(TopicCommit(topic, tuple(items)) for topic, items in topics.items())
-        token = self.send(OffsetCommitRequest(group, generation, member_id, None, named))
+        token = self.send(OffsetCommitRequest(group, generation, member_id, instance_id, named))
         return self.answer(token, OffsetCommitResponse)
 
     def commit(
@@ -291,10 +332,11 @@ class Context:
         expected: int | None = None,
         metadata: str | None = None,
         group: str = GROUP,
+        instance_id: str | None = None,
     ) -> int:
         """Commit one partition; return the error, of the group or of the partition."""
         response = self.commit_raw(
-            member_id, generation, [(name, offset, expected, metadata)], group
+            member_id, generation, [(name, offset, expected, metadata)], group, instance_id
         )
         if response.error:
             assert response.topics == ()
@@ -318,6 +360,11 @@ class Context:
         """Return the group as operators see it."""
         return self.shard.describe_group(group)
 
+    def is_at_rest(self) -> bool:
+        """Say whether no deadline of any group is armed."""
+        heap = self.shard._core.timers._heap
+        return all(t.group is None or t.deadline_ms is None for _, _, t in heap)
+
     @property
     def state(self) -> str:
         """The group's state."""
@@ -337,6 +384,12 @@ class Context:
     def events_named(self, name: str) -> list[dict[str, object]]:
         """Return the fields of the events of that name."""
         return [event.fields for event in self.events if event.name == name]
+
+    def rebalances(self, limit: int = 100) -> tuple[Rebalance, ...]:
+        """Return the group's last rebalances, newest first."""
+        response = history.describe(self.shard._core, DescribeRebalancesRequest(GROUP, limit))
+        assert (response.error, response.message) == (0, None)
+        return response.rebalances
 
     def removals(self) -> list[tuple[object, object]]:
         """Return who was removed, and why."""
@@ -359,6 +412,19 @@ class Context:
             self.join(member, client_id=f"spark{n}", **kwargs)  # type: ignore[arg-type]
         while self.state == "PreparingRebalance":
             self.advance(self.config.group_initial_rebalance_delay_ms or 1)
+        return members
+
+    def static_group(self, size: int = 2, **kwargs: object) -> list[str]:
+        """Return the members of a new stable group of the instances ``i0``, ``i1`` and so on."""
+        tokens = [
+            self.join(instance_id=f"i{n}", client_id=f"spark{n}", **kwargs)  # type: ignore[arg-type]
+            for n in range(size)
+        ]
+        while self.state == "PreparingRebalance":
+            self.advance(self.config.group_initial_rebalance_delay_ms or 1)
+        members = [self.joined(token).member_id for token in tokens]
+        self.sync_all(members)
+        assert self.state == "Stable"
         return members
 
     def sync_all(self, members: Sequence[str]) -> list[SyncGroupResponse]:

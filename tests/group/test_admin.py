@@ -2,9 +2,10 @@
 
 import pytest
 
-from coordinator.group.records import GroupDeleted
-from protocol.messages import DescribedGroup, DrainedMember, ListGroupsRequest
-from tests.group.context import GROUP, Context, assignment, subscription
+from coordinator.group import GroupConfig
+from coordinator.group.records import GroupDeleted, GroupRetention
+from protocol.messages import DescribedGroup, DrainedMember, LeavingMember, ListGroupsRequest
+from tests.group.context import GROUP, REBALANCE_MS, Context, assignment, subscription
 
 
 def test_an_unknown_group_is_dead_with_an_error() -> None:
@@ -122,7 +123,7 @@ def test_deleting_forgets_ids_that_were_given_out() -> None:
     context.take(context.shard.delete_group(GROUP, context.now)[0])
 
     assert context.joined(context.join(pending)).error == 25
-    assert context.shard.next_deadline_ms() is None
+    assert context.is_at_rest()
 
 
 # --- drain --------------------------------------------------------------------------------
@@ -214,3 +215,55 @@ def test_a_member_that_comes_back_as_new_is_not_drained() -> None:
 
     assert assignment("flights-0") == context.describe().members[0].assignment
     assert again != member
+
+
+def test_a_described_group_shows_for_how_long_its_offsets_are_kept() -> None:
+    """The server's setting, or what an operator set for this group."""
+    context = Context(GroupConfig(offsets_retention_ms=5_000))
+    context.new_id()
+
+    assert context.describe().offsets_retention_ms == 5_000
+    assert context.describe("nothing").offsets_retention_ms == -1
+
+    other = Context(records=[*context.records, GroupRetention(GROUP, 60_000)])
+
+    assert other.describe().offsets_retention_ms == 60_000
+
+
+def test_draining_reaches_a_static_member_that_is_away() -> None:
+    """It gives up what it had; when it restarts, its new process is not drained."""
+    context = Context()
+    leader, away = context.static_group(2, session_ms=200_000)
+
+    assert context.drain("spark1").members == ((away, False),)
+
+    token = context.join(leader, session_ms=200_000)
+    context.advance(REBALANCE_MS)
+
+    assert [m.member_id for m in context.joined(token).members] == [leader]
+
+    context.sync(leader, 2, {leader: assignment("flights-0", "flights-1")})
+
+    assert context.drain("spark1").members == ((away, True),)
+
+    context.join(instance_id="i1", client_id="spark1", session_ms=200_000)
+    shown = context.joined(context.join(leader, session_ms=200_000)).members
+
+    assert [m.group_instance_id for m in shown] == ["i0", "i1"]
+
+
+def test_a_group_of_static_members_is_deleted_once_they_are_removed() -> None:
+    """Restarting clients find no group and make it anew."""
+    context = Context()
+    members = context.static_group(2)
+
+    assert context.shard.delete_group(GROUP, context.now)[1] == 68
+
+    context.left(*(LeavingMember("", f"i{n}", None) for n in range(2)))
+    outcome, error = context.shard.delete_group(GROUP, context.now)
+    context.take(outcome)
+
+    assert (error, context.state) == (0, "Dead")
+    assert context.beat(members[0], 1, instance_id="i0") == 25
+    assert context.static_group(2)
+    assert context.generation == 1

@@ -5,14 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.group.context import Context, assignment, subscription
+from coordinator.group import GroupConfig
+from tests.group.context import assignment, subscription
+from tests.group.topics_context import TopicsContext
 
 ROOT = Path(__file__).parents[2]
 
 
 def transcript() -> str:
     """Return all that a group with some trouble leaves behind."""
-    context = Context()
+    context = TopicsContext(GroupConfig(offsets_retention_ms=1_000))
+    context.register(dict.fromkeys("tuvw", 2))
     offers = {"range": subscription("t"), "robin": subscription("t")}
     members = context.stable_group(5, protocols=offers)
     context.drain("spark2")
@@ -24,8 +27,12 @@ def transcript() -> str:
         context.sync(member, context.generation)
     context.sync(members[1], context.generation, given)
     context.commit_raw(members[1], context.generation, [("t-0", 1, None, ""), ("u-0", 2, -1, "")])
-    context.advance(100_000)
-    return repr((context.records, context.events, context.answers, context.describe()))
+    context.commit_raw("", -1, [(f"{t}-{p}", 1, None, "") for t in "wutv" for p in (1, 0)], "g2")
+    context.commit("", -1, "v-0", group="g3")
+    context.delete_topics("u", "w", "t")
+    context.advance(1_000_000)
+    lists = (context.records, context.topic_records, context.events, context.answers)
+    return repr((lists, context.describe(), context.described(pattern="t|v")))
 
 
 def test_hash_seeds_change_nothing() -> None:

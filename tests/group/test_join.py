@@ -4,6 +4,7 @@ import pytest
 
 from coordinator.group import GroupConfig
 from coordinator.group.records import GroupGeneration, GroupMetadata
+from protocol.errors import ErrorCode
 from protocol.messages import JoinGroupMember
 from protocol.types import INT32_MAX
 from tests.group.context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, Context, subscription
@@ -475,3 +476,14 @@ def test_a_new_members_first_join_is_parked_for_five_minutes_at_most() -> None:
 
     assert (context.joined(token).error, context.joined(token).member_id) == (25, "")
     assert [stuck] == [member.member_id for member in context.describe().members]
+
+
+def test_a_pattern_that_is_none_is_refused_in_words() -> None:
+    """It would match nothing for ever, and nobody would know why."""
+    context = Context()
+
+    answer = context.joined(context.join(pattern="flights-(", instance_id="a"))
+
+    assert answer.error == ErrorCode.INVALID_REGULAR_EXPRESSION
+    assert answer.message is not None
+    assert "'flights-('" in answer.message

@@ -7,6 +7,7 @@ leaders assign nonsense. What is checked after every step:
 - a generation has one member set and one assignment, a partition one owner in it (I6);
 - a generation that anyone was told of is never opened again, crash or not (I7);
 - once anyone was told of g+1, no commit of g that is sent from then on is accepted (I8);
+- who was told that another holds its instance id is never accepted again, crash or not;
 - a fetch shows the last commit that is in the log, and nothing else (I2, I4, I5);
 - every request gets one answer, and none stays parked for ever.
 """
@@ -29,10 +30,16 @@ from hypothesis.stateful import (
 
 from coordinator.group import GroupConfig
 from coordinator.group.group import Group
-from coordinator.group.records import GroupGeneration, OffsetCommitted
+from coordinator.group.records import GroupGeneration, GroupMetadata, OffsetCommitted
 from coordinator.group.states import GroupState
 from protocol.consumer import decode_assignment
-from protocol.messages import HeartbeatResponse, JoinGroupResponse, Response, SyncGroupResponse
+from protocol.messages import (
+    HeartbeatResponse,
+    JoinGroupResponse,
+    LeavingMember,
+    Response,
+    SyncGroupResponse,
+)
 from protocol.types import TopicPartition
 from tests.group.context import GROUP, Context, assignment, subscription
 
@@ -55,9 +62,24 @@ def expected_counters(group: Group) -> dict[str, object]:
         "parked_joins": sum(m.join is not None for m in group.members.values()),
         "answer_bytes": sum(m.answer_bytes() for m in group.members.values()),
         "record_bytes": sum(m.record_bytes() for m in group.members.values()),
+        "static": {
+            m.group_instance_id: m.member_id
+            for m in group.members.values()
+            if m.group_instance_id is not None
+        },
         "offset_count": sum(len(partitions) for partitions in group.offsets.values()),
         "support": support,
     }
+
+
+def instance_of(member_id: str) -> str | None:
+    """Return the instance id in a member id of a static member."""
+    return member_id[:2] if member_id.startswith("i") else None
+
+
+def name_of(member_id: str) -> str:
+    """Return who a member is, for as long as nobody is told of another assignment."""
+    return instance_of(member_id) or member_id
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -81,6 +103,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.told_leaders: dict[int, str] = {}
         self.given: dict[tuple[int, str], bytes] = {}
         self.asked: dict[int, tuple[str, int]] = {}  # SyncGroups: member and generation.
+        self.fenced: set[str] = set()
         members = [self.newcomer(client, OFFERS[0]) for client in range(size)]
         self.settle([0, 1, 2, 3], is_patient=True)
         return multiple(*members)
@@ -102,6 +125,59 @@ class GroupMachine(RuleBasedStateMachine):
         if isinstance(member_id, str):
             self.context.join(member_id, client_id=f"c{client}", protocols=offer)
         return member_id
+
+    @rule(target=ids, which=st.integers(0, 2), offer=st.sampled_from(OFFERS))
+    def static_member_starts(self, which: int, offer: dict[str, bytes]) -> object:
+        """Come in as an instance, which may be there already."""
+        return multiple(*self._start_instance(which, offer))
+
+    @rule(target=ids, first=st.integers(0, 2))
+    def everybody_restarts(self, first: int) -> object:
+        """Replace all static members in turn, at whatever point the group is."""
+        new: set[str] = set()
+        for which in (first, (first + 1) % 3, (first + 2) % 3):
+            if f"i{which}" in {instance_of(m) for m in self.static_ids()}:
+                new |= self._start_instance(which, OFFERS[0])
+        return multiple(*sorted(new))
+
+    def _start_instance(self, which: int, offer: dict[str, bytes]) -> set[str]:
+        before = set(self.static_ids())
+        token = self.context.join(instance_id=f"i{which}", client_id=f"c{which}", protocols=offer)
+        response = self.context.answers.get(token)
+        assert not isinstance(response, JoinGroupResponse) or response.error in {0, 23, 81}
+        return set(self.static_ids()) - before
+
+    def static_ids(self) -> list[str]:
+        """Return the member ids of the static members."""
+        return [m.member_id for m in self.context.describe().members if m.group_instance_id]
+
+    @rule(member_id=ids, ago=st.sampled_from([0, 0, 0, 1]), name=st.sampled_from(PARTITIONS))
+    def instance_asks(self, member_id: str, ago: int, name: str) -> None:
+        """Beat, sync, commit or join under the instance id; all are fenced alike."""
+        instance = instance_of(member_id)
+        if instance is None:
+            return
+        holder = next((m for m in self.static_ids() if instance_of(m) == instance), None)
+        expected = 0 if holder == member_id else 25 if holder is None else 82
+        generation = max(self.context.generation - ago, 0)
+        errors = {
+            self.context.beat(member_id, generation, instance_id=instance),
+            self.context.commit(member_id, generation, name, instance_id=instance),
+        }
+        if expected and self.context.state != "Dead":
+            token = self.context.sync(member_id, generation, instance_id=instance)
+            errors.add(self.context.synced(token).error)
+            assert errors == {expected}
+            assert expected != 82 or self.context.beat(member_id, generation) == 25
+        else:
+            assert not errors & {82}
+
+    @rule(which=st.integers(0, 2))
+    def operator_removes_an_instance(self, which: int) -> None:
+        """Not knowing under which member id it is there."""
+        is_there = f"i{which}" in {instance_of(m) for m in self.static_ids()}
+        (left,) = self.context.left(LeavingMember("", f"i{which}", None))
+        assert left.error == (0 if is_there else 25)
 
     @rule(owners=st.lists(st.integers(0, 4), min_size=4, max_size=4), is_patient=st.booleans())
     def settle(self, owners: Sequence[int], is_patient: bool) -> None:
@@ -174,7 +250,7 @@ class GroupMachine(RuleBasedStateMachine):
         generation = self.context.generation - ago
         before = self.context.describe().state
         error = self.context.beat(member_id, generation)
-        assert error in {0, 22, 25, 27}
+        assert error in ({22, 25} if member_id in self.fenced else {0, 22, 25, 27})
         assert (error == 27) <= (before == "PreparingRebalance")
 
     @rule(
@@ -202,12 +278,38 @@ class GroupMachine(RuleBasedStateMachine):
         stable = self.context.shard.hard_state()[GROUP].stable
         assert stable is not None
         assert stable.generation == generation
-        owned = [
-            decode_assignment(m.assignment) for m in stable.members if m.member_id == member_id
-        ]
-        assert owned[0] is not None
+        assert member_id not in self.fenced
+        owner = self.owner_of(name, stable)
+        # What nobody has now may be finished by whoever had it before.
+        assert member_id == (owner or self.owner_of(name, self.stable_before(stable)))
+
+    @staticmethod
+    def owner_of(name: str, stable: GroupMetadata | None) -> str | None:
+        """Return the member that *stable* gives a partition to."""
         topic, partition = name.split("-")
-        assert TopicPartition(topic, int(partition)) in owned[0].partitions
+        owners = []
+        for member in () if stable is None else stable.members:
+            decoded = decode_assignment(member.assignment)
+            assert decoded is not None
+            if TopicPartition(topic, int(partition)) in decoded.partitions:
+                owners.append(member.member_id)
+        assert len(owners) <= 1
+        return owners[0] if owners else None
+
+    def stable_before(self, stable: GroupMetadata) -> GroupMetadata | None:
+        """Return the assigned generation before, as its members are called now."""
+        before = [
+            record
+            for record in self.context.records
+            if isinstance(record, GroupMetadata) and record.generation < stable.generation
+        ]
+        if not before:
+            return None
+        called = {name_of(m.member_id): m.member_id for m in stable.members}
+        members = [
+            m._replace(member_id=called.get(name_of(m.member_id), "")) for m in before[-1].members
+        ]
+        return before[-1]._replace(members=tuple(members))
 
     @rule(
         which=st.integers(0, 4),
@@ -305,6 +407,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.context.open_gate()
             self.told = -1
             self.told_members.clear()
+            self.fenced.clear()
             self.told_leaders.clear()
             self.given.clear()
             self.seen = len(self.context.delivered)
@@ -391,19 +494,20 @@ class GroupMachine(RuleBasedStateMachine):
         self.seen = len(delivered)
 
     def _look_at(self, token: int, response: Response) -> None:
-        assert not isinstance(response, HeartbeatResponse) or response.error in {0, 22, 25, 27}
+        assert not isinstance(response, HeartbeatResponse) or response.error in {0, 22, 25, 27, 82}
         if isinstance(response, JoinGroupResponse) and response.error == 0:
             generation = response.generation_id
             assert generation >= 1
-            assert self.told_leaders.setdefault(generation, response.leader) == response.leader
+            leader = name_of(response.leader)
+            assert self.told_leaders.setdefault(generation, leader) == leader
             self.told = max(self.told, generation)
             if response.members:
-                members = tuple(member.member_id for member in response.members)
+                members = tuple(name_of(member.member_id) for member in response.members)
                 assert self.told_members.setdefault(generation, members) == members
         elif isinstance(response, SyncGroupResponse) and response.error == 0:
             member_id, generation = self.asked[token]
             given = response.assignment
-            assert self.given.setdefault((generation, member_id), given) == given
+            assert self.given.setdefault((generation, name_of(member_id)), given) == given
             owned: list[TopicPartition] = []
             for (other, _), bytes_ in self.given.items():
                 if other == generation:
@@ -411,6 +515,8 @@ class GroupMachine(RuleBasedStateMachine):
                     assert decoded is not None
                     owned += decoded.partitions
             assert len(owned) == len(set(owned))
+        elif isinstance(response, JoinGroupResponse) and response.error == 82:
+            self.fenced.add(response.member_id)
 
     @invariant()
     def generations_only_grow(self) -> None:
@@ -444,7 +550,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.context.advance(2_000_000)
         assert set() == self.context.unanswered()
         assert self.context.state in {"Empty", "Dead"}
-        assert self.context.shard.next_deadline_ms() is None
+        assert self.context.is_at_rest()
         assert self.context.shard._core.parked == {}
 
 

@@ -31,7 +31,7 @@ def test_a_member_that_is_not_heard_of_is_removed() -> None:
             "client_id": "spark0",
             "client_host": "10.0.0.1",
             "reason": "session expired",
-            "detail": "not heard of for 10000 ms, session timeout 10000 ms",
+            "detail": "no heartbeat for 10.0 s, session timeout 10.0 s",
             "generation": 1,
             "partitions": ["flights-0"],
         }

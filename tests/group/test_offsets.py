@@ -108,7 +108,7 @@ def test_one_partition_twice_is_refused_as_a_whole() -> None:
         "", -1, [("t-0", 1, None, None), ("t-1", 1, None, None), ("t-0", 2, None, None)]
     )
 
-    assert response == (42, ())
+    assert response == (42, (), "the commit names one partition twice")
     assert context.describe().error == 69
 
 
@@ -170,6 +170,97 @@ def test_ownership_checks_can_be_turned_off() -> None:
     assert context.commit(first, 1, "flights-1") == 0
 
 
+def hand_over(context: Context) -> tuple[str, str, str]:
+    """Let the owner of flights-0 keep nothing, and nobody else get it yet."""
+    members = context.stable_group(3)
+    first, second, third = members
+    context.join(second, protocols={"range": subscription("trains")})
+    context.join(first)
+    context.join(third)
+    given = {first: assignment(), second: assignment("flights-1", "flights-2")}
+    context.sync(first, 2, given)
+    return first, second, third
+
+
+def test_a_member_may_commit_what_it_hands_over_and_nobody_has_yet() -> None:
+    """A cooperative member learns in the new generation what it must give up."""
+    context = Context()
+    first, second, third = hand_over(context)
+
+    assert context.commit(first, 2, "flights-0") == 0
+    assert context.commit(third, 2, "flights-2") == 1002  # The second has it now.
+    assert context.commit(second, 2, "flights-0") == 1002
+
+
+def test_handing_over_ends_with_the_next_generation_and_with_a_crash() -> None:
+    """Then it has an owner, or nobody can say who had it."""
+    context = Context()
+    first, *others = hand_over(context)
+    context.crash()
+
+    assert context.commit(first, 2, "flights-0") == 1002
+
+    context = Context()
+    first, *others = hand_over(context)
+    for member in (first, *others):
+        context.join(member, protocols={"range": subscription("ships")})
+    context.sync(first, 3, {others[0]: assignment("flights-0")})
+
+    assert context.commit(first, 3, "flights-0") == 1002
+    assert context.commit(others[0], 3, "flights-0") == 0
+
+
+def test_a_refusal_is_said_in_words() -> None:
+    """With what was measured, and both parties."""
+    context = Context()
+    first, second = context.static_group(2)
+    context.join(instance_id="i1", client_id="again", host="10.0.0.9")
+    one = [("flights-0", 1, None, None)]
+
+    def words(member_id: str, generation: int, instance_id: str | None = None) -> tuple[int, str]:
+        response = context.commit_raw(member_id, generation, one, instance_id=instance_id)
+        assert response.topics == ()
+        return response.error, response.message or ""
+
+    assert words(first, 9) == (22, "generation 9 has not begun, the group is at 1")
+    assert words(first, 0) == (22, "generation 0 is over, the group is at 1")
+    assert words("x", 1) == (25, "the group knows no member 'x'")
+    assert words(first, 1, "i7") == (25, "no member holds the instance id 'i7'")
+
+    error, text = words(second, 1, "i1")
+
+    assert (error, text[:31]) == (82, "instance id 'i1' is held by mem")
+    assert text.endswith("(client again) from host 10.0.0.9")
+
+    error, text = words(second, 1)
+
+    assert (error, "replaced by" in text) == (25, True)
+
+    context.shard.storage_full = True
+
+    assert words(first, 1) == (1004, "the disk's reserve is reached, new offsets are refused")
+    assert context.commit_raw("m", 3, one, "nope")[::2] == (69, "there is no such group")
+
+
+def test_a_static_member_commits_with_its_instance_or_without() -> None:
+    """Its member id alone names it (measured on Kafka 4.1)."""
+    context = Context()
+    first, _ = context.static_group(2)
+
+    assert context.commit(first, 1, instance_id="i0") == 0
+    assert context.commit(first, 1) == 0
+    assert context.commit(first, 1, instance_id="i1") == 82
+    assert context.commit(first, 0, instance_id="i1") == 82
+
+
+def test_a_commit_that_is_accepted_has_no_words() -> None:
+    """They cost time on the hottest path."""
+    context = Context()
+    (member,) = context.stable_group(1)
+
+    assert context.commit_raw(member, 1, [("flights-0", 1, None, None)]).message is None
+
+
 def test_a_generation_that_was_never_assigned_commits_nothing() -> None:
     """Also not after the next rebalance has begun: nobody owned anything in it."""
     context = Context()
@@ -178,6 +269,10 @@ def test_a_generation_that_was_never_assigned_commits_nothing() -> None:
 
     assert context.state == "PreparingRebalance"
     assert context.commit(first, 1) == 27
+
+    response = context.commit_raw(first, 1, [("flights-0", 1, None, None)])
+
+    assert (response.message or "").startswith("rebalancing for 0.0 s: ")
 
 
 def test_a_group_holds_only_so_many_offsets() -> None:

@@ -8,15 +8,21 @@ from coordinator.group.records import (
     GroupDeleted,
     GroupGeneration,
     GroupMetadata,
+    GroupRebalanced,
+    GroupRetention,
     MalformedRecord,
     MemberMetadata,
     OffsetCommitted,
+    OffsetRemoved,
     Record,
     UnknownRecord,
     from_entry,
     to_entry,
 )
+from protocol.messages import LateMember, Rebalance
 from tests.group.context import roundtrip
+
+LATE = (LateMember("b", "c", "h", "join", 60_000, removed=True),)
 
 RECORDS: list[Record] = [
     OffsetCommitted("g", "t", 3, CommittedOffset(2**63 - 1, 7, "m", 1_700, -1)),
@@ -30,11 +36,18 @@ RECORDS: list[Record] = [
         5,
         (
             MemberMetadata("a", None, "c", "h", 60_000, 10_000, b"s", b""),
-            MemberMetadata("b", "i", "c", "h", -1, 10_000, b"", b"\xff"),
+            MemberMetadata("b", "i", "c", "h", -1, 10_000, b"", b"\xff", "flights-.*"),
         ),
+        7,
     ),
     GroupGeneration("g", 4, 9),
     GroupDeleted("g"),
+    OffsetRemoved("g", "t", 3),
+    GroupRetention("g", 5),
+    GroupRetention("g", None),
+    GroupRebalanced(
+        "g", Rebalance(205, 9, "why", "m", None, "c", "h", "r", 1, 2, 30, 40, 5, "stable", LATE)
+    ),
 ]
 
 
@@ -55,18 +68,47 @@ def test_the_scope_of_an_entry_is_the_group(record: Record) -> None:
 
 def test_entries_carry_kafkas_type_numbers_and_ours_from_1000() -> None:
     """They are on disk for ever."""
-    assert [to_entry(record)[0] for record in RECORDS] == [1, 2, 2, 1000, 1001]
-    assert [to_entry(r)[4] is None for r in RECORDS] == [False, False, False, False, True]
+    assert [to_entry(record)[:2] for record in RECORDS] == [
+        (1, 0),
+        (2, 1),
+        (2, 1),
+        (1000, 0),
+        (1001, 0),
+        (1, 0),
+        (1002, 0),
+        (1002, 0),
+        (1003, 0),
+    ]
 
 
-def test_each_offset_has_a_key_of_its_own() -> None:
+def test_what_is_taken_back_is_a_tombstone_of_its_key() -> None:
+    """So that compaction drops both in the end."""
+    tombstones = [record for record in RECORDS if to_entry(record)[4] is None]
+
+    assert tombstones == [
+        GroupDeleted("g"),
+        OffsetRemoved("g", "t", 3),
+        GroupRetention("g", None),
+    ]
+
+
+def test_each_offset_has_a_key_of_its_own_and_rebalances_share_a_hundred() -> None:
     """And a group has one record of each other type: compaction keeps the last."""
     keys = [to_entry(record)[3] for record in RECORDS]
 
-    assert keys == [("t", 3), (), (), (), ()]
+    assert keys == [("t", 3), (), (), (), (), ("t", 3), (), (), (5,)]
 
 
-@pytest.mark.parametrize(("type_", "version"), [(3, 0), (0, 0), (1, 1), (2, 9), (1002, 0)])
+def test_a_record_of_the_first_version_is_read() -> None:
+    """It has neither a pattern nor the version of the registry."""
+    member = ("a", None, "c", "h", 60_000, 10_000, b"s", b"")
+
+    assert from_entry(2, 0, "g", (), ("consumer", 3, "range", "a", 5, (member,))) == (
+        GroupMetadata("g", "consumer", 3, "range", "a", 5, (MemberMetadata(*member, None),), 0)
+    )
+
+
+@pytest.mark.parametrize(("type_", "version"), [(3, 0), (0, 0), (1, 1), (2, 2), (2, -1), (1004, 0)])
 def test_an_unknown_type_or_version_is_refused(type_: int, version: int) -> None:
     """A newer release wrote it; skipping it would lose state silently."""
     with pytest.raises(UnknownRecord):
@@ -78,7 +120,10 @@ def test_an_unknown_type_or_version_is_refused(type_: int, version: int) -> None
     [
         (1, ("t",), (1, 2, "", 3, 4)),
         (1, ("t", 0), (1, 2)),
-        (1, ("t", 0), None),
+        (1, ("t",), None),
+        (1002, (), (1, 2)),
+        (1003, (), None),
+        (1003, (), (1, 2, ())),
         (2, (), ("consumer", 1)),
         (2, (), ("consumer", 1, None, None, 0, ((1, 2),))),
         (1000, (), ()),

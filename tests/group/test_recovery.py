@@ -1,6 +1,20 @@
 """What a crash leaves, in every state."""
 
-from tests.group.context import REBALANCE_MS, SESSION_MS, Context, assignment, subscription
+from coordinator.group.records import (
+    CommittedOffset,
+    GroupRetention,
+    OffsetCommitted,
+    OffsetRemoved,
+    from_entry,
+)
+from tests.group.context import (
+    GROUP,
+    REBALANCE_MS,
+    SESSION_MS,
+    Context,
+    assignment,
+    subscription,
+)
 
 
 def test_a_stable_group_goes_on_as_if_nothing_had_happened() -> None:
@@ -165,3 +179,66 @@ def test_unloading_answers_parked_joins_too() -> None:
         context.take(outcome)
 
     assert (16, member) == (context.joined(token).error, context.joined(token).member_id)
+
+
+def test_a_clock_that_goes_back_does_not_take_records_with_it() -> None:
+    """What is written later is not older: expiry goes by it."""
+    context = Context()
+    members = context.stable_group(1)
+    context.commit(members[0], 1)
+    newest_ms = context.wall_ms
+    context.wall_ms -= 3_600_000
+    context.crash()
+    context.commit(members[0], 1)
+    context.leave(members[0])
+    stable = context.shard.hard_state()[GROUP].stable
+
+    assert stable is not None
+    assert stable.state_timestamp_ms == newest_ms
+    assert [newest_ms] == [
+        value.commit_timestamp_ms for _, _, value in context.shard.hard_state()[GROUP].offsets
+    ]
+
+
+def test_what_operators_set_and_what_was_removed_is_as_hard_as_the_rest() -> None:
+    """Each kind of record has its place in the state."""
+    value = CommittedOffset(5, -1, "", 1_000, -1)
+    context = Context(
+        records=[
+            OffsetCommitted(GROUP, "t", 0, value),
+            OffsetCommitted(GROUP, "t", 1, value),
+            OffsetCommitted(GROUP, "u", 0, value),
+            GroupRetention(GROUP, 60_000),
+            OffsetRemoved(GROUP, "t", 0),
+            OffsetRemoved(GROUP, "u", 0),
+            OffsetRemoved(GROUP, "u", 0),
+            OffsetRemoved(GROUP, "nothing", 0),
+        ]
+    )
+    hard = context.shard.hard_state()[GROUP]
+
+    assert (hard.offsets, hard.retention_ms) == ((("t", 1, value),), 60_000)
+    assert context.shard._core.groups[GROUP].offset_count == 1
+    assert list(context.shard._core.groups[GROUP].offsets) == ["t"]
+
+    again = Context(records=[*context.records, GroupRetention(GROUP, None)])
+
+    assert again.shard.hard_state()[GROUP].retention_ms is None
+
+
+def test_a_log_without_patterns_and_topic_versions_is_read() -> None:
+    """Written by the code before them."""
+    context = Context()
+    members = context.stable_group(2)
+    stable = context.shard.hard_state()[GROUP].stable
+    assert stable is not None
+    *fields, topics_version = stable[1:]
+    assert topics_version == 0
+    old_members = [list(member[:-1]) for member in stable.members]
+    record = from_entry(2, 0, GROUP, (), [*fields[:-1], old_members])
+
+    assert record == stable
+
+    again = Context(records=[record])
+
+    assert [again.beat(member, 1) for member in members] == [0, 0]

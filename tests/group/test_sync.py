@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.group.context import REBALANCE_MS, Context, assignment
+from coordinator.group.records import GroupRebalanced
+from tests.group.context import REBALANCE_MS, Context, assignment, subscription
 
 
 def test_everybody_gets_what_the_leader_gave() -> None:
@@ -74,7 +75,7 @@ def test_a_leader_that_assigns_nonsense_is_removed_and_nothing_is_stored(case: s
     token = context.sync(leader, 1, BAD[case](leader, follower))
 
     assert (context.synced(token).error, context.synced(parked).error) == (42, 27)
-    assert before == context.records
+    assert [GroupRebalanced] == [type(record) for record in context.records[len(before) :]]
     assert [(leader, "bad assignment")] == context.removals()
     assert context.state == "PreparingRebalance"
 
@@ -213,3 +214,97 @@ def test_drained_members_that_the_leader_names_get_nothing() -> None:
     context.sync(leader, 2, dict.fromkeys([leader, follower], assignment("flights-0")))
 
     assert (context.synced(token).error, context.synced(token).assignment) == (0, b"")
+
+
+def give(context: Context, members: list[str], *given: bytes) -> None:
+    """Let the members, the first of them the leader, come to a generation with this assignment."""
+    for member in members:
+        context.join(member)
+    for member in members[1:]:
+        context.sync(member, context.generation)
+    context.sync(members[0], context.generation, dict(zip(members, given, strict=True)))
+    assert context.state == "Stable"
+
+
+def test_a_member_may_finish_what_it_had_and_nobody_has_now() -> None:
+    """So a cooperative member can commit what it is handing over, without stopping the rest."""
+    context = Context()
+    members = context.stable_group(2)
+    leader, loser = members
+    give(context, members, assignment("flights-0"), b"")
+
+    assert context.commit(loser, 2, "flights-1") == 0
+    assert context.commit(loser, 2, "flights-0") == 1002
+    assert context.commit(leader, 2, "flights-1") == 1002
+
+    give(context, members, assignment("flights-0", "flights-1"), b"")
+
+    assert context.commit(loser, 3, "flights-1") == 1002
+    assert context.commit(leader, 3, "flights-1") == 0
+
+
+def test_what_another_has_now_is_nobody_elses() -> None:
+    """One owner for a partition, in each generation."""
+    context = Context()
+    members = context.stable_group(2)
+    give(context, members, assignment("flights-1"), b"")
+
+    assert [context.commit(member, 2, "flights-1") for member in members] == [0, 1002]
+    assert [context.commit(member, 2, "flights-0") for member in members] == [0, 1002]
+
+
+def test_the_right_to_finish_ends_with_the_next_assignment() -> None:
+    """Only what was owned in the last assigned generation counts, not what could be committed."""
+    context = Context()
+    members = context.stable_group(2)
+    give(context, members, assignment("flights-0"), b"")
+    give(context, members, assignment("flights-0"), b"")
+
+    assert context.commit(members[1], 3, "flights-1") == 1002
+
+
+def test_a_generation_that_was_never_assigned_takes_no_right_away() -> None:
+    """Nobody had the partition meanwhile; also when a crash was the reason."""
+    for is_crash in (False, True):
+        context = Context()
+        members = context.stable_group(2)
+        for member in members:
+            context.join(member)
+        assert context.state == "CompletingRebalance"
+        if is_crash:
+            context.crash()
+        else:
+            context.join(members[0], protocols={"range": subscription("trains")})
+        give(context, members, assignment("flights-0"), b"")
+
+        assert context.generation == 3
+        assert context.commit(members[1], context.generation, "flights-1") == 0
+
+
+def test_the_right_to_finish_is_lost_in_a_crash() -> None:
+    """The log says who owns what, and not who did."""
+    context = Context()
+    members = context.stable_group(2)
+    give(context, members, assignment("flights-0"), b"")
+    context.crash()
+
+    assert context.commit(members[1], 2, "flights-1") == 1002
+
+
+def test_beside_an_assignment_that_cannot_be_read_nobody_may_finish() -> None:
+    """The partition may be in it."""
+    context = Context()
+    members = context.stable_group(2)
+    give(context, members, b"\xff\xff?", assignment("flights-3"))
+
+    assert context.commit(members[1], 2, "flights-1") == 1002
+
+
+def test_a_drained_member_may_finish_what_it_had() -> None:
+    """Nobody has it before the next rebalance."""
+    context = Context()
+    members = context.stable_group(2)
+    context.drain("spark1")
+    give(context, members, assignment("flights-0"), b"")
+
+    assert context.commit(members[1], 2, "flights-1") == 0

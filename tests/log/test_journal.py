@@ -6,9 +6,13 @@ import msgpack
 import pytest
 
 from coordinator.log import format as log_format
+from coordinator.log.directory import Directory
 from coordinator.log.errors import BatchTooLarge, LogFailed
+from coordinator.log.footer import Index
 from coordinator.log.format import HEADER_BYTES, NODE_PARTITION, Entry
 from coordinator.log.journal import Journal
+from coordinator.log.segments import read_footer
+from coordinator.log.state_files import SegmentInfo
 from tests.fakes.disk import Disk
 from tests.log.helpers import (
     NOW_MS,
@@ -208,6 +212,51 @@ def test_one_partition_is_read_alone_from_an_offset(disk: Disk) -> None:
         assert {1} >= {b.partition for b in batches}
     assert list(journal.read(3)) == []
     assert list(journal.read(NODE_PARTITION)) == []
+
+
+def test_reading_ends_after_so_many_bytes_and_goes_on_from_there(disk: Disk) -> None:
+    """A stream of changes must not hold a thread for as long as the log is; it gets on, though."""
+    journal = open_journal(disk, segment_bytes=500)
+    for number in range(40):
+        write(journal, number % 3, number)
+    seen: list[int] = []
+    offset = reads = 0
+    while batches := list(journal.read(1, offset, max_bytes=200)):
+        seen += [n for b in batches for n in numbers_of(b)]
+        offset = batches[-1].entries[-1][0] + 1
+        reads += 1
+
+    assert [n for n in range(40) if n % 3 == 1] == seen
+    assert 3 < reads
+    assert 1 == len(list(journal.read(1, max_bytes=0)))
+
+
+def test_segments_below_the_offset_are_not_opened(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever follows the changes asks every second, and the log may have a thousand segments."""
+    opened: list[str] = []
+
+    def noted(directory: Directory, segment: SegmentInfo) -> Index:
+        opened.append(segment.name)
+        return read_footer(directory, segment)
+
+    monkeypatch.setattr("coordinator.log.journal.read_footer", noted)
+    journal = open_journal(disk, segment_bytes=300)
+    for number in range(30):
+        write(journal, 0, number)
+    assert [29] == [n for b in journal.read(0, 29) for n in numbers_of(b)]
+    assert not opened
+    disk.kill()
+    journal = open_journal(disk, segment_bytes=300)
+    assert list(range(30)) == replayed(journal)
+    opened.clear()
+
+    assert [29] == [n for b in journal.read(0, 29) for n in numbers_of(b)]
+    assert not opened
+    assert [27, 28, 29] == [n for b in journal.read(0, 27) for n in numbers_of(b)][-3:]
+    assert 3 < len(segments_of(disk))
+    assert 2 >= len(opened)
 
 
 def test_reading_sees_only_what_is_durable(disk: Disk) -> None:

@@ -152,7 +152,7 @@ async def test_a_slow_reader_that_makes_progress_is_served(autojump_clock: MockC
     async with world() as w:
         client = w.connect()
         client.transport.give_room(1)
-        sent = client.send(beat())
+        sent = client.send(beat(), 0)
         for _ in range(17):
             await trio.sleep(8)
             client.transport.give_room(1)

@@ -97,6 +97,12 @@ class Client:
         """Send a request and return its answer."""
         return (await self.answer(self.send(request, version))).response
 
+    async def error(self, request: Request) -> int:
+        """Send a request and return its error; what it says in words is tested with the groups."""
+        response: Any = await self.ask(request)
+        error: int = response.error
+        return error
+
     async def join_alone(self, group_id: str = "g", session_ms: int = SESSION_MS) -> str:
         """Become the only, stable member of a group; return the member id."""
         member_id = await self.member_id(group_id, session_ms)
@@ -182,6 +188,7 @@ class World:
             wall_clock_ms=lambda: self.wall_ms,
             emit_event=lambda name, fields: self.events.append((name, fields)),
             run_blocking=self.slow_disk.run,
+            run_reading=self.slow_disk.run,
         )
         leader = Leader(settings.node_id, "127.0.0.1", 9310, self.journal.leader_epoch)
         self.dispatcher = Dispatcher(
@@ -257,3 +264,8 @@ def commit(offset: int = 1, *partitions: int, group_id: str = "g") -> OffsetComm
     """Return a commit without a member."""
     commits = tuple(PartitionCommit(p, offset, -1, "") for p in partitions or (0,))
     return OffsetCommitRequest(group_id, -1, "", None, (TopicCommit("t", commits),))
+
+
+def without_words(response: Any) -> Any:
+    """Return an answer without its message: its shape is one promise, its text another."""
+    return response._replace(message=None) if hasattr(response, "message") else response

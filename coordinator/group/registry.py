@@ -1,0 +1,292 @@
+"""Which topics there are: what groups ask, and what a crash leaves of it.
+
+Every structural change (a new topic, one that grew, one that is deleted) raises the version.
+So "what changed since my assignment was made?" is one comparison for nearly every group that
+asks, and a walk over the newer changes for the rest.
+"""
+
+import bisect
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import re2
+
+from coordinator.group.topic_records import (
+    EndReported,
+    RegistryChanged,
+    TopicForgotten,
+    TopicRecord,
+    TopicRegistered,
+)
+from protocol.messages import EndOffset, PartitionHosts
+
+# Matching a pattern against 100,000 topics takes 0.2 s, so what matched is kept for the
+# patterns used last: at most so many, and so many names in all of them.
+PATTERNS_KEPT: Final = 256
+NAMES_KEPT: Final = 1_000_000
+# Of one compiled pattern; RE2 needs no more time or memory for a nasty one.
+PATTERN_MEMORY_BYTES: Final = 1024 * 1024
+# Changes beyond twice the number of topics and this are folded to one per topic.
+CHANGES_SLACK: Final = 1_000
+
+UNKNOWN_COUNT: Final = -1
+
+
+class TopicChange(NamedTuple):
+    """One structural change, as groups are told of it."""
+
+    version: int  # Of the registry, which the change made.
+    topic: str
+    before: int  # Partitions; 0 if it was new, UNKNOWN_COUNT if that isn't known any more.
+    after: int  # 0: it was deleted.
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        if not self.after:
+            return f"topic {self.topic} was deleted"
+        if self.before == UNKNOWN_COUNT:
+            return f"topic {self.topic} has {self.after} partitions now"
+        if not self.before:
+            return f"topic {self.topic} is new, with {self.after} partitions"
+        return f"topic {self.topic} grew from {self.before} to {self.after}"
+
+
+class Topic:
+    """One topic. ``open_partitions`` is what commits are checked against: 0 once it is deleted."""
+
+    __slots__ = ("hosts", "is_deleted", "open_partitions", "partition_count", "version")
+
+    def __init__(self, record: TopicRegistered) -> None:
+        self.partition_count = record.partition_count
+        self.hosts: tuple[PartitionHosts, ...] = record.hosts
+        self.is_deleted = record.is_deleted
+        self.version = record.version
+        self.open_partitions = 0 if record.is_deleted else record.partition_count
+
+
+class HardRegistry(NamedTuple):
+    """What a crash leaves of the registry."""
+
+    version: int
+    last_deletion_version: int
+    topics: tuple[TopicRegistered, ...]  # By name.
+    ends: tuple[EndReported, ...]  # By topic and partition.
+
+
+class InvalidPattern(ValueError):
+    """The pattern is no regular expression of RE2's syntax, or compiles to too much."""
+
+
+class _Matches:
+    """The topics that match one pattern, up to a version."""
+
+    __slots__ = ("names", "regex", "version")
+
+    def __init__(self, pattern: str) -> None:
+        options = re2.Options()
+        options.max_mem = PATTERN_MEMORY_BYTES
+        options.log_errors = False
+        options.never_capture = True
+        try:
+            self.regex = re2.compile(pattern, options)
+        except re2.error as exc:
+            reason = exc.args[0] if exc.args else ""
+            text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+            raise InvalidPattern(text) from exc
+        self.names: list[str] = []
+        self.version = 0
+
+    def matches(self, topic: str) -> bool:
+        # As bytes: the wrapper maps the offsets of a str's match back, which nobody wants.
+        return self.regex.fullmatch(topic.encode()) is not None
+
+
+class Registry:
+    """All topics. Groups only read it; `replay` alone changes what is hard."""
+
+    __slots__ = (
+        "_by_topic",
+        "_changes",
+        "_complete_since",
+        "_kept",
+        "_names",
+        "ends",
+        "last_deletion_version",
+        "topics",
+        "version",
+    )
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        # Hard: changed by replay alone.
+        self.topics: dict[str, Topic] = {}  # The deleted ones too, until they are forgotten.
+        self.ends: dict[str, dict[int, EndOffset]] = {}
+        self.version = 0
+        self.last_deletion_version = 0
+        # Soft.
+        self._names: list[str] | None = None  # Of the topics that aren't deleted, sorted.
+        self._changes: list[TopicChange] = []  # By version; each topic's latest is there.
+        self._by_topic: dict[str, list[TopicChange]] = {}  # The same.
+        # Deletions up to this version may be missing in the changes.
+        self._complete_since = 0
+        self._kept: dict[str, _Matches] = {}  # By pattern, the one used last at the end.
+
+    def replay(self, record: TopicRecord) -> TopicChange | None:
+        """Apply one record; return what it means for groups, None if nothing. It can't fail."""
+        if type(record) is EndReported:
+            end = EndOffset(record.partition, record.end_offset, record.reported_ms)
+            # Also of a topic not seen yet: its last record may be behind this one.
+            self.ends.setdefault(record.topic, {})[record.partition] = end
+        elif type(record) is TopicRegistered:
+            return self._register(record)
+        elif type(record) is RegistryChanged:
+            self.version = record.version
+            self.last_deletion_version = record.last_deletion_version
+        elif type(record) is TopicForgotten:
+            self.topics.pop(record.topic, None)
+            self.ends.pop(record.topic, None)
+            self._names = None
+        return None
+
+    def _register(self, record: TopicRegistered) -> TopicChange | None:
+        before = self.topics.get(record.topic)
+        self.topics[record.topic] = topic = Topic(record)
+        if before is not None and before.version == topic.version:
+            return None
+        if before is None or topic.is_deleted:
+            self._names = None
+        count = 0 if before is None else before.partition_count
+        change = TopicChange(topic.version, record.topic, count, topic.open_partitions)
+        self._changes.append(change)
+        self._by_topic.setdefault(record.topic, []).append(change)
+        if len(self._changes) > 2 * len(self.topics) + CHANGES_SLACK:
+            self.fold_changes()
+        return change
+
+    def fold_changes(self) -> None:
+        """Keep the latest change of each topic that is there, without what it was before."""
+        self._changes = sorted(
+            TopicChange(topic.version, name, UNKNOWN_COUNT, topic.open_partitions)
+            for name, topic in self.topics.items()
+        )
+        self._by_topic = {change.topic: [change] for change in self._changes}
+        newest = self._changes[-1].version if self._changes else 0
+        self._complete_since = max(newest, self.version)
+        self._kept.clear()
+
+    def hard_state(self) -> HardRegistry:
+        """Return all hard state as a value, to compare with that of a replay."""
+        return HardRegistry(
+            self.version,
+            self.last_deletion_version,
+            tuple(
+                TopicRegistered(name, t.partition_count, t.hosts, t.is_deleted, t.version)
+                for name, t in sorted(self.topics.items())
+            ),
+            tuple(
+                EndReported(name, *ends[partition])
+                for name, ends in sorted(self.ends.items())
+                for partition in sorted(ends)
+            ),
+        )
+
+    # --- what groups ask --------------------------------------------------------------------
+
+    def partition_count(self, topic: str) -> int:
+        """Return how many partitions *topic* has, 0 if it isn't registered."""
+        known = self.topics.get(topic)
+        return 0 if known is None else known.open_partitions
+
+    def end_offset(self, topic: str, partition: int) -> EndOffset | None:
+        """Return how far one partition reaches, None if nobody has said."""
+        if partition >= self.partition_count(topic):
+            return None
+        return self.ends.get(topic, {}).get(partition)
+
+    def names(self) -> list[str]:
+        """Return the names of all topics, sorted; not to be changed."""
+        if self._names is None:
+            self._names = sorted(name for name, t in self.topics.items() if t.open_partitions)
+        return self._names
+
+    def changes_since(self, version: int) -> Iterator[TopicChange]:
+        """Yield the changes after *version*, oldest first."""
+        start = bisect.bisect_left(self._changes, (version + 1,))
+        for at in range(start, len(self._changes)):
+            yield self._changes[at]
+
+    def number_of_changes_since(self, version: int) -> int:
+        """Return how many `changes_since` yields."""
+        return len(self._changes) - bisect.bisect_left(self._changes, (version + 1,))
+
+    def change_of(self, topic: str, since_version: int) -> TopicChange | None:
+        """Return what happened to *topic* after a version, as one change; None if nothing."""
+        newer = [c for c in self._by_topic.get(topic, ()) if c.version > since_version]
+        return newer[-1]._replace(before=newer[0].before) if newer else None
+
+    def may_miss_deletions_since(self, version: int) -> bool:
+        """Say whether a topic may have been deleted after *version* that no change tells of."""
+        return version < min(self._complete_since, self.last_deletion_version)
+
+    # --- patterns ---------------------------------------------------------------------------
+
+    def pattern_problem(self, pattern: str) -> str | None:
+        """Return what is wrong with *pattern*, None if nothing."""
+        try:
+            self._compiled(pattern)
+        except InvalidPattern as exc:
+            return str(exc)
+        return None
+
+    def matches(self, pattern: str, topic: str) -> bool:
+        """Say whether *pattern* matches the whole of *topic*; an invalid one matches nothing."""
+        try:
+            return self._compiled(pattern).matches(topic)
+        except InvalidPattern:
+            return False
+
+    def matching(self, pattern: str) -> list[str]:
+        """Return the topics whose whole name matches, sorted; not to be changed.
+
+        Raises:
+            InvalidPattern: It is no regular expression.
+        """
+        found = self._compiled(pattern)
+        if found.version == self.version:
+            return found.names
+        if not found.version:
+            found.names = [name for name in self.names() if found.matches(name)]
+        else:
+            _bring_up_to_date(found, self)
+        found.version = self.version
+        self._evict()
+        return found.names
+
+    def _compiled(self, pattern: str) -> _Matches:
+        found = self._kept.pop(pattern, None)
+        if found is None:
+            found = _Matches(pattern)
+        self._kept[pattern] = found
+        if len(self._kept) > PATTERNS_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+    def _evict(self) -> None:
+        total = sum(len(found.names) for found in self._kept.values())
+        while total > NAMES_KEPT and len(self._kept) > 1:
+            oldest = next(iter(self._kept))
+            total -= len(self._kept.pop(oldest).names)
+
+
+def _bring_up_to_date(found: _Matches, registry: Registry) -> None:
+    for topic in {change.topic for change in registry.changes_since(found.version)}:
+        at = bisect.bisect_left(found.names, topic)
+        is_listed = at < len(found.names) and found.names[at] == topic
+        is_wanted = registry.partition_count(topic) > 0 and found.matches(topic)
+        if is_listed and not is_wanted:
+            del found.names[at]
+        elif is_wanted and not is_listed:
+            found.names.insert(at, topic)

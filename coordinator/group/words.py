@@ -1,0 +1,77 @@
+"""Refusals in words, with what was measured and both parties. For people: nothing parses them."""
+
+from typing import Final
+
+from coordinator.group.group import Group
+from protocol.errors import ErrorCode
+
+
+def seconds(ms: int) -> str:
+    """Return a span as ``10.2 s``."""
+    return f"{ms / 1000:.1f} s"
+
+
+def with_reason(what: str, reason: str | None) -> str:
+    """Return *what*, and the reason that a client gave for it."""
+    return f"{what}: {reason}" if reason else what
+
+
+def refusal(
+    group: Group | None,
+    error: int,
+    member_id: str,
+    instance_id: str | None,
+    generation_id: int,
+    now_ms: int,
+) -> str | None:
+    """Return why a member's request got *error*, None for one that needs no words."""
+    if error == ErrorCode.UNKNOWN_MEMBER_ID:
+        return unknown_member(group, member_id, instance_id)
+    if group is None:
+        return None
+    if error == ErrorCode.FENCED_INSTANCE_ID:
+        return held(group, instance_id or "")
+    if error == ErrorCode.ILLEGAL_GENERATION:
+        return wrong_generation(group, generation_id)
+    if error == ErrorCode.REBALANCE_IN_PROGRESS:
+        return rebalancing(group, now_ms)
+    return None
+
+
+def unknown_member(group: Group | None, member_id: str, instance_id: str | None) -> str:
+    """Return what became of a member that is not there."""
+    if group is None:
+        return "there is no such group"
+    obituary = group.obituaries.get(member_id)
+    if obituary is not None:
+        return f"member {member_id} is gone: {obituary}"
+    if instance_id is not None and instance_id not in group.static:
+        return f"no member holds the instance id {instance_id!r}"
+    return f"the group knows no member {member_id!r}"
+
+
+def held(group: Group, instance_id: str) -> str:
+    """Return who holds an instance id."""
+    holder = group.members[group.static[instance_id]]
+    return (
+        f"instance id {instance_id!r} is held by member {holder.member_id} "
+        f"(client {holder.client_id}) from host {holder.client_host}"
+    )
+
+
+def wrong_generation(group: Group, generation_id: int) -> str:
+    """Return how a request's generation differs from the group's."""
+    if generation_id < group.generation:
+        return f"generation {generation_id} is over, the group is at {group.generation}"
+    return f"generation {generation_id} has not begun, the group is at {group.generation}"
+
+
+def rebalancing(group: Group, now_ms: int) -> str:
+    """Return why the group rebalances, and since when."""
+    running = group.rebalance
+    if running is None:
+        return "the group rebalances"
+    return f"rebalancing for {seconds(now_ms - running.began_ms)}: {running.reason}"
+
+
+STORAGE_FULL: Final = "the disk's reserve is reached, new members are refused"

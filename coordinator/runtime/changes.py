@@ -1,0 +1,144 @@
+"""Reads the changes of committed offsets back from the log, beside everything else.
+
+A position may lie far back, so reading blocks, and runs in a thread of its own: one read after
+the other, each bounded, so that any number of readers costs the flusher next to nothing.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+
+from coordinator.group.insight import offset_change
+from coordinator.group.records import GROUP_DELETED, OFFSET_COMMITTED, from_entry
+from coordinator.log.errors import LogError
+from coordinator.log.format import Entry
+from coordinator.log.journal import Journal
+from coordinator.runtime.calls import Call
+from coordinator.runtime.worker import RunBlocking
+from protocol.errors import ErrorCode
+from protocol.messages import OffsetChange, ReadOffsetChangesRequest, ReadOffsetChangesResponse
+
+EmitEvent = Callable[[str, dict[str, Any]], None]
+
+CHANGES_MAX: Final = 10_000
+# What one request may look at: entries that are no change of an offset count too.
+ENTRIES_PER_READ: Final = 10_000
+BYTES_PER_READ: Final = 8 * 1024 * 1024
+ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+READS_WAITING_MAX: Final = 256
+
+_TYPES: Final = frozenset({OFFSET_COMMITTED, GROUP_DELETED})
+_CHANGE_BYTES: Final = 64
+
+
+class ChangesRead:
+    """One request for changes, from a position up to what is durable now."""
+
+    __slots__ = ("_bytes_left", "_journal", "_request", "call", "changes", "end", "next_position")
+
+    def __init__(self, call: Call, journal: Journal, end: int, answer_bytes: int) -> None:
+        request = call.request
+        assert type(request) is ReadOffsetChangesRequest
+        self.call = call
+        self.end = end
+        self.changes: list[OffsetChange] = []
+        self.next_position = end
+        self._request = request
+        self._journal = journal
+        self._bytes_left = answer_bytes
+
+    def run(self) -> None:
+        """Read. Blocks: not for the event loop.
+
+        Raises:
+            LogError: A file can't be read, or is damaged.
+        """
+        request = self._request
+        most = min(request.max_changes, CHANGES_MAX)
+        looked_at = 0
+        for batch in self._journal.read(
+            request.offsets_partition, request.position, max_bytes=BYTES_PER_READ
+        ):
+            for offset, entry in batch.entries:
+                if offset < request.position:
+                    continue
+                if offset >= self.end:
+                    # Durable here since, but the answer's end was taken before.
+                    self.next_position = self.end
+                    return
+                full = len(self.changes) >= most or self._bytes_left < 0
+                if full or looked_at >= ENTRIES_PER_READ:
+                    self.next_position = offset
+                    return
+                looked_at += 1
+                if entry.type in _TYPES:
+                    self._take(offset, batch.timestamp_ms, entry)
+            self.next_position = batch.entries[-1][0] + 1
+
+    def _take(self, offset: int, timestamp_ms: int, entry: Entry) -> None:
+        change = offset_change(offset, timestamp_ms, from_entry(*entry))
+        if change is not None:
+            self.changes.append(change)
+            texts = len(change.group_id) + len(change.topic) + len(change.metadata)
+            self._bytes_left -= _CHANGE_BYTES + 4 * texts  # A character takes at most 4 bytes.
+
+    def answer(self) -> ReadOffsetChangesResponse:
+        """Return what was read."""
+        return ReadOffsetChangesResponse(
+            ErrorCode.NONE, tuple(self.changes), self.next_position, self.end
+        )
+
+
+class ChangesReader:
+    """Does one read after the other and answers it; what waits is bounded, too."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        max_response_bytes: int,
+        run_blocking: RunBlocking,
+        emit_event: EmitEvent,
+        answered: Callable[[], None],
+    ) -> None:
+        self._journal = journal
+        self._answer_bytes = min(ANSWER_BYTES_MAX, max_response_bytes // 2)
+        self._run_blocking = run_blocking
+        self._emit_event = emit_event
+        self._answered = answered
+        self._waiting: deque[ChangesRead] = deque()
+        self._wanted = trio.Event()
+
+    def submit(self, call: Call, end: int) -> None:
+        """Answer *call*, a ReadOffsetChanges that is valid, with changes before offset *end*."""
+        if len(self._waiting) >= READS_WAITING_MAX:
+            call.fail(ErrorCode.QUOTA_EXCEEDED, -1)
+            return
+        self._waiting.append(ChangesRead(call, self._journal, end, self._answer_bytes))
+        self._wanted.set()
+
+    def refuse_all(self, error: int) -> None:
+        """Answer what waits with *error*."""
+        waiting, self._waiting = self._waiting, deque()
+        for read in waiting:
+            read.call.fail(error, -1)
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        while True:
+            if not self._waiting:
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+                continue
+            read = self._waiting.popleft()
+            try:
+                await self._run_blocking(read.run)
+            except LogError as exc:
+                # Memory is whole, so groups are served on; a start will refuse this log.
+                self._emit_event("log.unreadable", {"reason": str(exc)})
+                read.call.fail(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
+            else:
+                read.call.resolve(read.answer(), -1)
+            self._answered()

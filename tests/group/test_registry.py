@@ -1,0 +1,468 @@
+"""The topic registry: what is registered, refused, shown, and left after a crash."""
+
+import re
+
+import pytest
+from hypothesis import given, strategies as st
+
+from coordinator.group.records import MalformedRecord, UnknownRecord
+from coordinator.group.registry import CHANGES_SLACK, Registry, TopicChange
+from coordinator.group.registry_shard import RegistryShard
+from coordinator.group.topic_records import (
+    EndReported,
+    RegistryChanged,
+    TopicForgotten,
+    TopicRecord,
+    TopicRegistered,
+    from_entry,
+    to_entry,
+)
+from protocol.messages import (
+    DescribeTopicsRequest,
+    EndOffset,
+    PartitionHosts,
+    RegisterTopicsRequest,
+    TopicRegistration,
+)
+from tests.group.topics_context import (
+    TopicsContext,
+    last_per_key,
+    replayed,
+    topic_roundtrip,
+)
+
+RECORDS: list[TopicRecord] = [
+    TopicRegistered("t", 2, (PartitionHosts(1, ("a", "b")),), False, 7),
+    EndReported("t", 1, 2**63 - 1, 1_700),
+    RegistryChanged(9, 8),
+    TopicForgotten("t"),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_record_comes_back_from_the_log_as_it_was(record: TopicRecord) -> None:
+    """Equal and of the same type, or replay would differ from what was live."""
+    back = topic_roundtrip(record)
+
+    assert record == back
+    assert type(record) is type(back)
+
+
+def test_a_topic_is_the_scope_of_its_entries() -> None:
+    """So one tombstone takes all of it. Types and keys are on disk for ever."""
+    assert [to_entry(record)[:4] for record in RECORDS] == [
+        (1010, 0, "t", ()),
+        (1011, 0, "t", (1,)),
+        (1012, 0, "", ()),
+        (1001, 0, "t", ()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("type_", "version", "value"),
+    [(1009, 0, ()), (1010, 1, ()), (1, 0, ())],
+)
+def test_an_unknown_type_or_version_is_refused(type_: int, version: int, value: object) -> None:
+    """A newer release wrote it; skipping it would lose state silently."""
+    with pytest.raises(UnknownRecord):
+        from_entry(type_, version, "t", (), value)
+
+
+@pytest.mark.parametrize(
+    ("type_", "key", "value"),
+    [(1010, (), None), (1010, (), (1, (), False)), (1011, (), (1, 2)), (1012, (), (1,))],
+)
+def test_a_record_of_another_shape_is_refused(type_: int, key: object, value: object) -> None:
+    """Damage that the checksum missed, or a bug: never guessed at."""
+    with pytest.raises(MalformedRecord):
+        from_entry(type_, 0, "t", key, value)
+
+
+def test_a_topic_is_registered_and_grows() -> None:
+    """Each of the two is a new version; the same again is nothing."""
+    context = TopicsContext()
+
+    assert context.register({"flights": 2, "trains": 1}) == [0, 0]
+    assert context.register({"flights": 3}) == [0]
+    assert context.topics.registry.version == 3
+
+    before = len(context.topic_records)
+
+    assert context.register({"flights": 3}) == [0]
+    assert len(context.topic_records) == before
+    assert [(t.topic, t.partition_count) for t in context.described("flights").topics] == [
+        ("flights", 3)
+    ]
+
+
+def test_a_topic_never_shrinks() -> None:
+    """What would become of the offsets? The answer names the count that there is."""
+    context = TopicsContext()
+    context.register({"flights": 3})
+    (topic,) = context.registered({"flights": 2}).topics
+
+    assert (topic.error, topic.partition_count) == (37, 3)
+    assert topic.message == "the topic has 3 partitions and can't shrink to 2"
+
+
+@pytest.mark.parametrize(("count", "error"), [(0, 42), (1, 0), (100_000, 0), (100_001, 1005)])
+def test_a_topic_has_one_to_100_000_partitions(count: int, error: int) -> None:
+    """None has nothing to read, and each costs every group that reads it."""
+    assert TopicsContext().register({"t": count}) == [error]
+
+
+def test_one_topic_twice_in_a_request_is_refused_as_a_whole() -> None:
+    """Which of the two would count?"""
+    context = TopicsContext()
+    twice = RegisterTopicsRequest(
+        (TopicRegistration("t", 1, None), TopicRegistration("t", 2, None))
+    )
+    response = context.ask(twice, type(context.registered({})))
+
+    assert response == (42, ())
+    assert context.names() == []
+
+
+def test_there_is_a_limit_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is there already may still grow."""
+    monkeypatch.setattr("coordinator.group.registry_shard.TOPICS_MAX", 2)
+    context = TopicsContext()
+
+    assert context.register({"a": 1, "b": 1, "c": 1, "d": 0}) == [0, 0, 1005, 42]
+    assert context.register({"a": 2}) == [0]
+
+
+def test_hosts_are_kept_replaced_and_removed_by_request_only() -> None:
+    """They are a hint, so a change of them alone is no new version."""
+    context = TopicsContext()
+    context.register({"t": 3}, {2: ("b",), 0: ("a", "c"), 1: ()})
+
+    def hosts() -> dict[int, tuple[str, ...]]:
+        return dict(context.described("t").topics[0].hosts)
+
+    assert hosts() == {0: ("a", "c"), 2: ("b",)}
+
+    context.register({"t": 4})
+
+    assert hosts() == {0: ("a", "c"), 2: ("b",)}
+
+    version = context.topics.registry.version
+    context.register({"t": 4}, {0: ("d",)})
+
+    assert hosts() == {0: ("d",)}
+
+    context.register({"t": 4}, {})
+
+    assert (hosts(), context.topics.registry.version) == ({}, version)
+    assert len(context.events_named("topics.changed")) == 2
+    assert len(list(context.topics.registry.changes_since(0))) == 2
+
+
+def test_hosts_of_a_partition_that_there_is_not_are_refused() -> None:
+    """They would speak of nothing."""
+    topic = TopicsContext().registered({"t": 1}, {1: ("a",)}).topics[0]
+
+    assert (topic.error, topic.message) == (42, "the hosts name partition 1 of a topic with 1")
+
+
+def test_hosts_of_many_stored_topics_do_not_make_a_batch_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A record repeats the stored hosts, so growing many topics at once writes them all."""
+    monkeypatch.setattr("coordinator.group.registry_shard.REQUEST_HOSTS", 5)
+    context = TopicsContext()
+    for name in "abc":
+        context.register({name: 1}, {0: ("x",)})
+
+    assert context.register({"a": 2, "b": 2, "c": 2}) == [0, 0, 1005]
+    assert context.register({"c": 2}) == [0]
+
+
+def test_a_full_disk_refuses_what_is_new_and_takes_deletions() -> None:
+    """A deletion makes room."""
+    context = TopicsContext()
+    context.register({"t": 1})
+    context.report("t", {0: 5})
+    context.topics.storage_full = True
+
+    assert context.register({"t": 2, "u": 1}) == [1004, 1004]
+    assert context.register({"t": 1}) == [0]
+    assert (context.report("t", {0: 6}), context.report("t", {0: 5})) == ([1004], [0])
+    assert context.delete_topics("t") == [0]
+
+
+def test_a_deleted_topic_is_gone_at_once_and_its_name_is_free_after_the_purge() -> None:
+    """Else offsets of the old one would be taken for the new one's."""
+    context = TopicsContext()
+    context.register({"t": 2})
+
+    assert context.delete_topics("t", "nope") == [0, 3]
+    assert context.delete_topics("t") == [3]
+    assert (context.names(), context.described("t").topics[0].error) == ([], 3)
+    assert context.register({"t": 1}) == [15]
+
+    context.advance(0)
+
+    assert context.register({"t": 1}) == [0]
+    assert context.events[-2].name == "topic.forgotten"
+
+
+def test_a_deletion_that_a_crash_interrupts_goes_on() -> None:
+    """Its offsets are still there."""
+    context = TopicsContext()
+    context.register({"t": 2})
+    context.commit("", -1, "t-0")
+    context.delete_topics("t")
+    context.crash()
+
+    assert context.register({"t": 1}) == [15]
+
+    context.advance(0)
+
+    assert (context.offset("t-0").offset, context.register({"t": 1})) == (-1, [0])
+
+
+def test_versions_never_go_back_though_topics_are_forgotten() -> None:
+    """A group's record names a version of long ago."""
+    context = TopicsContext()
+    context.register({"t": 2})
+    context.delete_topics("t")
+    context.advance(0)
+    context.crash()
+
+    assert (context.topics.registry.version, context.topics.registry.last_deletion_version) == (
+        2,
+        2,
+    )
+
+
+def test_end_offsets_may_go_back_and_the_same_one_writes_nothing() -> None:
+    """A source that was made anew starts again; a reporter that repeats itself fills no disk."""
+    context = TopicsContext()
+    context.register({"t": 2})
+
+    assert context.report("t", {0: 5, 1: 0, 2: 1}) == [0, 0, 3]
+    assert context.report("nope", {0: 5}) == [3]
+    assert context.report("t", {0: 4}) == [0]
+
+    written = len(context.topic_records)
+    context.wall_ms += 1
+
+    assert context.report("t", {0: 4}) == [0]
+    assert len(context.topic_records) == written
+    assert context.described("t").topics[0].end_offsets == (
+        EndOffset(0, 4, context.wall_ms - 1),
+        EndOffset(1, 0, context.wall_ms - 1),
+    )
+
+
+def test_end_offsets_of_a_forgotten_topic_are_not_those_of_the_next_one() -> None:
+    """It would seem to be far behind."""
+    context = TopicsContext()
+    context.register({"t": 1})
+    context.report("t", {0: 5})
+    context.delete_topics("t")
+    context.advance(0)
+    context.register({"t": 1})
+
+    assert context.described("t").topics[0].end_offsets == ()
+
+
+def test_topics_come_by_page_in_the_order_of_names() -> None:
+    """And a page says whether there is another."""
+    context = TopicsContext()
+    context.register(dict.fromkeys(("b", "d", "a", "c", "e"), 1))
+    page = context.described(max_topics=2)
+
+    assert ([t.topic for t in page.topics], page.has_more) == (["a", "b"], True)
+
+    page = context.described(max_topics=3, start_after="b")
+
+    assert ([t.topic for t in page.topics], page.has_more) == (["c", "d", "e"], False)
+    assert [t.topic for t in context.described(start_after="bb").topics] == ["c", "d", "e"]
+    assert context.described(max_topics=0).error == 42
+
+
+def test_a_page_ends_before_its_topics_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer than asked, but at least one."""
+    monkeypatch.setattr("coordinator.group.registry_shard.PAGE_ITEMS", 3)
+    context = TopicsContext()
+    context.register({"a": 2, "b": 2, "c": 2}, {0: ("x", "y", "z")})
+    page = context.described()
+
+    assert ([t.topic for t in page.topics], page.has_more) == (["a"], True)
+
+
+def test_a_pattern_matches_the_whole_name() -> None:
+    """As Kafka's own matching does, and with the dialect of RE2 only."""
+    context = TopicsContext()
+    context.register(dict.fromkeys(("flights", "flights-eu", "my-flights", "flüge"), 1))
+
+    assert context.names("flights.*") == ["flights", "flights-eu"]
+    assert context.names("fl.ge") == ["flüge"]
+    assert context.names("flights|trains") == ["flights"]
+    assert context.names("(?i)FLIGHTS") == ["flights"]
+
+
+def test_a_pattern_forgets_a_topic_that_is_gone_also_if_no_change_tells_of_it() -> None:
+    """Changes are folded to those of the topics that are there."""
+    context = TopicsContext()
+    context.register({"a": 1, "b": 1})
+
+    assert context.names(".") == ["a", "b"]
+
+    context.delete_topics("a")
+    context.advance(0)
+    context.topics.registry.fold_changes()
+
+    assert context.names(".") == ["b"]
+
+
+@pytest.mark.parametrize("pattern", ["(", "a**", "(?=a)", r"(a)\1", r"\pL{999}"])
+def test_an_invalid_pattern_is_refused_in_words(pattern: str) -> None:
+    """Also those that a backtracking engine would take, and those that compile to too much."""
+    context = TopicsContext()
+    response = context.described(pattern=pattern)
+
+    assert response.error == 128
+    assert repr(pattern) in (response.message or "")
+    assert context.topics.registry.pattern_problem(pattern)
+    assert not context.topics.registry.matches(pattern, "a")
+
+
+def test_a_nasty_pattern_takes_no_time() -> None:
+    """With backtracking this would last longer than the universe."""
+    assert not Registry().matches("(a*)*b", "a" * 249)
+
+
+def test_what_is_kept_of_patterns_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every client may send a thousand different ones."""
+    monkeypatch.setattr("coordinator.group.registry.PATTERNS_KEPT", 3)
+    monkeypatch.setattr("coordinator.group.registry.NAMES_KEPT", 5)
+    context = TopicsContext()
+    context.register(dict.fromkeys("abcd", 1))
+    for n in range(9):
+        assert context.names(f".|{n}") == ["a", "b", "c", "d"]
+        assert len(context.topics.registry._kept) <= 1 + (n < 1)
+
+
+def test_what_is_kept_of_changes_is_bounded() -> None:
+    """A source that makes and deletes topics all day must not fill the memory."""
+    context = TopicsContext()
+    context.register({"stays": 1, "grows": 1})
+    registry = context.topics.registry
+    for n in range(CHANGES_SLACK + 10):
+        registry.replay(TopicRegistered("grows", n + 2, (), False, n + 3))
+        registry.replay(RegistryChanged(n + 3, 0))
+
+    assert [c.topic for c in registry.changes_since(0)][:2] == ["stays", "grows"]
+    assert len(registry._changes) <= CHANGES_SLACK
+    assert context.names() == ["grows", "stays"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (6, 8, "topic flights grew from 6 to 8"),
+        (0, 8, "topic flights is new, with 8 partitions"),
+        (-1, 8, "topic flights has 8 partitions now"),
+        (6, 0, "topic flights was deleted"),
+    ],
+)
+def test_a_change_reads_as_a_sentence(before: int, after: int, text: str) -> None:
+    """It is the reason that operators see for a rebalance."""
+    assert text == str(TopicChange(1, "flights", before, after))
+
+
+def test_a_request_with_many_changes_is_one_event() -> None:
+    """With their number, and the first of them in words."""
+    context = TopicsContext()
+    context.register({f"t{n:02}": 1 for n in range(30)})
+    (event,) = context.events_named("topics.changed")
+
+    assert (event["version"], event["count"]) == (30, 30)
+    assert event["changes"] == [f"topic t{n:02} is new, with 1 partitions" for n in range(10)]
+
+    context.register({"t00": 1})
+    context.delete_topics("t00", "t01")
+
+    assert context.events_named("topics.changed")[1:] == [
+        {"version": 32, "count": 2, "changes": ["topic t00 was deleted", "topic t01 was deleted"]}
+    ]
+
+
+def test_an_unloaded_registry_knows_nothing() -> None:
+    """What it knew is in the log, for whoever loads it next."""
+    context = TopicsContext()
+    context.register({"t": 1})
+    context.delete_topics("t")
+    context.topics.unload(context.now)
+
+    assert context.topics.hard_state() == Registry().hard_state()
+    assert context.topics.take_changes() == []
+
+
+def test_a_registry_has_the_shape_of_a_shard() -> None:
+    """One runner serves both; nothing in it waits for time or a member."""
+    context = TopicsContext()
+    registry = RegistryShard(Registry())
+
+    assert registry.next_deadline_ms() is None
+    assert registry.expire(context.now) == []
+    assert registry.withdraw("token", context.now) is None
+    assert registry.interrupted() is None
+    registry.shift_deadlines(1)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("register"), st.sampled_from("abc"), st.integers(1, 4)),
+        st.tuples(st.just("delete"), st.sampled_from("abc"), st.none()),
+        st.tuples(st.just("report"), st.sampled_from("abc"), st.integers(0, 3)),
+        st.tuples(st.just("purge"), st.none(), st.none()),
+        st.tuples(st.just("crash"), st.none(), st.none()),
+        st.tuples(st.just("look"), st.sampled_from(["a|b", ".*", "[bc]", "x"]), st.none()),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_the_registry_is_the_fold_of_its_log(steps: list[tuple[str, str, int]]) -> None:
+    """Compacted or not (the context looks after each step), and patterns agree with `re`."""
+    context = TopicsContext()
+    model: dict[str, int] = {}
+    for what, name, number in steps:
+        if what == "register":
+            (error,) = context.register({name: number}, {0: (f"h{number}",)})
+            if not error:
+                assert number >= model.get(name, 0)
+                model[name] = number
+        elif what == "delete":
+            (error,) = context.delete_topics(name)
+            assert (error == 0) == (model.pop(name, None) is not None)
+        elif what == "report":
+            (error,) = context.report(name, {number: number})
+            assert (error == 0) == (number < model.get(name, 0))
+        elif what == "purge":
+            context.advance(0)
+        elif what == "crash":
+            context.crash()
+        else:
+            assert context.names(name) == sorted(t for t in model if re.fullmatch(name, t))
+        shown = context.described().topics
+        assert {topic.topic: topic.partition_count for topic in shown} == model
+        records = context.topic_records
+        assert replayed(records) == replayed(last_per_key(records))
+
+
+def test_an_unknown_topic_of_a_list_is_named_with_its_error() -> None:
+    """In the order asked, each once."""
+    context = TopicsContext()
+    context.register({"t": 1})
+    response = context.topics.describe(DescribeTopicsRequest(("x", "t", "x"), None, False, "", 0))
+
+    assert [(t.topic, t.error, t.partition_count) for t in response.topics] == [
+        ("x", 3, -1),
+        ("t", 0, 1),
+    ]

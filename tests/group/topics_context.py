@@ -1,0 +1,158 @@
+"""A group context with a topic registry next to it, wired as a node wires them.
+
+As with groups, every record of the registry goes through the log's encoding into a second one,
+and both must be the same after every step.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgpack
+
+from coordinator.group import Caller, GroupConfig, GroupShard, Outcome
+from coordinator.group.registry import HardRegistry, Registry
+from coordinator.group.registry_shard import RegistryShard
+from coordinator.group.topic_records import TopicForgotten, TopicRecord, from_entry, to_entry
+from protocol.messages import (
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DescribeTopicsRequest,
+    DescribeTopicsResponse,
+    PartitionEnd,
+    PartitionHosts,
+    RegisterTopicsRequest,
+    RegisterTopicsResponse,
+    ReportEndOffsetsRequest,
+    ReportEndOffsetsResponse,
+    Request,
+    TopicEnds,
+    TopicRegistration,
+)
+from tests.group.context import Context, R
+
+Hosts = Mapping[int, tuple[str, ...]]
+
+
+def topic_roundtrip(record: TopicRecord) -> TopicRecord:
+    """Return *record* as it comes back from the log."""
+    packed = msgpack.packb(to_entry(record))
+    return from_entry(*msgpack.unpackb(packed, use_list=False))
+
+
+def replayed(records: Iterable[TopicRecord]) -> HardRegistry:
+    """Return the hard state that *records* leave."""
+    registry = Registry()
+    for record in records:
+        registry.replay(topic_roundtrip(record))
+    return registry.hard_state()
+
+
+def last_per_key(records: list[TopicRecord]) -> list[TopicRecord]:
+    """Return what compaction keeps of *records*: the last of each key, no scope's past."""
+    kept: dict[tuple[object, ...], TopicRecord] = {}
+    for record in records:
+        type_, _, scope, key, _ = to_entry(record)
+        if type(record) is TopicForgotten:
+            kept = {k: r for k, r in kept.items() if k[0] != scope}
+        kept.pop((scope, type_, key), None)
+        kept[scope, type_, key] = record
+    return list(kept.values())
+
+
+class TopicsContext(Context):
+    """A shard of groups, and the registry that it reads."""
+
+    def __init__(self, config: GroupConfig | None = None) -> None:
+        self.topics = RegistryShard(Registry())
+        self.topic_records: list[TopicRecord] = []
+        super().__init__(config)
+
+    def _new_shard(self) -> GroupShard:
+        return GroupShard(
+            config=self.config,
+            new_uuid=lambda: f"{next(self._uuids):04d}",
+            registry=self.topics.registry,
+        )
+
+    def crash(self, lost_batches: int = 0) -> None:
+        """Lose all soft state, of the registry first, as a node loads it first."""
+        self.topics = RegistryShard(Registry())
+        for record in self.topic_records:
+            self.topics.replay(topic_roundtrip(record))
+        assert self.topics.loaded(self.now) == []
+        super().crash(lost_batches)
+        self.tell()
+
+    def ask(self, request: Request, of: type[R]) -> R:
+        """Hand a request to the registry, and tell the groups what it changes."""
+        outcome = self.topics.handle(request, "token", Caller("spark", "10.0.0.1"), self.now)
+        self.keep(outcome)
+        (reply,) = outcome.replies
+        assert reply.gated
+        assert isinstance(reply.response, of)
+        self.tell()
+        return reply.response
+
+    def keep(self, outcome: Outcome) -> None:
+        """Log what the registry decided; memory is the fold of the log, compacted or not."""
+        records: list[TopicRecord] = outcome.records  # type: ignore[assignment]  # see there
+        self.topic_records += records
+        self.events += outcome.events
+        live = self.topics.hard_state()
+        assert live == replayed(self.topic_records) == replayed(last_per_key(self.topic_records))
+
+    def tell(self) -> None:
+        """Tell the shard of groups what changed."""
+        for change in self.topics.take_changes():
+            self.shard.topic_changed(change, self.now)
+
+    def advance(self, by_ms: int) -> None:
+        """Let time pass, and forget the topics that were purged."""
+        super().advance(by_ms)
+        for topic in self.shard.take_purged():
+            self.keep(self.topics.topic_purged(topic, self.now))
+
+    def register(self, counts: Mapping[str, int], hosts: Hosts | None = None) -> list[int]:
+        """Register topics, the same *hosts* for each; return the errors."""
+        response = self.registered(counts, hosts)
+        assert response.error == 0
+        return [topic.error for topic in response.topics]
+
+    def registered(
+        self, counts: Mapping[str, int], hosts: Hosts | None = None
+    ) -> RegisterTopicsResponse:
+        """Register topics; return the answer."""
+        named = None if hosts is None else tuple(PartitionHosts(*item) for item in hosts.items())
+        topics = tuple(TopicRegistration(name, count, named) for name, count in counts.items())
+        return self.ask(RegisterTopicsRequest(topics), RegisterTopicsResponse)
+
+    def delete_topics(self, *names: str) -> list[int]:
+        """Delete topics; return the errors."""
+        response = self.ask(DeleteTopicsRequest(names), DeleteTopicsResponse)
+        assert response.error == 0
+        return [topic.error for topic in response.topics]
+
+    def report(self, topic: str, ends: Mapping[int, int]) -> list[int]:
+        """Report end offsets; return the errors."""
+        partitions = tuple(PartitionEnd(*item) for item in ends.items())
+        request = ReportEndOffsetsRequest((TopicEnds(topic, partitions),))
+        response = self.ask(request, ReportEndOffsetsResponse)
+        assert response.error == 0
+        return [partition.error for partition in response.topics[0].partitions]
+
+    def described(
+        self,
+        *topics: str,
+        pattern: str | None = None,
+        start_after: str = "",
+        max_topics: int = 100,
+    ) -> DescribeTopicsResponse:
+        """Describe topics: those named, or else by *pattern*, or all."""
+        return self.topics.describe(
+            DescribeTopicsRequest(topics or None, pattern, True, start_after, max_topics)
+        )
+
+    def names(self, pattern: str | None = None) -> list[str]:
+        """Return the topics that match, or all."""
+        response = self.described(pattern=pattern)
+        assert (response.error, response.has_more) == (0, False)
+        return [topic.topic for topic in response.topics]

@@ -1,0 +1,392 @@
+"""Topics, lag, rebalances, scans and changes, through the whole server."""
+
+from typing import Any
+
+import pytest
+import trio.testing
+from trio.testing import MockClock
+
+from coordinator.group import Caller
+from coordinator.runtime import changes
+from coordinator.server.budget import Budget
+from protocol import messages as m
+from protocol.errors import ErrorCode
+from protocol.failures import error_response
+from protocol.groups import offsets_partition
+from tests.fakes.disk import Disk
+from tests.server.world import Client, beat, commit, world
+
+PARTITION = offsets_partition("g", 4)
+
+
+async def turn() -> None:
+    """Let everybody finish what they can do now."""
+    await trio.testing.wait_all_tasks_blocked()
+
+
+def registration(**topics: int) -> m.RegisterTopicsRequest:
+    """Return a registration of *topics* with their partition counts."""
+    return m.RegisterTopicsRequest(
+        tuple(m.TopicRegistration(name, count, None) for name, count in topics.items())
+    )
+
+
+def everything(**changes: Any) -> m.DescribeTopicsRequest:
+    """Ask for all topics."""
+    return m.DescribeTopicsRequest(None, None, True, "", 100)._replace(**changes)
+
+
+async def counts(client: Client) -> dict[str, int]:
+    """Return the registered topics with their partition counts."""
+    answer = await client.ask(everything())
+    assert isinstance(answer, m.DescribeTopicsResponse)
+    return {topic.topic: topic.partition_count for topic in answer.topics}
+
+
+async def test_topics_survive_a_restart_with_their_end_offsets(autojump_clock: MockClock) -> None:
+    """The registry is hard state, of a partition of its own."""
+    disk = Disk()
+    async with world(disk=disk) as w:
+        client = w.connect()
+        answer = await client.ask(registration(a=3, b=1))
+        assert isinstance(answer, m.RegisterTopicsResponse)
+        assert [0, 0] == [topic.error for topic in answer.topics]
+        ends = (m.TopicEnds("a", (m.PartitionEnd(2, 77),)),)
+        await client.ask(m.ReportEndOffsetsRequest(ends))
+        before = w.node.registry.core.hard_state()
+    disk.kill()
+
+    async with world(disk=disk) as w:
+        assert before == w.node.registry.core.hard_state()
+        answer2 = await w.connect().ask(everything())
+        assert isinstance(answer2, m.DescribeTopicsResponse)
+        assert ["a", "b"] == [topic.topic for topic in answer2.topics]
+        assert [77] == [end.end_offset for end in answer2.topics[0].end_offsets]
+
+
+async def test_a_topic_is_not_told_before_it_is_durable(autojump_clock: MockClock) -> None:
+    """A crash could take it back."""
+    async with world() as w:
+        client, reader = w.connect(), w.connect()
+        w.slow_disk.hold()
+        sent = client.send(registration(a=3))
+        await turn()
+        asked = reader.send(everything())
+        await turn()
+        assert client.answers() == reader.answers() == {}
+        w.slow_disk.let_go()
+        await turn()
+
+        assert sent in client.answers()
+        assert asked in reader.answers()
+        assert -1 == client.answers()[sent].leader_epoch
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["running", "over a crash"])
+async def test_a_deleted_topic_is_forgotten_when_its_offsets_are_gone(
+    restart: bool, autojump_clock: MockClock
+) -> None:
+    """From every shard, and also if the process dies in the middle."""
+    disk = Disk()
+    async with world(disk=disk) as w:
+        client = w.connect()
+        await client.ask(registration(t=8))
+        for number in range(10):
+            assert 0 == (await client.ask(commit(number, group_id=f"g{number}")))[0]
+        if not restart:
+            await client.ask(m.DeleteTopicsRequest(("t",)))
+            await trio.sleep(1)
+            await assert_purged(client)
+            assert not w.node._purged_in
+            assert 0 == (await client.ask(registration(t=2))).topics[0].error  # type: ignore[union-attr]  # it has them
+            return
+        # The deletion is on disk, and no slice of the purge has run.
+        caller = Caller("c", "h")
+        w.node.registry.core.handle(m.DeleteTopicsRequest(("t",)), object(), caller, w.node.now())
+        outcome = w.node.registry.core.interrupted()
+        assert outcome is not None
+        outcome.replies.clear()
+        w.node.registry.apply(outcome, w.node.now())
+        await turn()
+    disk.kill()
+
+    async with world(disk=disk) as w:
+        await trio.sleep(1)
+        await assert_purged(w.connect())
+
+
+async def assert_purged(client: Client) -> None:
+    """Fail unless topic t and its offsets are gone."""
+    assert {} == await counts(client)
+    fetch = m.OffsetFetchRequest(tuple(m.GroupFetch(f"g{n}", None) for n in range(10)), False)
+    answer = await client.ask(fetch)
+    assert isinstance(answer, m.OffsetFetchResponse)
+    assert [()] * 10 == [group.topics for group in answer.groups]
+
+
+class NoToken:
+    """Nobody waits for this answer."""
+
+    def resolve(self, answer: Any, leader_epoch: int) -> None:
+        """Drop it."""
+
+    def fail(self, error: int, leader_epoch: int) -> None:
+        """Drop it."""
+
+
+async def test_a_topic_is_not_forgotten_before_the_last_shard_is_done(
+    autojump_clock: MockClock,
+) -> None:
+    """Registered again too early, it would inherit offsets of its former life."""
+    async with world() as w:
+        node = w.node
+        await w.connect().ask(registration(t=8))
+        node.decide_topics(m.DeleteTopicsRequest(("t",)), NoToken(), Caller("c", "h"), node.now())
+        for shard in node.shards:
+            assert ["t"] == [topic.topic for topic in node.registry.core.hard_state().topics]
+            shard.expire(node.now())
+            node._collect_purged(node.now())
+
+        assert () == node.registry.core.hard_state().topics
+
+
+async def test_a_full_disk_refuses_registrations(autojump_clock: MockClock) -> None:
+    """As all new data, definitely."""
+    disk = Disk(total_bytes=1 << 40)
+    async with world("storage.reserve.bytes=1000000", disk=disk) as w:
+        disk.free_bytes = 999_999
+        await trio.sleep(1)
+        answer = await w.connect().ask(registration(a=3))
+
+        assert isinstance(answer, m.RegisterTopicsResponse)
+        assert [ErrorCode.STORAGE_FULL] == [topic.error for topic in answer.topics]
+
+
+REFUSED: list[tuple[m.Request, str]] = [
+    (registration(a=1)._replace(topics=registration(a=1).topics * 2), ""),
+    (m.ReportEndOffsetsRequest((m.TopicEnds("t", (m.PartitionEnd(0, 1),) * 2),)), ""),
+    (m.OffsetDeleteRequest("g", (m.TopicPartitions("t", (1, 1)),)), ""),
+    (
+        m.OffsetDeleteRequest(
+            "g", tuple(m.TopicPartitions(t, tuple(range(5_001))) for t in ("t", "u"))
+        ),
+        "",
+    ),
+    (everything(max_topics=0), "max_topics"),
+    (m.DescribeRebalancesRequest("g", 0), "max_rebalances"),
+    (m.ScanOffsetsRequest(0, b"", 0), ""),
+    (m.ScanOffsetsRequest(4, b"", 1), ""),
+    (m.ReadOffsetChangesRequest(0, 0, 0), ""),
+    (m.ReadOffsetChangesRequest(4, 0, 1), ""),
+]
+
+
+@pytest.mark.parametrize(("request_", "words"), REFUSED)
+async def test_content_that_cannot_be_is_42_in_full_shape(
+    request_: m.Request, words: str, autojump_clock: MockClock
+) -> None:
+    """The body could be read, so the answer has its shape, and words where it has room."""
+    async with world() as w:
+        answer: Any = await w.connect().ask(request_)
+        message = getattr(answer, "message", None)
+        if message is not None:
+            answer = answer._replace(message=None)
+
+        assert error_response(request_, 42) == answer
+        assert words in (message or "")
+
+
+LOADING: list[m.Request] = [
+    registration(a=1),
+    m.DeleteTopicsRequest(("a",)),
+    everything(),
+    m.ReportEndOffsetsRequest(()),
+    m.DescribeRebalancesRequest("g", 1),
+    m.ScanOffsetsRequest(0, b"", 1),
+    m.ReadOffsetChangesRequest(0, 0, 1),
+    m.DescribeLagRequest("g"),
+    m.AlterGroupRetentionRequest("g", None),
+    m.OffsetDeleteRequest("g", ()),
+]
+
+
+@pytest.mark.parametrize("request_", LOADING, ids=lambda r: type(r).__name__)
+async def test_while_loading_the_newer_requests_are_14_too(
+    request_: m.Request, autojump_clock: MockClock
+) -> None:
+    """Nothing half-loaded is shown."""
+    async with world(load=False) as w:
+        assert error_response(request_, 14) == await w.connect().ask(request_)
+
+
+async def test_lag_is_known_only_where_both_ends_are(autojump_clock: MockClock) -> None:
+    """Unknown is -1, and never 0."""
+    async with world() as w:
+        client = w.connect()
+        await client.ask(registration(t=2))
+        await client.ask(commit(5, 0, 1))
+        ends = (m.TopicEnds("t", (m.PartitionEnd(0, 7),)),)
+        await client.ask(m.ReportEndOffsetsRequest(ends))
+        answer = await client.ask(m.DescribeLagRequest("g"))
+
+        assert isinstance(answer, m.DescribeLagResponse)
+        assert [(0, 2), (1, -1)] == [
+            (p.partition, p.lag) for topic in answer.topics for p in topic.partitions
+        ]
+
+
+# --- scan and changes -------------------------------------------------------------------
+
+
+async def changes_from(
+    client: Client, position: int, most: int = 100
+) -> m.ReadOffsetChangesResponse:
+    """Read changes of g's partition."""
+    answer = await client.ask(m.ReadOffsetChangesRequest(PARTITION, position, most))
+    assert isinstance(answer, m.ReadOffsetChangesResponse)
+    return answer
+
+
+async def test_a_scan_and_its_changes_are_the_state(autojump_clock: MockClock) -> None:
+    """In any size of steps, with deletions in between."""
+    async with world("offsets.topic.segment.bytes=4096") as w:
+        client = w.connect()
+        await client.ask(commit(1, *range(50)))
+        scan = await client.ask(m.ScanOffsetsRequest(PARTITION, b"", 1_000))
+        assert isinstance(scan, m.ScanOffsetsResponse)
+        state = {(o.group_id, o.topic, o.partition): o.offset for o in scan.offsets}
+        assert 50 == len(state)
+        for number in range(2, 40):
+            await client.ask(commit(number, number % 50))
+        await client.ask(m.OffsetDeleteRequest("g", (m.TopicPartitions("t", (3,)),)))
+        position = scan.position
+        while True:
+            answer = await changes_from(client, position, 7)
+            for change in answer.changes:
+                key = (change.group_id, change.topic, change.partition)
+                if change.kind == "committed":
+                    state[key] = change.offset
+                else:
+                    del state[key]
+            position = answer.next_position
+            if position == answer.end_position:
+                break
+
+        again = await client.ask(m.ScanOffsetsRequest(PARTITION, b"", 1_000))
+        assert isinstance(again, m.ScanOffsetsResponse)
+        assert state == {(o.group_id, o.topic, o.partition): o.offset for o in again.offsets}
+        assert 49 == len(state)
+        await client.ask(m.DeleteGroupsRequest(("g",)))
+        assert ["group deleted"] == [c.kind for c in (await changes_from(client, position)).changes]
+
+
+async def test_only_durable_changes_are_told(autojump_clock: MockClock) -> None:
+    """A reader that has seen a change can't unsee it."""
+    async with world() as w:
+        client, reader = w.connect(), w.connect()
+        await client.ask(commit(1))
+        w.slow_disk.hold()
+        client.send(commit(2))
+        await turn()
+        # The fake has one lane for writing and reading; the position is judged before either.
+        sent = reader.send(m.ReadOffsetChangesRequest(PARTITION, 0, 10))
+        await turn()
+        w.slow_disk.let_go()
+        answer = (await reader.answer(sent)).response
+
+        assert isinstance(answer, m.ReadOffsetChangesResponse)
+        assert [1] == [change.offset for change in answer.changes]
+        assert answer.next_position == answer.end_position == 1
+
+
+@pytest.mark.parametrize("position", [1, 1_000])
+async def test_a_position_that_the_log_does_not_have_is_1008(
+    position: int, autojump_clock: MockClock
+) -> None:
+    """Beyond the end there was another log; the reader must scan anew."""
+    async with world() as w:
+        answer = await changes_from(w.connect(), position)
+
+        assert ErrorCode.POSITION_TOO_OLD == answer.error
+
+
+async def test_a_read_is_bounded_and_goes_on(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far back the position lies."""
+    monkeypatch.setattr(changes, "ENTRIES_PER_READ", 10)
+    async with world() as w:
+        client = w.connect()
+        await client.ask(commit(1, *range(25)))
+        positions = [0]
+        while positions[-1] < 25:
+            positions.append((await changes_from(client, positions[-1])).next_position)
+
+        assert [0, 10, 20, 25] == positions
+
+
+async def test_many_reads_do_not_hold_up_commits(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One reads at a time, what waits is bounded, and the rest is told to come back."""
+    monkeypatch.setattr(changes, "READS_WAITING_MAX", 3)
+    async with world() as w:
+        client, reader = w.connect(), w.connect()
+        await client.ask(commit(1))
+        w.slow_disk.hold()
+        sent = [reader.send(m.ReadOffsetChangesRequest(PARTITION, 0, 10)) for _ in range(6)]
+        await turn()
+        refused = [i for i in sent if i in reader.answers()]
+        assert {ErrorCode.QUOTA_EXCEEDED} == {reader.answers()[i].response[0] for i in refused}
+        assert 2 <= len(refused) <= 3
+        w.slow_disk.let_go()
+        await turn()
+
+        assert sent == sorted(reader.answers())
+        assert 0 == (await client.ask(commit(2)))[0]
+
+
+async def test_large_answers_are_refused_while_they_are_made(autojump_clock: MockClock) -> None:
+    """A small request must not make the server build a gigabyte."""
+    async with world("response.max.bytes=65536") as w:
+        client = w.connect()
+        for number in range(40):
+            hosts = (m.PartitionHosts(0, tuple(f"{h}" + "h" * 200 for h in range(10))),)
+            topic = m.TopicRegistration(f"t{number}", 1, hosts)
+            await client.ask(m.RegisterTopicsRequest((topic,)))
+        names = tuple(f"t{number}" for number in range(40))
+
+        for request in (everything(), everything(topics=names)):
+            assert m.BareError(ErrorCode.RESPONSE_TOO_LARGE) == await client.ask(request)
+        some = await client.ask(everything(topics=names[:5]))
+        assert isinstance(some, m.DescribeTopicsResponse)
+        assert 5 == len(some.topics)
+
+
+def test_a_topic_counts_with_all_that_it_brings() -> None:
+    """Its hosts and end offsets are most of it."""
+    hosts = (m.PartitionHosts(0, ("h" * 50,)),)
+    ends = tuple(m.EndOffset(number, 1, 1) for number in range(20))
+    for topic in (m.DescribedTopic("t", 0, 1, hosts, ()), m.DescribedTopic("t", 0, 20, (), ends)):
+        budget = Budget(40)
+        assert budget.for_topic(topic) is topic
+        assert budget.is_spent
+
+
+async def test_a_drain_answers_the_reads_that_wait(autojump_clock: MockClock) -> None:
+    """Each request gets one answer, also at the end."""
+    async with world() as w:
+        client = w.connect()
+        await client.ask(commit(1))
+        w.slow_disk.hold()
+        sent = [client.send(m.ReadOffsetChangesRequest(PARTITION, 0, 10)) for _ in range(3)]
+        await turn()
+        w.nursery.start_soon(w.node.drain)
+        await turn()
+        w.slow_disk.let_go()
+        await turn()
+
+        # The first one was being read already.
+        errors = [client.answers()[number].response[0] for number in sent]
+        assert [0, ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_COORDINATOR] == errors
+        assert ErrorCode.NOT_COORDINATOR == (await client.ask(beat()))[0]
