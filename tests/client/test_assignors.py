@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from client.assignors import (
-    Assignor,
+    BaseAssignor,
+    CooperativeStickyAssignor,
     MemberSubscription,
     RangeAssignor,
     RoundRobinAssignor,
+    StickyAssignor,
     in_order,
     read_subscriptions,
     write_assignments,
@@ -15,20 +17,20 @@ from client.assignors import (
 from protocol import consumer
 from protocol.messages import JoinGroupMember
 from protocol.types import TopicPartition
+from tests.client.groups import (
+    TOPICS,
+    check_complete,
+    hosts_strategy,
+    member,
+    members_strategy,
+    names,
+    partitions_strategy,
+    short,
+    tps,
+)
 
 BOTH = [RangeAssignor(), RoundRobinAssignor()]
-
-
-def member(name: str, *topics: str, instance: str | None = None) -> MemberSubscription:
-    """Return a member with its subscription."""
-    return MemberSubscription(name, instance, topics)
-
-
-def short(assigned: dict[str, list[TopicPartition]]) -> dict[str, str]:
-    """Return "t0-1 t0-2" per member."""
-    return {name: " ".join(map(str, tps)) for name, tps in assigned.items()}
-
-
+ALL = [*BOTH, StickyAssignor(), CooperativeStickyAssignor()]
 C0, C1 = member("C0", "t0", "t1"), member("C1", "t0", "t1")
 TWO_TIMES_THREE = {"t0": [0, 1, 2], "t1": [0, 1, 2]}
 
@@ -94,54 +96,29 @@ def test_partitions_need_not_begin_at_zero_nor_be_adjacent() -> None:
     }
 
 
-@pytest.mark.parametrize("assignor", BOTH, ids=lambda a: a.name)
-def test_nobody_and_nothing_are_no_special_cases(assignor: Assignor) -> None:
+@pytest.mark.parametrize("assignor", ALL, ids=names(ALL))
+def test_nobody_and_nothing_are_no_special_cases(assignor: BaseAssignor) -> None:
     """The first member of a group may come before its topic has partitions."""
     assert short(assignor.assign([C0], {"t0": [], "t1": []})) == {"C0": ""}
     assert short(assignor.assign([member("C0")], {"t0": [0]})) == {"C0": ""}
     assert assignor.assign([], {"t0": [0]}) == {}
 
 
-TOPICS = ["t0", "t1", "t2"]
-members_strategy = st.lists(
-    st.builds(
-        MemberSubscription,
-        st.text("abcdef", min_size=1, max_size=4),
-        st.none() | st.text("ij", min_size=1, max_size=3),
-        st.lists(st.sampled_from(TOPICS), unique=True).map(tuple),
-    ),
-    min_size=1,
-    max_size=8,
-    unique_by=lambda one: one.member_id,
-)
-partitions_strategy = st.fixed_dictionaries(
-    {topic: st.integers(0, 12).map(lambda n: list(range(n))) for topic in TOPICS}
-)
-
-
-@pytest.mark.parametrize("assignor", BOTH, ids=lambda a: a.name)
-@given(members=members_strategy, partitions=partitions_strategy, data=st.data())
+@pytest.mark.parametrize("assignor", ALL[:3], ids=names(ALL[:3]))
+@given(members=members_strategy(), partitions=partitions_strategy, data=st.data())
 def test_every_partition_goes_to_exactly_one_of_its_subscribers(
-    assignor: Assignor,
+    assignor: BaseAssignor,
     members: list[MemberSubscription],
     partitions: dict[str, list[int]],
     data: st.DataObject,
 ) -> None:
-    """Promise 3 rests on it; and the order in which members came must play no part."""
-    assigned = assignor.assign(members, partitions)
+    """Promise 3 rests on it; the order in which members came must play no part."""
+    hosts = data.draw(hosts_strategy)
+    assigned = assignor.assign(members, partitions, hosts)
 
-    owned = [tp for tps in assigned.values() for tp in tps]
-    subscribed = {topic for one in members for topic in one.topics}
-    expected = {
-        TopicPartition(topic, number) for topic in subscribed for number in partitions[topic]
-    }
-    assert expected == set(owned)
-    assert len(owned) == len(set(owned))
-    assert assigned.keys() == {one.member_id for one in members}
-    for one in members:
-        assert {tp.topic for tp in assigned[one.member_id]} <= set(one.topics)
+    check_complete(members, partitions, assigned)
     shuffled = data.draw(st.permutations(members))
-    assert assigned == assignor.assign(shuffled, partitions)
+    assert assigned == assignor.assign(shuffled, partitions, hosts)
 
 
 @given(count=st.integers(1, 8), partitions=partitions_strategy)
@@ -149,13 +126,13 @@ def test_equal_subscriptions_are_balanced(count: int, partitions: dict[str, list
     """Round robin within one partition in all, range within one per topic."""
     members = [member(f"m{number}", *TOPICS) for number in range(count)]
     dealt = RoundRobinAssignor().assign(members, partitions)
-    sizes = [len(tps) for tps in dealt.values()]
+    sizes = [len(given) for given in dealt.values()]
 
     assert max(sizes) - min(sizes) <= 1
 
     ranged = RangeAssignor().assign(members, partitions)
     for topic in TOPICS:
-        sizes = [sum(tp.topic == topic for tp in tps) for tps in ranged.values()]
+        sizes = [sum(tp.topic == topic for tp in given) for given in ranged.values()]
         assert max(sizes) - min(sizes) <= 1
 
 
@@ -177,6 +154,14 @@ def test_unreadable_subscriptions_want_nothing() -> None:
     }
 
 
+def test_subscriptions_are_read_with_all_that_the_assignors_use() -> None:
+    """Claims, their generation, the host and the assignor's own data decide who keeps what."""
+    written = consumer.Subscription(("t",), b"data", tps("t-0 t-1"), 4, "h0")
+    read = read_subscriptions([JoinGroupMember("m", "i", consumer.encode_subscription(written))])
+
+    assert [MemberSubscription("m", "i", ("t",), tps("t-0 t-1"), 4, "h0", b"data")] == read
+
+
 def test_assignments_are_written_so_that_members_can_read_them() -> None:
     """Both directions of the codec meet here."""
     written = write_assignments({"b": [], "a": [TopicPartition("t", 1), TopicPartition("s", 0)]})
@@ -187,3 +172,11 @@ def test_assignments_are_written_so_that_members_can_read_them() -> None:
         read[one.member_id] = set(decoded.partitions)
 
     assert {"a": {TopicPartition("t", 1), TopicPartition("s", 0)}, "b": set()} == read
+
+
+def test_who_subscribes_alone_among_many_is_found_without_asking_all_in_turn() -> None:
+    """Dealing must not take members times partitions steps: this would be 10**9 of them."""
+    members = [member(f"m{number:05}", "busy" if number else "lonely") for number in range(20_000)]
+    assigned = RoundRobinAssignor().assign(members, {"lonely": range(50_000)})
+
+    assert len(assigned["m00000"]) == 50_000

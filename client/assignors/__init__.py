@@ -1,0 +1,36 @@
+"""Who gets which partition: computed by the group's leader, for everybody.
+
+Names and results are Kafka's, so that Kafka's own consumers could be in the same group. They
+are pure functions of the members, the partitions and their hosts; the order in which members
+came plays no part, so every leader computes the same.
+"""
+
+from client.assignors.base import Assigned, Assignor, BaseAssignor, MemberSubscription, in_order
+from client.assignors.ranges import RangeAssignor
+from client.assignors.round_robin import RoundRobinAssignor
+from client.assignors.running import (
+    AssignmentWarning,
+    InvalidAssignment,
+    check_assignment,
+    run_assignor,
+)
+from client.assignors.sticky import CooperativeStickyAssignor, StickyAssignor
+from client.assignors.wire import read_subscriptions, write_assignments
+
+__all__ = [
+    "Assigned",
+    "AssignmentWarning",
+    "Assignor",
+    "BaseAssignor",
+    "CooperativeStickyAssignor",
+    "InvalidAssignment",
+    "MemberSubscription",
+    "RangeAssignor",
+    "RoundRobinAssignor",
+    "StickyAssignor",
+    "check_assignment",
+    "in_order",
+    "read_subscriptions",
+    "run_assignor",
+    "write_assignments",
+]

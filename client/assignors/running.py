@@ -1,0 +1,133 @@
+"""Runs an assignor, the caller's own too, and looks at what it made."""
+
+import inspect
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+
+from client.assignors.base import Assigned, Assignor, MemberSubscription
+from protocol.types import TopicPartition
+
+_NAMED_MAX = 5
+
+
+class AssignmentWarning(UserWarning):
+    """An assignment leaves something unread, or has somebody read what it didn't ask for."""
+
+
+class InvalidAssignment(ValueError):
+    """An assignor made what the coordinator would refuse."""
+
+
+def run_assignor(
+    assignor: Assignor,
+    members: Sequence[MemberSubscription],
+    partitions: Mapping[str, Sequence[int]],
+    hosts: Mapping[TopicPartition, Sequence[str]],
+) -> Assigned:
+    """Return what *assignor* gives each member (who isn't named gets nothing).
+
+    Hands over *hosts* if it takes a third argument. Warns with `AssignmentWarning` of what
+    `check_assignment` finds.
+
+    Raises:
+        InvalidAssignment: It gives a partition twice, or names somebody not in the group.
+        Exception: What the assignor raised.
+    """
+    if _takes_three(assignor):
+        made = assignor.assign(members, partitions, hosts)
+    else:
+        made = assignor.assign(members, partitions)
+    for found in check_assignment(members, partitions, made):
+        warnings.warn(f"assignor {assignor.name!r}: {found}", AssignmentWarning, stacklevel=2)
+    return {one.member_id: list(made.get(one.member_id, ())) for one in members}
+
+
+def check_assignment(
+    members: Sequence[MemberSubscription],
+    partitions: Mapping[str, Sequence[int]],
+    assigned: Mapping[str, Sequence[TopicPartition]],
+) -> list[str]:
+    """Return what is strange about an assignment, in words, one sentence per topic.
+
+    That is: partitions of subscribed topics that nobody got (unless a member still has them,
+    since a cooperative group hands over in two rounds), and partitions that don't exist or
+    whose topic the member didn't subscribe to.
+
+    Raises:
+        InvalidAssignment: A partition is given twice, or somebody is not in the group.
+    """
+    holder = _holders(members, assigned)
+    topics = {one.member_id: frozenset(one.topics) for one in members}
+    existing = {topic: frozenset(numbers) for topic, numbers in partitions.items()}
+    found = _unread(members, existing, holder)
+    unwanted: dict[str, set[str]] = {}
+    unknown: dict[str, set[int]] = {}
+    for (topic, number), member_id in holder.items():
+        if topic not in topics[member_id]:
+            unwanted.setdefault(topic, set()).add(member_id)
+        elif number not in existing.get(topic, ()):
+            unknown.setdefault(topic, set()).add(number)
+    found += [
+        f"topic {topic!r} was given to members that don't subscribe to it: {_some(who)}"
+        for topic, who in sorted(unwanted.items())
+    ]
+    found += [
+        f"partitions of topic {topic!r} were given that aren't known: {_some(numbers)}"
+        for topic, numbers in sorted(unknown.items())
+    ]
+    return found
+
+
+def _holders(
+    members: Sequence[MemberSubscription], assigned: Mapping[str, Sequence[TopicPartition]]
+) -> dict[TopicPartition, str]:
+    strangers = assigned.keys() - {one.member_id for one in members}
+    if strangers:
+        raise InvalidAssignment(f"assigned to who is not in the group: {_some(strangers)}")
+    holder: dict[TopicPartition, str] = {}
+    for member_id, tps in assigned.items():
+        for topic, number in tps:
+            tp = TopicPartition(topic, number)
+            if tp in holder:
+                raise InvalidAssignment(
+                    f"partition {tp} was given twice, to {holder[tp]!r} and {member_id!r}"
+                )
+            holder[tp] = member_id
+    return holder
+
+
+def _unread(
+    members: Sequence[MemberSubscription],
+    existing: Mapping[str, frozenset[int]],
+    holder: Mapping[TopicPartition, str],
+) -> list[str]:
+    read: dict[str, set[int]] = {}
+    for topic, number in [*holder, *(tp for one in members for tp in one.owned)]:
+        read.setdefault(topic, set()).add(number)
+    found = []
+    for topic in sorted({topic for one in members for topic in one.topics}):
+        numbers = existing.get(topic, frozenset())
+        left = numbers - read.get(topic, set())
+        if not numbers:
+            found.append(f"topic {topic!r} is subscribed to, but has no partitions")
+        elif left:
+            found.append(
+                f"topic {topic!r} is subscribed to, but {len(left)} of its {len(numbers)} "
+                f"partitions were given to nobody: {_some(left)}"
+            )
+    return found
+
+
+def _takes_three(assignor: Assignor) -> bool:
+    try:
+        inspect.signature(assignor.assign).bind((), {}, {})
+    except TypeError:
+        return False
+    return True
+
+
+def _some(things: Iterable[str] | Iterable[int]) -> str:
+    ordered = sorted(things)
+    named = ", ".join(map(repr, ordered[:_NAMED_MAX]))
+    more = len(ordered) - _NAMED_MAX
+    return f"{named} and {more} more" if more > 0 else named
