@@ -2,7 +2,17 @@
 
 from client import shadowing
 from client.api import Client, connect
-from client.assignors import Assignor, MemberSubscription, RangeAssignor, RoundRobinAssignor
+from client.assignors import (
+    AssignmentWarning,
+    Assignor,
+    BaseAssignor,
+    CooperativeStickyAssignor,
+    InvalidAssignment,
+    MemberSubscription,
+    RangeAssignor,
+    RoundRobinAssignor,
+    StickyAssignor,
+)
 from client.backoff import RetrySettings
 from client.exceptions import (
     ClientClosed,
@@ -15,32 +25,43 @@ from client.exceptions import (
     Rebalanced,
     RetriableError,
 )
+from client.lag import Lag
 from client.member import Member
+from client.offset_stream import PositionTooOld
+from client.topics import TopicSource
 from client.types import Assignment, OffsetAndMetadata
 from protocol.errors import ErrorCode
 from protocol.types import TopicPartition
 
 __all__ = [
     "Assignment",
+    "AssignmentWarning",
     "Assignor",
+    "BaseAssignor",
     "Client",
     "ClientClosed",
     "CommitRefused",
+    "CooperativeStickyAssignor",
     "CoordinatorError",
     "CoordinatorUnavailable",
     "ErrorCode",
     "FatalError",
+    "InvalidAssignment",
+    "Lag",
     "Member",
     "MemberLost",
     "MemberSubscription",
     "OffsetAndMetadata",
     "OutcomeUnknown",
+    "PositionTooOld",
     "RangeAssignor",
     "Rebalanced",
     "RetriableError",
     "RetrySettings",
     "RoundRobinAssignor",
+    "StickyAssignor",
     "TopicPartition",
+    "TopicSource",
     "connect",
 ]
 

@@ -16,10 +16,17 @@ from protocol.messages import (
 )
 
 HEARTBEAT_INTERVAL_MS_MAX: Final = 3_000
+# The coordinator answers a JoinGroup at the latest when the rebalance timeout is over; the
+# rest is for the way there and back, and for a disk that is slow (Kafka's clients: the same).
+PARKED_SLACK_MS: Final = 5_000
 
 
 class MembershipConfig(NamedTuple):
-    """What a member asks of its group."""
+    """What a member asks of its group.
+
+    ``topics`` is empty where a pattern stands for them. ``cooperative``: partitions that stay are
+    kept while the group rebalances; all assignors that are offered must be able to.
+    """
 
     group_id: str
     topics: tuple[str, ...]
@@ -28,11 +35,19 @@ class MembershipConfig(NamedTuple):
     rebalance_timeout_ms: int = 300_000
     group_instance_id: str | None = None
     reason: str | None = None
+    topic_pattern: str | None = None
+    host: str | None = None
+    cooperative: bool = False
 
     @property
     def heartbeat_interval_ms(self) -> int:
         """Three heartbeats fit into a session, and none is further away than 3 s."""
         return max(1, min(HEARTBEAT_INTERVAL_MS_MAX, self.session_timeout_ms // 3))
+
+    @property
+    def parked_ms(self) -> int:
+        """How long a JoinGroup or SyncGroup may stay unanswered."""
+        return self.rebalance_timeout_ms + PARKED_SLACK_MS
 
 
 class State(StrEnum):
@@ -63,6 +78,17 @@ class Send(NamedTuple):
     rejoins: int = 0
 
 
+class Resolve(NamedTuple):
+    """Ask which topics match the pattern, then call `Membership.resolved`.
+
+    ``number`` tells it from an older one; ``rejoins`` is as in `Send`.
+    """
+
+    number: int
+    pattern: str
+    rejoins: int
+
+
 class Compute(NamedTuple):
     """This member leads: compute the assignments, then call `Membership.computed`."""
 
@@ -83,4 +109,4 @@ class GaveUp(NamedTuple):
     error: Exception
 
 
-Action = Send | Compute | Assigned | GaveUp
+Action = Send | Resolve | Compute | Assigned | GaveUp

@@ -3,7 +3,6 @@
 import random
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 import trio
 
@@ -11,34 +10,16 @@ from client.actions import MembershipConfig
 from client.address import parse_addresses
 from client.assignors import Assignor, RangeAssignor
 from client.backoff import RetrySettings
-from client.exceptions import FatalError, code_text, known_code
 from client.member import Member
 from client.offset_calls import OffsetCalls
 from client.offsets import commit_request
+from client.operator_calls import OperatorCalls
 from client.router import OpenStream, Router
-from client.types import OffsetAndMetadata, Offsets, Partitions
-from protocol.errors import ErrorCode
-from protocol.messages import (
-    DeleteGroupsRequest,
-    DeleteGroupsResponse,
-    DescribedGroup,
-    DescribeGroupsRequest,
-    DescribeGroupsResponse,
-    DrainedMember,
-    DrainMemberRequest,
-    DrainMemberResponse,
-    ListedGroup,
-    ListGroupsRequest,
-    ListGroupsResponse,
-    Request,
-    Response,
-)
+from client.types import Callback, Callbacks, OffsetAndMetadata, Offsets, Partitions
 from protocol.types import NO_GENERATION, TopicPartition
 
 REQUEST_TIMEOUT_MS = 30_000
 LEAVE_TIMEOUT_MS = 1_000
-
-R = TypeVar("R", bound=Response)
 
 
 @asynccontextmanager
@@ -130,7 +111,7 @@ async def _open_background(outer: trio.Nursery) -> trio.Nursery:
     return background
 
 
-class Client:
+class Client(OperatorCalls):
     """A connection to the coordinators of groups. Methods may be called from several tasks."""
 
     def __init__(
@@ -143,9 +124,8 @@ class Client:
         retry: RetrySettings,
         rng: random.Random,
     ) -> None:
+        super().__init__(router, request_timeout_ms)
         self._nursery = nursery
-        self._router = router
-        self._request_timeout_ms = request_timeout_ms
         self._leave_timeout_ms = leave_timeout_ms
         self._retry = retry
         self._rng = rng
@@ -160,56 +140,74 @@ class Client:
     def join(
         self,
         group: str,
-        topics: Sequence[str],
-        partitions: Partitions,
+        topics: Sequence[str] | None = None,
+        partitions: Partitions | None = None,
         *,
+        pattern: str | None = None,
         session_timeout_ms: int = 45_000,
         rebalance_timeout_ms: int = 300_000,
         assignors: Sequence[Assignor] = (RangeAssignor(),),
         group_instance_id: str | None = None,
+        host: str | None = None,
         reason: str | None = None,
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+        on_lost: Callback | None = None,
+        auto_commit_interval_ms: int | None = None,
     ) -> Member:
         """Return a member of *group*, for ``async with``; `Member.assignment` joins.
 
         Args:
             group: The group id.
-            topics: What to read.
+            topics: What to read; or *pattern*.
             partitions: The partitions of a topic: a mapping from topic to their number, or a
-                function (async, if it takes long) from topic to their numbers. Only the
-                group's leader is asked.
+                function (async, if it takes long) from topic to their numbers; None asks the
+                coordinator's registry. Only the group's leader needs them.
+            pattern: Read all registered topics whose whole name matches this regular expression
+                of RE2's syntax, those that come later, too.
             session_timeout_ms: Without a heartbeat for so long, the group removes the member.
                 Heartbeats run in the background, so this needn't cover the work on a batch.
             rebalance_timeout_ms: How long the group waits for this member to call
                 `Member.assignment` when it rebalances: longer than the work on a batch.
             assignors: How to share partitions, the preferred one first. All members of a
-                group must have one in common.
-            group_instance_id: The name of a static member.
+                group must have one in common. If they are cooperative, the partitions that stay
+                are readable while the group rebalances.
+            group_instance_id: The name of a static member, which takes its partitions up again
+                when it was restarted within *session_timeout_ms*. It doesn't leave at the end.
+            host: Where this member runs, to be given partitions whose data lie there.
             reason: Why, for the coordinator's log.
+            on_assigned: Called with the partitions that are added.
+            on_revoked: Called with those that will be given up; they can still be committed.
+            on_lost: Called with those that somebody else has already.
+            auto_commit_interval_ms: Commit what was stored (see `Member.store`) so often, and
+                before partitions are given up.
 
         Raises:
             ValueError: An argument makes no sense.
         """
-        if isinstance(topics, str) or not topics:
-            raise ValueError(f"topics must be a sequence of names, not {topics!r}")
-        if not assignors:
-            raise ValueError("a member must offer at least one assignor")
-        names = tuple(assignor.name for assignor in assignors)
+        _check_join(topics, pattern, assignors, auto_commit_interval_ms)
         config = MembershipConfig(
-            group,
-            tuple(sorted(set(topics))),
-            names,
-            session_timeout_ms,
-            rebalance_timeout_ms,
-            group_instance_id,
-            reason,
+            group_id=group,
+            topics=tuple(sorted(set(topics or ()))),
+            assignor_names=tuple(assignor.name for assignor in assignors),
+            session_timeout_ms=session_timeout_ms,
+            rebalance_timeout_ms=rebalance_timeout_ms,
+            group_instance_id=group_instance_id,
+            reason=reason,
+            topic_pattern=pattern,
+            host=host,
+            cooperative=_is_cooperative(assignors[0]),
         )
         member = Member(
             self._nursery,
             self._router,
             self._offset_calls,
+            self._topic_calls,
             config=config,
             assignors=assignors,
             partitions=partitions,
+            callbacks=Callbacks(on_assigned, on_revoked, on_lost),
+            auto_commit_interval_ms=auto_commit_interval_ms,
             request_timeout_ms=self._request_timeout_ms,
             leave_timeout_ms=self._leave_timeout_ms,
             retry=self._retry,
@@ -251,65 +249,6 @@ class Client:
         """
         return await self._offset_calls.fetch(group, partitions, timeout_ms)
 
-    async def describe_groups(self, groups: Iterable[str]) -> list[DescribedGroup]:
-        """Return state and members of each group, in the order asked.
-
-        A group that isn't there has error 69 and state "Dead".
-        """
-        described: list[DescribedGroup] = []
-        for group in groups:
-            response = await self._ask(
-                DescribeGroupsRequest((group,)), DescribeGroupsResponse, group
-            )
-            described.extend(response.groups)
-        return described
-
-    async def list_groups(
-        self, states: Iterable[str] = (), types: Iterable[str] = ()
-    ) -> list[ListedGroup]:
-        """Return all groups of the node, or those in the given states and of the given types."""
-        request = ListGroupsRequest(tuple(states), tuple(types))
-        response = await self._ask(request, ListGroupsResponse, None)
-        if response.error != ErrorCode.NONE:
-            text = f"no list of groups: {code_text(response.error)}"
-            raise FatalError(text, code=response.error)
-        return list(response.groups)
-
-    async def delete_groups(self, groups: Iterable[str]) -> dict[str, int]:
-        """Delete groups without members, with their offsets; return the code per group.
-
-        0 is done; 68 has members; 69 is not there.
-
-        Raises:
-            OutcomeUnknown: No definite answer in time; describe the group to find out.
-        """
-        codes: dict[str, int] = {}
-        for group in dict.fromkeys(groups):
-            request = DeleteGroupsRequest((group,))
-            response = await self._ask(request, DeleteGroupsResponse, group, changes_state=True)
-            codes[group] = known_code(response.groups[0].error)
-        return codes
-
-    async def drain_member(
-        self, group: str, client_id: str, *, timeout_ms: int | None = None
-    ) -> list[DrainedMember]:
-        """Take all partitions away from the members with *client_id*, before a planned stop.
-
-        Repeat it until each is drained. It tries for *timeout_ms*, by default the client's
-        request timeout.
-
-        Raises:
-            FatalError: Code 69: no such group; 25: no such member.
-        """
-        request = DrainMemberRequest(group, client_id)
-        response = await self._ask(
-            request, DrainMemberResponse, group, changes_state=True, timeout_ms=timeout_ms
-        )
-        if response.error != ErrorCode.NONE:
-            text = f"{client_id!r} in group {group!r} can't be drained: {code_text(response.error)}"
-            raise FatalError(text, code=response.error)
-        return list(response.members)
-
     async def aclose(self) -> None:
         """Leave all groups and close all connections; `connect` does it at the block's end."""
         with trio.CancelScope(shield=True):  # Bounded: each leaves within leave_timeout_ms.
@@ -318,20 +257,27 @@ class Client:
                     nursery.start_soon(member.leave)
         self._router.close()
 
-    async def _ask(
-        self,
-        request: Request,
-        kind: type[R],
-        group: str | None,
-        *,
-        changes_state: bool = False,
-        timeout_ms: int | None = None,
-    ) -> R:
-        reply = await self._router.call(
-            request,
-            group_id=group,
-            timeout_ms=self._request_timeout_ms if timeout_ms is None else timeout_ms,
-            changes_state=changes_state,
-        )
-        assert isinstance(reply.response, kind)
-        return reply.response
+
+def _check_join(
+    topics: Sequence[str] | None,
+    pattern: str | None,
+    assignors: Sequence[Assignor],
+    auto_commit_interval_ms: int | None,
+) -> None:
+    if (topics is None) == (pattern is None):
+        raise ValueError("a member reads either topics or a pattern")
+    if pattern is None and (isinstance(topics, str) or not topics):
+        raise ValueError(f"topics must be a sequence of names, not {topics!r}")
+    if pattern == "":
+        raise ValueError("an empty pattern matches no topic")
+    if not assignors:
+        raise ValueError("a member must offer at least one assignor")
+    if len({_is_cooperative(assignor) for assignor in assignors}) > 1:
+        raise ValueError("a member offers cooperative assignors only, or none")
+    if auto_commit_interval_ms is not None and auto_commit_interval_ms <= 0:
+        raise ValueError("auto_commit_interval_ms must be positive, or None for no auto-commit")
+
+
+def _is_cooperative(assignor: Assignor) -> bool:
+    # A caller's own assignor needn't know the word.
+    return bool(getattr(assignor, "cooperative", False))

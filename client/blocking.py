@@ -4,6 +4,7 @@ One daemon thread runs the async client, heartbeats included. Every method may b
 any thread; a call blocks only the thread that makes it.
 """
 
+import logging
 import queue
 import select
 import socket
@@ -18,18 +19,23 @@ import trio
 
 from client.api import LEAVE_TIMEOUT_MS, REQUEST_TIMEOUT_MS, Client, connect
 from client.assignors import Assignor, RangeAssignor
+from client.blocking_operators import BlockingOperators
 from client.exceptions import ClientClosed
+from client.lag import Lag
 from client.member import Member
 from client.types import Assignment, OffsetAndMetadata, Offsets
-from protocol.messages import DescribedGroup, DrainedMember, ListedGroup
 from protocol.types import TopicPartition
 
 BlockingPartitions = Mapping[str, int] | Callable[[str], Iterable[int]]
+BlockingCallback = Callable[[tuple[TopicPartition, ...]], object]
+
+logger = logging.getLogger(__name__)
+_this_thread = threading.local()
 
 T = TypeVar("T")
 
 
-class BlockingClient:
+class BlockingClient(BlockingOperators):
     """A `client.api.Client` in a thread of its own; use `connect_blocking` as ``with``."""
 
     def __init__(self, connecting: Callable[[], Any]) -> None:
@@ -77,25 +83,42 @@ class BlockingClient:
     def join(
         self,
         group: str,
-        topics: Sequence[str],
-        partitions: BlockingPartitions,
+        topics: Sequence[str] | None = None,
+        partitions: BlockingPartitions | None = None,
         *,
+        pattern: str | None = None,
         session_timeout_ms: int = 45_000,
         rebalance_timeout_ms: int = 300_000,
         assignors: Sequence[Assignor] = (RangeAssignor(),),
         group_instance_id: str | None = None,
+        host: str | None = None,
         reason: str | None = None,
+        on_assigned: BlockingCallback | None = None,
+        on_revoked: BlockingCallback | None = None,
+        on_lost: BlockingCallback | None = None,
+        auto_commit_interval_ms: int | None = None,
     ) -> Iterator["BlockingMember"]:
-        """See `client.api.Client.join`. ``partitions`` runs in a worker thread: it may block."""
+        """See `client.Client.join`. All functions run in worker threads: they may block.
+
+        While ``on_assigned``, ``on_revoked`` or ``on_lost`` runs, another thread waits in
+        `BlockingMember.assignment` or `BlockingMember.leave`. They may call everything
+        else of this member and this client, such as `BlockingMember.commit`.
+        """
         member = self._client.join(
             group,
             topics,
-            partitions if isinstance(partitions, Mapping) else partial(_in_thread, partitions),
+            partial(_in_thread, partitions) if callable(partitions) else partitions,
+            pattern=pattern,
             session_timeout_ms=session_timeout_ms,
             rebalance_timeout_ms=rebalance_timeout_ms,
             assignors=assignors,
             group_instance_id=group_instance_id,
+            host=host,
             reason=reason,
+            on_assigned=on_assigned and partial(_call_back, on_assigned),
+            on_revoked=on_revoked and partial(_call_back, on_revoked),
+            on_lost=on_lost and partial(_call_back, on_lost),
+            auto_commit_interval_ms=auto_commit_interval_ms,
         )
         blocking = BlockingMember(self, member)
         try:
@@ -127,26 +150,6 @@ class BlockingClient:
             partial(self._client.fetch_offsets, group, partitions, timeout_ms=timeout_ms)
         )
 
-    def describe_groups(self, groups: Iterable[str]) -> list[DescribedGroup]:
-        """See `client.api.Client.describe_groups`."""
-        return self.run(partial(self._client.describe_groups, groups))
-
-    def list_groups(
-        self, states: Iterable[str] = (), types: Iterable[str] = ()
-    ) -> list[ListedGroup]:
-        """See `client.api.Client.list_groups`."""
-        return self.run(partial(self._client.list_groups, states, types))
-
-    def delete_groups(self, groups: Iterable[str]) -> dict[str, int]:
-        """See `client.api.Client.delete_groups`."""
-        return self.run(partial(self._client.delete_groups, groups))
-
-    def drain_member(
-        self, group: str, client_id: str, *, timeout_ms: int | None = None
-    ) -> list[DrainedMember]:
-        """See `client.api.Client.drain_member`."""
-        return self.run(partial(self._client.drain_member, group, client_id, timeout_ms=timeout_ms))
-
     def run(self, call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Run *call* in the client's thread and return what it returns.
 
@@ -160,6 +163,17 @@ class BlockingClient:
             raise ClientClosed("the client is closed") from exc
         except trio.TooSlowError as exc:
             raise TimeoutError(f"not done within {timeout_s} s") from exc
+
+    def run_sync(self, call: Callable[[], T]) -> T:
+        """Run *call*, which doesn't wait for anything, in the client's thread.
+
+        Raises:
+            ClientClosed: The client was closed before.
+        """
+        try:
+            return trio.from_thread.run_sync(call, trio_token=self._token)
+        except trio.RunFinishedError as exc:
+            raise ClientClosed("the client is closed") from exc
 
     def _run(self) -> None:
         try:
@@ -220,9 +234,14 @@ class BlockingMember:
     def assignment(self, timeout_s: float | None = None) -> Assignment:
         """See `client.member.Member.assignment`.
 
+        A callback that has begun is waited for, however long it takes.
+
         Raises:
             TimeoutError: Not joined within *timeout_s*. Joining goes on; call again.
         """
+        if getattr(_this_thread, "calls_back", False):
+            # It would wait for the callback that waits for it.
+            raise RuntimeError("a callback of a member can't call assignment()")
         return self._client.run(self._member.assignment, timeout_s)
 
     def wait_rebalance_needed(self, timeout_s: float | None = None) -> None:
@@ -233,9 +252,13 @@ class BlockingMember:
         """
         self._client.run(self._member.wait_rebalance_needed, timeout_s)
 
+    def store(self, offsets: Offsets) -> None:
+        """See `client.member.Member.store`."""
+        self._client.run_sync(partial(self._member.store, offsets))
+
     def commit(
         self,
-        offsets: Offsets,
+        offsets: Offsets | None = None,
         expected: Mapping[TopicPartition, int] | None = None,
         *,
         timeout_ms: int | None = None,
@@ -249,14 +272,18 @@ class BlockingMember:
         """See `client.member.Member.fetch`."""
         return self._client.run(partial(self._member.fetch, partitions, timeout_ms=timeout_ms))
 
+    def lag(self) -> dict[TopicPartition, Lag]:
+        """See `client.member.Member.lag`."""
+        return self._client.run(self._member.lag)
+
     def request_rejoin(self, reason: str) -> None:
         """See `client.member.Member.request_rejoin`."""
         self._client.run(partial(self._member.request_rejoin, reason))
 
-    def leave(self, reason: str | None = None) -> bool:
+    def leave(self, reason: str | None = None, *, remove: bool = False) -> bool:
         """See `client.member.Member.leave`."""
         try:
-            return self._client.run(partial(self._member.leave, reason))
+            return self._client.run(partial(self._member.leave, reason, remove=remove))
         except ClientClosed:
             return False  # Closing the client has left already.
         finally:
@@ -285,7 +312,14 @@ class BlockingMember:
             stream = trio.socket.from_stdlib_socket(self._trio_side)
             with suppress(OSError):
                 if await stream.recv(1):
-                    await self._member.leave("a signal")
+                    await self._leave_for_signal()
+
+    async def _leave_for_signal(self) -> None:
+        try:
+            await self._member.leave("a signal")
+        except Exception:
+            # A caller's own callback; nobody waits whom it could be raised to.
+            logger.exception("leaving group %r because of a signal", self.group_id)
 
 
 @contextmanager
@@ -318,3 +352,17 @@ async def _with_timeout(call: Callable[[], Awaitable[T]], timeout_s: float | Non
 async def _in_thread(partitions: Callable[[str], Iterable[int]], topic: str) -> list[int]:
     # Abandoned when the member leaves, so that a slow folder can't hold that up.
     return await trio.to_thread.run_sync(lambda: list(partitions(topic)), abandon_on_cancel=True)
+
+
+async def _call_back(callback: BlockingCallback, partitions: tuple[TopicPartition, ...]) -> None:
+    # Not in the client's own thread: it may call the client, and wait for the answer. And never
+    # abandoned: it may be half way through writing down what it has done.
+    await trio.to_thread.run_sync(_call_back_here, callback, partitions)
+
+
+def _call_back_here(callback: BlockingCallback, partitions: tuple[TopicPartition, ...]) -> None:
+    _this_thread.calls_back = True
+    try:
+        callback(partitions)
+    finally:
+        _this_thread.calls_back = False

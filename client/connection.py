@@ -18,6 +18,7 @@ from protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     BareError,
+    JoinGroupRequest,
     OffsetCommitRequest,
     Request,
     SyncGroupRequest,
@@ -189,6 +190,8 @@ class Connection:
         oldest = 0
         if isinstance(request, OffsetCommitRequest) and _expects(request):
             oldest = 1
+        if isinstance(request, JoinGroupRequest) and request.topic_pattern is not None:
+            oldest = 1  # Without it the group would not notice new topics that match.
         offered = self._versions.get(key)
         if offered is None or offered[0] > newest or offered[1] < oldest:
             spoken = "not at all" if offered is None else f"only in versions {offered}"

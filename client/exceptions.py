@@ -15,12 +15,16 @@ class CoordinatorError(Exception):
 
     Attributes:
         group_code: The wire code with which the group answered a member, where one is behind it.
+        group_message: What the coordinator said about that code, if it said anything.
 
     """
 
-    def __init__(self, message: str, *, group_code: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, group_code: int | None = None, group_message: str | None = None
+    ) -> None:
         """Take a sentence for people."""
         self.group_code = group_code
+        self.group_message = group_message
         super().__init__(message)
 
 
@@ -77,11 +81,16 @@ class FatalError(CoordinatorError):
     """
 
     def __init__(
-        self, message: str, *, code: int | None = None, group_code: int | None = None
+        self,
+        message: str,
+        *,
+        code: int | None = None,
+        group_code: int | None = None,
+        group_message: str | None = None,
     ) -> None:
         """Take a sentence for people, and the wire code if there is one."""
         self.code = None if code is None else known_code(code)
-        super().__init__(message, group_code=group_code)
+        super().__init__(message, group_code=group_code, group_message=group_message)
 
 
 class ClientClosed(CoordinatorError):
@@ -96,9 +105,11 @@ def known_code(code: int) -> int:
         return code
 
 
-def code_text(code: int) -> str:
-    """Return name, number and meaning of *code*."""
+def code_text(code: int, message: str | None = None) -> str:
+    """Return name, number and meaning of *code*, and what the coordinator said about it."""
     known = known_code(code)
     if isinstance(known, ErrorCode):
-        return f"{known.name} ({code}): {ERRORS[known].meaning}"
-    return f"unknown error code {code}"
+        text = f"{known.name} ({code}): {ERRORS[known].meaning}"
+    else:
+        text = f"unknown error code {code}"
+    return f"{text} {message}" if message else text

@@ -1,51 +1,33 @@
 """A member of a group: the trio side of `client.membership`."""
 
 import inspect
+import logging
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import trio
 
-from client.actions import (
-    Action,
-    Assigned,
-    Compute,
-    GaveUp,
-    MembershipConfig,
-    Send,
-    State,
-)
-from client.assignors import Assignor, read_subscriptions, write_assignments
-from client.backoff import RetrySettings, pause_ms
-from client.exceptions import ClientClosed, CoordinatorError, MemberLost, Rebalanced
+from client.actions import MembershipConfig, Send, State
+from client.assignors import Assignor
+from client.backoff import RetrySettings
+from client.commits import Commits
+from client.driving import Driver
+from client.exceptions import ClientClosed, CoordinatorError
+from client.hand_over import Change, Step
+from client.lag import Lag, group_lag
+from client.leading import Leading
 from client.membership import Membership
 from client.offset_calls import OffsetCalls
-from client.offsets import commit_request
-from client.router import ATTEMPT_MS_MAX, Router
-from client.types import Assignment, OffsetAndMetadata, Offsets, Partitions
-from protocol.messages import (
-    HeartbeatRequest,
-    HeartbeatResponse,
-    JoinGroupResponse,
-    SyncGroupResponse,
-)
+from client.router import Router
+from client.topics import TopicCalls
+from client.types import Assignment, Callbacks, OffsetAndMetadata, Offsets, Partitions
 from protocol.types import TopicPartition
 
-# A heartbeat that isn't answered for this long makes the client try another connection, even
-# where the session is shorter than three times that: a busy server is not a dead one.
-HEARTBEAT_ATTEMPT_MS_MIN: Final = 3_000
-
-
-class _Join:
-    """One join under way, and everyone who waits for it."""
-
-    def __init__(self) -> None:
-        self.done = trio.Event()
-        self.assignment: Assignment | None = None
-        self.error: Exception | None = None
+logger = logging.getLogger(__name__)
 
 
 class Member:
@@ -60,10 +42,13 @@ class Member:
         nursery: trio.Nursery,
         router: Router,
         offset_calls: OffsetCalls,
+        topic_calls: TopicCalls,
         *,
         config: MembershipConfig,
         assignors: Sequence[Assignor],
-        partitions: Partitions,
+        partitions: Partitions | None,
+        callbacks: Callbacks,
+        auto_commit_interval_ms: int | None,
         request_timeout_ms: int,
         leave_timeout_ms: int,
         retry: RetrySettings,
@@ -72,21 +57,43 @@ class Member:
         self._client_nursery = nursery
         self._router = router
         self._offset_calls = offset_calls
-        self._machine = Membership(config)
-        self._assignors = {assignor.name: assignor for assignor in assignors}
-        self._partitions = partitions
+        leading = Leading(assignors, partitions, topic_calls)
+        self._machine = Membership(config, leading.user_data)
+        self._driver = Driver(
+            self._machine,
+            router,
+            topic_calls,
+            leading,
+            request_timeout_ms=request_timeout_ms,
+            retry=retry,
+            rng=rng,
+        )
+        self._commits = Commits(
+            self._machine,
+            offset_calls,
+            request_timeout_ms=request_timeout_ms,
+            do=self._driver.do,
+            wait_changed=self._driver.wait_changed,
+            auto=auto_commit_interval_ms is not None,
+        )
+        self._callbacks = {
+            Change.GIVEN: callbacks.on_assigned,
+            Change.REVOKED: callbacks.on_revoked,
+            Change.LOST: callbacks.on_lost,
+        }
+        self._auto_commit_interval_ms = auto_commit_interval_ms
         self._request_timeout_ms = request_timeout_ms
         self._leave_timeout_ms = leave_timeout_ms
-        self._retry = retry
-        self._rng = rng
-        self._scope = trio.CancelScope()
-        self._tasks: trio.Nursery | None = None
-        self._changed = trio.Event()
-        self._join: _Join | None = None
+        self._asking = trio.Lock()
+        self._is_telling = False
+        self._is_leaving = False
 
     async def __aenter__(self) -> Self:
         self._router.check_open()
-        await self._client_nursery.start(self._run)
+        await self._client_nursery.start(self._driver.run)
+        if self._auto_commit_interval_ms is not None:
+            auto_commit = partial(self._commits.run_auto_commit, self._auto_commit_interval_ms)
+            self._driver.start_soon(auto_commit)
         return self
 
     async def __aexit__(
@@ -114,12 +121,12 @@ class Member:
 
     @property
     def rebalance_needed(self) -> bool:
-        """Whether `assignment` would join (again).
+        """Whether `assignment` would join (again), or has news for a cooperative member.
 
         The partitions are still this member's, and commits are accepted, until `assignment`
         is called or the group stops waiting; unless `lost` is true.
         """
-        return self._machine.rebalance_needed
+        return self._machine.rebalance_needed or self._machine.news_waiting
 
     @property
     def lost(self) -> bool:
@@ -138,27 +145,86 @@ class Member:
         finish and commit what was read. Cancelling it stops the waiting, not the joining;
         call it again to go on waiting.
 
+        A cooperative member that has partitions doesn't wait: it gets those that it has
+        while the group rebalances, and what has changed with a later call.
+
+        Callbacks are called in here. One that raises has been called, and what it raised comes
+        out of here; one that was cancelled is called again by the next call.
+
         Raises:
             CoordinatorUnavailable: No coordinator could be reached in time. Call again.
             FatalError: Joining again won't help; make another member.
             ClientClosed: This member has left.
-            Exception: What the caller's own ``partitions`` raised (asked of the leader only).
+            Exception: What the caller's own ``partitions`` (asked of the leader only),
+                assignors or callbacks raised.
         """
         await trio.lowlevel.checkpoint()
         self._check_entered()
+        if self._asking.statistics().owner is trio.lowlevel.current_task():
+            raise RuntimeError("a callback of a member can't call its assignment()")
+        async with self._asking:
+            while True:
+                is_new = await self._hand_over()
+                if self._is_leaving:
+                    raise ClientClosed("this member has left the group")
+                if (failure := self._driver.take_failure()) is not None:
+                    raise failure
+                assignment = self._standing(is_new=is_new)
+                if assignment is not None:
+                    return assignment
+                join = self._driver.start_join()
+                if self._machine.assignment is not None and not self._machine.lost:
+                    return self._machine.assignment  # Cooperative: these stay meanwhile.
+                await join.done.wait()
+
+    def _standing(self, *, is_new: bool) -> Assignment | None:
+        """Return the assignment if there is no need to join (again) at once."""
         machine = self._machine
-        if machine.state is State.STABLE and not machine.rebalance_needed:
-            assert machine.assignment is not None
-            return machine.assignment
-        join = self._join
-        if join is None:
-            join = self._join = _Join()
-        self._do(machine.want_assignment())
-        await join.done.wait()
-        if join.error is not None:
-            raise join.error
-        assert join.assignment is not None
-        return join.assignment
+        if machine.state is not State.STABLE or machine.lost:
+            return None
+        # An eager member has to give back at once what it couldn't use for a single round.
+        use_first = is_new and not machine.config.cooperative
+        return machine.assignment if use_first or not machine.rebalance_needed else None
+
+    async def _hand_over(self) -> bool:
+        """Tell the caller what is due; return whether that ended with a new assignment."""
+        while not self._is_leaving and (step := self._machine.due()) is not None:
+            await self._tell(step)
+            if step.change is Change.GIVEN:
+                return True
+        return False
+
+    async def _tell(self, step: Step) -> None:
+        self._is_telling = True
+        try:
+            if step.change is Change.REVOKED:
+                await self._give_up(step)
+            else:
+                # Of an earlier time that they were ours, or in vain.
+                self._commits.forget(step.partitions)
+                await self._call(step)
+        finally:
+            self._is_telling = False
+
+    async def _give_up(self, step: Step) -> None:
+        await self._call(step)
+        await self._commits.give_up(step.partitions)
+        self._commits.forget(step.partitions)
+        self._machine.told(step)
+
+    async def _call(self, step: Step) -> None:
+        untold = self._machine.hand_over.untold(step)
+        if untold is None:
+            return
+        callback = self._callbacks[step.change]
+        try:
+            result = callback and callback(untold.partitions)
+            if inspect.isawaitable(result):
+                await result
+        except Exception:
+            self._machine.hand_over.called(untold)
+            raise
+        self._machine.hand_over.called(untold)
 
     async def wait_rebalance_needed(self) -> None:
         """Wait until `rebalance_needed` is true.
@@ -167,10 +233,10 @@ class Member:
             ClientClosed: This member has left.
         """
         await trio.lowlevel.checkpoint()
-        while not self._machine.rebalance_needed or self.has_left:
+        while not self.rebalance_needed or self.has_left:
             if self.has_left:
                 raise ClientClosed("this member has left the group")
-            await self._changed.wait()
+            await self._driver.wait_changed()
 
     async def request_rejoin(self, reason: str) -> None:
         """Make the group rebalance at this member's next `assignment`.
@@ -179,21 +245,35 @@ class Member:
         """
         await trio.lowlevel.checkpoint()
         self._machine.request_rejoin(reason)
-        self._notify()
+        self._driver.notify()
+
+    def store(self, offsets: Offsets) -> None:
+        """Take note that everything before *offsets* was processed, to be committed later.
+
+        `commit` without arguments does that, and auto-commit, if it is on: every interval, and
+        before partitions are given up.
+
+        Raises:
+            Rebalanced: Some are not this member's now; nothing was stored.
+            ValueError: One of them is no offset.
+        """
+        self._commits.store(offsets)
 
     async def commit(
         self,
-        offsets: Offsets,
+        offsets: Offsets | None = None,
         expected: Mapping[TopicPartition, int] | None = None,
         *,
         timeout_ms: int | None = None,
     ) -> None:
         """Store *offsets*: each is the next offset to read, not the last one that was read.
 
-        When this returns, they survive a crash of the coordinator.
+        When this returns, they survive a crash of the coordinator. While the group of a
+        cooperative member rebalances, a commit may take as long as the others need to sync.
 
         Args:
-            offsets: Only of partitions that are assigned in the current generation.
+            offsets: Only of partitions that are assigned in the current generation; None
+                commits what was stored with `store`.
             expected: What must be committed so far, per partition; -1 for nothing. A partition
                 that it doesn't name isn't checked.
             timeout_ms: How long to try; by default the client's request timeout.
@@ -207,20 +287,12 @@ class Member:
             FatalError: Repeating it does not help.
             ValueError: An argument makes no sense.
         """
-        machine = self._machine
-        if machine.lost:
-            raise self._why_lost()
-        generation, member_id = machine.generation, machine.member_id
-        instance_id = machine.config.group_instance_id
-        request = commit_request(
-            self.group_id, generation, member_id, instance_id, offsets, expected
-        )
-        try:
-            await self._offset_calls.commit(request, timeout_ms)
-        except CoordinatorError as exc:
-            if exc.group_code is not None:
-                self._do(machine.observe(exc.group_code, generation, member_id))
-            raise
+        if offsets is not None:
+            await self._commits.commit(offsets, expected, timeout_ms)
+        elif expected is not None:
+            raise ValueError("expected offsets of partitions that are not named")
+        else:
+            await self._commits.commit_stored(self._machine.usable, timeout_ms)
 
     async def fetch(
         self, partitions: Iterable[TopicPartition] | None = None, *, timeout_ms: int | None = None
@@ -235,110 +307,60 @@ class Member:
         """
         return await self._offset_calls.fetch(self.group_id, partitions, timeout_ms)
 
-    async def leave(self, reason: str | None = None) -> bool:
+    async def lag(self) -> dict[TopicPartition, Lag]:
+        """Return how far the group is behind, per partition; see `client.lag.group_lag`."""
+        return await group_lag(self._router, self.group_id, self._request_timeout_ms)
+
+    async def leave(self, reason: str | None = None, *, remove: bool = False) -> bool:
         """Leave the group, so that the others needn't wait for the session to end.
 
-        Takes at most the client's ``leave_timeout_ms``, also when cancelled, and raises
+        First the callbacks are called, and with auto-commit what is stored is committed. That
+        and saying goodbye take at most the client's ``leave_timeout_ms`` each, also when
+        cancelled; only the callbacks may take as long as they need, unless cancelled. Raises
         nothing about the coordinator. Returns whether the coordinator confirmed it.
+
+        A static member doesn't say goodbye: its place is kept until its session ends, unless
+        *remove* is true. Inside a callback, or beside one, no other is called.
         """
-        actions = self._machine.leave(reason)
-        self._scope.cancel()
+        self._is_leaving = True
+        try:
+            if not self.has_left and self._driver.is_running:
+                await self._wind_up()
+        finally:
+            confirmed = await self._say_goodbye(reason, remove=remove)
+        return confirmed
+
+    async def _wind_up(self) -> None:
+        """Tell the caller that its partitions go, and commit what is stored."""
+        is_cancelled = trio.current_effective_deadline() == -math.inf
+        allowed_s = self._leave_timeout_ms / 1000 if is_cancelled else math.inf
+        with trio.move_on_after(allowed_s, shield=is_cancelled):
+            step = self._machine.due_at_the_end()
+            if step is not None and not self._is_telling:
+                self._is_telling = True
+                try:
+                    await self._call(step)
+                finally:
+                    self._is_telling = False
+            try:
+                await self._commits.give_up(self._machine.usable, self._leave_timeout_ms)
+            except CoordinatorError as exc:
+                logger.warning("before leaving group %r: %s", self.group_id, exc)
+
+    async def _say_goodbye(self, reason: str | None, *, remove: bool) -> bool:
+        actions = self._machine.leave(reason, remove=remove)
+        self._driver.stop()
         confirmed = False
         with trio.move_on_after(self._leave_timeout_ms / 1000, shield=True):
             for action in actions:
                 if isinstance(action, Send):
-                    confirmed = await self._say_goodbye(action)
+                    confirmed = await self._send_goodbye(action)
                 else:
-                    self._settle(action)
-            self._notify()
+                    self._driver.settle(action)
+            self._driver.notify()
         return confirmed
 
-    # --- Background ---
-
-    async def _run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                self._tasks = nursery
-                task_status.started()
-                while True:
-                    self._do(self._machine.tick(_now_ms()))
-                    deadline_ms = self._machine.next_deadline_ms()
-                    wake_s = math.inf if deadline_ms is None else deadline_ms / 1000
-                    with trio.move_on_at(wake_s):
-                        await self._changed.wait()
-
-    def _do(self, actions: list[Action]) -> None:
-        assert self._tasks is not None
-        for action in actions:
-            match action:
-                case Send():
-                    self._tasks.start_soon(self._send, action)
-                case Compute():
-                    self._tasks.start_soon(self._compute, action)
-                case _:
-                    self._settle(action)
-        self._notify()
-
-    def _settle(self, action: Action) -> None:
-        join, self._join = self._join, None
-        if join is None:
-            return  # Nobody asked, such as when a heartbeat was refused.
-        if isinstance(action, Assigned):
-            join.assignment = action.assignment
-        elif isinstance(action, GaveUp):
-            join.error = action.error
-        join.done.set()
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
-
-    async def _send(self, action: Send) -> None:
-        if action.rejoins > 1:
-            await trio.sleep(pause_ms(action.rejoins - 1, self._retry, self._rng) / 1000)
-        request = action.request
-        timeout_ms, attempt_ms = self._request_timeout_ms, ATTEMPT_MS_MAX
-        if isinstance(request, HeartbeatRequest):
-            session_ms = self._machine.config.session_timeout_ms
-            timeout_ms = session_ms
-            attempt_ms = min(attempt_ms, max(HEARTBEAT_ATTEMPT_MS_MIN, session_ms // 3))
-        try:
-            reply = await self._router.call(
-                request,
-                group_id=self.group_id,
-                timeout_ms=timeout_ms,
-                changes_state=False,  # Repeating a join, sync or heartbeat harms nothing.
-                parked_ms=action.parked_ms or 0,
-                attempt_ms=attempt_ms,
-            )
-        except CoordinatorError as exc:
-            self._do(self._machine.unanswered(request, exc, _now_ms()))
-            return
-        response = reply.response
-        assert isinstance(response, JoinGroupResponse | SyncGroupResponse | HeartbeatResponse)
-        self._do(self._machine.answered(request, response, _now_ms()))
-
-    async def _compute(self, action: Compute) -> None:
-        try:
-            members = read_subscriptions(action.members)
-            topics = sorted({topic for member in members for topic in member.topics})
-            partitions = {topic: await self._partitions_of(topic) for topic in topics}
-            assigned = self._assignors[action.assignor_name].assign(members, partitions)
-            assignments = write_assignments(assigned)
-        except Exception as exc:  # noqa: BLE001 - it is the user's code; they get it back.
-            self._do(self._machine.compute_failed(action.generation, exc))
-        else:
-            self._do(self._machine.computed(action.generation, assignments))
-
-    async def _partitions_of(self, topic: str) -> list[int]:
-        if isinstance(self._partitions, Mapping):
-            return list(range(self._partitions.get(topic, 0)))
-        numbers = self._partitions(topic)
-        if inspect.isawaitable(numbers):
-            numbers = await numbers
-        return sorted(set(numbers))
-
-    async def _say_goodbye(self, action: Send) -> bool:
+    async def _send_goodbye(self, action: Send) -> bool:
         try:
             await self._router.call(
                 action.request,
@@ -350,24 +372,6 @@ class Member:
             return False  # The session will end by itself.
         return True
 
-    def _why_lost(self) -> CoordinatorError:
-        machine = self._machine
-        match machine.state:
-            case State.LEFT:
-                return ClientClosed("this member has left the group")
-            case State.FAILED:
-                assert machine.failure is not None
-                return machine.failure
-            case State.STABLE if not machine.member_id:
-                return MemberLost("the group removed this member; nothing was stored")
-            case _:
-                return Rebalanced("this member has no assignment now; nothing was stored")
-
     def _check_entered(self) -> None:
-        if self._tasks is None:
+        if not self._driver.is_running:
             raise RuntimeError("a member must be used in `async with client.join(...)`")
-
-
-def _now_ms() -> int:
-    # Rounded up: whoever slept until a deadline in whole milliseconds finds it reached.
-    return math.ceil(trio.current_time() * 1000)

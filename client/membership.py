@@ -21,9 +21,12 @@
 # commits go on being accepted, until the user asks for the assignment: handing over happens
 # at a point that the user chose. Only 22, 25 and 82 say that they are gone already.
 #
+# Then an eager member gives up all that it has and joins. A cooperative one keeps it while it
+# joins and syncs; once the new assignment is there, it gives up what that takes away (at a
+# point that the user chose, again) and joins a second time, so that others can have it.
+# `client.hand_over` keeps what the user has and has been told; `due` and `told` lead there.
+#
 # What each error code means for a member stands in `client.reactions`, and nowhere else.
-
-from typing import Final
 
 from client.actions import (
     Action,
@@ -37,7 +40,9 @@ from client.actions import (
     State,
 )
 from client.exceptions import ClientClosed, CoordinatorError, FatalError, code_text
-from client.reactions import Asked, Reaction, reaction
+from client.hand_over import Change, HandOver, Step
+from client.joining import PROTOCOL_TYPE, REASON_CHARS_MAX, Joining, UserData, no_user_data
+from client.reactions import REJOINS, Asked, Reaction, reaction
 from client.types import Assignment
 from protocol import consumer
 from protocol.messages import (
@@ -45,20 +50,13 @@ from protocol.messages import (
     HeartbeatResponse,
     JoinGroupRequest,
     JoinGroupResponse,
-    JoinProtocol,
     LeaveGroupRequest,
     LeavingMember,
     MemberAssignment,
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from protocol.types import NO_GENERATION
-
-PROTOCOL_TYPE: Final = "consumer"
-# The coordinator answers a JoinGroup at the latest when the rebalance timeout is over; the
-# rest is for the way there and back, and for a disk that is slow (Kafka's clients: the same).
-PARKED_SLACK_MS: Final = 5_000
-REASON_CHARS_MAX: Final = 255
+from protocol.types import NO_GENERATION, TopicPartition
 
 
 class Membership:
@@ -68,10 +66,12 @@ class Membership:
         assignment: The last assignment; None before the first.
         rebalance_needed: `want_assignment` would join (again).
         failure: Why the state is FAILED.
+        gone_because: What the coordinator said when it fenced this member, if it said anything.
+        hand_over: What the user has, and has been told.
 
     """
 
-    def __init__(self, config: MembershipConfig) -> None:
+    def __init__(self, config: MembershipConfig, user_data: UserData = no_user_data) -> None:
         """Begin outside, without a member id."""
         self.config = config
         self.state = State.OUTSIDE
@@ -80,6 +80,9 @@ class Membership:
         self.assignment: Assignment | None = None
         self.rebalance_needed = True
         self.failure: FatalError | None = None
+        self.gone_because: str | None = None
+        self.hand_over = HandOver(cooperative=config.cooperative)
+        self._joining = Joining(config, user_data)
         self._gone = False
         self._leads = False
         self._protocol_name: str | None = None
@@ -87,18 +90,59 @@ class Membership:
         self._heartbeat: HeartbeatRequest | None = None
         self._heartbeat_due_ms = 0
         self._rejoins = 0
-        self._reason = config.reason
-        self._asked_rejoins = 0
+
+    @property
+    def owned(self) -> tuple[TopicPartition, ...]:
+        """What the user has, as far as it was told."""
+        return self.hand_over.owned
+
+    @property
+    def usable(self) -> tuple[TopicPartition, ...]:
+        """What the user may commit: what it has, and what it is being told of at this moment."""
+        return self.hand_over.usable
 
     @property
     def lost(self) -> bool:
         """Whether ``assignment`` is no longer (or not yet) this member's to read and commit."""
-        return self._gone or self.state is not State.STABLE
+        if self._gone or self.hand_over.gone or self.state in (State.FAILED, State.LEFT):
+            return True
+        return self.state is not State.STABLE and not (self.config.cooperative and self.owned)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a new generation, or word of it, is on its way."""
+        return self.state in (State.JOINING, State.SYNCING)
+
+    @property
+    def news_waiting(self) -> bool:
+        """Whether a cooperative member's new assignment waits for the user to take it."""
+        return self.config.cooperative and self.hand_over.is_waiting
 
     # --- What the user does ---
 
+    def due(self) -> Step | None:
+        """Return what the user must be told, and do, before anything else; then call `told`."""
+        gives_up = self.rebalance_needed and self.state is State.STABLE
+        return self.hand_over.due(give_up_all=gives_up and not self.config.cooperative)
+
+    def told(self, step: Step) -> None:
+        """Take note that the user knows of *step* and did what it wanted to do about it."""
+        self.hand_over.done(step)
+        if self.config.cooperative and step.change is Change.REVOKED:
+            # Others get them in the next generation, and not before all have let go.
+            self.rebalance_needed = True
+            gives = f"hands over {len(step.partitions)} partitions"
+            self._joining.reason = self._joining.reason or gives
+
+    def due_at_the_end(self) -> Step | None:
+        """Return what the user must be told before this member leaves."""
+        return self.hand_over.due(give_up_all=True) if self.owned else None
+
     def want_assignment(self) -> list[Action]:
-        """Join, or join again, unless the current assignment stands or a join is under way."""
+        """Join, or join again, unless the current assignment stands or a join is under way.
+
+        First do what is `due`.
+        """
         match self.state:
             case State.OUTSIDE:
                 return self._join()
@@ -114,12 +158,14 @@ class Membership:
 
     def request_rejoin(self, reason: str) -> None:
         """Make the next `want_assignment` cause a rebalance of the whole group."""
-        self._asked_rejoins += 1
-        self._reason = reason[:REASON_CHARS_MAX]
+        self._joining.ask_rejoin(reason)
         self.rebalance_needed = True
 
-    def leave(self, reason: str | None) -> list[Action]:
-        """Say goodbye. Nothing that is still answered matters afterwards."""
+    def leave(self, reason: str | None, *, remove: bool = False) -> list[Action]:
+        """Say goodbye. Nothing that is still answered matters afterwards.
+
+        A static member keeps its place in the group until its session ends, unless *remove*.
+        """
         if self.state is State.LEFT:
             return []
         was_joining = self.state in (State.JOINING, State.SYNCING)
@@ -128,7 +174,7 @@ class Membership:
         actions: list[Action] = []
         if was_joining:
             actions.append(GaveUp(ClientClosed("this member has left the group")))
-        if self.member_id:
+        if self.member_id and (remove or self.config.group_instance_id is None):
             cut = None if reason is None else reason[:REASON_CHARS_MAX]
             leaving = LeavingMember(self.member_id, self.config.group_instance_id, cut)
             actions.append(Send(LeaveGroupRequest(self.config.group_id, (leaving,)), None))
@@ -167,7 +213,9 @@ class Membership:
                 return self._synced(response)
             case HeartbeatRequest(), HeartbeatResponse():
                 self._heartbeat_over(request, now_ms)
-                return self.observe(response.error, request.generation_id, request.member_id)
+                return self.observe(
+                    response.error, request.generation_id, request.member_id, response.message
+                )
             case _:
                 return []  # Late: a newer join, or leaving, took its place.
 
@@ -187,29 +235,43 @@ class Membership:
             return self._fail(error)
         return self._step_out(error)
 
-    def observe(self, code: int, generation: int, member_id: str) -> list[Action]:
+    def observe(
+        self, code: int, generation: int, member_id: str, message: str | None = None
+    ) -> list[Action]:
         """Judge an answer to a heartbeat or commit by what its request was sent with."""
-        if self.state not in (State.JOINING, State.SYNCING, State.STABLE) or self._gone:
+        if self.state in (State.FAILED, State.LEFT) or self._gone:
             return []
         if (generation, member_id) != (self.generation, self.member_id):
             return []
         match reaction(Asked.AS_MEMBER, code):
             case Reaction.ACCEPT:
                 pass
-            case Reaction.NOTE_REBALANCE:
-                # While syncing, the parked SyncGroup is answered 27 as well and leads back.
-                if self.state is State.STABLE:
-                    self.rebalance_needed = True
-            case Reaction.LOSE_GENERATION if self.state is State.STABLE:
-                self._gone = self.rebalance_needed = True
-            case Reaction.LOSE_MEMBERSHIP if self.state is State.STABLE:
-                self._gone = self.rebalance_needed = True
-                self.member_id = ""
-            case Reaction.LOSE_GENERATION | Reaction.LOSE_MEMBERSHIP:
+            case Reaction.FAIL:
+                what = "The coordinator refused this member"
+                return self._fail(self._refused(what, code, message))
+            case _ if self.is_changing:
                 pass  # The awaited answer will say the same, and carries the decision.
-            case _:
-                return self._fail(self._refused("The coordinator refused this member", code))
+            case Reaction.NOTE_REBALANCE:
+                self.rebalance_needed = True
+            case Reaction.LOSE_GENERATION:
+                self._lose(message)
+            case Reaction.LOSE_MEMBERSHIP:
+                self._lose(message)
+                self.member_id = ""
         return []
+
+    def resolved(self, number: int, topics: tuple[str, ...]) -> list[Action]:
+        """Take the topics that match the pattern, sorted."""
+        if not self._joining.is_answered(number) or self.state is not State.JOINING:
+            return []
+        self._joining.topics = topics
+        return self._send_join(0)
+
+    def resolve_failed(self, number: int, error: Exception) -> list[Action]:
+        """Take note that nobody knows which topics match."""
+        if not self._joining.is_answered(number) or self.state is not State.JOINING:
+            return []
+        return self._fail(error) if isinstance(error, FatalError) else self._step_out(error)
 
     # --- What the leader's computation does ---
 
@@ -228,56 +290,51 @@ class Membership:
     # --- Inside ---
 
     def _join(self) -> list[Action]:
-        user_data = b"" if not self._asked_rejoins else str(self._asked_rejoins).encode()
-        # An unchanged follower's JoinGroup is answered without a rebalance; one whose
-        # subscription bytes changed is not. So the count of rejoins asked for is part of them.
-        subscription = consumer.encode_subscription(
-            consumer.Subscription(self.config.topics, user_data, (), NO_GENERATION, None)
-        )
-        request = JoinGroupRequest(
-            self.config.group_id,
-            self.config.session_timeout_ms,
-            self.config.rebalance_timeout_ms,
-            self.member_id,
-            self.config.group_instance_id,
-            PROTOCOL_TYPE,
-            tuple(JoinProtocol(name, subscription) for name in self.config.assignor_names),
-            self._reason,
-        )
         self.state = State.JOINING
         self.rebalance_needed = False
-        self._awaited = request
-        return [Send(request, self._parked_ms, self._rejoins)]
+        resolve = self._joining.resolve(self._rejoins)
+        return self._send_join(self._rejoins) if resolve is None else [resolve]
 
-    def _rejoin(self) -> list[Action]:
+    def _send_join(self, rejoins: int) -> list[Action]:
+        self.rebalance_needed = False
+        try:
+            request = self._joining.request(self.member_id, self.hand_over.kept, self.assignment)
+        except Exception as exc:  # noqa: BLE001 - it is the assignor's code.
+            return self._step_out(exc)
+        self._awaited = request
+        return [Send(request, self.config.parked_ms, rejoins)]
+
+    def _denied(
+        self, why: Reaction, what: str, response: JoinGroupResponse | SyncGroupResponse
+    ) -> list[Action]:
+        """Join again, or never, after a JoinGroup or SyncGroup that was refused."""
+        if why not in REJOINS:
+            return self._fail(self._refused(what, response.error, response.message))
+        if why is not Reaction.REJOIN:
+            self._lose(response.message)
+        if why is Reaction.REJOIN_AS_NEW:
+            self.member_id = ""
         self._rejoins += 1
         return self._join()
 
     def _joined(self, response: JoinGroupResponse, now_ms: int) -> list[Action]:
-        match reaction(Asked.JOIN, response.error):
-            case Reaction.ACCEPT:
-                pass
-            case Reaction.JOIN_WITH_ID if response.member_id and not self.member_id:
-                self.member_id = response.member_id
-                return self._join()
-            case Reaction.REJOIN:
-                return self._rejoin()
-            case Reaction.REJOIN_AS_NEW:
-                self.member_id = ""
-                return self._rejoin()
-            case _:
-                return self._fail(self._refused("Joining was refused", response.error))
+        why = reaction(Asked.JOIN, response.error)
+        if why is Reaction.JOIN_WITH_ID and response.member_id and not self.member_id:
+            self.member_id = response.member_id
+            return self._send_join(self._rejoins)
+        if why is not Reaction.ACCEPT:
+            return self._denied(why, "Joining was refused", response)
         if response.protocol_name not in self.config.assignor_names:
             chosen = response.protocol_name
             return self._fail(FatalError(f"the group chose assignor {chosen!r}, never offered"))
         self.state = State.SYNCING
-        self._gone = False
+        self._gone, self.gone_because = False, None
         self._heartbeat = None  # One of an older generation must not hold up this one's.
         self.generation = response.generation_id
         self.member_id = response.member_id
         self._protocol_name = response.protocol_name
         self._leads = response.leader == response.member_id
-        self._reason = None
+        self._joining.reason = None
         self._heartbeat_due_ms = now_ms + self.config.heartbeat_interval_ms
         if self._leads and not response.skip_assignment:
             return [Compute(self.generation, self._protocol_name, response.members)]
@@ -294,30 +351,21 @@ class Membership:
             assignments,
         )
         self._awaited = request
-        return [Send(request, self._parked_ms)]
+        return [Send(request, self.config.parked_ms)]
 
     def _synced(self, response: SyncGroupResponse) -> list[Action]:
-        match reaction(Asked.SYNC, response.error):
-            case Reaction.ACCEPT:
-                pass
-            case Reaction.REJOIN:
-                return self._rejoin()
-            case Reaction.REJOIN_AS_NEW:
-                self.member_id = ""
-                return self._rejoin()
-            case _:
-                return self._fail(self._refused("Synchronizing was refused", response.error))
-        if response.protocol_name not in (None, self._protocol_name):
-            message = (
-                f"joined with assignor {self._protocol_name!r}, got {response.protocol_name!r}"
-            )
-            return self._fail(FatalError(message))
+        if (why := reaction(Asked.SYNC, response.error)) is not Reaction.ACCEPT:
+            return self._denied(why, "Synchronizing was refused", response)
+        mine, its = self._protocol_name, response.protocol_name
+        if its not in (None, mine):
+            return self._fail(FatalError(f"joined with assignor {mine!r}, got {its!r}"))
         # What a foreign leader wrote and nobody can read gives nothing, rather than anything.
         decoded = consumer.decode_assignment(response.assignment)
         partitions = () if decoded is None else tuple(sorted(set(decoded.partitions)))
         self.state = State.STABLE
         self._rejoins = 0
         self.assignment = Assignment(self.generation, self.member_id, partitions, self._leads)
+        self.hand_over.assigned(partitions)
         return [Assigned(self.assignment)]
 
     def _step_out(self, error: Exception) -> list[Action]:
@@ -331,10 +379,17 @@ class Membership:
         self.failure = error
         self.rebalance_needed = True
         self._awaited = None
+        self.hand_over.lose()
         return [GaveUp(error)]
 
-    def _refused(self, what: str, code: int) -> FatalError:
-        return FatalError(f"{what} in group {self.config.group_id!r}: {code_text(code)}", code=code)
+    def _lose(self, message: str | None) -> None:
+        self._gone = self.rebalance_needed = True
+        self.gone_because = message
+        self.hand_over.lose()
+
+    def _refused(self, what: str, code: int, message: str | None) -> FatalError:
+        text = f"{what} in group {self.config.group_id!r}: {code_text(code, message)}"
+        return FatalError(text, code=code)
 
     def _heartbeat_over(self, request: HeartbeatRequest, now_ms: int) -> None:
         if request is self._heartbeat:
@@ -343,7 +398,3 @@ class Membership:
 
     def _is_current(self, request: HeartbeatRequest) -> bool:
         return (request.generation_id, request.member_id) == (self.generation, self.member_id)
-
-    @property
-    def _parked_ms(self) -> int:
-        return self.config.rebalance_timeout_ms + PARKED_SLACK_MS

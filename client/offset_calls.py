@@ -58,12 +58,13 @@ class OffsetCalls:
         if response.error == ErrorCode.NONE:
             check_commit(request, response, after_doubt=reply.after_doubt)
             return
-        refusal = _refusal(request, response.error)
+        refusal = _refusal(request, response.error, response.message)
         if reply.after_doubt:
             # The refusal is about this attempt; an earlier one may well have been stored.
             raise OutcomeUnknown(
                 f"an earlier attempt was not answered, and then: {refusal}",
                 group_code=response.error,
+                group_message=response.message,
             ) from refusal
         raise refusal
 
@@ -91,16 +92,16 @@ class OffsetCalls:
         return fetched(response)
 
 
-def _refusal(request: OffsetCommitRequest, code: int) -> CoordinatorError:
-    text = f"the commit to group {request.group_id!r} was refused: {code_text(code)}"
+def _refusal(request: OffsetCommitRequest, code: int, message: str | None) -> CoordinatorError:
+    text = f"the commit to group {request.group_id!r} was refused: {code_text(code, message)}"
     if request.member_id:
         match code:
             case ErrorCode.ILLEGAL_GENERATION | ErrorCode.REBALANCE_IN_PROGRESS:
-                return Rebalanced(text, group_code=code)
+                return Rebalanced(text, group_code=code, group_message=message)
             case ErrorCode.UNKNOWN_MEMBER_ID | ErrorCode.GROUP_ID_NOT_FOUND:
-                return MemberLost(text, group_code=code)
+                return MemberLost(text, group_code=code, group_message=message)
             case ErrorCode.FENCED_INSTANCE_ID:
-                return FatalError(text, code=code, group_code=code)
+                return FatalError(text, code=code, group_code=code, group_message=message)
             case _:
                 pass
     elif code == ErrorCode.UNKNOWN_MEMBER_ID:

@@ -90,11 +90,15 @@ def fetch_request(group_id: str, partitions: Iterable[TopicPartition] | None) ->
     """Return the request for the committed offsets of *partitions*, or of all (None)."""
     if partitions is None:
         return OffsetFetchRequest((GroupFetch(group_id, None),), require_stable=False)
+    return OffsetFetchRequest((GroupFetch(group_id, by_topic(partitions)),), require_stable=False)
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> tuple[TopicPartitions, ...]:
+    """Return *partitions* as the wire has them, topics and partitions sorted, each once."""
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(set(partitions)):
         topics.setdefault(topic, []).append(partition)
-    wanted = tuple(TopicPartitions(topic, tuple(numbers)) for topic, numbers in topics.items())
-    return OffsetFetchRequest((GroupFetch(group_id, wanted),), require_stable=False)
+    return tuple(TopicPartitions(topic, tuple(numbers)) for topic, numbers in topics.items())
 
 
 def fetched(response: OffsetFetchResponse) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -5,9 +5,11 @@ from enum import Enum
 from protocol.errors import ERRORS, ErrorCode, Remedy
 from protocol.messages import (
     DeleteGroupsResponse,
+    DeleteTopicsResponse,
     DescribeGroupsResponse,
     FindCoordinatorResponse,
     OffsetFetchResponse,
+    RegisterTopicsResponse,
     Response,
 )
 
@@ -33,7 +35,8 @@ _VERDICTS = {
 def error_of(response: Response, group_id: str | None) -> int | None:
     """Return the code that speaks about *group_id* as a whole; None if the answer has none.
 
-    This client asks for one group at a time, so an answer about several, or about another
+    Where an answer has a code per topic, it is one that a retry cures, if there is any. This
+    client asks for one group at a time, so an answer about several, or about another
     group, is malformed.
     """
     match response:
@@ -46,6 +49,13 @@ def error_of(response: Response, group_id: str | None) -> int | None:
             if len(groups) != 1 or groups[0].group_id != group_id:
                 return None
             return groups[0].error
+        case (
+            RegisterTopicsResponse(error=0, topics=topics)
+            | DeleteTopicsResponse(error=0, topics=topics)
+        ):
+            # Both may be repeated as a whole: what is done already stays as it is.
+            waiting = (one.error for one in topics if verdict(one.error) is not Verdict.DONE)
+            return next(waiting, 0)
         case _:
             return response.error
 

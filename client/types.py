@@ -25,6 +25,20 @@ class Assignment(NamedTuple):
 
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
+Callback = Callable[[tuple[TopicPartition, ...]], Awaitable[object] | object]
+
+
+class Callbacks(NamedTuple):
+    """What the caller wants to be told about its partitions; each may be async.
+
+    They are called in the task that calls ``assignment()`` or ``leave()``, and only there.
+    """
+
+    on_assigned: Callback | None = None
+    on_revoked: Callback | None = None
+    on_lost: Callback | None = None
+
+
 # What partitions does a topic have? Only the group's leader asks. A number n means 0 … n-1.
 Partitions = (
     Mapping[str, int] | Callable[[str], Iterable[int]] | Callable[[str], Awaitable[Iterable[int]]]

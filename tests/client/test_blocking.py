@@ -3,50 +3,15 @@
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import trio
 
 from client import ClientClosed, CoordinatorUnavailable, OffsetAndMetadata, TopicPartition
-from client.blocking import BlockingClient, connect_blocking
+from client.blocking import BlockingClient
 from protocol import messages as m
+from tests.client.threads import T0, T1, connect_to, in_threads
 from tests.fakes.scripted_server import Hang, Hold, ScriptedServer
-
-T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
-
-
-def connect_to(server: ScriptedServer, **options: Any) -> Any:
-    """Connect with the server in the client's own trio run: no sockets, no other process."""
-
-    async def open_stream(host: str, port: int) -> trio.abc.Stream:
-        await trio.lowlevel.checkpoint()
-        if server.unreachable:
-            raise ConnectionRefusedError
-        ours, theirs = trio.testing.memory_stream_pair()
-        trio.lowlevel.spawn_system_task(server.serve, theirs)
-        return ours
-
-    return connect_blocking("node1:9310", client_id="client", open_stream=open_stream, **options)
-
-
-def in_threads(*calls: Callable[[], object]) -> None:
-    """Run every call in a thread of its own; raise what any of them raises."""
-    failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-
-    def guarded(call: Callable[[], object]) -> None:
-        try:
-            call()
-        except BaseException as exc:  # noqa: BLE001 - raised by the test's own thread.
-            failures.put(exc)
-
-    threads = [threading.Thread(target=guarded, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if not failures.empty():
-        raise failures.get()
 
 
 def test_a_member_lives_its_life_without_await() -> None:
@@ -89,15 +54,6 @@ def test_several_threads_share_a_client() -> None:
         assert {TopicPartition("t", n): OffsetAndMetadata(19) for n in range(8)} == (
             client.fetch_offsets("g")
         )
-
-
-def test_operators_calls_are_there_too() -> None:
-    """Describe, list, delete and drain need no event loop either."""
-    with connect_to(ScriptedServer()) as client:
-        assert [group.group_id for group in client.list_groups()] == ["g"]
-        assert [group.group_id for group in client.describe_groups(["g"])] == ["g"]
-        assert client.delete_groups(["g"]) == {"g": 0}
-        assert [member.drained for member in client.drain_member("g", "client")] == [True]
 
 
 def test_an_assignment_that_takes_too_long_can_be_asked_for_again() -> None:

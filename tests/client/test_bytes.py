@@ -3,7 +3,7 @@
 import trio
 from trio.testing import MockClock
 
-from client import OffsetAndMetadata, TopicPartition
+from client import OffsetAndMetadata, TopicPartition, TopicSource
 from tests.client.conftest import World
 
 T0 = TopicPartition("t", 0)
@@ -49,5 +49,9 @@ async def test_every_answer_may_come_byte_by_byte(autojump_clock: MockClock, wor
         assert [one.group_id for one in await client.list_groups()] == ["g"]
         assert await client.delete_groups(["g"]) == {"g": 0}
         assert [one.drained for one in await client.drain_member("g", "client")] == [True]
+        await client.register_topics({"t": TopicSource(1, {0: ["é"]})})
+        (described,) = await client.describe_topics(pattern="t")
+        assert described.hosts == ((0, ("é",)),)
+        assert await client.delete_topics(["t"]) == {"t": 0}
 
     assert world.server.connections == 1

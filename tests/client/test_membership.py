@@ -9,6 +9,7 @@ from client.exceptions import CoordinatorUnavailable, FatalError
 from client.membership import Membership
 from client.reactions import REACTIONS, Asked, Reaction, reaction
 from client.types import Assignment
+from protocol import consumer
 from protocol.errors import ErrorCode
 from protocol.messages import (
     JoinGroupMember,
@@ -272,3 +273,58 @@ def test_the_reason_is_given_once() -> None:
     machine.rebalance_needed = True
 
     assert joining(machine).reason is None
+
+
+@pytest.mark.parametrize("asked", ["join", "sync"])
+def test_a_refusal_carries_the_coordinators_own_words(asked: str) -> None:
+    """The code alone doesn't say which limit, or who is in the way."""
+    machine = Membership(CONFIG)
+    words = "instance id 'i' is held by member i-7 from host 192.0.2.9"
+    if asked == "join":
+        refused = joined(error=82)._replace(message=words)
+        (gave_up,) = machine.answered(joining(machine), refused, 0)
+    else:
+        (gave_up,) = machine.answered(syncing(machine), synced(error=82)._replace(message=words), 0)
+
+    assert isinstance(gave_up, GaveUp)
+    assert words in str(gave_up.error)
+    assert "FENCED_INSTANCE_ID (82)" in str(gave_up.error)
+
+
+def test_an_assignor_that_fails_to_pack_its_data_is_the_callers_to_know() -> None:
+    """It is the caller's code; the machine goes on working."""
+    broken = [True]
+
+    def user_data(name: str, *_: object) -> bytes | None:
+        if broken[0]:
+            raise LookupError(name)
+        return b"x"
+
+    machine = Membership(CONFIG, user_data)
+    (gave_up,) = machine.want_assignment()
+
+    assert isinstance(gave_up, GaveUp)
+    assert isinstance(gave_up.error, LookupError)
+
+    broken[0] = False
+
+    assert joining(machine).protocols
+
+
+def test_what_an_assignor_sends_along_is_about_the_last_assignment() -> None:
+    """A sticky one gives the same again, although an eager member claims nothing."""
+    heard: list[tuple[object, ...]] = []
+
+    def user_data(*about: object) -> bytes | None:
+        heard.append(about)
+        return b"data"
+
+    machine = Membership(CONFIG._replace(assignor_names=("range",)), user_data)
+    machine.answered(syncing(machine), synced(T0), 0)
+    machine.request_rejoin("test")
+    request = joining(machine)
+
+    assert heard == [("range", ("t",), (), -1), ("range", ("t",), (T0,), 1)]
+    decoded = consumer.decode_subscription(request.protocols[0].metadata)
+    assert decoded is not None
+    assert (decoded.user_data, decoded.owned_partitions) == (b"data", ())

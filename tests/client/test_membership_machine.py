@@ -9,10 +9,12 @@ from client.actions import (
     Compute,
     GaveUp,
     MembershipConfig,
+    Resolve,
     Send,
     State,
 )
 from client.exceptions import CoordinatorError, CoordinatorUnavailable, FatalError
+from client.hand_over import Change, Step
 from client.membership import Membership
 from protocol import consumer
 from protocol.errors import ErrorCode
@@ -27,18 +29,25 @@ from protocol.messages import (
 from protocol.types import TopicPartition
 
 CODES = st.sampled_from([0, 0, 0, 22, 25, 27, 79, 1007]) | st.sampled_from([*ErrorCode, 4711])
-BYTES = consumer.encode_assignment(consumer.Assignment((TopicPartition("t", 0),), b""))
+BYTES = [
+    consumer.encode_assignment(consumer.Assignment(partitions, b""))
+    for partitions in ((), (TopicPartition("t", 0),), (TopicPartition("t", 1),))
+]
 
 
 class MembershipMachine(RuleBasedStateMachine):
     """Answers come late, twice refused, or never; the user asks, rejoins and leaves at will."""
 
+    config = MembershipConfig("g", ("t",), ("range",), 6_000, 60_000)
+
     def __init__(self) -> None:
         super().__init__()
-        self.machine = Membership(MembershipConfig("g", ("t",), ("range",), 6_000, 60_000))
+        self.machine = Membership(self.config)
         self.in_flight: list[Send] = []
+        self.resolving: list[Resolve] = []
         self.computing: list[Compute] = []
         self.waiting = False
+        self.holds: set[TopicPartition] = set()
         self.has_left = False
         self.generation = 0
         self.now_ms = 0
@@ -51,10 +60,13 @@ class MembershipMachine(RuleBasedStateMachine):
                     self.in_flight.append(action)
                 case Compute():
                     self.computing.append(action)
+                case Resolve():
+                    self.resolving.append(action)
                 case Assigned():
                     assert self.machine.state is State.STABLE
                     assert self.machine.generation == action.assignment.generation
-                    assert not self.machine.lost
+                    # What was lost before is gone until the user was told.
+                    assert self.machine.lost == self.machine.hand_over.gone
                     self.waiting = False
                 case GaveUp():
                     self.waiting = False
@@ -79,7 +91,9 @@ class MembershipMachine(RuleBasedStateMachine):
                     )
                 )
             case SyncGroupRequest():
-                response = SyncGroupResponse(code, None, None, BYTES if ok else b"")
+                response = SyncGroupResponse(
+                    code, None, None, BYTES[self.generation % 3] if ok else b""
+                )
                 self.do(self.machine.answered(request, response, self.now_ms))
             case HeartbeatRequest():
                 self.do(self.machine.answered(request, HeartbeatResponse(code), self.now_ms))
@@ -90,9 +104,23 @@ class MembershipMachine(RuleBasedStateMachine):
     def the_user_asks(self) -> None:
         """As before every batch."""
         machine = self.machine
+        if (step := machine.due()) is not None:
+            self.told(step)
+            return
         if machine.state is not State.STABLE or machine.rebalance_needed:
             self.waiting = True
         self.do(machine.want_assignment())
+
+    def told(self, step: Step) -> None:
+        """Tell the user, who has what it was given and neither lost nor gave back."""
+        self.machine.told(step)
+        if step.change is Change.GIVEN:
+            assert not self.holds & set(step.partitions)
+            self.holds |= set(step.partitions)
+        else:
+            assert set(step.partitions) <= self.holds
+            self.holds -= set(step.partitions)
+        assert sorted(self.holds) == list(self.machine.owned)
 
     @rule()
     def the_user_wants_a_rebalance(self) -> None:
@@ -118,6 +146,16 @@ class MembershipMachine(RuleBasedStateMachine):
         """The retries gave up."""
         error: CoordinatorError = FatalError("x") if fatal else CoordinatorUnavailable("x")
         self.do(self.machine.unanswered(self.in_flight.pop().request, error, self.now_ms))
+
+    @precondition(lambda self: self.resolving)
+    @rule(fails=st.booleans())
+    def the_pattern_is_resolved(self, *, fails: bool) -> None:
+        """Or nobody could be asked."""
+        number = self.resolving.pop().number
+        if fails:
+            self.do(self.machine.resolve_failed(number, CoordinatorUnavailable("x")))
+        else:
+            self.do(self.machine.resolved(number, ("t", "u")))
 
     @precondition(lambda self: self.computing)
     @rule(fails=st.booleans())
@@ -151,7 +189,8 @@ class MembershipMachine(RuleBasedStateMachine):
             awaited = self.machine._awaited
             under_way = any(sent.request is awaited for sent in self.in_flight)
             computing = any(c.generation == self.machine.generation for c in self.computing)
-            assert under_way if awaited is not None else computing
+            resolving = bool(self.resolving) and self.machine.state is State.JOINING
+            assert under_way if awaited is not None else computing or resolving
 
     @invariant()
     def one_heartbeat_at_a_time(self) -> None:
@@ -173,14 +212,31 @@ class MembershipMachine(RuleBasedStateMachine):
             return
         assert machine.member_id
         assert machine.assignment is not None
-        assert machine.assignment.generation == machine.generation
+        if machine.state is State.STABLE:
+            assert machine.assignment.generation == machine.generation
+
+    @invariant()
+    def an_eager_member_joins_with_nothing(self) -> None:
+        """Whoever gets its partitions may begin at once."""
+        if not self.config.cooperative and self.machine.is_changing:
+            assert self.machine.owned == ()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the user has nothing to ask for."""
+        machine = self.machine
+        stands = machine.state is State.STABLE and not machine.rebalance_needed
+        return stands and machine.due() is None
 
     def teardown(self) -> None:
         """From wherever it got to, a healthy coordinator gives it an assignment."""
         if self.machine.state in (State.FAILED, State.LEFT):
             return
-        self.the_user_asks()
+        while not self.waiting and not self.is_settled:
+            self.the_user_asks()
         for _ in range(10):
+            while self.resolving:
+                self.do(self.machine.resolved(self.resolving.pop().number, ("t",)))
             while self.computing:
                 self.do(self.machine.computed(self.computing.pop().generation, ()))
             in_flight, self.in_flight = self.in_flight, []
@@ -191,5 +247,15 @@ class MembershipMachine(RuleBasedStateMachine):
         assert not self.waiting
 
 
+class CooperativeMachine(MembershipMachine):
+    """The same, with partitions that stay, and a pattern."""
+
+    config = MembershipMachine.config._replace(cooperative=True, topic_pattern="t|u", topics=())
+
+
+SETTINGS = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
 TestMembershipMachine = MembershipMachine.TestCase
-TestMembershipMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestMembershipMachine.settings = SETTINGS
+TestCooperativeMachine = CooperativeMachine.TestCase
+TestCooperativeMachine.settings = SETTINGS

@@ -3,6 +3,7 @@
 Without a script it behaves like a coordinator whose groups have one member each.
 """
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class ScriptedServer:
         self.open_connections = 0
         self.unreachable = False
         self.offsets: dict[tuple[str, str, int], m.PartitionOffset] = {}
+        self.topics: dict[str, m.TopicRegistration] = {}
         self.generation = 0
         self.versions = {key: (0, api.max_version) for key, api in APIS.items()}
         self.cluster_id = "scripted-cluster"
@@ -182,8 +184,48 @@ class ScriptedServer:
             m.DeleteGroupsRequest: lambda r: m.DeleteGroupsResponse(
                 tuple(m.DeletedGroup(group, 0) for group in r.group_ids)
             ),
+            m.RegisterTopicsRequest: self._register,
+            m.DeleteTopicsRequest: lambda r: m.DeleteTopicsResponse(
+                0,
+                tuple(
+                    m.DeletedTopic(name, 3 if self.topics.pop(name, None) is None else 0)
+                    for name in r.topics
+                ),
+            ),
+            m.DescribeTopicsRequest: self._describe_topics,
         }
         return table[type(request)](request)
+
+    def _register(self, request: m.RegisterTopicsRequest) -> m.RegisterTopicsResponse:
+        for one in request.topics:
+            self.topics[one.topic] = one
+        return m.RegisterTopicsResponse(
+            0,
+            tuple(
+                m.RegisteredTopic(one.topic, 0, None, one.partition_count) for one in request.topics
+            ),
+        )
+
+    def _describe_topics(self, request: m.DescribeTopicsRequest) -> m.DescribeTopicsResponse:
+        if request.topics is None:
+            names = [
+                name
+                for name in sorted(self.topics)
+                if name > request.start_after
+                and (request.pattern is None or re.fullmatch(request.pattern, name))
+            ]
+        else:
+            names = list(request.topics)
+        page = names[: request.max_topics]
+        return m.DescribeTopicsResponse(
+            0, None, tuple(map(self._described, page)), has_more=len(page) < len(names)
+        )
+
+    def _described(self, name: str) -> m.DescribedTopic:
+        found = self.topics.get(name)
+        if found is None:
+            return m.DescribedTopic(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, (), ())
+        return m.DescribedTopic(name, 0, found.partition_count, found.hosts or (), ())
 
     def _api_versions(self, _: m.ApiVersionsRequest) -> m.ApiVersionsResponse:
         apis = tuple(

@@ -1,0 +1,105 @@
+"""All offsets of an offsets partition, and the stream of their changes."""
+
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple
+
+from client.exceptions import FatalError, code_text
+from client.router import Router
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    OffsetChange,
+    ReadOffsetChangesRequest,
+    ReadOffsetChangesResponse,
+    ScannedOffset,
+    ScanOffsetsRequest,
+    ScanOffsetsResponse,
+)
+
+OFFSETS_PER_PAGE: Final = 5_000
+NO_POSITION: Final = -1
+
+
+class PositionTooOld(FatalError):
+    """The changes from this position on are no longer there, or never were: scan anew."""
+
+
+class OffsetChanges(NamedTuple):
+    """Some changes in their order, and where to go on.
+
+    ``next_position`` may have moved although nothing changed. It is ``end_position`` if there is
+    nothing more to read at the moment.
+    """
+
+    changes: tuple[OffsetChange, ...]
+    next_position: int
+    end_position: int
+
+
+class OffsetScan:
+    """One pass over an offsets partition; use as ``async for``, once.
+
+    Attributes:
+        position: Where the changes begin that belong to this scan; -1 before the first offset
+            was read. What the scan returned, with all changes from here on applied, is exactly
+            what is committed at the end of those changes. Without them it is not a state that
+            ever was: commits go on between two pages.
+
+    """
+
+    def __init__(
+        self, router: Router, offsets_partition: int, timeout_ms: int, page_size: int
+    ) -> None:
+        """Use `client.Client.scan_offsets` instead."""
+        self.position = NO_POSITION
+        self._router = router
+        self._offsets_partition = offsets_partition
+        self._timeout_ms = timeout_ms
+        self._page_size = page_size
+        self._cursor: bytes | None = b""
+
+    async def __aiter__(self) -> AsyncIterator[ScannedOffset]:
+        while page := await self.page():
+            for offset in page:
+                yield offset
+
+    async def page(self) -> tuple[ScannedOffset, ...]:
+        """Return the next offsets, in the order of (group, topic, partition); none at the end."""
+        offsets: tuple[ScannedOffset, ...] = ()
+        while self._cursor is not None and not offsets:
+            response = await self._ask(self._cursor)
+            if self.position == NO_POSITION:
+                self.position = response.position
+            self._cursor = response.cursor or None
+            offsets = response.offsets
+        return offsets
+
+    async def _ask(self, cursor: bytes) -> ScanOffsetsResponse:
+        request = ScanOffsetsRequest(self._offsets_partition, cursor, self._page_size)
+        reply = await self._router.call(
+            request, group_id=None, timeout_ms=self._timeout_ms, changes_state=False
+        )
+        response = reply.response
+        assert isinstance(response, ScanOffsetsResponse)
+        if response.error != ErrorCode.NONE:
+            text = f"no scan of offsets partition {self._offsets_partition}"
+            raise FatalError(f"{text}: {code_text(response.error)}", code=response.error)
+        return response
+
+
+async def read_changes(
+    router: Router, offsets_partition: int, position: int, max_changes: int, timeout_ms: int
+) -> OffsetChanges:
+    """Return changes from *position* on; see `client.Client.offset_changes`."""
+    reply = await router.call(
+        ReadOffsetChangesRequest(offsets_partition, position, max_changes),
+        group_id=None,
+        timeout_ms=timeout_ms,
+        changes_state=False,
+    )
+    response = reply.response
+    assert isinstance(response, ReadOffsetChangesResponse)
+    if response.error == ErrorCode.NONE:
+        return OffsetChanges(response.changes, response.next_position, response.end_position)
+    text = f"no changes of offsets partition {offsets_partition} from {position} on"
+    kind = PositionTooOld if response.error == ErrorCode.POSITION_TOO_OLD else FatalError
+    raise kind(f"{text}: {code_text(response.error)}", code=response.error)

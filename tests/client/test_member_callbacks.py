@@ -1,0 +1,321 @@
+"""What a member tells its caller about partitions, and when."""
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from client import ClientClosed, FatalError, MemberLost, TopicPartition
+from protocol import messages as m
+from tests.client.conftest import World
+from tests.fakes.scripted_server import Answer, group_requests
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class Told:
+    """Callbacks that write down what they are told, and do *then* afterwards."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[TopicPartition, ...]]] = []
+
+    def __call__(self, name: str, then: Any = None) -> Any:
+        """Return the callback *name*."""
+
+        async def callback(partitions: tuple[TopicPartition, ...]) -> None:
+            await trio.lowlevel.checkpoint()
+            self.calls.append((name, partitions))
+            if then is not None:
+                await then()
+
+        return callback
+
+    @property
+    def all(self) -> dict[str, Any]:
+        """All three, for `Client.join`."""
+        return {name: self(name) for name in ("on_assigned", "on_revoked", "on_lost")}
+
+
+async def test_everything_is_revoked_before_the_join_and_given_after_it(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """As Kafka's eager consumers do it; a commit on revoke is still accepted."""
+    told = Told()
+
+    async def commit() -> None:
+        assert not member.lost
+        await member.commit({T0: 7})
+
+    callbacks = {**told.all, "on_revoked": told("on_revoked", commit)}
+    async with world.connect() as client, client.join("g", ["t"], {"t": 2}, **callbacks) as member:
+        await member.assignment()
+        await member.request_rejoin("test")
+        await member.assignment()
+
+    assert told.calls == [
+        ("on_assigned", (T0, T1)),
+        ("on_revoked", (T0, T1)),
+        ("on_assigned", (T0, T1)),
+        ("on_revoked", (T0, T1)),
+    ]
+    assert group_requests(world.server) == [
+        "JoinGroup",
+        "JoinGroup",
+        "SyncGroup",
+        "OffsetCommit",
+        "JoinGroup",
+        "SyncGroup",
+        "OffsetCommit",
+        "LeaveGroup",
+    ]
+
+
+@pytest.mark.parametrize("code", [22, 25])
+async def test_what_somebody_else_has_already_is_lost_and_not_revoked(
+    autojump_clock: MockClock, world: World, code: int
+) -> None:
+    """Committing is in vain then, and nothing stored before is tried."""
+    told = Told()
+    async with (
+        world.connect() as client,
+        client.join("g", ["t"], {"t": 2}, auto_commit_interval_ms=60_000, **told.all) as member,
+    ):
+        await member.assignment()
+        member.store({T0: 1})
+        world.server.script(m.HeartbeatRequest, code)
+        await member.wait_rebalance_needed()
+        await member.assignment()
+
+        assert told.calls[1:] == [("on_lost", (T0, T1)), ("on_assigned", (T0, T1))]
+
+        await member.commit()
+
+    assert world.server.requests(m.OffsetCommitRequest) == []
+
+
+async def test_a_fenced_member_is_told_of_its_loss_before_it_fails(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """Its caller has to stop its workers also if nothing follows."""
+    told = Told()
+    async with world.connect() as client, client.join("g", ["t"], {"t": 2}, **told.all) as member:
+        await member.assignment()
+        held = m.HeartbeatResponse(82, "instance id 'x' is held by member x-2")
+        world.server.script(m.HeartbeatRequest, Answer(held))
+        await member.wait_rebalance_needed()
+        with pytest.raises(FatalError, match="held by member x-2"):
+            await member.assignment()
+
+    assert told.calls[1:] == [("on_lost", (T0, T1))]
+
+
+async def test_a_plain_function_will_do(autojump_clock: MockClock, world: World) -> None:
+    """Not every callback has something to wait for."""
+    given: list[object] = []
+    async with (
+        world.connect() as client,
+        client.join("g", ["t"], {"t": 1}, on_assigned=given.append) as member,
+    ):
+        await member.assignment()
+
+    assert given == [(T0,)]
+
+
+async def test_what_a_callback_raises_comes_out_and_the_next_call_goes_on(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """It was called; calling it again could never end for one that always fails."""
+    told = Told()
+
+    async def fail() -> None:
+        raise LookupError
+
+    callbacks = {**told.all, "on_revoked": told("on_revoked", fail)}
+    async with world.connect() as client:
+        member = await client.join("g", ["t"], {"t": 2}, **callbacks).__aenter__()
+        await member.assignment()
+        await member.request_rejoin("test")
+        with pytest.raises(LookupError):
+            await member.assignment()
+
+        assert not member.lost
+        assert (await member.assignment()).generation == 2
+        assert [name for name, _ in told.calls] == ["on_assigned", "on_revoked", "on_assigned"]
+
+        with pytest.raises(LookupError):
+            await member.leave()
+
+    assert len(world.server.requests(m.LeaveGroupRequest)) == 1
+
+
+async def test_a_callback_that_raised_is_called_for_the_next_assignment(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """Also where that holds the same partitions, after those of the first one were lost."""
+    told, bugs = Told(), [True]
+
+    async def fail() -> None:
+        if bugs.pop():
+            raise LookupError
+
+    async with (
+        world.connect() as client,
+        client.join("g", ["t"], {"t": 2}, on_assigned=told("on_assigned", fail)) as member,
+    ):
+        with pytest.raises(LookupError):
+            await member.assignment()
+        world.server.script(m.HeartbeatRequest, 25)
+        await member.wait_rebalance_needed()
+        bugs.append(False)
+        await member.assignment()
+
+    assert told.calls == [("on_assigned", (T0, T1))] * 2
+
+
+async def test_a_callback_that_was_cancelled_is_called_again(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """A caller that looks for other work in between must not skip the end of a batch."""
+    told = Told()
+
+    async def finish_the_batch() -> None:
+        await trio.sleep(3 if len(told.calls) == 2 else 0)
+
+    callbacks = {**told.all, "on_revoked": told("on_revoked", finish_the_batch)}
+    async with world.connect() as client, client.join("g", ["t"], {"t": 2}, **callbacks) as member:
+        await member.assignment()
+        await member.request_rejoin("test")
+        with trio.move_on_after(1):
+            await member.assignment()
+
+        assert (member.lost, member.rebalance_needed) == (False, True)
+
+        await member.assignment()
+
+    names = [name for name, _ in told.calls]
+    assert names[:4] == ["on_assigned", "on_revoked", "on_revoked", "on_assigned"]
+
+
+async def test_who_leaves_in_a_callback_gets_no_further_one(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """The caller knows what it is doing; a callback within a callback would surprise it."""
+    told = Told()
+
+    async def leave() -> None:
+        await member.leave("enough")
+
+    callbacks = {**told.all, "on_revoked": told("on_revoked", leave)}
+    async with world.connect() as client, client.join("g", ["t"], {"t": 2}, **callbacks) as member:
+        await member.assignment()
+        await member.request_rejoin("test")
+        with pytest.raises(ClientClosed):
+            await member.assignment()
+
+    assert [name for name, _ in told.calls] == ["on_assigned", "on_revoked"]
+    assert len(world.server.requests(m.LeaveGroupRequest)) == 1
+
+
+async def test_asking_for_the_assignment_in_a_callback_is_an_error(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """It would wait for itself."""
+
+    async def on_assigned(_: object) -> None:
+        await member.assignment()
+
+    async with (
+        world.connect() as client,
+        client.join("g", ["t"], {"t": 2}, on_assigned=on_assigned) as member,
+    ):
+        with pytest.raises(RuntimeError, match="callback"):
+            await member.assignment()
+
+
+async def test_two_tasks_that_ask_are_not_told_twice(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """The second one finds the assignment that the first was told of."""
+    told = Told()
+    async with world.connect() as client, client.join("g", ["t"], {"t": 2}, **told.all) as member:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(member.assignment)
+            nursery.start_soon(member.assignment)
+
+        assert told.calls == [("on_assigned", (T0, T1))]
+
+
+async def test_a_fence_in_the_middle_of_giving_up_is_no_second_call(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """The caller has let go already; the commit on revoke says that it came too late."""
+    told = Told()
+
+    async def commit() -> None:
+        world.server.script(m.OffsetCommitRequest, 25)
+        with pytest.raises(MemberLost):
+            await member.commit({T0: 7})
+
+    callbacks = {**told.all, "on_revoked": told("on_revoked", commit)}
+    async with world.connect() as client, client.join("g", ["t"], {"t": 2}, **callbacks) as member:
+        await member.assignment()
+        await member.request_rejoin("test")
+        await member.assignment()
+
+        assert [name for name, _ in told.calls] == ["on_assigned", "on_revoked", "on_assigned"]
+
+
+async def test_the_end_of_the_block_waits_for_the_caller_to_finish(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """A planned stop must not repeat a batch, however long it takes; the group waits."""
+    told = Told()
+
+    async def finish_the_batch() -> None:
+        await trio.sleep(20)
+        await member.commit({T0: 9})
+
+    callbacks = {"on_revoked": told("on_revoked", finish_the_batch)}
+    async with world.connect() as client:
+        async with client.join("g", ["t"], {"t": 2}, **callbacks) as member:
+            await member.assignment()
+
+        assert trio.current_time() >= 20
+
+    assert group_requests(world.server)[-2:] == ["OffsetCommit", "LeaveGroup"]
+
+
+async def test_a_program_that_is_cancelled_has_a_second_for_its_callback(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """Control-C ends it soon, but what is quick is still done, the commit as well."""
+    told = Told()
+
+    async def commit_and_hang() -> None:
+        await member.commit({T0: 9})
+        await trio.sleep_forever()
+
+    with trio.move_on_after(5):
+        async with (
+            world.connect() as client,
+            client.join(
+                "g", ["t"], {"t": 2}, on_revoked=told("on_revoked", commit_and_hang)
+            ) as member,
+        ):
+            await member.assignment()
+            await trio.sleep_forever()
+
+    assert trio.current_time() == pytest.approx(6)
+    assert group_requests(world.server)[-2:] == ["OffsetCommit", "LeaveGroup"]
+
+
+async def test_a_lost_member_that_leaves_says_lost(autojump_clock: MockClock, world: World) -> None:
+    """Nothing of it is there to be given up."""
+    told = Told()
+    async with world.connect() as client, client.join("g", ["t"], {"t": 2}, **told.all) as member:
+        await member.assignment()
+        world.server.script(m.HeartbeatRequest, 25)
+        await member.wait_rebalance_needed()
+
+    assert told.calls[1:] == [("on_lost", (T0, T1))]

@@ -1,0 +1,234 @@
+"""What operators ask, and what they are told. The clock is virtual."""
+
+import pytest
+from trio.testing import MockClock
+
+from client import ErrorCode, FatalError, OutcomeUnknown, RetriableError, TopicPartition
+from client.lag import Lag
+from client.offset_stream import OffsetChanges, PositionTooOld
+from protocol import messages as m
+from protocol.types import PartitionResult, TopicResult
+from tests.client.conftest import World
+from tests.fakes.scripted_server import Answer, Drop
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def rebalance(number: int) -> m.Rebalance:
+    """Return one that a member caused."""
+    return m.Rebalance(
+        number, 1, "member joined", "m", None, "c", "h", "new", 0, 1, 3000, 2, 1, "stable", ()
+    )
+
+
+async def test_rebalances_are_told_newest_first(autojump_clock: MockClock, world: World) -> None:
+    """In the coordinator's order, and as many as were asked for."""
+    history = (rebalance(2), rebalance(1))
+    answer = m.DescribeRebalancesResponse(0, None, "g", history)
+    world.server.script(m.DescribeRebalancesRequest, Answer(answer))
+    async with world.connect() as client:
+        assert await client.rebalances("g", 2) == list(history)
+
+    assert world.server.requests(m.DescribeRebalancesRequest) == [
+        m.DescribeRebalancesRequest("g", 2)
+    ]
+
+
+async def test_a_refusal_tells_the_coordinators_own_words(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """The number alone doesn't say which group, or what is wrong with it."""
+    refused = m.DescribeRebalancesResponse(69, "no group 'g' here", "g", ())
+    world.server.script(m.DescribeRebalancesRequest, Answer(refused))
+    async with world.connect() as client:
+        with pytest.raises(FatalError, match="no group 'g' here") as caught:
+            await client.rebalances("g")
+
+    assert caught.value.code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_what_is_not_known_of_a_lag_is_none(autojump_clock: MockClock, world: World) -> None:
+    """Taken for a number, -1 would look like a consumer that is ahead."""
+    partitions = (
+        m.PartitionLag(0, 7, 10, 3, 1, 2, "member-1"),
+        m.PartitionLag(1, -1, 10, -1, -1, 2, ""),
+        m.PartitionLag(2, 7, -1, -1, 1, -1, ""),
+        m.PartitionLag(3, 0, 0, 0, 1, 2, ""),
+    )
+    answer = m.DescribeLagResponse(0, None, "g", (m.TopicLag("t", partitions),))
+    world.server.script(m.DescribeLagRequest, Answer(answer))
+    async with world.connect() as client:
+        assert await client.lag("g") == {
+            T0: Lag(committed=7, end=10, lag=3, owner="member-1"),
+            T1: Lag(committed=None, end=10, lag=None, owner=None),
+            TopicPartition("t", 2): Lag(committed=7, end=None, lag=None, owner=None),
+            TopicPartition("t", 3): Lag(committed=0, end=0, lag=0, owner=None),
+        }
+
+
+async def test_deleted_offsets_are_told_one_by_one(autojump_clock: MockClock, world: World) -> None:
+    """Some may go while a topic that is still read keeps the others."""
+    results = (TopicResult("t", (PartitionResult(0, 0), PartitionResult(1, 86))),)
+    world.server.script(m.OffsetDeleteRequest, Answer(m.OffsetDeleteResponse(0, results)))
+    async with world.connect() as client:
+        assert await client.delete_offsets("g", []) == {}
+        codes = await client.delete_offsets("g", [T1, T0, T0])
+
+    assert codes == {T0: 0, T1: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}
+    assert world.server.requests(m.OffsetDeleteRequest) == [
+        m.OffsetDeleteRequest("g", (m.TopicPartitions("t", (0, 1)),))
+    ]
+
+
+async def test_offsets_of_a_group_that_is_not_there_are_an_error(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """Nothing was deleted, and an empty answer would hide a misspelt name."""
+    world.server.script(m.OffsetDeleteRequest, 69)
+    async with world.connect() as client:
+        with pytest.raises(FatalError, match="GROUP_ID_NOT_FOUND"):
+            await client.delete_offsets("g", [T0])
+
+
+async def test_a_retention_is_for_ever_or_a_time_or_the_setting(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """And nothing else, such as a negative time after a wrong subtraction."""
+    world.server.script(
+        m.AlterGroupRetentionRequest, *[Answer(m.AlterGroupRetentionResponse(0))] * 3, 69
+    )
+    async with world.connect() as client:
+        for retention_ms in (-1, 60_000, None):
+            await client.set_offsets_retention("g", retention_ms)
+        with pytest.raises(FatalError, match="GROUP_ID_NOT_FOUND"):
+            await client.set_offsets_retention("g", 1)
+        with pytest.raises(ValueError, match="-1 is for ever"):
+            await client.set_offsets_retention("g", -2)
+
+    assert [-1, 60_000, None, 1] == [
+        request.retention_ms
+        for request in world.server.requests(m.AlterGroupRetentionRequest)
+        if isinstance(request, m.AlterGroupRetentionRequest)
+    ]
+
+
+async def test_static_members_are_removed_by_their_instance_ids(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """An operator knows the names that were given, not the ids that were made."""
+    left = (m.LeftMember("", "a", 0), m.LeftMember("", "b", 25))
+    world.server.script(m.LeaveGroupRequest, Answer(m.LeaveGroupResponse(0, left)))
+    async with world.connect() as client:
+        assert await client.remove_static_members("g", []) == {}
+        codes = await client.remove_static_members("g", ["a", "b", "a"], "gone for good")
+
+    assert codes == {"a": 0, "b": ErrorCode.UNKNOWN_MEMBER_ID}
+    assert world.server.requests(m.LeaveGroupRequest) == [
+        m.LeaveGroupRequest(
+            "g",
+            (
+                m.LeavingMember("", "a", "gone for good"),
+                m.LeavingMember("", "b", "gone for good"),
+            ),
+        )
+    ]
+
+
+async def test_the_offsets_partition_of_a_group_can_be_asked_for(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """A scan names an offsets partition, and whoever looks for a group must know which."""
+    found = m.CoordinatorOfGroup("g", 0, None, 1, "node1", 9310, 17, -1)
+    world.server.script(
+        m.FindCoordinatorRequest, *[Answer(m.FindCoordinatorResponse((found,)))] * 2
+    )
+    async with world.connect() as client:
+        assert await client.offsets_partition("g") == 17
+
+
+def scanned(group: str, partition: int) -> m.ScannedOffset:
+    """Return a committed offset."""
+    return m.ScannedOffset(group, "t", partition, 5, -1, "", 1, -1)
+
+
+async def test_a_scan_goes_on_page_by_page_and_keeps_its_first_position(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """Changes that came between two pages are after the first page's position only."""
+    pages = [
+        m.ScanOffsetsResponse(0, 40, (scanned("a", 0), scanned("a", 1)), b"a1"),
+        m.ScanOffsetsResponse(0, 44, (), b"a9"),
+        m.ScanOffsetsResponse(0, 45, (scanned("b", 0),), b""),
+    ]
+    world.server.script(m.ScanOffsetsRequest, *map(Answer, pages))
+    async with world.connect() as client:
+        scan = client.scan_offsets(3, page_size=2)
+        assert scan.position == -1
+
+        offsets = [offset async for offset in scan]
+
+        assert [(offset.group_id, offset.partition) for offset in offsets] == [
+            ("a", 0),
+            ("a", 1),
+            ("b", 0),
+        ]
+        assert scan.position == 40
+        assert [offset async for offset in scan] == []
+
+    assert world.server.requests(m.ScanOffsetsRequest) == [
+        m.ScanOffsetsRequest(3, cursor, 2) for cursor in (b"", b"a1", b"a9")
+    ]
+
+
+async def test_an_offsets_partition_that_is_not_there_cannot_be_scanned(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """It is not the same as one without offsets."""
+    world.server.script(m.ScanOffsetsRequest, 42)
+    async with world.connect() as client:
+        with pytest.raises(FatalError, match="offsets partition 50"):
+            await client.scan_offsets(50).page()
+
+
+async def test_changes_say_where_to_go_on(autojump_clock: MockClock, world: World) -> None:
+    """And whether there is more at the moment."""
+    change = m.OffsetChange(41, "committed", "g", "t", 0, 6, -1, "", 1)
+    answer = m.ReadOffsetChangesResponse(0, (change,), 43, 50)
+    world.server.script(m.ReadOffsetChangesRequest, Answer(answer))
+    async with world.connect() as client:
+        assert await client.offset_changes(3, 40) == OffsetChanges((change,), 43, 50)
+
+
+async def test_a_position_that_is_gone_has_an_exception_of_its_own(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """Whoever follows the changes scans anew; for all else somebody must be told."""
+    world.server.script(m.ReadOffsetChangesRequest, 1008, 42)
+    async with world.connect() as client:
+        with pytest.raises(PositionTooOld, match="from 40 on"):
+            await client.offset_changes(3, 40)
+        with pytest.raises(FatalError) as caught:
+            await client.offset_changes(99, 40)
+
+    assert not isinstance(caught.value, PositionTooOld)
+
+
+async def test_an_operators_change_that_is_never_answered_is_unknown(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """A script that goes on as if nothing was changed would be wrong half the time."""
+    world.server.script(m.AlterGroupRetentionRequest, *[Drop(applied=False)] * 100)
+    async with world.connect(request_timeout_ms=1_000) as client:
+        with pytest.raises(OutcomeUnknown):
+            await client.set_offsets_retention("g", 1)
+
+
+async def test_a_registry_that_is_full_may_have_room_later(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """The limit is the server's and may pass; the topic itself is all right."""
+    full = m.RegisterTopicsResponse(0, (m.RegisteredTopic("t", 1005, None, -1),))
+    world.server.script(m.RegisterTopicsRequest, *[Answer(full)] * 100)
+    async with world.connect(request_timeout_ms=1_000) as client:
+        with pytest.raises(RetriableError, match="QUOTA_EXCEEDED"):
+            await client.register_topics({"t": 1})
