@@ -60,6 +60,7 @@ nightly: $(INSTALLED) java ## The long versions: more examples, more seeds, more
 .PHONY: bench
 bench: $(INSTALLED) ## Speed and memory (under 30 minutes; QUICK=1 for a smoke run)
 	$(BIN)/python -m bench.run $(if $(QUICK),--quick)
+	$(BIN)/python -m bench.groups $(if $(QUICK),--quick)
 
 .PHONY: demo
 demo: $(INSTALLED) java $(FLIGHTS) ## Three Spark drivers share the flights of 2013 and survive a kill -9 (under 4 minutes)

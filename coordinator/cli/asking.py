@@ -1,9 +1,11 @@
-"""One question to a running coordinator over a connection of its own, for the command line."""
+"""Questions to a running coordinator over one connection, for the command line."""
 
 import socket
+from types import TracebackType
+from typing import Any, Self
 
 from protocol.connection import ClientConnection
-from protocol.errors import ERRORS, ErrorCode, ProtocolError
+from protocol.errors import ERRORS, ErrorCode, LocalProtocolError, ProtocolError
 from protocol.messages import ApiVersionsRequest, BareError, Request, Response
 
 
@@ -11,27 +13,74 @@ class AskFailed(Exception):
     """There is no useful answer; the message says why."""
 
 
-def ask(host: str, port: int, request: Request, *, timeout_s: float) -> Response:
-    """Return the answer to *request* from the coordinator at *host*:*port*.
+class GroupRefused(AskFailed):
+    """One group can't be served; the message names it."""
 
-    Raises:
-        AskFailed: It can't be reached, doesn't answer, or refuses the request as a whole.
-    """
-    connection = ClientConnection()
-    _, hello = connection.send(ApiVersionsRequest("group-coordinator", "group-coordinator", ""))
-    try:
-        wanted, frame = connection.send(request)
-        with socket.create_connection((host, port), timeout=timeout_s) as sock:
-            sock.sendall(hello + frame)
-            while data := sock.recv(65536):
-                for event in connection.receive(data):
-                    if event.correlation_id == wanted:
-                        return _checked(event.response)
-    except OSError as exc:
-        raise AskFailed(f"{host}:{port}: {exc}") from exc
-    except ProtocolError as exc:
-        raise AskFailed(f"{host}:{port}: {exc}") from exc
-    raise AskFailed(f"{host}:{port} closed the connection")
+
+class Unreachable(AskFailed):
+    """Nobody answered, or somebody who is no coordinator."""
+
+
+class Coordinator:
+    """Where the questions go. It is connected at the first one, and anew after a failure."""
+
+    def __init__(self, host: str, port: int, *, timeout_ms: int) -> None:
+        self._host = host
+        self._port = port
+        self._timeout_s = timeout_ms / 1000
+        self._socket: socket.socket | None = None
+        self._protocol = ClientConnection()
+
+    def __enter__(self) -> Self:
+        """Return it; nothing is connected yet."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the connection."""
+        self._close()
+
+    def ask(self, request: Request) -> Any:
+        """Return the answer to *request*.
+
+        Raises:
+            AskFailed: The coordinator refuses the request as a whole, or it can't be sent.
+            Unreachable: It can't be reached or doesn't answer in time.
+        """
+        try:
+            return _checked(self._exchange(request))
+        except LocalProtocolError as exc:
+            raise AskFailed(str(exc)) from exc
+        except (OSError, ProtocolError) as exc:
+            self._close()
+            raise Unreachable(f"{self._host}:{self._port}: {exc}") from exc
+
+    def _exchange(self, request: Request) -> Response:
+        sock = self._socket
+        hello = b""
+        if sock is None:
+            self._protocol = ClientConnection()
+            name = "group-coordinator"
+            _, hello = self._protocol.send(ApiVersionsRequest(name, name, ""))
+        wanted, frame = self._protocol.send(request)
+        if sock is None:
+            sock = socket.create_connection((self._host, self._port), timeout=self._timeout_s)
+            self._socket = sock
+        sock.sendall(hello + frame)
+        while data := sock.recv(65536):
+            for event in self._protocol.receive(data):
+                if event.correlation_id == wanted:
+                    return event.response
+        raise ConnectionResetError("it closed the connection without an answer")
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 def _checked(response: Response) -> Response:

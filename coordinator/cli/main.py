@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 import trio
 
-from coordinator.cli.operate import groups, topics
+from coordinator.cli.groups import groups
 from coordinator.cli.ping import ping as ping_address
+from coordinator.cli.topics import topics
 from coordinator.config import SETTINGS, Address, ConfigError, load_settings
 from coordinator.log.errors import EXIT_REFUSED
 from coordinator.server.dispatch import SERVER_SOFTWARE

@@ -106,7 +106,7 @@ def drain(core: Core, request: DrainMemberRequest, token: object, now: Now) -> O
 
 
 def _owns_nothing(member: Member) -> bool:
-    return not member.assignment or member.owned == frozenset()
+    return not member.claimed and (not member.assignment or member.owned == frozenset())
 
 
 def _refuse(d: Decision, token: object, error: ErrorCode) -> None:

@@ -31,8 +31,12 @@ from protocol.messages import (
     SyncGroupResponse,
 )
 
-# What the leader's answer and the group's record hold besides their members.
-HEAD_BYTES = 2_048
+# What the leader's answer, and the batch with the group's record, hold besides their members: most
+# of it is the rebalance that ends in the same batch, with everybody who was late.
+HEAD_BYTES = 65_536
+
+# Partitions that the event of a removed member names; it may have owned 100,000.
+PARTITIONS_TOLD = 100
 
 _SUPERSEDED = "a newer request of this member took its place"
 
@@ -160,6 +164,13 @@ class Core:
         self.timers.arm(member.timer, now_ms + member.session_timeout_ms)
 
 
+def _names(member: Member) -> list[str]:
+    """Return the partitions of *member* for a person to read."""
+    owned = sorted(member.owned or ())
+    names = [f"{topic}-{partition}" for topic, partition in owned[:PARTITIONS_TOLD]]
+    return names + ([f"and {len(owned) - len(names)} more"] if len(owned) > len(names) else [])
+
+
 def _forget_offset(group: Group, record: OffsetRemoved) -> None:
     partitions = group.offsets.get(record.topic)
     if partitions is None or partitions.pop(record.partition, None) is None:
@@ -254,7 +265,6 @@ class Decision:
             self.finish_join(group, member, join_error(code, "", detail))
         if member.sync is not None:
             self.finish_sync(member, sync_error(code, detail))
-        owned = member.owned or ()
         self.core.timers.cancel(member.timer)
         group.drop(member)
         group.bury(member.member_id, detail)
@@ -266,7 +276,7 @@ class Decision:
             reason=reason,
             detail=detail,
             generation=group.generation,
-            partitions=[f"{topic}-{partition}" for topic, partition in sorted(owned)],
+            partitions=_names(member),
         )
 
     def forget_pending(self, group: Group, pending: PendingId) -> None:

@@ -39,8 +39,11 @@ class ExpiryClock(NamedTuple):
     mono_ms: int
 
     def at(self, now: Now) -> int:
-        """Return the time of day, whatever the wall clock says."""
-        return self.wall_ms + now.mono_ms - self.mono_ms
+        """Return the time of day; a wall clock that has been set back since wins.
+
+        It may have been ahead when it was read, as that of a machine that has just started.
+        """
+        return min(now.wall_ms, self.wall_ms + now.mono_ms - self.mono_ms)
 
 
 def retention_ms(core: Core, group: Group) -> int:

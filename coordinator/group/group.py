@@ -7,6 +7,7 @@ from coordinator.group.member import Member, PendingId
 from coordinator.group.records import CommittedOffset, GroupMetadata, MemberMetadata
 from coordinator.group.states import GroupState, Trigger, next_state
 from coordinator.group.timers import Timer, TimerKind
+from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode
 from protocol.messages import JoinGroupMember, JoinProtocol, Rebalance
 
@@ -41,6 +42,7 @@ class Group:
         "offset_count",
         "offsets",
         "parked_joins",
+        "patterns",
         "pending",
         "protocol",
         "protocol_type",
@@ -96,7 +98,8 @@ class Group:
         self.unsynced = 0
         self.answer_bytes = 0
         self.record_bytes = 0
-        self.support: dict[str, int] = {}  # How many members offer each protocol.
+        self.support: dict[str, int] = {}  # How many members offer each protocol,
+        self.patterns: dict[str, int] = {}  # and how many want the topics of each pattern.
 
     def move(self, trigger: Trigger) -> None:
         """Take the edge of the state table for *trigger*."""
@@ -168,11 +171,9 @@ class Group:
         self.answer_bytes += by * member.answer_bytes()
         self.record_bytes += by * member.record_bytes()
         for name in dict.fromkeys(protocol.name for protocol in member.protocols):
-            count = self.support.get(name, 0) + by
-            if count:
-                self.support[name] = count
-            else:
-                del self.support[name]
+            _add(self.support, name, by)
+        if member.topic_pattern is not None:
+            _add(self.patterns, member.topic_pattern, by)
 
     def supports(
         self, protocol_type: str, protocols: Iterable[JoinProtocol], instead_of: Member | None
@@ -211,12 +212,20 @@ class Group:
         return self.leader if self.leader in candidates else candidates[0]
 
     def shown_members(self) -> tuple[JoinGroupMember, ...]:
-        """Return the members that the leader assigns to: all that aren't drained."""
-        return tuple(
-            JoinGroupMember(m.member_id, m.group_instance_id, m.metadata_for(self.protocol))
-            for m in self.members.values()
-            if not m.drained
-        )
+        """Return the members that the leader assigns to: all that aren't drained.
+
+        A drained one that says it still has partitions, as cooperative members do, is shown
+        with these and no topics: so that nobody else gets them before it has given them up.
+        """
+        shown = []
+        for m in self.members.values():
+            metadata = m.metadata_for(self.protocol)
+            if m.drained:
+                if not m.claimed:
+                    continue
+                metadata = encode_subscription(Subscription((), None, m.claimed))
+            shown.append(JoinGroupMember(m.member_id, m.group_instance_id, metadata))
+        return tuple(shown)
 
     def rebalance_timeout_ms(self) -> int:
         """Return the longest rebalance timeout of the members."""
@@ -266,3 +275,12 @@ class Group:
             ),
             self.topics_version,
         )
+
+
+def _add(counts: dict[str, int], name: str, by: int) -> None:
+    """Count *name*; what there is none of is not listed."""
+    count = counts.get(name, 0) + by
+    if count:
+        counts[name] = count
+    else:
+        del counts[name]

@@ -95,6 +95,8 @@ def unload(core: Core, now: Now) -> list[Outcome]:
             if member.sync is not None:
                 d.finish_sync(member, sync_error(ErrorCode.NOT_COORDINATOR))
             member.gone = True
+        for pending in group.pending.values():
+            pending.gone = True
         group.move(Trigger.REMOVED)
         if d.outcome:
             outcomes.append(d.outcome)

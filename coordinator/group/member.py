@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from coordinator.group.timers import Timer, TimerKind
-from protocol.consumer import decode_assignment, subscribed_topics
+from protocol.consumer import decode_assignment, decode_subscription, subscribed_topics
 from protocol.messages import JoinProtocol
+from protocol.types import TopicPartition
 
 if TYPE_CHECKING:
     from coordinator.group.group import Group
@@ -55,6 +56,7 @@ class Member(Watched):
 
     __slots__ = (
         "assignment",
+        "claimed",
         "client_host",
         "client_id",
         "drained",
@@ -104,6 +106,8 @@ class Member(Watched):
         self.is_new = True  # Until its first JoinGroup is answered.
         self.synced = False  # Has sent its SyncGroup of this generation.
         self.drained = False  # Asked to give everything up; lasts as long as the membership.
+        # What it said it still has when it last joined, if it is drained.
+        self.claimed: tuple[TopicPartition, ...] = ()
         self.assignment = b""  # Of the last generation that was assigned.
         # What the assignment names, read once a generation because every commit asks;
         # None where that can't be known.
@@ -123,6 +127,16 @@ class Member(Watched):
         """Note the topics of its subscription under *protocol*."""
         is_consumer = protocol_type == CONSUMER
         self.topics = subscribed_topics(self.metadata_for(protocol)) if is_consumer else None
+
+    def read_claim(self, protocol_type: str, protocol: str | None) -> None:
+        """Note what it still has: a drained cooperative member gives it up after this join.
+
+        Who stayed away has given up everything (KIP-429: the claim is in the subscription).
+        """
+        self.claimed = ()
+        if self.drained and self.join is not None and protocol_type == CONSUMER:
+            read = decode_subscription(self.metadata_for(protocol))
+            self.claimed = () if read is None else read.owned_partitions
 
     def answer_bytes(self) -> int:
         """Return the most that it can add to the leader's JoinGroup answer."""

@@ -1,5 +1,7 @@
 """What operators do to the offsets of a group: forget some, and say how long they are kept."""
 
+from typing import Final
+
 from coordinator.group.core import Core, Decision
 from coordinator.group.effects import Now, Outcome
 from coordinator.group.expiry import TOPICS_TOLD
@@ -20,11 +22,16 @@ from protocol.messages import (
 _OK = ErrorCode.NONE.value
 _UNKNOWN_GROUP = ErrorCode.GROUP_ID_NOT_FOUND.value
 
+# Partitions that one request may name: with the longest names, their tombstones are still one
+# batch of the log.
+DELETE_MAX: Final = 50_000
+
 
 def delete_offsets(core: Core, request: OffsetDeleteRequest, token: object, now: Now) -> Outcome:
     """Forget committed offsets of topics that the group doesn't subscribe to (KIP-496).
 
-    The group stays, also without any offset; expiry removes it.
+    The group stays, also without any offset; expiry removes it. More than `DELETE_MAX` partitions
+    are 42 as a whole.
     """
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
@@ -34,6 +41,9 @@ def delete_offsets(core: Core, request: OffsetDeleteRequest, token: object, now:
     if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER:
         # What its members use can't be read.
         d.answer(token, OffsetDeleteResponse(ErrorCode.NON_EMPTY_GROUP.value, ()))
+        return d.outcome
+    if sum(len(topic.partitions) for topic in request.topics) > DELETE_MAX:
+        d.answer(token, OffsetDeleteResponse(ErrorCode.INVALID_REQUEST.value, ()))
         return d.outcome
     results = []
     for topic, partitions in request.topics:

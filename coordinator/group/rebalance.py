@@ -198,6 +198,7 @@ def _open_generation(d: Decision, group: Group) -> None:
         member.assignment, member.owned = b"", NOTHING
         member.synced = False
         member.read_topics(group.protocol_type, group.protocol)
+        member.read_claim(group.protocol_type, group.protocol)
     generation_opened(d.core, group)
     for member in group.members.values():
         if member.join is not None:

@@ -48,6 +48,8 @@ class TopicChange(NamedTuple):
             return f"topic {self.topic} has {self.after} partitions now"
         if not self.before:
             return f"topic {self.topic} is new, with {self.after} partitions"
+        if self.after <= self.before:
+            return f"topic {self.topic} was deleted and made anew, with {self.after} partitions"
         return f"topic {self.topic} grew from {self.before} to {self.after}"
 
 

@@ -2,10 +2,11 @@
 
 What a change means for groups is not decided here: `take_changes` tells the shards of groups
 (see topics.py), and when each of them has removed a deleted topic's offsets, the topic is
-forgotten (`topic_purged`).
+forgotten (`forget`).
 """
 
 import bisect
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Final
 
@@ -44,9 +45,10 @@ PARTITIONS_MAX: Final = 100_000
 # Hosts in the records of one request, and hosts and end offsets in one page of topics: even with
 # the longest names they stay below what a batch of the log, and an answer, can hold.
 REQUEST_HOSTS: Final = 100_000
-PAGE_ITEMS: Final = 50_000
+REPORT_MAX: Final = 50_000  # End offsets in one request, for the same reason.
+PAGE_ITEMS: Final = 10_000
 
-# Changes that an event tells in words; a request may bring thousands.
+# Changes and topics that an event tells; a request may bring thousands.
 TOLD: Final = 10
 
 _OK = ErrorCode.NONE.value
@@ -112,7 +114,7 @@ class RegistryShard:
         return None
 
     def interrupted(self) -> Outcome | None:
-        """Return the outcome that a `handle` which raised had in the making, if any."""
+        """Return what a `handle` or `forget` that raised had decided, if it had begun."""
         return self._latest
 
     def take_changes(self) -> list[TopicChange]:
@@ -135,13 +137,18 @@ class RegistryShard:
         outcome.replies.append(Reply(token, response, True, None))
         return outcome
 
-    def topic_purged(self, topic: str, now: Now) -> Outcome:  # noqa: ARG002  as above
-        """Forget a deleted topic: no group has offsets of it any more."""
+    def forget(self, purged: Iterable[str]) -> Outcome:
+        """Forget deleted topics that no group has offsets of any more."""
         self._latest = outcome = Outcome("")
-        known = self.registry.topics.get(topic)
-        if known is not None and known.is_deleted:
-            self._emit(outcome, TopicForgotten(topic))
-            outcome.events.append(Event("topic.forgotten", {"topic": topic}))
+        forgotten = []
+        for topic in purged:
+            known = self.registry.topics.get(topic)
+            if known is not None and known.is_deleted:
+                self._emit(outcome, TopicForgotten(topic))
+                forgotten.append(topic)
+        if forgotten:
+            fields = {"count": len(forgotten), "topics": forgotten[:TOLD]}
+            outcome.events.append(Event("topics.forgotten", fields))
         return outcome
 
     def _emit(self, outcome: Outcome, record: TopicRecord) -> None:
@@ -227,6 +234,8 @@ class RegistryShard:
     def _report_end_offsets(
         self, request: ReportEndOffsetsRequest, outcome: Outcome, now: Now
     ) -> ReportEndOffsetsResponse:
+        if sum(len(topic.partitions) for topic in request.topics) > REPORT_MAX:
+            return ReportEndOffsetsResponse(_INVALID, ())
         registry = self.registry
         results = []
         for topic, partitions in request.topics:

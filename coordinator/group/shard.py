@@ -1,6 +1,6 @@
 """All groups of one offsets partition: decide with `handle` and friends, change by `replay`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from coordinator.group import (
@@ -20,7 +20,7 @@ from coordinator.group.join import join
 from coordinator.group.member import Member, PendingId
 from coordinator.group.rebalance import join_timer_fired, sync_timer_fired
 from coordinator.group.records import Record
-from coordinator.group.registry import Registry, TopicChange
+from coordinator.group.registry import Registry
 from coordinator.group.sweeper import Sweeper
 from coordinator.group.sync import sync
 from coordinator.group.timers import Timer, TimerKind
@@ -115,7 +115,7 @@ class GroupShard:
         return self._handlers[type(request)](request, token, caller, now)
 
     def interrupted(self) -> Outcome | None:
-        """Return the outcome that a `handle` which raised had in the making, if it had begun one.
+        """Return what a `handle` or `delete_group` that raised had decided, if it had begun.
 
         Its records are replayed: they must be logged, or memory is ahead of the log.
         """
@@ -150,6 +150,7 @@ class GroupShard:
 
     def delete_group(self, group_id: str, now: Now) -> tuple[Outcome, int]:
         """Delete a group without members; return the outcome and 0, 68 or 69."""
+        self._core.latest = None
         return admin.delete(self._core, group_id, now)
 
     def replay(self, record: Record) -> None:
@@ -170,9 +171,12 @@ class GroupShard:
         self._scans.stop()
         return loading.unload(self._core, now)
 
-    def topic_changed(self, change: TopicChange, now: Now) -> None:
-        """Take note of a change of the registry; `expire` tells the groups, a slice at a time."""
-        self._sweeper.topic_changed(change, now)
+    def topics_changed(self, deleted: Iterable[str], now: Now) -> None:
+        """Take note that the registry has changed; *deleted* names the topics that are gone.
+
+        `expire` tells the groups, a slice at a time.
+        """
+        self._sweeper.topics_changed(deleted, now)
 
     def take_purged(self) -> list[str]:
         """Return the deleted topics of which `expire` has removed all offsets, each once."""

@@ -1,12 +1,11 @@
 """When which work on all groups is done: changes of topics at once, expiry now and then."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from coordinator.group import topics
 from coordinator.group.core import Core
 from coordinator.group.effects import Now, Outcome
 from coordinator.group.expiry import ExpiryClock, expired
-from coordinator.group.registry import TopicChange
 from coordinator.group.sweep import Sweep
 from coordinator.group.timers import Timer, TimerKind
 
@@ -56,10 +55,9 @@ class Sweeper:
         self._purged = []
         self._timer.deadline_ms = self._timer.armed_ms = None
 
-    def topic_changed(self, change: TopicChange, now: Now) -> None:
-        """Tell the groups soon."""
-        if not change.after:
-            self._to_purge[change.topic] = None
+    def topics_changed(self, deleted: Iterable[str], now: Now) -> None:
+        """Tell the groups soon, and then remove what they have committed for *deleted* topics."""
+        self._to_purge.update(dict.fromkeys(deleted))
         if not self._must_tell:  # Changes may come by the thousand.
             self._must_tell = True
             if self._expiry_clock is not None:

@@ -7,7 +7,7 @@ from coordinator.group.group import Group
 from coordinator.group.member import NOTHING, Member, read_assignment
 from coordinator.group.rebalance import start_rebalance
 from coordinator.group.states import GroupState, Trigger
-from coordinator.group.words import refusal
+from coordinator.group.words import cut, refusal
 from protocol.errors import ErrorCode
 from protocol.failures import sync_error
 from protocol.messages import SyncGroupRequest, SyncGroupResponse
@@ -135,4 +135,6 @@ def _take_over(group: Group, request: SyncGroupRequest) -> str:
 def _given_twice(group: Group, member: Member, topic_partition: tuple[str, int]) -> str:
     first = next(m for m in group.members.values() if m.owned and topic_partition in m.owned)
     topic, partition = topic_partition
-    return f"{topic}-{partition} given to both {first.member_id} and {member.member_id}"
+    # The topic comes from the assignment's bytes: nothing has looked at its length.
+    name = f"{cut(topic)}-{partition}"
+    return f"{name} given to both {first.member_id} and {member.member_id}"

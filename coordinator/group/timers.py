@@ -2,11 +2,15 @@
 
 import heapq
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from coordinator.group.group import Group
     from coordinator.group.member import Watched
+
+
+# With so many entries in the heap at least, those that are off are looked for.
+PRUNE_MIN: Final = 256
 
 
 class TimerKind(Enum):
@@ -47,14 +51,18 @@ class Timers:
     overwrites it, and the entry is moved when it surfaces. So a member that commits a
     thousand times a second costs two stores each, and no memory.
 
+    An entry whose timer was turned off keeps that, its member and its group in memory until it
+    surfaces, which may be weeks later. So whenever the heap has doubled, they are thrown out.
+
     Deadlines are kept in a time of their own that stands still while the process is stalled:
     `shift` is one addition, whatever the number of timers.
     """
 
-    __slots__ = ("_heap", "_sequence", "_shift_ms")
+    __slots__ = ("_heap", "_prune_at", "_sequence", "_shift_ms")
 
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
+        self._prune_at = PRUNE_MIN
         self._sequence = 0
         self._shift_ms = 0
 
@@ -99,6 +107,22 @@ class Timers:
         return timer
 
     def _push(self, timer: Timer, at_ms: int) -> None:
+        if len(self._heap) >= self._prune_at:
+            self._prune()
         timer.armed_ms = at_ms
         self._sequence += 1
         heapq.heappush(self._heap, _Entry(at_ms, self._sequence, timer))
+
+    def _prune(self) -> None:
+        kept = []
+        for entry in self._heap:
+            timer = entry.timer
+            if timer.armed_ms != entry.at_ms:
+                continue  # Superseded by an earlier entry.
+            if timer.deadline_ms is None:
+                timer.armed_ms = None
+            else:
+                kept.append(entry)
+        heapq.heapify(kept)
+        self._heap = kept
+        self._prune_at = max(2 * len(kept), PRUNE_MIN)

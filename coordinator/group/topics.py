@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Final
 
 from coordinator.group.core import Core, Decision
+from coordinator.group.expiry import TOPICS_TOLD
 from coordinator.group.group import Group
 from coordinator.group.rebalance import start_rebalance
 from coordinator.group.records import OffsetRemoved
@@ -13,6 +15,8 @@ from coordinator.group.sweep import Sweep
 
 # So many changes are told as the reason of a rebalance.
 TOLD = 3
+# What looking at a group costs for each pattern of its members, in keys of a slice.
+PATTERN_ROOM: Final = 20
 
 
 def recheck(d: Decision, group: Group) -> None:
@@ -40,29 +44,37 @@ def changed(core: Core, deleted: frozenset[str], sweep: Sweep) -> Iterator[None]
         if group is not None and group.state is GroupState.STABLE:
             known = max(group.topics_version, group.topics_triggered)
             if core.registry.version > known:
+                sweep.room -= PATTERN_ROOM * len(group.patterns)
                 d = Decision(core, group_id, sweep.now)
                 recheck(d, group)
                 sweep.keep(d.outcome)
         if group is not None and deleted:
-            # Whichever is smaller: a request deletes thousands, a group has a handful.
-            names = min(deleted, group.offsets, key=len)
-            for topic in sorted(t for t in names if t in deleted and t in group.offsets):
-                yield from _purge(core, group, topic, sweep)
+            yield from _purge(core, group, deleted, sweep)
         if sweep.room <= 0:
             yield
 
 
-def _purge(core: Core, group: Group, topic: str, sweep: Sweep) -> Iterator[None]:
-    """Remove what *group* has committed for a topic that takes no commits any more."""
-    while partitions := group.offsets.get(topic):
-        if core.groups.get(group.group_id) is not group:
-            return  # Deleted meanwhile, and everything with it.
-        chosen = sorted(islice(partitions, max(sweep.room, 1)))
-        d = Decision(core, group.group_id, sweep.now)
-        for partition in chosen:
-            d.emit(OffsetRemoved(group.group_id, topic, partition))
-        d.event("offsets.removed", count=len(chosen), topics=[topic], reason="topic deleted")
-        sweep.keep(d.outcome)
+def _purge(core: Core, group: Group, deleted: frozenset[str], sweep: Sweep) -> Iterator[None]:
+    """Remove what *group* has committed for topics that take no commits any more."""
+    # Whichever is smaller: a request deletes thousands, a group has a handful.
+    names = min(deleted, group.offsets, key=len)
+    topics = sorted(t for t in names if t in deleted and t in group.offsets)
+    keys = [(topic, p) for topic in topics for p in sorted(group.offsets[topic])]
+    at = 0
+    while at < len(keys):
+        chosen = keys[at : at + max(sweep.room, 1)]
+        at += len(chosen)
         sweep.room -= len(chosen)
+        # An operator or the clock may have been faster.
+        gone = [key for key in chosen if key[1] in group.offsets.get(key[0], ())]
+        d = Decision(core, group.group_id, sweep.now)
+        for topic, partition in gone:
+            d.emit(OffsetRemoved(group.group_id, topic, partition))
+        if gone:
+            told = list(dict.fromkeys(topic for topic, _ in gone))[:TOPICS_TOLD]
+            d.event("offsets.removed", count=len(gone), topics=told, reason="topic deleted")
+        sweep.keep(d.outcome)
         if sweep.room <= 0:
             yield
+            if core.groups.get(group.group_id) is not group:
+                return  # Deleted meanwhile, and everything with it.

@@ -5,6 +5,8 @@ from typing import Final
 from coordinator.group.group import Group
 from protocol.errors import ErrorCode
 
+TEXT_MAX: Final = 1_000  # Characters.
+
 
 def seconds(ms: int) -> str:
     """Return a span as ``10.2 s``."""
@@ -13,7 +15,12 @@ def seconds(ms: int) -> str:
 
 def with_reason(what: str, reason: str | None) -> str:
     """Return *what*, and the reason that a client gave for it."""
-    return f"{what}: {reason}" if reason else what
+    return cut(f"{what}: {reason}") if reason else what
+
+
+def cut(text: str) -> str:
+    """Return *text*, or its beginning: what a peer sent may be longer than an answer can hold."""
+    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 3] + "..."
 
 
 def refusal(

@@ -23,6 +23,7 @@ Time, threads and the disk come in from outside, so that a simulation can replac
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -42,6 +43,7 @@ from protocol.messages import ReadOffsetChangesRequest, Request
 
 LATE_MS: Final = 500
 LOAD_SLICE_ENTRIES: Final = 1_000
+FORGET_SLICE: Final = 200
 
 
 class Node:
@@ -97,6 +99,7 @@ class Node:
             runner.partition: runner for runner in self._runners
         }
         self._purged_in: dict[str, int] = {}  # Deleted topic -> shards that are done with it.
+        self._to_forget: list[str] = []  # Those that all shards are done with.
         self._changes = ChangesReader(
             journal,
             max_response_bytes=group_config.max_response_bytes,
@@ -258,30 +261,39 @@ class Node:
             deadline_ms = runner.next_deadline_ms()
             if deadline_ms is not None and deadline_ms <= now.mono_ms:
                 runner.expire(now)
-                self._collect_purged(now)
+                self._collect_purged()
                 self.after_release()
                 # Expiry comes to all shards at once: a slice of each is too much in one turn.
                 await trio.lowlevel.checkpoint()
+        while self._to_forget:
+            self._forget_some(self.now())
+            await trio.lowlevel.checkpoint()
 
     def _tell_shards(self, now: Now) -> None:
         changes = self.registry.core.take_changes()
         if not changes:
             return
+        deleted = [change.topic for change in changes if not change.after]
         for shard in self.shards:
             if shard.status is Status.ACTIVE:
-                for change in changes:
-                    shard.core.topic_changed(change, now)
+                shard.core.topics_changed(deleted, now)
                 self.deadline_may_be_earlier(shard.next_deadline_ms())
 
-    def _collect_purged(self, now: Now) -> None:
-        """Forget the deleted topics that every shard is done with."""
+    def _collect_purged(self) -> None:
+        """Note the deleted topics that every shard is done with."""
         for shard in self.shards:
             for topic in shard.core.take_purged():
                 done = self._purged_in.pop(topic, 0) + 1
                 if done < len(self.shards):
                     self._purged_in[topic] = done
-                elif self.registry.status is Status.ACTIVE:
-                    self.registry.apply(self.registry.core.topic_purged(topic, now), now)
+                else:
+                    self._to_forget.append(topic)
+
+    def _forget_some(self, now: Now) -> None:
+        """Forget deleted topics whose offsets are gone, not too many in one turn."""
+        topics = self._to_forget[:FORGET_SLICE]
+        del self._to_forget[:FORGET_SLICE]
+        self.registry.change(partial(self.registry.core.forget, topics), now)
 
     async def _look_around_for_ever(self) -> None:
         period_s = min(0.5, self.commit_timeout_ms / 2000)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from coordinator.group import Caller, Event, Now, Outcome, Reply, records, topic_records
@@ -50,7 +51,7 @@ class Core(Protocol):
         """Decide one request."""
 
     def interrupted(self) -> Outcome | None:
-        """Return what a `handle` that raised had decided already."""
+        """Return what the latest decision, if it raised, had decided already."""
 
     def withdraw(self, token: object, now: Now) -> Outcome | None:
         """Take back a parked request."""
@@ -88,6 +89,7 @@ GROUP_CODEC: Final = Codec(records.to_entry, records.from_entry)
 TOPIC_CODEC: Final = Codec(topic_records.to_entry, topic_records.from_entry)
 
 C = TypeVar("C", bound=Core)
+T = TypeVar("T")
 
 # These only ever move a member's deadline later, so the timer need not be told.
 _QUIET_REQUESTS = frozenset({HeartbeatRequest, OffsetCommitRequest})
@@ -123,16 +125,7 @@ class ShardRunner(Generic[C]):
         if refused is not None:
             token.fail(refused, self._leader_epoch)
             return
-        try:
-            outcome = self.core.handle(request, token, caller, now)
-        except Exception:
-            # A bug must not leave memory ahead of the log: what was replayed before it is
-            # logged all the same. The asker is told "unknown", which is then true.
-            half_done = self.core.interrupted()
-            if half_done is not None:
-                half_done.replies.clear()
-                self.apply(half_done, now)
-            raise
+        outcome = self._decided(partial(self.core.handle, request, token, caller, now), now)
         self.apply(outcome, now)
         if type(request) not in _QUIET_REQUESTS:
             self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
@@ -164,9 +157,14 @@ class ShardRunner(Generic[C]):
         if refused is not None:
             token.fail(refused, self._leader_epoch)
             return
-        outcome, share = decide()
+        outcome, share = self._decided(decide, now)
         outcome.replies.append(Reply(token, share, True, None))
         self.apply(outcome, now)
+
+    def change(self, decide: Callable[[], Outcome], now: Now) -> None:
+        """Do what *decide* returns, which answers nobody; nothing while this isn't served."""
+        if self.status is Status.ACTIVE:
+            self.apply(self._decided(decide, now), now)
 
     def withdraw(self, token: Token, now: Now) -> None:
         """The client behind a parked JoinGroup or SyncGroup is gone."""
@@ -253,6 +251,18 @@ class ShardRunner(Generic[C]):
             services.emit(event)
 
     # --- inside -------------------------------------------------------------------------
+
+    def _decided(self, decide: Callable[[], T], now: Now) -> T:
+        try:
+            return decide()
+        except Exception:
+            # A bug must not leave memory ahead of the log: what was replayed before it is
+            # logged all the same. The asker is told "unknown", which is then true.
+            half_done = self.core.interrupted()
+            if half_done is not None:
+                half_done.replies.clear()
+                self.apply(half_done, now)
+            raise
 
     def _apply_all(self, outcomes: Iterable[Outcome], now: Now) -> None:
         for outcome in outcomes:

@@ -302,9 +302,7 @@ class Dispatcher:
         if self._partition_is_here(call):
             shard = self._node.shards[request.offsets_partition]
             position = self._node.journal.end_offset(shard.partition)
-            look = partial(shard.core.scan, request, position)
-            limit_bytes = self._settings.response_max_bytes
-            shard.read(None, NoGroup(call), fitting(look, limit_bytes), now)
+            shard.read(None, NoGroup(call), partial(shard.core.scan, request, position), now)
 
     def _read_changes(self, call: Call, _caller: Caller, _now: Now) -> None:
         if self._partition_is_here(call):

@@ -4,7 +4,9 @@ import pytest
 
 from coordinator.group import GroupConfig
 from coordinator.group.records import GroupDeleted, GroupRetention
+from protocol.consumer import Subscription, decode_subscription, encode_subscription
 from protocol.messages import DescribedGroup, DrainedMember, LeavingMember, ListGroupsRequest
+from protocol.types import TopicPartition
 from tests.group.context import GROUP, REBALANCE_MS, Context, assignment, subscription
 
 
@@ -153,6 +155,39 @@ def test_a_drained_member_gives_up_everything() -> None:
     assert (0, (DrainedMember(leaver, True),)) == context.drain("spark0")
     assert (context.state, context.generation) == ("Stable", 2)
     assert context.commit(leaver, 2) == 1002
+
+
+def test_a_drained_member_that_still_has_partitions_is_waited_for() -> None:
+    """A cooperative one gives them up after the join, and nobody may get them before."""
+
+    def join(member: str, *owned: str) -> int:
+        named = [name.split("-") for name in owned]
+        claimed = tuple(TopicPartition(topic, int(number)) for topic, number in named)
+        metadata = encode_subscription(Subscription(("flights",), None, claimed))
+        return context.join(member, protocols={"range": metadata})
+
+    context = Context()
+    leaver, stays = context.stable_group(2)
+    context.drain("spark0")
+    join(leaver, "flights-0")
+    shown = context.joined(join(stays, "flights-1")).members
+
+    assert [m.member_id for m in shown] == [leaver, stays]
+    claim = decode_subscription(shown[0].metadata)
+    assert claim is not None
+    assert (claim.topics, claim.owned_partitions) == ((), (TopicPartition("flights", 0),))
+
+    context.sync(leaver, 2)
+    context.sync(stays, 2, {stays: assignment("flights-1")})
+
+    assert context.drain("spark0").members == ((leaver, False),)
+    assert context.commit(leaver, 2, "flights-0") == 0
+
+    join(leaver)
+    shown = context.joined(join(stays, "flights-1")).members
+
+    assert [m.member_id for m in shown] == [stays]
+    assert context.drain("spark0").members == ((leaver, True),)
 
 
 def test_the_mark_lasts_over_later_rebalances() -> None:

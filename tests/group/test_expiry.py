@@ -14,7 +14,6 @@ from coordinator.group.records import (
     OffsetCommitted,
     OffsetRemoved,
 )
-from coordinator.group.registry import TopicChange
 from coordinator.group.sweep import SLICE
 from protocol.messages import AlterGroupRetentionRequest, AlterGroupRetentionResponse
 from tests.group.context import GROUP, Context, subscription
@@ -281,7 +280,8 @@ def test_expiry_is_done_in_slices() -> None:
     assert context.commit_raw("", -1, offsets, "large").error == 0
     context.commit("", -1, group="small")
     at_ms = context.mono_ms + CONFIG.offsets_retention_ms
-    with mock.patch.object(context, "mono_ms", at_ms):
+    wall_ms = context.wall_ms + CONFIG.offsets_retention_ms
+    with mock.patch.multiple(context, mono_ms=at_ms, wall_ms=wall_ms):
         sizes = []
         while (context.shard.next_deadline_ms() or 0) <= at_ms:
             outcomes = context.shard.expire(context.now)
@@ -353,7 +353,7 @@ def test_a_shard_that_is_loaded_again_starts_anew() -> None:
     """What it was about to do to its groups is for whoever has them now."""
     context = Context(CONFIG)
     context.commit("", -1, "t-0")
-    context.shard.topic_changed(TopicChange(1, "t", 1, 0), context.now)
+    context.shard.topics_changed(["t"], context.now)
     context.shard.unload(context.now)
     for record in context.records:
         context.shard.replay(record)

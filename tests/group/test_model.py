@@ -58,7 +58,7 @@ def compacted(records: list[Record]) -> list[Record]:
 class Comparison(RuleBasedStateMachine):
     """The same steps for both."""
 
-    @initialize(size=st.integers(0, 3), instance=st.sampled_from(INSTANCES))
+    @initialize(size=st.integers(0, 3), instance=st.sampled_from(("i-1", None)))
     def start(self, size: int, instance: str | None) -> None:
         """Begin without a group, or with a stable one."""
         self.context = Context(
@@ -147,6 +147,38 @@ class Comparison(RuleBasedStateMachine):
         for member in members:
             shares = given if member.id == self.model.leader else {}
             self.send_sync(member.id, member.instance, self.model.generation, shares)
+
+    @rule(owners=st.lists(st.integers(0, 4), min_size=3, max_size=3))
+    def hand_over(self, owners: list[int]) -> None:
+        """Rebalance from rest to rest; then everybody tries to commit everything."""
+        self.all_join()
+        self.all_sync(owners)
+        for which in range(len(self.model.members)):
+            for name in PARTITIONS:
+                self.commit(which, 0, name, 5, "own")
+
+    @rule(
+        which=WHO,
+        offers=OFFER,
+        times=st.sampled_from(TIMES),
+        leaves=st.booleans(),
+        crashes=st.booleans(),
+    )
+    def restart(
+        self, which: int, offers: Offers, times: tuple[int, int], leaves: bool, crashes: bool
+    ) -> None:
+        """A static member comes back, perhaps configured anew; then perhaps we crash."""
+        self.settle()
+        static = [member for member in self.model.members if member.instance]
+        if not static:
+            return
+        instance = static[which % len(static)].instance
+        if leaves:
+            request = m.LeaveGroupRequest(GROUP, (m.LeavingMember("", instance, None),))
+            self.model.answers[self.ask(request, self.model.leave, "", instance)] = 0
+        self.send_join("", instance, offers, times)
+        if crashes:
+            self.crash()
 
     @rule()
     def settle(self) -> None:

@@ -204,7 +204,7 @@ def test_a_deleted_topic_is_gone_at_once_and_its_name_is_free_after_the_purge() 
     context.advance(0)
 
     assert context.register({"t": 1}) == [0]
-    assert context.events[-2].name == "topic.forgotten"
+    assert context.events[-2].name == "topics.forgotten"
 
 
 def test_a_deletion_that_a_crash_interrupts_goes_on() -> None:

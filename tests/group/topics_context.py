@@ -102,14 +102,14 @@ class TopicsContext(Context):
 
     def tell(self) -> None:
         """Tell the shard of groups what changed."""
-        for change in self.topics.take_changes():
-            self.shard.topic_changed(change, self.now)
+        changes = self.topics.take_changes()
+        if changes:
+            self.shard.topics_changed([c.topic for c in changes if not c.after], self.now)
 
     def advance(self, by_ms: int) -> None:
         """Let time pass, and forget the topics that were purged."""
         super().advance(by_ms)
-        for topic in self.shard.take_purged():
-            self.keep(self.topics.topic_purged(topic, self.now))
+        self.keep(self.topics.forget(self.shard.take_purged()))
 
     def register(self, counts: Mapping[str, int], hosts: Hosts | None = None) -> list[int]:
         """Register topics, the same *hosts* for each; return the errors."""

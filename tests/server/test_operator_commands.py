@@ -1,118 +1,280 @@
-"""The commands that ask a running coordinator, against an in-memory one that answers as told."""
+"""The commands that look into a running coordinator."""
 
+import json
 import socket
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from coordinator.cli.main import main
 from protocol import messages as m
-from protocol.connection import RequestEvent, ServerConnection, encode_error, encode_response
+from protocol.consumer import Assignment, encode_assignment
+from protocol.types import TopicPartition
+from tests.fakes.command_line import CommandLine, cells
 
-Answer = Callable[[m.Request], m.Response]
-
-
-class FakeSocket:
-    """The other end answers every request at once."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self._server = ServerConnection()
-        self._ready = b""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def sendall(self, data: bytes) -> None:
-        """Take requests."""
-        for event in self._server.receive(data):
-            assert type(event) is RequestEvent
-            response = self._answer(event.request)
-            if type(response) is m.BareError:
-                self._ready += encode_error(event.correlation_id, response.error)
-                continue
-            self._ready += encode_response(
-                event.correlation_id,
-                response,
-                api_key=event.api_key,
-                api_version=event.api_version,
-            )
-
-    def recv(self, _size: int) -> bytes:
-        """Hand the answers over, then the end."""
-        data, self._ready = self._ready, b""
-        return data
-
-
-def run(monkeypatch: pytest.MonkeyPatch, answers: dict[type, Any], *arguments: str) -> Result:
-    """Run a command against a coordinator with these *answers*."""
-
-    def answer(request: m.Request) -> m.Response:
-        if type(request) is m.ApiVersionsRequest:
-            return m.ApiVersionsResponse(0, (), "s", "c", 1, 1)
-        response: m.Response = answers[type(request)]
-        return response
-
-    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: FakeSocket(answer))
-    return CliRunner().invoke(main, [*arguments, "--at", "127.0.0.1:1"])
-
-
-MEMBER = m.DescribedMember("c-1", "i", "driver", "192.0.2.1", b"", b"")
-DESCRIBED = m.DescribeGroupsResponse(
-    (m.DescribedGroup(0, None, "g", "Stable", "consumer", "range", 7, (MEMBER,), 60_000),)
+OWNED = encode_assignment(Assignment((TopicPartition("t", 1), TopicPartition("t", 0))))
+STATIC = m.DescribedMember("c-1", "i", "driver", "192.0.2.1", b"", OWNED)
+DYNAMIC = m.DescribedMember("c-2", None, "other", "192.0.2.2", b"", b"")
+GROUPS = {
+    "g": m.DescribedGroup(0, None, "g", "Stable", "consumer", "range", 7, (STATIC,), 604_800_000),
+    "d": m.DescribedGroup(0, None, "d", "Stable", "consumer", "range", 2, (DYNAMIC,), -1),
+    "e": m.DescribedGroup(0, None, "e", "Empty", "consumer", "", 3, (), 1_500),
+    "p": m.DescribedGroup(0, None, "p", "PreparingRebalance", "consumer", "", 3, (), 1_500),
+    "o": m.DescribedGroup(
+        0, None, "o", "Stable", "connect", "x", 1, (STATIC._replace(assignment=b"?"),), 0
+    ),
+}
+PARTITIONS = (
+    m.PartitionLag(0, 5, 9, 4, 1_000, 2_000, "c-1"),
+    m.PartitionLag(1, -1, 9, -1, -1, 2_000, "c-1"),
+    m.PartitionLag(2, 5, -1, -1, 1_000, -1, ""),
 )
 
 
-def test_groups_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first question of everybody."""
-    groups = (m.ListedGroup("b", "", "Empty", "classic"), m.ListedGroup("a", "x", "Stable", "c"))
-    result = run(
-        monkeypatch, {m.ListGroupsRequest: m.ListGroupsResponse(0, groups)}, "groups", "list"
+def described(request: m.DescribeGroupsRequest) -> m.DescribeGroupsResponse:
+    """Describe one of the groups."""
+    (group_id,) = request.group_ids
+    gone = m.DescribedGroup(69, "not found", group_id, "Dead", "", "", -1, ())
+    return m.DescribeGroupsResponse((GROUPS.get(group_id, gone),))
+
+
+def lag(request: m.DescribeLagRequest) -> m.DescribeLagResponse:
+    """Return the same lag for all."""
+    return m.DescribeLagResponse(0, None, request.group_id, (m.TopicLag("t", PARTITIONS),))
+
+
+def located(request: m.FindCoordinatorRequest) -> m.FindCoordinatorResponse:
+    """Return the same place for all."""
+    (group_id,) = request.group_ids
+    here = m.CoordinatorOfGroup(group_id, 0, None, 1, "h", 9310, 0, 1)
+    return m.FindCoordinatorResponse((here,))
+
+
+LISTED = m.ListGroupsResponse(
+    0, (m.ListedGroup("g", "", "Empty", "classic"), m.ListedGroup("d", "x", "Stable", "classic"))
+)
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """Return a command line with a coordinator that knows a few groups."""
+    return CommandLine(
+        monkeypatch,
+        {
+            m.DescribeGroupsRequest: described,
+            m.DescribeLagRequest: lag,
+            m.FindCoordinatorRequest: located,
+            m.ListGroupsRequest: LISTED,
+        },
     )
 
-    lines = [line.split() for line in result.output.splitlines()]
-    assert [["a", "c", "Stable", "x"], ["b", "classic", "Empty", "-"]] == lines[1:]
+
+def test_groups_are_listed(line: CommandLine) -> None:
+    """The first question of everybody."""
+    rows = cells(line.run("groups", "list").stdout)
+
+    assert rows == [["d", "classic", "Stable", "x"], ["g", "classic", "Empty", "-"]]
 
 
-def test_a_group_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    """State and members in one look."""
-    result = run(monkeypatch, {m.DescribeGroupsRequest: DESCRIBED}, "groups", "describe", "g")
+def test_groups_are_listed_by_state_and_type(line: CommandLine) -> None:
+    """Names are taken in any case, and asked for as they are spelled."""
+    done = line.run("groups", "list", "--state", "stable, EMPTY", "--type", "Classic")
 
-    assert 0 == result.exit_code
-    assert ["g", "Stable", "7", "range", "1", "60000"] == result.output.splitlines()[1].split()
-    assert ["c-1", "i", "192.0.2.1", "driver"] == result.output.splitlines()[-1].split()
-
-
-def test_lag_that_is_not_known_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A 0 would say that all is well."""
-    partitions = (m.PartitionLag(0, 5, 9, 4, 1, 1, "c-1"), m.PartitionLag(1, -1, 9, -1, -1, 1, ""))
-    lag = m.DescribeLagResponse(0, None, "g", (m.TopicLag("t", partitions),))
-    answers = {m.DescribeLagRequest: lag, m.DescribeGroupsRequest: DESCRIBED}
-    lines = run(monkeypatch, answers, "groups", "lag", "g").output.splitlines()
-
-    assert ["g", "t", "0", "5", "9", "4", "c-1", "192.0.2.1", "driver"] == lines[1].split()
-    assert ["g", "t", "1", "-", "9", "-", "-", "-", "-"] == lines[2].split()
+    assert done.exit_code == 0
+    assert line.asked == [m.ListGroupsRequest(("Stable", "Empty"), ("classic",))]
 
 
-def test_rebalances_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("option", "valid"),
+    [
+        ("--state", "Empty, PreparingRebalance, CompletingRebalance, Stable, Dead"),
+        ("--type", "classic, consumer"),
+    ],
+)
+def test_a_name_that_is_none_is_an_error_that_lists_the_valid_ones(
+    option: str, valid: str, line: CommandLine
+) -> None:
+    """An empty list would be taken for the answer."""
+    done = line.run("groups", "list", option, "stable,nonsense" if option == "--state" else "x")
+
+    assert done.exit_code == 2
+    assert f"valid: {valid}" in done.stderr
+    assert line.asked == []
+
+
+def test_lag_is_what_a_group_is_described_by(line: CommandLine) -> None:
+    """Assigned without a commit, committed without an owner: "-" is unknown, and never 0."""
+    done = line.run("groups", "describe", "g")
+
+    assert done.exit_code == 0
+    assert done.stdout.split("\n")[0].split() == [
+        "GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "CONSUMER-ID",
+        "HOST", "CLIENT-ID",
+    ]  # fmt: skip
+    assert cells(done.stdout) == [
+        ["g", "t", "0", "5", "9", "4", "c-1", "192.0.2.1", "driver"],
+        ["g", "t", "1", "-", "9", "-", "c-1", "192.0.2.1", "driver"],
+        ["g", "t", "2", "5", "-", "-", "-", "-", "-"],
+    ]
+    assert done.stdout == line.run("groups", "lag", "g").stdout
+    assert done.stdout == line.run("groups", "describe", "g", "--offsets").stdout
+
+
+def test_lag_tells_when_it_was_known_on_request(line: CommandLine) -> None:
+    """An end offset of last week makes a lag of last week."""
+    rows = cells(line.run("groups", "describe", "g", "--verbose").stdout)
+
+    assert rows[0][-2:] == ["1970-01-01T00:00:01+00:00", "1970-01-01T00:00:02+00:00"]
+    assert rows[2][-1] == "-"
+
+
+def test_members_are_told_with_their_partitions(line: CommandLine) -> None:
+    """Who has how many, and which."""
+    done = line.run("groups", "describe", "g", "d", "o", "--members", "--verbose")
+
+    assert cells(done.stdout) == [
+        ["g", "c-1", "i", "192.0.2.1", "driver", "2", "t(0,1)"],
+        ["d", "c-2", "-", "192.0.2.2", "other", "0", "-"],
+        ["o", "c-1", "i", "192.0.2.1", "driver", "-", "-"],
+    ]
+
+
+def test_instance_ids_have_a_column_only_where_there_are_some(line: CommandLine) -> None:
+    """As in Kafka's tool: the table is wide enough."""
+    assert "GROUP-INSTANCE-ID" not in line.run("groups", "describe", "d", "--members").stdout
+    assert "GROUP-INSTANCE-ID" in line.run("groups", "describe", "g", "d", "--members").stdout
+
+
+def test_states_are_told_in_one_line_each(line: CommandLine) -> None:
+    """All groups at a glance."""
+    done = line.run("groups", "describe", "--all-groups", "--state")
+
+    assert cells(done.stdout)[1] == ["g", "h:9310", "(1)", "range", "Stable", "1", "7", "7d"]
+    assert cells(done.stdout)[0][-1] == "never"
+
+
+@pytest.mark.parametrize("view", ["--offsets", "--members", "--state"])
+def test_what_is_special_about_a_group_is_noted(view: str, line: CommandLine) -> None:
+    """An empty table doesn't say why it is empty; scripts that read the table don't see it."""
+    done = line.run("groups", "describe", "e", "p", "nobody", view)
+
+    assert done.exit_code == 1
+    assert done.stderr.splitlines() == [
+        "Consumer group 'e' has no active members.",
+        "Warning: Consumer group 'p' is rebalancing.",
+        "Consumer group 'nobody' does not exist.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("describe",),
+        ("describe", "g", "--all-groups"),
+        ("describe", "g", "--members", "--state"),
+        ("list", "--timeout", "0"),
+        ("delete",),
+    ],
+)
+def test_what_can_not_be_meant_is_a_wrong_command_line(
+    arguments: tuple[str, ...], line: CommandLine
+) -> None:
+    """Guessing would show, or delete, something else."""
+    assert line.run("groups", *arguments).exit_code == 2
+    assert line.asked == []
+
+
+def test_many_questions_use_one_connection(line: CommandLine) -> None:
+    """A thousand groups must not be a thousand connections."""
+    line.run("groups", "describe", "g", "d", "e", "--state")
+
+    assert line.connections == 1
+    assert len(line.asked) == 6
+
+
+def test_names_from_clients_can_not_command_a_terminal(line: CommandLine) -> None:
+    """Client ids, topics and group ids are whatever a client sends."""
+    evil = "\x9b2J\u202eevil"
+    member = DYNAMIC._replace(client_id=evil)
+    group = GROUPS["d"]._replace(members=(member,))
+    line.answers[m.DescribeGroupsRequest] = m.DescribeGroupsResponse((group,))
+    done = line.run("groups", "describe", "d", "--members")
+    assert "\\x9b2J\\u202eevil" in done.stdout
+    line.answers[m.DescribeGroupsRequest] = described
+    missing = line.run("groups", "describe", evil)
+
+    for text in (done.output, missing.output):
+        assert "\x9b" not in text
+        assert "\u202e" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("list",), {"group": "d", "type": "classic", "state": "Stable", "protocol_type": "x"}),
+        (
+            ("describe", "g", "--members"),
+            {
+                "group": "g",
+                "consumer_id": "c-1",
+                "group_instance_id": "i",
+                "host": "192.0.2.1",
+                "client_id": "driver",
+                "partitions": 2,
+                "assignment": {"t": [0, 1]},
+            },
+        ),
+        (
+            ("lag", "g"),
+            {
+                "group": "g",
+                "topic": "t",
+                "partition": 0,
+                "current_offset": 5,
+                "log_end_offset": 9,
+                "lag": 4,
+                "consumer_id": "c-1",
+                "host": "192.0.2.1",
+                "client_id": "driver",
+                "committed": "1970-01-01T00:00:01+00:00",
+                "end_reported": "1970-01-01T00:00:02+00:00",
+            },
+        ),
+    ],
+)
+def test_programs_get_json(
+    arguments: tuple[str, ...], expected: dict[str, Any], line: CommandLine
+) -> None:
+    """Nobody should have to parse a table."""
+    done = line.run("groups", *arguments, "--json")
+
+    assert json.loads(done.stdout)[0] == expected
+
+
+def test_what_is_not_known_is_null_in_json(line: CommandLine) -> None:
+    """A 0 or a -1 would be added up by somebody."""
+    rows = json.loads(line.run("groups", "lag", "g", "--json").stdout)
+
+    assert [row["lag"] for row in rows] == [4, None, None]
+    assert rows[2]["consumer_id"] is None
+
+
+WHY = m.Rebalance(
+    3, 0, "session expired", "c-1", None, "d", "h", "no heartbeat for 10.2 s", 4, 5, 10, 20, 2,
+    "stable", (m.LateMember("c-2", "d", "h", "join", 900, True),),
+)  # fmt: skip
+
+
+def test_rebalances_say_why(line: CommandLine) -> None:
     """The question that Kafka's tools leave open."""
-    late = (m.LateMember("c-2", "d", "h", "join", 900, True),)
-    why = m.Rebalance(
-        3, 0, "session expired", "c-1", None, "d", "h", "no heartbeat for 10.2 s", 4, 5, 10, 20, 2,
-        "stable", late,
-    )  # fmt: skip
-    answer = m.DescribeRebalancesResponse(0, None, "g", (why,))
-    result = run(
-        monkeypatch, {m.DescribeRebalancesRequest: answer}, "groups", "rebalances", "g"
-    ).output
+    line.answers[m.DescribeRebalancesRequest] = m.DescribeRebalancesResponse(0, None, "g", (WHY,))
+    told = line.run("groups", "rebalances", "g").stdout
+    (read,) = json.loads(line.run("groups", "rebalances", "g", "--json").stdout)
 
     for part in ("1970-01-01T00:00:00+00:00", "4->5", "c-2", "no heartbeat for 10.2 s"):
-        assert part in result
+        assert part in told
+    assert (read["new_generation"], read["late"][0]["waited_ms"]) == (5, 900)
 
 
 @pytest.mark.parametrize(
@@ -124,36 +286,47 @@ def test_rebalances_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_an_error_ends_with_1_and_words(
-    response: m.Response, words: str, monkeypatch: pytest.MonkeyPatch
+    response: m.Response, words: str, line: CommandLine
 ) -> None:
     """For people and for scripts."""
-    result = run(monkeypatch, {m.DescribeRebalancesRequest: response}, "groups", "rebalances", "g")
+    line.answers[m.DescribeRebalancesRequest] = response
+    done = line.run("groups", "rebalances", "g")
 
-    assert 1 == result.exit_code
-    assert words in result.output
+    assert done.exit_code == 1
+    assert words in done.stderr
 
 
-def test_topics_are_registered_listed_and_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_are_registered_listed_and_deleted(line: CommandLine) -> None:
     """By hand, where no program knows the source."""
     registered = m.RegisterTopicsResponse(0, (m.RegisteredTopic("t", 0, None, 6),))
     shrunk = m.RegisterTopicsResponse(0, (m.RegisteredTopic("t", 37, "can't shrink", 6),))
     listed = m.DescribeTopicsResponse(0, None, (m.DescribedTopic("t", 0, 6, (), ()),), False)
-    gone = m.DeleteTopicsResponse(0, (m.DeletedTopic("t", 0),))
-    register = ("topics", "register", "t")
+    line.answers[m.RegisterTopicsRequest] = registered
+    line.answers[m.DescribeTopicsRequest] = listed
+    line.answers[m.DeleteTopicsRequest] = m.DeleteTopicsResponse(0, (m.DeletedTopic("t", 0),))
 
-    assert "ok\n" == run(monkeypatch, {m.RegisterTopicsRequest: registered}, *register, "6").output
-    refused = run(monkeypatch, {m.RegisterTopicsRequest: shrunk}, *register, "3")
-    assert (1, True) == (refused.exit_code, "can't shrink" in refused.output)
-    output = run(monkeypatch, {m.DescribeTopicsRequest: listed}, "topics", "list").output
-    assert ["t", "6", "0"] == output.splitlines()[-1].split()
-    assert "ok\n" == run(monkeypatch, {m.DeleteTopicsRequest: gone}, "topics", "delete", "t").output
+    assert line.run("topics", "register", "t", "6").output == "ok\n"
+    line.answers[m.RegisterTopicsRequest] = shrunk
+    refused = line.run("topics", "register", "t", "3")
+    assert (refused.exit_code, "can't shrink" in refused.stderr) == (1, True)
+    assert cells(line.run("topics", "list").output) == [["t", "6", "0"]]
+    assert line.run("topics", "delete", "t").output == "ok\n"
 
 
 def test_nobody_there_is_said_in_words() -> None:
-    """The most frequent of all failures."""
+    """The most frequent of all failures, with a status of its own: nothing was refused."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    result = CliRunner().invoke(main, ["groups", "list", "--at", f"127.0.0.1:{port}"])
+    done = CliRunner().invoke(main, ["groups", "list", "--at", f"127.0.0.1:{port}"])
 
-    assert 1 == result.exit_code
-    assert "refused" in result.output
+    assert done.exit_code == 69
+    assert "refused" in done.stderr
+
+
+def test_an_end_in_the_middle_names_the_group(line: CommandLine) -> None:
+    """So that one knows which ones were looked at."""
+    line.answers[m.DescribeGroupsRequest] = ConnectionResetError("gone")
+    done = line.run("groups", "describe", "g", "d")
+
+    assert done.exit_code == 69
+    assert done.stderr == "g: 127.0.0.1:1: gone\n"

@@ -145,7 +145,8 @@ async def test_a_topic_is_not_forgotten_before_the_last_shard_is_done(
         for shard in node.shards:
             assert ["t"] == [topic.topic for topic in node.registry.core.hard_state().topics]
             shard.expire(node.now())
-            node._collect_purged(node.now())
+            node._collect_purged()
+        node._forget_some(node.now())
 
         assert () == node.registry.core.hard_state().topics
 

@@ -1,4 +1,4 @@
-"""I6-I8: one owner, generations that only grow, fencing; and all checks together."""
+"""I6-I8, I12: one owner, generations that only grow, fencing; and all checks together."""
 
 import bisect
 from collections import defaultdict
@@ -40,6 +40,7 @@ def check(history: History) -> list[Violation]:
         *_check_members(history, told),
         *_check_owners(history, told),
         *_check_fencing(history, told),
+        *_check_instances(history),
     ]
 
 
@@ -98,6 +99,22 @@ def _described(attempt: Attempt) -> list[DescribedGroup]:
     return [group for group in attempt.response.groups if group.error == _OK]
 
 
+class _Who:
+    """Who is behind a member id: a static member is the same whatever its id."""
+
+    def __init__(self, history: History) -> None:
+        self._instances: dict[str, str] = {}
+        for _, request, response in _joins(history):
+            ids = [(response.member_id, request.group_instance_id)]
+            for member_id, instance_id in ids + [shown[:2] for shown in response.members]:
+                if instance_id is not None:
+                    self._instances[member_id] = f"instance {instance_id}"
+
+    def is_it(self, member_id: str) -> str:
+        """Return the instance of *member_id* if it has one, else the id itself."""
+        return self._instances.get(member_id, member_id)
+
+
 def _joins(history: History) -> list[tuple[Attempt, JoinGroupRequest, JoinGroupResponse]]:
     return [
         (attempt, attempt.request, attempt.response)
@@ -130,6 +147,13 @@ def _check_members(history: History, told: _Told) -> list[Violation]:
         for a in history.attempts
         if isinstance(a.request, DrainMemberRequest)
     }
+    who = _Who(history)
+    # They are not shown, unless a crash has made the server forget that they were drained.
+    hidden = {
+        who.is_it(response.member_id)
+        for attempt, request, response in _joins(history)
+        if (request.group_id, attempt.client) in drained
+    }
     facts: dict[tuple[str, int], tuple[str, str | None]] = {}
     shown: dict[tuple[str, int], frozenset[str]] = {}
     joined: dict[tuple[str, int], set[str]] = defaultdict(set)
@@ -137,14 +161,13 @@ def _check_members(history: History, told: _Told) -> list[Violation]:
         if request.group_id in told.deleted:
             continue
         which = (request.group_id, response.generation_id)
-        fact = (response.leader, response.protocol_name)
+        fact = (who.is_it(response.leader), response.protocol_name)
         if facts.setdefault(which, fact) != fact:
             text = f"{which}: {facts[which]} and, at {attempt.ended}, {fact}"
             found.append(Violation("I7 generation reused", text))
-        if (request.group_id, attempt.client) not in drained:
-            joined[which].add(response.member_id)
+        joined[which] |= {who.is_it(response.member_id)} - hidden
         if response.members:
-            members = frozenset(member.member_id for member in response.members)
+            members = frozenset(who.is_it(member.member_id) for member in response.members) - hidden
             if shown.setdefault(which, members) != members:
                 text = f"{which}: {sorted(shown[which])} and then {sorted(members)}"
                 found.append(Violation("I7 generation reused", text))
@@ -158,12 +181,13 @@ def _check_members(history: History, told: _Told) -> list[Violation]:
 
 def _check_owners(history: History, told: _Told) -> list[Violation]:
     found = []
+    who = _Who(history)
     assigned: Owners = defaultdict(dict)
     for attempt in history.attempts:
         for which, member_id, assignment in _assignments_in(attempt):
             if which[0] in told.deleted:
                 continue
-            known = assigned[which].setdefault(member_id, assignment)
+            known = assigned[which].setdefault(who.is_it(member_id), assignment)
             if known != assignment:
                 text = f"{which}: {member_id} was given {known!r} and then {assignment!r}"
                 found.append(Violation("I6 assignment changed", text))
@@ -223,3 +247,29 @@ def _accepted_generation(attempt: Attempt) -> tuple[str, int] | None:
         case _:
             return None
     return request.group_id, request.generation_id
+
+
+def _check_instances(history: History) -> list[Violation]:
+    """I12: once a static member is back under a new id, nothing of the old one is accepted."""
+    lives: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
+    instances: dict[str, tuple[str, str]] = {}
+    for attempt, request, response in _joins(history):
+        if request.group_instance_id is not None and response.member_id not in instances:
+            assert attempt.ended is not None
+            instance = request.group_id, request.group_instance_id
+            instances[response.member_id] = instance
+            lives[instance].append((attempt.invoked, attempt.ended, response.member_id))
+    found = []
+    for attempt in history.attempts:
+        if _accepted_generation(attempt) is None:
+            continue
+        member_id = attempt.request.member_id  # type: ignore[union-attr]  # those that are accepted have one
+        known = lives.get(instances.get(member_id, ("", "")), [])
+        told = next((ended for _, ended, other in known if other == member_id), 0)
+        for asked, ended, other in known:
+            # Asked for after the older id was told, so certainly the newer of the two.
+            if other != member_id and asked > told and ended < attempt.invoked:
+                name = type(attempt.request).__name__
+                text = f"{name} of {member_id} at {attempt.invoked}, replaced by {other} at {ended}"
+                found.append(Violation("I12 fenced id accepted", text))
+    return found

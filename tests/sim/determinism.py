@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 # Several times what any run needs; a task that spins never lets virtual time pass.
 STEPS_MAX: Final = 200_000
-_COUNTED_FROM: Final = STEPS_MAX - 1_000
+_COUNTED: Final = 1_000
 
 
 class Spinning(Exception):
@@ -25,20 +25,26 @@ class Spinning(Exception):
 class _StepLimit(trio.abc.Instrument):
     """Ends a run in which something spins, which would otherwise hang the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps_max: int) -> None:
         self.scope = trio.CancelScope()
+        self._steps_max = steps_max
         self.steps = 0
         self.last: Counter[str] = Counter()
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self.steps += 1
-        if self.steps > _COUNTED_FROM:
+        if self.steps > self._steps_max - _COUNTED:
             self.last[task.name] += 1
-            if self.steps == STEPS_MAX:
+            if self.steps == self._steps_max:
                 self.scope.cancel()
 
 
-def run_deterministically(seed: int, main: Callable[[trio.testing.MockClock], Awaitable[T]]) -> T:
+def run_deterministically(
+    seed: int,
+    main: Callable[[trio.testing.MockClock], Awaitable[T]],
+    *,
+    steps_max: int = STEPS_MAX,
+) -> T:
     """Run *main* under virtual time; everything that trio decides follows from *seed*.
 
     Raises:
@@ -46,12 +52,12 @@ def run_deterministically(seed: int, main: Callable[[trio.testing.MockClock], Aw
     """
     run: Any = trio._core._run
     clock = trio.testing.MockClock(autojump_threshold=0)
-    limit = _StepLimit()
+    limit = _StepLimit(steps_max)
 
     async def limited() -> T:
         with limit.scope:
             return await main(clock)
-        raise Spinning(f"{STEPS_MAX} steps; in the last of them ran {limit.last}")
+        raise Spinning(f"{steps_max} steps; in the last of them ran {limit.last}")
 
     was_allowed, state = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r.getstate()
     run._ALLOW_DETERMINISTIC_SCHEDULING = True

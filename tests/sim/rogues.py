@@ -61,42 +61,59 @@ class Rogue:
                 async with stream:
                     await trick(Speaker(stream))
 
-    def _somebody(self) -> tuple[str, str, int]:
-        """Return group, member id and a generation near one that somebody has been told."""
+    def _somebody(self) -> tuple[str, str, int, str | None]:
+        """Return group, member id, a generation near one that somebody was told, and instance."""
         seen = [
-            (a.request.group_id, a.response.member_id, a.response.generation_id)
+            (
+                a.request.group_id,
+                a.response.member_id,
+                a.response.generation_id,
+                a.request.group_instance_id,
+            )
             for a in self.world.history.attempts[-300:]
             if isinstance(a.request, JoinGroupRequest)
             and isinstance(a.response, JoinGroupResponse)
             and a.response.error == 0
         ]
         if not seen:
-            return self._rng.choice(self._groups), "nobody", 1
-        group, member_id, generation = self._rng.choice(seen)
-        return group, member_id, max(0, generation + self._rng.choice((-1, 0, 0, 1)))
+            return self._rng.choice(self._groups), "nobody", 1, None
+        group, member_id, generation, instance_id = self._rng.choice(seen)
+        generation = max(0, generation + self._rng.choice((-1, 0, 0, 1)))
+        return group, member_id, generation, self._rng.choice((instance_id, None))
+
+    def _join_request(self, group: str, member_id: str) -> JoinGroupRequest:
+        metadata = consumer.encode_subscription(consumer.Subscription((TOPIC,), b"", (), -1, None))
+        # After a crash a member is known with the one protocol that was chosen, so that a
+        # rogue which had chosen another would keep the group's own members out.
+        eager = ("range", "roundrobin")
+        names = ("cooperative-sticky",) if self.world.is_cooperative(group) else eager
+        protocols = tuple(JoinProtocol(name, metadata) for name in names)
+        return JoinGroupRequest(group, 2_000, 3_000, member_id, None, "consumer", protocols, None)
 
     async def _commit_as_somebody(self, speaker: "Speaker") -> None:
-        group, member_id, generation = self._somebody()
+        group, member_id, generation, instance_id = self._somebody()
         number = self.world.next_id()
         item = PartitionCommit(self._rng.randrange(5), number, -1, f"id-{number}")
         topics = (TopicCommit(TOPIC, (item,)),)
-        await speaker.ask(OffsetCommitRequest(group, generation, member_id, None, topics))
+        await speaker.ask(OffsetCommitRequest(group, generation, member_id, instance_id, topics))
 
     async def _heartbeat_as_somebody(self, speaker: "Speaker") -> None:
-        group, member_id, generation = self._somebody()
-        await speaker.ask(HeartbeatRequest(group, generation, member_id, None))
+        group, member_id, generation, instance_id = self._somebody()
+        await speaker.ask(HeartbeatRequest(group, generation, member_id, instance_id))
 
     async def _sync_as_somebody(self, speaker: "Speaker") -> None:
-        group, member_id, generation = self._somebody()
+        group, member_id, generation, instance_id = self._somebody()
         mine = (MemberAssignment(member_id, _assignment(0, 1, 2, 3, 4)),)
-        await speaker.ask(SyncGroupRequest(group, generation, member_id, None, None, None, mine))
+        await speaker.ask(
+            SyncGroupRequest(group, generation, member_id, instance_id, None, None, mine)
+        )
 
     async def _join(self, speaker: "Speaker") -> tuple[str, JoinGroupResponse | None]:
         group = self._rng.choice(self._groups)
-        first = await speaker.ask(_join_request(group, ""))
+        first = await speaker.ask(self._join_request(group, ""))
         if not isinstance(first, JoinGroupResponse) or self._rng.random() < 0.2:
             return group, None  # An id that is never used.
-        answer = await speaker.ask(_join_request(group, first.member_id))
+        answer = await speaker.ask(self._join_request(group, first.member_id))
         return group, answer if isinstance(answer, JoinGroupResponse) else None
 
     async def _join_and_vanish(self, speaker: "Speaker") -> None:
@@ -128,7 +145,7 @@ class Rogue:
             await speaker.stream.receive_some()
 
     async def _stop_in_a_frame(self, speaker: "Speaker") -> None:
-        frame = ClientConnection().send(_join_request(self._groups[0], ""))[1]
+        frame = ClientConnection().send(self._join_request(self._groups[0], ""))[1]
         await speaker.stream.send_all(frame[: self._rng.randrange(len(frame))])
         await trio.sleep(self._rng.uniform(0, 15))
 
@@ -152,12 +169,6 @@ class Speaker:
                 if events:
                     return events[0].response
         return None
-
-
-def _join_request(group: str, member_id: str) -> JoinGroupRequest:
-    metadata = consumer.encode_subscription(consumer.Subscription((TOPIC,), b"", (), -1, None))
-    protocols = (JoinProtocol("range", metadata), JoinProtocol("roundrobin", metadata))
-    return JoinGroupRequest(group, 2_000, 3_000, member_id, None, "consumer", protocols, None)
 
 
 def _assignment(*partitions: int) -> bytes:

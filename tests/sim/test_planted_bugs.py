@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import pytest
 
-from coordinator.group import offsets, sync
-from coordinator.group.core import Decision
+from coordinator.group import offsets, static, sync
+from coordinator.group.core import Core, Decision
 from coordinator.group.group import Group
 from coordinator.group.records import GroupGeneration, Record
 from coordinator.runtime import node
@@ -16,6 +16,7 @@ from protocol.errors import ErrorCode
 from protocol.messages import OffsetCommitRequest
 from tests.fakes.disk import DiskFile
 from tests.sim.simulation import OWN_FAULTS, run_seed
+from tests.sim.stage import fenced_ones_speak, play
 
 # Several times as many as each of the bugs below takes.
 SEEDS_MAX: Final = 200
@@ -45,8 +46,8 @@ def _skip_generation_record(patch: pytest.MonkeyPatch) -> None:
 def _skip_generation_check(patch: pytest.MonkeyPatch) -> None:
     committer = offsets._committer
 
-    def lenient(group: Group | None, request: OffsetCommitRequest) -> Any:
-        member, error = committer(group, request)
+    def lenient(core: Core, group: Group | None, request: OffsetCommitRequest) -> Any:
+        member, error = committer(core, group, request)
         if group is not None and error == ErrorCode.ILLEGAL_GENERATION:
             return group.members[request.member_id], 0
         return member, error
@@ -55,7 +56,9 @@ def _skip_generation_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def _read_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
-    def read(runner: ShardRunner, _group: str | None, token: Any, look: Any, _now: Any) -> None:
+    def read(
+        runner: ShardRunner[Any], _group: str | None, token: Any, look: Any, _now: Any
+    ) -> None:
         refused = runner.refusal()
         if refused is None:
             token.resolve(look(), runner._leader_epoch)
@@ -84,6 +87,22 @@ def _let_the_leader_assign_anything(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sync, "_take_over", lenient)
 
 
+def _let_the_fenced_go_on(patch: pytest.MonkeyPatch) -> None:
+    find = Group.find
+
+    def lenient(group: Group, member_id: str, instance_id: str | None) -> Any:
+        member, error = find(group, member_id, instance_id)
+        if error == ErrorCode.FENCED_INSTANCE_ID:
+            return group.members[group.static[str(instance_id)]], 0
+        return member, error
+
+    patch.setattr(Group, "find", lenient)
+
+
+def _forget_replacements_in_a_crash(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(static, "put_on_record", lambda *_args, **_options: None)
+
+
 @pytest.mark.parametrize(
     ("plant", "invariants"),
     [
@@ -105,6 +124,14 @@ def test_the_simulation_notices(
         if any(v.invariant.startswith(tuple(invariants)) for v in broken):
             return
     pytest.fail(f"{SEEDS_MAX} seeds did not notice")
+
+
+@pytest.mark.parametrize("plant", [_let_the_fenced_go_on, _forget_replacements_in_a_crash])
+def test_the_stage_notices(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fencing is one line in one place, and another line for the crash."""
+    plant(monkeypatch)
+    broken = play(1, fenced_ones_speak).violations
+    assert any(v.invariant.startswith("I12") for v in broken)
 
 
 def test_it_notices_a_stall_that_evicts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from client import (
     Assignor,
     Client,
     CommitRefused,
+    CooperativeStickyAssignor,
     CoordinatorError,
     CoordinatorUnavailable,
     ErrorCode,
@@ -34,17 +35,30 @@ NUM_PARTITIONS = 5
 PLAIN_GROUP = "plain"  # It has no members; operators commit to it, and delete it.
 
 
+class Lookalike(str):
+    """A topic that equals no other, so that the client doesn't see that it is given twice."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return 0
+
+
 class Overlapping:
     """An assignor with a bug: it gives the first partition to everybody."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, cooperative: bool = False) -> None:
         self.name = name
+        self.cooperative = cooperative
 
     def assign(
         self, members: Sequence[MemberSubscription], partitions: Mapping[str, Sequence[int]]
     ) -> dict[str, list[TopicPartition]]:
         """Ignore all but one partition."""
-        return {member.member_id: [TopicPartition(TOPIC, 0)] for member in members}
+        return {m.member_id: [TopicPartition(Lookalike(TOPIC), 0)] for m in members}
 
 
 class Driver:
@@ -57,6 +71,7 @@ class Driver:
         self.member: Member | None = None
         self.assignment: Assignment | None = None
         self._rng = world.rng(f"driver {name}")
+        self._instance_id = name if self._rng.random() < 0.3 else None
         self._life = trio.CancelScope()
         self._is_buggy = False
 
@@ -77,20 +92,27 @@ class Driver:
         await trio.sleep(rng.uniform(0, 3))
         while not world.stopping:
             self._life = trio.CancelScope()
+            world.away.discard(self.name)
             try:
                 with self._life:
                     await self._live()
             except CoordinatorUnavailable:
                 pass
             except CoordinatorError as exc:
-                # A leader whose nonsense was refused is told so.
-                code = getattr(exc, "code", None)
-                if not self._is_buggy or code != ErrorCode.INVALID_REQUEST:
+                if not self._was_to_be_expected(getattr(exc, "code", None)):
                     world.violate("client: gave up", f"{self.name}: {exc!r}")
             self.member = self.assignment = None
+            world.away.add(self.name)
             world.network.reconnect(self.name)
             if not world.stopping:
                 await trio.sleep(rng.uniform(0.1, 1 if world.healed else 5))
+
+    def _was_to_be_expected(self, code: int | None) -> bool:
+        """Say whether a driver may give up for *code*."""
+        if code == ErrorCode.INVALID_REQUEST:
+            return self._is_buggy  # A leader whose nonsense was refused is told so.
+        # An older JoinGroup of its own that arrives late looks like its next incarnation.
+        return code == ErrorCode.FENCED_INSTANCE_ID and self._instance_id is not None
 
     def crash(self) -> None:
         """Die without a word."""
@@ -101,11 +123,9 @@ class Driver:
 
     async def _live(self) -> None:
         rng = self._rng
-        assignors: list[Assignor] = [RangeAssignor(), RoundRobinAssignor()]
-        rng.shuffle(assignors)
-        self._is_buggy = not self.world.healed and rng.random() < 0.1
-        if self._is_buggy:
-            assignors = [Overlapping("range"), Overlapping("roundrobin")]
+        # A static one would keep what it assigned, with its next incarnation.
+        is_static = self._instance_id is not None
+        self._is_buggy = not (self.world.healed or is_static) and rng.random() < 0.1
         async with (
             connect_as(self.world, self.name, rng) as client,
             client.join(
@@ -114,7 +134,8 @@ class Driver:
                 {TOPIC: NUM_PARTITIONS},
                 session_timeout_ms=rng.choice((2_000, 4_000, 8_000)),
                 rebalance_timeout_ms=rng.choice((3_000, 6_000)),
-                assignors=assignors,
+                assignors=self._assignors(),
+                group_instance_id=self._instance_id,
             ) as member,
         ):
             self.member = member
@@ -125,6 +146,15 @@ class Driver:
                     continue
                 if await self._work(client, member, self.assignment):
                     return
+
+    def _assignors(self) -> list[Assignor]:
+        if self.world.is_cooperative(self.group):
+            name = CooperativeStickyAssignor().name
+            buggy: list[Assignor] = [Overlapping(name, cooperative=True)]
+            return buggy if self._is_buggy else [CooperativeStickyAssignor()]
+        assignors: list[Assignor] = [RangeAssignor(), RoundRobinAssignor()]
+        self._rng.shuffle(assignors)
+        return [Overlapping(a.name) for a in assignors] if self._is_buggy else assignors
 
     async def _work(self, client: Client, member: Member, assignment: Assignment) -> bool:
         """Read and commit until a rebalance; return whether it wants to leave."""

@@ -28,7 +28,7 @@ from tests.sim.registers import Violation
 HOST = "coordinator"
 PORT = 9310
 EPOCH_MS = 1_700_000_000_000
-_BLANK = HardGroup(0, None, ())
+_BLANK = HardGroup(0, None, (), None, ())
 
 SETTINGS = (
     "storage.reserve.bytes=0",
@@ -68,6 +68,7 @@ class World:
         self.settings: Settings = load_settings(overrides=SETTINGS)
         self.violations: list[Violation] = []
         self.evicted: list[str] = []  # Honest clients whose sessions ended.
+        self.away: set[str] = set()  # Clients not running: static ones never say goodbye.
         self.process: Process | None = None
         self.starts = 0
         self.usual_disk_delay_s = self.rng("speed").choice((0.001, 0.02, 0.3))
@@ -82,6 +83,10 @@ class World:
     def rng(self, purpose: str) -> random.Random:
         """Return randomness of its own for each purpose, so that they don't shift each other."""
         return random.Random(f"{self.seed} {purpose}")
+
+    def is_cooperative(self, group: str) -> bool:
+        """Say how the members of *group* hand partitions over: all of them must agree."""
+        return self.rng(f"group {group}").random() < 0.4
 
     def next_id(self) -> int:
         """Return a number that no commit has had: offset and metadata of the next one."""
@@ -125,6 +130,7 @@ class World:
             wall_clock_ms=self._wall_clock_ms,
             emit_event=self._on_event,
             run_blocking=self._run_blocking,
+            run_reading=self._run_blocking,
         )
         leader = Leader(self.settings.node_id, HOST, PORT, journal.leader_epoch)
         dispatcher = Dispatcher(
@@ -134,7 +140,7 @@ class World:
             cluster_id=journal.meta.cluster_id,
         )
         server = door.Server(
-            node=node, settings=self.settings, dispatcher=dispatcher, max_connections=100
+            node=node, settings=self.settings, dispatcher=dispatcher, max_connections=1_000
         )
         self.process = process = Process(self.starts, journal, node, server)
         self.nursery.start_soon(self._run_process, process)
@@ -221,6 +227,7 @@ class World:
             name == "group.member_removed"
             and fields["reason"] == "session expired"
             and fields["client_id"] != DEFAULT_CLIENT_ID  # Rogues never say who they are.
+            and fields["client_id"] not in self.away
         ):
             self.evicted.append(fields["client_id"])
 
