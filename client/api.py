@@ -170,8 +170,8 @@ class Client(OperatorCalls):
             rebalance_timeout_ms: How long the group waits for this member to call
                 `Member.assignment` when it rebalances: longer than the work on a batch.
             assignors: How to share partitions, the preferred one first. All members of a
-                group must have one in common. If they are cooperative, the partitions that stay
-                are readable while the group rebalances.
+                group must have one in common. If all of them are cooperative, the partitions
+                that stay are readable while the group rebalances.
             group_instance_id: The name of a static member, which takes its partitions up again
                 when it was restarted within *session_timeout_ms*. It doesn't leave at the end.
             host: Where this member runs, to be given partitions whose data lie there.
@@ -196,7 +196,9 @@ class Client(OperatorCalls):
             reason=reason,
             topic_pattern=pattern,
             host=host,
-            cooperative=_is_cooperative(assignors[0]),
+            # One eager assignor among them may be what the group chooses, and would give away
+            # what this member still reads.
+            cooperative=all(map(_is_cooperative, assignors)),
         )
         member = Member(
             self._nursery,
@@ -272,8 +274,6 @@ def _check_join(
         raise ValueError("an empty pattern matches no topic")
     if not assignors:
         raise ValueError("a member must offer at least one assignor")
-    if len({_is_cooperative(assignor) for assignor in assignors}) > 1:
-        raise ValueError("a member offers cooperative assignors only, or none")
     if auto_commit_interval_ms is not None and auto_commit_interval_ms <= 0:
         raise ValueError("auto_commit_interval_ms must be positive, or None for no auto-commit")
 

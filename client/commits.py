@@ -152,6 +152,7 @@ class Commits:
     ) -> None:
         """Commit also while the group rebalances, repeated in the new generation if need be."""
         machine = self._machine
+        had = offsets.keys() & frozenset(machine.usable)
         refusal: Rebalanced | None = None
         refused_in: int | None = None
         async with AsyncExitStack() as turn:
@@ -164,9 +165,11 @@ class Commits:
                 await self._wait_for_generation(refused_in, deadline_s)
                 if machine.lost:
                     raise why_lost(machine)
-                stands = machine.generation == refused_in
-                if refusal and (stands or offsets.keys() - frozenset(machine.usable)):
+                if refusal and machine.generation == refused_in:
                     raise refusal
+                if gone := had.difference(machine.usable):
+                    listed = ", ".join(map(str, sorted(gone)))
+                    raise refusal or Rebalanced(f"given up meanwhile; nothing was stored: {listed}")
                 refused_in = machine.generation
                 try:
                     left_ms = math.ceil((deadline_s - trio.current_time()) * 1000)

@@ -41,6 +41,7 @@ from protocol.messages import (
 from protocol.types import TopicPartition
 
 REBALANCES_MAX = 100
+PARTITIONS_PER_DELETE = 10_000  # What a request's array may hold.
 FOR_EVER = -1
 
 R = TypeVar("R", bound=Response)
@@ -165,17 +166,17 @@ class OperatorCalls:
         Raises:
             FatalError: Code 69: no such group; 68: it has members that are no consumers.
         """
-        wanted = by_topic(partitions)
-        if not wanted:
-            return {}
-        request = OffsetDeleteRequest(group, wanted)
-        response = await self._ask(request, OffsetDeleteResponse, group, changes_state=True)
-        _check(response.error, f"offsets of group {group!r} can't be deleted")
-        return {
-            TopicPartition(topic.topic, one.partition): known_code(one.error)
-            for topic in response.topics
-            for one in topic.partitions
-        }
+        wanted = sorted(set(partitions))
+        codes: dict[TopicPartition, int] = {}
+        for start in range(0, len(wanted), PARTITIONS_PER_DELETE):
+            part = by_topic(wanted[start : start + PARTITIONS_PER_DELETE])
+            request = OffsetDeleteRequest(group, part)
+            response = await self._ask(request, OffsetDeleteResponse, group, changes_state=True)
+            _check(response.error, f"offsets of group {group!r} can't be deleted")
+            for topic, results in response.topics:
+                for partition, error in results:
+                    codes[TopicPartition(topic, partition)] = known_code(error)
+        return codes
 
     async def set_offsets_retention(self, group: str, retention_ms: int | None) -> None:
         """Keep the group's offsets for *retention_ms* once nobody uses them; -1 is for ever.

@@ -59,5 +59,5 @@ def _deal(
             at = bisect_left(subscribers, turn)
             position = subscribers[at] if at < len(subscribers) else subscribers[0]
             result[ordered[position].member_id].append(TopicPartition(topic, number))
-            turn = (position + 1) % len(ordered)
+            turn = position + 1
     return result

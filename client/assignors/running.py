@@ -1,11 +1,12 @@
 """Runs an assignor, the caller's own too, and looks at what it made."""
 
 import inspect
+import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
 from client.assignors.base import Assigned, Assignor, MemberSubscription
-from protocol.types import TopicPartition
+from protocol.types import INT32_MAX, TopicPartition
 
 _NAMED_MAX = 5
 
@@ -30,16 +31,20 @@ def run_assignor(
     `check_assignment` finds.
 
     Raises:
-        InvalidAssignment: It gives a partition twice, or names somebody not in the group.
+        InvalidAssignment: It gives a partition twice, names somebody not in the group,
+            returns something else than partitions per member, or is cooperative and takes a
+            partition from one member and gives it to another in one go.
         Exception: What the assignor raised.
     """
     if _takes_three(assignor):
-        made = assignor.assign(members, partitions, hosts)
+        made = _read(assignor.assign(members, partitions, hosts))
     else:
-        made = assignor.assign(members, partitions)
+        made = _read(assignor.assign(members, partitions))
     for found in check_assignment(members, partitions, made):
         warnings.warn(f"assignor {assignor.name!r}: {found}", AssignmentWarning, stacklevel=2)
-    return {one.member_id: list(made.get(one.member_id, ())) for one in members}
+    if getattr(assignor, "cooperative", False):
+        _check_hand_over(members, made)
+    return {one.member_id: made.get(one.member_id, []) for one in members}
 
 
 def check_assignment(
@@ -76,6 +81,39 @@ def check_assignment(
         for topic, numbers in sorted(unknown.items())
     ]
     return found
+
+
+def _read(made: Mapping[str, Iterable[TopicPartition]]) -> Assigned:
+    """Take what an assignor made, once: it may have made generators, or anything at all."""
+    try:
+        read = {
+            member_id: [TopicPartition(topic, operator.index(number)) for topic, number in tps]
+            for member_id, tps in made.items()
+        }
+    except (AttributeError, TypeError, ValueError) as exc:
+        raise InvalidAssignment(f"not a list of partitions for each member: {exc}") from exc
+    for tp in (tp for tps in read.values() for tp in tps):
+        if not 0 <= tp.partition <= INT32_MAX:
+            raise InvalidAssignment(f"there is no partition {tp}")
+    return read
+
+
+def _check_hand_over(members: Sequence[MemberSubscription], made: Assigned) -> None:
+    """Refuse what would give a partition two owners: a cooperative member reads on meanwhile."""
+    owners: dict[TopicPartition, set[str]] = {}
+    newest: dict[TopicPartition, int] = {}
+    for one in sorted(members, key=lambda member: -member.generation):
+        for tp in one.owned:
+            if newest.setdefault(tp, one.generation) == one.generation:
+                owners.setdefault(tp, set()).add(one.member_id)
+    for member_id, tps in made.items():
+        for tp in tps:
+            others = owners.get(tp, {member_id})
+            if member_id not in others:
+                raise InvalidAssignment(
+                    f"partition {tp} was given to {member_id!r} while it is still with "
+                    f"{_some(others)}; a cooperative assignor gives it away in the next rebalance"
+                )
 
 
 def _holders(

@@ -2,11 +2,13 @@
 
 import socket
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from protocol.connection import ClientConnection
-from protocol.errors import ERRORS, ErrorCode, LocalProtocolError, ProtocolError
+from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError, ProtocolError
 from protocol.messages import ApiVersionsRequest, BareError, Request, Response
+
+_IN_DOUBT: Final = {code for code, info in ERRORS.items() if info.applied is Applied.UNKNOWN}
 
 
 class AskFailed(Exception):
@@ -15,6 +17,10 @@ class AskFailed(Exception):
 
 class GroupRefused(AskFailed):
     """One group can't be served; the message names it."""
+
+
+class InDoubt(AskFailed):
+    """The coordinator answered that it doesn't know what became of the request."""
 
 
 class Unreachable(AskFailed):
@@ -49,6 +55,7 @@ class Coordinator:
 
         Raises:
             AskFailed: The coordinator refuses the request as a whole, or it can't be sent.
+        InDoubt: It may have been applied.
             Unreachable: It can't be reached or doesn't answer in time.
         """
         try:
@@ -86,7 +93,8 @@ class Coordinator:
 def _checked(response: Response) -> Response:
     error = getattr(response, "error", 0)
     if type(response) is BareError or error:
-        raise AskFailed(describe_error(error, getattr(response, "message", None)))
+        text = describe_error(error, getattr(response, "message", None))
+        raise InDoubt(text) if error in _IN_DOUBT else AskFailed(text)
     return response
 
 

@@ -12,6 +12,7 @@ from coordinator.cli.asking import (
     AskFailed,
     Coordinator,
     GroupRefused,
+    InDoubt,
     Unreachable,
     describe_error,
 )
@@ -164,7 +165,7 @@ def reset_offsets(
         _export(export, plans.resets, with_group=only is None)
     if execute:
         return plans.execute(quiet=export == "-") or failed
-    if export != "-":
+    if export != "-" and plans.resets:
         rows = [(group_id, *reset) for group_id, found in plans.resets.items() for reset in found]
         table(HEAD, rows)
     note("Dry run: nothing was changed; --execute does it.")
@@ -191,12 +192,11 @@ class Plans:
         group = self._inactive(group_id)
         committed = committed_offsets(self._coordinator, group_id)
         partitions, spec = self._partitions(group_id, committed)
-        if group.error == ErrorCode.GROUP_ID_NOT_FOUND:
-            missing = f"Consumer group '{group_id}' does not exist"
-            if not partitions:
+        missing = f"Consumer group '{group_id}' does not exist"
+        is_missing = group.error == ErrorCode.GROUP_ID_NOT_FOUND
+        if not partitions:
+            if is_missing:
                 raise GroupRefused(f"{missing}.")
-            note(f"{missing}; a reset makes it.")
-        elif not partitions:
             note(f"{group_id}: there is nothing to reset")
         known = {}
         for partition in partitions:
@@ -207,6 +207,8 @@ class Plans:
             self.resets[group_id], warnings = reset_plan.plan(known, spec)
         except CannotReset as exc:
             raise AskFailed(str(exc)) from exc
+        if is_missing:
+            note(f"{missing}; a reset makes it.")
         for warning in warnings:
             note(f"Warning: {group_id}: {warning}")
 
@@ -244,7 +246,7 @@ class Plans:
         try:
             failed = for_each(self.resets, self._commit)
         finally:
-            if not quiet:
+            if not quiet and self._rows:
                 table((*HEAD, "STATUS"), self._rows)
         return failed
 
@@ -257,7 +259,7 @@ class Plans:
                 chunk = moved[at : at + PARTITIONS_PER_REQUEST]
                 status |= dict.fromkeys([reset[:2] for reset in chunk], "unknown")
                 status |= self._commit_some(group_id, chunk)
-        except Unreachable:
+        except (InDoubt, Unreachable):
             raise
         except AskFailed:
             status = {key: "refused" if s == "unknown" else s for key, s in status.items()}

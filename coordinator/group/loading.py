@@ -1,6 +1,6 @@
 """From hard state to a living group, and back out of service."""
 
-from coordinator.group import history, topics
+from coordinator.group import history
 from coordinator.group.core import Core, Decision
 from coordinator.group.effects import Now, Outcome
 from coordinator.group.group import Group
@@ -52,8 +52,6 @@ def _load_group(core: Core, group: Group, now: Now) -> Outcome:
         if size > limit:
             detail = f"loaded with {size} members, group.max.size is {limit}"
             start_rebalance(d, group, Trigger.TOO_MANY, "too many members", None, detail)
-        else:
-            topics.recheck(d, group)
     return d.outcome
 
 

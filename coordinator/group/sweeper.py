@@ -42,6 +42,8 @@ class Sweeper:
         self._core.wall_offset_ms = now.wall_ms - now.mono_ms
         interval_ms = self._core.config.offsets_retention_check_interval_ms
         self._expiry_due_ms = now.mono_ms + interval_ms
+        # What changed after a group's last record: it may take long to find out.
+        self._must_tell = self._core.registry.version > 0
         self._arm(now)
 
     def stop(self) -> None:

@@ -10,12 +10,12 @@ from coordinator.group.group import Group
 from coordinator.group.rebalance import start_rebalance
 from coordinator.group.records import OffsetRemoved
 from coordinator.group.states import GroupState, Trigger
-from coordinator.group.subscriptions import news
+from coordinator.group.subscriptions import CHANGES_WALKED, news
 from coordinator.group.sweep import Sweep
 
 # So many changes are told as the reason of a rebalance.
 TOLD = 3
-# What looking at a group costs for each pattern of its members, in keys of a slice.
+# What compiling a pattern takes, in keys of a slice.
 PATTERN_ROOM: Final = 20
 
 
@@ -44,7 +44,7 @@ def changed(core: Core, deleted: frozenset[str], sweep: Sweep) -> Iterator[None]
         if group is not None and group.state is GroupState.STABLE:
             known = max(group.topics_version, group.topics_triggered)
             if core.registry.version > known:
-                sweep.room -= PATTERN_ROOM * len(group.patterns)
+                sweep.room -= _cost(core, group, known)
                 d = Decision(core, group_id, sweep.now)
                 recheck(d, group)
                 sweep.keep(d.outcome)
@@ -52,6 +52,13 @@ def changed(core: Core, deleted: frozenset[str], sweep: Sweep) -> Iterator[None]
             yield from _purge(core, group, deleted, sweep)
         if sweep.room <= 0:
             yield
+
+
+def _cost(core: Core, group: Group, known_version: int) -> int:
+    """Return what looking at *group* takes, in keys of a slice: its patterns, mostly."""
+    changes = core.registry.number_of_changes_since(known_version)
+    matched = changes if changes <= CHANGES_WALKED else len(core.registry.topics)
+    return len(group.patterns) * (PATTERN_ROOM + matched)
 
 
 def _purge(core: Core, group: Group, deleted: frozenset[str], sweep: Sweep) -> Iterator[None]:

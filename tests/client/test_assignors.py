@@ -51,6 +51,17 @@ def test_round_robin_deals_over_topic_borders() -> None:
     }
 
 
+def test_round_robin_begins_at_the_front_where_the_circle_ends() -> None:
+    """Also for a topic that the last member, whose turn it was, doesn't subscribe to."""
+    members = [member("C0", "t", "u"), member("C1", "t", "u"), member("C2", "t")]
+
+    assert short(RoundRobinAssignor().assign(members, {"t": [0, 1], "u": [0]})) == {
+        "C0": "t-0 u-0",
+        "C1": "t-1",
+        "C2": "",
+    }
+
+
 def test_round_robin_passes_over_who_does_not_subscribe() -> None:
     """Kafka's example with mixed subscriptions."""
     members = [

@@ -2,11 +2,13 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from client.assignors import (
     AssignmentWarning,
+    BaseAssignor,
     InvalidAssignment,
     MemberSubscription,
     RangeAssignor,
@@ -113,6 +115,14 @@ def test_what_looks_wrong_is_warned_of_with_the_assignors_name() -> None:
         ({}, {}, ["topic 't' is subscribed to, but has no partitions"]),
         ({"t": []}, {}, ["topic 't' is subscribed to, but has no partitions"]),
         (
+            {},
+            {"C0": tps("t-0")},
+            [
+                "topic 't' is subscribed to, but has no partitions",
+                "partitions of topic 't' were given that aren't known: 0",
+            ],
+        ),
+        (
             {"t": [0]},
             {"C0": tps("t-0 u-0 u-1"), "C1": tps("u-2")},
             ["topic 'u' was given to members that don't subscribe to it: 'C0', 'C1'"],
@@ -154,3 +164,79 @@ def test_what_the_coordinator_would_refuse_is_refused_before_it_is_sent(
     """The coordinator would remove the leader for it; here it is an exception that says why."""
     with pytest.raises(InvalidAssignment, match=said):
         check_assignment(MEMBERS, {"t": [0]}, assigned)
+
+
+class Makes(BaseAssignor):
+    """Makes what it is told to."""
+
+    name = "makes"
+
+    def __init__(self, made: Any, *, cooperative: bool = False) -> None:
+        """Take it."""
+        self.made = made
+        self.cooperative = cooperative
+
+    def assign(self, *_: object) -> Any:
+        """Return it."""
+        return self.made
+
+
+def test_an_assignor_may_make_generators() -> None:
+    """They can be read once: what was only looked at would be given to nobody, unseen."""
+    made = Makes({"C0": (tp for tp in tps("t-0 t-1"))})
+
+    assert short(run_assignor(made, MEMBERS, {"t": [0, 1]}, {})) == {"C0": "t-0 t-1", "C1": ""}
+
+
+@pytest.mark.parametrize(
+    "made", [None, [1], {"C0": None}, {"C0": ["t-0"]}, {"C0": [("t", 0.5)]}, {"C0": [("t", None)]}]
+)
+def test_what_is_no_assignment_at_all_is_refused_in_words(made: Any) -> None:
+    """An AttributeError from inside of the client says nothing to whoever wrote the assignor."""
+    with pytest.raises(InvalidAssignment, match="not a list of partitions"):
+        run_assignor(Makes(made), MEMBERS, {"t": [0]}, {})
+
+
+@pytest.mark.parametrize("number", [-1, 2**31])
+def test_a_partition_that_no_topic_can_have_is_refused(number: int) -> None:
+    """It doesn't fit into the bytes of an assignment."""
+    with pytest.raises(InvalidAssignment, match=f"no partition t-{number}"):
+        run_assignor(Makes({"C0": [("t", number)]}), MEMBERS, {"t": [0]}, {})
+
+
+def hand_over(given: str, to: str, *, cooperative: bool) -> None:
+    """Run an assignor that gives *given*; C0 and C1 have a partition, C2 missed a rebalance."""
+    members = [
+        member("C0", "t", owned="t-0", generation=3),
+        member("C1", "t", owned="t-1", generation=3),
+        member("C2", "t", owned="t-1", generation=2),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AssignmentWarning)
+        assignor = Makes({to: tps(given)}, cooperative=cooperative)
+        run_assignor(assignor, members, {"t": [0, 1, 2]}, {})
+
+
+@pytest.mark.parametrize(("given", "to", "owner"), [("t-0", "C1", "C0"), ("t-1", "C2", "C1")])
+def test_a_cooperative_assignor_must_hand_over_in_two_rounds(
+    given: str, to: str, owner: str
+) -> None:
+    """The old owner goes on reading until it is told, so the new one must wait (as in Kafka)."""
+    with pytest.raises(InvalidAssignment, match=f"{given} was given to '{to}' .* with '{owner}'"):
+        hand_over(given, to, cooperative=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "to", "cooperative"),
+    [
+        ("t-0", "C1", False),  # Everybody gave up everything before.
+        ("t-0", "C0", True),
+        ("t-1", "C1", True),  # What C2 says is out of date.
+        ("t-2", "C0", True),
+    ],
+)
+def test_what_nobody_else_has_can_be_given_at_once(
+    given: str, to: str, *, cooperative: bool
+) -> None:
+    """A second round is only for what moves."""
+    hand_over(given, to, cooperative=cooperative)

@@ -5,6 +5,7 @@ from hypothesis import given, strategies as st
 
 from client.assignors import MemberSubscription, StickyAssignor
 from client.assignors.user_data import Previous, decode_previous, encode_previous
+from protocol.errors import LocalProtocolError
 from protocol.types import TopicPartition
 from tests.client.groups import (
     check_balanced,
@@ -186,6 +187,17 @@ def test_user_data_is_read_as_it_was_written_and_anything_else_is_no_error(
     decode_previous(data.draw(st.binary(max_size=40)))
     assert decode_previous(b"\xff\xff\xff\xff") is None
     assert decode_previous(b"\x00\x00\x00\x01\x00\x01t\x7f\xff\xff\xff") is None
+
+
+def test_user_data_with_a_length_below_zero_is_not_read_backwards() -> None:
+    """It would be read over and over."""
+    assert decode_previous(bytes.fromhex("00000001 fffa 00000000")) is None
+
+
+def test_user_data_holds_no_topic_that_kafka_could_not_read() -> None:
+    """Its strings have a length of 16 bits."""
+    with pytest.raises(LocalProtocolError, match="32768 bytes"):
+        encode_previous([TopicPartition("t" * 0x8000, 0)], 1)
 
 
 def valid_claims(

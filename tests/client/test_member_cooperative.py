@@ -212,11 +212,13 @@ async def test_a_commit_that_can_not_be_repeated_says_so(
         world.server.script(m.OffsetCommitRequest, Hold(held, m.OffsetCommitResponse(22, ())))
         async with trio.open_nursery() as nursery:
 
-            async def commit() -> None:
+            async def commit(offset: int) -> None:
                 with pytest.raises(Rebalanced):
-                    await member.commit({T1: 3})
+                    await member.commit({T1: offset})
 
-            nursery.start_soon(commit)
+            nursery.start_soon(commit, 3)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(commit, 4)  # Waits for the first one.
             await trio.testing.wait_all_tasks_blocked()
             answer(world, m.JoinGroupRequest, joined(3))
             world.server.script(m.SyncGroupRequest, Hold(parked, synced(T0)))

@@ -4,8 +4,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client import FatalError, RangeAssignor, TopicPartition
-from client.assignors import AssignmentWarning, CooperativeStickyAssignor
+from client import FatalError, TopicPartition
+from client.assignors import AssignmentWarning
 from protocol import consumer, messages as m
 from protocol.apis import ApiKey
 from tests.client.conftest import World
@@ -186,14 +186,3 @@ async def test_host_and_the_past_travel_with_the_subscription(
     first, _, last = joins(world)
     assert (subscription(last).rack_id, subscription(last).owned_partitions) == ("h1", ())
     assert first.protocols != last.protocols  # Or a follower would get its old assignment back.
-
-
-async def test_cooperative_and_eager_assignors_do_not_mix(
-    autojump_clock: MockClock, world: World
-) -> None:
-    """A group that chose the eager one would give partitions away that are still in use."""
-    async with world.connect() as client:
-        with pytest.raises(ValueError, match="cooperative"):
-            client.join(
-                "g", ["t"], {"t": 2}, assignors=[CooperativeStickyAssignor(), RangeAssignor()]
-            )

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from client import ClientClosed, CoordinatorUnavailable, Member, TopicPartition
+from client import ClientClosed, CoordinatorUnavailable, Member, MemberLost, TopicPartition
 from protocol import messages as m
 from tests.client.conftest import World
 from tests.client.test_member_callbacks import Told
@@ -38,8 +38,8 @@ async def outage(world: World, member: Member, tp: TopicPartition) -> None:
 async def session_over(world: World, member: Member) -> None:
     """Let the coordinator remove *member*."""
     world.server.script(m.HeartbeatRequest, 25)
-    while not member.lost:
-        await trio.sleep(1)
+    await trio.sleep(5)
+    assert member.lost
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -61,6 +61,27 @@ async def test_what_was_revoked_is_not_lost_once_more(
 
     names = [name for name, _ in told.calls]
     assert names == ["on_assigned", "on_revoked", *["on_assigned", "on_revoked"][: 2 - 2 * leaves]]
+
+
+async def test_a_commit_on_revoke_that_comes_too_late_is_no_second_call(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """Also where the callback lets its exception out; the partitions were let go all the same."""
+    told = Told()
+
+    async def commit() -> None:
+        await member.commit({T0: 7})
+
+    callbacks = {**told.all, "on_revoked": told("on_revoked", commit)}
+    async with world.connect() as client, client.join("g", ["t"], {"t": 2}, **callbacks) as member:
+        await member.assignment()
+        await member.request_rejoin("test")
+        world.server.script(m.OffsetCommitRequest, 25)
+        with pytest.raises(MemberLost):
+            await member.assignment()
+        await member.assignment()
+
+        assert [name for name, _ in told.calls] == ["on_assigned", "on_revoked", "on_assigned"]
 
 
 @pytest.mark.parametrize("end", ["on_revoked", "on_lost"])

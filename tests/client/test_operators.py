@@ -80,6 +80,20 @@ async def test_deleted_offsets_are_told_one_by_one(autojump_clock: MockClock, wo
     ]
 
 
+async def test_more_offsets_than_fit_are_deleted_in_several_requests(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """A group holds ten times what a request may name."""
+    done = Answer(m.OffsetDeleteResponse(0, ()))
+    world.server.script(m.OffsetDeleteRequest, done, done, done)
+    async with world.connect() as client:
+        await client.delete_offsets("g", [TopicPartition("t", n) for n in range(20_001)])
+
+    asked = world.server.requests(m.OffsetDeleteRequest)
+    sizes = [len(r.topics[0].partitions) for r in asked if isinstance(r, m.OffsetDeleteRequest)]
+    assert sizes == [10_000, 10_000, 1]
+
+
 async def test_offsets_of_a_group_that_is_not_there_are_an_error(
     autojump_clock: MockClock, world: World
 ) -> None:

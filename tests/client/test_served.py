@@ -5,6 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from client import (
+    Assignor,
     Client,
     CommitRefused,
     CooperativeStickyAssignor,
@@ -13,6 +14,7 @@ from client import (
     Lag,
     OffsetAndMetadata,
     PositionTooOld,
+    RangeAssignor,
     TopicPartition,
     TopicSource,
 )
@@ -199,6 +201,37 @@ async def test_a_cooperative_member_commits_what_it_gives_up(autojump_clock: Moc
         seven = OffsetAndMetadata(7)
         assert await two.fetch(handed_over) == dict.fromkeys(handed_over, seven)
         assert set(kept).isdisjoint(handed_over)
+
+
+async def test_a_group_becomes_cooperative_member_by_member(autojump_clock: MockClock) -> None:
+    """First all offer both kinds, then only the new one; nobody has to stop the group."""
+    old, new = RangeAssignor(), CooperativeStickyAssignor()
+    rollout: list[list[Assignor]] = [[old], [new, old], [new]]
+    running: dict[int, trio.CancelScope] = {}
+    owned: dict[int, set[TopicPartition]] = {}
+
+    async def run(client: Client, number: int, assignors: list[Assignor]) -> None:
+        with trio.CancelScope() as running[number]:
+            async with client.join("g", ["t"], {"t": 4}, assignors=assignors) as member:
+                while True:
+                    partitions = (await member.assignment()).partitions
+                    await member.commit(dict.fromkeys(partitions, 1))
+                    owned[number] = set(partitions)
+                    await trio.sleep(1)
+
+    async with served() as here, here.connect() as client, trio.open_nursery() as nursery:
+        for assignors in rollout:
+            for number in (0, 1):
+                if number in running:
+                    running[number].cancel()
+                nursery.start_soon(run, client, number, assignors)
+                await trio.sleep(30)
+                if len(owned) > 1:
+                    assert sorted(map(len, owned.values())) == [2, 2]
+                    assert not owned[0] & owned[1]
+        (group,) = await client.describe_groups(["g"])
+        assert group.protocol_name == new.name
+        nursery.cancel_scope.cancel()
 
 
 async def test_auto_commit_hands_over_what_was_stored(autojump_clock: MockClock) -> None:

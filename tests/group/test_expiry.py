@@ -413,6 +413,22 @@ def test_a_clock_that_was_wrong_for_a_while_costs_nothing_after_a_restart(
     assert context.offset("t-0", "before").offset == context.offset("t-0", "while").offset == 7
 
 
+def test_a_clock_that_was_ahead_at_the_start_and_is_set_right_expires_nothing() -> None:
+    """Machines start with any date; they are set right before the first check."""
+    context = Context(CONFIG)
+    context.commit("", -1)
+    context.wall_ms += 100 * KEPT_MS
+    context.crash()
+    context.wall_ms -= 100 * KEPT_MS
+    context.advance(KEPT_MS - 1)
+
+    assert context.offset().offset == 7
+
+    context.advance(CHECK_MS + 1)
+
+    assert context.offset().offset == -1
+
+
 def test_timestamps_of_records_never_go_back() -> None:
     """An offset that was committed later would look older."""
     context = Context(CONFIG)

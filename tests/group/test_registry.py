@@ -367,6 +367,8 @@ def test_what_is_kept_of_changes_is_bounded() -> None:
         (0, 8, "topic flights is new, with 8 partitions"),
         (-1, 8, "topic flights has 8 partitions now"),
         (6, 0, "topic flights was deleted"),
+        (8, 6, "topic flights was deleted and made anew, with 6 partitions"),
+        (6, 6, "topic flights was deleted and made anew, with 6 partitions"),
     ],
 )
 def test_a_change_reads_as_a_sentence(before: int, after: int, text: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from coordinator.group import GroupConfig
 from coordinator.group.records import GroupMetadata, OffsetRemoved
 from coordinator.group.sweep import SLICE
-from protocol.messages import SyncGroupRequest
+from protocol.messages import OffsetDeleteRequest, SyncGroupRequest, TopicPartitions
 from tests.group.context import GROUP, Context, assignment, subscription
 from tests.group.topics_context import TopicsContext
 
@@ -410,10 +410,30 @@ def test_a_group_that_is_deleted_between_two_slices_is_left_alone() -> None:
     assert error == 0
     context.take(outcome)
     context.commit("", -1, "u-0", group="a")
+    written = len(context.records)
     context.advance(0)
 
     assert context.offset("u-0", "a").offset == 7
     assert "t" not in context.topics.registry.topics
+    assert len(context.records) == written
+
+
+def test_what_an_operator_removes_between_two_slices_is_not_removed_twice() -> None:
+    """One tombstone is enough."""
+    context = TopicsContext()
+    count = SLICE + 10
+    context.register({"t": count})
+    commit_many(context, "t", count, GROUP)
+    context.delete_topics("t")
+    for outcome in context.shard.expire(context.now):
+        context.take(outcome)
+    context.send(
+        OffsetDeleteRequest(GROUP, (TopicPartitions("t", tuple(range(count - 5, count))),))
+    )
+    context.advance(0)
+
+    assert len([r for r in context.records if type(r) is OffsetRemoved]) == count
+    assert [e["count"] for e in context.events_named("offsets.removed")] == [SLICE - 1, 5, 6]
 
 
 CHANGES = st.lists(

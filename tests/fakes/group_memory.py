@@ -1,0 +1,62 @@
+"""A few groups in memory, with as much of a coordinator as the command line asks for."""
+
+from protocol import messages as m
+from protocol.types import PartitionResult, TopicResult
+
+
+class Memory:
+    """Answers like a coordinator; tests change what it knows."""
+
+    def __init__(self) -> None:
+        self.states = {"g": "Empty", "h": "Empty", "busy": "Stable"}
+        self.offsets: dict[str, dict[tuple[str, int], int]] = {
+            "g": {("t", 0): 50, ("t", 1): 60, ("u", 0): 7},
+            "h": {("t", 0): 10},
+        }
+        self.counts = {"t": 3}
+        self.ends = {("t", 0): 100, ("t", 1): 55}
+
+    def describe(self, request: m.DescribeGroupsRequest) -> m.DescribeGroupsResponse:
+        """Tell only the state."""
+        (group_id,) = request.group_ids
+        state = self.states.get(group_id)
+        error = 0 if state else 69
+        group = m.DescribedGroup(error, None, group_id, state or "Dead", "consumer", "", 1, ())
+        return m.DescribeGroupsResponse((group,))
+
+    def fetch(self, request: m.OffsetFetchRequest) -> m.OffsetFetchResponse:
+        """Return all offsets of a group."""
+        ((group_id, _),) = request.groups
+        topics: dict[str, list[m.PartitionOffset]] = {}
+        for (topic, partition), offset in self.offsets.get(group_id, {}).items():
+            found = m.PartitionOffset(partition, offset, -1, "", 0)
+            topics.setdefault(topic, []).append(found)
+        all_topics = tuple(m.TopicOffsets(t, tuple(p)) for t, p in topics.items())
+        return m.OffsetFetchResponse((m.GroupOffsets(group_id, 0, all_topics),))
+
+    def topic(self, request: m.DescribeTopicsRequest) -> m.DescribeTopicsResponse:
+        """Tell one topic of the registry."""
+        assert request.topics is not None
+        (name,) = request.topics
+        ends = tuple(
+            m.EndOffset(p, end, 1_000) for (t, p), end in sorted(self.ends.items()) if t == name
+        )
+        count = self.counts.get(name)
+        found = m.DescribedTopic(name, 3 if count is None else 0, count or -1, (), ends)
+        return m.DescribeTopicsResponse(0, None, (found,), has_more=False)
+
+    def commit(self, request: m.OffsetCommitRequest) -> m.OffsetCommitResponse:
+        """Store offsets, if they are where they are expected."""
+        if self.states.get(request.group_id, "Empty") != "Empty":
+            return m.OffsetCommitResponse(25, (), "no member ''")
+        stored = self.offsets.setdefault(request.group_id, {})
+        results = []
+        for topic, partitions in request.topics:
+            checked = []
+            for p in partitions:
+                is_moved = p.expected_offset != stored.get((topic, p.partition), -1)
+                checked.append(PartitionResult(p.partition, 1003 if is_moved else 0))
+                if not is_moved:
+                    stored[topic, p.partition] = p.offset
+            results.append(TopicResult(topic, tuple(checked)))
+        return m.OffsetCommitResponse(0, tuple(results))

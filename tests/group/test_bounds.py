@@ -1,0 +1,273 @@
+"""What grows with what peers send, or with time: each has a bound, and says so."""
+
+import msgpack
+import pytest
+
+from coordinator.group import GroupConfig, offset_admin, registry_shard, topic_records
+from coordinator.group.core import PARTITIONS_TOLD
+from coordinator.group.group import Group
+from coordinator.group.join import PATTERNS_MAX
+from coordinator.group.records import OffsetRemoved, Record, to_entry
+from coordinator.group.timers import PRUNE_MIN, Timer, TimerKind, Timers
+from coordinator.group.topic_records import EndReported
+from protocol.messages import (
+    LeavingMember,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    PartitionEnd,
+    ReportEndOffsetsRequest,
+    ReportEndOffsetsResponse,
+    SyncGroupRequest,
+    TopicEnds,
+    TopicPartitions,
+)
+from protocol.schema import STRING_BYTES_MAX
+from protocol.types import INT32_MAX, INT64_MAX
+from tests.group.context import GROUP, Context, assignment
+from tests.group.topics_context import TopicsContext
+
+BATCH_BYTES_MAX = GroupConfig().max_batch_bytes
+NO_DELAY = GroupConfig(group_initial_rebalance_delay_ms=0)
+
+
+def packed(record: Record) -> int:
+    """Return the bytes of *record* in a batch."""
+    return len(msgpack.packb((INT32_MAX, *to_entry(record))))
+
+
+def test_the_largest_deletion_of_offsets_is_one_batch() -> None:
+    """A larger one would be in memory, and never in the log."""
+    largest = OffsetRemoved("g" * 255, "t" * 249, INT32_MAX)
+
+    assert packed(largest) * offset_admin.DELETE_MAX < BATCH_BYTES_MAX
+
+
+def test_a_larger_deletion_of_offsets_is_refused_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """42 while deciding, and every offset stays."""
+    monkeypatch.setattr(offset_admin, "DELETE_MAX", 2)
+    context = Context()
+    for name in ("t-0", "t-1", "u-0"):
+        context.commit("", -1, name)
+    asked = [TopicPartitions("t", (0, 1)), TopicPartitions("u", (0,))]
+    token = context.send(OffsetDeleteRequest(GROUP, tuple(asked)))
+
+    assert context.answer(token, OffsetDeleteResponse) == (42, ())
+    assert context.offset("t-0").offset == 7
+
+    token = context.send(OffsetDeleteRequest(GROUP, tuple(asked[:1])))
+
+    assert context.answer(token, OffsetDeleteResponse).error == 0
+    assert context.offset("t-0").offset == -1
+
+
+def test_the_largest_report_of_end_offsets_is_one_batch() -> None:
+    """As above."""
+    largest = topic_records.to_entry(EndReported("t" * 249, INT32_MAX, INT64_MAX, INT64_MAX))
+
+    assert len(msgpack.packb((INT32_MAX, *largest))) * registry_shard.REPORT_MAX < BATCH_BYTES_MAX
+
+
+def test_a_larger_report_of_end_offsets_is_refused_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if it names the same partition again and again."""
+    monkeypatch.setattr(registry_shard, "REPORT_MAX", 2)
+    context = TopicsContext()
+    context.register({"t": 9})
+    ends = TopicEnds("t", (PartitionEnd(0, 5), PartitionEnd(0, 6)))
+    refused = ReportEndOffsetsRequest((ends, TopicEnds("t", (PartitionEnd(1, 7),))))
+
+    assert context.ask(refused, ReportEndOffsetsResponse) == (42, ())
+    assert context.topics.registry.end_offset("t", 0) is None
+    assert context.report("t", {0: 5, 1: 6}) == [0, 0]
+
+
+def test_a_long_reason_is_cut() -> None:
+    """It goes into answers, events and the memory of who left."""
+    context = Context()
+    _, leaver = context.stable_group(2)
+    context.left(LeavingMember(leaver, None, "r" * 30_000))
+    message = context.beaten(leaver, 1).message
+
+    assert message is not None
+    assert "left: rrr" in message
+    assert message.endswith("...")
+    assert len(message) < 1_200
+    assert max(len(str(event.fields)) for event in context.events) < 2_000
+
+
+def test_an_answer_with_many_protocols_can_be_read() -> None:
+    """A text of an answer has a limit; here there are 600 kB of names."""
+    context = Context()
+    context.stable_group(1)
+    protocols = {f"protocol-{n:050}": b"" for n in range(9_000)}
+    response = context.joined(context.join(protocols=protocols))
+
+    assert response.error == 23
+    assert response.message is not None
+    assert len(response.message) < STRING_BYTES_MAX // 4
+
+
+def test_an_answer_to_a_leader_with_long_topics_can_be_read() -> None:
+    """The names in an assignment are the leader's own."""
+    context = Context()
+    leader, follower = context.completing_group(2)
+    share = assignment("t" * 30_000 + "-0")
+    response = context.synced(context.sync(leader, 1, {leader: share, follower: share}))
+
+    assert response.error == 42
+    assert response.message is not None
+    assert len(response.message) < 2_000
+
+
+def test_the_event_of_a_member_that_is_gone_names_some_partitions_and_counts_the_rest() -> None:
+    """It may have owned 100,000."""
+    context = Context()
+    (member,) = context.completing_group(1)
+    names = [f"t-{n}" for n in range(PARTITIONS_TOLD + 5)]
+    context.sync(member, 1, {member: assignment(*names)})
+    context.leave(member)
+
+    (event,) = context.events_named("group.member_removed")
+    assert event["partitions"] == [*names[:PARTITIONS_TOLD], "and 5 more"]
+
+
+def test_the_purge_of_many_topics_is_one_event_for_each_group() -> None:
+    """A request may delete thousands."""
+    context = TopicsContext()
+    names = [f"t{n:02}" for n in range(50)]
+    context.register(dict.fromkeys(names, 1))
+    for name in names:
+        context.commit("", -1, f"{name}-0")
+    context.delete_topics(*names)
+    context.advance(0)
+
+    (event,) = context.events_named("offsets.removed")
+    assert (event["count"], event["topics"]) == (50, names[:10])
+    assert context.names() == []
+
+
+def test_members_of_a_group_have_a_limited_number_of_patterns() -> None:
+    """Each is matched with every topic when a generation begins."""
+    context = Context(NO_DELAY)
+    ids = [context.new_id() for _ in range(PATTERNS_MAX + 1)]
+    for n, member in enumerate(ids[:-1]):
+        context.join(member, pattern=f"t{n}.*")
+    refused = context.joined(context.join(ids[-1], pattern="other.*"))
+
+    assert (refused.error, refused.message) == (
+        1005,
+        f"the members have {PATTERNS_MAX} different patterns already",
+    )
+
+    joins = context.join(ids[-1], pattern="t0.*")
+
+    assert context.is_parked(joins)
+
+    context.leave(ids[1])
+
+    assert context.is_parked(context.join(ids[0], pattern="other.*"))
+
+
+def test_a_load_leaves_the_changes_of_topics_to_the_slices_after_it() -> None:
+    """A thousand groups with patterns of their own would hold up the start for minutes."""
+    context = TopicsContext(NO_DELAY)
+    member = context.new_id()
+    context.join(member, pattern="t.*")
+    context.advance(0)
+    context.sync(member, context.generation)
+    context.register({"t1": 1})
+    context.crash()
+
+    assert context.state == "Stable"
+
+    context.advance(0)
+
+    assert context.state == "PreparingRebalance"
+
+
+@pytest.mark.parametrize("count", [1, 100, 101, 5_000])
+def test_a_slice_ends_after_a_pattern_that_many_topics_are_matched_with(count: int) -> None:
+    """Groups with different patterns take a slice each, if there is much to match."""
+    context = TopicsContext(NO_DELAY)
+    groups = [f"g{n}" for n in range(10)]
+    for group in groups:
+        member = context.new_id(group=group)
+        context.join(member, pattern=f"{group}.*", group=group)
+        context.advance(0)
+        context.send(SyncGroupRequest(group, 1, member, None, None, None, ()))
+    context.register({f"t{n}": 1 for n in range(count)})
+    slices = 0
+    while context.shard.next_deadline_ms() == context.mono_ms:
+        context.shard.expire(context.now)
+        slices += 1
+
+    assert slices == {1: 1, 100: 3, 101: 3, 5_000: 11}[count]
+
+
+def test_timers_that_were_turned_off_are_forgotten_long_before_they_would_be_due() -> None:
+    """Else members that come and go stay in memory as long as their sessions would have been."""
+    timers = Timers()
+    kept = Timer(TimerKind.JOIN, Group("kept"))
+    timers.arm(kept, 7)
+    for n in range(20 * PRUNE_MIN):
+        timer = Timer(TimerKind.SESSION, Group("gone"))
+        timers.arm(timer, 10_000_000 + n)
+        timers.cancel(timer)
+
+    assert len(timers._heap) <= PRUNE_MIN
+    assert timers.pop_due(7) is kept
+
+
+def test_moving_a_deadline_earlier_again_and_again_costs_little_memory() -> None:
+    """Each time leaves an entry behind."""
+    timers = Timers()
+    timer = Timer(TimerKind.JOIN, Group("g"))
+    for n in range(20 * PRUNE_MIN):
+        timers.arm(timer, 10_000_000 - n)
+
+    assert len(timers._heap) <= PRUNE_MIN
+
+
+def test_a_pruned_timer_can_be_armed_again() -> None:
+    """For the time it had before, and for another."""
+    timers = Timers()
+    timer = Timer(TimerKind.JOIN, Group("g"))
+    timers.arm(timer, 50)
+    timers.cancel(timer)
+    for n in range(2 * PRUNE_MIN):
+        other = Timer(TimerKind.JOIN, Group("g"))
+        timers.arm(other, 1_000 + n)
+    timers.arm(timer, 50)
+
+    assert timers.pop_due(50) is timer
+
+
+def test_an_id_that_was_given_out_leaves_no_timer_in_an_unloaded_shard() -> None:
+    """Its answer may leave the gate afterwards."""
+    context = Context()
+    context.close_gate()
+    context.join()
+    context.advance(60_000)
+    context.shard.unload(context.now)
+    context.open_gate()
+
+    assert context.shard.next_deadline_ms() is None
+
+
+def test_patterns_are_counted_also_after_a_restart() -> None:
+    """As what the members offer is."""
+    context = Context(NO_DELAY)
+    member = context.new_id()
+    context.join(member, pattern="t.*")
+    context.advance(0)
+    context.sync(member, context.generation)
+    context.crash()
+
+    assert context.shard._core.groups[GROUP].patterns == {"t.*": 1}
+
+    context.leave(member)
+
+    assert context.shard._core.groups[GROUP].patterns == {}
