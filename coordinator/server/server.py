@@ -92,6 +92,16 @@ def listen(host: str, port: int) -> SocketListener:
     return SocketListener(sock)
 
 
+class _Rounds(trio.abc.Instrument):
+    """Tells the server when the event loop has looked at all sockets."""
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+
+    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio's signature
+        self._server.begin_round()
+
+
 class Server:
     """All sessions of this process."""
 
@@ -109,17 +119,23 @@ class Server:
         self._nursery: trio.Nursery | None = None
         self._with_answers: list[Session] = []
         self._answers_ready = trio.Event()
+        self._turns = self._last_turns = 0  # Sessions that answered in this round, and the last.
         self._errors = 0
         self._last_logged_ms: dict[str, int] = {}
         node.after_release = self.flush
 
     async def run(self, listeners: list[Listener]) -> None:
         """Serve the *listeners* until cancelled; then every session ends."""
-        async with trio.open_nursery() as self._nursery:
-            for listener in listeners:
-                self._nursery.start_soon(self._accept_for_ever, listener)
-            self._nursery.start_soon(self._sweep_for_ever)
-            self._nursery.start_soon(self._send_for_ever)
+        rounds = _Rounds(self)
+        trio.lowlevel.add_instrument(rounds)
+        try:
+            async with trio.open_nursery() as self._nursery:
+                for listener in listeners:
+                    self._nursery.start_soon(self._accept_for_ever, listener)
+                self._nursery.start_soon(self._sweep_for_ever)
+                self._nursery.start_soon(self._send_for_ever)
+        finally:
+            trio.lowlevel.remove_instrument(rounds)
 
     async def wait_sent(self) -> None:
         """Return when every answer has left, or its connection has ended."""
@@ -199,6 +215,22 @@ class Server:
         if not self._with_answers:
             self._answers_ready.set()
         self._with_answers.append(session)
+
+    def turn_over(self, session: Session) -> None:
+        """Send what *session* has to say: at once if it is alone, else with the others.
+
+        The task that sends for all costs one session alone another pass of the event loop:
+        0.15 ms until its heartbeat was answered instead of 0.12.
+        """
+        self._turns += 1
+        if self._turns == 1 and self._last_turns <= 1:
+            session.flush()
+        else:
+            self.has_answers(session)
+
+    def begin_round(self) -> None:
+        """Note that the event loop has looked at all sockets anew."""
+        self._last_turns, self._turns = self._turns, 0
 
     def flush(self) -> None:
         """Send every session's answers, each in one go."""

@@ -100,6 +100,7 @@ class Session:
         self._outbox: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._sending = False  # The drain task has the outbox.
+        self._in_turn = False  # Its own task is deciding, and looks at the outbox after that.
         self._resume = trio.Event()
         self._closing = False  # Answer what is in the outbox, then close.
         self._read_deadline_ms = now_ms + settings.first_request_timeout_ms
@@ -144,7 +145,7 @@ class Session:
                     self._release()
             self._set_read_deadline(now.mono_ms)
             if len(events) == 1:
-                self._take(events[0], now)
+                self._take_one(events[0], now)
             else:
                 await self._take_many(events, now)
         self.flush()
@@ -152,6 +153,13 @@ class Session:
         while self._outbox:
             self._resume = trio.Event()
             await self._resume.wait()
+
+    def _take_one(self, event: RequestEvent | BadRequest, now: Now) -> None:
+        self._in_turn = True
+        self._take(event, now)
+        self._in_turn = False
+        if self._outbox:
+            self.server.turn_over(self)
 
     async def _take_many(self, events: list[RequestEvent | BadRequest], now: Now) -> None:
         """Take what was pipelined into one read, no more at a time than the limits allow.
@@ -265,7 +273,7 @@ class Session:
 
     def _send(self, frame: bytes) -> None:
         # While the drain task has the outbox, `flush` watches what piles up behind it.
-        if not self._outbox or self._sending:
+        if not self._in_turn and (not self._outbox or self._sending):
             self.server.has_answers(self)
         self._outbox.append(frame)
         self._unsent_bytes += len(frame)
