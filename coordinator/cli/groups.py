@@ -250,9 +250,15 @@ def describe_rebalances(coordinator: Coordinator, group: str, limit: int, as_jso
             r.member_id,
             r.client_host,
             ", ".join(late.member_id for late in r.late),
-            f"{r.trigger}: {r.reason}" if r.reason else r.trigger,
+            _why(r),
         )
         for r in answer.rebalances
     ]
     head = ("#", "STARTED", "GENERATION", "OUTCOME", "JOIN-MS", "SYNC-MS", "#MEMBERS")
     table((*head, "CONSUMER-ID", "HOST", "LATE", "WHY"), rows)
+
+
+def _why(rebalance: m.Rebalance) -> str:
+    """Return what happened and why; most reasons begin with what happened."""
+    trigger, reason = rebalance.trigger, rebalance.reason
+    return reason if reason.startswith(trigger) else ": ".join(filter(None, (trigger, reason)))

@@ -89,7 +89,12 @@ def settings() -> None:
 
 @main.command()
 @click.argument("address", metavar="HOST:PORT")
-@click.option("--timeout", default=3.0, help="Seconds to wait for the answer.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.001, 3_600),  # Beyond it, and for nan, a socket takes no timeout.
+    default=3.0,
+    help="Seconds to wait for the answer.",
+)
 def ping(address: str, timeout: float) -> None:
     """Exit 0 if a coordinator answers at HOST:PORT, else 1 (for health checks)."""
     try:

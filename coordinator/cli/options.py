@@ -43,7 +43,7 @@ def asks(command: Callable[..., bool | None]) -> Callable[..., None]:
         "--timeout",
         "timeout_ms",
         default=TIMEOUT_MS,
-        type=click.IntRange(1),
+        type=click.IntRange(1, 3_600_000),
         metavar="MS",
         help="How long to wait for an answer.",
         show_default=True,

@@ -17,7 +17,7 @@ def ping(host: str, port: int, *, timeout_s: float) -> str | None:
             while data := sock.recv(65536):
                 if connection.receive(data):
                     return None
-    except OSError as exc:
+    except (OSError, ValueError) as exc:  # The latter for a timeout that is none.
         return f"{host}:{port}: {exc}"
     except RemoteProtocolError as exc:
         return f"{host}:{port} is no coordinator: {exc}"

@@ -278,6 +278,24 @@ def test_rebalances_say_why(line: CommandLine) -> None:
 
 
 @pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        ("no heartbeat for 10.2 s", "session expired: no heartbeat for 10.2 s"),
+        ("session expired after all", "session expired after all"),
+        ("", "session expired"),
+    ],
+)
+def test_what_happened_is_said_once(reason: str, why: str, line: CommandLine) -> None:
+    """Saying "member joined" twice makes people look for a difference."""
+    rebalance = WHY._replace(reason=reason)
+    answer = m.DescribeRebalancesResponse(0, None, "g", (rebalance,))
+    line.answers[m.DescribeRebalancesRequest] = answer
+
+    told = line.run("groups", "rebalances", "g").stdout.splitlines()
+    assert told[1].endswith(f"  {why}")
+
+
+@pytest.mark.parametrize(
     ("response", "words"),
     [
         (m.DescribeRebalancesResponse(69, "Group g not found.", "g", ()), "Group g not found."),
