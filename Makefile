@@ -54,7 +54,7 @@ test: $(INSTALLED) java ## All tests: real processes, real Spark, a smoke run of
 nightly: export EXAMPLES_FACTOR := $(EXAMPLES_FACTOR_NIGHTLY)
 nightly: export SIM_SEEDS := $(SIM_SEEDS_NIGHTLY)
 nightly: $(INSTALLED) java ## The long versions: more examples, more seeds, more kills
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -o faulthandler_timeout=7200
 	$(BIN)/python -m tests.kill_loop --cycles $(KILL_CYCLES_NIGHTLY)
 
 .PHONY: bench

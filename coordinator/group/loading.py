@@ -72,6 +72,7 @@ def _load_member(group: Group, metadata: MemberMetadata, now: Now) -> Member:
         heard_ms=now.mono_ms,
         topic_pattern=metadata.topic_pattern,
     )
+    member.is_loaded = True
     member.read_topics(group.protocol_type, group.protocol)
     member.is_new = False
     member.synced = True

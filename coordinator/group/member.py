@@ -63,6 +63,7 @@ class Member(Watched):
         "former",
         "group_instance_id",
         "heard_ms",
+        "is_loaded",
         "is_new",
         "join",
         "member_id",
@@ -103,6 +104,7 @@ class Member(Watched):
         self.heard_ms = heard_ms
         self.join: Parked | None = None
         self.sync: Parked | None = None
+        self.is_loaded = False  # Known from the log: whether it was drained is forgotten.
         self.is_new = True  # Until its first JoinGroup is answered.
         self.synced = False  # Has sent its SyncGroup of this generation.
         self.drained = False  # Asked to give everything up; lasts as long as the membership.

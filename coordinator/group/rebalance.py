@@ -196,7 +196,7 @@ def _open_generation(d: Decision, group: Group) -> None:
             member.former = member.owned or NOTHING
         # Whatever it owned, it gave up by joining, or by staying away.
         member.assignment, member.owned = b"", NOTHING
-        member.synced = False
+        member.synced = member.is_loaded = False
         member.read_topics(group.protocol_type, group.protocol)
         member.read_claim(group.protocol_type, group.protocol)
     generation_opened(d.core, group)

@@ -18,7 +18,7 @@
 from coordinator.group.core import Decision
 from coordinator.group.effects import Caller
 from coordinator.group.group import Group
-from coordinator.group.member import CONSUMER, Member
+from coordinator.group.member import CONSUMER, NOTHING, Member
 from coordinator.group.rebalance import joined, member_parked
 from coordinator.group.records import MemberMetadata
 from coordinator.group.states import GroupState, Trigger
@@ -76,7 +76,7 @@ def replace(
     detail = _swap(d, group, old, member)
     if (
         group.state is GroupState.STABLE
-        and not old.drained
+        and not _may_be_drained(old)
         and _wants_the_same(group, old, member)
         and group.vote() == group.protocol
     ):
@@ -117,6 +117,14 @@ def _swap(d: Decision, group: Group, old: Member, member: Member) -> str:
         generation=group.generation,
     )
     return f"instance id {member.group_instance_id!r}: {old.member_id} replaced by {by}"
+
+
+def _may_be_drained(old: Member) -> bool:
+    """Say whether the newcomer would wait for partitions that nobody gives it.
+
+    A crash forgets the mark; who has nothing then may have had it.
+    """
+    return old.drained or (old.is_loaded and old.owned == NOTHING)
 
 
 def _wants_the_same(group: Group, old: Member, member: Member) -> bool:

@@ -34,6 +34,7 @@ class Member:
     due: int = 0
     parked: int | None = None  # The token of what it waits for.
     synced: bool = False
+    is_loaded: bool = False  # Since the last crash; may have been drained before it.
     owned: frozenset[str] = frozenset()
     former: frozenset[str] = frozenset()  # Owned before, and in this generation by nobody.
 
@@ -71,6 +72,7 @@ class Model:
         self.state = STABLE if self.members else EMPTY
         for m in self.members:
             m.parked, m.synced, m.former, m.due = None, True, frozenset(), self.now + m.times[0]
+            m.is_loaded = True
             m.offers = tuple(offer for offer in m.offers if offer[0] == self.protocol)
         self.is_recovering = bool(self.members) and self.generation > assigned
         if self.is_recovering:
@@ -153,7 +155,8 @@ class Model:
         member.id = self.new_id(str(member.instance))
         member.offers, member.times, member.due = offers, times, self.now + times[0]
         self.leader = member.id if was_leader else self.leader
-        is_same = self.state == STABLE and offers[0][1] == old_topics
+        may_be_drained, member.is_loaded = member.is_loaded and not member.owned, False
+        is_same = self.state == STABLE and offers[0][1] == old_topics and not may_be_drained
         is_quiet = is_same and self.vote() == self.protocol
         self.put_on_record(member, is_quiet=is_quiet)
         return 0 if is_quiet else self.park_join(member)
@@ -280,7 +283,7 @@ class Model:
         self.state, self.protocol = COMPLETING, self.vote()
         self.timer = self.now + self.longest()
         for m in self.members:
-            m.synced = False
+            m.synced = m.is_loaded = False
             self.answer(m, 0)
 
     def vote(self) -> str:

@@ -293,6 +293,37 @@ def test_a_drain_ends_with_the_process_that_was_asked_to_give_up() -> None:
     assert [m.member_id for m in shown] == [leader, context.joined(token).member_id]
 
 
+def test_a_crash_does_not_make_a_drain_last_for_ever() -> None:
+    """It forgets who was drained: who has nothing then may have been, and is let in anew once."""
+    context = Context()
+    leader, drained = context.static_group(2)
+    context.drain("spark1")
+    context.join(drained)
+    context.join(leader)
+    context.sync(drained, 2)
+    context.sync(leader, 2, {leader: assignment("flights-0", "flights-1")})
+    context.crash()
+
+    assert not context.is_parked(context.join(instance_id="i0"))
+
+    token = context.join(instance_id="i1")
+
+    assert context.is_parked(token)
+
+
+def test_who_has_nothing_otherwise_restarts_without_a_rebalance() -> None:
+    """There may be more members than partitions."""
+    context = Context()
+    context.static_group(2)
+    leader, idle = (m.member_id for m in context.describe().members)
+    context.join(leader)
+    context.join(idle)
+    context.sync(idle, 2)
+    context.sync(leader, 2, {leader: assignment("flights-0", "flights-1")})
+
+    assert not context.is_parked(context.join(instance_id="i1"))
+
+
 def test_a_pattern_that_changes_with_a_rejoin_counts_too() -> None:
     """Under the member's own id, static or not."""
     context = Context()

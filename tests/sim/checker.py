@@ -107,8 +107,15 @@ class _Who:
         for _, request, response in _joins(history):
             ids = [(response.member_id, request.group_instance_id)]
             for member_id, instance_id in ids + [shown[:2] for shown in response.members]:
-                if instance_id is not None:
-                    self._instances[member_id] = f"instance {instance_id}"
+                self._note(member_id, instance_id)
+        for attempt in history.attempts:  # The answer that told the member itself may be lost.
+            for group in _described(attempt):
+                for member in group.members:
+                    self._note(member.member_id, member.group_instance_id)
+
+    def _note(self, member_id: str, instance_id: str | None) -> None:
+        if instance_id is not None:
+            self._instances[member_id] = f"instance {instance_id}"
 
     def is_it(self, member_id: str) -> str:
         """Return the instance of *member_id* if it has one, else the id itself."""
