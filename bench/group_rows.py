@@ -1,12 +1,21 @@
 """What is measured of groups, what the numbers are held against, and how they are shown."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import log
 from typing import Any, Final, NamedTuple
 
+from bench import report
 from bench.group_load import ENDURANCE, HEARTBEATS, REBALANCES
-from bench.report import HOW_TO_READ, SMOKE_NOTE, Run, aim_lines, markdown_table, number
+from bench.report import (
+    HOW_TO_READ,
+    SMOKE_NOTE,
+    Run,
+    Samples,
+    aim_lines,
+    markdown_table,
+    number,
+)
 from bench.rows import Aim, Medians, judge
 
 
@@ -194,25 +203,8 @@ TITLES: Final[Mapping[str, str]] = {
 
 def document(run: Run) -> dict[str, Any]:
     """Return the whole run as what JSON can hold: samples, medians, aims."""
-    medians = Medians(run.samples)
-    return {
-        "name": run.name,
-        "smoke_run": run.quick,
-        "started": run.started,
-        "repeat": run.repeat,
-        "environment": dict(run.environment),
-        "settings": dict(run.settings),
-        "rows": {
-            name: {
-                "title": TITLES[name],
-                "medians": {field: medians.of(name, field) for field in samples[0]},
-                "spread": {field: medians.spread(name, field) for field in samples[0]},
-                "samples": [dict(sample) for sample in samples],
-            }
-            for name, samples in run.samples.items()
-        },
-        "aims": [judged._asdict() for judged in judge(medians, GROUP_AIMS)],
-    }
+    judged = judge(Medians(run.samples), GROUP_AIMS)
+    return report.document_of(run, TITLES.__getitem__, judged)
 
 
 def rebalance_table(medians: Medians) -> list[tuple[str, ...]]:
@@ -267,14 +259,9 @@ def _late_ms(medians: Medians, row: str) -> float | None:
     return _thousandth(medians.of(row, "late_p99_us"))
 
 
-def failures(samples: Mapping[str, Sequence[Mapping[str, float | None]]]) -> list[str]:
+def failures(samples: Samples) -> list[str]:
     """Return what went wrong: such a run's numbers must not be used."""
-    return [
-        f"{TITLES[name]}: {count:.0f} {field}"
-        for name, repetitions in samples.items()
-        for field in ("wrong", "unanswered")
-        if (count := sum(sample.get(field) or 0 for sample in repetitions))
-    ]
+    return report.failures(samples, TITLES.__getitem__)
 
 
 def markdown(run: Run) -> str:

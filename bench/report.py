@@ -1,6 +1,6 @@
 """A run's numbers as a JSON document, a Markdown page and lines on the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from bench.rows import (
@@ -46,6 +46,22 @@ class Run(NamedTuple):
 def document(run: Run) -> dict[str, Any]:
     """Return the whole run as what JSON can hold: samples, medians, ratios, aims."""
     medians = Medians(run.samples)
+
+    def of_its_echo(name: str) -> dict[str, float | None]:
+        ratio = medians.ratio(name, CEILINGS[name]) if name in CEILINGS else None
+        return {"of_its_echo": ratio}
+
+    return document_of(run, _title, judge(medians), of_its_echo)
+
+
+def document_of(
+    run: Run,
+    title: Callable[[str], str],
+    judged: Sequence[Judged],
+    more: Callable[[str], Mapping[str, float | None]] = lambda _name: {},
+) -> dict[str, Any]:
+    """Return a run of any benchmark as what JSON can hold; *more* is told of each row."""
+    medians = Medians(run.samples)
     return {
         "name": run.name,
         "smoke_run": run.quick,
@@ -55,15 +71,15 @@ def document(run: Run) -> dict[str, Any]:
         "settings": dict(run.settings),
         "rows": {
             name: {
-                "title": _title(name),
+                "title": title(name),
                 "medians": {field: medians.of(name, field) for field in samples[0]},
                 "spread": {field: medians.spread(name, field) for field in samples[0]},
-                "of_its_echo": medians.ratio(name, CEILINGS[name]) if name in CEILINGS else None,
+                **more(name),
                 "samples": [dict(sample) for sample in samples],
             }
             for name, samples in run.samples.items()
         },
-        "aims": [judged._asdict() for judged in judge(medians)],
+        "aims": [aim._asdict() for aim in judged],
     }
 
 
@@ -118,14 +134,14 @@ def aim_lines(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
     return lines
 
 
-def failures(samples: Samples) -> list[str]:
+def failures(samples: Samples, title: Callable[[str], str] = _title) -> list[str]:
     """Return what went wrong under load: such a run's numbers must not be used."""
     found = []
     for name, repetitions in samples.items():
         for field in ("wrong", "unanswered", "differences"):
             count = sum(sample.get(field) or 0 for sample in repetitions)
             if count:
-                found.append(f"{_title(name)}: {count:.0f} {field}")
+                found.append(f"{title(name)}: {count:.0f} {field}")
     return found
 
 

@@ -6,28 +6,20 @@ machine that gets slower or faster meanwhile hits a row and its ceiling alike.
 """
 
 import json
-import os
-import sys
-import tempfile
 import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import click
-
 from bench import report
-from bench.environment import environment, is_memory
+from bench.command import Benchmark, command
 from bench.fsync_floor import RECORD_BYTES
 from bench.load import Plan
 from bench.processes import (
     LOAD_CORE,
     SERVER_CORE,
-    ProcessError,
     Server,
-    cores_of_this_machine,
     resident_mb,
     run_json,
     serving,
@@ -53,13 +45,12 @@ _DAEMON_SETTINGS: Final = ("group.initial.rebalance.delay.ms=0",)
 class Scale(NamedTuple):
     """How long it takes."""
 
-    repetitions: int
     warmup_s: float
     duration_s: float
 
 
-FULL: Final = Scale(repetitions=5, warmup_s=0.7, duration_s=2.5)
-QUICK: Final = Scale(repetitions=1, warmup_s=0.15, duration_s=0.4)
+FULL: Final = Scale(warmup_s=0.7, duration_s=2.5)
+QUICK: Final = Scale(warmup_s=0.15, duration_s=0.4)
 
 
 class Bench:
@@ -150,93 +141,33 @@ class Bench:
         self._keep(row.name, measured)
 
 
-def _write(run: report.Run, results: Path) -> None:
-    results.mkdir(parents=True, exist_ok=True)
-    content = json.dumps(report.document(run), indent=1)
-    (results / f"{run.name}.json").write_text(content + "\n", encoding="utf-8")
-    (results / f"{run.name}.md").write_text(report.markdown(run), encoding="utf-8")
-
-
-def _show(run: report.Run) -> None:
-    print()
-    print(report.text(report.table(run)))
-    print()
-    print(report.text(report.aim_lines(judge(Medians(run.samples)))))
-    if run.quick:
-        print(f"\n{report.SMOKE_NOTE}")
-
-
-@click.command()
-@click.option("--quick", is_flag=True, help="One short repetition (also QUICK=1): a smoke test.")
-@click.option("--name", help="Name of the result files  [default: latest, or quick]")
-@click.option(
-    "--results",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where they go  [default: bench/results, or build/bench for a quick run]",
-)
-@click.option(
-    "--work-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("build/bench"),
-    show_default=True,
-    help="On the disk to be measured; data folders come and go in it.",
-)
-@click.option("--repetitions", type=click.IntRange(1), help="How many  [default: 5, quick 1]")
-def main(
-    quick: bool, name: str | None, results: Path | None, work_dir: Path, repetitions: int | None
-) -> None:
-    """Measure the coordinator against a bare echo and the disk, and write the results.
-
-    Exit status 1: something failed, or an answer was wrong. A missed aim is no failure.
-    """
-    quick = quick or os.environ.get("QUICK", "") not in {"", "0"}
+def _settings(quick: bool) -> dict[str, str | float]:
     scale = QUICK if quick else FULL
-    scale = scale._replace(repetitions=repetitions or scale.repetitions)
-    # A smoke run's numbers are worth nothing: they don't belong beside the real ones.
-    results = results or (work_dir if quick else Path("bench/results"))
-    work_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        run = _measure(name or ("quick" if quick else "latest"), scale, work_dir, quick=quick)
-    except ProcessError as exc:
-        print(f"bench: {exc}", file=sys.stderr)
-        sys.exit(1)
-    _write(run, results)
-    _show(run)
-    failed = report.failures(run.samples)
-    for failure in failed:
-        print(f"FAILED: {failure}", file=sys.stderr)
-    sys.exit(1 if failed else 0)
+    return {
+        "warm-up, s": scale.warmup_s,
+        "measured, s": scale.duration_s,
+        "daemon": "defaults, " + ", ".join(_DAEMON_SETTINGS),
+        "durability": "fdatasync before every acknowledgement",
+        "fsync floor record, bytes": RECORD_BYTES,
+    }
 
 
-def _measure(name: str, scale: Scale, work_dir: Path, *, quick: bool) -> report.Run:
-    cores = cores_of_this_machine()
-    print(f"cores: {cores.note}")
-    if is_memory(work_dir):
-        print("The work folder is in memory: nothing durable is measured. Choose --work-dir.")
-    about = environment(work_dir)
-    started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    with tempfile.TemporaryDirectory(prefix="run-", dir=work_dir) as folder:
-        bench = Bench(scale, Path(folder), pinned=cores.pinned)
-        for number in range(1, scale.repetitions + 1):
-            print(f"repetition {number} of {scale.repetitions}", flush=True)
-            bench.repetition(number)
-    return report.Run(
-        name=name,
-        quick=quick,
-        started=started,
-        environment=about,
-        settings={
-            "repetitions": scale.repetitions,
-            "warm-up, s": scale.warmup_s,
-            "measured, s": scale.duration_s,
-            "cores": cores.note,
-            "daemon": "defaults, " + ", ".join(_DAEMON_SETTINGS),
-            "durability": "fdatasync before every acknowledgement",
-            "fsync floor record, bytes": RECORD_BYTES,
-        },
-        samples=bench.samples,
-        repeat="python -m bench.run --quick" if quick else "python -m bench.run",
+main = command(
+    Benchmark(
+        module="bench.run",
+        help="Measure the coordinator against a bare echo and the disk, and write the results.\n\n"
+        "Exit status 1: something failed, or an answer was wrong. A missed aim is no failure.",
+        name="latest",
+        quick_name="quick",
+        repetitions=5,
+        make=lambda folder, quick, pinned: Bench(QUICK if quick else FULL, folder, pinned=pinned),
+        settings=_settings,
+        document=report.document,
+        markdown=report.markdown,
+        tables=lambda run: (report.table(run), report.aim_lines(judge(Medians(run.samples)))),
+        failures=report.failures,
     )
+)
 
 
 if __name__ == "__main__":
