@@ -12,6 +12,9 @@ class File(Protocol):
     def sync(self) -> None:
         """Return once what was appended, and the size, are on disk."""
 
+    def append_synced(self, data: bytes) -> None:
+        """Write all of *data* at the end, and return once it is on disk: `append` and `sync`."""
+
     def close(self) -> None:
         """Give the handle back, without syncing."""
 

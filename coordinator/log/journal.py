@@ -197,13 +197,14 @@ class Journal:
             BatchTooLarge: Nothing was changed.
             LogFailed: The log failed earlier, or is closed.
         """
+        items = [(delta, *entry) for delta, entry in enumerate(entries)]
+        return self.append_packed(partition, len(items), self._pack(items), timestamp_ms)
+
+    def append_packed(self, partition: int, count: int, packed: bytes, timestamp_ms: int) -> int:
+        """Do as `append` does, with *count* entries that are packed as a batch has them."""
         if self._failure is not None:
             raise LogFailed("the log failed earlier") from self._failure
-        if len(entries) == 1:
-            packed: bytes = self._pack(((0, *entries[0]),))
-        elif entries:
-            packed = self._pack([(delta, *entry) for delta, entry in enumerate(entries)])
-        else:
+        if not count:
             raise ValueError("a batch needs an entry")
         size_bytes = HEADER_BYTES + len(packed)
         if size_bytes > BATCH_BYTES_MAX:
@@ -214,7 +215,7 @@ class Journal:
             base_offset = self._first_offset(partition)
         self._open.append((partition, base_offset, timestamp_ms, packed))
         self._open_bytes += size_bytes
-        self._ends[partition] = end_offset = base_offset + len(entries)
+        self._ends[partition] = end_offset = base_offset + count
         return end_offset
 
     def take_flush(self) -> Flush | None:
@@ -250,8 +251,7 @@ class Journal:
         try:
             if flush.rolls:
                 self._roll()
-            self._active.file.append(flush.data)
-            self._active.file.sync()
+            self._active.file.append_synced(flush.data)
         except OSError as exc:
             # The kernel may have dropped the dirty pages: a second fsync can succeed without them.
             self._failure = exc

@@ -27,6 +27,19 @@ class OsFile:
                 while written < len(data):
                     written += os.write(self._descriptor, view[written:])
 
+    def append_synced(self, data: bytes) -> None:
+        """pwritev2 with RWF_DSYNC: each of its bytes is on disk when it returns.
+
+        One call instead of two: each time it comes back from one, the thread waits for Python's
+        lock while the event loop computes, up to the switch interval.
+        """
+        # The position doesn't matter, since the file was opened with O_APPEND.
+        written = os.pwritev(self._descriptor, (data,), 0, os.RWF_DSYNC)
+        if written < len(data):
+            with memoryview(data) as view:
+                while written < len(data):
+                    written += os.pwritev(self._descriptor, (view[written:],), 0, os.RWF_DSYNC)
+
     def sync(self) -> None:
         """fdatasync: the data, and what is needed to find it, such as the size."""
         os.fdatasync(self._descriptor)

@@ -6,7 +6,7 @@ Theory of operation
 Everything that decides runs in the event loop without an await in between: a request, an
 expired deadline, an answer released. Four tasks drive what is not a request:
 
-- The *flusher* takes whatever was appended since it last looked, writes and syncs it in
+- The *flusher* takes whatever was appended since it last looked, has it written and synced in
   a worker thread, and tells the shards how far their partitions are durable. While one
   flush is on its way the next one gathers: group commit, without a linger timer.
 - The *timers* sleep until the earliest deadline of any shard.
@@ -26,6 +26,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+import outcome
 import trio
 
 from coordinator.group import Caller, Event, GroupConfig, GroupShard, Now
@@ -35,8 +36,9 @@ from coordinator.log.format import NODE_PARTITION
 from coordinator.log.journal import Journal
 from coordinator.runtime.calls import Call, Token
 from coordinator.runtime.changes import ChangesReader, EmitEvent
+from coordinator.runtime.flusher import Flusher
 from coordinator.runtime.shard import GROUP_CODEC, TOPIC_CODEC, ShardRunner, Status
-from coordinator.runtime.worker import RunBlocking
+from coordinator.runtime.worker import Done, RunBlocking, Submit, Work
 from protocol.errors import ErrorCode
 from protocol.groups import offsets_partition
 from protocol.messages import ReadOffsetChangesRequest, Request
@@ -63,7 +65,9 @@ class Node:
         emit_event: EmitEvent,
         run_blocking: RunBlocking,
         run_reading: RunBlocking,
+        submit: Submit | None = None,
     ) -> None:
+        """Make it; *submit* does the flusher's work, by default in a task that runs it blocking."""
         self.journal = journal
         self.commit_timeout_ms = commit_timeout_ms
         self.num_partitions = num_partitions
@@ -75,8 +79,8 @@ class Node:
         self._wall_clock_ms = wall_clock_ms
         self._emit_event = emit_event
         self._run_blocking = run_blocking
-        self._flush_wanted = trio.Event()
-        self._idle = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self.flusher = Flusher(journal, submit or self._submit, self._advance)
         self._timer_kick = trio.Event()
         self._wake_at_ms: int | None = None
         topics = Registry()
@@ -149,8 +153,8 @@ class Node:
         return Now(int(trio.current_time() * 1000), self._wall_clock_ms())
 
     def appended(self) -> None:
-        """Wake the flusher."""
-        self._flush_wanted.set()
+        """Have it flushed."""
+        self.flusher.want()
 
     def deadline_may_be_earlier(self, deadline_ms: int | None) -> None:
         """Wake the timers if they would sleep past *deadline_ms*."""
@@ -194,7 +198,8 @@ class Node:
             LogFailed: A write or fsync failed; the process must end.
         """
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._flush_for_ever)
+            self._nursery = nursery
+            nursery.start_soon(self.flusher.run)
             nursery.start_soon(self._changes.run)
             nursery.start_soon(self._expire_for_ever)
             nursery.start_soon(self._look_around_for_ever)
@@ -210,22 +215,26 @@ class Node:
 
     async def wait_flushed(self) -> None:
         """Return when nothing waits for the disk."""
-        while any(len(runner.gate) for runner in self._runners) or self._flush_wanted.is_set():
-            self._idle = trio.Event()
-            await self._idle.wait()
+        await self.flusher.wait_idle()
 
-    async def _flush_for_ever(self) -> None:
-        while True:
-            await self._flush_wanted.wait()
-            flush = self.journal.take_flush()
-            if flush is None:
-                self._flush_wanted = trio.Event()
-                self._idle.set()
-                continue
-            await self._run_blocking(lambda flush=flush: self.journal.write_flush(flush))  # type: ignore[misc]  # mypy can't infer the default
-            for partition, end in flush.ends.items():
-                self._runner_of[partition].advance(end)
-            self.after_release()
+    def _submit(self, work: Work, done: Done) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(self._work, work, done)
+
+    async def _work(self, work: Work, done: Done) -> None:
+        try:
+            await self._run_blocking(work)
+        except Exception as exc:  # noqa: BLE001 - told to whom it concerns
+            done(outcome.Error(exc))
+        else:
+            done(outcome.Value(None))
+
+    def _advance(self, ends: dict[int, int]) -> None:
+        """Let go what waited for these offsets to be durable."""
+        now = self.now()
+        for partition, end in ends.items():
+            self._runner_of[partition].advance(end, now)
+        self.after_release()
 
     async def _expire_for_ever(self) -> None:
         while True:

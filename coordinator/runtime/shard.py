@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from enum import Enum
-from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from coordinator.group import Caller, Event, Now, Outcome, Reply, records, topic_records
@@ -108,6 +107,8 @@ class ShardRunner(Generic[C]):
         self._leader_epoch = services.journal.leader_epoch
         # Group -> end offset of its last entry not yet committed, oldest first.
         self._uncommitted: dict[str, int] = {}
+        self._end = 0  # Of all of them.
+        self._now = Now(0, 0)  # Of the step that is being done, for replies that leave in it.
 
     # --- requests -----------------------------------------------------------------------
 
@@ -125,7 +126,11 @@ class ShardRunner(Generic[C]):
         if refused is not None:
             token.fail(refused, self._leader_epoch)
             return
-        outcome = self._decided(partial(self.core.handle, request, token, caller, now), now)
+        try:
+            outcome = self.core.handle(request, token, caller, now)
+        except Exception:
+            self._keep_half_done(now)
+            raise
         self.apply(outcome, now)
         if type(request) not in _QUIET_REQUESTS:
             self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
@@ -191,14 +196,17 @@ class ShardRunner(Generic[C]):
 
     # --- the log ------------------------------------------------------------------------
 
-    def advance(self, committed_offset: int) -> None:
+    def advance(self, committed_offset: int, now: Now) -> None:
         """The partition is committed up to *committed_offset*: let go what waited for it."""
         uncommitted = self._uncommitted
+        if committed_offset == self._end:
+            uncommitted.clear()
         while uncommitted:
             group_id = next(iter(uncommitted))
             if uncommitted[group_id] > committed_offset:
                 break
             del uncommitted[group_id]
+        self._now = now
         self.gate.advance(committed_offset)
         # Sessions are armed again as JoinGroup and SyncGroup answers leave.
         self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
@@ -231,13 +239,15 @@ class ShardRunner(Generic[C]):
         """Log, gate and tell what the core decided."""
         services = self._services
         group_id = outcome.group_id
+        self._now = now
         if outcome.records:
             to_entry = self._codec.to_entry
             entries = [Entry(*to_entry(record)) for record in outcome.records]
             end = services.journal.append(self.partition, entries, now.wall_ms)
             # Moved to the end of the dict, which is in the order of offsets.
-            self._uncommitted.pop(group_id, None)
-            self._uncommitted[group_id] = end
+            if group_id in self._uncommitted:
+                del self._uncommitted[group_id]
+            self._uncommitted[group_id] = self._end = end
             services.appended()
         if outcome.replies:
             until = self._uncommitted.get(group_id, 0)
@@ -256,13 +266,18 @@ class ShardRunner(Generic[C]):
         try:
             return decide()
         except Exception:
-            # A bug must not leave memory ahead of the log: what was replayed before it is
-            # logged all the same. The asker is told "unknown", which is then true.
-            half_done = self.core.interrupted()
-            if half_done is not None:
-                half_done.replies.clear()
-                self.apply(half_done, now)
+            self._keep_half_done(now)
             raise
+
+    def _keep_half_done(self, now: Now) -> None:
+        """Log what a decision that raised had replayed: memory must not get ahead of the log.
+
+        The asker is told "unknown", which is then true.
+        """
+        half_done = self.core.interrupted()
+        if half_done is not None:
+            half_done.replies.clear()
+            self.apply(half_done, now)
 
     def _apply_all(self, outcomes: Iterable[Outcome], now: Now) -> None:
         for outcome in outcomes:
@@ -270,7 +285,7 @@ class ShardRunner(Generic[C]):
 
     def _release(self, reply: Reply) -> None:
         if reply.member is not None:
-            self.core.released(reply, self._services.now())
+            self.core.released(reply, self._now)
         token: Token = reply.token  # type: ignore[assignment]  # the core keeps it unread
         token.resolve(reply.response, self._leader_epoch)
 

@@ -13,23 +13,11 @@ import trio
 
 Work = Callable[[], None]
 RunBlocking = Callable[[Work], Awaitable[None]]
-
-
-class Job:
-    """Work of one task; whoever ends it first, the thread or a cancellation, decides."""
-
-    __slots__ = ("abandoned", "task", "token", "work")
-
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        self.task = trio.lowlevel.current_task()
-        self.token = trio.lowlevel.current_trio_token()
-        self.abandoned = False
-
-    def finish(self, result: outcome.Outcome[None]) -> None:
-        """Let the task go on; runs in the event loop."""
-        if not self.abandoned:
-            trio.lowlevel.reschedule(self.task, result)
+# Called in the event loop with how the work ended.
+Done = Callable[[outcome.Outcome[None]], None]
+Submit = Callable[[Work, Done], None]
+# Has a function called in the event loop; callable from any thread.
+Deliver = Callable[[Done, outcome.Outcome[None]], None]
 
 
 class DiskThread:
@@ -39,32 +27,48 @@ class DiskThread:
     hangs must not keep it from ending. The thread is a daemon for the same reason.
     """
 
-    def __init__(self, name: str = "disk") -> None:
+    def __init__(self, name: str = "disk", deliver: Deliver | None = None) -> None:
+        """Make it; *deliver* is the way back to the event loop, by default trio's own."""
         self._name = name
-        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._deliver = deliver
+        self._jobs: SimpleQueue[tuple[Work, Done]] = SimpleQueue()
         self._started = False
+
+    def submit(self, work: Work, done: Done) -> None:
+        """Run *work* in the thread, then *done* in the event loop."""
+        if not self._started:
+            self._started = True
+            if self._deliver is None:
+                self._deliver = trio.lowlevel.current_trio_token().run_sync_soon
+            threading.Thread(target=self._run_for_ever, name=self._name, daemon=True).start()
+        self._jobs.put((work, done))
 
     async def run(self, work: Work) -> None:
         """Run *work* in the thread and return when it is done; what it raises is raised here."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        if not self._started:
-            self._started = True
-            threading.Thread(target=self._run_for_ever, name=self._name, daemon=True).start()
-        job = Job(work)
+        task = trio.lowlevel.current_task()
+        is_abandoned = False
+
+        def done(result: outcome.Outcome[None]) -> None:
+            if not is_abandoned:
+                trio.lowlevel.reschedule(task, result)
 
         def abandon(_: Callable[[], None]) -> trio.lowlevel.Abort:
-            job.abandoned = True
+            nonlocal is_abandoned
+            is_abandoned = True
             return trio.lowlevel.Abort.SUCCEEDED
 
-        self._jobs.put(job)
+        self.submit(work, done)
         await trio.lowlevel.wait_task_rescheduled(abandon)
 
     def _run_for_ever(self) -> None:
+        deliver = self._deliver
+        assert deliver is not None
         while True:
-            job = self._jobs.get()
-            result = outcome.capture(job.work)
+            work, done = self._jobs.get()
+            result = outcome.capture(work)
             try:
-                job.token.run_sync_soon(job.finish, result)
+                deliver(done, result)
             except trio.RunFinishedError:
                 return
-            del job, result  # Don't keep a flush alive until the next one comes.
+            del work, done, result  # Don't keep a flush alive until the next one comes.

@@ -181,6 +181,11 @@ class DiskFile:
             raise
         self._inode.pending += data
 
+    def append_synced(self, data: bytes) -> None:
+        """Do both; a crash may come between them."""
+        self.append(data)
+        self.sync()
+
     def sync(self) -> None:
         """Move the bytes in memory to the medium; a failure says they are there, and lies."""
         assert self._open
