@@ -12,7 +12,7 @@
 # after another; a *position* counts the bytes of batches in it, so it names the same byte
 # whatever the files are called.
 #
-# Many batches make one flush: one write and one fdatasync. The next flush begins only after
+# Many batches make one flush: one synced write. The next flush begins only after
 # the one before is on disk, so a crash can damage the last flush and nothing else. Each batch
 # says at which position its flush began. So for damage at X there is a definite question: does a
 # valid batch exist whose flush began behind X? If so, the flush with X in it was complete once, and

@@ -14,7 +14,7 @@ _READ_CHUNK_BYTES: Final = 8 * 1024 * 1024
 
 
 class OsFile:
-    """A descriptor that is appended to with write(2) and made durable with fdatasync(2)."""
+    """A descriptor that is appended to, and made durable as fdatasync(2) does."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -1,11 +1,13 @@
 """The thread that the disk has for itself."""
 
 import threading
+from collections.abc import Callable
 
+import outcome
 import pytest
 import trio
 
-from coordinator.runtime.worker import DiskThread
+from coordinator.runtime.worker import DiskThread, Mailbox
 
 
 async def test_work_runs_in_another_thread_and_its_end_is_waited_for() -> None:
@@ -58,3 +60,24 @@ async def test_a_cancelled_asker_starts_nothing() -> None:
         await DiskThread().run(lambda: done.append(1))
 
     assert [] == done
+
+
+async def test_results_come_back_through_whoever_watches_the_sockets() -> None:
+    """A flush that ends is handled in the round of the requests, without another turn."""
+
+    def fail() -> None:
+        raise OSError("the disk is gone")
+
+    watched: list[tuple[int, Callable[[int], None]]] = []
+    mailbox = Mailbox(lambda fd, on_ready: watched.append((fd, on_ready)))
+    disk = DiskThread(deliver=mailbox.put)
+    (fd, on_ready), results = watched[0], list[outcome.Outcome[None]]()
+
+    disk.submit(lambda: None, results.append)
+    disk.submit(fail, results.append)
+    while len(results) < 2:
+        await trio.lowlevel.wait_readable(fd)
+        on_ready(1)
+
+    assert isinstance(results[0], outcome.Value)
+    assert isinstance(results[1], outcome.Error)
