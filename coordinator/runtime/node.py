@@ -22,7 +22,7 @@ offsets, the topic is forgotten.
 Time, threads and the disk come in from outside, so that a simulation can replace them.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
@@ -74,6 +74,8 @@ class Node:
         self.storage_full = False
         # Called after answers were released outside of a session's own turn.
         self.after_release: Callable[[], None] = lambda: None
+        # What has been received is handled before anybody's time is up.
+        self.hear_everybody: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self._reserve_bytes = reserve_bytes
         self._segment_bytes = segment_bytes
         self._wall_clock_ms = wall_clock_ms
@@ -261,10 +263,7 @@ class Node:
             for runner in self._runners:
                 runner.core.shift_deadlines(late_ms)
             return
-        # What is readable is handled before what is expired: one turn for the poll of the
-        # sockets, one for their tasks.
-        await trio.lowlevel.checkpoint()
-        await trio.lowlevel.checkpoint()
+        await self.hear_everybody()
         for runner in self._runners:
             now = self.now()
             deadline_ms = runner.next_deadline_ms()

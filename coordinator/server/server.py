@@ -2,14 +2,15 @@
 
 import errno
 import socket
-from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 import structlog
 import trio
 
 from coordinator.config import Settings
+from coordinator.group import Now
 from coordinator.runtime.node import LATE_MS, Node
+from coordinator.runtime.poller import Poller
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.queue import RequestQueue
 from coordinator.server.session import Session
@@ -92,18 +93,13 @@ def listen(host: str, port: int) -> SocketListener:
     return SocketListener(sock)
 
 
-class _Rounds(trio.abc.Instrument):
-    """Tells the server when the event loop has looked at all sockets."""
-
-    def __init__(self, server: "Server") -> None:
-        self._server = server
-
-    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio's signature
-        self._server.begin_round()
-
-
 class Server:
-    """All sessions of this process."""
+    """All sessions of this process.
+
+    Attributes:
+        poller: Watches their sockets, and whatever else should be handled in the same rounds.
+        with_answers: Sessions with something to send at the end of this round.
+    """
 
     def __init__(
         self, *, node: Node, settings: Settings, dispatcher: Dispatcher, max_connections: int
@@ -114,38 +110,34 @@ class Server:
         self.queue = RequestQueue(
             max_bytes=settings.queued_max_request_bytes, max_parked=settings.max_parked_requests
         )
+        self.poller = Poller()
+        self.with_answers: list[Session] = []
         self._max_connections = max_connections
         self._sessions: dict[Session, None] = {}
-        self._nursery: trio.Nursery | None = None
-        self._with_answers: list[Session] = []
-        self._answers_ready = trio.Event()
-        self._turns = self._last_turns = 0  # Sessions that answered in this round, and the last.
+        self._round_now: Now | None = None
         self._errors = 0
         self._last_logged_ms: dict[str, int] = {}
+        self.poller.at_round_end.append(self._end_round)
         node.after_release = self.flush
+        node.hear_everybody = self.poller.caught_up
 
     async def run(self, listeners: list[Listener]) -> None:
         """Serve the *listeners* until cancelled; then every session ends."""
-        rounds = _Rounds(self)
-        trio.lowlevel.add_instrument(rounds)
         try:
-            async with trio.open_nursery() as self._nursery:
+            async with trio.open_nursery() as nursery:
                 for listener in listeners:
-                    self._nursery.start_soon(self._accept_for_ever, listener)
-                self._nursery.start_soon(self._sweep_for_ever)
-                self._nursery.start_soon(self._send_for_ever)
+                    nursery.start_soon(self._accept_for_ever, listener)
+                nursery.start_soon(self._sweep_for_ever)
+                nursery.start_soon(self.poller.run)
         finally:
-            trio.lowlevel.remove_instrument(rounds)
+            for session in list(self._sessions):
+                session.close()
+            self.poller.close()
 
     async def wait_sent(self) -> None:
         """Return when every answer has left, or its connection has ended."""
         while any(session.has_unsent for session in self._sessions):  # noqa: ASYNC110 - an event per answer, to be looked at once in a daemon's life, costs more
             await trio.sleep(SENT_POLL_S)
-
-    def start_soon(self, task: Callable[[], Awaitable[Any]]) -> None:
-        """Run *task* beside the sessions."""
-        assert self._nursery is not None
-        self._nursery.start_soon(task)
 
     def serve(self, transport: Transport) -> None:
         """Start a session on *transport*, or close it when there are too many."""
@@ -154,14 +146,17 @@ class Server:
             transport.close()
             return
         session = Session(self, transport, self.node.now().mono_ms)
-        self._sessions[session] = None
-        self.start_soon(lambda: self._run_session(session))
-
-    async def _run_session(self, session: Session) -> None:
         try:
-            await session.run()
-        finally:
-            del self._sessions[session]
+            transport.attach(self.poller, session)
+        except OSError as exc:
+            self._log_seldom("connection.refused", transport.peer, reason=str(exc.strerror))
+            transport.close()
+            return
+        self._sessions[session] = None
+
+    def forget(self, session: Session) -> None:
+        """Note that *session* has ended."""
+        self._sessions.pop(session, None)
 
     async def _accept_for_ever(self, listener: Listener) -> None:
         while True:
@@ -177,17 +172,6 @@ class Server:
                 continue
             self.serve(transport)
 
-    async def _send_for_ever(self) -> None:
-        """Send what a round of sessions has answered at once, after all of them had their turn.
-
-        A send wakes the peer, and on the same machine takes our core for it. Sending at the end
-        of the round instead of each session's turn took a fetch from 91 to 68 µs of CPU.
-        """
-        while True:
-            await self._answers_ready.wait()
-            self._answers_ready = trio.Event()
-            self.flush()
-
     async def _sweep_for_ever(self) -> None:
         while True:
             planned_ms = self.node.now().mono_ms + int(SWEEP_PERIOD_S * 1000)
@@ -199,44 +183,41 @@ class Server:
                     session.shift_deadlines(late_ms)
                 continue
             # What is readable is read before anyone is called silent (see `Node`).
-            await trio.lowlevel.checkpoint()
-            await trio.lowlevel.checkpoint()
+            await self.poller.caught_up()
             now_ms = self.node.now().mono_ms
-            for session in self._sessions:
+            for session in list(self._sessions):
                 reason = session.overdue(now_ms)
                 if reason is not None:
                     self.closed_by_limit(session, reason)
-                    session.scope.cancel()
+                    session.close()
+            self.flush()  # Whoever waited for one of them may have an answer now.
 
-    # --- what sessions report -----------------------------------------------------------
+    # --- rounds -------------------------------------------------------------------------
 
-    def has_answers(self, session: Session) -> None:
-        """Remember that *session* has something to send at the end of this round."""
-        if not self._with_answers:
-            self._answers_ready.set()
-        self._with_answers.append(session)
+    def round_now(self) -> Now:
+        """Return the time, the same for all sessions of a round: a look at it takes 1 µs."""
+        now = self._round_now
+        if now is None:
+            now = self._round_now = self.node.now()
+        return now
 
-    def turn_over(self, session: Session) -> None:
-        """Send what *session* has to say: at once if it is alone, else with the others.
+    def _end_round(self) -> None:
+        """Send what this round has answered, after all of its sessions had their turn.
 
-        The task that sends for all costs one session alone another pass of the event loop:
-        0.15 ms until its heartbeat was answered instead of 0.12.
+        A send wakes the peer, and on the same machine takes our core for it. Sending at the end
+        of the round instead of each session's turn took a fetch from 91 to 68 µs of CPU.
         """
-        self._turns += 1
-        if self._turns == 1 and self._last_turns <= 1:
-            session.flush()
-        else:
-            self.has_answers(session)
-
-    def begin_round(self) -> None:
-        """Note that the event loop has looked at all sockets anew."""
-        self._last_turns, self._turns = self._turns, 0
+        self._round_now = None
+        self.flush()
 
     def flush(self) -> None:
         """Send every session's answers, each in one go."""
-        sessions, self._with_answers = self._with_answers, []
-        for session in sessions:
-            session.flush()
+        while self.with_answers:  # Who can't be sent to is closed, and others may get answers.
+            sessions, self.with_answers = self.with_answers, []
+            for session in sessions:
+                session.flush()
+
+    # --- what sessions report -----------------------------------------------------------
 
     def bad_request(self, session: Session, bad: BadRequest) -> None:
         """Note a request that could not be handled."""
@@ -271,6 +252,10 @@ class Server:
             exc_info=exc,
         )
         return self._errors
+
+    def session_failed(self, session: Session, exc: Exception) -> None:
+        """Log a bug outside of any request."""
+        log.error("session.failed", peer=session.transport.peer, exc_info=exc)
 
     def _log_seldom(self, event: str, peer: str, **fields: Any) -> None:
         now_ms = self.node.now().mono_ms

@@ -3,26 +3,28 @@
 Theory of operation
 ===================
 
-The session's task only reads. Every request becomes a `Call` and is decided at once,
-in the order in which it came; its answer comes back through `Call`'s callback, then or later,
-into the outbox. The outbox leaves in one send at the end of the round that filled it: of the
-sessions that were readable together, or of the flusher, which answers for many.
+A session is no task. The poller calls it when its socket has something to read; every request of
+that read becomes a `Call` and is decided at once, in the order in which it came. Its answer comes
+back through the `Call`, then or later, into the outbox, which leaves in one send at the end of
+the round that filled it.
 
-What all connections together make us hold is bounded by `server.queue` (see there).
+A session that holds too much (requests in flight, unsent answers, or all sessions together: see
+`server.queue`) is *paused*: it reads no more until answers have left. The socket is still watched,
+because most clients wait for their answers anyway, and only if it gets readable all the same
+the poller is told to leave it alone. What one read brought beyond the limits waits in `_untaken`.
 
 Deadlines (first request, half a frame, idle, slow reader) are plain numbers that the server's
 sweeper compares once a second; arming a timer per read would cost more than a heartbeat.
 """
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import structlog
-import trio
 
 from coordinator.group import Caller, Now
 from coordinator.runtime.calls import Call
-from coordinator.server.transport import Transport
+from coordinator.server.outbox import Outbox
+from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
     BadRequest,
     RequestEvent,
@@ -54,7 +56,6 @@ _TURN_REQUESTS: Final = 64
 _NEVER_MS: Final = 2**63
 # They wait for other members, not for us, and a limit of their own bounds them.
 _PARKING: Final = frozenset({JoinGroupRequest, SyncGroupRequest})
-_NETWORK_ERRORS: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class SessionCall(Call):
@@ -64,14 +65,15 @@ class SessionCall(Call):
     request, which only the garbage collector ends.
     """
 
-    __slots__ = ("event", "held_bytes", "parks", "session")
+    __slots__ = ("event", "held_bytes", "is_open", "parks", "session")
 
-    def __init__(self, session: "Session", event: RequestEvent) -> None:
+    def __init__(self, session: "Session", event: RequestEvent, parks: bool) -> None:
         self.request = event.request
         self.session = session
         self.event = event
         self.held_bytes = 0  # Counted by the queue while it waits for its answer.
-        self.parks = type(event.request) in _PARKING
+        self.parks = parks
+        self.is_open = True
 
     def resolve(self, answer: Response, leader_epoch: int) -> None:
         """Put the answer into the session's outbox."""
@@ -82,111 +84,170 @@ class Session:
     """What the server knows about one connection."""
 
     def __init__(self, server: "Server", transport: Transport, now_ms: int) -> None:
+        settings = server.settings
         self.server = server
         self.transport = transport
         self.caller = Caller(DEFAULT_CLIENT_ID, transport.peer)
-        self.scope = trio.CancelScope()
-        settings = server.settings
+        self.is_closed = False
+        # Names of its own for what every request looks at.
+        self._dispatch = server.dispatcher.dispatch
+        self._receive = transport.receive_now
+        self._queue = server.queue
         self._settings = settings
+        self._max_in_flight = settings.max_in_flight_requests
+        self._max_unsent_bytes = settings.send_buffer_max_bytes
+        self._max_response_bytes = settings.response_max_bytes
+        self._idle_ms = settings.connections_max_idle_ms
         self._connection = ServerConnection(
             max_request_bytes=settings.socket_request_max_bytes,
             max_sync_request_bytes=settings.sync_request_max_bytes,
         )
-        self._calls: dict[SessionCall, None] = {}
+        self._untaken: list[RequestEvent | BadRequest] = []  # The next one last.
+        self._parked: dict[SessionCall, None] = {}
         self._in_flight = 0
-        self._queue = server.queue
         self._read_bytes = 0  # Of a request of the last read, on average.
+        self._held_bytes = 0  # Of requests without an answer.
         self._reserved_bytes = 0  # For the frame that is being read.
-        self._outbox: deque[bytes] = deque()
-        self._unsent_bytes = 0
-        self._sending = False  # The drain task has the outbox.
-        self._in_turn = False  # Its own task is deciding, and looks at the outbox after that.
-        self._resume = trio.Event()
-        self._closing = False  # Answer what is in the outbox, then close.
+        self._outbox = Outbox(transport)
+        self._will_flush = False  # The server knows that there is something to send.
+        self._is_paused = False
+        self._will_go_on = False  # The poller calls for what is untaken.
+        self._is_closing = False  # Answer what is in the outbox, then close.
         self._read_deadline_ms = now_ms + settings.first_request_timeout_ms
         self._reading_frame = False
         self._send_deadline_ms = 0
 
     # --- reading ------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Serve until either side ends it. Never raises."""
+    def readable(self) -> None:
+        """Read once, and take what that completes."""
+        if self._is_paused:
+            self.transport.want(reading=False, writing=self._outbox.is_blocked)
+            return
         try:
-            with self.scope:
-                await self._read()
-        except _NETWORK_ERRORS:
-            pass
-        finally:
-            self._abandon()
-
-    async def _read(self) -> None:
-        while not self._closing:
-            if self._must_pause():
-                await self._pause()
-                continue
-            if self._connection.unfinished_bytes:
-                self._reserve()
-            data = await self.transport.receive()
-            if not data:
-                self.flush()
-                return
-            now = self.server.node.now()
-            before_bytes = self._connection.unfinished_bytes
+            data = self._receive()
+        except NETWORK_ERRORS:
+            self.close()
+            return
+        if data:
             try:
-                events = self._connection.receive(data)
-            except FrameTooLarge as exc:
-                self.server.protocol_violation(self, str(exc))
-                return
-            if events:  # An unfinished frame behind whole ones is a new one.
-                self._reading_frame = False
-                whole_bytes = before_bytes + len(data) - self._connection.unfinished_bytes
-                self._read_bytes = whole_bytes // len(events)
-                if self._reserved_bytes:
-                    self._release()
-            self._set_read_deadline(now.mono_ms)
-            if len(events) == 1:
-                self._take_one(events[0], now)
-            else:
-                await self._take_many(events, now)
-        self.flush()
-        # The peer gets the answer that says why before the connection ends.
-        while self._outbox:
-            self._resume = trio.Event()
-            await self._resume.wait()
+                self._read(data)
+            except Exception as exc:  # noqa: BLE001 - one session's bug must not end the others
+                self.server.session_failed(self, exc)
+                self.close()
+        elif data is not None:
+            self.flush()
+            self.close()
 
-    def _take_one(self, event: RequestEvent | BadRequest, now: Now) -> None:
-        self._in_turn = True
-        self._take(event, now)
-        self._in_turn = False
-        if self._outbox:
-            self.server.turn_over(self)
+    def writable(self) -> None:
+        """Send more of the answers that the peer didn't take before."""
+        try:
+            took = self._outbox.send_rest()
+        except NETWORK_ERRORS:
+            self.close()
+            return
+        if took:
+            self._note_send_progress()
+        if not self._outbox.is_blocked:
+            self.transport.want(reading=not self._is_paused, writing=False)
+        self._after_sending()
 
-    async def _take_many(self, events: list[RequestEvent | BadRequest], now: Now) -> None:
+    def broken(self) -> None:
+        """Nothing can be sent any more; what the peer still asked, nobody waits for."""
+        self.close()
+
+    def _read(self, data: bytes) -> None:
+        connection = self._connection
+        before_bytes = connection.unfinished_bytes
+        try:
+            events = connection.receive(data)
+        except FrameTooLarge as exc:
+            self.server.protocol_violation(self, str(exc))
+            self.close()
+            return
+        now = self.server.round_now()
+        unfinished_bytes = connection.unfinished_bytes
+        if events:  # An unfinished frame behind whole ones is a new one.
+            self._reading_frame = False
+            self._read_bytes = (before_bytes + len(data) - unfinished_bytes) // len(events)
+            if self._reserved_bytes:
+                self._release()
+        if unfinished_bytes:
+            self._set_frame_deadline(now.mono_ms)
+        else:
+            self._reading_frame = False
+            self._read_deadline_ms = now.mono_ms + self._idle_ms
+        if len(events) == 1:
+            self._take(events[0], now)
+        elif events:
+            events.reverse()
+            self._untaken = events
+            self._take_turn(now)
+        self._settle(now.mono_ms)
+
+    def _go_on(self) -> None:
+        """Take more of what an earlier read has brought."""
+        self._will_go_on = False
+        if not self.is_closed:
+            now = self.server.round_now()
+            self._take_turn(now)
+            self._settle(now.mono_ms)
+
+    def _take_turn(self, now: Now) -> None:
         """Take what was pipelined into one read, no more at a time than the limits allow.
 
         One read holds thousands of small requests, and each may ask for a large answer.
         """
-        for number, event in enumerate(events):
-            if number % _TURN_REQUESTS == _TURN_REQUESTS - 1 or self._must_pause():
-                self.flush()
-                await trio.lowlevel.checkpoint()
-                while self._must_pause():
-                    await self._pause()
-                now = self.server.node.now()
-            self._take(event, now)
+        untaken = self._untaken
+        for _ in range(min(len(untaken), _TURN_REQUESTS)):
+            if self._must_pause():
+                break
+            self._take(untaken.pop(), now)
 
-    async def _pause(self) -> None:
-        """Wait until answers have left. Time in which we don't read is not the peer's."""
+    def _settle(self, now_ms: int) -> None:
+        """Decide whether to read on, after what happened in this turn."""
+        if self.is_closed:
+            return
+        if self._is_closing:
+            self._untaken.clear()
+            self._is_paused = True
+            self._list_for_flush()
+        elif self._must_pause():
+            self._pause()
+        elif self._untaken:
+            self._pause()
+            if not self._will_go_on:
+                self._will_go_on = True
+                self.server.poller.call_soon(self._go_on)
+        else:
+            if self._is_paused:
+                self._unpause(now_ms)
+            if self._connection.unfinished_bytes:
+                self._reserve()
+
+    def resume(self) -> None:
+        """Look again whether there is something to do."""
+        if self._is_paused and not (self._is_closing or self._will_go_on or self._must_pause()):
+            self._settle(self.server.node.now().mono_ms)
+
+    def _pause(self) -> None:
+        """Read no more until answers have left. Time in which we don't read is not the peer's."""
+        self._is_paused = True
         self._read_deadline_ms = _NEVER_MS
-        self._resume = trio.Event()
-        await self._resume.wait()
+
+    def _unpause(self, now_ms: int) -> None:
+        self._is_paused = False
         self._reading_frame = False
-        self._set_read_deadline(self.server.node.now().mono_ms)
+        if self._connection.unfinished_bytes:
+            self._set_frame_deadline(now_ms)
+        else:
+            self._read_deadline_ms = now_ms + self._idle_ms
+        self.transport.want(reading=True, writing=self._outbox.is_blocked)
 
     def _must_pause(self) -> bool:
         return (
-            self._in_flight >= self._settings.max_in_flight_requests
-            or self._unsent_bytes >= self._settings.send_buffer_max_bytes
+            self._in_flight >= self._max_in_flight
+            or self._outbox.unsent_bytes >= self._max_unsent_bytes
             or (self._queue.is_full and self._is_paused_by_queue())
         )
 
@@ -207,52 +268,58 @@ class Session:
         reserved_bytes, self._reserved_bytes = self._reserved_bytes, 0
         self._queue.remove(reserved_bytes)
 
-    def resume(self) -> None:
-        """Look again whether there is something to do."""
-        self._resume.set()
-
     def _take(self, event: RequestEvent | BadRequest, now: Now) -> None:
+        if self._is_closing:
+            return
         if type(event) is BadRequest:
-            if not self._closing:
-                self.server.bad_request(self, event)
-                self._send(encode_error(event.correlation_id, event.error))
-                self._closing = event.close
+            self.server.bad_request(self, event)
+            self._send(encode_error(event.correlation_id, event.error))
+            self._is_closing = event.close
             return
         assert type(event) is RequestEvent
-        if self._closing:
-            return
-        if type(event.request) is ApiVersionsRequest:
-            self.caller = Caller(event.request.client_id, self.transport.peer)
-        call = SessionCall(self, event)
-        self._calls[call] = None
-        if not call.parks:
+        kind = type(event.request)
+        if kind in _PARKING:
+            call = SessionCall(self, event, True)
+            self._parked[call] = None
+            if not self._queue.park(is_join=kind is JoinGroupRequest):
+                self.server.shed(self)
+                shed = join_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, "", SHED_MESSAGE)
+                call.resolve(shed, -1)
+                return
+        else:
+            if type(event.request) is ApiVersionsRequest:
+                self.caller = Caller(event.request.client_id, self.transport.peer)
+            call = SessionCall(self, event, False)
             self._in_flight += 1
-        elif not self._queue.park(is_join=type(event.request) is JoinGroupRequest):
-            self.server.shed(self)
-            call.resolve(join_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, "", SHED_MESSAGE), -1)
-            return
         try:
-            self.server.dispatcher.dispatch(call, self.caller, now)
+            self._dispatch(call, self.caller, now)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
             error_id = self.server.handler_failed(self, event, exc)
-            if call in self._calls:
+            if call.is_open:
                 call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
-            self._closing = True
+            self._is_closing = True
             log.debug("session.closing", error_id=error_id)
-        if not call.parks and call in self._calls:
+        if call.is_open and not call.parks:
             call.held_bytes = self._read_bytes
-            self._queue.add(call.held_bytes)
+            self._held_bytes += self._read_bytes
+            self._queue.add(self._read_bytes)
 
     # --- answering ----------------------------------------------------------------------
 
     def answer(self, call: SessionCall, response: Response, leader_epoch: int) -> None:
-        """Put the answer of *call* into the outbox; the turn's end sends it."""
-        if call not in self._calls:
+        """Put the answer of *call* into the outbox; the round's end sends it."""
+        if not call.is_open or self.is_closed:
             return  # The client is gone, or a handler failed and was answered.
-        del self._calls[call]
-        self._forget(call)
-        if not call.parks:
+        call.is_open = False
+        if call.parks:
+            del self._parked[call]
+            self._queue.unpark()
+        else:
             self._in_flight -= 1
+            held_bytes = call.held_bytes
+            if held_bytes:
+                self._held_bytes -= held_bytes
+                self._queue.remove(held_bytes)
         event = call.event
         frame = encode_response(
             event.correlation_id,
@@ -260,90 +327,59 @@ class Session:
             api_key=event.api_key,
             api_version=event.api_version,
             leader_epoch=leader_epoch,
-            max_response_bytes=self._settings.response_max_bytes,
+            max_response_bytes=self._max_response_bytes,
         )
         self._send(frame)
 
-    def _forget(self, call: SessionCall) -> None:
-        """Take *call* out of what all sessions together hold."""
-        if call.parks:
-            self._queue.unpark()
-        elif call.held_bytes:
-            self._queue.remove(call.held_bytes)
-
     def _send(self, frame: bytes) -> None:
-        # While the drain task has the outbox, `flush` watches what piles up behind it.
-        if not self._in_turn and (not self._outbox or self._sending):
-            self.server.has_answers(self)
-        self._outbox.append(frame)
-        self._unsent_bytes += len(frame)
+        outbox = self._outbox
+        outbox.frames.append(frame)
+        outbox.unsent_bytes += len(frame)
+        if not self._will_flush:
+            self._will_flush = True
+            self.server.with_answers.append(self)
+
+    def _list_for_flush(self) -> None:
+        if not self._will_flush:
+            self._will_flush = True
+            self.server.with_answers.append(self)
 
     def flush(self) -> None:
         """Send what is ready, all at once; what the socket doesn't take waits for it."""
-        if self._sending:
-            behind_bytes = self._unsent_bytes - len(self._outbox[0]) if self._outbox else 0
-            if behind_bytes > self._settings.send_buffer_max_bytes:
+        self._will_flush = False
+        if self.is_closed:
+            return
+        outbox = self._outbox
+        if outbox.is_blocked:
+            if outbox.behind_bytes > self._max_unsent_bytes:
                 self.server.closed_by_limit(self, "too many answers wait behind a slow read")
-                self.scope.cancel()
+                self.close()
             return
-        if not self._outbox:
-            return
-        outbox = self._outbox
-        data = outbox[0] if len(outbox) == 1 else b"".join(outbox)
-        try:
-            sent = self.transport.send_now(data)
-        except _NETWORK_ERRORS:
-            self.scope.cancel()
-            return
-        if sent == len(data):
-            outbox.clear()
-            self._unsent_bytes = 0
-        else:
-            self._forget_sent(sent)
-            self._sending = True
-            self._note_send_progress()
-            self.server.start_soon(self._send_rest)
-        if not self._resume.is_set():
-            self._resume.set()
-
-    async def _send_rest(self) -> None:
-        try:
-            while self._outbox:
-                # The session may end, and empty the outbox, while this waits; then either call
-                # raises, the second one where both became runnable at once.
-                frame = self._outbox[0]
-                await self.transport.wait_writable()
-                sent = self.transport.send_now(frame)
-                if sent:
-                    self._forget_sent(sent)
+        if outbox.frames:
+            try:
+                outbox.send()
+                if outbox.is_blocked:
                     self._note_send_progress()
-                self._resume.set()
-        except _NETWORK_ERRORS:
-            self.scope.cancel()
-        finally:
-            self._sending = False
-            self._resume.set()
+                    self.transport.want(reading=not self._is_paused, writing=True)
+            except NETWORK_ERRORS:
+                self.close()
+                return
+        self._after_sending()
 
-    def _forget_sent(self, sent: int) -> None:
-        """Take *sent* bytes off the front of the outbox; a frame cut in two stays whole behind."""
-        self._unsent_bytes -= sent
-        outbox = self._outbox
-        while sent and sent >= len(outbox[0]):
-            sent -= len(outbox.popleft())
-        if sent:
-            outbox[0] = outbox[0][sent:]
+    def _after_sending(self) -> None:
+        if self._is_closing:
+            if not self._outbox.frames:
+                self.close()
+        elif self._is_paused:
+            self.resume()
 
     # --- deadlines and the end ----------------------------------------------------------
 
-    def _set_read_deadline(self, now_ms: int) -> None:
-        settings = self._settings
-        if not self._connection.unfinished_bytes:
-            self._reading_frame = False
-            self._read_deadline_ms = now_ms + settings.connections_max_idle_ms
-        elif not self._reading_frame:
+    def _set_frame_deadline(self, now_ms: int) -> None:
+        if not self._reading_frame:
             self._reading_frame = True
             allowed_s = self._connection.announced_bytes / _BYTES_PER_READ_SECOND
-            allowed_ms = settings.request_read_timeout_ms + int(allowed_s * 1000)
+            allowed_ms = self._settings.request_read_timeout_ms + int(allowed_s * 1000)
             self._read_deadline_ms = now_ms + allowed_ms
 
     def _note_send_progress(self) -> None:
@@ -353,7 +389,7 @@ class Session:
     @property
     def has_unsent(self) -> bool:
         """Whether answers wait for the peer to take them."""
-        return bool(self._outbox)
+        return bool(self._outbox.frames)
 
     def shift_deadlines(self, by_ms: int) -> None:
         """Give the peer back the time in which this process could not have heard it."""
@@ -362,27 +398,30 @@ class Session:
 
     def overdue(self, now_ms: int) -> str | None:
         """Return why the connection must end now, or None."""
-        if self._sending:
+        if self._outbox.is_blocked:
             return "it takes no answers" if now_ms >= self._send_deadline_ms else None
         if now_ms < self._read_deadline_ms or self._must_pause():
             return None
         if self._reading_frame:
             return "it stopped in the middle of a request"
-        if self._calls:
+        if self._in_flight or self._parked:
             # It waits for us, with a JoinGroup parked; its idle time begins with the answer.
-            self._read_deadline_ms = now_ms + self._settings.connections_max_idle_ms
+            self._read_deadline_ms = now_ms + self._idle_ms
             return None
         return "it is idle"
 
-    def _abandon(self) -> None:
-        """The connection is over: withdraw what is parked, forget what is unanswered."""
+    def close(self) -> None:
+        """End the connection: withdraw what is parked, forget what is unanswered. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
         self.transport.close()
         self._outbox.clear()
-        self._unsent_bytes = 0
+        self._untaken.clear()
         self._queue.leave(self)
-        self._release()
-        calls, self._calls = self._calls, {}
-        for call in calls:
-            self._forget(call)
-            if call.parks:
-                self.server.dispatcher.withdraw(call, self.server.node.now())
+        self._queue.remove(self._reserved_bytes + self._held_bytes)
+        parked, self._parked = self._parked, {}
+        for call in parked:
+            self._queue.unpark()
+            self.server.dispatcher.withdraw(call, self.server.node.now())
+        self.server.forget(self)

@@ -1,9 +1,8 @@
 """One accepted connection, as a session needs it.
 
-A plain `trio.SocketStream` costs a checkpoint per call and can only send from a task of its
-own. The reply of a commit leaves from the flusher's task, for many sessions at a time, so sending
-is tried at once and without an await, and a task is started only when the socket is full.
-Simulations bring an in-memory transport of the same shape.
+A session is no task: it is called back when its transport has something to read or takes data
+again, in a round of the poller (`runtime.poller`), and never waits. Simulations bring an in-memory
+transport of the same shape.
 """
 
 import socket
@@ -11,25 +10,45 @@ from typing import Final, Protocol
 
 import trio
 
+from coordinator.runtime.poller import BROKEN, READABLE, WRITABLE, Poller
+
 RECEIVE_BYTES: Final = 64 * 1024
+# What a transport raises when the connection is over.
+NETWORK_ERRORS: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+class Reader(Protocol):
+    """Who is called back; each as long as it is so, unless the transport was told otherwise."""
+
+    def readable(self) -> None:
+        """There is something to receive: data, the end, or an error."""
+
+    def writable(self) -> None:
+        """`send_now` takes something, or raises."""
+
+    def broken(self) -> None:
+        """The connection is over, though nobody wanted to read or write."""
 
 
 class Transport(Protocol):
-    """A byte stream to one peer. Errors of the network are OSError or trio's resource errors."""
+    """A byte stream to one peer. Errors of the network are `NETWORK_ERRORS`."""
 
     peer: str
 
-    async def receive(self) -> bytes:
-        """Return what has come, at most `RECEIVE_BYTES`; empty when the peer is done."""
+    def attach(self, poller: Poller, reader: Reader) -> None:
+        """Call *reader* back from now on, when there is something to receive. Raises OSError."""
 
-    def send_now(self, data: bytes | memoryview) -> int:
+    def want(self, *, reading: bool, writing: bool) -> None:
+        """Say what to be called back for."""
+
+    def receive_now(self) -> bytes | None:
+        """Return what has come, at most `RECEIVE_BYTES`; empty at the end, None for nothing yet."""
+
+    def send_now(self, data: bytes) -> int:
         """Take as much of *data* as fits without waiting, and return how much; may be 0."""
 
-    async def wait_writable(self) -> None:
-        """Return when `send_now` will take something."""
-
     def close(self) -> None:
-        """Close at once; wakes whoever waits with trio.ClosedResourceError. Idempotent."""
+        """Close at once, and call nobody back any more. Idempotent."""
 
 
 class SocketTransport:
@@ -38,32 +57,54 @@ class SocketTransport:
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self.peer = peer
         self._socket = sock
+        self._poller: Poller | None = None
+        self._mask = READABLE
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    async def receive(self) -> bytes:
-        """Return what has come; empty when the peer is done."""
-        while True:
-            # Waiting first: a client that waits for its answers has nothing to read yet.
-            await trio.lowlevel.wait_readable(self._socket)
-            try:
-                return self._socket.recv(RECEIVE_BYTES)
-            except (BlockingIOError, InterruptedError):
-                continue
+    def attach(self, poller: Poller, reader: Reader) -> None:
+        """Have the poller watch the socket."""
+        readable, writable, broken = reader.readable, reader.writable, reader.broken
 
-    def send_now(self, data: bytes | memoryview) -> int:
+        def on_ready(mask: int) -> None:
+            if mask == READABLE:
+                readable()
+                return
+            if mask & WRITABLE:
+                writable()
+            # A receive tells data from the end and from an error; on a closed socket it raises.
+            if mask & READABLE:
+                readable()
+            elif mask & BROKEN:
+                broken()
+
+        poller.watch(self._socket.fileno(), on_ready)
+        self._poller = poller
+
+    def want(self, *, reading: bool, writing: bool) -> None:
+        """Change what the poller looks for."""
+        mask = (READABLE if reading else 0) | (WRITABLE if writing else 0)
+        if mask != self._mask and self._poller is not None:
+            self._mask = mask
+            self._poller.modify(self._socket.fileno(), mask)
+
+    def receive_now(self) -> bytes | None:
+        """Return what has come; empty when the peer is done."""
+        try:
+            return self._socket.recv(RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return None
+
+    def send_now(self, data: bytes) -> int:
         """Take as much of *data* as the socket's buffer does."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
 
-    async def wait_writable(self) -> None:
-        """Return when the socket takes data again."""
-        await trio.lowlevel.wait_writable(self._socket)
-
     def close(self) -> None:
         """Close the socket."""
-        if self._socket.fileno() >= 0:
-            trio.lowlevel.notify_closing(self._socket)
-            self._socket.close()
+        poller, self._poller = self._poller, None
+        if poller is not None:
+            poller.unwatch(self._socket.fileno())
+        self._socket.close()

@@ -15,11 +15,24 @@ from tests.server.world import World, world
 class Wire(MemoryTransport, trio.abc.Stream):
     """One connection: the server's end, and the client's."""
 
-    def send_now(self, data: bytes | memoryview) -> int:
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = trio.Event()
+
+    def send_now(self, data: bytes) -> int:
         """Take data from the server, and tell the client."""
         taken = super().send_now(data)
         self._wake()
         return taken
+
+    def close(self) -> None:
+        """Close the server's end, and tell the client."""
+        super().close()
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return what the server has sent; empty when it has closed the connection."""

@@ -207,18 +207,19 @@ async def test_more_than_the_limit_behind_the_answer_being_sent_closes(
 async def test_a_reset_while_answers_wait_ends_only_that_connection(
     autojump_clock: MockClock,
 ) -> None:
-    """The flusher comes by after the session has dropped its answers, before they know it."""
+    """The flusher answers a session that has just found out that it is over."""
     async with world() as w:
         client, friend = w.connect(), w.connect()
+        w.slow_disk.hold()
+        client.send(commit())
+        await turn()
         client.transport.give_room(3)
-        client.send(beat())
+        client.send(beat(group_id="other"))
         await turn()
         (session,) = [s for s in w.server._sessions if s.transport is client.transport]
-        assert session._sending
-        w.server.has_answers(session)
-        session._abandon()
-        w.server.flush()
-        client.transport.give_room(None)
+        assert session.has_unsent
+        client.transport.reset()
+        w.slow_disk.let_go()
         await turn()
 
         assert client.transport.closed
@@ -228,7 +229,7 @@ async def test_a_reset_while_answers_wait_ends_only_that_connection(
 async def test_a_socket_that_is_writable_as_its_session_ends_harms_nobody(
     autojump_clock: MockClock,
 ) -> None:
-    """The task that sends may be about to run when the outbox is emptied under it."""
+    """It may be about to be called back when the outbox is emptied under it."""
     async with world() as w:
         client, friend = w.connect(), w.connect()
         client.transport.give_room(3)
@@ -236,8 +237,7 @@ async def test_a_socket_that_is_writable_as_its_session_ends_harms_nobody(
         await turn()
         (session,) = [s for s in w.server._sessions if s.transport is client.transport]
         client.transport.give_room(None)
-        await trio.lowlevel.checkpoint()
-        session._abandon()
+        session.close()
         await turn()
 
         assert isinstance(await friend.ask(commit(7)), OffsetCommitResponse)
@@ -349,7 +349,7 @@ async def test_limits_hold_within_one_read(autojump_clock: MockClock) -> None:
         await turn()
         (session,) = [s for s in w.server._sessions if s.transport is client.transport]
         assert client.transport.unread_bytes == 0
-        assert session._unsent_bytes < 16 * 1024
+        assert session._outbox.unsent_bytes < 16 * 1024
         client.transport.give_room(None)
         await turn()
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import trio
 
 from coordinator.server.transport import RECEIVE_BYTES
+from tests.fakes.transport import ReadyInMemory
 from tests.sim.history import History, Tap
 
 
@@ -38,6 +39,7 @@ class Pipe:
         self._rng = rng
         self._chunks: deque[tuple[float, bytes]] = deque()
         self._changed = trio.Event()
+        self.tell: Callable[[], None] = lambda: None  # Called at every change.
         self._last_s = 0.0
         self._held = False
         self.buffered_bytes = 0
@@ -63,22 +65,40 @@ class Pipe:
 
     async def get(self, max_bytes: int) -> bytes:
         """Return what has arrived, or a part of it; empty at the end. Raises when broken."""
-        has_waited = False
-        while True:
-            if self.broken:
-                raise trio.BrokenResourceError("the connection was reset")
-            wake_s = math.inf
-            if self._chunks and not self._held:
-                wake_s = self._chunks[0][0]
-            is_at_end = self.ended and not self._chunks
-            if wake_s > trio.current_time() and not is_at_end:
-                with trio.move_on_at(wake_s):
-                    await self._changed.wait()
-            elif has_waited:
-                return b"" if is_at_end else self._take(max_bytes)
-            else:
-                await trio.lowlevel.checkpoint()
-            has_waited = True
+        await trio.lowlevel.checkpoint()
+        while not self.has_arrived:
+            with trio.move_on_at(self._arrival_s):
+                await self._changed.wait()
+        data = self.get_now(max_bytes)
+        assert data is not None
+        return data
+
+    def get_now(self, max_bytes: int) -> bytes | None:
+        """Return the same without waiting; None when nothing has arrived."""
+        if self.broken:
+            raise trio.BrokenResourceError("the connection was reset")
+        if not self.has_arrived:
+            return None
+        return self._take(max_bytes) if self._chunks else b""
+
+    async def tell_arrivals(self, tell: Callable[[], None]) -> None:
+        """Call *tell* when something has arrived that wasn't there before, until it is broken."""
+        while not self.broken:
+            wake_s = math.inf if self.has_arrived else self._arrival_s
+            tell()
+            with trio.move_on_at(wake_s):
+                await self._changed.wait()
+        tell()
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether there is something to get: data, the end, or an error."""
+        is_at_end = self.ended and not self._chunks
+        return self.broken or is_at_end or self._arrival_s <= trio.current_time()
+
+    @property
+    def _arrival_s(self) -> float:
+        return self._chunks[0][0] if self._chunks and not self._held else math.inf
 
     def hold(self, held: bool) -> None:
         """Stop, or go on, delivering."""
@@ -124,6 +144,7 @@ class Pipe:
     def _wake(self) -> None:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
+        self.tell()
 
 
 class Connection:
@@ -207,23 +228,27 @@ class ClientStream(trio.abc.Stream):
             raise trio.BrokenResourceError("the connection was reset")
 
 
-class ServerTransport:
+class ServerTransport(ReadyInMemory):
     """The server's end."""
 
     def __init__(self, connection: Connection) -> None:
+        super().__init__()
         self.peer = connection.client
         self._connection = connection
         self._rng = connection.network.rng
         self._weather = connection.network.weather
+        connection.to_client.tell = self._look
 
-    async def receive(self) -> bytes:
+    async def run(self) -> None:
+        """Look for what arrives until the connection is over."""
+        await self._connection.to_server.tell_arrivals(self._look)
+
+    def receive_now(self) -> bytes | None:
         """Return what has come; empty when the peer is done."""
         self._check()
-        data = await self._connection.to_server.get(RECEIVE_BYTES)
-        self._check()
-        return data
+        return self._connection.to_server.get_now(RECEIVE_BYTES)
 
-    def send_now(self, data: bytes | memoryview) -> int:
+    def send_now(self, data: bytes) -> int:
         """Take as much of *data* as there is room for, sometimes less."""
         self._check()
         pipe = self._connection.to_client
@@ -236,16 +261,20 @@ class ServerTransport:
             pipe.put(taken)
         return len(taken)
 
-    async def wait_writable(self) -> None:
-        """Return when `send_now` will take something."""
-        await trio.lowlevel.checkpoint()
-        self._check()
-        await self._connection.to_client.wait_room()
-        self._check()
-
     def close(self) -> None:
         """Close at once."""
+        self._detach()
         self._connection.close_server_end()
+
+    def _can_receive(self) -> bool:
+        return self._connection.server_closed or self._connection.to_server.has_arrived
+
+    def _can_send(self) -> bool:
+        pipe = self._connection.to_client
+        return self._connection.server_closed or pipe.broken or pipe.room_bytes > 0
+
+    def _is_broken(self) -> bool:
+        return self._connection.server_closed or self._connection.to_server.broken
 
     def _check(self) -> None:
         if self._connection.server_closed:
@@ -274,8 +303,9 @@ class Listener:
 class Network:
     """All connections, and whether anybody listens."""
 
-    def __init__(self, history: History, rng: random.Random) -> None:
+    def __init__(self, history: History, rng: random.Random, nursery: trio.Nursery) -> None:
         self.history = history
+        self._nursery = nursery
         self.rng = rng
         self.weather = Weather()
         self.listener: Listener | None = None
@@ -303,7 +333,9 @@ class Network:
         connection = Connection(self, self._count, client)
         self.connections[self._count] = connection
         self.history.note("open", connection.number, client)
-        self.listener.offer(ServerTransport(connection))
+        transport = ServerTransport(connection)
+        self._nursery.start_soon(transport.run)
+        self.listener.offer(transport)
         return ClientStream(connection)
 
     def forget(self, connection: Connection) -> None:

@@ -63,7 +63,7 @@ class World:
         self.clock = clock
         self.nursery = nursery
         self.history = History(trio.current_time, keep_lines=keep_lines)
-        self.network = Network(self.history, self.rng("network"))
+        self.network = Network(self.history, self.rng("network"), nursery)
         self.disk = Disk()
         self.settings: Settings = load_settings(overrides=SETTINGS)
         self.violations: list[Violation] = []

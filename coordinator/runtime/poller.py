@@ -1,0 +1,153 @@
+"""Readiness of many descriptors in one trio task.
+
+Theory of operation
+===================
+
+Every descriptor is registered once, level-triggered, with an epoll of our own. One task waits in
+trio for that epoll to be readable, asks it which descriptors are ready, and calls straight into
+whoever watches them. A task per connection that waits by `trio.lowlevel.wait_readable` costs a
+task switch and an epoll_ctl or two per request instead: 22 µs of the 55 that a fetch took.
+
+A *round* is what one look at the epoll found, handled, and after it the hooks of `at_round_end`:
+there the answers of all sessions leave, and there what was appended is handed to the disk. A
+callback is a plain function and must not wait; what it raises ends `run`, as in any task.
+
+Two things can go wrong with a list of ready descriptors while one works through it. A callback may
+close a descriptor that is further down: `unwatch` makes its entry mean nothing. And the system may
+give the same number to a new descriptor before the list is done: what is watched from here on is
+called from the next look on, and loses nothing, since it is then still ready.
+
+Other tasks must run too, so a list that takes longer than `SLICE_S` is put aside for one turn of
+trio's. The time is trio's own: under a virtual clock it stands still within a turn, and what
+happens does not depend on how fast the machine is.
+"""
+
+import os
+import select
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+READABLE: Final = select.EPOLLIN
+WRITABLE: Final = select.EPOLLOUT
+# The system reports these two whether they are asked for or not.
+BROKEN: Final = select.EPOLLERR | select.EPOLLHUP
+
+OnReady = Callable[[int], None]
+
+# A list longer than this is fetched in parts; the system goes around among what is ready.
+EVENTS_MAX: Final = 512
+SLICE_S: Final = 0.002
+
+
+class Poller:
+    """Calls back when descriptors are ready.
+
+    Attributes:
+        at_round_end: Called in this order after each round, and before trio's other tasks run.
+    """
+
+    def __init__(self) -> None:
+        self.at_round_end: list[Callable[[], None]] = []
+        self._epoll = select.epoll()
+        self._watched: dict[int, OnReady] = {}
+        self._arriving: dict[int, OnReady] = {}  # Watched since the list below was fetched.
+        self._ready: list[tuple[int, int]] = []  # Descriptors and masks, the next one last.
+        self._soon: deque[Callable[[], None]] = deque()
+        self._in_round = False
+        self._looks = 0
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._woken = False
+        self.watch(self._wake_fd, self._wake_up)
+
+    def watch(self, fd: int, on_ready: OnReady, mask: int = READABLE) -> None:
+        """Call *on_ready* with what *fd* is ready for, as long as it is.
+
+        Raises:
+            OSError: The system watches no more descriptors.
+        """
+        self._epoll.register(fd, mask)
+        self._arriving[fd] = on_ready
+
+    def modify(self, fd: int, mask: int) -> None:
+        """Look for *mask* from now on. With 0 only `BROKEN` is reported."""
+        self._epoll.modify(fd, mask)
+
+    def unwatch(self, fd: int) -> None:
+        """Call nobody about *fd* any more, also if it is ready already. Close it after this."""
+        self._watched.pop(fd, None)
+        self._arriving.pop(fd, None)
+        # Everything is forgotten already where the poller was closed first.
+        with suppress(OSError, ValueError):
+            self._epoll.unregister(fd)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call *callback* in a round of its own turn: the next one, even if nothing is ready."""
+        self._soon.append(callback)
+        if not (self._in_round or self._woken):
+            self._woken = True
+            os.eventfd_write(self._wake_fd, 1)
+
+    async def caught_up(self) -> None:
+        """Return when everything has been handled that was ready as this was called."""
+        # What lets data arrive in a simulation is a task like the one that asks.
+        await trio.lowlevel.checkpoint()
+        # The system lets everybody who is ready have a turn in so many lists.
+        lists = 1 + (len(self._watched) + len(self._arriving)) // EVENTS_MAX
+        until = self._looks + lists
+        while self._looks < until or self._ready:
+            done = trio.Event()
+            self.call_soon(done.set)
+            await done.wait()
+
+    async def run(self) -> None:
+        """Call back until cancelled, or until a callback or a hook raises."""
+        clock = trio.lowlevel.current_clock().current_time
+        fd = self._epoll.fileno()
+        while True:
+            if self._ready or self._soon:
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.lowlevel.wait_readable(fd)
+            self._in_round = True
+            try:
+                self._round(clock)
+            finally:
+                self._in_round = False
+
+    def _round(self, clock: Callable[[], float]) -> None:
+        ready, soon, watched = self._ready, self._soon, self._watched
+        until_s = clock() + SLICE_S
+        if not ready:
+            watched.update(self._arriving)
+            self._arriving.clear()
+            ready += self._epoll.poll(0, EVENTS_MAX)
+            ready.reverse()
+            self._looks += 1
+        for _ in range(len(soon)):
+            soon.popleft()()
+        while ready:
+            fd, mask = ready.pop()
+            on_ready = watched.get(fd)
+            if on_ready is not None:
+                on_ready(mask)
+                if clock() >= until_s:
+                    break
+        for hook in self.at_round_end:
+            hook()
+
+    def _wake_up(self, _mask: int) -> None:
+        os.eventfd_read(self._wake_fd)
+        self._woken = False
+
+    def close(self) -> None:
+        """Let go of everything. Watched descriptors stay open."""
+        self._watched.clear()
+        self._arriving.clear()
+        self._soon.clear()
+        if not self._epoll.closed:
+            self._epoll.close()
+            os.close(self._wake_fd)
