@@ -84,6 +84,7 @@ class Flusher:
         self.flushes += 1
         self.flushed_bytes += len(flush.data)
         self._written(flush.ends)
-        self.start()
-        if not self._is_writing:
+        if not self._wanted:
             self._idle.set()
+        elif not self.will_start():
+            self.start()

@@ -47,6 +47,7 @@ class Poller:
     """Calls back when descriptors are ready.
 
     Attributes:
+        in_round: Whether the hooks of `at_round_end` will be called soon.
         at_round_end: Called in this order after each round, and before trio's other tasks run.
     """
 
@@ -57,7 +58,7 @@ class Poller:
         self._arriving: dict[int, OnReady] = {}  # Watched since the list below was fetched.
         self._ready: list[tuple[int, int]] = []  # Descriptors and masks, the next one last.
         self._soon: deque[Callable[[], None]] = deque()
-        self._in_round = False
+        self.in_round = False
         self._looks = 0
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._woken = False
@@ -87,7 +88,7 @@ class Poller:
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call *callback* in a round of its own turn: the next one, even if nothing is ready."""
         self._soon.append(callback)
-        if not (self._in_round or self._woken):
+        if not (self.in_round or self._woken):
             self._woken = True
             os.eventfd_write(self._wake_fd, 1)
 
@@ -112,11 +113,11 @@ class Poller:
                 await trio.lowlevel.checkpoint()
             else:
                 await trio.lowlevel.wait_readable(fd)
-            self._in_round = True
+            self.in_round = True
             try:
                 self._round(clock)
             finally:
-                self._in_round = False
+                self.in_round = False
 
     def _round(self, clock: Callable[[], float]) -> None:
         ready, soon, watched = self._ready, self._soon, self._watched

@@ -30,7 +30,8 @@ from coordinator.log.journal import Journal
 from coordinator.log.os_directory import OsDirectory
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.node import Node
-from coordinator.runtime.worker import DiskThread
+from coordinator.runtime.poller import Poller
+from coordinator.runtime.worker import DiskThread, Mailbox
 from coordinator.server.dispatch import SERVER_SOFTWARE, Dispatcher
 from coordinator.server.server import Listener, Server, SocketListener, listen
 
@@ -53,7 +54,11 @@ def new_cluster_id() -> str:
 
 
 def make_node(
-    settings: Settings, journal: Journal, *, emit_event: Callable[[str, dict[str, Any]], None]
+    settings: Settings,
+    journal: Journal,
+    disk: DiskThread,
+    *,
+    emit_event: Callable[[str, dict[str, Any]], None],
 ) -> Node:
     """Return the node over *journal*, with the clock and ids of the real world."""
     return Node(
@@ -66,7 +71,8 @@ def make_node(
         new_uuid=lambda: str(uuid.uuid4()),
         wall_clock_ms=lambda: time.time_ns() // 1_000_000,
         emit_event=emit_event,
-        run_blocking=DiskThread().run,
+        run_blocking=disk.run,
+        submit=disk.submit,
         run_reading=DiskThread("log-reader").run,
     )
 
@@ -126,7 +132,9 @@ async def serve(settings: Settings, data_dir: Path, *, leader_epoch_at_least: in
 
 
 async def _serve_log(settings: Settings, journal: Journal, listeners: list[SocketListener]) -> int:
-    node = make_node(settings, journal, emit_event=_log_event)
+    poller = Poller()
+    disk = DiskThread(deliver=Mailbox(poller.watch).put)
+    node = make_node(settings, journal, disk, emit_event=_log_event)
     leader = _leader(settings, listeners[0], journal.leader_epoch)
     server = Server(
         node=node,
@@ -138,6 +146,7 @@ async def _serve_log(settings: Settings, journal: Journal, listeners: list[Socke
             cluster_id=journal.meta.cluster_id,
         ),
         max_connections=max_connections(settings),
+        poller=poller,
     )
     clean = False
     sys.setswitchinterval(SWITCH_INTERVAL_S)

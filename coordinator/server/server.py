@@ -102,7 +102,13 @@ class Server:
     """
 
     def __init__(
-        self, *, node: Node, settings: Settings, dispatcher: Dispatcher, max_connections: int
+        self,
+        *,
+        node: Node,
+        settings: Settings,
+        dispatcher: Dispatcher,
+        max_connections: int,
+        poller: Poller | None = None,
     ) -> None:
         self.node = node
         self.settings = settings
@@ -110,16 +116,18 @@ class Server:
         self.queue = RequestQueue(
             max_bytes=settings.queued_max_request_bytes, max_parked=settings.max_parked_requests
         )
-        self.poller = Poller()
+        self.poller = poller = poller or Poller()
         self.with_answers: list[Session] = []
         self._max_connections = max_connections
         self._sessions: dict[Session, None] = {}
         self._round_now: Now | None = None
         self._errors = 0
         self._last_logged_ms: dict[str, int] = {}
-        self.poller.at_round_end.append(self._end_round)
+        # The disk first: it works while the answers are sent.
+        poller.at_round_end += [node.flusher.start, self._end_round]
+        node.flusher.will_start = lambda: poller.in_round
         node.after_release = self.flush
-        node.hear_everybody = self.poller.caught_up
+        node.hear_everybody = poller.caught_up
 
     async def run(self, listeners: list[Listener]) -> None:
         """Serve the *listeners* until cancelled; then every session ends."""
