@@ -51,6 +51,7 @@ __all__ = [
     "Api",
     "ApiKey",
     "api_of",
+    "join_fields",
     "latest_version",
     "request_body",
     "response_body",
@@ -123,3 +124,17 @@ def response_body(response: m.Response, key: ApiKey, version: int) -> tuple[Any,
     if version >= struct.max_version or type(response) is m.BareError:
         return response
     return struct.trim(response, version)
+
+
+# (api_key, api_version) -> how many fields the response has.
+_RESPONSE_FIELDS: Final = {
+    (key, version): sum(field.since <= version for field in api.response.fields)
+    for key, api in APIS.items()
+    for version in range(api.max_version + 1)
+}
+
+
+def join_fields(response: m.PackedResponse, key: ApiKey, version: int) -> bytes:
+    """Return the body of *version*, newer fields dropped."""
+    count = _RESPONSE_FIELDS[key, version]
+    return bytes((0x90 | count,)) + b"".join(response.fields[:count])

@@ -64,6 +64,13 @@ def pack(value: tuple[Any, ...]) -> bytes:
     return packed
 
 
+def array_header(count: int) -> bytes:
+    """Return what stands before the *count* elements of a packed array."""
+    if count < 1 << 4:
+        return bytes((0x90 | count,))
+    return b"\xdc" + count.to_bytes(2) if count < 1 << 16 else b"\xdd" + count.to_bytes(4)
+
+
 def unpack_request(body: bytes, check: Check) -> Any:
     """Return the request in *body*, checked by its layout.
 

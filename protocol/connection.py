@@ -15,6 +15,7 @@ from protocol.apis import (
     SYNC_REQUEST_BYTES_MAX,
     ApiKey,
     api_of,
+    join_fields,
     latest_version,
     request_body,
     response_body,
@@ -28,7 +29,7 @@ from protocol.frames import (
     RESPONSE_HEADER_BYTES,
     FrameReader,
 )
-from protocol.messages import BareError, Request, Response
+from protocol.messages import Answer, BareError, PackedResponse, Request, Response
 from protocol.schema import CODE, Field, Invalid, Struct
 from protocol.types import INT32_MAX, NO_LEADER_EPOCH
 
@@ -122,7 +123,7 @@ class ServerConnection:
 
 def encode_response(
     correlation_id: int,
-    response: Response,
+    response: Answer,
     *,
     api_key: ApiKey,
     api_version: int,
@@ -131,7 +132,10 @@ def encode_response(
     max_response_bytes: int = RESPONSE_BYTES_MAX,
 ) -> bytes:
     """Return the frame that answers a request; ``[1006]`` if it would be too large."""
-    body = pack(response_body(response, api_key, api_version))
+    if isinstance(response, PackedResponse):
+        body = join_fields(response, api_key, api_version)
+    else:
+        body = pack(response_body(response, api_key, api_version))
     if RESPONSE_HEADER_BYTES + len(body) > max_response_bytes:
         body = pack(BareError(ErrorCode.RESPONSE_TOO_LARGE))
     size = RESPONSE_HEADER_BYTES + len(body)

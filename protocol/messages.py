@@ -257,6 +257,16 @@ class BareError(NamedTuple):
     error: int
 
 
+class PackedResponse(NamedTuple):
+    """A response whose fields were packed as they were made, in the order of its layout.
+
+    For answers so long or so frequent that making them of tuples first is most of their cost.
+    Only for layouts whose versions differ in nothing but the number of their outermost fields.
+    """
+
+    fields: tuple[bytes, ...]
+
+
 Request = (
     ApiVersionsRequest
     | FindCoordinatorRequest
@@ -307,3 +317,6 @@ Response = (
     | AlterGroupRetentionResponse
     | BareError
 )
+
+# What a server answers with: a response, or one that is packed already.
+Answer = Response | PackedResponse

@@ -53,7 +53,11 @@ def names(*modules: str) -> frozenset[str]:
 # The longest prefix that fits a module decides.
 LAYERS = {
     "protocol": Layer(others=names("msgpack"), banned=IMPURE),
-    "coordinator.group": Layer(ours=names("protocol", "coordinator.group.registry"), banned=IMPURE),
+    "coordinator.group": Layer(
+        ours=names("protocol", "coordinator.group.registry"),
+        others=names("msgpack"),
+        banned=IMPURE,
+    ),
     # The one place where patterns of topics are evaluated.
     "coordinator.group.registry": Layer(
         ours=names("protocol", "coordinator.group"), others=names("re2"), banned=IMPURE

@@ -9,17 +9,17 @@ from coordinator.group.group import Group
 from coordinator.group.member import Member, Parked, PendingId, Watched
 from coordinator.group.records import (
     REBALANCES_KEPT,
-    CommittedOffset,
     GroupDeleted,
     GroupGeneration,
     GroupMetadata,
     GroupRebalanced,
     GroupRetention,
-    OffsetCommitted,
     OffsetRemoved,
+    OffsetsCommitted,
     Record,
 )
 from coordinator.group.registry import Registry
+from coordinator.group.stored import CommittedOffset, StoredOffsets
 from coordinator.group.timers import Timers
 from protocol.errors import ErrorCode
 from protocol.failures import join_error, sync_error
@@ -89,14 +89,15 @@ class Core:
         group = self.groups.get(record.group_id)
         if group is None:
             group = self.groups[record.group_id] = Group(record.group_id)
-        if type(record) is OffsetCommitted:
-            partitions = group.offsets.get(record.topic)
-            if partitions is None:
-                partitions = group.offsets[record.topic] = {}
-            if record.partition not in partitions:
-                group.offset_count += 1
-            partitions[record.partition] = record.value
-            self.newest_ms = max(self.newest_ms, record.value.commit_timestamp_ms)
+        if type(record) is OffsetsCommitted:
+            _, topic, rows, commit_ms, expire_ms = record
+            stored = group.offsets.get(topic)
+            if stored is None:
+                stored = group.offsets[topic] = StoredOffsets()
+            before = len(stored)
+            stored.put(rows, commit_ms, expire_ms)
+            group.offset_count += len(stored) - before
+            self.newest_ms = max(self.newest_ms, commit_ms)
         else:
             self._replay_rare(group, record)
 
@@ -125,9 +126,9 @@ class Core:
                 group.generation,
                 group.stable,
                 tuple(
-                    (topic, partition, group.offsets[topic][partition])
-                    for topic in sorted(group.offsets)
-                    for partition in sorted(group.offsets[topic])
+                    (topic, partition, value)
+                    for topic, stored in sorted(group.offsets.items())
+                    for partition, value in stored.values()
                 ),
                 group.retention_ms,
                 tuple(sorted(group.rebalances.values())),
@@ -172,11 +173,11 @@ def _names(member: Member) -> list[str]:
 
 
 def _forget_offset(group: Group, record: OffsetRemoved) -> None:
-    partitions = group.offsets.get(record.topic)
-    if partitions is None or partitions.pop(record.partition, None) is None:
+    stored = group.offsets.get(record.topic)
+    if stored is None or not stored.remove(record.partition):
         return
     group.offset_count -= 1
-    if not partitions:
+    if not stored:
         del group.offsets[record.topic]
 
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from coordinator.group.member import Watched
 from coordinator.group.records import Record
-from protocol.messages import Response
+from protocol.messages import Answer
 
 
 class Now(NamedTuple):
@@ -30,7 +30,7 @@ class Reply(NamedTuple):
     """
 
     token: object
-    response: Response
+    response: Answer
     gated: bool
     member: Watched | None
 

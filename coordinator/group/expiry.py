@@ -18,12 +18,11 @@ from coordinator.group.group import Group
 from coordinator.group.member import CONSUMER
 from coordinator.group.records import (
     KEEP_FOR_EVER,
-    NO_EXPIRY,
-    CommittedOffset,
     GroupDeleted,
     OffsetRemoved,
 )
 from coordinator.group.states import GroupState, Trigger
+from coordinator.group.stored import NO_EXPIRY, CommittedOffset
 from coordinator.group.sweep import Sweep
 
 # Topics that an event names.
@@ -87,7 +86,7 @@ def _expire(core: Core, group: Group, keys: list[_Key], now_ms: int, sweep: Swee
     gone = [
         (topic, partition)
         for topic, partition in keys
-        if (value := group.offsets.get(topic, {}).get(partition)) is not None
+        if (value := group.offset_of(topic, partition)) is not None
         and _has_expired(core, group, topic, value, now_ms)
     ]
     is_over = (

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from coordinator.group.member import Member, PendingId
-from coordinator.group.records import CommittedOffset, GroupMetadata, MemberMetadata
+from coordinator.group.records import GroupMetadata, MemberMetadata
 from coordinator.group.states import GroupState, Trigger, next_state
+from coordinator.group.stored import CommittedOffset, StoredOffsets
 from coordinator.group.timers import Timer, TimerKind
 from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode
@@ -19,8 +20,6 @@ OBITUARIES_MAX: Final = 100
 
 _UNKNOWN: Final = ErrorCode.UNKNOWN_MEMBER_ID.value
 _FENCED: Final = ErrorCode.FENCED_INSTANCE_ID.value
-
-Offsets = dict[str, dict[int, CommittedOffset]]
 
 
 class Group:
@@ -64,7 +63,7 @@ class Group:
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
         # Hard: changed by replay alone.
-        self.offsets: Offsets = {}
+        self.offsets: dict[str, StoredOffsets] = {}  # By topic, none of them empty.
         self.offset_count = 0
         self.generation = 0
         self.stable: GroupMetadata | None = None
@@ -230,6 +229,11 @@ class Group:
     def rebalance_timeout_ms(self) -> int:
         """Return the longest rebalance timeout of the members."""
         return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
+
+    def offset_of(self, topic: str, partition: int) -> CommittedOffset | None:
+        """Return what is committed for a partition, None if nothing is."""
+        stored = self.offsets.get(topic)
+        return None if stored is None else stored.get(partition)
 
     def topics_wanted(self) -> frozenset[str] | None:
         """Return the topics that the members subscribe to, None if one of them can't be read."""

@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 from coordinator.group.core import Core
 from coordinator.group.group import Group
 from coordinator.group.records import (
-    CommittedOffset,
     GroupDeleted,
-    OffsetCommitted,
     OffsetRemoved,
+    OffsetsCommitted,
     Record,
 )
+from coordinator.group.stored import unpack_row
 from protocol.errors import ErrorCode
 from protocol.messages import (
     DescribeLagResponse,
@@ -70,7 +70,7 @@ def describe_lag(core: Core, group_id: str) -> DescribeLagResponse:
 
 
 def _lag(core: Core, group: Group, topic: str, partition: int, member_id: str) -> PartitionLag:
-    stored = group.offsets.get(topic, {}).get(partition)
+    stored = group.offset_of(topic, partition)
     end = core.registry.end_offset(topic, partition)
     committed_offset = NO_OFFSET if stored is None else stored.offset
     end_offset = NO_OFFSET if end is None else end.end_offset
@@ -169,10 +169,12 @@ class Scans:
             for topic in sorted(group.offsets):
                 if after is not None and (group_id, topic) < after[:2]:
                     continue
-                partitions = group.offsets[topic]
-                for partition in sorted(partitions):
+                stored = group.offsets[topic]
+                for partition in sorted(stored):
                     if after is None or (group_id, topic, partition) > after:
-                        yield _scanned(group_id, topic, partition, partitions[partition])
+                        value = stored.get(partition)
+                        assert value is not None
+                        yield ScannedOffset(group_id, topic, partition, *value)
 
 
 def _page(found: Iterator[ScannedOffset], max_offsets: int, room: int) -> list[ScannedOffset]:
@@ -184,24 +186,13 @@ def _page(found: Iterator[ScannedOffset], max_offsets: int, room: int) -> list[S
     return offsets
 
 
-def _scanned(group_id: str, topic: str, partition: int, value: CommittedOffset) -> ScannedOffset:
-    return ScannedOffset(group_id, topic, partition, *value)
-
-
 def offset_change(position: int, timestamp_ms: int, record: Record) -> OffsetChange | None:
-    """Return what a record of the log changes of committed offsets, None if nothing."""
-    if type(record) is OffsetCommitted:
-        group_id, topic, partition, value = record
+    """Return what the record of one entry changes of committed offsets, None if nothing."""
+    if type(record) is OffsetsCommitted:
+        group_id, topic, rows, *_ = record
+        ((partition, row),) = rows.items()
         return OffsetChange(
-            position,
-            "committed",
-            group_id,
-            topic,
-            partition,
-            value.offset,
-            value.leader_epoch,
-            value.metadata,
-            timestamp_ms,
+            position, "committed", group_id, topic, partition, *unpack_row(row), timestamp_ms
         )
     if type(record) is OffsetRemoved:
         group_id, topic, partition = record

@@ -62,7 +62,7 @@ def delete_offsets(core: Core, request: OffsetDeleteRequest, token: object, now:
 
 def _remove(d: Decision, group: Group, topic: str, partitions: tuple[int, ...]) -> None:
     for partition in partitions:
-        if partition in group.offsets.get(topic, {}):
+        if partition in group.offsets.get(topic, ()):
             d.emit(OffsetRemoved(group.group_id, topic, partition))
 
 

@@ -1,23 +1,28 @@
 """OffsetCommit and OffsetFetch."""
 
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Any, Final
+
+import msgpack
+
 from coordinator.group.core import Core
 from coordinator.group.effects import Now, Outcome, Reply
 from coordinator.group.group import Group
 from coordinator.group.member import CONSUMER, Member
-from coordinator.group.records import NO_EXPIRY, CommittedOffset, OffsetCommitted
+from coordinator.group.records import OffsetsCommitted
+from coordinator.group.registry import Topic
 from coordinator.group.states import GroupState
+from coordinator.group.stored import Rows, pack_row, pack_rows
 from coordinator.group.words import refusal
+from protocol.body import array_header
 from protocol.errors import ErrorCode
 from protocol.messages import (
     GroupFetch,
-    GroupOffsets,
     OffsetCommitRequest,
     OffsetCommitResponse,
+    PackedResponse,
     PartitionCommit,
-    PartitionOffset,
-    PartitionResult,
-    TopicOffsets,
-    TopicResult,
 )
 from protocol.types import NO_LEADER_EPOCH, NO_OFFSET
 
@@ -32,6 +37,14 @@ _FULL = ErrorCode.STORAGE_FULL.value
 _UNKNOWN_TOPIC = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.value
 _NO_TOPICS = OffsetCommitResponse(_OK, ())
 
+_pack: Final = msgpack.Packer(autoreset=True).pack
+_PACKED_OK: Final = _pack(_OK)
+_PACKED_NIL: Final = _pack(None)
+
+# The partitions of one topic in a request, by column: partition, offset, leader epoch, metadata,
+# expected offset.
+_Columns = tuple[tuple[Any, ...], ...]
+
 
 def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) -> Outcome:
     """Store offsets, each partition for itself; an error of the whole group stands in front."""
@@ -42,39 +55,39 @@ def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) ->
         outcome.replies.append(Reply(token, _NO_TOPICS, True, None))
         return outcome
     group = core.groups.get(group_id)
-    member, error = _committer(core, group, request)
+    columns: list[_Columns] = [tuple(zip(*partitions, strict=True)) for _, partitions in topics]
+    if _names_twice(request, columns):
+        member, error = None, _INVALID
+    else:
+        member, error = _committer(core, group, request)
     if error:
         response = OffsetCommitResponse(error, (), _in_words(group, request, error, now))
         outcome.replies.append(Reply(token, response, True, None))
         return outcome
-    results = []
     registered = core.registry.topics
     wall_ms = core.wall_ms(now)
-    for topic, partitions in topics:
+    answers = [array_header(len(topics))]
+    for (topic, partitions), by_column in zip(topics, columns, strict=True):
         known = registered.get(topic) if registered else None
-        checked = []
-        for item in partitions:
-            partition, offset, leader_epoch, metadata, _ = item
-            if known is not None and partition >= known.open_partitions:
-                error = _UNKNOWN_TOPIC
-            else:
-                error = _check(core, group, member, topic, item)
-            checked.append(PartitionResult(partition, error))
-            if not error:
-                value = CommittedOffset(offset, leader_epoch, metadata or "", wall_ms, NO_EXPIRY)
-                record = OffsetCommitted(group_id, topic, partition, value)
-                outcome.records.append(record)
-                core.replay(record)
-                if group is None:
-                    group = core.groups[group_id]
-        results.append(TopicResult(topic, tuple(checked)))
+        rows = _rows_of_all(core, group, member, topic, known, by_column)
+        if rows is not None:
+            results = _all_well(rows)
+        else:
+            rows, results = _one_by_one(core, group, member, topic, known, partitions)
+        answers += b"\x92", _pack(topic), array_header(len(partitions)), results
+        if rows:
+            record = OffsetsCommitted(group_id, topic, rows, wall_ms)
+            outcome.records.append(record)
+            core.replay(record)
+            if group is None:
+                group = core.groups[group_id]
     if member is not None:
         now_ms = now.mono_ms
         core.heard(member, now_ms)
         member.in_gate += 1
         member.gated_at_ms = now_ms
-    response = OffsetCommitResponse(_OK, tuple(results))
-    outcome.replies.append(Reply(token, response, True, member))
+    packed = PackedResponse((_PACKED_OK, b"".join(answers), _PACKED_NIL))
+    outcome.replies.append(Reply(token, packed, True, member))
     return outcome
 
 
@@ -82,8 +95,6 @@ def _committer(
     core: Core, group: Group | None, request: OffsetCommitRequest
 ) -> tuple[Member | None, int]:
     """Return the member that commits (None: nobody in particular), and why it may not."""
-    if _names_twice(request):
-        return None, _INVALID
     allowed = _FULL if core.storage_full else _OK
     generation_id = request.generation_id
     if group is None:
@@ -121,81 +132,145 @@ def _in_words(
     return refusal(group, error, member_id, instance_id, generation_id, now.mono_ms)
 
 
-def _names_twice(request: OffsetCommitRequest) -> bool:
-    topics = request.topics
-    if len(topics) == 1 and len(topics[0].partitions) == 1:
-        return False
-    named = [(topic, item.partition) for topic, partitions in topics for item in partitions]
+def _names_twice(request: OffsetCommitRequest, columns: list[_Columns]) -> bool:
+    if len(columns) == 1:
+        return any(len(frozenset(numbers)) != len(numbers) for numbers in columns[0][:1])
+    named = [(topic, item[0]) for topic, partitions in request.topics for item in partitions]
     return len(frozenset(named)) != len(named)
+
+
+def _rows_of_all(
+    core: Core,
+    group: Group | None,
+    member: Member | None,
+    topic: str,
+    known: Topic | None,
+    columns: _Columns,
+) -> Rows | None:
+    """Return the rows of all partitions of a topic; None if one of them may be refused.
+
+    By column and not one by one: with 100 partitions that takes 50 µs less.
+    """
+    if not columns:
+        return None
+    config = core.config
+    numbers, offsets, leader_epochs, metadata, expected = columns
+    if None in metadata:
+        metadata = tuple([text or "" for text in metadata])
+    offset_count = 0 if group is None else group.offset_count
+    if (
+        (known is not None and max(numbers) >= known.open_partitions)
+        or expected.count(None) != len(expected)
+        or max(map(len, metadata)) * 4 > config.offset_metadata_max_bytes
+        or offset_count + len(numbers) > config.group_max_offsets
+    ):
+        return None
+    if (
+        member is not None
+        and member.owned is not None
+        and _is_owner_checked(core, group)
+        and not member.owned.issuperset(zip(repeat(topic), numbers))
+    ):
+        return None
+    return pack_rows(numbers, offsets, leader_epochs, metadata)
+
+
+def _one_by_one(
+    core: Core,
+    group: Group | None,
+    member: Member | None,
+    topic: str,
+    known: Topic | None,
+    partitions: Iterable[PartitionCommit],
+) -> tuple[Rows, bytes]:
+    """Return the rows of the partitions that aren't refused, and the packed results of all."""
+    rows: Rows = {}
+    results = []
+    room = core.config.group_max_offsets - (0 if group is None else group.offset_count)
+    stored = () if group is None else group.offsets.get(topic, ())
+    for item in partitions:
+        partition, offset, leader_epoch, metadata, _ = item
+        if known is not None and partition >= known.open_partitions:
+            error = _UNKNOWN_TOPIC
+        else:
+            error = _check(core, group, member, topic, item)
+        is_new = partition not in stored
+        if not error and is_new and room <= 0:
+            error = _QUOTA
+        if not error:
+            room -= is_new
+            rows[partition] = pack_row(partition, offset, leader_epoch, metadata or "")
+        results.append(_pack((partition, error)))
+    return rows, b"".join(results)
 
 
 def _check(
     core: Core, group: Group | None, member: Member | None, topic: str, item: PartitionCommit
 ) -> int:
-    """Return why this partition's offset is refused, 0 if it is stored."""
-    config = core.config
+    """Return why this partition's offset is refused, 0 if it may be stored."""
     partition, _, _, metadata, expected = item
     if (
         member is not None
         and member.owned is not None
-        and config.ownership_check
         and (topic, partition) not in member.owned
         and (topic, partition) not in member.former
-        and (group is None or group.protocol_type == CONSUMER)
+        and _is_owner_checked(core, group)
     ):
         return _NOT_OWNER
     # A character takes one to four bytes, so that most texts need no encoding.
-    if (
-        metadata
-        and len(metadata) * 4 > config.offset_metadata_max_bytes
-        and len(metadata.encode()) > config.offset_metadata_max_bytes
-    ):
+    max_bytes = core.config.offset_metadata_max_bytes
+    if metadata and len(metadata) * 4 > max_bytes and len(metadata.encode()) > max_bytes:
         return _TOO_LARGE
-    stored = None
-    if group is not None:
-        stored_partitions = group.offsets.get(topic)
-        if stored_partitions is not None:
-            stored = stored_partitions.get(partition)
-    if expected is not None and expected != (NO_OFFSET if stored is None else stored.offset):
-        return _CONFLICT
-    if stored is None and group is not None and group.offset_count >= config.group_max_offsets:
-        return _QUOTA
+    if expected is not None:
+        stored = None if group is None else group.offset_of(topic, partition)
+        if expected != (NO_OFFSET if stored is None else stored.offset):
+            return _CONFLICT
     return _OK
 
 
-def fetch(core: Core, request: GroupFetch) -> GroupOffsets:
-    """Return the last committed offsets; an unknown group simply has none."""
+def _is_owner_checked(core: Core, group: Group | None) -> bool:
+    """Say whether members may only commit what they own: who has what can be read."""
+    return core.config.ownership_check and (group is None or group.protocol_type == CONSUMER)
+
+
+def _all_well(partitions: Iterable[int]) -> bytes:
+    """Return the packed results of partitions that were all stored."""
+    return b"".join([_WELL[p] if p < _WELL_MAX else _pack((p, _OK)) for p in partitions])
+
+
+# The results of most partitions, [partition, 0]: packing 100 takes 14 µs, joining them 4.
+_WELL_MAX: Final = 1_024
+_WELL: Final = [_pack((partition, _OK)) for partition in range(_WELL_MAX)]
+
+
+def fetch(core: Core, request: GroupFetch, max_bytes: int) -> bytes | None:
+    """Return the last committed offsets as the packed `GroupOffsets`; None if over *max_bytes*.
+
+    An unknown group simply has none.
+    """
     group_id, topics = request
     group = core.groups.get(group_id)
-    if topics is None:
-        return GroupOffsets(group_id, _OK, _all_offsets(group))
     stored = {} if group is None else group.offsets
-    found = []
-    for topic, partitions in topics:
+    named: Sequence[tuple[str, Sequence[int]]] = (
+        [(topic, sorted(stored[topic])) for topic in sorted(stored)] if topics is None else topics
+    )
+    pieces = [b"\x93", _pack(group_id), _PACKED_OK, array_header(len(named))]
+    for topic, partitions in named:
+        pieces += b"\x92", _pack(topic), array_header(len(partitions))
         of_topic = stored.get(topic)
         if of_topic is None:
-            offsets = [_none(p) for p in partitions]
-        else:
-            offsets = [
-                _none(p) if (value := of_topic.get(p)) is None else _some(p, value)
-                for p in partitions
-            ]
-        found.append(TopicOffsets(topic, tuple(offsets)))
-    return GroupOffsets(group_id, _OK, tuple(found))
+            pieces += map(_none, partitions)
+            continue
+        rows = list(map(of_topic.rows.get, partitions))
+        if None in rows:
+            rows = [row or _none(p) for p, row in zip(partitions, rows, strict=True)]
+        pieces += rows
+    # Before they are joined: the same large row may have been asked for ten thousand times.
+    if sum(map(len, pieces)) > max_bytes:
+        return None
+    return b"".join(pieces)
 
 
-def _some(partition: int, value: CommittedOffset) -> PartitionOffset:
-    return PartitionOffset(partition, value.offset, value.leader_epoch, value.metadata, _OK)
-
-
-def _none(partition: int) -> PartitionOffset:
-    return PartitionOffset(partition, NO_OFFSET, NO_LEADER_EPOCH, "", _OK)
-
-
-def _all_offsets(group: Group | None) -> tuple[TopicOffsets, ...]:
-    if group is None:
-        return ()
-    return tuple(
-        TopicOffsets(topic, tuple(_some(p, partitions[p]) for p in sorted(partitions)))
-        for topic, partitions in sorted(group.offsets.items())
-    )
+def _none(partition: int) -> bytes:
+    """Return the row of a partition for which nothing is committed."""
+    return pack_row(partition, NO_OFFSET, NO_LEADER_EPOCH, "")

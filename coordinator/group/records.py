@@ -4,9 +4,14 @@ Every record belongs to one group, which is the scope of its log entry. A key is
 (scope, type). Types are Kafka's numbers where Kafka has the record, ours from 1000.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
+import msgpack
+
+from coordinator.group.stored import NO_EXPIRY, Rows, pack_row, packed_value
+from protocol.body import array_header
 from protocol.messages import LateMember, Rebalance
 
 OFFSET_COMMITTED: Final = 1
@@ -27,11 +32,13 @@ VERSIONS: Final[Mapping[int, int]] = {
     GROUP_REBALANCED: 0,
 }
 
-NO_EXPIRY: Final = -1
 # A group's retention: its offsets never expire.
 KEEP_FOR_EVER: Final = -1
 # So many rebalances of a group are kept: number n lies under the key n % this.
 REBALANCES_KEPT: Final = 100
+
+_OFFSET_TYPE: Final = bytes((OFFSET_COMMITTED, VERSIONS[OFFSET_COMMITTED]))
+_pack: Final = msgpack.Packer(autoreset=True).pack
 
 
 class RecordError(Exception):
@@ -46,23 +53,17 @@ class MalformedRecord(RecordError):
     """An entry of a known type whose key or value has another shape."""
 
 
-class CommittedOffset(NamedTuple):
-    """The next offset to read of one partition, and when it was said."""
+class OffsetsCommitted(NamedTuple):
+    """A group is done with everything before these offsets of one topic.
 
-    offset: int
-    leader_epoch: int
-    metadata: str
-    commit_timestamp_ms: int
-    expire_timestamp_ms: int  # NO_EXPIRY: the group's retention decides.
-
-
-class OffsetCommitted(NamedTuple):
-    """A group is done with everything before an offset."""
+    In the log each partition has an entry of its own.
+    """
 
     group_id: str
     topic: str
-    partition: int
-    value: CommittedOffset
+    rows: Rows
+    commit_timestamp_ms: int
+    expire_timestamp_ms: int = NO_EXPIRY
 
 
 class OffsetRemoved(NamedTuple):
@@ -129,25 +130,61 @@ class GroupRebalanced(NamedTuple):
     rebalance: Rebalance
 
 
-Record = (
-    OffsetCommitted
-    | OffsetRemoved
+_RareRecord = (
+    OffsetRemoved
     | GroupMetadata
     | GroupGeneration
     | GroupDeleted
     | GroupRetention
     | GroupRebalanced
 )
+Record = OffsetsCommitted | _RareRecord
 
 # (type, version, scope, key, value); a value of None is a tombstone.
 EntryFields = tuple[int, int, str, object, object]
+# What a batch of the log holds: the same behind the distance of the entry from the batch's first.
+Item = Sequence[Any]
 
 
-def to_entry(record: Record) -> EntryFields:
-    """Return the log entry of *record* as (type, version, scope, key, value)."""
-    if type(record) is OffsetCommitted:  # Nearly all of them.
-        key = (record.topic, record.partition)
-        return OFFSET_COMMITTED, 0, record.group_id, key, record.value
+def pack(records: Iterable[Record]) -> tuple[int, bytes]:
+    """Return how many entries *records* make, and the msgpack array of them as a batch."""
+    count = 0
+    pieces = []
+    for record in records:
+        if type(record) is OffsetsCommitted:  # Nearly all of them.
+            pieces.append(_pack_offsets(record, count))
+            count += len(record.rows)
+        else:
+            assert not isinstance(record, OffsetsCommitted)
+            pieces.append(_pack((count, *_entry_fields(record))))
+            count += 1
+    return count, array_header(count) + b"".join(pieces)
+
+
+def _pack_offsets(record: OffsetsCommitted, delta: int) -> bytes:
+    """Return the entries of *record* back to back, the first of them *delta* behind the batch's.
+
+    Put together from what is packed: for 100 partitions this takes 24 µs, where one call of the
+    packer with everything takes 50.
+    """
+    group_id, topic, rows, commit_ms, expire_ms = record
+    # An entry is [delta, type, version, group, [topic, partition], value], and the value
+    # [offset, leader epoch, metadata, committed, expires].
+    middle = _OFFSET_TYPE + _pack(group_id) + b"\x92" + _pack(topic)
+    end = _pack(commit_ms) + _pack(expire_ms)
+    if len(rows) == 1:
+        ((partition, row),) = rows.items()
+        value = packed_value(partition, row)
+        return b"".join((b"\x96", _pack(delta), middle, _pack(partition), b"\x95", value, end))
+    pattern = b"\x96%b" + middle.replace(b"%", b"%%") + b"%b\x95%b" + end.replace(b"%", b"%%")
+    deltas = map(_pack, range(delta, delta + len(rows)))
+    values = map(packed_value, rows, rows.values())
+    pieces = tuple(chain.from_iterable(zip(deltas, map(_pack, rows), values, strict=True)))
+    entries: bytes = (pattern * len(rows)) % pieces
+    return entries
+
+
+def _entry_fields(record: _RareRecord) -> EntryFields:
     type_, entry_key, value = _WRITERS[type(record)](record)
     return type_, VERSIONS[type_], record.group_id, entry_key, value
 
@@ -170,13 +207,46 @@ _WRITERS: Final[Mapping[type, Callable[[Any], tuple[int, object, object]]]] = {
 }
 
 
-def from_entry(type_: int, version: int, scope: str, key: Any, value: Any) -> Record:
-    """Return the record of a log entry; arrays may be lists or tuples.
+def read_items(items: Iterable[Item]) -> Iterator[Record]:
+    """Yield the records of entries as they lie in a batch, each behind its distance.
+
+    Offsets of one commit that follow each other make one record; arrays may be lists or tuples.
 
     Raises:
-        UnknownRecord: The type or version is none of ours.
-        MalformedRecord: The shape is not that of the type.
+        UnknownRecord: A type or version is none of ours.
+        MalformedRecord: A shape is not that of the type.
     """
+    run: OffsetsCommitted | None = None
+    for _, type_, version, scope, key, value in items:
+        if type_ != OFFSET_COMMITTED or version or value is None:
+            if run is not None:
+                yield run
+                run = None
+            yield _read(type_, version, scope, key, value)
+            continue
+        try:
+            topic, partition = key
+            offset, leader_epoch, metadata, commit_ms, expire_ms = value
+            row = pack_row(partition, offset, leader_epoch, metadata)
+        except (TypeError, ValueError, OverflowError) as exc:
+            raise _malformed(type_, scope, exc) from exc
+        if run is not None:
+            if run[:2] == (scope, topic) and run[3:] == (commit_ms, expire_ms):
+                run.rows[partition] = row
+                continue
+            yield run
+        run = OffsetsCommitted(scope, topic, {partition: row}, commit_ms, expire_ms)
+    if run is not None:
+        yield run
+
+
+def from_entry(type_: int, version: int, scope: str, key: Any, value: Any) -> Record:
+    """Return the record of one entry; raises as `read_items` does."""
+    (record,) = read_items(((0, type_, version, scope, key, value),))
+    return record
+
+
+def _read(type_: int, version: int, scope: str, key: Any, value: Any) -> Record:
     newest = VERSIONS.get(type_)
     if newest is None:
         raise UnknownRecord(f"record type {type_} is not known to this code")
@@ -185,14 +255,16 @@ def from_entry(type_: int, version: int, scope: str, key: Any, value: Any) -> Re
     try:
         return _READERS[type_](scope, key, value)
     except (TypeError, ValueError) as exc:
-        raise MalformedRecord(f"record type {type_} of group {scope!r}: {exc}") from exc
+        raise _malformed(type_, scope, exc) from exc
 
 
-def _read_offset(group_id: str, key: Any, value: Any) -> Record:
+def _malformed(type_: int, scope: str, exc: Exception) -> MalformedRecord:
+    return MalformedRecord(f"record type {type_} of group {scope!r}: {exc}")
+
+
+def _read_removed(group_id: str, key: Any, _value: Any) -> Record:
     topic, partition = key
-    if value is None:
-        return OffsetRemoved(group_id, topic, partition)
-    return OffsetCommitted(group_id, topic, partition, CommittedOffset(*value))
+    return OffsetRemoved(group_id, topic, partition)
 
 
 def _read_metadata(group_id: str, _key: Any, value: Any) -> Record:
@@ -216,7 +288,7 @@ def _read_rebalance(group_id: str, _key: Any, value: Any) -> Record:
 
 
 _READERS: Final[Mapping[int, Callable[[str, Any, Any], Record]]] = {
-    OFFSET_COMMITTED: _read_offset,
+    OFFSET_COMMITTED: _read_removed,
     GROUP_METADATA: _read_metadata,
     GROUP_GENERATION: lambda group_id, _, value: GroupGeneration(group_id, *value),
     GROUP_DELETED: lambda group_id, _key, _value: GroupDeleted(group_id),

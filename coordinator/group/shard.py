@@ -32,7 +32,6 @@ from protocol.messages import (
     DescribeRebalancesResponse,
     DrainMemberRequest,
     GroupFetch,
-    GroupOffsets,
     HeartbeatRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
@@ -121,9 +120,12 @@ class GroupShard:
         """
         return self._core.latest
 
-    def fetch_offsets(self, fetch: GroupFetch) -> GroupOffsets:
-        """Return committed offsets of one group; no offset is -1, -1, "", error 0."""
-        return offsets.fetch(self._core, fetch)
+    def fetch_offsets(self, fetch: GroupFetch, max_bytes: int) -> bytes | None:
+        """Return committed offsets of one group, as the packed `GroupOffsets` of the answer.
+
+        No offset is -1, -1, "", error 0. None: they would take more than *max_bytes*.
+        """
+        return offsets.fetch(self._core, fetch, max_bytes)
 
     def describe_group(self, group_id: str) -> DescribedGroup:
         """Return one group with its members; 69 and state Dead if there is none."""

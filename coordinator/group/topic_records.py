@@ -4,12 +4,15 @@ A topic is the scope of its entries, so that forgetting it is one entry. What be
 topic lies in the scope "".
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
+
+import msgpack
 
 from coordinator.group.records import (
     GROUP_DELETED,
     EntryFields,
+    Item,
     MalformedRecord,
     UnknownRecord,
 )
@@ -59,8 +62,14 @@ class TopicForgotten(NamedTuple):
 TopicRecord = TopicRegistered | EndReported | RegistryChanged | TopicForgotten
 
 
-def to_entry(record: TopicRecord) -> EntryFields:
-    """Return the log entry of *record* as (type, version, scope, key, value)."""
+def pack(records: Iterable[TopicRecord]) -> tuple[int, bytes]:
+    """Return how many entries *records* make, and the msgpack array of them as a batch."""
+    items = [(delta, *_entry_fields(record)) for delta, record in enumerate(records)]
+    packed: bytes = msgpack.packb(items)
+    return len(items), packed
+
+
+def _entry_fields(record: TopicRecord) -> EntryFields:
     if type(record) is EndReported:
         value = (record.end_offset, record.reported_ms)
         return TOPIC_END, RECORD_VERSION, record.topic, (record.partition,), value
@@ -72,13 +81,18 @@ def to_entry(record: TopicRecord) -> EntryFields:
     return TOPIC_FORGOTTEN, RECORD_VERSION, record.topic, (), None
 
 
-def from_entry(type_: int, version: int, scope: str, key: Any, value: Any) -> TopicRecord:
-    """Return the record of a log entry; arrays may be lists or tuples.
+def read_items(items: Iterable[Item]) -> Iterator[TopicRecord]:
+    """Yield the records of entries as they lie in a batch; arrays may be lists or tuples.
 
     Raises:
-        UnknownRecord: The type or version is none of ours.
-        MalformedRecord: The shape is not that of the type.
+        UnknownRecord: A type or version is none of ours.
+        MalformedRecord: A shape is not that of the type.
     """
+    for _, type_, version, scope, key, value in items:
+        yield _read(type_, version, scope, key, value)
+
+
+def _read(type_: int, version: int, scope: str, key: Any, value: Any) -> TopicRecord:
     reader = _READERS.get(type_)
     if reader is None:
         raise UnknownRecord(f"record type {type_} of the registry is not known to this code")

@@ -8,8 +8,8 @@ split: each shard gets a `Part`, and the last one to resolve answers the call.
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from protocol import messages as m
 from protocol.failures import error_response
-from protocol.messages import Request, Response
 
 
 class Token(Protocol):
@@ -27,10 +27,10 @@ class Call:
 
     __slots__ = ("request",)
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: m.Request) -> None:
         self.request = request
 
-    def resolve(self, answer: Response, leader_epoch: int) -> None:
+    def resolve(self, answer: m.Answer, leader_epoch: int) -> None:
         """Send the answer."""
         raise NotImplementedError
 

@@ -5,8 +5,8 @@ from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from coordinator.group import Caller, Event, Now, Outcome, Reply, records, topic_records
-from coordinator.group.records import EntryFields
-from coordinator.log.format import Batch, Entry
+from coordinator.group.records import Item
+from coordinator.log.format import Batch
 from coordinator.log.journal import Journal
 from coordinator.runtime.calls import Token
 from coordinator.runtime.gate import ReplyGate
@@ -80,12 +80,12 @@ class Core(Protocol):
 class Codec(NamedTuple):
     """How the records of a core lie in the log."""
 
-    to_entry: Callable[[Any], EntryFields]
-    from_entry: Callable[[int, int, str, Any, Any], Any]
+    pack: Callable[[Iterable[Any]], tuple[int, bytes]]
+    read_items: Callable[[Iterable[Item]], Iterable[Any]]
 
 
-GROUP_CODEC: Final = Codec(records.to_entry, records.from_entry)
-TOPIC_CODEC: Final = Codec(topic_records.to_entry, topic_records.from_entry)
+GROUP_CODEC: Final = Codec(records.pack, records.read_items)
+TOPIC_CODEC: Final = Codec(topic_records.pack, topic_records.read_items)
 
 C = TypeVar("C", bound=Core)
 T = TypeVar("T")
@@ -213,8 +213,9 @@ class ShardRunner(Generic[C]):
 
     def replay(self, batch: Batch) -> None:
         """Load one batch. Raises RecordError on an entry that this code can't know."""
-        for _, entry in batch.entries:
-            self.core.replay(self._codec.from_entry(*entry))
+        items = [(0, *entry) for _, entry in batch.entries]
+        for record in self._codec.read_items(items):
+            self.core.replay(record)
 
     def loaded(self, now: Now) -> None:
         """Everything is replayed: start to serve."""
@@ -241,9 +242,8 @@ class ShardRunner(Generic[C]):
         group_id = outcome.group_id
         self._now = now
         if outcome.records:
-            to_entry = self._codec.to_entry
-            entries = [Entry(*to_entry(record)) for record in outcome.records]
-            end = services.journal.append(self.partition, entries, now.wall_ms)
+            count, packed = self._codec.pack(outcome.records)
+            end = services.journal.append_packed(self.partition, count, packed, now.wall_ms)
             # Moved to the end of the dict, which is in the order of offsets.
             if group_id in self._uncommitted:
                 del self._uncommitted[group_id]

@@ -5,10 +5,12 @@ from typing import Any, Final
 
 from coordinator.runtime.calls import Call
 from protocol import messages as m
+from protocol.body import array_header
 from protocol.errors import ErrorCode
 
 # What an offset, a member or a group adds to an answer besides its names and bytes.
 _ITEM_BYTES: Final = 24
+_ONE_GROUP: Final = array_header(1)
 
 
 class Budget:
@@ -26,12 +28,15 @@ class Budget:
         """Whether the answer would be too large."""
         return self._left_bytes < 0
 
-    def for_offsets(self, offsets: m.GroupOffsets) -> m.GroupOffsets:
-        """Count *offsets* and return them."""
-        for _, partitions in offsets.topics:
-            metadata_bytes = sum([len(partition.metadata) for partition in partitions])
-            self._left_bytes -= metadata_bytes + _ITEM_BYTES * (1 + len(partitions))
-        return offsets
+    @property
+    def left_bytes(self) -> int:
+        """How much is left."""
+        return self._left_bytes
+
+    def for_offsets(self, packed: bytes | None) -> bytes | None:
+        """Count packed offsets and return them; None is what was too large by itself."""
+        self._left_bytes = -1 if packed is None else self._left_bytes - len(packed)
+        return packed
 
     def for_members(self, group: m.DescribedGroup) -> m.DescribedGroup:
         """Count the members of *group* and return it."""
@@ -58,24 +63,17 @@ class Budget:
 class WholeFetch:
     """The token of an OffsetFetch for one group."""
 
-    __slots__ = ("_call", "_limit_bytes")
+    __slots__ = ("_call",)
 
-    def __init__(self, call: Call, limit_bytes: int) -> None:
+    def __init__(self, call: Call) -> None:
         self._call = call
-        self._limit_bytes = limit_bytes
 
-    def resolve(self, answer: m.GroupOffsets, leader_epoch: int) -> None:
-        """Send the group's offsets, if they are not too many."""
-        topics = answer.topics
-        if len(topics) == 1 and len(topics[0].partitions) == 1:
-            self._call.resolve(m.OffsetFetchResponse((answer,)), leader_epoch)
-            return
-        budget = Budget(self._limit_bytes)
-        budget.for_offsets(answer)
-        if budget.is_spent:
+    def resolve(self, answer: bytes | None, leader_epoch: int) -> None:
+        """Send the group's packed offsets, if they are not too many."""
+        if answer is None:
             self._call.resolve(m.BareError(ErrorCode.RESPONSE_TOO_LARGE), -1)
         else:
-            self._call.resolve(m.OffsetFetchResponse((answer,)), leader_epoch)
+            self._call.resolve(m.PackedResponse((_ONE_GROUP + answer,)), leader_epoch)
 
     def fail(self, error: int, leader_epoch: int) -> None:
         """Send the group with *error*."""

@@ -18,6 +18,7 @@ from coordinator.server.budget import Budget, NoGroup, WholeFetch, fitting
 from coordinator.server.checks import content_problem, group_problem, partition_problem, refusal
 from protocol import messages as m
 from protocol.apis import APIS
+from protocol.body import array_header, pack
 from protocol.errors import ErrorCode
 from protocol.failures import describe_error, find_coordinator_error
 from protocol.groups import group_id_error, offsets_partition
@@ -129,7 +130,12 @@ class Dispatcher:
         if len(request.groups) == 1:
             self._fetch_one(call, request.groups[0], now)
             return
-        gather = Gather(lambda shares, e: call.resolve(m.OffsetFetchResponse(tuple(shares)), e))
+
+        def answer(shares: list[bytes], epoch: int) -> None:
+            groups = array_header(len(shares)) + b"".join(shares)
+            call.resolve(m.PackedResponse((groups,)), epoch)
+
+        gather = Gather(answer)
         budget = Budget(self._settings.response_max_bytes)
         for fetch in request.groups:
             self._fetch_group(fetch, gather, budget, now)
@@ -140,10 +146,12 @@ class Dispatcher:
     def _fetch_one(self, call: Call, fetch: m.GroupFetch, now: Now) -> None:
         """Nearly every fetch: one group, nothing to gather."""
         group_id = fetch.group_id
-        token = WholeFetch(call, self._settings.response_max_bytes)
+        token = WholeFetch(call)
         if self._group_is_legal(group_id, token):
             shard = self._node.shard_of(group_id)
-            shard.read(group_id, token, partial(shard.core.fetch_offsets, fetch), now)
+            max_bytes = self._settings.response_max_bytes
+            look = partial(shard.core.fetch_offsets, fetch, max_bytes)
+            shard.read(group_id, token, look, now)
 
     def _seal(self, call: Call, gather: Gather, budget: Budget) -> None:
         """Answer with the shares, or with 1006 if they are too many; then they are dropped."""
@@ -154,12 +162,12 @@ class Dispatcher:
 
     def _fetch_group(self, fetch: m.GroupFetch, gather: Gather, budget: Budget, now: Now) -> None:
         group_id = fetch.group_id
-        part = gather.part(lambda error: m.GroupOffsets(group_id, error, ()))
+        part = gather.part(lambda error: pack(m.GroupOffsets(group_id, error, ())))
         if not self._group_is_legal(group_id, part):
             return
         shard = self._node.shard_of(group_id)
-        look = shard.core.fetch_offsets
-        shard.read(group_id, part, lambda: budget.for_offsets(look(fetch)), now)
+        look = partial(shard.core.fetch_offsets, fetch, budget.left_bytes)
+        shard.read(group_id, part, lambda: budget.for_offsets(look()), now)
 
     def _group_is_legal(self, group_id: str, part: Token) -> bool:
         if group_id_error(group_id) is None:

@@ -36,10 +36,10 @@ from protocol.errors import ErrorCode
 from protocol.failures import join_error
 from protocol.frames import FrameTooLarge
 from protocol.messages import (
+    Answer,
     ApiVersionsRequest,
     BareError,
     JoinGroupRequest,
-    Response,
     SyncGroupRequest,
 )
 
@@ -75,7 +75,7 @@ class SessionCall(Call):
         self.parks = parks
         self.is_open = True
 
-    def resolve(self, answer: Response, leader_epoch: int) -> None:
+    def resolve(self, answer: Answer, leader_epoch: int) -> None:
         """Put the answer into the session's outbox."""
         self.session.answer(self, answer, leader_epoch)
 
@@ -306,7 +306,7 @@ class Session:
 
     # --- answering ----------------------------------------------------------------------
 
-    def answer(self, call: SessionCall, response: Response, leader_epoch: int) -> None:
+    def answer(self, call: SessionCall, response: Answer, leader_epoch: int) -> None:
         """Put the answer of *call* into the outbox; the round's end sends it."""
         if not call.is_open or self.is_closed:
             return  # The client is gone, or a handler failed and was answered.

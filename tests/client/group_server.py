@@ -12,6 +12,7 @@ from coordinator.group.effects import Caller, Now, Outcome
 from protocol import messages as m
 from protocol.connection import RequestEvent, encode_response
 from tests.fakes.scripted_server import ScriptedServer, Step
+from tests.packed import fetched
 
 WALL_MS: Final = 1_700_000_000_000
 _OF_THE_CORE: Final = (
@@ -39,7 +40,7 @@ class GroupServer(ScriptedServer):
         self.shard = GroupShard(config=config, new_uuid=lambda: f"{next(ids):032x}")
         self.shard.loaded(_now())
         self._tokens = itertools.count()
-        self._answers: dict[object, m.Response] = {}
+        self._answers: dict[object, m.Answer] = {}
         self._changed = trio.Event()
 
     async def run(self) -> None:
@@ -85,7 +86,7 @@ class GroupServer(ScriptedServer):
             await stream.send_all(data)
 
     def _fetch(self, fetch: m.GroupFetch) -> m.GroupOffsets:
-        return self.shard.fetch_offsets(fetch)
+        return fetched(self.shard, fetch)
 
     def _take(self, outcome: Outcome) -> None:
         self.events += outcome.events

@@ -9,10 +9,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-import msgpack
-
 from coordinator.group import Caller, Event, GroupConfig, GroupShard, Now, Outcome, Reply, history
-from coordinator.group.records import Record, from_entry, to_entry
+from coordinator.group.records import Record, read_items
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.messages import (
     DescribedGroup,
@@ -43,6 +41,7 @@ from protocol.messages import (
     TopicPartitions,
 )
 from protocol.types import TopicPartition
+from tests.packed import entries_of, fetched, typed
 
 GROUP = "etl"
 SESSION_MS = 10_000
@@ -65,9 +64,8 @@ def assignment(*partitions: str) -> bytes:
 
 def roundtrip(record: Record) -> Record:
     """Return *record* as it comes back from the log."""
-    type_, version, scope, key, value = to_entry(record)
-    packed = msgpack.packb([type_, version, scope, key, value])
-    return from_entry(*msgpack.unpackb(packed, use_list=False))
+    (back,) = read_items((0, *entry) for entry in entries_of(record))
+    return back
 
 
 class Context:
@@ -91,6 +89,7 @@ class Context:
         self.answers: dict[int, Response] = {}
         self.withdrawn: set[int] = set()
         self.asked: list[int] = []
+        self.requests: dict[int, Request] = {}
         self.shard = self.shadow = self._new_shard()
         self._start(records)
 
@@ -141,7 +140,7 @@ class Context:
             assert isinstance(reply.token, int)
             assert reply.token in self.asked
             assert reply.token not in self.answers
-            self.answers[reply.token] = reply.response
+            self.answers[reply.token] = typed(self.requests[reply.token], reply.response)
             self.in_gate.append(reply)
         if self.gate_open:
             self.open_gate()
@@ -151,7 +150,7 @@ class Context:
         self.gate_open = True
         for reply in self.in_gate:
             assert isinstance(reply.token, int)
-            self.delivered[reply.token] = reply.response
+            self.delivered[reply.token] = self.answers[reply.token]
             self.shard.released(reply, self.now)
         self.in_gate.clear()
         self.batch_ends.clear()
@@ -175,6 +174,7 @@ class Context:
         """Hand in a request; return its token."""
         token = next(self._tokens)
         self.asked.append(token)
+        self.requests[token] = request
         self.take(self.shard.handle(request, token, Caller(client_id, host), self.now))
         self.check()
         return token
@@ -379,7 +379,7 @@ class Context:
         """Return the committed offset of one partition."""
         topic, partition = name.rsplit("-", 1)
         fetch = GroupFetch(group, (TopicPartitions(topic, (int(partition),)),))
-        return self.shard.fetch_offsets(fetch).topics[0].partitions[0]
+        return fetched(self.shard, fetch).topics[0].partitions[0]
 
     def events_named(self, name: str) -> list[dict[str, object]]:
         """Return the fields of the events of that name."""

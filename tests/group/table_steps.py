@@ -14,6 +14,7 @@ from tests.group.context import (
     assignment,
     subscription,
 )
+from tests.packed import fetched
 
 PARKED: Final = "park"
 MISSING: Final = "missing"
@@ -318,8 +319,8 @@ def offset_commit(here: Scene, who: str, how: set[str]) -> Answer:
 def offset_fetch(here: Scene, who: str, _how: set[str]) -> Answer:
     """OffsetFetch of one partition, or of all."""
     one = (m.TopicPartitions("flights", (1,)),)
-    answer = here.context.shard.fetch_offsets(
-        m.GroupFetch(GROUP, one if who == "one partition" else None)
+    answer = fetched(
+        here.context.shard, m.GroupFetch(GROUP, one if who == "one partition" else None)
     )
     nothing = (m.TopicOffsets("flights", (m.PartitionOffset(1, -1, -1, "", 0),)),)
     assert answer.topics == (nothing if who == "one partition" else ())

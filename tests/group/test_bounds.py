@@ -3,11 +3,11 @@
 import msgpack
 import pytest
 
-from coordinator.group import GroupConfig, offset_admin, registry_shard, topic_records
+from coordinator.group import GroupConfig, offset_admin, registry_shard
 from coordinator.group.core import PARTITIONS_TOLD
 from coordinator.group.group import Group
 from coordinator.group.join import PATTERNS_MAX
-from coordinator.group.records import OffsetRemoved, Record, to_entry
+from coordinator.group.records import OffsetRemoved, Record
 from coordinator.group.timers import PRUNE_MIN, Timer, TimerKind, Timers
 from coordinator.group.topic_records import EndReported
 from protocol.messages import (
@@ -25,6 +25,7 @@ from protocol.schema import STRING_BYTES_MAX
 from protocol.types import INT32_MAX, INT64_MAX
 from tests.group.context import GROUP, Context, assignment
 from tests.group.topics_context import TopicsContext
+from tests.packed import entries_of, topic_entry
 
 BATCH_BYTES_MAX = GroupConfig().max_batch_bytes
 NO_DELAY = GroupConfig(group_initial_rebalance_delay_ms=0)
@@ -32,7 +33,8 @@ NO_DELAY = GroupConfig(group_initial_rebalance_delay_ms=0)
 
 def packed(record: Record) -> int:
     """Return the bytes of *record* in a batch."""
-    return len(msgpack.packb((INT32_MAX, *to_entry(record))))
+    (entry,) = entries_of(record)
+    return len(msgpack.packb((INT32_MAX, *entry)))
 
 
 def test_the_largest_deletion_of_offsets_is_one_batch() -> None:
@@ -64,7 +66,7 @@ def test_a_larger_deletion_of_offsets_is_refused_as_a_whole(
 
 def test_the_largest_report_of_end_offsets_is_one_batch() -> None:
     """As above."""
-    largest = topic_records.to_entry(EndReported("t" * 249, INT32_MAX, INT64_MAX, INT64_MAX))
+    largest = topic_entry(EndReported("t" * 249, INT32_MAX, INT64_MAX, INT64_MAX))
 
     assert len(msgpack.packb((INT32_MAX, *largest))) * registry_shard.REPORT_MAX < BATCH_BYTES_MAX
 

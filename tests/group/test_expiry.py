@@ -7,16 +7,17 @@ from hypothesis import example, given, strategies as st
 
 from coordinator.group import GroupConfig
 from coordinator.group.records import (
-    CommittedOffset,
     GroupDeleted,
     GroupMetadata,
     GroupRetention,
-    OffsetCommitted,
     OffsetRemoved,
+    OffsetsCommitted,
 )
+from coordinator.group.stored import CommittedOffset
 from coordinator.group.sweep import SLICE
 from protocol.messages import AlterGroupRetentionRequest, AlterGroupRetentionResponse
 from tests.group.context import GROUP, Context, subscription
+from tests.packed import committed
 
 HOUR_MS = 3_600_000
 KEPT_MS = 24 * HOUR_MS
@@ -138,7 +139,7 @@ def test_the_commit_counts_where_nobody_noted_when_the_group_became_empty() -> N
         CONFIG,
         records=[
             GroupMetadata(GROUP, "consumer", 3, None, None, -1, ()),
-            OffsetCommitted(GROUP, "t", 0, value),
+            committed(GROUP, "t", 0, value),
         ],
     )
     context.advance(KEPT_MS + HOUR_MS - 1)
@@ -252,7 +253,7 @@ def test_an_expiry_that_a_commit_named_counts_instead() -> None:
         0: CommittedOffset(7, -1, "", wall_ms, wall_ms + HOUR_MS),
         1: CommittedOffset(7, -1, "", wall_ms, wall_ms + 9 * KEPT_MS),
     }
-    records = [OffsetCommitted(GROUP, "t", p, value) for p, value in values.items()]
+    records = [committed(GROUP, "t", p, value) for p, value in values.items()]
     context = Context(CONFIG, records=records)
     context.advance(HOUR_MS)
 
@@ -437,7 +438,7 @@ def test_timestamps_of_records_never_go_back() -> None:
     context.commit("", -1, "t-1")
     context.crash()
     context.commit("", -1, "t-2")
-    stamps = [r.value.commit_timestamp_ms for r in context.records if type(r) is OffsetCommitted]
+    stamps = [r.commit_timestamp_ms for r in context.records if type(r) is OffsetsCommitted]
 
     assert stamps == [context.wall_ms + HOUR_MS] * 3
 

@@ -30,8 +30,9 @@ from hypothesis.stateful import (
 
 from coordinator.group import GroupConfig
 from coordinator.group.group import Group
-from coordinator.group.records import GroupGeneration, GroupMetadata, OffsetCommitted
+from coordinator.group.records import GroupGeneration, GroupMetadata, OffsetsCommitted
 from coordinator.group.states import GroupState
+from coordinator.group.stored import unpack_row
 from protocol.consumer import decode_assignment
 from protocol.messages import (
     HeartbeatResponse,
@@ -539,8 +540,9 @@ class GroupMachine(RuleBasedStateMachine):
         """And -1 where there is none."""
         last: dict[str, int] = {}
         for record in self.context.records:
-            if isinstance(record, OffsetCommitted):
-                last[f"{record.topic}-{record.partition}"] = record.value.offset
+            if isinstance(record, OffsetsCommitted):
+                for partition, row in record.rows.items():
+                    last[f"{record.topic}-{partition}"] = unpack_row(row)[0]
             elif type(record).__name__ == "GroupDeleted":
                 last.clear()
         for name in PARTITIONS:

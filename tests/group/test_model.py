@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from coordinator.group import GroupConfig, GroupShard
-from coordinator.group.records import Record, to_entry
+from coordinator.group.records import Record
 from protocol import messages as m
 from tests.conftest import EXAMPLES_FACTOR
 from tests.group.context import GROUP, Context, assignment, roundtrip, subscription
 from tests.group.model import MAX_SIZE, Model, Offers
+from tests.packed import entries_of, singles
 
 EXAMPLES: Final = 300
 STEPS: Final = 100 if EXAMPLES_FACTOR > 1 else 30
@@ -46,8 +47,8 @@ USUAL = st.sampled_from(OFFERS[:3])
 def compacted(records: list[Record]) -> list[Record]:
     """Return the last record of each key, without what is older than its scope's tombstone."""
     last: dict[tuple[object, ...], Record] = {}
-    for record in records:
-        type_, _, scope, key, _ = to_entry(record)
+    for record in singles(records):
+        ((type_, _, scope, key, _),) = entries_of(record)
         if type_ == GROUP_DELETED:
             last = {where: kept for where, kept in last.items() if where[0] != scope}
         last.pop((scope, type_, key), None)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from coordinator.group import GroupConfig, GroupShard
-from coordinator.group.records import GroupDeleted, OffsetRemoved, Record, to_entry
+from coordinator.group.records import GroupDeleted, OffsetRemoved, Record
 from protocol.messages import (
     AlterGroupRetentionRequest,
     OffsetDeleteRequest,
@@ -15,6 +15,7 @@ from protocol.messages import (
 )
 from tests.group.context import GROUP, Context, roundtrip, subscription
 from tests.group.topics_context import TopicsContext
+from tests.packed import entries_of, singles
 
 
 def delete(context: Context, *names: str, group: str = GROUP) -> OffsetDeleteResponse:
@@ -155,8 +156,8 @@ def test_who_has_left_subscribes_to_nothing() -> None:
 def last_of_each_key(records: list[Record]) -> list[Record]:
     """Return what compaction keeps: the last of each key, nothing older than a deletion."""
     kept: dict[tuple[object, ...], Record] = {}
-    for record in records:
-        type_, _, scope, key, _ = to_entry(record)
+    for record in singles(records):
+        ((type_, _, scope, key, _),) = entries_of(record)
         if type(record) is GroupDeleted:
             kept = {k: r for k, r in kept.items() if k[0] != scope}
         kept.pop((scope, type_, key), None)

@@ -3,9 +3,11 @@
 import pytest
 
 from coordinator.group import GroupConfig
-from coordinator.group.records import CommittedOffset, OffsetCommitted
+from coordinator.group.records import OffsetsCommitted
+from coordinator.group.stored import pack_row
 from protocol.messages import GroupFetch, PartitionOffset, PartitionResult, TopicPartitions
 from tests.group.context import GROUP, Context, assignment, subscription
+from tests.packed import fetched
 
 
 def test_a_commit_is_a_record_and_is_shown() -> None:
@@ -15,8 +17,8 @@ def test_a_commit_is_a_record_and_is_shown() -> None:
 
     assert context.commit(member, 1, "flights-0", 42, metadata="gc1:50:0") == 0
     assert (
-        OffsetCommitted(
-            GROUP, "flights", 0, CommittedOffset(42, -1, "gc1:50:0", context.wall_ms, -1)
+        OffsetsCommitted(
+            GROUP, "flights", {0: pack_row(0, 42, -1, "gc1:50:0")}, context.wall_ms, -1
         )
         == context.records[-1]
     )
@@ -308,7 +310,7 @@ def test_all_offsets_of_a_group_are_listed_in_order() -> None:
     context = Context()
     for name in ("b-1", "a-10", "a-9", "b-0"):
         context.commit("", -1, name)
-    topics = context.shard.fetch_offsets(GroupFetch(GROUP, None)).topics
+    topics = fetched(context.shard, GroupFetch(GROUP, None)).topics
 
     assert [(topic.topic, [p.partition for p in topic.partitions]) for topic in topics] == [
         ("a", [9, 10]),
@@ -321,5 +323,5 @@ def test_an_unknown_group_has_no_offsets() -> None:
     context = Context()
     named = GroupFetch("nope", (TopicPartitions("t", (0, 1)),))
 
-    assert context.shard.fetch_offsets(GroupFetch("nope", None))[1:] == (0, ())
-    assert [p.offset for p in context.shard.fetch_offsets(named).topics[0].partitions] == [-1, -1]
+    assert fetched(context.shard, GroupFetch("nope", None))[1:] == (0, ())
+    assert [p.offset for p in fetched(context.shard, named).topics[0].partitions] == [-1, -1]

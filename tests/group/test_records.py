@@ -1,10 +1,11 @@
 """Records and their place in the log."""
 
+from typing import Any
+
 import msgpack
 import pytest
 
 from coordinator.group.records import (
-    CommittedOffset,
     GroupDeleted,
     GroupGeneration,
     GroupMetadata,
@@ -12,20 +13,21 @@ from coordinator.group.records import (
     GroupRetention,
     MalformedRecord,
     MemberMetadata,
-    OffsetCommitted,
     OffsetRemoved,
+    OffsetsCommitted,
     Record,
     UnknownRecord,
     from_entry,
-    to_entry,
 )
+from coordinator.group.stored import pack_row
 from protocol.messages import LateMember, Rebalance
 from tests.group.context import roundtrip
+from tests.packed import entries_of
 
 LATE = (LateMember("b", "c", "h", "join", 60_000, removed=True),)
 
 RECORDS: list[Record] = [
-    OffsetCommitted("g", "t", 3, CommittedOffset(2**63 - 1, 7, "m", 1_700, -1)),
+    OffsetsCommitted("g", "t", {3: pack_row(3, 2**63 - 1, 7, "m")}, 1_700, -1),
     GroupMetadata("g", "", 0, None, None, -1, ()),
     GroupMetadata(
         "g",
@@ -51,6 +53,12 @@ RECORDS: list[Record] = [
 ]
 
 
+def entry_of(record: Record) -> tuple[Any, ...]:
+    """Return the one entry of *record*."""
+    (entry,) = entries_of(record)
+    return entry
+
+
 @pytest.mark.parametrize("record", RECORDS)
 def test_a_record_comes_back_from_the_log_as_it_was(record: Record) -> None:
     """Equal and of the same type, or replay would differ from what was live."""
@@ -63,12 +71,12 @@ def test_a_record_comes_back_from_the_log_as_it_was(record: Record) -> None:
 @pytest.mark.parametrize("record", RECORDS)
 def test_the_scope_of_an_entry_is_the_group(record: Record) -> None:
     """A tombstone of the scope takes all of it."""
-    assert to_entry(record)[2] == "g"
+    assert entry_of(record)[2] == "g"
 
 
 def test_entries_carry_kafkas_type_numbers_and_ours_from_1000() -> None:
     """They are on disk for ever."""
-    assert [to_entry(record)[:2] for record in RECORDS] == [
+    assert [entry_of(record)[:2] for record in RECORDS] == [
         (1, 0),
         (2, 1),
         (2, 1),
@@ -83,7 +91,7 @@ def test_entries_carry_kafkas_type_numbers_and_ours_from_1000() -> None:
 
 def test_what_is_taken_back_is_a_tombstone_of_its_key() -> None:
     """So that compaction drops both in the end."""
-    tombstones = [record for record in RECORDS if to_entry(record)[4] is None]
+    tombstones = [record for record in RECORDS if entry_of(record)[4] is None]
 
     assert tombstones == [
         GroupDeleted("g"),
@@ -94,7 +102,7 @@ def test_what_is_taken_back_is_a_tombstone_of_its_key() -> None:
 
 def test_each_offset_has_a_key_of_its_own_and_rebalances_share_a_hundred() -> None:
     """And a group has one record of each other type: compaction keeps the last."""
-    keys = [to_entry(record)[3] for record in RECORDS]
+    keys = [entry_of(record)[3] for record in RECORDS]
 
     assert keys == [("t", 3), (), (), (), (), ("t", 3), (), (), (5,)]
 
@@ -138,6 +146,6 @@ def test_a_record_of_another_shape_is_refused(type_: int, key: object, value: ob
 def test_lists_do_as_well_as_tuples() -> None:
     """Whatever the reader's msgpack settings are."""
     for record in RECORDS:
-        entry = msgpack.unpackb(msgpack.packb(to_entry(record)))
+        entry = msgpack.unpackb(msgpack.packb(entry_of(record)))
 
         assert record == from_entry(*entry)

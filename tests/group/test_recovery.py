@@ -1,12 +1,11 @@
 """What a crash leaves, in every state."""
 
 from coordinator.group.records import (
-    CommittedOffset,
     GroupRetention,
-    OffsetCommitted,
     OffsetRemoved,
     from_entry,
 )
+from coordinator.group.stored import CommittedOffset
 from tests.group.context import (
     GROUP,
     REBALANCE_MS,
@@ -15,6 +14,7 @@ from tests.group.context import (
     assignment,
     subscription,
 )
+from tests.packed import committed
 
 
 def test_a_stable_group_goes_on_as_if_nothing_had_happened() -> None:
@@ -205,9 +205,9 @@ def test_what_operators_set_and_what_was_removed_is_as_hard_as_the_rest() -> Non
     value = CommittedOffset(5, -1, "", 1_000, -1)
     context = Context(
         records=[
-            OffsetCommitted(GROUP, "t", 0, value),
-            OffsetCommitted(GROUP, "t", 1, value),
-            OffsetCommitted(GROUP, "u", 0, value),
+            committed(GROUP, "t", 0, value),
+            committed(GROUP, "t", 1, value),
+            committed(GROUP, "u", 0, value),
             GroupRetention(GROUP, 60_000),
             OffsetRemoved(GROUP, "t", 0),
             OffsetRemoved(GROUP, "u", 0),

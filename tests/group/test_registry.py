@@ -14,8 +14,7 @@ from coordinator.group.topic_records import (
     TopicForgotten,
     TopicRecord,
     TopicRegistered,
-    from_entry,
-    to_entry,
+    read_items,
 )
 from protocol.messages import (
     DescribeTopicsRequest,
@@ -30,6 +29,7 @@ from tests.group.topics_context import (
     replayed,
     topic_roundtrip,
 )
+from tests.packed import topic_entry
 
 RECORDS: list[TopicRecord] = [
     TopicRegistered("t", 2, (PartitionHosts(1, ("a", "b")),), False, 7),
@@ -50,7 +50,7 @@ def test_a_record_comes_back_from_the_log_as_it_was(record: TopicRecord) -> None
 
 def test_a_topic_is_the_scope_of_its_entries() -> None:
     """So one tombstone takes all of it. Types and keys are on disk for ever."""
-    assert [to_entry(record)[:4] for record in RECORDS] == [
+    assert [topic_entry(record)[:4] for record in RECORDS] == [
         (1010, 0, "t", ()),
         (1011, 0, "t", (1,)),
         (1012, 0, "", ()),
@@ -65,7 +65,7 @@ def test_a_topic_is_the_scope_of_its_entries() -> None:
 def test_an_unknown_type_or_version_is_refused(type_: int, version: int, value: object) -> None:
     """A newer release wrote it; skipping it would lose state silently."""
     with pytest.raises(UnknownRecord):
-        from_entry(type_, version, "t", (), value)
+        list(read_items([(0, type_, version, "t", (), value)]))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_an_unknown_type_or_version_is_refused(type_: int, version: int, value: 
 def test_a_record_of_another_shape_is_refused(type_: int, key: object, value: object) -> None:
     """Damage that the checksum missed, or a bug: never guessed at."""
     with pytest.raises(MalformedRecord):
-        from_entry(type_, 0, "t", key, value)
+        list(read_items([(0, type_, 0, "t", key, value)]))
 
 
 def test_a_topic_is_registered_and_grows() -> None:

@@ -6,12 +6,10 @@ and both must be the same after every step.
 
 from collections.abc import Iterable, Mapping
 
-import msgpack
-
 from coordinator.group import Caller, GroupConfig, GroupShard, Outcome
 from coordinator.group.registry import HardRegistry, Registry
 from coordinator.group.registry_shard import RegistryShard
-from coordinator.group.topic_records import TopicForgotten, TopicRecord, from_entry, to_entry
+from coordinator.group.topic_records import TopicForgotten, TopicRecord, read_items
 from protocol.messages import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
@@ -28,14 +26,15 @@ from protocol.messages import (
     TopicRegistration,
 )
 from tests.group.context import Context, R
+from tests.packed import topic_entry
 
 Hosts = Mapping[int, tuple[str, ...]]
 
 
 def topic_roundtrip(record: TopicRecord) -> TopicRecord:
     """Return *record* as it comes back from the log."""
-    packed = msgpack.packb(to_entry(record))
-    return from_entry(*msgpack.unpackb(packed, use_list=False))
+    (back,) = read_items([(0, *topic_entry(record))])
+    return back
 
 
 def replayed(records: Iterable[TopicRecord]) -> HardRegistry:
@@ -50,7 +49,7 @@ def last_per_key(records: list[TopicRecord]) -> list[TopicRecord]:
     """Return what compaction keeps of *records*: the last of each key, no scope's past."""
     kept: dict[tuple[object, ...], TopicRecord] = {}
     for record in records:
-        type_, _, scope, key, _ = to_entry(record)
+        type_, _, scope, key, _ = topic_entry(record)
         if type(record) is TopicForgotten:
             kept = {k: r for k, r in kept.items() if k[0] != scope}
         kept.pop((scope, type_, key), None)

@@ -5,7 +5,7 @@ from typing import Any
 from coordinator.runtime.calls import Call, Gather
 from protocol.errors import ErrorCode
 from protocol.failures import error_response
-from protocol.messages import HeartbeatRequest, Response
+from protocol.messages import Answer, HeartbeatRequest
 
 
 class Answers:
@@ -24,7 +24,7 @@ def test_a_call_fails_in_the_shape_of_its_request() -> None:
     answers = Answers()
 
     class RecordedCall(Call):
-        def resolve(self, answer: Response, leader_epoch: int) -> None:
+        def resolve(self, answer: Answer, leader_epoch: int) -> None:
             answers(answer, leader_epoch)
 
     request = HeartbeatRequest("g", 1, "m", None)

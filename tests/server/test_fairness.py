@@ -62,9 +62,9 @@ async def test_an_answer_stops_growing_at_its_limit(
         def counted(name: str) -> Callable[[Any], Any]:
             look = getattr(core, name)
 
-            def count(asked: Any) -> Any:
+            def count(*asked: Any) -> Any:
                 made.append(name)
-                return look(asked)
+                return look(*asked)
 
             return count
 

@@ -25,6 +25,7 @@ from protocol.messages import (
     PartitionResult,
     TopicResult,
 )
+from tests import packed
 from tests.fakes.disk import Disk
 from tests.server.world import Client, World, beat, commit, join, world
 
@@ -62,7 +63,7 @@ async def test_nothing_is_acknowledged_before_it_is_on_disk(autojump_clock: Mock
 
         assert (await client.answer(sent)).response == DONE
         assert (await reader.answer(read)).response == OffsetFetchResponse(
-            (w.node.shard_of("g").core.fetch_offsets(GroupFetch("g", None)),)
+            (packed.fetched(w.node.shard_of("g").core, GroupFetch("g", None)),)
         )
 
 
