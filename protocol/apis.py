@@ -11,6 +11,7 @@ from protocol.admin_apis import (
     FIND_COORDINATOR,
     LIST_GROUPS,
 )
+from protocol.body import array_header
 from protocol.insight_apis import (
     ALTER_GROUP_RETENTION,
     DESCRIBE_LAG,
@@ -126,15 +127,16 @@ def response_body(response: m.Response, key: ApiKey, version: int) -> tuple[Any,
     return struct.trim(response, version)
 
 
-# (api_key, api_version) -> how many fields the response has.
-_RESPONSE_FIELDS: Final = {
-    (key, version): sum(field.since <= version for field in api.response.fields)
-    for key, api in APIS.items()
+# (api_key, api_version) -> what stands before the fields of the response, and their number.
+_RESPONSE_STARTS: Final = {
+    (api.key, version): (array_header(count), count)
+    for api in APIS.values()
     for version in range(api.max_version + 1)
+    for count in [sum(field.since <= version for field in api.response.fields)]
 }
 
 
 def join_fields(response: m.PackedResponse, key: ApiKey, version: int) -> bytes:
     """Return the body of *version*, newer fields dropped."""
-    count = _RESPONSE_FIELDS[key, version]
-    return bytes((0x90 | count,)) + b"".join(response.fields[:count])
+    start, count = _RESPONSE_STARTS[key, version]
+    return start + b"".join(response.fields[:count])

@@ -43,6 +43,8 @@ def check_msgpack(version: tuple[int, ...], unpacker_module: str) -> None:
 
 check_msgpack(msgpack.version, msgpack.Unpacker.__module__)
 
+_SHORT_HEADERS: Final = [bytes((0x90 | count,)) for count in range(16)]
+
 _packer: Final = msgpack.Packer(use_bin_type=True, autoreset=True)
 
 
@@ -66,8 +68,8 @@ def pack(value: tuple[Any, ...]) -> bytes:
 
 def array_header(count: int) -> bytes:
     """Return what stands before the *count* elements of a packed array."""
-    if count < 1 << 4:
-        return bytes((0x90 | count,))
+    if count < len(_SHORT_HEADERS):
+        return _SHORT_HEADERS[count]
     return b"\xdc" + count.to_bytes(2) if count < 1 << 16 else b"\xdd" + count.to_bytes(4)
 
 

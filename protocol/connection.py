@@ -4,6 +4,7 @@ The caller owns the network. Answers may come in any order; correlation ids join
 with their requests.
 """
 
+import struct
 from typing import Final, NamedTuple
 
 from protocol.apis import (
@@ -25,6 +26,7 @@ from protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from protocol.frames import (
     REQUEST_HEADER,
     REQUEST_HEADER_BYTES,
+    REQUEST_START,
     RESPONSE_HEADER,
     RESPONSE_HEADER_BYTES,
     FrameReader,
@@ -43,6 +45,14 @@ _ONLY_ERROR: Final = frozenset(
     for version in range(api.max_version + 1)
     if [f.name for f in api.response.fields if f.since <= version] == ["error"]
 )
+
+
+_KEY_AND_VERSION: Final = struct.Struct(">hh")
+# What a request's header says of its body -> key, version and check.
+_REQUESTS: Final = {
+    _KEY_AND_VERSION.pack(api_key, version): (key, version, check)
+    for (api_key, version), (key, check) in REQUEST_CHECKS.items()
+}
 
 
 class RequestEvent(NamedTuple):
@@ -74,7 +84,7 @@ class ServerConnection:
     ) -> None:
         self._max_request_bytes = max_request_bytes
         self._max_sync_request_bytes = max_sync_request_bytes
-        self._frames = FrameReader(self._allowed)
+        self._frames = FrameReader(REQUEST_START, max_request_bytes, self._allowed)
 
     @property
     def unfinished_bytes(self) -> int:
@@ -92,33 +102,36 @@ class ServerConnection:
         Raises:
             FrameTooLarge: Close without an answer.
         """
-        return [self._event(frame) for frame in self._frames.feed(data)]
+        return [self._event(header, body) for header, body in self._frames.feed(data)]
 
-    def _allowed(self, size: int, buffer: bytes | bytearray, at: int) -> bool | None:
-        if REQUEST_HEADER_BYTES <= size <= self._max_request_bytes:
+    def _allowed(self, size: int, data: bytes, at: int) -> bool | None:
+        if size <= self._max_request_bytes:
             return True
-        if not REQUEST_HEADER_BYTES <= size <= self._max_sync_request_bytes:
+        if size > self._max_sync_request_bytes:
             return False
-        if len(buffer) - at < 6:
+        if len(data) - at < 6:
             return None
-        return int.from_bytes(buffer[at + 4 : at + 6], "big", signed=True) == ApiKey.SYNC_GROUP
+        return int.from_bytes(data[at + 4 : at + 6], "big", signed=True) == ApiKey.SYNC_GROUP
 
-    def _event(self, frame: bytes) -> RequestEvent | BadRequest:
-        _, api_key, version, correlation_id = REQUEST_HEADER.unpack_from(frame)
-        # ApiVersions is always in layout 0, so that any two releases can talk about the rest.
-        layout = 0 if api_key == ApiKey.API_VERSIONS else version
-        known = REQUEST_CHECKS.get((api_key, layout))
+    def _event(self, header: tuple[int, bytes, int], body: bytes) -> RequestEvent | BadRequest:
+        _, start, correlation_id = header
+        known = _REQUESTS.get(start)
         if known is None:
-            reason = f"api {api_key} version {version} is not known"
-            return BadRequest(correlation_id, ErrorCode.UNSUPPORTED_VERSION, False, reason)
-        key, check = known
+            api_key, version = _KEY_AND_VERSION.unpack(start)
+            # ApiVersions is always in layout 0, so that any two releases can talk about the rest.
+            if api_key != ApiKey.API_VERSIONS:
+                reason = f"api {api_key} version {version} is not known"
+                return BadRequest(correlation_id, ErrorCode.UNSUPPORTED_VERSION, False, reason)
+            known = _REQUESTS[_KEY_AND_VERSION.pack(api_key, 0)]
+        key, version, check = known
         try:
-            request = unpack_request(frame[REQUEST_HEADER.size :], check)
+            request = unpack_request(body, check)
         except Unreadable as exc:
             return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, True, str(exc))
         except Invalid as exc:
             return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, False, str(exc))
-        return RequestEvent(correlation_id, key, layout, request)
+        # As `RequestEvent(...)`, at a third of its cost.
+        return tuple.__new__(RequestEvent, (correlation_id, key, version, request))
 
 
 def encode_response(
@@ -136,9 +149,10 @@ def encode_response(
         body = join_fields(response, api_key, api_version)
     else:
         body = pack(response_body(response, api_key, api_version))
-    if RESPONSE_HEADER_BYTES + len(body) > max_response_bytes:
-        body = pack(BareError(ErrorCode.RESPONSE_TOO_LARGE))
     size = RESPONSE_HEADER_BYTES + len(body)
+    if size > max_response_bytes:
+        body = pack(BareError(ErrorCode.RESPONSE_TOO_LARGE))
+        size = RESPONSE_HEADER_BYTES + len(body)
     return RESPONSE_HEADER.pack(size, correlation_id, throttle_time_ms, leader_epoch) + body
 
 
@@ -163,7 +177,7 @@ class ClientConnection:
 
     def __init__(self, *, max_response_bytes: int = RESPONSE_BYTES_MAX) -> None:
         self._max_response_bytes = max_response_bytes
-        self._frames = FrameReader(self._allowed)
+        self._frames = FrameReader(RESPONSE_HEADER, max_response_bytes, self._allowed)
         self._in_flight: dict[int, tuple[Request, int]] = {}
         self._next_correlation_id = 0
 
@@ -198,17 +212,16 @@ class ClientConnection:
         Raises:
             RemoteProtocolError: The server broke the protocol; close the connection.
         """
-        return [self._event(frame) for frame in self._frames.feed(data)]
+        return [self._event(header, body) for header, body in self._frames.feed(data)]
 
-    def _allowed(self, size: int, _buffer: bytes | bytearray, _at: int) -> bool:
-        return RESPONSE_HEADER_BYTES <= size <= self._max_response_bytes
+    def _allowed(self, size: int, _data: bytes, _at: int) -> bool:
+        return size <= self._max_response_bytes
 
-    def _event(self, frame: bytes) -> ResponseEvent:
-        _, correlation_id, throttle_ms, leader_epoch = RESPONSE_HEADER.unpack_from(frame)
+    def _event(self, header: tuple[int, ...], body: bytes) -> ResponseEvent:
+        _, correlation_id, throttle_ms, leader_epoch = header
         if correlation_id not in self._in_flight:
             raise RemoteProtocolError(f"an answer with the unknown correlation id {correlation_id}")
         request, version = self._in_flight.pop(correlation_id)
-        body = frame[RESPONSE_HEADER.size :]
         key = api_of(request)
         check = _bare_check if _is_bare(key, version, body) else RESPONSE_CHECKS[key, version][1]
         response = unpack_response(body, check)

@@ -4,7 +4,8 @@ What is an int is -1, a str "", a bool false, bin empty, a nullable nil, an arra
 what echoes the request is echoed. A request over several groups gets the error per group.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from protocol import messages as m
@@ -91,16 +92,21 @@ def content_error(request: m.Request) -> tuple[ErrorCode, str] | None:
     topics = request.topics
     if len(topics) == 1 and len(topics[0].partitions) == 1:
         return None  # Nearly every commit of a small group.
-    seen: set[tuple[str, int]] = set()
-    total = 0
-    for topic, partitions in topics:
-        total += len(partitions)
-        seen.update([(topic, p.partition) for p in partitions])
+    total = sum([len(partitions) for _, partitions in topics])
     if total > COMMIT_PARTITIONS_MAX:
         return ErrorCode.INVALID_REQUEST, f"a commit of {total} partitions"
-    if len(seen) != total:
+    if names_twice(topics):
         return ErrorCode.INVALID_REQUEST, "a commit names the same partition twice"
     return None
+
+
+def names_twice(topics: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> bool:
+    """Say whether two of the records of *topics* begin with the same partition."""
+    if len(topics) == 1:
+        ((_, partitions),) = topics
+        return len(set(map(itemgetter(0), partitions))) != len(partitions)
+    named = [(topic, item[0]) for topic, partitions in topics for item in partitions]
+    return len(set(named)) != len(named)
 
 
 COMMIT_PARTITIONS_MAX: Final = 10_000

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from protocol.errors import RemoteProtocolError
 
@@ -15,9 +15,12 @@ RESPONSE_HEADER: Final = struct.Struct(">Iiii")
 REQUEST_HEADER_BYTES: Final = REQUEST_HEADER.size - SIZE.size
 RESPONSE_HEADER_BYTES: Final = RESPONSE_HEADER.size - SIZE.size
 
+# The same to read a request by: api_key and api_version as the four bytes that look both up.
+REQUEST_START: Final = struct.Struct(">I4si")
+
 # Given size and the bytes from the size on: None = more bytes are needed to judge,
 # else whether such a frame is allowed.
-FrameRule = Callable[[int, bytes | bytearray, int], bool | None]
+FrameRule = Callable[[int, bytes, int], bool | None]
 
 
 class FrameTooLarge(RemoteProtocolError):
@@ -30,9 +33,14 @@ class FrameReader:
     The size is judged as soon as it can be read, before a byte of the body is waited for.
     """
 
-    def __init__(self, allowed: FrameRule) -> None:
+    def __init__(self, header: struct.Struct, usual_max: int, allowed: FrameRule) -> None:
+        """Read frames that begin with *header*; *allowed* judges those larger than *usual_max*."""
+        self._header = header
+        self._smallest = header.size - SIZE.size
+        self._usual_max = usual_max
         self._allowed = allowed
         self._buffer = bytearray()
+        self._needed_bytes = 0  # The frame in the buffer is allowed, and takes so many.
 
     @property
     def buffered_bytes(self) -> int:
@@ -47,35 +55,54 @@ class FrameReader:
         size: int = SIZE.unpack_from(self._buffer)[0]
         return size
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the frames that *data* completes, each with its size in front.
+    def feed(self, data: bytes) -> list[tuple[tuple[Any, ...], bytes]]:
+        """Return header and body of the frames that *data* completes.
 
         Raises:
             FrameTooLarge: A frame is too large or too small. Frames before it are lost with
                 it, as the connection is.
         """
-        buffer: bytes | bytearray = data
         if self._buffer:
             self._buffer += data
-            buffer = self._buffer
+            if len(self._buffer) < self._needed_bytes:
+                return []
+            data = bytes(self._buffer)
+            self._buffer.clear()
         frames = []
+        unpack_from, header_bytes = self._header.unpack_from, self._header.size
+        smallest, usual_max = self._smallest, self._usual_max
         at = 0
-        available = len(buffer)
-        while available - at >= SIZE.size:
-            size: int = SIZE.unpack_from(buffer, at)[0]
-            if self._allowed(size, buffer, at) is False:
-                hint = _hint(bytes(buffer[at : at + 5]))
-                raise FrameTooLarge(f"a frame of {size} bytes is not allowed here{hint}")
+        available = len(data)
+        while available - at >= header_bytes:
+            header = unpack_from(data, at)
+            size = header[0]
+            if not smallest <= size <= usual_max:
+                self._judge(size, data, at)
             end = at + SIZE.size + size
             if end > available:
                 break
-            frames.append(bytes(buffer[at:end]))
+            frames.append((header, data[at + header_bytes : end]))
             at = end
-        if buffer is self._buffer:
-            del self._buffer[:at]
-        elif at < available:
-            self._buffer += buffer[at:]
+        if at < available:
+            self._keep(data, at)
         return frames
+
+    def _judge(self, size: int, data: bytes, at: int) -> bool:
+        """Say whether the frame at *at* is known to be allowed, or raise."""
+        allowed = size >= self._smallest and self._allowed(size, data, at)
+        if allowed is False:
+            hint = _hint(data[at : at + 5])
+            raise FrameTooLarge(f"a frame of {size} bytes is not allowed here{hint}")
+        return allowed is True
+
+    def _keep(self, data: bytes, at: int) -> None:
+        """Keep the beginning of a frame for the next read."""
+        self._needed_bytes = 0
+        if len(data) - at >= SIZE.size:
+            (size,) = SIZE.unpack_from(data, at)
+            if self._judge(size, data, at):
+                self._needed_bytes = SIZE.size + size
+        self._buffer += data[at:] if at else data
 
 
 def _hint(start: bytes) -> str:

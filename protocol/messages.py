@@ -152,7 +152,10 @@ class PartitionCommit(NamedTuple):
 
 
 class TopicCommit(NamedTuple):
-    """The partitions of one topic in an `OffsetCommitRequest`."""
+    """The partitions of one topic in an `OffsetCommitRequest`.
+
+    In a request that was read they are tuples without names, to be unpacked (`ArrayOf.plain`).
+    """
 
     topic: str
     partitions: tuple[PartitionCommit, ...]

@@ -53,7 +53,8 @@ OFFSET_COMMIT = Api(
                                 Field("leader_epoch", EPOCH),
                                 Field("metadata", OPTIONAL_TEXT),
                                 Field("expected_offset", nullable(OFFSET_OR_NONE), since=1),
-                            )
+                            ),
+                            plain=True,
                         ),
                     ),
                 )

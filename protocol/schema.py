@@ -9,6 +9,12 @@ exact type (``type(x) is int``: a bool is an int to isinstance, and a peer must 
 one), its range and its length. msgpack is asked for tuples, so a record is made by
 one call of its NamedTuple.
 
+Nearly all values fit, so there are two ways through. The quick one only says whether everything
+fits: written out in one function per record (`_CONDITIONS`), and for arrays by column, in a
+handful of calls for any number of elements (`_COLUMNS`). Where it says no, the careful one goes
+from field to field and raises what is wrong. It takes 2.4 µs instead of 4.4 to check a commit of
+one partition, 20 instead of 75 for one of 100.
+
 Versions: a record's layout names its fields in order, with the version that brought each
 (they are only ever appended). A request has exactly the fields of its version; a response
 may have more, which an older client drops.
@@ -32,11 +38,15 @@ class Invalid(ValueError):
 
 
 class ArrayOf(NamedTuple):
-    """An array of records, at most *max_items* long; *optional* lets nil stand for it."""
+    """An array of records, at most *max_items* long; *optional* lets nil stand for it.
+
+    The records of a *plain* one stay tuples without names: giving names to 100 takes 16 µs.
+    """
 
     struct: "Struct"
     max_items: int = ARRAY_ITEMS_MAX
     optional: bool = False
+    plain: bool = False
 
 
 class Field(NamedTuple):
@@ -52,6 +62,16 @@ def refuse(what: str, value: object) -> NoReturn:
     raise Invalid(f"expected {what}, got {type(value).__name__}")
 
 
+# Checks of a single value, as a condition in Python on the variable {0}; and as a test of many
+# values at once, at least one. What these don't let through may yet fit, and is looked at again.
+_CONDITIONS: Final[dict[Check, str]] = {}
+_COLUMNS: Final[dict[Check, Callable[[Sequence[Any]], bool]]] = {}
+
+_INTS: Final = {int}
+_STRS: Final = {str}
+_TUPLES: Final = {tuple}
+
+
 def integer(low: int, high: int) -> Check:
     """Return a check for an int in ``low … high``."""
 
@@ -62,6 +82,11 @@ def integer(low: int, high: int) -> Check:
             raise Invalid(f"{value} is not in {low} … {high}")
         refuse("an int", value)
 
+    def column(values: Sequence[Any]) -> bool:
+        return set(map(type, values)) == _INTS and low <= min(values) and max(values) <= high
+
+    _CONDITIONS[check] = f"type({{0}}) is int and {low} <= {{0}} <= {high}"
+    _COLUMNS[check] = column
     return check
 
 
@@ -81,6 +106,15 @@ def text(value: Any) -> str:
     refuse("a str", value)
 
 
+def _are_short_texts(values: Sequence[Any]) -> bool:
+    return set(map(type, values)) == _STRS and max(map(len, values)) <= STRING_BYTES_MAX // 4
+
+
+_CONDITIONS[boolean] = "type({0}) is bool"
+_CONDITIONS[text] = f"type({{0}}) is str and len({{0}}) <= {STRING_BYTES_MAX // 4}"
+_COLUMNS[text] = _are_short_texts
+
+
 def name(max_bytes: int = NAME_BYTES_MAX, *, allow_empty: bool = False) -> Check:
     """Return a check for a name: UTF-8, no control characters, 1 … *max_bytes* bytes."""
 
@@ -96,6 +130,10 @@ def name(max_bytes: int = NAME_BYTES_MAX, *, allow_empty: bool = False) -> Check
             raise Invalid(f"a name is not legal: {reason}")
         refuse("a str", value)
 
+    _CONDITIONS[check] = (
+        f"type({{0}}) is str and {0 if allow_empty else 1} <= len({{0}}) <= {max_bytes}"
+        " and {0}.isascii() and {0}.isprintable()"
+    )
     return check
 
 
@@ -109,6 +147,7 @@ def binary(max_bytes: int) -> Check:
             return value
         refuse("bin", value)
 
+    _CONDITIONS[check] = f"type({{0}}) is bytes and len({{0}}) <= {max_bytes}"
     return check
 
 
@@ -118,11 +157,24 @@ def nullable(inner: Check) -> Check:
     def check(value: Any) -> Any:
         return None if value is None else inner(value)
 
+    if inner in _CONDITIONS:
+        _CONDITIONS[check] = f"({{0}} is None or {_CONDITIONS[inner]})"
+    if inner in _COLUMNS:
+        inner_column = _COLUMNS[inner]
+
+        def column(values: Sequence[Any]) -> bool:
+            missing = values.count(None)
+            if missing == len(values):
+                return True
+            return inner_column([v for v in values if v is not None] if missing else values)
+
+        _COLUMNS[check] = column
     return check
 
 
 def array(inner: Check, max_items: int = ARRAY_ITEMS_MAX) -> Check:
     """Return a check for an array whose every element fits *inner*."""
+    column = _COLUMNS.get(inner)
 
     def check(value: Any) -> tuple[Any, ...]:
         if type(value) is tuple:
@@ -130,14 +182,20 @@ def array(inner: Check, max_items: int = ARRAY_ITEMS_MAX) -> Check:
                 raise Invalid(f"an array of {len(value)} elements is over {max_items}")
             if len(value) == 1:  # Most commits name one topic and one partition.
                 return (inner(value[0]),)
+            if column is not None and value and column(value):
+                return value
             return tuple([inner(item) for item in value])
         refuse("an array", value)
 
     return check
 
 
-def record(make: type, checks: Sequence[Check], absent: Sequence[Any], *, open_end: bool) -> Check:
+def record(
+    make: type | None, checks: Sequence[Check], absent: Sequence[Any], *, open_end: bool
+) -> Check:
     """Return a check for one record; *open_end* allows elements after the known ones.
+
+    It makes a *make* of it, or a plain tuple.
 
     *absent* are the values of the fields that this version doesn't have yet.
 
@@ -145,21 +203,51 @@ def record(make: type, checks: Sequence[Check], absent: Sequence[Any], *, open_e
     over the checks, reading a one-partition commit took 9.9 µs instead of 6.2.
     """
     wanted = len(checks)
-    values = "".join(f"c{i}(v[{i}]), " for i in range(wanted))
-    values += "".join(f"a{i}, " for i in range(len(absent)))
+    variables = "".join(f"v{i}, " for i in range(wanted))
+    conditions = [
+        _CONDITIONS[check].format(f"v{i}") for i, check in enumerate(checks) if check in _CONDITIONS
+    ]
+    quick = "".join(
+        f"v{i}, " if c in _CONDITIONS else f"c{i}(v{i}), " for i, c in enumerate(checks)
+    )
+    careful = "".join(f"c{i}(v[{i}]), " for i in range(wanted))
+    rest = "".join(f"a{i}, " for i in range(len(absent)))
     too_few_or_many = f"len(v) < {wanted}" if open_end else f"len(v) != {wanted}"
+    made = "({})" if make is None else "new(make, ({}))"
     source = (
         "def check(v):\n"
+        f"    if type(v) is tuple and len(v) == {wanted}:\n"
+        f"        ({variables}) = v\n"
+        f"        if {' and '.join(conditions) or True}:\n"
+        f"            return {made.format(quick + rest)}\n"
         f"    if type(v) is not tuple or {too_few_or_many}:\n"
         "        wrong_shape(v)\n"
-        f"    return new(make, ({values}))\n"
+        f"    return {made.format(careful + rest)}\n"
     )
     namespace: dict[str, Any] = {f"c{i}": check for i, check in enumerate(checks)}
     namespace |= {f"a{i}": value for i, value in enumerate(absent)}
     namespace |= {"new": tuple.__new__, "make": make, "wrong_shape": partial(_wrong_shape, wanted)}
-    exec(source, namespace)  # noqa: S102 - the source is made of field numbers only
+    exec(source, namespace)  # noqa: S102 - the source is made of the layout's numbers only
     check: Check = namespace["check"]
     return check
+
+
+def _plain_rows(checks: Sequence[Check]) -> Callable[[Sequence[Any]], bool]:
+    """Return a test whether many tuples fit *checks*, one for each of their elements."""
+    columns = [_COLUMNS[check] for check in checks]
+
+    def fit(rows: Sequence[Any]) -> bool:
+        if set(map(type, rows)) != _TUPLES:
+            return False
+        try:
+            by_column = tuple(zip(*rows, strict=True))
+        except ValueError:  # Not all of the same length.
+            return False
+        return len(by_column) == len(columns) and all(
+            column(values) for column, values in zip(columns, by_column, strict=True)
+        )
+
+    return fit
 
 
 def _wrong_shape(wanted: int, value: object) -> NoReturn:
@@ -177,7 +265,7 @@ class Struct:
         nested = [f.check.struct.max_version for f in fields if isinstance(f.check, ArrayOf)]
         self.max_version: int = max([f.since for f in fields] + nested, default=0)
 
-    def check(self, version: int, *, open_end: bool) -> Check:
+    def check(self, version: int, *, open_end: bool, plain: bool = False) -> Check:
         """Return the check for this record in *version*."""
         checks = [
             _resolve(field.check, version, open_end=open_end)
@@ -186,7 +274,10 @@ class Struct:
         ]
         defaults: dict[str, Any] = getattr(self.make, "_field_defaults", {})
         absent = [defaults[field.name] for field in self.fields if field.since > version]
-        return record(self.make, checks, absent, open_end=open_end)
+        check = record(None if plain else self.make, checks, absent, open_end=open_end)
+        if plain and not absent and not open_end:
+            _COLUMNS[check] = _plain_rows(checks)
+        return check
 
     def trim(self, value: Any, version: int) -> tuple[Any, ...]:
         """Return *value* as the array of *version*, later fields dropped at every depth."""
@@ -200,7 +291,8 @@ class Struct:
 def _resolve(check: Check | ArrayOf, version: int, *, open_end: bool) -> Check:
     if not isinstance(check, ArrayOf):
         return check
-    inner = array(check.struct.check(version, open_end=open_end), check.max_items)
+    item = check.struct.check(version, open_end=open_end, plain=check.plain)
+    inner = array(item, check.max_items)
     return nullable(inner) if check.optional else inner
 
 

@@ -83,20 +83,19 @@ class Core:
 
     def replay(self, record: Record) -> None:
         """Apply one record: the only code that changes hard state. It can't fail."""
+        group_id = record[0]
         if type(record) is GroupDeleted:
-            self.groups.pop(record.group_id, None)
+            self.groups.pop(group_id, None)
             return
-        group = self.groups.get(record.group_id)
+        group = self.groups.get(group_id)
         if group is None:
-            group = self.groups[record.group_id] = Group(record.group_id)
-        if type(record) is OffsetsCommitted:
+            group = self.groups[group_id] = Group(group_id)
+        if type(record) is OffsetsCommitted:  # Nearly all of them.
             _, topic, rows, commit_ms, expire_ms = record
             stored = group.offsets.get(topic)
             if stored is None:
                 stored = group.offsets[topic] = StoredOffsets()
-            before = len(stored)
-            stored.put(rows, commit_ms, expire_ms)
-            group.offset_count += len(stored) - before
+            group.offset_count += stored.put(rows, commit_ms, expire_ms)
             self.newest_ms = max(self.newest_ms, commit_ms)
         else:
             self._replay_rare(group, record)
@@ -144,7 +143,8 @@ class Core:
 
     def wall_ms(self, now: Now) -> int:
         """Return the time of day for a record: it never goes back, though the clock may."""
-        return max(now.wall_ms, self.newest_ms, now.mono_ms + self.wall_offset_ms)
+        mono_ms, wall_ms = now
+        return max(wall_ms, self.newest_ms, mono_ms + self.wall_offset_ms)
 
     def has_room(self, group: Group, answer_bytes: int, record_bytes: int) -> bool:
         """Say whether so many more bytes of members still fit an answer and a record."""

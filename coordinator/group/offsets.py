@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import Any, Final
+from typing import Final
 
 import msgpack
 
@@ -11,18 +11,19 @@ from coordinator.group.effects import Now, Outcome, Reply
 from coordinator.group.group import Group
 from coordinator.group.member import CONSUMER, Member
 from coordinator.group.records import OffsetsCommitted
-from coordinator.group.registry import Topic
 from coordinator.group.states import GroupState
-from coordinator.group.stored import Rows, pack_row, pack_rows
+from coordinator.group.stored import NO_EXPIRY, Rows, pack_row, pack_rows
 from coordinator.group.words import refusal
 from protocol.body import array_header
 from protocol.errors import ErrorCode
+from protocol.failures import names_twice
 from protocol.messages import (
     GroupFetch,
     OffsetCommitRequest,
     OffsetCommitResponse,
     PackedResponse,
     PartitionCommit,
+    TopicCommit,
 )
 from protocol.types import NO_LEADER_EPOCH, NO_OFFSET
 
@@ -40,43 +41,34 @@ _NO_TOPICS = OffsetCommitResponse(_OK, ())
 _pack: Final = msgpack.Packer(autoreset=True).pack
 _PACKED_OK: Final = _pack(_OK)
 _PACKED_NIL: Final = _pack(None)
-
-# The partitions of one topic in a request, by column: partition, offset, leader epoch, metadata,
-# expected offset.
-_Columns = tuple[tuple[Any, ...], ...]
+# Makes a NamedTuple in half the time: a commit of one partition takes 3 µs, of which these are 0.5.
+_new: Final = tuple.__new__
 
 
 def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) -> Outcome:
     """Store offsets, each partition for itself; an error of the whole group stands in front."""
     group_id = request.group_id
-    outcome = core.latest = Outcome(group_id)
     topics = request.topics
+    outcome = core.latest = Outcome(group_id)
     if not topics:
         outcome.replies.append(Reply(token, _NO_TOPICS, True, None))
         return outcome
     group = core.groups.get(group_id)
-    columns: list[_Columns] = [tuple(zip(*partitions, strict=True)) for _, partitions in topics]
-    if _names_twice(request, columns):
-        member, error = None, _INVALID
-    else:
-        member, error = _committer(core, group, request)
+    member, error = _committer(core, group, request)
     if error:
         response = OffsetCommitResponse(error, (), _in_words(group, request, error, now))
         outcome.replies.append(Reply(token, response, True, None))
         return outcome
-    registered = core.registry.topics
     wall_ms = core.wall_ms(now)
-    answers = [array_header(len(topics))]
-    for (topic, partitions), by_column in zip(topics, columns, strict=True):
-        known = registered.get(topic) if registered else None
-        rows = _rows_of_all(core, group, member, topic, known, by_column)
-        if rows is not None:
-            results = _all_well(rows)
+    answers = array_header(len(topics))
+    for topic, partitions in topics:
+        if len(partitions) == 1:
+            rows, results = _examine_one(core, group, member, topic, partitions[0])
         else:
-            rows, results = _one_by_one(core, group, member, topic, known, partitions)
-        answers += b"\x92", _pack(topic), array_header(len(partitions)), results
+            rows, results = _examine(core, group, member, topic, partitions)
+        answers += b"\x92" + _pack(topic) + array_header(len(partitions)) + results
         if rows:
-            record = OffsetsCommitted(group_id, topic, rows, wall_ms)
+            record = _new(OffsetsCommitted, (group_id, topic, rows, wall_ms, NO_EXPIRY))
             outcome.records.append(record)
             core.replay(record)
             if group is None:
@@ -86,8 +78,8 @@ def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) ->
         core.heard(member, now_ms)
         member.in_gate += 1
         member.gated_at_ms = now_ms
-    packed = PackedResponse((_PACKED_OK, b"".join(answers), _PACKED_NIL))
-    outcome.replies.append(Reply(token, packed, True, member))
+    packed = _new(PackedResponse, ((_PACKED_OK, answers, _PACKED_NIL),))
+    outcome.replies.append(_new(Reply, (token, packed, True, member)))
     return outcome
 
 
@@ -95,6 +87,8 @@ def _committer(
     core: Core, group: Group | None, request: OffsetCommitRequest
 ) -> tuple[Member | None, int]:
     """Return the member that commits (None: nobody in particular), and why it may not."""
+    if _names_twice(request.topics):
+        return None, _INVALID
     allowed = _FULL if core.storage_full else _OK
     generation_id = request.generation_id
     if group is None:
@@ -132,11 +126,48 @@ def _in_words(
     return refusal(group, error, member_id, instance_id, generation_id, now.mono_ms)
 
 
-def _names_twice(request: OffsetCommitRequest, columns: list[_Columns]) -> bool:
-    if len(columns) == 1:
-        return any(len(frozenset(numbers)) != len(numbers) for numbers in columns[0][:1])
-    named = [(topic, item[0]) for topic, partitions in request.topics for item in partitions]
-    return len(frozenset(named)) != len(named)
+def _names_twice(topics: tuple[TopicCommit, ...]) -> bool:
+    if len(topics) == 1 and len(topics[0][1]) == 1:
+        return False  # Nearly every commit of a small group.
+    return names_twice(topics)
+
+
+def _examine_one(
+    core: Core, group: Group | None, member: Member | None, topic: str, item: PartitionCommit
+) -> tuple[Rows, bytes]:
+    """Do what `_examine` does, where there is one partition only."""
+    partition, offset, leader_epoch, metadata, _ = item
+    error = _check(core, group, member, topic, item, 0)
+    if error:
+        return {}, _pack((partition, error))
+    well = _WELL[partition] if partition < _WELL_MAX else _pack((partition, _OK))
+    return {partition: pack_row(partition, offset, leader_epoch, metadata or "")}, well
+
+
+def _examine(
+    core: Core,
+    group: Group | None,
+    member: Member | None,
+    topic: str,
+    partitions: Sequence[PartitionCommit],
+) -> tuple[Rows, bytes]:
+    """Return the rows of the partitions that aren't refused, and the packed results of all."""
+    if partitions:
+        rows = _rows_of_all(core, group, member, topic, partitions)
+        if rows is not None:
+            return rows, _all_well(rows)
+    rows = {}
+    stored = () if group is None else group.offsets.get(topic, ())
+    new = 0
+    results = []
+    for item in partitions:
+        partition, offset, leader_epoch, metadata, _ = item
+        error = _check(core, group, member, topic, item, new)
+        if not error:
+            rows[partition] = pack_row(partition, offset, leader_epoch, metadata or "")
+            new += partition not in stored
+        results.append(_pack((partition, error)))
+    return rows, b"".join(results)
 
 
 def _rows_of_all(
@@ -144,20 +175,19 @@ def _rows_of_all(
     group: Group | None,
     member: Member | None,
     topic: str,
-    known: Topic | None,
-    columns: _Columns,
+    partitions: Sequence[PartitionCommit],
 ) -> Rows | None:
     """Return the rows of all partitions of a topic; None if one of them may be refused.
 
     By column and not one by one: with 100 partitions that takes 50 µs less.
     """
-    if not columns:
-        return None
     config = core.config
-    numbers, offsets, leader_epochs, metadata, expected = columns
+    numbers, offsets, leader_epochs, metadata, expected = zip(*partitions, strict=True)
     if None in metadata:
         metadata = tuple([text or "" for text in metadata])
     offset_count = 0 if group is None else group.offset_count
+    registered = core.registry.topics
+    known = registered.get(topic) if registered else None
     if (
         (known is not None and max(numbers) >= known.open_partitions)
         or expected.count(None) != len(expected)
@@ -175,40 +205,24 @@ def _rows_of_all(
     return pack_rows(numbers, offsets, leader_epochs, metadata)
 
 
-def _one_by_one(
+def _check(
     core: Core,
     group: Group | None,
     member: Member | None,
     topic: str,
-    known: Topic | None,
-    partitions: Iterable[PartitionCommit],
-) -> tuple[Rows, bytes]:
-    """Return the rows of the partitions that aren't refused, and the packed results of all."""
-    rows: Rows = {}
-    results = []
-    room = core.config.group_max_offsets - (0 if group is None else group.offset_count)
-    stored = () if group is None else group.offsets.get(topic, ())
-    for item in partitions:
-        partition, offset, leader_epoch, metadata, _ = item
-        if known is not None and partition >= known.open_partitions:
-            error = _UNKNOWN_TOPIC
-        else:
-            error = _check(core, group, member, topic, item)
-        is_new = partition not in stored
-        if not error and is_new and room <= 0:
-            error = _QUOTA
-        if not error:
-            room -= is_new
-            rows[partition] = pack_row(partition, offset, leader_epoch, metadata or "")
-        results.append(_pack((partition, error)))
-    return rows, b"".join(results)
-
-
-def _check(
-    core: Core, group: Group | None, member: Member | None, topic: str, item: PartitionCommit
+    item: PartitionCommit,
+    new: int,
 ) -> int:
-    """Return why this partition's offset is refused, 0 if it may be stored."""
+    """Return why this partition's offset is refused, 0 if it may be stored.
+
+    *new* is how many offsets more than before the group has by the same commit.
+    """
     partition, _, _, metadata, expected = item
+    registered = core.registry.topics
+    if registered:
+        known = registered.get(topic)
+        if known is not None and partition >= known.open_partitions:
+            return _UNKNOWN_TOPIC
     if (
         member is not None
         and member.owned is not None
@@ -217,15 +231,22 @@ def _check(
         and _is_owner_checked(core, group)
     ):
         return _NOT_OWNER
-    # A character takes one to four bytes, so that most texts need no encoding.
-    max_bytes = core.config.offset_metadata_max_bytes
-    if metadata and len(metadata) * 4 > max_bytes and len(metadata.encode()) > max_bytes:
+    config = core.config
+    if metadata and _is_too_long(metadata, config.offset_metadata_max_bytes):
         return _TOO_LARGE
+    stored = None if group is None else group.offsets.get(topic)
     if expected is not None:
-        stored = None if group is None else group.offset_of(topic, partition)
-        if expected != (NO_OFFSET if stored is None else stored.offset):
+        value = None if stored is None else stored.get(partition)
+        if expected != (NO_OFFSET if value is None else value.offset):
             return _CONFLICT
-    return _OK
+    if (stored is None or partition not in stored.rows) and group is not None:
+        return _OK if group.offset_count + new < config.group_max_offsets else _QUOTA
+    return _OK if new < config.group_max_offsets else _QUOTA
+
+
+def _is_too_long(metadata: str, max_bytes: int) -> bool:
+    # A character takes one to four bytes, so that most texts need no encoding.
+    return len(metadata) * 4 > max_bytes and len(metadata.encode()) > max_bytes
 
 
 def _is_owner_checked(core: Core, group: Group | None) -> bool:

@@ -5,12 +5,11 @@ Every record belongs to one group, which is the scope of its log entry. A key is
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from coordinator.group.stored import NO_EXPIRY, Rows, pack_row, packed_value
+from coordinator.group.stored import NO_EXPIRY, Rows, pack_row, value_start
 from protocol.body import array_header
 from protocol.messages import LateMember, Rebalance
 
@@ -146,16 +145,18 @@ EntryFields = tuple[int, int, str, object, object]
 Item = Sequence[Any]
 
 
-def pack(records: Iterable[Record]) -> tuple[int, bytes]:
+def pack(records: Sequence[Record]) -> tuple[int, bytes]:
     """Return how many entries *records* make, and the msgpack array of them as a batch."""
+    if len(records) == 1 and type(records[0]) is OffsetsCommitted:  # Nearly every batch.
+        count = len(records[0].rows)
+        return count, array_header(count) + _pack_offsets(records[0], 0)
     count = 0
     pieces = []
     for record in records:
-        if type(record) is OffsetsCommitted:  # Nearly all of them.
+        if isinstance(record, OffsetsCommitted):
             pieces.append(_pack_offsets(record, count))
             count += len(record.rows)
         else:
-            assert not isinstance(record, OffsetsCommitted)
             pieces.append(_pack((count, *_entry_fields(record))))
             count += 1
     return count, array_header(count) + b"".join(pieces)
@@ -164,24 +165,55 @@ def pack(records: Iterable[Record]) -> tuple[int, bytes]:
 def _pack_offsets(record: OffsetsCommitted, delta: int) -> bytes:
     """Return the entries of *record* back to back, the first of them *delta* behind the batch's.
 
-    Put together from what is packed: for 100 partitions this takes 24 µs, where one call of the
-    packer with everything takes 50.
+    An entry is [delta, type, version, group, [topic, partition], value], and the value
+    [offset, leader epoch, metadata, committed, expires]. They are put together from what is
+    packed already; with one call of the packer, 100 take 50 µs.
     """
     group_id, topic, rows, commit_ms, expire_ms = record
-    # An entry is [delta, type, version, group, [topic, partition], value], and the value
-    # [offset, leader epoch, metadata, committed, expires].
     middle = _OFFSET_TYPE + _pack(group_id) + b"\x92" + _pack(topic)
     end = _pack(commit_ms) + _pack(expire_ms)
-    if len(rows) == 1:
-        ((partition, row),) = rows.items()
-        value = packed_value(partition, row)
-        return b"".join((b"\x96", _pack(delta), middle, _pack(partition), b"\x95", value, end))
-    pattern = b"\x96%b" + middle.replace(b"%", b"%%") + b"%b\x95%b" + end.replace(b"%", b"%%")
-    deltas = map(_pack, range(delta, delta + len(rows)))
-    values = map(packed_value, rows, rows.values())
-    pieces = tuple(chain.from_iterable(zip(deltas, map(_pack, rows), values, strict=True)))
-    entries: bytes = (pattern * len(rows)) % pieces
-    return entries
+    if len(rows) >= _MANY:
+        entries = _pack_by_column(rows, delta, middle, end)
+        if entries is not None:
+            return entries
+    pieces: list[bytes] = []
+    for partition, row in rows.items():
+        start = value_start(partition)
+        pieces += b"\x96", _pack(delta), middle, row[1:start], b"\x95", row[start:-1], end
+        delta += 1
+    return b"".join(pieces)
+
+
+# From so many rows on, `_pack_by_column` is the quicker way.
+_MANY: Final = 8
+
+
+def _pack_by_column(rows: Rows, delta: int, middle: bytes, end: bytes) -> bytes | None:
+    """Return the entries of *rows*, if their bytes are laid out alike; None if they are not.
+
+    Then an entry is the same as the one before but for some bytes, and each of these is set in all
+    entries at once: 100 take 9 µs.
+    """
+    count = len(rows)
+    packed = b"".join(rows.values())
+    row_bytes = len(packed) // count
+    if set(map(len, rows.values())) != {row_bytes} or delta + count > 1 << 7:
+        return None
+    first_of_partition = packed[1::row_bytes]
+    if not (first_of_partition.isascii() or len(set(first_of_partition)) == 1):
+        return None  # Partitions of one byte, and others of more.
+    start = value_start(next(iter(rows)))
+    zeros = bytes(row_bytes)
+    entry = b"\x96\0" + middle + zeros[1:start] + b"\x95" + zeros[start:-1] + end
+    entry_bytes = len(entry)
+    entries = bytearray(entry * count)
+    entries[1::entry_bytes] = bytes(range(delta, delta + count))
+    at = 1 + len(middle)
+    for byte in range(1, start):
+        entries[at + byte :: entry_bytes] = packed[byte::row_bytes]
+    for byte in range(start, row_bytes - 1):
+        entries[at + 1 + byte :: entry_bytes] = packed[byte::row_bytes]
+    return bytes(entries)
 
 
 def _entry_fields(record: _RareRecord) -> EntryFields:

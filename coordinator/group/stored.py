@@ -20,8 +20,6 @@ NO_EXPIRY: Final = -1
 Rows = dict[int, bytes]
 
 _pack: Final = msgpack.Packer(autoreset=True).pack
-# What the last field of a row, the error code 0, takes.
-_ERROR_BYTES: Final = 1
 
 
 class CommittedOffset(NamedTuple):
@@ -57,10 +55,11 @@ def unpack_row(row: bytes) -> tuple[int, int, str]:
     return offset, leader_epoch, metadata
 
 
-def packed_value(partition: int, row: bytes) -> bytes:
-    """Return offset, leader epoch and metadata as they lie in *row*, the row of *partition*."""
-    start = 2 if partition < 1 << 7 else 3 if partition < 1 << 8 else 4
-    return row[start if partition < 1 << 16 else 6 : -_ERROR_BYTES]
+def value_start(partition: int) -> int:
+    """Return where offset, leader epoch and metadata begin in the row of *partition*."""
+    if partition < 1 << 7:
+        return 2
+    return 3 if partition < 1 << 8 else 4 if partition < 1 << 16 else 6
 
 
 class StoredOffsets:
@@ -70,9 +69,10 @@ class StoredOffsets:
 
     def __init__(self) -> None:
         self.rows: Rows = {}
-        self._committed_ms: dict[int, int] = {}
-        # Of those that have a time of their own: none that this release writes.
-        self._expire_ms: dict[int, int] = {}
+        # One time for all, as long as every commit named all partitions that have an offset.
+        self._committed_ms: int | dict[int, int] = 0
+        # Of those that have an expiry of their own: none that this release writes.
+        self._expire_ms: dict[int, int] | None = None
 
     def __len__(self) -> int:
         """Return how many partitions have an offset."""
@@ -91,8 +91,10 @@ class StoredOffsets:
         row = self.rows.get(partition)
         if row is None:
             return None
-        expire_ms = self._expire_ms.get(partition, NO_EXPIRY)
-        return CommittedOffset(*unpack_row(row), self._committed_ms[partition], expire_ms)
+        times, expiries = self._committed_ms, self._expire_ms
+        commit_ms = times if isinstance(times, int) else times[partition]
+        expire_ms = NO_EXPIRY if expiries is None else expiries.get(partition, NO_EXPIRY)
+        return CommittedOffset(*unpack_row(row), commit_ms, expire_ms)
 
     def values(self) -> Iterator[tuple[int, CommittedOffset]]:
         """Iterate over the partitions, sorted, with what is committed for each."""
@@ -101,25 +103,36 @@ class StoredOffsets:
             assert value is not None
             yield partition, value
 
-    def offset(self, partition: int) -> int | None:
-        """Return the committed offset of *partition*, None if there is none."""
-        row = self.rows.get(partition)
-        return None if row is None else unpack_row(row)[0]
+    def put(self, rows: Rows, commit_timestamp_ms: int, expire_timestamp_ms: int) -> int:
+        """Store *rows*, all committed at the same time; return how many of them are new."""
+        stored, times = self.rows, self._committed_ms
+        before = len(stored)
+        stored.update(rows)
+        if len(stored) == len(rows):
+            self._committed_ms = commit_timestamp_ms
+        elif times != commit_timestamp_ms:
+            if isinstance(times, int):
+                times = self._committed_ms = dict.fromkeys(stored, times)
+            times.update(dict.fromkeys(rows, commit_timestamp_ms))
+        if self._expire_ms is not None or expire_timestamp_ms != NO_EXPIRY:
+            self._put_expiry(rows, expire_timestamp_ms)
+        return len(stored) - before
 
-    def put(self, rows: Rows, commit_timestamp_ms: int, expire_timestamp_ms: int) -> None:
-        """Store *rows*, all committed at the same time."""
-        self.rows.update(rows)
-        self._committed_ms.update(dict.fromkeys(rows, commit_timestamp_ms))
-        if expire_timestamp_ms != NO_EXPIRY:
-            self._expire_ms.update(dict.fromkeys(rows, expire_timestamp_ms))
-        elif self._expire_ms:
-            for partition in rows:
-                self._expire_ms.pop(partition, None)
+    def _put_expiry(self, partitions: Iterable[int], expire_ms: int) -> None:
+        expiries = {} if self._expire_ms is None else self._expire_ms
+        for partition in partitions:
+            if expire_ms == NO_EXPIRY:
+                expiries.pop(partition, None)
+            else:
+                expiries[partition] = expire_ms
+        self._expire_ms = expiries or None
 
     def remove(self, partition: int) -> bool:
         """Forget the offset of *partition*; say whether there was one."""
         if self.rows.pop(partition, None) is None:
             return False
-        del self._committed_ms[partition]
-        self._expire_ms.pop(partition, None)
+        if not isinstance(self._committed_ms, int):
+            del self._committed_ms[partition]
+        if self._expire_ms is not None:
+            self._put_expiry((partition,), NO_EXPIRY)
         return True

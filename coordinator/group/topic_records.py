@@ -4,7 +4,7 @@ A topic is the scope of its entries, so that forgetting it is one entry. What be
 topic lies in the scope "".
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -62,7 +62,7 @@ class TopicForgotten(NamedTuple):
 TopicRecord = TopicRegistered | EndReported | RegistryChanged | TopicForgotten
 
 
-def pack(records: Iterable[TopicRecord]) -> tuple[int, bytes]:
+def pack(records: Sequence[TopicRecord]) -> tuple[int, bytes]:
     """Return how many entries *records* make, and the msgpack array of them as a batch."""
     items = [(delta, *_entry_fields(record)) for delta, record in enumerate(records)]
     packed: bytes = msgpack.packb(items)

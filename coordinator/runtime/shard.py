@@ -1,6 +1,6 @@
 """One offsets partition at work: its pure core, its gate, and its place in the journal."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -80,7 +80,7 @@ class Core(Protocol):
 class Codec(NamedTuple):
     """How the records of a core lie in the log."""
 
-    pack: Callable[[Iterable[Any]], tuple[int, bytes]]
+    pack: Callable[[Sequence[Any]], tuple[int, bytes]]
     read_items: Callable[[Iterable[Item]], Iterable[Any]]
 
 

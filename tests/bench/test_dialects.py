@@ -19,7 +19,7 @@ from bench.dialects import (
     Exchange,
     Load,
 )
-from protocol.connection import RequestEvent, ServerConnection, encode_response
+from protocol.connection import RequestEvent, encode_response
 from protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -42,6 +42,7 @@ from protocol.messages import (
     TopicOffsets,
     TopicResult,
 )
+from tests.fakes.named import NamedServerConnection
 
 
 class Shop:
@@ -96,7 +97,7 @@ class Shop:
 
     def serve(self, sock: socket.socket) -> None:
         """Answer until the other end closes."""
-        connection = ServerConnection()
+        connection = NamedServerConnection()
         while data := sock.recv(1 << 16):
             for event in connection.receive(data):
                 assert isinstance(event, RequestEvent)
@@ -131,7 +132,7 @@ def sock(shop: Shop) -> Iterator[socket.socket]:
 
 def requests_of(exchanges: list[Exchange]) -> list[RequestEvent]:
     """Read back what the exchanges would send, as a server does."""
-    connection = ServerConnection()
+    connection = NamedServerConnection()
     events = connection.receive(b"".join(exchange.next_request() for exchange in exchanges))
     read = [event for event in events if isinstance(event, RequestEvent)]
     assert len(read) == len(exchanges)

@@ -14,9 +14,10 @@ import trio.testing
 
 from protocol import messages as m
 from protocol.apis import APIS
-from protocol.connection import BadRequest, RequestEvent, ServerConnection, encode_response
+from protocol.connection import BadRequest, RequestEvent, encode_response
 from protocol.errors import ErrorCode
 from protocol.failures import error_response
+from tests.fakes.named import NamedServerConnection
 
 MEMBER_ID = "client-1"
 
@@ -99,7 +100,7 @@ class ScriptedServer:
         self.open_connections += 1
         self.streams.append(stream)
         number = self.connections
-        protocol = ServerConnection()
+        protocol = NamedServerConnection()
         sending = trio.Lock()
         try:
             async with stream, trio.open_nursery() as nursery:
