@@ -22,10 +22,10 @@ class Outbox:
         self.unsent_bytes = 0
         self.is_blocked = False
 
-    @property
-    def behind_bytes(self) -> int:
-        """How much waits behind the frame that is being sent."""
-        return self.unsent_bytes - len(self.frames[0]) if self.frames else 0
+    def add(self, frame: bytes) -> None:
+        """Put *frame* behind the others."""
+        self.frames.append(frame)
+        self.unsent_bytes += len(frame)
 
     def send(self) -> None:
         """Send everything at once. Raises an error of the network."""

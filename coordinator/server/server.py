@@ -123,8 +123,9 @@ class Server:
         self._round_now: Now | None = None
         self._errors = 0
         self._last_logged_ms: dict[str, int] = {}
-        # The disk first: it works while the answers are sent.
-        poller.at_round_end += [node.flusher.start, self._end_round]
+        # The disk first: it works while the answers are sent. Again after that, because who
+        # can't be sent to is closed, and the groups of its parked requests may decide something.
+        poller.at_round_end += [node.flusher.start, self._end_round, node.flusher.start]
         node.flusher.will_start = lambda: poller.in_round
         node.after_release = self.flush
         node.hear_everybody = poller.caught_up
@@ -188,7 +189,7 @@ class Server:
             if late_ms > LATE_MS:
                 # The process was stopped or starved: no peer is to blame for that time.
                 for session in self._sessions:
-                    session.shift_deadlines(late_ms)
+                    session.deadlines.shift(late_ms)
                 continue
             # What is readable is read before anyone is called silent (see `Node`).
             await self.poller.caught_up()

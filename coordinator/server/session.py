@@ -12,9 +12,6 @@ A session that holds too much (requests in flight, unsent answers, or all sessio
 `server.queue`) is *paused*: it reads no more until answers have left. The socket is still watched,
 because most clients wait for their answers anyway, and only if it gets readable all the same
 the poller is told to leave it alone. What one read brought beyond the limits waits in `_untaken`.
-
-Deadlines (first request, half a frame, idle, slow reader) are plain numbers that the server's
-sweeper compares once a second; arming a timer per read would cost more than a heartbeat.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -23,6 +20,7 @@ import structlog
 
 from coordinator.group import Caller, Now
 from coordinator.runtime.calls import Call
+from coordinator.server.deadlines import Deadlines
 from coordinator.server.outbox import Outbox
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
@@ -50,10 +48,8 @@ log: Final = structlog.get_logger()
 
 DEFAULT_CLIENT_ID: Final = "client"
 SHED_MESSAGE: Final = "too many requests wait for other members (max.parked.requests); come back"
-_BYTES_PER_READ_SECOND: Final = 64 * 1024
 # After so many requests of one read, others get their turn.
 _TURN_REQUESTS: Final = 64
-_NEVER_MS: Final = 2**63
 # They wait for other members, not for us, and a limit of their own bounds them.
 _PARKING: Final = frozenset({JoinGroupRequest, SyncGroupRequest})
 
@@ -93,15 +89,14 @@ class Session:
         self._dispatch = server.dispatcher.dispatch
         self._receive = transport.receive_now
         self._queue = server.queue
-        self._settings = settings
         self._max_in_flight = settings.max_in_flight_requests
         self._max_unsent_bytes = settings.send_buffer_max_bytes
         self._max_response_bytes = settings.response_max_bytes
-        self._idle_ms = settings.connections_max_idle_ms
         self._connection = ServerConnection(
             max_request_bytes=settings.socket_request_max_bytes,
             max_sync_request_bytes=settings.sync_request_max_bytes,
         )
+        self._unfinished_bytes = 0  # Of a frame of which the rest has not come.
         self._untaken: list[RequestEvent | BadRequest] = []  # The next one last.
         self._parked: dict[SessionCall, None] = {}
         self._in_flight = 0
@@ -109,13 +104,12 @@ class Session:
         self._held_bytes = 0  # Of requests without an answer.
         self._reserved_bytes = 0  # For the frame that is being read.
         self._outbox = Outbox(transport)
+        self._turn_bytes = 0  # What was unsent when this session's own turn was over.
         self._will_flush = False  # The server knows that there is something to send.
         self._is_paused = False
         self._will_go_on = False  # The poller calls for what is untaken.
         self._is_closing = False  # Answer what is in the outbox, then close.
-        self._read_deadline_ms = now_ms + settings.first_request_timeout_ms
-        self._reading_frame = False
-        self._send_deadline_ms = 0
+        self.deadlines = Deadlines(settings, now_ms)
 
     # --- reading ------------------------------------------------------------------------
 
@@ -147,7 +141,7 @@ class Session:
             self.close()
             return
         if took:
-            self._note_send_progress()
+            self.deadlines.sending(self.server.node.now().mono_ms)
         if not self._outbox.is_blocked:
             self.transport.want(reading=not self._is_paused, writing=False)
         self._after_sending()
@@ -158,7 +152,6 @@ class Session:
 
     def _read(self, data: bytes) -> None:
         connection = self._connection
-        before_bytes = connection.unfinished_bytes
         try:
             events = connection.receive(data)
         except FrameTooLarge as exc:
@@ -166,17 +159,21 @@ class Session:
             self.close()
             return
         now = self.server.round_now()
-        unfinished_bytes = connection.unfinished_bytes
-        if events:  # An unfinished frame behind whole ones is a new one.
-            self._reading_frame = False
+        before_bytes = self._unfinished_bytes
+        self._unfinished_bytes = unfinished_bytes = connection.unfinished_bytes
+        deadlines = self.deadlines
+        if events:
+            deadlines.is_reading_frame = (
+                False  # An unfinished frame behind whole ones is a new one.
+            )
             self._read_bytes = (before_bytes + len(data) - unfinished_bytes) // len(events)
             if self._reserved_bytes:
-                self._release()
+                reserved_bytes, self._reserved_bytes = self._reserved_bytes, 0
+                self._queue.remove(reserved_bytes)
         if unfinished_bytes:
-            self._set_frame_deadline(now.mono_ms)
+            deadlines.inside_frame(connection.announced_bytes, now.mono_ms)
         else:
-            self._reading_frame = False
-            self._read_deadline_ms = now.mono_ms + self._idle_ms
+            deadlines.between_frames(now.mono_ms)
         if len(events) == 1:
             self._take(events[0], now)
         elif events:
@@ -208,10 +205,11 @@ class Session:
         """Decide whether to read on, after what happened in this turn."""
         if self.is_closed:
             return
+        self._turn_bytes = self._outbox.unsent_bytes
         if self._is_closing:
             self._untaken.clear()
             self._is_paused = True
-            self._list_for_flush()
+            self._flush_later()
         elif self._must_pause():
             self._pause()
         elif self._untaken:
@@ -222,7 +220,7 @@ class Session:
         else:
             if self._is_paused:
                 self._unpause(now_ms)
-            if self._connection.unfinished_bytes:
+            if self._unfinished_bytes:
                 self._reserve()
 
     def resume(self) -> None:
@@ -231,17 +229,15 @@ class Session:
             self._settle(self.server.node.now().mono_ms)
 
     def _pause(self) -> None:
-        """Read no more until answers have left. Time in which we don't read is not the peer's."""
         self._is_paused = True
-        self._read_deadline_ms = _NEVER_MS
+        self.deadlines.not_reading()
 
     def _unpause(self, now_ms: int) -> None:
         self._is_paused = False
-        self._reading_frame = False
-        if self._connection.unfinished_bytes:
-            self._set_frame_deadline(now_ms)
+        if self._unfinished_bytes:
+            self.deadlines.inside_frame(self._connection.announced_bytes, now_ms)
         else:
-            self._read_deadline_ms = now_ms + self._idle_ms
+            self.deadlines.between_frames(now_ms)
         self.transport.want(reading=True, writing=self._outbox.is_blocked)
 
     def _must_pause(self) -> bool:
@@ -253,7 +249,7 @@ class Session:
 
     def _is_paused_by_queue(self) -> bool:
         """Say whether to wait for room; whoever has nothing here may still ask something small."""
-        if self._reserved_bytes or not (self._in_flight or self._connection.unfinished_bytes):
+        if self._reserved_bytes or not (self._in_flight or self._unfinished_bytes):
             return False
         self._queue.wait(self)
         return True
@@ -264,16 +260,13 @@ class Session:
             self._reserved_bytes = self._connection.announced_bytes
             self._queue.add(self._reserved_bytes)
 
-    def _release(self) -> None:
-        reserved_bytes, self._reserved_bytes = self._reserved_bytes, 0
-        self._queue.remove(reserved_bytes)
-
     def _take(self, event: RequestEvent | BadRequest, now: Now) -> None:
         if self._is_closing:
             return
         if type(event) is BadRequest:
             self.server.bad_request(self, event)
-            self._send(encode_error(event.correlation_id, event.error))
+            self._outbox.add(encode_error(event.correlation_id, event.error))
+            self._flush_later()
             self._is_closing = event.close
             return
         assert type(event) is RequestEvent
@@ -320,26 +313,20 @@ class Session:
             if held_bytes:
                 self._held_bytes -= held_bytes
                 self._queue.remove(held_bytes)
-        event = call.event
+        correlation_id, api_key, api_version, _ = call.event
         frame = encode_response(
-            event.correlation_id,
+            correlation_id,
             response,
-            api_key=event.api_key,
-            api_version=event.api_version,
+            api_key=api_key,
+            api_version=api_version,
             leader_epoch=leader_epoch,
             max_response_bytes=self._max_response_bytes,
         )
-        self._send(frame)
-
-    def _send(self, frame: bytes) -> None:
-        outbox = self._outbox
-        outbox.frames.append(frame)
-        outbox.unsent_bytes += len(frame)
+        self._outbox.add(frame)
         if not self._will_flush:
-            self._will_flush = True
-            self.server.with_answers.append(self)
+            self._flush_later()
 
-    def _list_for_flush(self) -> None:
+    def _flush_later(self) -> None:
         if not self._will_flush:
             self._will_flush = True
             self.server.with_answers.append(self)
@@ -351,7 +338,9 @@ class Session:
             return
         outbox = self._outbox
         if outbox.is_blocked:
-            if outbox.behind_bytes > self._max_unsent_bytes:
+            # Its own turns bring as much as the limit and one answer; this is about the rest.
+            allowed_bytes = max(self._turn_bytes, self._max_unsent_bytes) + self._max_unsent_bytes
+            if outbox.unsent_bytes > allowed_bytes:
                 self.server.closed_by_limit(self, "too many answers wait behind a slow read")
                 self.close()
             return
@@ -359,7 +348,7 @@ class Session:
             try:
                 outbox.send()
                 if outbox.is_blocked:
-                    self._note_send_progress()
+                    self.deadlines.sending(self.server.node.now().mono_ms)
                     self.transport.want(reading=not self._is_paused, writing=True)
             except NETWORK_ERRORS:
                 self.close()
@@ -373,40 +362,24 @@ class Session:
         elif self._is_paused:
             self.resume()
 
-    # --- deadlines and the end ----------------------------------------------------------
-
-    def _set_frame_deadline(self, now_ms: int) -> None:
-        if not self._reading_frame:
-            self._reading_frame = True
-            allowed_s = self._connection.announced_bytes / _BYTES_PER_READ_SECOND
-            allowed_ms = self._settings.request_read_timeout_ms + int(allowed_s * 1000)
-            self._read_deadline_ms = now_ms + allowed_ms
-
-    def _note_send_progress(self) -> None:
-        now_ms = self.server.node.now().mono_ms
-        self._send_deadline_ms = now_ms + self._settings.send_timeout_ms
+    # --- the end --------------------------------------------------------------------------
 
     @property
     def has_unsent(self) -> bool:
         """Whether answers wait for the peer to take them."""
         return bool(self._outbox.frames)
 
-    def shift_deadlines(self, by_ms: int) -> None:
-        """Give the peer back the time in which this process could not have heard it."""
-        self._read_deadline_ms += by_ms
-        self._send_deadline_ms += by_ms
-
     def overdue(self, now_ms: int) -> str | None:
         """Return why the connection must end now, or None."""
         if self._outbox.is_blocked:
-            return "it takes no answers" if now_ms >= self._send_deadline_ms else None
-        if now_ms < self._read_deadline_ms or self._must_pause():
+            return "it takes no answers" if now_ms >= self.deadlines.send_ms else None
+        if now_ms < self.deadlines.read_ms or self._must_pause():
             return None
-        if self._reading_frame:
+        if self.deadlines.is_reading_frame:
             return "it stopped in the middle of a request"
         if self._in_flight or self._parked:
             # It waits for us, with a JoinGroup parked; its idle time begins with the answer.
-            self._read_deadline_ms = now_ms + self._idle_ms
+            self.deadlines.between_frames(now_ms)
             return None
         return "it is idle"
 

@@ -4,8 +4,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from coordinator.group import Caller
 from coordinator.log.errors import EXIT_WRITE_FAILED, LogFailed
 from coordinator.log.journal import Journal
+from coordinator.runtime.calls import Call
 from coordinator.runtime.shard import Status
 from coordinator.server.run import _exit_status_of
 from protocol.errors import ErrorCode
@@ -94,6 +96,33 @@ async def test_commits_of_one_turn_share_a_sync(autojump_clock: MockClock) -> No
         assert after - before <= 2
         for client, correlation_id in zip(clients, sent, strict=True):
             assert (await client.answer(correlation_id)).response == DONE
+
+
+async def test_what_is_decided_while_answers_are_sent_is_flushed_too(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A send that fails ends its session, and that may be the last event for a long time."""
+    async with world() as w:
+        client = w.connect()
+        await turn()
+        now = w.node.now()
+        shard = w.node.shard_of("g")
+        answers: list[object] = []
+
+        class Waiting(Call):
+            def resolve(self, answer: object, leader_epoch: int) -> None:
+                answers.append(answer)
+
+        def decide_and_fail(_data: bytes) -> int:
+            shard.handle(commit(5), Waiting(commit(5)), Caller("c", "p"), now)
+            raise trio.BrokenResourceError
+
+        monkeypatch.setattr(client.transport, "send_now", decide_and_fail)
+        client.send(beat())
+        await turn()
+
+        assert [DONE] == answers
+        assert client.transport.closed
 
 
 async def test_a_commit_that_waits_too_long_is_of_unknown_outcome(

@@ -1,0 +1,345 @@
+"""One task that watches all descriptors: who is called, when, and who is not."""
+
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from coordinator.runtime import poller as module
+from coordinator.runtime.poller import BROKEN, READABLE, SLICE_S, WRITABLE, Poller
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Poller]:
+    """Run a poller as long as the block lasts."""
+    poller = Poller()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poller.run)
+            yield poller
+            nursery.cancel_scope.cancel()
+    finally:
+        poller.close()
+
+
+class Bell:
+    """A descriptor that is readable while it rings, and what it was called with.
+
+    *then* runs in the callback; without one, the callback silences the bell.
+    """
+
+    def __init__(self, poller: Poller, then: Callable[[], None] | None = None) -> None:
+        self.poller = poller
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self.then = then or self.silence
+        self.masks: list[int] = []
+        poller.watch(self.fd, self._on_ready)
+
+    def _on_ready(self, mask: int) -> None:
+        self.masks.append(mask)
+        self.then()
+
+    def ring(self) -> None:
+        """Become readable."""
+        os.eventfd_write(self.fd, 1)
+
+    def silence(self) -> None:
+        """Be no longer."""
+        os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        """End."""
+        self.poller.unwatch(self.fd)
+        os.close(self.fd)
+
+
+@contextmanager
+def bells(poller: Poller, *thens: Callable[[], None] | None) -> Iterator[list[Bell]]:
+    """Watch some bells as long as the block lasts."""
+    rack = [Bell(poller, then) for then in thens]
+    try:
+        yield rack
+    finally:
+        for bell in rack:
+            bell.close()
+
+
+async def test_who_is_ready_is_called_as_long_as_that_lasts() -> None:
+    """Level-triggered: what one call leaves behind, the next one finds."""
+    async with running() as poller:
+        with bells(poller, None, lambda: None, None) as (once, stubborn, silent):
+            once.ring()
+            stubborn.ring()
+            while len(stubborn.masks) < 5:
+                await trio.lowlevel.checkpoint()
+            stubborn.silence()
+            await wait_all_tasks_blocked()
+
+            assert [READABLE] == once.masks
+            assert {READABLE} == set(stubborn.masks)
+            assert [] == silent.masks
+
+
+async def test_nothing_is_called_for_what_was_told_to_be_left_alone() -> None:
+    """A paused session must cost nothing, however much its peer sends."""
+    async with running() as poller:
+        with bells(poller, None) as (bell,):
+            poller.modify(bell.fd, 0)
+            bell.ring()
+            await wait_all_tasks_blocked()
+            assert [] == bell.masks
+
+            bell.then = lambda: poller.modify(bell.fd, 0)
+            poller.modify(bell.fd, READABLE | WRITABLE)
+            await wait_all_tasks_blocked()
+            assert [READABLE | WRITABLE] == bell.masks
+
+
+async def test_a_broken_connection_is_reported_to_who_asked_for_nothing() -> None:
+    """The system reports it for ever, so somebody must be told and let go."""
+    async with running() as poller:
+        ours, theirs = socket.socketpair()
+        masks: list[int] = []
+
+        def on_ready(mask: int) -> None:
+            masks.append(mask)
+            poller.unwatch(ours.fileno())
+
+        poller.watch(ours.fileno(), on_ready, 0)
+        await wait_all_tasks_blocked()
+        theirs.close()
+        await wait_all_tasks_blocked()
+        ours.close()
+
+        (mask,) = masks
+        assert mask & BROKEN
+
+
+async def test_who_was_closed_in_the_round_is_not_called() -> None:
+    """Its place in the list of ready ones is worth nothing any more."""
+    async with running() as poller:
+        rack: list[Bell] = []
+
+        def close_the_others() -> None:
+            for bell in rack:
+                if bell.masks:
+                    bell.silence()
+                else:
+                    bell.close()
+
+        rack = [Bell(poller, close_the_others) for _ in range(5)]
+        for bell in rack:
+            bell.ring()
+        while not any(bell.masks for bell in rack):
+            await trio.lowlevel.checkpoint()
+        (called,) = [bell for bell in rack if bell.masks]
+        called.close()
+        await wait_all_tasks_blocked()
+
+        assert 1 == sum(bool(bell.masks) for bell in rack)
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+async def test_a_number_that_is_given_away_again_in_the_round(is_ready: bool) -> None:
+    """The old one's readiness is not the new one's, which has its own a round later."""
+    async with running() as poller:
+        rack: list[Bell] = []
+        fresh: list[Bell] = []
+        rounds: list[int] = []
+        ended = 0
+
+        def count() -> None:
+            nonlocal ended
+            ended += 1
+
+        poller.at_round_end.append(count)
+
+        def replace_the_other() -> None:
+            if fresh:
+                return
+            (other,) = [bell for bell in rack if not bell.masks]
+            other.close()
+            new = Bell(poller)
+
+            def note_round() -> None:
+                rounds.append(ended)
+                new.silence()
+
+            new.then = note_round
+            assert other.fd == new.fd
+            fresh.append(new)
+            rounds.append(ended)
+            if is_ready:
+                new.ring()
+
+        rack = [Bell(poller, replace_the_other) for _ in range(2)]
+        for bell in rack:
+            bell.ring()
+        while not fresh:
+            await trio.lowlevel.checkpoint()
+        (called,) = [bell for bell in rack if bell.masks]
+        called.close()
+        await wait_all_tasks_blocked()
+
+        assert ([READABLE] if is_ready else []) == fresh[0].masks
+        if is_ready:
+            assert rounds[1] > rounds[0]
+        fresh[0].close()
+
+
+async def test_a_round_ends_after_all_who_were_ready() -> None:
+    """Answers of many sessions leave together, and what was appended goes into one flush."""
+    async with running() as poller:
+        seen: list[str] = []
+        poller.at_round_end.append(lambda: seen.append("first hook"))
+        poller.at_round_end.append(lambda: seen.append("second hook"))
+        with bells(poller, None, None) as rack:
+            await wait_all_tasks_blocked()
+            seen.clear()
+            poller.at_round_end.append(lambda: seen.append(f"{[len(b.masks) for b in rack]}"))
+            for bell in rack:
+                bell.ring()
+            await wait_all_tasks_blocked()
+
+        assert ["first hook", "second hook", "[1, 1]"] == seen
+
+
+async def test_what_is_called_soon_wakes_the_poller_and_has_its_round() -> None:
+    """From outside, from a callback, and from the hook at the end of a round."""
+    async with running() as poller:
+        await wait_all_tasks_blocked()
+        seen: list[str] = []
+        poller.at_round_end.append(lambda: seen.append("end"))
+
+        def again() -> None:
+            seen.append("again")
+            poller.call_soon(lambda: seen.append("once more"))
+
+        poller.call_soon(again)
+        poller.call_soon(lambda: seen.append("beside"))
+        await wait_all_tasks_blocked()
+
+        assert ["again", "beside", "end", "once more", "end"] == seen
+
+        def once_from_the_hook() -> None:
+            poller.at_round_end.remove(once_from_the_hook)
+            poller.call_soon(seen.clear)
+
+        poller.at_round_end.append(once_from_the_hook)
+        poller.call_soon(lambda: None)
+        await wait_all_tasks_blocked()
+        assert ["end"] == seen
+
+
+async def test_other_tasks_run_between_the_rounds_of_one_who_is_always_ready() -> None:
+    """Flushes and timers must not starve under load."""
+    async with running() as poller:
+        with bells(poller, lambda: None) as (busy,):
+            busy.ring()
+            for _ in range(100):
+                await trio.lowlevel.checkpoint()
+
+            assert len(busy.masks) <= 100
+            busy.silence()
+
+
+async def test_a_long_round_is_cut_and_goes_on_where_it_was(mock_clock: MockClock) -> None:
+    """Nobody is left out, nobody has two turns, and each slice has its end."""
+    async with running() as poller:
+        ends: list[int] = []
+        rack: list[Bell] = []
+        poller.at_round_end.append(lambda: ends.append(sum(len(bell.masks) for bell in rack)))
+        steps: list[int] = []
+
+        def work() -> None:
+            mock_clock.jump(SLICE_S * 0.6)
+
+        rack = [Bell(poller, work) for _ in range(6)]
+        for bell in rack:
+            bell.ring()
+        while sum(len(bell.masks) for bell in rack) < 6:
+            steps.append(sum(len(bell.masks) for bell in rack))
+            await trio.lowlevel.checkpoint()
+
+        assert [1] * 6 == [len(bell.masks) for bell in rack]
+        assert [2, 4, 6] == [end for end in ends if end]
+        assert {2, 4} & set(steps)
+        for bell in rack:
+            bell.close()
+
+
+async def test_more_than_one_list_of_ready_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are called, though the system names only so many at once."""
+    monkeypatch.setattr(module, "EVENTS_MAX", 3)
+    async with running() as poller:
+        with bells(poller, *[None] * 10) as rack:
+            for bell in rack:
+                bell.ring()
+            await wait_all_tasks_blocked()
+
+            assert [[READABLE]] * 10 == [bell.masks for bell in rack]
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+async def test_who_waits_until_all_were_heard(
+    stubborn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timers end nobody's session whose heartbeat has arrived, and don't wait for silence."""
+    monkeypatch.setattr(module, "EVENTS_MAX", 3)
+    async with running() as poller:
+        with bells(poller, *[(lambda: None) if stubborn else None] * 10) as rack:
+            await wait_all_tasks_blocked()
+            for bell in rack:
+                bell.ring()
+            await poller.caught_up()
+
+            assert all(bell.masks for bell in rack)
+            for bell in rack:
+                if stubborn:
+                    bell.silence()
+
+
+async def test_waiting_until_all_were_heard_takes_no_time(autojump_clock: MockClock) -> None:
+    """Where nothing is ready it ends at once."""
+    async with running() as poller:
+        before = trio.current_time()
+        await poller.caught_up()
+
+        assert before == trio.current_time()
+
+
+@pytest.mark.parametrize("where", ["callback", "soon", "hook"])
+async def test_what_a_callback_raises_ends_the_poller_loudly(where: str) -> None:
+    """A failed flush must end the process, not only the round."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def run() -> None:
+        async with running() as poller:
+            with bells(poller, fail if where == "callback" else None) as (bell,):
+                if where == "soon":
+                    poller.call_soon(fail)
+                if where == "hook":
+                    poller.at_round_end.append(fail)
+                bell.ring()
+                await trio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as failed:
+        await run()
+    assert failed.group_contains(ZeroDivisionError)
+
+
+def test_closing_comes_before_or_after_what_was_watched() -> None:
+    """Sessions end as the server does, in any order."""
+    poller = Poller()
+    early, late = Bell(poller), Bell(poller)
+    early.close()
+    poller.close()
+    late.close()
+    poller.close()
+    poller.unwatch(99_999)
