@@ -38,6 +38,8 @@ HEADER_BYTES: Final = PREFIX.size + REST.size
 BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
 # The partition of the node's own entries: topic registry, access rules, settings.
 NODE_PARTITION: Final = 0xFFFF
+# The entry type, in every partition, that says: everything older of this scope is gone.
+SCOPE_TOMBSTONE: Final = 1001
 PARTITIONS_MAX: Final = NODE_PARTITION
 
 _FORMAT_AT: Final = PREFIX.size

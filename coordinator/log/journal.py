@@ -7,29 +7,32 @@
 # in a worker while the loop goes on appending to the next flush. They share nothing that both
 # change: `append` and `take_flush` own what is not yet on disk (`_open`, `_ends`, `_taken`), a
 # `Flush` is handed over and then belongs to the worker, and `write_flush` owns the files and the
-# durable ends, and replaces the tuple of sealed segments as a whole. `read` and the sizes look at
-# what is durable; each takes its view of it at once, and may run in a thread of its own.
+# durable ends, and replaces the manifest as a whole; so does `change_manifest`, which therefore
+# runs in that worker, too. `read` and the sizes look at what is durable; each takes its view of
+# it at once, and may run in a thread of its own. No file is removed that a read may need.
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 import msgpack
 
+from coordinator.log.compaction import sealed_sizes
 from coordinator.log.directory import Directory
 from coordinator.log.errors import BatchTooLarge, LogFailed
 from coordinator.log.flush import Flush, OpenBatch, encode_flush
-from coordinator.log.footer import Index, encode_footer
+from coordinator.log.footer import Index
 from coordinator.log.format import (
     BATCH_BYTES_MAX,
     HEADER_BYTES,
     NODE_PARTITION,
-    PARTITIONS_MAX,
     Batch,
     Entry,
     decode_batch,
 )
-from coordinator.log.recovery import Expected, RecoveryEvent, create_segment, open_folder
+from coordinator.log.limits import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, check_settings
+from coordinator.log.readers import Readers, counted
+from coordinator.log.recovery import Expected, RecoveryEvent, open_folder
+from coordinator.log.roll import roll
 from coordinator.log.segments import (
     ActiveSegment,
     SegmentReader,
@@ -38,21 +41,15 @@ from coordinator.log.segments import (
 )
 from coordinator.log.state_files import (
     CLEAN_NAME,
-    MANIFEST_NAME,
     CleanStop,
     Manifest,
     Meta,
     SegmentInfo,
     encode_clean_stop,
-    encode_manifest,
     write_whole,
 )
 
 __all__ = ["SEGMENT_BYTES_MAX", "SEGMENT_BYTES_MIN", "Flush", "Journal"]
-
-SEGMENT_BYTES_MIN: Final = 64
-# The index has 32-bit positions, and the last flush of a segment may go past the limit.
-SEGMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
 
 
 class Journal:
@@ -61,6 +58,9 @@ class Journal:
     Attributes:
         meta: Cluster id, node id, number of partitions; the leader epoch is already raised.
         recovery_events: What opening found and did, as (name, fields), for whoever logs.
+        directory: Where the files are.
+        readers: Who reads sealed segments, and keeps them from being removed.
+        live_share: How much of what was not compacted yet is live, 0 to 1, as far as known.
     """
 
     def __init__(
@@ -87,8 +87,10 @@ class Journal:
             LogRefused: The folder can't be served; nothing in it was changed.
             LogFailed: The disk failed.
         """
-        _check_settings(num_partitions, segment_bytes)
-        self._directory = directory
+        check_settings(num_partitions, segment_bytes)
+        self.directory = self._directory = directory
+        self.readers = Readers()
+        self.live_share = 1.0
         self._segment_bytes = segment_bytes
         self._failure: BaseException | None = None
         self._closed = False
@@ -110,6 +112,7 @@ class Journal:
         self._ends = dict(opened.end_offsets)
         self._taken = opened.active.end
         self._taken_base = opened.active.base
+        self._roll_wanted = False
         self._open: list[OpenBatch] = []
         self._open_bytes = 0
         # Sealed segment -> its end offsets, so that `read` opens no index for nothing.
@@ -145,8 +148,14 @@ class Journal:
 
     @property
     def live_bytes(self) -> int:
-        """An upper bound of what compaction would keep."""
-        return self.size_bytes
+        """About what compaction would keep; all, until there was one."""
+        clean_bytes, dirty_bytes = sealed_sizes(self._manifest)
+        return clean_bytes + int(self.live_share * (dirty_bytes + self._active.data_bytes))
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the segments are; replaced as a whole, never changed."""
+        return self._manifest
 
     def free_bytes(self) -> int:
         """Return what is free on the disk."""
@@ -160,6 +169,7 @@ class Journal:
         """Return the offset that the partition's next entry will get."""
         return self._ends.get(partition, 0)
 
+    @counted
     def replay(self) -> Iterator[Batch]:
         """Yield every batch in the order of the journal, lazily; best before the first append.
 
@@ -208,8 +218,7 @@ class Journal:
             raise ValueError("a batch needs an entry")
         size_bytes = HEADER_BYTES + len(packed)
         if size_bytes > BATCH_BYTES_MAX:
-            message = f"a batch of {size_bytes} bytes is over the limit of {BATCH_BYTES_MAX}"
-            raise BatchTooLarge(message)
+            raise BatchTooLarge(f"a batch of {size_bytes} bytes is over {BATCH_BYTES_MAX}")
         base_offset = self._ends.get(partition)
         if base_offset is None:
             base_offset = self._first_offset(partition)
@@ -218,19 +227,25 @@ class Journal:
         self._ends[partition] = end_offset = base_offset + count
         return end_offset
 
+    def want_roll(self) -> bool:
+        """Let the next flush begin a new segment; return False if this one is empty."""
+        self._roll_wanted = self._taken > self._taken_base
+        return self._roll_wanted
+
     def take_flush(self) -> Flush | None:
         """Seal what was appended since the last call; None if that is nothing.
 
         Every flush that is taken must be written, in order.
         """
+        roll_wanted, self._roll_wanted = self._roll_wanted, False
         batches, self._open, self._open_bytes = self._open, [], 0
-        if not batches:
+        if not batches and not roll_wanted:
             return None
         start = self._taken
         data, places = encode_flush(batches, self.meta.leader_epoch, start)
         ends = {partition: self._ends[partition] for partition, _ in places}
         used = start - self._taken_base
-        rolls = used > 0 and used + len(data) > self._segment_bytes
+        rolls = roll_wanted or (used > 0 and used + len(data) > self._segment_bytes)
         if rolls:
             self._taken_base = start
         self._taken = start + len(data)
@@ -246,8 +261,7 @@ class Journal:
         if self._failure is not None:
             raise LogFailed("the log failed earlier") from self._failure
         if flush.start != self._active.end:
-            message = f"flush of position {flush.start} written at {self._active.end}"
-            raise RuntimeError(message)
+            raise RuntimeError(f"flush of position {flush.start} written at {self._active.end}")
         try:
             if flush.rolls:
                 self._roll()
@@ -262,6 +276,7 @@ class Journal:
             raise
         self._note_durable(flush)
 
+    @counted
     def read(
         self, partition: int, from_offset: int = 0, *, max_bytes: int | None = None
     ) -> Iterator[Batch]:
@@ -291,6 +306,22 @@ class Journal:
         except OSError as exc:
             raise LogFailed(f"the log can't be read: {exc}") from exc
 
+    def change_manifest(self, change: Callable[[Directory, Manifest], Manifest]) -> None:
+        """Replace the manifest by the one that *change* has written and returns.
+
+        Where `write_flush` runs, between two flushes. It may only change what is sealed.
+
+        Raises:
+            LogFailed: As for `write_flush`.
+        """
+        if self._failure is not None:
+            raise LogFailed("the log failed earlier") from self._failure
+        try:
+            self._manifest = change(self._directory, self._manifest)
+        except OSError as exc:
+            self._failure = exc
+            raise LogFailed(f"a write or fsync of the manifest failed: {exc}") from exc
+
     def close(self, *, clean: bool) -> None:
         """Give the files and the lock back; idempotent.
 
@@ -313,8 +344,7 @@ class Journal:
                 stop = CleanStop(self._active.name, self._active.end)
                 write_whole(self._directory, CLEAN_NAME, encode_clean_stop(stop))
         except OSError as exc:
-            message = f"the marker of a clean stop can't be written: {exc}"
-            raise LogFailed(message) from exc
+            raise LogFailed(f"the marker of a clean stop can't be written: {exc}") from exc
         finally:
             if self._failure is None:
                 self._failure = ValueError("the log is closed")
@@ -338,30 +368,12 @@ class Journal:
         self._durable_ends.update(flush.ends)
 
     def _roll(self) -> None:
-        # Sealed and synced, then the new file and its name, then the manifest: a crash between
-        # any two of them finds either the old segment as the newest, or the new one, empty.
-        old = self._active
-        index = Index(old.base, old.end, dict(self._durable_ends), old.positions)
-        old.file.append(encode_footer(index))
-        old.file.sync()
-        manifest = self._manifest
-        name, file = create_segment(self._directory, old.end, manifest.next_serial)
-        try:
-            sealed = SegmentInfo(old.name, old.base, old.end, old.data_bytes, compacted=False)
-            newest = SegmentInfo(name, old.end, None, None, compacted=False)
-            manifest = manifest._replace(
-                segments=(*manifest.segments[:-1], sealed, newest),
-                next_serial=manifest.next_serial + 1,
-            )
-            write_whole(self._directory, MANIFEST_NAME, encode_manifest(manifest))
-        except BaseException:
-            file.close()
-            raise
-        old.file.close()
-        self._sealed_ends[old.name] = index.end_offsets
+        old, ends = self._active, dict(self._durable_ends)
+        manifest, active = roll(self._directory, self._manifest, old, ends)
+        self._sealed_ends[old.name] = ends
         # In this order: a reader that sees the new segment also sees the old one listed as sealed.
         self._manifest = manifest
-        self._active = ActiveSegment(name, old.end, 0, {}, file)
+        self._active = active
 
     def _places(self, partition: int, from_offset: int) -> Iterator[tuple[str, int, "array[int]"]]:
         # The newest segment first: if it is sealed between the two, the manifest lists it too.
@@ -386,14 +398,3 @@ class Journal:
         index = read_footer(self._directory, segment)
         self._sealed_ends[segment.name] = index.end_offsets
         return index
-
-
-def _check_settings(num_partitions: int, segment_bytes: int) -> None:
-    if not 1 <= num_partitions <= PARTITIONS_MAX:
-        message = f"num_partitions must be 1 to {PARTITIONS_MAX}, not {num_partitions}"
-        raise ValueError(message)
-    if not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
-        message = (
-            f"segment_bytes must be {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}, not {segment_bytes}"
-        )
-        raise ValueError(message)

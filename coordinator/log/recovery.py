@@ -98,6 +98,7 @@ def open_folder(directory: Directory, expected: Expected) -> Opened:
 
     # From here on the folder is changed.
     events = _move_aside(directory, names, manifest)
+    manifest = manifest._replace(dispensable=())
     if stop is None:
         active, manifest = _copy_newest(directory, manifest, newest, events)
     else:
@@ -292,11 +293,12 @@ def _scan(
 
 def _move_aside(directory: Directory, names: list[str], manifest: Manifest) -> list[RecoveryEvent]:
     listed = {segment.name for segment in manifest.segments}
+    dispensable = frozenset(manifest.dispensable)
     events: list[RecoveryEvent] = []
     for name in names:
         if name in listed or name in _STATE_NAMES or name.startswith("."):
             continue
-        if name.endswith(TEMPORARY_SUFFIX):
+        if name.endswith(TEMPORARY_SUFFIX) or name in dispensable:
             directory.remove(name)
             continue
         target = _free_name(directory, name)
@@ -304,6 +306,8 @@ def _move_aside(directory: Directory, names: list[str], manifest: Manifest) -> l
         events.append(("log.file_moved_aside", {"file": name, "moved_to": target}))
     if events:
         directory.sync(ASIDE)
+    if events or dispensable:
+        # Before a manifest is written that no longer knows the dispensable ones.
         directory.sync()
     return events
 
@@ -318,7 +322,7 @@ def _copy_newest(
     name, file = _new_segment(directory, info.base, manifest.next_serial, content)
     try:
         segments = (*manifest.segments[:-1], info._replace(name=name))
-        manifest = Manifest(segments, manifest.compacted_below, manifest.next_serial + 1)
+        manifest = manifest._replace(segments=segments, next_serial=manifest.next_serial + 1)
         write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
         directory.remove(info.name)
     except BaseException:

@@ -52,11 +52,14 @@ class Manifest(NamedTuple):
 
     `compacted_below` has for a partition the offset below which tombstones were dropped: a
     stream of changes can't start below it. `next_serial` numbers files, so no name is used twice.
+    `dispensable` names files that a crash may leave and nobody needs: what a compaction was about
+    to bring in, or has replaced. The start removes them.
     """
 
     segments: tuple[SegmentInfo, ...]
     compacted_below: dict[int, int]
     next_serial: int
+    dispensable: tuple[str, ...] = ()
 
 
 class CleanStop(NamedTuple):
@@ -94,6 +97,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "compacted_below": {str(k): v for k, v in sorted(manifest.compacted_below.items())},
         "next_serial": manifest.next_serial,
     }
+    if manifest.dispensable:
+        body["dispensable"] = list(manifest.dispensable)
     return _encode(body)
 
 
@@ -106,6 +111,7 @@ def decode_manifest(data: bytes) -> Manifest:
             tuple(SegmentInfo(**segment) for segment in body["segments"]),
             {int(k): v for k, v in body["compacted_below"].items()},
             body["next_serial"],
+            tuple(body.get("dispensable", ())),
         ),
     )
 

@@ -7,7 +7,9 @@ at, each of them.
 """
 
 import errno
+import itertools
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -87,6 +89,32 @@ class Disk:
             if not inode.lost_bytes:
                 inode.durable += _survivor(inode.pending, rng)
             inode.pending, inode.lost_bytes = b"", 0
+
+    def crash_states(self) -> Iterator["Disk"]:
+        """Yield every disk that a loss of power now may leave, as far as names go.
+
+        Any of the changes of names since the last sync of their folder may be on the medium or not.
+        Of bytes that were not synced there may be none, all, the first half, or zeros.
+        """
+        choices: list[list[tuple[_Folder, tuple[_Change, ...] | None]]] = [
+            [(folder, None), (folder, change)]
+            for folder in self._folders.values()
+            for change in folder.changes
+        ]
+        for chosen in itertools.product(*choices):
+            names = {id(folder): dict(folder.durable) for folder in self._folders.values()}
+            for folder, change in chosen:
+                if change is not None:
+                    _apply(names[id(folder)], change)
+            for harm in (lambda _: b"", bytes, lambda b: b[: len(b) // 2], lambda b: bytes(len(b))):
+                state = Disk(total_bytes=self.total_bytes)
+                for path, folder in self._folders.items():
+                    for name, inode in names[id(folder)].items():
+                        content = inode.durable + harm(inode.pending)
+                        state.put(f"{path}/{name}" if path else name, content)
+                yield state
+                if not any(i.pending for found in names.values() for i in found.values()):
+                    break
 
     # What tests do to files behind the log's back; durable at once, and not counted.
 

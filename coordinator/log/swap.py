@@ -1,0 +1,106 @@
+"""Puts the outputs of a compaction in the place of their sources.
+
+Each function is a step for `Journal.change_manifest`, which gives it the folder and the manifest
+and keeps the one that it returns. The steps, in this order:
+
+1. `announce`: the manifest that is written knows the outputs as dispensable.
+2. `install`: they are renamed, and the folder synced; then the manifest that lists them is written,
+   and knows the sources as dispensable.
+3. `remove`, when nobody reads the sources any more; then `forget`.
+
+A crash up to the rename of the second manifest leaves the old state: the outputs, whatever they are
+called, are removed by the next start. From then on it leaves the new one, and the start removes
+the sources. Nothing is ever taken for a stranger's file and moved aside.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+from coordinator.log.compaction import Compacted, Job, announced, replaced
+from coordinator.log.directory import Directory
+from coordinator.log.journal import Journal
+from coordinator.log.segments import read_footer
+from coordinator.log.state_files import (
+    MANIFEST_NAME,
+    TEMPORARY_SUFFIX,
+    Manifest,
+    encode_manifest,
+    write_whole,
+)
+
+_PREFIX = "compaction"
+
+
+class Swap:
+    """One compaction's way into the journal; call the methods in their order.
+
+    `announce` and `install` write and sync: in the thread that writes flushes, between two of
+    them. What they raise ends the journal.
+    """
+
+    def __init__(self, journal: Journal, job: Job, compacted: Compacted) -> None:
+        self._journal = journal
+        self._job = job
+        self._compacted = compacted
+        self._names: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Look at the outputs once more before they are trusted.
+
+        Raises:
+            LogCorrupt: One is not as long as was said, or its index is damaged.
+        """
+        for output in self._compacted.outputs:
+            read_footer(self._journal.directory, output)
+
+    def announce(self) -> None:
+        """Let the manifest know which files will come."""
+        self._journal.change_manifest(self._announce)
+
+    def install(self) -> None:
+        """Let the outputs be the log."""
+        self._journal.change_manifest(self._install)
+
+    def remove(self) -> None:
+        """Remove the sources, durably. Nobody may be reading them."""
+        directory = self._journal.directory
+        for segment in self._job.segments:
+            directory.remove(segment.name)
+        directory.sync()
+
+    def forget(self) -> None:
+        """Drop the sources from the manifest that is written next."""
+        names = {segment.name for segment in self._job.segments}
+        self._journal.change_manifest(partial(_without_dispensable, names))
+
+    def _announce(self, directory: Directory, manifest: Manifest) -> Manifest:
+        manifest, self._names = announced(manifest, self._compacted)
+        write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
+        return manifest
+
+    def _install(self, directory: Directory, manifest: Manifest) -> Manifest:
+        manifest = replaced(manifest, self._job.segments, self._compacted, self._names)
+        for output, name in zip(self._compacted.outputs, self._names, strict=True):
+            directory.rename(output.name, name)
+        directory.sync()
+        write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
+        return manifest
+
+
+def _without_dispensable(
+    names: Iterable[str], _directory: Directory, manifest: Manifest
+) -> Manifest:
+    left = tuple(name for name in manifest.dispensable if name not in names)
+    return manifest._replace(dispensable=left)
+
+
+def output_prefix(leader_epoch: int, number: int) -> str:
+    """Return a prefix for the outputs of this run's compaction *number*, which none had before."""
+    return f"{_PREFIX}-{leader_epoch}-{number}"
+
+
+def remove_outputs(directory: Directory) -> None:
+    """Remove what a compaction that came to nothing has left."""
+    for name in directory.names():
+        if name.startswith(_PREFIX) and name.endswith(TEMPORARY_SUFFIX):
+            directory.remove(name)
