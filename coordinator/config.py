@@ -23,13 +23,13 @@ class ConfigError(Exception):
 
 
 class Setting(NamedTuple):
-    """One line of the table; *low* and *high* are included, and for ints only."""
+    """One line of the table; *low* and *high* are included, and for numbers only."""
 
     name: str
-    default: int | str | bool
+    default: float | str | bool
     doc: str
-    low: int = 0
-    high: int = INT32_MAX
+    low: float = 0
+    high: float = INT32_MAX
 
     @property
     def attribute(self) -> str:
@@ -89,6 +89,21 @@ SETTINGS: Final = (
         4096,
         1024 * _MIB,
     ),
+    Setting("log.cleaner.enable", True, "Compact the offsets log whenever that is worth it."),
+    Setting(
+        "log.cleaner.min.cleanable.ratio",
+        0.5,
+        "What share of the sealed segments must be new since the last compaction for another.",
+        0,
+        1,
+    ),
+    Setting(
+        "log.cleaner.delete.retention.ms",
+        86_400_000,
+        "How long the log keeps what was removed, for those who read the changes.",
+        0,
+        2**62,
+    ),
     Setting(
         "offsets.commit.timeout.ms",
         5_000,
@@ -99,7 +114,7 @@ SETTINGS: Final = (
         "storage.reserve.bytes",
         -1,
         "Free disk below which new data is refused; -1 = the larger of 5 % of the disk and "
-        "the log's size plus two segments.",
+        "the log's live data plus two segments.",
         -1,
         2**62,
     ),
@@ -167,6 +182,9 @@ class Settings:
     offsets_retention_check_interval_ms: int
     offsets_topic_num_partitions: int
     offsets_topic_segment_bytes: int
+    log_cleaner_enable: bool
+    log_cleaner_min_cleanable_ratio: float
+    log_cleaner_delete_retention_ms: int
     offsets_commit_timeout_ms: int
     storage_reserve_bytes: int
     max_connections: int
@@ -262,6 +280,7 @@ def _ip(host: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
+_KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 _BY_ENV: Final = {ENV_PREFIX + setting.attribute.upper(): setting.name for setting in SETTINGS}
 assert {s.attribute for s in SETTINGS} == {f.name for f in fields(Settings)}
@@ -326,7 +345,7 @@ def _lookup(name: str) -> Setting:
     return setting
 
 
-def _parse(name: str, text: str) -> int | str | bool:
+def _parse(name: str, text: str) -> float | str | bool:
     """Return *text* as the type that the setting has."""
     default = _lookup(name).default
     if type(default) is bool:
@@ -338,17 +357,24 @@ def _parse(name: str, text: str) -> int | str | bool:
             return int(text)
         except ValueError:
             raise ConfigError(f"{name}: {text!r} is not a whole number") from None
+    if type(default) is float:
+        try:
+            return float(text)
+        except ValueError:
+            raise ConfigError(f"{name}: {text!r} is not a number") from None
     return text
 
 
-def _value(name: str, value: Any, where: str) -> int | str | bool:
+def _value(name: str, value: Any, where: str) -> float | str | bool:
     setting = _lookup(name)
+    if type(setting.default) is float and type(value) is int:
+        value = value * 1.0
     if type(value) is not type(setting.default):
-        wanted = {bool: "true or false", int: "a whole number", str: "text"}[type(setting.default)]
+        wanted = _KINDS[type(setting.default)]
         raise ConfigError(f"{name} {where}: {value!r} is not {wanted}")
-    if type(value) is int and not setting.low <= value <= setting.high:
+    if isinstance(value, int | float) and not setting.low <= value <= setting.high:
         raise ConfigError(
             f"{name} {where}: {value} is not between {setting.low} and {setting.high}"
         )
-    checked: int | str | bool = value
+    checked: float | str | bool = value
     return checked

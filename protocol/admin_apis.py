@@ -1,8 +1,8 @@
-"""How the APIs that find, describe and delete groups lie on the wire."""
+"""How the APIs that find, describe and delete groups, or look after the log, lie on the wire."""
 
 from protocol import messages as m
 from protocol.layout import ANY_BYTES, GROUP_ID, NAME, OPTIONAL_TEXT, RETENTION, Api, ApiKey, many
-from protocol.schema import CODE, EPOCH, I32, Field, Struct, array, text
+from protocol.schema import CODE, EPOCH, I32, I64, Field, Struct, array, text
 
 API_VERSIONS = Api(
     ApiKey.API_VERSIONS,
@@ -125,5 +125,19 @@ DELETE_GROUPS = Api(
             "groups",
             many(Struct(m.DeletedGroup, Field("group_id", text), Field("error", CODE))),
         ),
+    ),
+)
+
+COMPACT_LOG = Api(
+    ApiKey.COMPACT_LOG,
+    Struct(m.CompactLogRequest),
+    Struct(
+        m.CompactLogResponse,
+        Field("error", CODE),
+        Field("message", OPTIONAL_TEXT),
+        Field("removed_bytes", I64),
+        Field("log_bytes", I64),
+        Field("live_bytes", I64),
+        Field("duration_ms", I64),
     ),
 )

@@ -1,4 +1,4 @@
-"""Requests and responses about whole groups; import them from `protocol.messages`."""
+"""Requests and responses about whole groups and the log; import them from `protocol.messages`."""
 
 from typing import NamedTuple
 
@@ -89,3 +89,21 @@ class DeleteGroupsResponse(NamedTuple):
     """Answer to `DeleteGroupsRequest`, in the order asked, each group once."""
 
     groups: tuple[DeletedGroup, ...]
+
+
+# --- 1011 CompactLog --------------------------------------------------------------------
+
+
+class CompactLogRequest(NamedTuple):
+    """Compact the offsets log now, everything that is on disk so far."""
+
+
+class CompactLogResponse(NamedTuple):
+    """Answer to `CompactLogRequest`, when that has been done or has failed."""
+
+    error: int
+    message: str | None
+    removed_bytes: int
+    log_bytes: int  # What is left, with what was written meanwhile.
+    live_bytes: int  # About how much of that another compaction would keep.
+    duration_ms: int

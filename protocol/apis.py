@@ -6,6 +6,7 @@ from typing import Any, Final
 from protocol import messages as m
 from protocol.admin_apis import (
     API_VERSIONS,
+    COMPACT_LOG,
     DELETE_GROUPS,
     DESCRIBE_GROUPS,
     FIND_COORDINATOR,
@@ -83,6 +84,7 @@ APIS: Final[Mapping[ApiKey, Api]] = {
         READ_OFFSET_CHANGES,
         DESCRIBE_LAG,
         ALTER_GROUP_RETENTION,
+        COMPACT_LOG,
     )
 }
 

@@ -68,6 +68,7 @@ _SHAPES: Final[Mapping[type, Callable[[Any, int], m.Response]]] = {
     m.ReadOffsetChangesRequest: lambda _, e: m.ReadOffsetChangesResponse(e, (), -1, -1),
     m.DescribeLagRequest: lambda r, e: m.DescribeLagResponse(e, None, r.group_id, ()),
     m.AlterGroupRetentionRequest: lambda _, e: m.AlterGroupRetentionResponse(e),
+    m.CompactLogRequest: lambda _, e: m.CompactLogResponse(e, None, -1, -1, -1, -1),
 }
 
 

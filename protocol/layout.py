@@ -46,6 +46,7 @@ class ApiKey(IntEnum):
     READ_OFFSET_CHANGES = 1007
     DESCRIBE_LAG = 1008
     ALTER_GROUP_RETENTION = 1009
+    COMPACT_LOG = 1011
 
     # Enum's own is written in Python, and keys are looked up several times a request.
     __hash__ = int.__hash__

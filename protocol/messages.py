@@ -8,6 +8,8 @@ They are NamedTuples in the order of the wire: decoding is one call, encoding is
 from typing import NamedTuple
 
 from protocol.admin_messages import (
+    CompactLogRequest as CompactLogRequest,
+    CompactLogResponse as CompactLogResponse,
     DeletedGroup as DeletedGroup,
     DeleteGroupsRequest as DeleteGroupsRequest,
     DeleteGroupsResponse as DeleteGroupsResponse,
@@ -293,6 +295,7 @@ Request = (
     | ReadOffsetChangesRequest
     | DescribeLagRequest
     | AlterGroupRetentionRequest
+    | CompactLogRequest
 )
 
 Response = (
@@ -318,6 +321,7 @@ Response = (
     | ReadOffsetChangesResponse
     | DescribeLagResponse
     | AlterGroupRetentionResponse
+    | CompactLogResponse
     | BareError
 )
 

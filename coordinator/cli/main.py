@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import trio
 
+from coordinator.cli.compact import compact
 from coordinator.cli.groups import groups
 from coordinator.cli.ping import ping as ping_address
 from coordinator.cli.topics import topics
@@ -25,6 +26,7 @@ def main() -> None:
 
 main.add_command(groups)
 main.add_command(topics)
+main.add_command(compact)
 
 
 @main.command()

@@ -29,7 +29,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _TOPIC: Final = re.compile(r"(.+?)(?::((?:[0-9]{1,10}(?:,[0-9]{1,10})*)?))?", re.DOTALL)
 
 
-def asks(command: Callable[..., bool | None]) -> Callable[..., None]:
+def asks(
+    command: Callable[..., bool | None], *, timeout_ms: int = TIMEOUT_MS
+) -> Callable[..., None]:
     """Give *command* a `Coordinator` as its first argument; it returns whether something failed."""
 
     @click.option(
@@ -42,7 +44,7 @@ def asks(command: Callable[..., bool | None]) -> Callable[..., None]:
     @click.option(
         "--timeout",
         "timeout_ms",
-        default=TIMEOUT_MS,
+        default=timeout_ms,
         type=click.IntRange(1, 3_600_000),
         metavar="MS",
         help="How long to wait for an answer.",

@@ -221,9 +221,8 @@ def find_live(
 
 def sealed_sizes(manifest: Manifest) -> Sizes:
     """Return how much of the sealed segments was compacted, and how much not."""
-    sealed = [(s.compacted, s.data_bytes) for s in manifest.segments if s.data_bytes is not None]
-    clean_bytes = sum([size for compacted, size in sealed if compacted])
-    return Sizes(clean_bytes, sum([size for _, size in sealed]) - clean_bytes)
+    clean_bytes = data_bytes(s for s in manifest.segments if s.compacted)
+    return Sizes(clean_bytes, data_bytes(manifest.segments) - clean_bytes)
 
 
 def is_due(manifest: Manifest, min_cleanable_ratio: float) -> bool:
@@ -251,6 +250,23 @@ def plan(
     if not sealed:
         return None
     return Job(sealed, num_partitions, segment_bytes, drop_before_ms, prefix, leave_free_bytes)
+
+
+def data_bytes(segments: Iterable[SegmentInfo]) -> int:
+    """Return how much is in sealed segments."""
+    return sum([segment.data_bytes or 0 for segment in segments])
+
+
+def live_share(job: Job, compacted: Compacted) -> float | None:
+    """Return how much of what was written between two compactions is live, from 0 to 1.
+
+    That is by how much the live data grew, in proportion to what was dirty; None if nothing was.
+    """
+    clean_bytes = data_bytes(s for s in job.segments if s.compacted)
+    dirty_bytes = data_bytes(job.segments) - clean_bytes
+    if dirty_bytes == 0:
+        return None
+    return min(1.0, max(0.0, (data_bytes(compacted.outputs) - clean_bytes) / dirty_bytes))
 
 
 def goes_into_same_output(output_bytes: int, source: SegmentInfo, segment_bytes: int) -> bool:

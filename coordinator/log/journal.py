@@ -227,10 +227,10 @@ class Journal:
         self._ends[partition] = end_offset = base_offset + count
         return end_offset
 
-    def want_roll(self) -> bool:
-        """Let the next flush begin a new segment; return False if this one is empty."""
+    def want_roll(self) -> int:
+        """Let the next flush seal the segment, if it has data; return the position up to which."""
         self._roll_wanted = self._taken > self._taken_base
-        return self._roll_wanted
+        return self._taken
 
     def take_flush(self) -> Flush | None:
         """Seal what was appended since the last call; None if that is nothing.

@@ -37,12 +37,24 @@ _CHANGE_BYTES: Final = 64
 class ChangesRead:
     """One request for changes, from a position up to what is durable now."""
 
-    __slots__ = ("_bytes_left", "_journal", "_request", "call", "changes", "end", "next_position")
+    __slots__ = (
+        "_bytes_left",
+        "_journal",
+        "_request",
+        "call",
+        "changes",
+        "end",
+        "next_position",
+        "partition",
+        "start",
+    )
 
     def __init__(self, call: Call, journal: Journal, end: int, answer_bytes: int) -> None:
         request = call.request
         assert type(request) is ReadOffsetChangesRequest
         self.call = call
+        self.partition = request.offsets_partition
+        self.start = request.position
         self.end = end
         self.changes: list[OffsetChange] = []
         self.next_position = end
@@ -126,6 +138,13 @@ class ChangesReader:
         for read in waiting:
             read.call.fail(error, -1)
 
+    def _answer(self, read: ChangesRead) -> None:
+        if read.start < self._journal.compacted_below.get(read.partition, 0):
+            # A compaction has come between, and what was read may lack tombstones.
+            read.call.fail(ErrorCode.POSITION_TOO_OLD, -1)
+        else:
+            read.call.resolve(read.answer(), -1)
+
     async def run(self) -> None:
         """Read until cancelled."""
         while True:
@@ -141,5 +160,5 @@ class ChangesReader:
                 self._emit_event("log.unreadable", {"reason": str(exc)})
                 read.call.fail(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
             else:
-                read.call.resolve(read.answer(), -1)
+                self._answer(read)
             self._answered()

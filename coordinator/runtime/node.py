@@ -4,7 +4,7 @@ Theory of operation
 ===================
 
 Everything that decides runs in the event loop without an await in between: a request, an
-expired deadline, an answer released. Four tasks drive what is not a request:
+expired deadline, an answer released. Five tasks drive what is not a request:
 
 - The *flusher* takes whatever was appended since it last looked, has it written and synced in
   a worker thread, and tells the shards how far their partitions are durable. While one
@@ -12,6 +12,7 @@ expired deadline, an answer released. Four tasks drive what is not a request:
 - The *timers* sleep until the earliest deadline of any shard.
 - The *reader* reads changes of offsets back from the log, one request after the other, in a worker
   thread of its own.
+- The *compactor* keeps the log small; what takes long about that is done by a child process.
 - The *janitor* looks twice a second after what need not be exact: answers that have waited
   for the disk too long, and the room that is left on it.
 
@@ -36,7 +37,9 @@ from coordinator.log.format import NODE_PARTITION
 from coordinator.log.journal import Journal
 from coordinator.runtime.calls import Call, Token
 from coordinator.runtime.changes import ChangesReader, EmitEvent
+from coordinator.runtime.compactor import Compaction, Compactor
 from coordinator.runtime.flusher import Flusher
+from coordinator.runtime.health import Health
 from coordinator.runtime.shard import GROUP_CODEC, TOPIC_CODEC, ShardRunner, Status
 from coordinator.runtime.worker import Done, RunBlocking, Submit, Work
 from protocol.errors import ErrorCode
@@ -49,7 +52,12 @@ FORGET_SLICE: Final = 200
 
 
 class Node:
-    """The shards of this process. Make it, serve its `shard_of`, run `run`."""
+    """The shards of this process. Make it, serve its `shard_of`, run `run`.
+
+    Attributes:
+        health: What is wrong with it.
+        metrics: Name -> gauge or counter.
+    """
 
     def __init__(
         self,
@@ -66,12 +74,15 @@ class Node:
         run_blocking: RunBlocking,
         run_reading: RunBlocking,
         submit: Submit | None = None,
+        compaction: Compaction | None = None,
     ) -> None:
         """Make it; *submit* does the flusher's work, by default in a task that runs it blocking."""
         self.journal = journal
         self.commit_timeout_ms = commit_timeout_ms
         self.num_partitions = num_partitions
         self.storage_full = False
+        self.health = Health(emit_event)
+        self.metrics: dict[str, Callable[[], float]] = {}
         # Called after answers were released outside of a session's own turn.
         self.after_release: Callable[[], None] = lambda: None
         # What has been received is handled before anybody's time is up.
@@ -113,6 +124,22 @@ class Node:
             emit_event=emit_event,
             answered=self._send_answers,
         )
+        self._compactor: Compactor | None = None
+        if compaction is not None:
+            self._compactor = Compactor(
+                journal,
+                compaction,
+                segment_bytes=segment_bytes,
+                spare_bytes=segment_bytes if reserve_bytes else 0,
+                health=self.health,
+                emit_event=emit_event,
+                wall_clock_ms=wall_clock_ms,
+                run_blocking=run_blocking,
+                run_reading=run_reading,
+                after_release=self._send_answers,
+                want_flush=self.appended,
+            )
+            self.metrics.update(self._compactor.metrics)
 
     # --- for the server -----------------------------------------------------------------
 
@@ -147,6 +174,16 @@ class Node:
             call.fail(ErrorCode.POSITION_TOO_OLD, -1)
         else:
             self._changes.submit(call, end)
+
+    def compact(self, call: Call) -> None:
+        """Compact the log, and then answer *call*, a CompactLog."""
+        refused = self.registry.refusal()
+        if refused is not None:
+            call.fail(refused, -1)
+        elif self._compactor is None:
+            call.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
+        else:
+            self._compactor.submit(call)
 
     # --- for the shards (`Services`) ----------------------------------------------------
 
@@ -191,6 +228,8 @@ class Node:
             runner.loaded(now)
         self._tell_shards(now)
         self.check_storage()
+        if self._compactor is not None:
+            self._compactor.begin()
         self._emit_event("ready", {"entries": entries, "load_ms": now.mono_ms - started_ms})
 
     async def run(self) -> None:
@@ -205,6 +244,8 @@ class Node:
             nursery.start_soon(self._changes.run)
             nursery.start_soon(self._expire_for_ever)
             nursery.start_soon(self._look_around_for_ever)
+            if self._compactor is not None:
+                nursery.start_soon(self._compactor.run)
 
     async def drain(self) -> None:
         """Unload every shard and wait until what was appended is durable and answered."""
@@ -213,6 +254,8 @@ class Node:
             runner.unload(now)
         self._changes.refuse_all(ErrorCode.NOT_COORDINATOR)
         self.after_release()
+        if self._compactor is not None:
+            await self._compactor.stop()
         await self.wait_flushed()
 
     async def wait_flushed(self) -> None:
@@ -236,6 +279,8 @@ class Node:
         now = self.now()
         for partition, end in ends.items():
             self._runner_of[partition].advance(end, now)
+        if self._compactor is not None:
+            self._compactor.flushed()
         self.after_release()
 
     async def _expire_for_ever(self) -> None:
@@ -319,12 +364,14 @@ class Node:
         free = self.journal.free_bytes()
         reserve = self._reserve_bytes
         if reserve < 0:
-            live = self.journal.size_bytes + 2 * self._segment_bytes
+            live = self.journal.live_bytes + 2 * self._segment_bytes
             reserve = max(self.journal.disk_bytes() // 20, live)
         full = free < reserve
         if full != self.storage_full:
             self.storage_full = full
             name = "storage.full" if full else "storage.has_room"
             self._emit_event(name, {"free_bytes": free, "reserve_bytes": reserve})
+            if self._compactor is not None:
+                self._compactor.look(storage_is_full=full)
         for runner in self._runners:
             runner.core.storage_full = full

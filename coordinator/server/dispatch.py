@@ -54,6 +54,7 @@ class Dispatcher:
             m.DescribeTopicsRequest: self._describe_topics,
             m.ScanOffsetsRequest: self._scan_offsets,
             m.ReadOffsetChangesRequest: self._read_changes,
+            m.CompactLogRequest: self._compact_log,
         }
 
     def dispatch(self, call: Call, caller: Caller, now: Now) -> None:
@@ -315,3 +316,8 @@ class Dispatcher:
     def _read_changes(self, call: Call, _caller: Caller, _now: Now) -> None:
         if self._partition_is_here(call):
             self._node.read_changes(call)
+
+    # --- the log ------------------------------------------------------------------------
+
+    def _compact_log(self, call: Call, _caller: Caller, _now: Now) -> None:
+        self._node.compact(call)

@@ -28,6 +28,8 @@ from coordinator.group.records import RecordError, UnknownRecord
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, LogError
 from coordinator.log.journal import Journal
 from coordinator.log.os_directory import OsDirectory
+from coordinator.runtime.compaction_child import ChildProcess
+from coordinator.runtime.compactor import Compaction
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
@@ -57,6 +59,7 @@ def make_node(
     settings: Settings,
     journal: Journal,
     disk: DiskThread,
+    data_dir: Path,
     *,
     emit_event: Callable[[str, dict[str, Any]], None],
 ) -> Node:
@@ -74,6 +77,12 @@ def make_node(
         run_blocking=disk.run,
         submit=disk.submit,
         run_reading=DiskThread("log-reader").run,
+        compaction=Compaction(
+            ChildProcess(data_dir).run,
+            is_automatic=settings.log_cleaner_enable,
+            min_cleanable_ratio=settings.log_cleaner_min_cleanable_ratio,
+            delete_retention_ms=settings.log_cleaner_delete_retention_ms,
+        ),
     )
 
 
@@ -128,13 +137,15 @@ async def serve(settings: Settings, data_dir: Path, *, leader_epoch_at_least: in
         log.critical("refused", reason=f"can't listen on {settings.listeners}: {exc}")
         journal.close(clean=True)
         return EXIT_CANNOT_LISTEN
-    return await _serve_log(settings, journal, listeners)
+    return await _serve_log(settings, journal, data_dir, listeners)
 
 
-async def _serve_log(settings: Settings, journal: Journal, listeners: list[SocketListener]) -> int:
+async def _serve_log(
+    settings: Settings, journal: Journal, data_dir: Path, listeners: list[SocketListener]
+) -> int:
     poller = Poller()
     disk = DiskThread(deliver=Mailbox(poller.watch).put)
-    node = make_node(settings, journal, disk, emit_event=_log_event)
+    node = make_node(settings, journal, disk, data_dir, emit_event=_log_event)
     leader = _leader(settings, listeners[0], journal.leader_epoch)
     server = Server(
         node=node,

@@ -48,6 +48,7 @@ _SECTIONS: Final = (
     ApiKey.READ_OFFSET_CHANGES,
     ApiKey.DESCRIBE_LAG,
     ApiKey.ALTER_GROUP_RETENTION,
+    ApiKey.COMPACT_LOG,
 )
 
 

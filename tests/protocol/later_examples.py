@@ -336,4 +336,14 @@ _INSIGHT: Final = (
     ),
 )
 
-LATER_EXAMPLES: Final = _NEWER_VERSIONS + _TOPICS + _INSIGHT
+_LOG: Final = (
+    Example(
+        "compact the log",
+        0,
+        m.CompactLogRequest(),
+        m.CompactLogResponse(0, None, 41_932_800, 9_200_117, 9_187_402, 2_140),
+        -1,
+    ),
+)
+
+LATER_EXAMPLES: Final = _NEWER_VERSIONS + _TOPICS + _INSIGHT + _LOG

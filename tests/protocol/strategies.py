@@ -158,6 +158,7 @@ REQUESTS: Final[Mapping[type, st.SearchStrategy[Any]]] = {
     m.AlterGroupRetentionRequest: st.builds(
         m.AlterGroupRetentionRequest, text, st.none() | retention
     ),
+    m.CompactLogRequest: st.builds(m.CompactLogRequest),
 }
 
 RESPONSES: Final[Mapping[type, st.SearchStrategy[Any]]] = {
@@ -249,4 +250,5 @@ RESPONSES: Final[Mapping[type, st.SearchStrategy[Any]]] = {
         m.DescribeLagResponse, code, maybe_text, text, many(st.builds(m.TopicLag, text, many(_lag)))
     ),
     m.AlterGroupRetentionRequest: st.builds(m.AlterGroupRetentionResponse, code),
+    m.CompactLogRequest: st.builds(m.CompactLogResponse, code, maybe_text, i64, i64, i64, i64),
 }

@@ -63,6 +63,7 @@ SHAPES: list[tuple[m.Request, tuple[Any, ...]]] = [
     (m.ReadOffsetChangesRequest(0, 0, 1), (CODE, (), -1, -1)),
     (m.DescribeLagRequest("g"), (CODE, None, "g", ())),
     (m.AlterGroupRetentionRequest("g", None), (CODE,)),
+    (m.CompactLogRequest(), (CODE, None, -1, -1, -1, -1)),
 ]
 
 

@@ -208,6 +208,7 @@ LOADING: list[m.Request] = [
     m.DescribeLagRequest("g"),
     m.AlterGroupRetentionRequest("g", None),
     m.OffsetDeleteRequest("g", ()),
+    m.CompactLogRequest(),
 ]
 
 
