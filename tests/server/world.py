@@ -9,6 +9,7 @@ import trio.testing
 
 from coordinator.config import Settings, load_settings
 from coordinator.log.journal import Journal
+from coordinator.runtime.compactor import Compaction
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.node import Node
 from coordinator.server.dispatch import Dispatcher
@@ -32,6 +33,7 @@ from protocol.messages import (
     TopicCommit,
 )
 from protocol.types import TopicPartition
+from tests.fakes.compaction import MemoryChild
 from tests.fakes.disk import Disk
 from tests.fakes.transport import MemoryTransport
 
@@ -49,6 +51,7 @@ class SlowDisk:
     def __init__(self) -> None:
         self._open = trio.Event()
         self._open.set()
+        self._reads_open = self._open
 
     def hold(self) -> None:
         """Let no flush end from now on."""
@@ -57,6 +60,17 @@ class SlowDisk:
     def let_go(self) -> None:
         """Let them end."""
         self._open.set()
+
+    def hold_next_read(self) -> trio.Event:
+        """Let the next read of the log not begin before the event that is returned."""
+        self._reads_open = trio.Event()
+        return self._reads_open
+
+    async def run_read(self, work: Callable[[], None]) -> None:
+        """Run *work* in the lane of those who read."""
+        gate, self._reads_open = self._reads_open, self._open
+        await gate.wait()
+        await self.run(work)
 
     async def run(self, work: Callable[[], None]) -> None:
         """Run *work*; no thread, which a virtual clock would not wait for."""
@@ -177,6 +191,7 @@ class World:
             node_id=settings.node_id,
             new_cluster_id=lambda: "A" * 22,
         )
+        self.child = MemoryChild(self.journal.directory)
         self.node = Node(
             journal=self.journal,
             group_config=group_config(settings),
@@ -188,7 +203,13 @@ class World:
             wall_clock_ms=lambda: self.wall_ms,
             emit_event=lambda name, fields: self.events.append((name, fields)),
             run_blocking=self.slow_disk.run,
-            run_reading=self.slow_disk.run,
+            run_reading=self.slow_disk.run_read,
+            compaction=Compaction(
+                self.child.run,
+                is_automatic=settings.log_cleaner_enable,
+                min_cleanable_ratio=settings.log_cleaner_min_cleanable_ratio,
+                delete_retention_ms=settings.log_cleaner_delete_retention_ms,
+            ),
         )
         leader = Leader(settings.node_id, "127.0.0.1", 9310, self.journal.leader_epoch)
         self.dispatcher = Dispatcher(
