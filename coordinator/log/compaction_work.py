@@ -44,7 +44,7 @@ class Progress(NamedTuple):
 Work = Generator[Progress, None, Compacted]
 
 
-def compact(directory: Directory, job: Job) -> Work:
+def compact(directory: Directory, job: Job, *, step_bytes: int = STEP_BYTES) -> Work:
     """Do *job*, in small steps; the value at the end says what was made.
 
     Whoever stops it in the middle closes the generator and removes the files of `job.prefix`.
@@ -59,14 +59,18 @@ def compact(directory: Directory, job: Job) -> Work:
         for batch, size_bytes in _packed_batches(directory, job):
             search.take(batch)
             read_bytes += size_bytes
-            if read_bytes - reported >= STEP_BYTES:
+            if read_bytes - reported >= step_bytes:
                 reported = read_bytes
                 yield Progress(read_bytes, 0)
         search.end_pass()
     live = search.result()
     writer = _Writer(directory, job)
     try:
-        return (yield from _copy(directory, job, live, writer, read_bytes))
+        for progress in _copy(directory, job, live, writer):
+            if read_bytes + progress.read_bytes - reported >= step_bytes:
+                reported = read_bytes + progress.read_bytes
+                yield Progress(reported, progress.written_bytes)
+        return Compacted(writer.outputs, live.dropped_below, sum(map(len, live.offsets.values())))
     finally:
         writer.close()
 
@@ -116,11 +120,11 @@ def _batches_of(
         position += raw.end - raw.start
 
 
-def _copy(directory: Directory, job: Job, live: Live, writer: "_Writer", read_bytes: int) -> Work:
-    """Write the live entries, in the order of the log."""
+def _copy(directory: Directory, job: Job, live: Live, writer: "_Writer") -> Iterator[Progress]:
+    """Write the live entries, in the order of the log; yield after each batch."""
     left = {partition: iter(offsets) for partition, offsets in live.offsets.items()}
     next_live = {partition: next(offsets, -1) for partition, offsets in left.items()}
-    reported = read_bytes
+    read_bytes = 0
     for segment in job.segments:
         writer.begin_source(segment)
         for raw, window in _batches_of(directory, segment, job.num_partitions):
@@ -136,15 +140,11 @@ def _copy(directory: Directory, job: Job, live: Live, writer: "_Writer", read_by
                 next_live[raw.partition] = wanted
                 writer.add(raw, packed if len(kept) == len(items) else msgpack.packb(kept))
             read_bytes += raw.end - raw.start
-            if read_bytes - reported >= STEP_BYTES:
-                reported = read_bytes
-                yield Progress(read_bytes, writer.written_bytes)
+            yield Progress(read_bytes, writer.written_bytes)
         writer.end_source(read_footer(directory, segment))
-    outputs = writer.finish()
+    writer.finish()
     if any(offset >= 0 for offset in next_live.values()):
         raise LogCorrupt("the segments changed while they were compacted")
-    live_entries = sum(map(len, live.offsets.values()))
-    return Compacted(outputs, live.dropped_below, live_entries)
 
 
 class _Writer:
@@ -193,11 +193,15 @@ class _Writer:
         self._end = index.end
         self._end_offsets = index.end_offsets
 
-    def finish(self) -> tuple[SegmentInfo, ...]:
-        """Return all outputs; they and their names are on disk."""
+    @property
+    def outputs(self) -> tuple[SegmentInfo, ...]:
+        """What was written, once it is finished."""
+        return tuple(self._outputs)
+
+    def finish(self) -> None:
+        """Seal the last output; all of them and their names are on disk."""
         self._seal()
         self._directory.sync()
-        return tuple(self._outputs)
 
     def close(self) -> None:
         """Give the file back."""

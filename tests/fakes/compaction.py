@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from coordinator.log.compaction import Compacted, Job
-from coordinator.log.compaction_work import Progress, compact
+from coordinator.log.compaction_work import STEP_BYTES, Progress, compact
 from coordinator.log.directory import Directory
 from coordinator.log.errors import LogCorrupt
 from coordinator.runtime.compaction_child import CompactionFailed
@@ -26,8 +26,13 @@ class MemoryChild:
     """
 
     def __init__(
-        self, directory: Directory, between_steps: Callable[[], Awaitable[None]] = at_once
+        self,
+        directory: Directory,
+        between_steps: Callable[[], Awaitable[None]] = at_once,
+        *,
+        step_bytes: int = STEP_BYTES,
     ) -> None:
+        self._step_bytes = step_bytes
         self.between_steps = between_steps
         self.deaths: list[CompactionFailed] = []
         self.jobs: list[Job] = []
@@ -36,7 +41,7 @@ class MemoryChild:
     async def run(self, job: Job, report: Callable[[Progress], None]) -> Compacted:
         """Do *job*."""
         self.jobs.append(job)
-        work = compact(self._directory, job)
+        work = compact(self._directory, job, step_bytes=self._step_bytes)
         try:
             while True:
                 await self.between_steps()

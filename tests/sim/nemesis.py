@@ -5,8 +5,17 @@ from collections.abc import Sequence
 
 import trio
 
+from coordinator.runtime.calls import Call
+from protocol.messages import CompactLogRequest, Response
 from tests.sim.workload import Driver
 from tests.sim.world import World
+
+
+class _Unheard(Call):
+    """A request whose sender doesn't wait for the answer."""
+
+    def resolve(self, answer: Response, leader_epoch: int) -> None:
+        """Drop the answer."""
 
 
 class Nemesis:
@@ -30,6 +39,8 @@ class Nemesis:
             self._stall,
             self._shift_wall_clock,
             self._worse_weather,
+            self._compact,
+            self._crash_in_compaction,
         ]
         self._only = only
 
@@ -86,6 +97,19 @@ class Nemesis:
         world.disk.plan(crash_at=self._rng.randint(0, 8))
         await trio.sleep(self._rng.uniform(0.5, 3))
         world.kill(world.process, power=True)  # If it had nothing to write.
+        await self._down_for_a_while()
+
+    async def _compact(self) -> None:
+        process = self.world.process
+        if process is not None:
+            process.node.compact(_Unheard(CompactLogRequest()))
+
+    async def _crash_in_compaction(self) -> None:
+        """In the work itself, or in the swap, or just behind it."""
+        await self._compact()
+        self.world.disk.plan(crash_at=self._rng.randint(0, 60))
+        await trio.sleep(self._rng.uniform(0.5, 3))
+        self.world.kill(self.world.process, power=True)
         await self._down_for_a_while()
 
     async def _fail_disk_operation(self) -> None:

@@ -12,14 +12,19 @@ from coordinator.config import Settings, load_settings
 from coordinator.group import GroupShard
 from coordinator.group.core import HardGroup
 from coordinator.group.records import from_entry
+from coordinator.log.compaction import Compacted, Job
+from coordinator.log.compaction_work import Progress
 from coordinator.log.errors import LogError
 from coordinator.log.journal import Journal
+from coordinator.runtime.compaction_child import CompactionFailed
+from coordinator.runtime.compactor import Compaction
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.node import Node
 from coordinator.server import server as door
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.run import group_config
 from coordinator.server.session import DEFAULT_CLIENT_ID
+from tests.fakes.compaction import MemoryChild
 from tests.fakes.disk import CrashNow, Disk
 from tests.sim.history import History
 from tests.sim.network import Listener, Network
@@ -78,6 +83,8 @@ class World:
         self.stopping = False  # The workload comes to its end.
         self._disk_rng = self.rng("disk")
         self._uuid_rng = self.rng("uuid")
+        self._child_rng = self.rng("compaction")
+        self._delete_retention_ms = self._child_rng.choice((0, 2_000, 86_400_000))
         self._last_id = 0
 
     def rng(self, purpose: str) -> random.Random:
@@ -131,6 +138,7 @@ class World:
             emit_event=self._on_event,
             run_blocking=self._run_blocking,
             run_reading=self._run_blocking,
+            compaction=self._compaction(journal),
         )
         leader = Leader(self.settings.node_id, HOST, PORT, journal.leader_epoch)
         dispatcher = Dispatcher(
@@ -145,6 +153,26 @@ class World:
         self.process = process = Process(self.starts, journal, node, server)
         self.nursery.start_soon(self._run_process, process)
         return True
+
+    def _compaction(self, journal: Journal) -> Compaction:
+        """Return what compacts: in steps, while everything else goes on, with the disk as it is."""
+
+        async def pause() -> None:
+            await trio.sleep(self._child_rng.expovariate(20))
+
+        child = MemoryChild(journal.directory, pause, step_bytes=1_000)
+
+        async def run_child(job: Job, report: Callable[[Progress], None]) -> Compacted:
+            process = self.process
+            if self._child_rng.random() < 0.1 and not self.healed:
+                child.deaths.append(CompactionFailed("killed by signal 9"))
+            try:
+                return await child.run(job, report)
+            except CrashNow:
+                self.kill(process, power=True)
+                raise
+
+        return Compaction(run_child, delete_retention_ms=self._delete_retention_ms)
 
     async def _run_process(self, process: Process) -> None:
         listener = self.network.listener = Listener()
