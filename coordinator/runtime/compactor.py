@@ -172,10 +172,11 @@ class Compactor:
                     made = await self._next()
                 if made is not None:
                     await self._put_in_place(*made)
+            if self._attempts:
+                with suppress(OSError):  # The next start does it, too.
+                    remove_outputs(self._journal.directory)
         finally:
             self._ended.set()
-            with suppress(OSError):
-                remove_outputs(self._journal.directory)
 
     def _until_stopped(self) -> trio.CancelScope:
         self._interruptible = trio.CancelScope()
@@ -188,7 +189,7 @@ class Compactor:
     async def _next(self) -> tuple[Job, Compacted, Swap]:
         """Wait until one is due, and return what the child has made."""
         while True:
-            self._wake = trio.Event()
+            self._sleep_from_here()
             if not self._requests and not self._is_due():
                 with trio.move_on_at(self._retry_at):
                     await self._wake.wait()
@@ -208,12 +209,16 @@ class Compactor:
             finally:
                 self._is_running = False
 
+    def _sleep_from_here(self) -> None:
+        self._wake = trio.Event()
+        self._looked_at = self._journal.manifest
+
     def _is_due(self) -> bool:
         if self._is_owed:
             return trio.current_time() >= self._retry_at
         if not (self._has_begun and self._how.is_automatic) or self._is_damaged:
             return False
-        self._looked_at = manifest = self._journal.manifest
+        manifest = self._journal.manifest
         if self._storage_is_full and sealed_sizes(manifest).dirty_bytes > 0:
             return True
         return is_due(manifest, self._how.min_cleanable_ratio)
@@ -223,7 +228,7 @@ class Compactor:
         position = self._journal.want_roll()
         self._want_flush()
         while self._journal.manifest.segments[-1].base < position:
-            self._wake = trio.Event()
+            self._sleep_from_here()
             await self._wake.wait()
 
     def _plan(self) -> Job | None:
