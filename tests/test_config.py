@@ -49,6 +49,9 @@ def test_defaults_are_those_of_kafka_where_kafka_has_the_setting() -> None:
     assert settings.offsets_topic_segment_bytes == 104_857_600
     assert settings.offsets_commit_timeout_ms == 5_000
     assert settings.connections_max_idle_ms == 600_000
+    assert settings.log_cleaner_enable is True
+    assert settings.log_cleaner_min_cleanable_ratio == 0.5
+    assert settings.log_cleaner_delete_retention_ms == 86_400_000
 
 
 def test_set_wins_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
@@ -236,3 +239,21 @@ def test_the_command_refuses_a_bad_setting_with_78(tmp_path: Path) -> None:
 def test_a_command_line_that_cannot_be_is_refused_with_2(arguments: list[str]) -> None:
     """What every tool answers."""
     assert CliRunner().invoke(main, arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["0.25", "1", "0", "1e-3"])
+def test_a_share_may_be_written_as_any_number(text: str, tmp_path: Path) -> None:
+    """TOML tells 1 from 1.0, and an operator need not."""
+    name = "log.cleaner.min.cleanable.ratio"
+    path = toml(tmp_path, f'"{name}" = {text}\n')
+
+    for settings in (load_settings(overrides=[f"{name}={text}"]), load_settings(toml_path=path)):
+        assert type(settings.log_cleaner_min_cleanable_ratio) is float
+        assert settings.log_cleaner_min_cleanable_ratio == float(text)
+
+
+@pytest.mark.parametrize("text", ["1.5", "-0.1", "nan", "half", "true", ""])
+def test_a_share_that_is_none_is_refused(text: str) -> None:
+    """It would compact for ever, or never."""
+    with pytest.raises(ConfigError, match=r"log\.cleaner\.min\.cleanable\.ratio"):
+        load_settings(overrides=[f"log.cleaner.min.cleanable.ratio={text}"])
