@@ -12,6 +12,7 @@ from coordinator.runtime.shard import Status
 from coordinator.server.run import _exit_status_of
 from protocol.errors import ErrorCode
 from protocol.messages import (
+    Answer,
     ApiVersionsRequest,
     ApiVersionsResponse,
     GroupFetch,
@@ -110,8 +111,8 @@ async def test_what_is_decided_while_answers_are_sent_is_flushed_too(
         answers: list[object] = []
 
         class Waiting(Call):
-            def resolve(self, answer: object, leader_epoch: int) -> None:
-                answers.append(answer)
+            def resolve(self, answer: Answer, leader_epoch: int) -> None:
+                answers.append(packed.typed(self.request, answer))
 
         def decide_and_fail(_data: bytes) -> int:
             shard.handle(commit(5), Waiting(commit(5)), Caller("c", "p"), now)
