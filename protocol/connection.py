@@ -7,6 +7,7 @@ with their requests.
 import struct
 from typing import Final, NamedTuple
 
+from protocol.alike import read_commit
 from protocol.apis import (
     APIS,
     REQUEST_BYTES_MAX,
@@ -48,9 +49,14 @@ _ONLY_ERROR: Final = frozenset(
 
 
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
-# What a request's header says of its body -> key, version and check.
+# What a request's header says of its body -> key, version, what reads it and with what check.
 _REQUESTS: Final = {
-    _KEY_AND_VERSION.pack(api_key, version): (key, version, check)
+    _KEY_AND_VERSION.pack(api_key, version): (
+        key,
+        version,
+        read_commit if key is ApiKey.OFFSET_COMMIT else unpack_request,
+        check,
+    )
     for (api_key, version), (key, check) in REQUEST_CHECKS.items()
 }
 
@@ -123,9 +129,9 @@ class ServerConnection:
                 reason = f"api {api_key} version {version} is not known"
                 return BadRequest(correlation_id, ErrorCode.UNSUPPORTED_VERSION, False, reason)
             known = _REQUESTS[_KEY_AND_VERSION.pack(api_key, 0)]
-        key, version, check = known
+        key, version, read, check = known
         try:
-            request = unpack_request(body, check)
+            request = read(body, check)
         except Unreadable as exc:
             return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, True, str(exc))
         except Invalid as exc:

@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from protocol import messages as m
+from protocol.alike import PackedPartitions
 from protocol.errors import ErrorCode
 
 
@@ -101,10 +102,12 @@ def content_error(request: m.Request) -> tuple[ErrorCode, str] | None:
     return None
 
 
-def names_twice(topics: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> bool:
-    """Say whether two of the records of *topics* begin with the same partition."""
+def names_twice(topics: Sequence[m.TopicCommit]) -> bool:
+    """Say whether *topics* name one partition twice."""
     if len(topics) == 1:
         ((_, partitions),) = topics
+        if isinstance(partitions, PackedPartitions):
+            return len(set(partitions.numbers)) != len(partitions.numbers)
         return len(set(map(itemgetter(0), partitions))) != len(partitions)
     named = [(topic, item[0]) for topic, partitions in topics for item in partitions]
     return len(set(named)) != len(named)

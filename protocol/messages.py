@@ -5,6 +5,7 @@ They are NamedTuples in the order of the wire: decoding is one call, encoding is
 `?` of the specification is `| None` here. Timeouts are in milliseconds.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from protocol.admin_messages import (
@@ -156,11 +157,11 @@ class PartitionCommit(NamedTuple):
 class TopicCommit(NamedTuple):
     """The partitions of one topic in an `OffsetCommitRequest`.
 
-    In a request that was read they are tuples without names, to be unpacked (`ArrayOf.plain`).
+    In a request that was read they are tuples without names (`ArrayOf.plain`), or packed ones.
     """
 
     topic: str
-    partitions: tuple[PartitionCommit, ...]
+    partitions: Sequence[PartitionCommit]
 
 
 class OffsetCommitRequest(NamedTuple):

@@ -29,6 +29,15 @@ from protocol.schema import (
     text,
 )
 
+PARTITION_COMMIT = Struct(
+    m.PartitionCommit,
+    Field("partition", COUNT),
+    Field("offset", OFFSET),
+    Field("leader_epoch", EPOCH),
+    Field("metadata", OPTIONAL_TEXT),
+    Field("expected_offset", nullable(OFFSET_OR_NONE), since=1),
+)
+
 OFFSET_COMMIT = Api(
     ApiKey.OFFSET_COMMIT,
     Struct(
@@ -45,17 +54,7 @@ OFFSET_COMMIT = Api(
                     Field("topic", TOPIC),
                     Field(
                         "partitions",
-                        ArrayOf(
-                            Struct(
-                                m.PartitionCommit,
-                                Field("partition", COUNT),
-                                Field("offset", OFFSET),
-                                Field("leader_epoch", EPOCH),
-                                Field("metadata", OPTIONAL_TEXT),
-                                Field("expected_offset", nullable(OFFSET_OR_NONE), since=1),
-                            ),
-                            plain=True,
-                        ),
+                        ArrayOf(PARTITION_COMMIT, plain=True),
                     ),
                 )
             ),

@@ -14,6 +14,7 @@ from coordinator.group.records import OffsetsCommitted
 from coordinator.group.states import GroupState
 from coordinator.group.stored import NO_EXPIRY, Rows, pack_row, pack_rows
 from coordinator.group.words import refusal
+from protocol.alike import PackedPartitions
 from protocol.body import array_header
 from protocol.errors import ErrorCode
 from protocol.failures import names_twice
@@ -182,16 +183,21 @@ def _rows_of_all(
     By column and not one by one: with 100 partitions that takes 50 µs less.
     """
     config = core.config
-    numbers, offsets, leader_epochs, metadata, expected = zip(*partitions, strict=True)
-    if None in metadata:
-        metadata = tuple([text or "" for text in metadata])
+    if isinstance(partitions, PackedPartitions):
+        numbers, metadata_bytes = partitions.numbers, partitions.metadata_bytes
+    else:
+        numbers, offsets, leader_epochs, metadata, expected = zip(*partitions, strict=True)
+        if expected.count(None) != len(expected):
+            return None
+        if None in metadata:
+            metadata = tuple([text or "" for text in metadata])
+        metadata_bytes = max(map(len, metadata)) * 4  # A character takes at most four.
     offset_count = 0 if group is None else group.offset_count
     registered = core.registry.topics
     known = registered.get(topic) if registered else None
     if (
         (known is not None and max(numbers) >= known.open_partitions)
-        or expected.count(None) != len(expected)
-        or max(map(len, metadata)) * 4 > config.offset_metadata_max_bytes
+        or metadata_bytes > config.offset_metadata_max_bytes
         or offset_count + len(numbers) > config.group_max_offsets
     ):
         return None
@@ -202,6 +208,8 @@ def _rows_of_all(
         and not member.owned.issuperset(zip(repeat(topic), numbers))
     ):
         return None
+    if isinstance(partitions, PackedPartitions):
+        return dict(zip(numbers, partitions.rows(), strict=True))
     return pack_rows(numbers, offsets, leader_epochs, metadata)
 
 
@@ -256,6 +264,11 @@ def _is_owner_checked(core: Core, group: Group | None) -> bool:
 
 def _all_well(partitions: Iterable[int]) -> bytes:
     """Return the packed results of partitions that were all stored."""
+    if max(partitions) < 1 << 7:  # One byte each: all are set at once.
+        numbers = bytes(partitions)
+        results = bytearray(_WELL[0] * len(numbers))
+        results[1::3] = numbers
+        return bytes(results)
     return b"".join([_WELL[p] if p < _WELL_MAX else _pack((p, _OK)) for p in partitions])
 
 

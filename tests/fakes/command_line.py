@@ -9,7 +9,8 @@ from click.testing import CliRunner, Result
 
 from coordinator.cli.main import main
 from protocol import messages as m
-from protocol.connection import RequestEvent, ServerConnection, encode_error, encode_response
+from protocol.connection import RequestEvent, encode_error, encode_response
+from tests.fakes.named import NamedServerConnection
 
 Answer = Callable[[m.Request], m.Response]
 
@@ -19,7 +20,7 @@ class FakeSocket:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._server = ServerConnection()
+        self._server = NamedServerConnection()
         self._ready = b""
 
     def sendall(self, data: bytes) -> None:
