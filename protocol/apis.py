@@ -31,6 +31,7 @@ from protocol.layout import (
     ApiKey,
 )
 from protocol.membership_apis import DRAIN_MEMBER, HEARTBEAT, JOIN_GROUP, LEAVE_GROUP, SYNC_GROUP
+from protocol.node_apis import DESCRIBE_NODE, RELOAD_PARTITION
 from protocol.offset_apis import OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
 from protocol.schema import Check
 from protocol.topic_apis import (
@@ -85,6 +86,8 @@ APIS: Final[Mapping[ApiKey, Api]] = {
         DESCRIBE_LAG,
         ALTER_GROUP_RETENTION,
         COMPACT_LOG,
+        DESCRIBE_NODE,
+        RELOAD_PARTITION,
     )
 }
 

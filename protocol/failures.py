@@ -70,6 +70,8 @@ _SHAPES: Final[Mapping[type, Callable[[Any, int], m.Response]]] = {
     m.DescribeLagRequest: lambda r, e: m.DescribeLagResponse(e, None, r.group_id, ()),
     m.AlterGroupRetentionRequest: lambda _, e: m.AlterGroupRetentionResponse(e),
     m.CompactLogRequest: lambda _, e: m.CompactLogResponse(e, None, -1, -1, -1, -1),
+    m.DescribeNodeRequest: lambda _, e: m.DescribeNodeResponse(e, -1, -1, "", (), (), ()),
+    m.ReloadPartitionRequest: lambda _, e: m.ReloadPartitionResponse(e, None, -1, -1),
 }
 
 

@@ -46,7 +46,9 @@ class ApiKey(IntEnum):
     READ_OFFSET_CHANGES = 1007
     DESCRIBE_LAG = 1008
     ALTER_GROUP_RETENTION = 1009
+    DESCRIBE_NODE = 1010
     COMPACT_LOG = 1011
+    RELOAD_PARTITION = 1012
 
     # Enum's own is written in Python, and keys are looked up several times a request.
     __hash__ = int.__hash__

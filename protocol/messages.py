@@ -58,6 +58,15 @@ from protocol.membership_messages import (
     SyncGroupRequest as SyncGroupRequest,
     SyncGroupResponse as SyncGroupResponse,
 )
+from protocol.node_messages import (
+    DescribeNodeRequest as DescribeNodeRequest,
+    DescribeNodeResponse as DescribeNodeResponse,
+    NodeMetric as NodeMetric,
+    NodePartition as NodePartition,
+    NodeProblem as NodeProblem,
+    ReloadPartitionRequest as ReloadPartitionRequest,
+    ReloadPartitionResponse as ReloadPartitionResponse,
+)
 from protocol.topic_messages import (
     DeletedTopic as DeletedTopic,
     DeleteTopicsRequest as DeleteTopicsRequest,
@@ -297,6 +306,8 @@ Request = (
     | DescribeLagRequest
     | AlterGroupRetentionRequest
     | CompactLogRequest
+    | DescribeNodeRequest
+    | ReloadPartitionRequest
 )
 
 Response = (
@@ -323,6 +334,8 @@ Response = (
     | DescribeLagResponse
     | AlterGroupRetentionResponse
     | CompactLogResponse
+    | DescribeNodeResponse
+    | ReloadPartitionResponse
     | BareError
 )
 

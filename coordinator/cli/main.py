@@ -9,11 +9,13 @@ import trio
 
 from coordinator.cli.compact import compact
 from coordinator.cli.groups import groups
+from coordinator.cli.node import health, reload
 from coordinator.cli.ping import ping as ping_address
 from coordinator.cli.topics import topics
 from coordinator.config import SETTINGS, Address, ConfigError, load_settings
 from coordinator.log.errors import EXIT_REFUSED
 from coordinator.server.dispatch import SERVER_SOFTWARE
+from coordinator.server.progress import Bar
 from coordinator.server.run import serve as serve_daemon
 from coordinator.server.telemetry import configure_logging
 
@@ -27,6 +29,8 @@ def main() -> None:
 main.add_command(groups)
 main.add_command(topics)
 main.add_command(compact)
+main.add_command(health)
+main.add_command(reload)
 
 
 @main.command()
@@ -67,7 +71,8 @@ def serve(
     leader_epoch_at_least: int,
 ) -> None:
     """Run the daemon until SIGTERM."""
-    configure_logging()
+    bar = Bar(sys.stderr)
+    configure_logging(around=bar.around)
     try:
         settings = load_settings(
             toml_path=toml_path, environ=os.environ, overrides=overrides, listen=listen
@@ -76,7 +81,7 @@ def serve(
         click.echo(f"group-coordinator: {exc}", err=True)
         sys.exit(EXIT_REFUSED)
     status = trio.run(
-        lambda: serve_daemon(settings, data_dir, leader_epoch_at_least=leader_epoch_at_least)
+        lambda: serve_daemon(settings, data_dir, bar, leader_epoch_at_least=leader_epoch_at_least)
     )
     sys.exit(status)
 

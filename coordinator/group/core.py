@@ -85,7 +85,9 @@ class Core:
         """Apply one record: the only code that changes hard state. It can't fail."""
         group_id = record[0]
         if type(record) is GroupDeleted:
-            self.groups.pop(group_id, None)
+            gone = self.groups.pop(group_id, None)
+            if gone is not None and gone.is_at_rest():
+                gone.part()
             return
         group = self.groups.get(group_id)
         if group is None:

@@ -100,6 +100,24 @@ class Group:
         self.support: dict[str, int] = {}  # How many members offer each protocol,
         self.patterns: dict[str, int] = {}  # and how many want the topics of each pattern.
 
+    def is_at_rest(self) -> bool:
+        """Say whether nobody is in it and no timer of it is armed, as while it is replayed."""
+        timers = (self.join_timer, self.sync_timer)
+        return not (self.members or self.pending) and all(t.armed_ms is None for t in timers)
+
+    def part(self) -> None:
+        """Let go of timers and members: what is not served any more is freed at once.
+
+        The collector would not find these circles: what was loaded is frozen (`gc.freeze`).
+        """
+        self.join_timer.group = self.sync_timer.group = None
+        for member in self.members.values():
+            member.timer.group = member.timer.subject = None
+        for pending in self.pending.values():
+            pending.timer.group = pending.timer.subject = None
+        self.members = {}
+        self.pending = {}
+
     def move(self, trigger: Trigger) -> None:
         """Take the edge of the state table for *trigger*."""
         self.state = next_state(self.state, trigger)

@@ -1,38 +1,58 @@
 """From hard state to a living group, and back out of service."""
 
+from collections.abc import Callable, Iterator
+from typing import Final
+
 from coordinator.group import history
 from coordinator.group.core import Core, Decision
 from coordinator.group.effects import Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.member import Member, read_assignment
 from coordinator.group.rebalance import start_rebalance
-from coordinator.group.records import MemberMetadata
+from coordinator.group.records import GroupMetadata, MemberMetadata
 from coordinator.group.states import Trigger
 from protocol.errors import ErrorCode
 from protocol.failures import join_error, sync_error
 from protocol.messages import JoinProtocol
 
+# Giving so many members their soft state took 5 ms.
+SLICE_MEMBERS: Final = 500
+# What a group takes without members, in members.
+_GROUP_ROOM: Final = 0.1
 
-def load(core: Core, now: Now) -> list[Outcome]:
-    """Give every replayed group its soft state: fresh sessions, and a rebalance if needed."""
-    outcomes = (_load_group(core, group, now) for group in list(core.groups.values()))
-    return [outcome for outcome in outcomes if outcome]
+
+def load(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
+    """Give every replayed group its soft state: fresh sessions, and a rebalance if needed.
+
+    Yields whenever a slice is done.
+    """
+    outcomes: list[Outcome] = []
+    room: float = SLICE_MEMBERS
+    for group in list(core.groups.values()):
+        stable = group.stable
+        if stable is not None:
+            group.protocol_type = stable.protocol_type
+        if stable is not None and stable.members:
+            group.protocol = stable.protocol
+            group.topics_version = stable.topics_version
+            for metadata in stable.members:
+                now_ms = now().mono_ms
+                member = _load_member(group, metadata, now_ms)
+                group.add(member)
+                core.touch(member, now_ms)
+                room -= 1
+                if room <= 0:
+                    yield outcomes
+                    outcomes, room = [], SLICE_MEMBERS
+            outcome = _start_group(core, group, stable, now())
+            if outcome:
+                outcomes.append(outcome)
+        room -= _GROUP_ROOM
+    yield outcomes
 
 
-def _load_group(core: Core, group: Group, now: Now) -> Outcome:
+def _start_group(core: Core, group: Group, stable: GroupMetadata, now: Now) -> Outcome:
     d = Decision(core, group.group_id, now)
-    stable = group.stable
-    if stable is None:
-        return d.outcome
-    group.protocol_type = stable.protocol_type
-    if not stable.members:
-        return d.outcome
-    group.protocol = stable.protocol
-    group.topics_version = stable.topics_version
-    for metadata in stable.members:
-        member = _load_member(group, metadata, now)
-        group.add(member)
-        core.touch(member, now.mono_ms)
     group.leader = stable.leader
     group.subscribed = group.topics_wanted()
     if group.is_unassigned():
@@ -55,7 +75,7 @@ def _load_group(core: Core, group: Group, now: Now) -> Outcome:
     return d.outcome
 
 
-def _load_member(group: Group, metadata: MemberMetadata, now: Now) -> Member:
+def _load_member(group: Group, metadata: MemberMetadata, now_ms: int) -> Member:
     rebalance_timeout_ms = metadata.rebalance_timeout_ms
     member = Member(
         group,
@@ -69,7 +89,7 @@ def _load_member(group: Group, metadata: MemberMetadata, now: Now) -> Member:
         if rebalance_timeout_ms < 0
         else rebalance_timeout_ms,
         protocols=(JoinProtocol(group.protocol or "", metadata.subscription),),
-        heard_ms=now.mono_ms,
+        heard_ms=now_ms,
         topic_pattern=metadata.topic_pattern,
     )
     member.is_loaded = True
@@ -99,5 +119,6 @@ def unload(core: Core, now: Now) -> list[Outcome]:
         group.move(Trigger.REMOVED)
         if d.outcome:
             outcomes.append(d.outcome)
+        group.part()
     core.reset()
     return outcomes

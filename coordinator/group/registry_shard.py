@@ -6,7 +6,7 @@ forgotten (`forget`).
 """
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -84,6 +84,10 @@ class RegistryShard:
         self.registry.fold_changes()
         self._changes = [c for c in self.registry.changes_since(0) if not c.after]
         return []
+
+    def finish_load(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
+        """Do the same, in the form of a shard of groups."""
+        yield self.loaded(now())
 
     def unload(self, now: Now) -> list[Outcome]:  # noqa: ARG002  as above
         """Stop serving and forget everything."""

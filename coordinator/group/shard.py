@@ -1,6 +1,6 @@
 """All groups of one offsets partition: decide with `handle` and friends, change by `replay`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from coordinator.group import (
@@ -165,8 +165,12 @@ class GroupShard:
 
         The registry must be loaded before.
         """
-        self._sweeper.start(now)
-        return loading.load(self._core, now)
+        return [outcome for slice_ in self.finish_load(lambda: now) for outcome in slice_]
+
+    def finish_load(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
+        """Do the same in slices; until the last one is taken, nothing else may be asked."""
+        self._sweeper.start(now())
+        yield from loading.load(self._core, now)
 
     def unload(self, now: Now) -> list[Outcome]:
         """Stop serving: answer what is parked with 16, and forget everything."""
@@ -184,6 +188,14 @@ class GroupShard:
     def take_purged(self) -> list[str]:
         """Return the deleted topics of which `expire` has removed all offsets, each once."""
         return self._sweeper.take_purged()
+
+    def group_count(self) -> int:
+        """Return how many groups there are."""
+        return len(self._core.groups)
+
+    def offset_count(self) -> int:
+        """Return how many committed offsets there are; it walks over the groups."""
+        return sum(group.offset_count for group in self._core.groups.values())
 
     def hard_state(self) -> dict[str, HardGroup]:
         """Return what a crash would leave, by group id."""

@@ -27,18 +27,19 @@ from coordinator.log.format import (
     NODE_PARTITION,
     Batch,
     Entry,
-    decode_batch,
 )
 from coordinator.log.limits import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, check_settings
 from coordinator.log.readers import Readers, counted
 from coordinator.log.recovery import Expected, RecoveryEvent, open_folder
-from coordinator.log.roll import roll
-from coordinator.log.segments import (
-    ActiveSegment,
-    SegmentReader,
-    read_footer,
-    replay_segment,
+from coordinator.log.replay import (
+    PART_BYTES,
+    JournalReplay,
+    PartitionReplay,
+    all_batches,
+    read_from,
 )
+from coordinator.log.roll import roll
+from coordinator.log.segments import ActiveSegment, read_footer
 from coordinator.log.state_files import (
     CLEAN_NAME,
     CleanStop,
@@ -177,20 +178,32 @@ class Journal:
             LogCorrupt: Damage; what was yielded before must not be served.
             LogFailed: A file can't be read.
         """
-        manifest, active_bytes = self._manifest, self._active.data_bytes
-        ends: dict[int, int] = {}
-        try:
-            for segment in manifest.segments:
-                sealed_bytes = segment.data_bytes
-                data_bytes = active_bytes if sealed_bytes is None else sealed_bytes
-                yield from replay_segment(
-                    self._directory, segment, data_bytes, self.meta.num_partitions, ends
-                )
-                if segment.end is not None:
-                    # Compaction may have dropped the last entries of a partition.
-                    ends.update(self._read_index(segment).end_offsets)
-        except OSError as exc:
-            raise LogFailed(f"the log can't be read: {exc}") from exc
+        return all_batches(self.load(part_bytes=BATCH_BYTES_MAX))
+
+    def load(self, *, part_bytes: int = PART_BYTES) -> JournalReplay:
+        """Return one pass over what is durable, in the order of the journal."""
+        active_bytes = self._active.data_bytes
+        segments = [
+            (segment, active_bytes if segment.data_bytes is None else segment.data_bytes)
+            for segment in self._manifest.segments
+        ]
+        return JournalReplay(
+            self._directory,
+            segments,
+            self.meta.num_partitions,
+            self._read_index,
+            part_bytes=part_bytes,
+        )
+
+    def load_partition(self, partition: int) -> PartitionReplay:
+        """Return one pass over what is durable of one partition."""
+        return PartitionReplay(
+            self._directory,
+            partition,
+            self._places(partition, 0),
+            self.size_bytes,
+            part_bytes=PART_BYTES,
+        )
 
     def append(self, partition: int, entries: Sequence[Entry], timestamp_ms: int) -> int:
         """Put one batch into the open flush, in memory only.
@@ -290,21 +303,8 @@ class Journal:
             LogCorrupt: Damage.
             LogFailed: A file can't be read.
         """
-        spent_bytes = 0
-        try:
-            for name, data_bytes, positions in self._places(partition, from_offset):
-                reader = SegmentReader(self._directory, name, data_bytes)
-                first = reader.first_at_or_before(positions, from_offset)
-                for position in positions[first:]:
-                    raw, window = reader.at(position)
-                    batch = decode_batch(window, raw)
-                    if batch.entries[-1][0] >= from_offset:
-                        yield batch
-                        if max_bytes is not None and spent_bytes + reader.read_bytes >= max_bytes:
-                            return
-                spent_bytes += reader.read_bytes
-        except OSError as exc:
-            raise LogFailed(f"the log can't be read: {exc}") from exc
+        places = self._places(partition, from_offset)
+        return read_from(self._directory, places, from_offset, max_bytes)
 
     def change_manifest(self, change: Callable[[Directory, Manifest], Manifest]) -> None:
         """Replace the manifest by the one that *change* has written and returns.

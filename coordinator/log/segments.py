@@ -2,7 +2,6 @@
 
 import bisect
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,15 +14,12 @@ from coordinator.log.format import (
     HEADER_BYTES,
     NODE_PARTITION,
     REST,
-    Batch,
     RawBatch,
     batch_at,
-    decode_batch,
-    end_offset_of,
 )
 from coordinator.log.state_files import SegmentInfo
 
-_WINDOW_BYTES: Final = 1024 * 1024
+WINDOW_BYTES: Final = 1024 * 1024
 _BASE_OFFSET_FIELD: Final = 3
 
 
@@ -41,6 +37,14 @@ class ActiveSegment:
     def end(self) -> int:
         """The journal position behind the last durable batch."""
         return self.base + self.data_bytes
+
+
+def damaged(name: str, position: int, size_bytes: int) -> LogCorrupt:
+    """Return what to raise where the batch at byte *position* can't be read."""
+    return LogCorrupt(
+        f"segment {name}: the batch at byte {position} of {size_bytes} is damaged, "
+        "and it was complete once; a repair would lose acknowledged data"
+    )
 
 
 class SegmentReader:
@@ -66,7 +70,7 @@ class SegmentReader:
             if raw is not None:
                 return raw, self._window
         left = self.size_bytes - position
-        for window_bytes in (_WINDOW_BYTES, HEADER_BYTES + BATCH_BYTES_MAX):
+        for window_bytes in (WINDOW_BYTES, HEADER_BYTES + BATCH_BYTES_MAX):
             self._start = position
             size_bytes = min(left, window_bytes)
             self._window = self._directory.read(self.name, position, size_bytes)
@@ -76,11 +80,7 @@ class SegmentReader:
                 return raw, self._window
             if window_bytes >= left:
                 break
-        message = (
-            f"segment {self.name}: the batch at byte {position} of {self.size_bytes} is damaged, "
-            "and it was complete once; a repair would lose acknowledged data"
-        )
-        raise LogCorrupt(message)
+        raise damaged(self.name, position, self.size_bytes)
 
     def first_at_or_before(self, positions: "array[int]", offset: int) -> int:
         """Return the index of the last of *positions* whose batch begins at or below *offset*."""
@@ -131,39 +131,6 @@ class Chain:
 
     def _where(self, position: int) -> str:
         return f"segment {self._segment.name}: the batch at byte {position} "
-
-
-def replay_segment(
-    directory: Directory,
-    segment: SegmentInfo,
-    data_bytes: int,
-    num_partitions: int,
-    ends: dict[int, int],
-) -> Iterator[Batch]:
-    """Yield the batches of a segment, checked; *ends* moves along with what was yielded.
-
-    Raises:
-        LogCorrupt: Damage, or offsets that don't follow one another.
-        LogIncompatible: A batch of a newer release.
-    """
-    reader = SegmentReader(directory, segment.name, data_bytes)
-    chain = Chain(segment, num_partitions)
-    position = 0
-    while position < data_bytes:
-        raw, window = reader.at(position)
-        chain.check(position, raw)
-        batch = decode_batch(window, raw)
-        expected = ends.get(raw.partition, 0)
-        # Compaction leaves gaps, but never goes back.
-        if batch.base_offset < expected or (batch.base_offset > expected and not segment.compacted):
-            message = (
-                f"segment {segment.name}: the batch at byte {position} begins at offset "
-                f"{batch.base_offset} of partition {raw.partition}, not at {expected}"
-            )
-            raise LogCorrupt(message)
-        ends[raw.partition] = end_offset_of(batch)
-        yield batch
-        position += raw.end - raw.start
 
 
 def read_footer(directory: Directory, segment: SegmentInfo) -> Index:

@@ -13,7 +13,7 @@ import trio
 from coordinator.group.insight import offset_change
 from coordinator.group.records import GROUP_DELETED, OFFSET_COMMITTED, from_entry
 from coordinator.log.errors import LogError
-from coordinator.log.format import Entry
+from coordinator.log.format import Entry, end_offset_of
 from coordinator.log.journal import Journal
 from coordinator.runtime.calls import Call
 from coordinator.runtime.worker import RunBlocking
@@ -88,7 +88,7 @@ class ChangesRead:
                 looked_at += 1
                 if entry.type in _TYPES:
                     self._take(offset, batch.timestamp_ms, entry)
-            self.next_position = batch.entries[-1][0] + 1
+            self.next_position = end_offset_of(batch)
 
     def _take(self, offset: int, timestamp_ms: int, entry: Entry) -> None:
         change = offset_change(offset, timestamp_ms, from_entry(*entry))

@@ -13,6 +13,7 @@ expired deadline, an answer released. Five tasks drive what is not a request:
 - The *reader* reads changes of offsets back from the log, one request after the other, in a worker
   thread of its own.
 - The *compactor* keeps the log small; what takes long about that is done by a child process.
+- The *reloader* loads partitions again, one after the other, that an operator asked it to.
 - The *janitor* looks twice a second after what need not be exact: answers that have waited
   for the disk too long, and the room that is left on it.
 
@@ -23,16 +24,17 @@ offsets, the topic is forgotten.
 Time, threads and the disk come in from outside, so that a simulation can replace them.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-import outcome
 import trio
 
 from coordinator.group import Caller, Event, GroupConfig, GroupShard, Now
+from coordinator.group.records import RecordError
 from coordinator.group.registry import Registry
 from coordinator.group.registry_shard import RegistryShard
+from coordinator.log.errors import LogError
 from coordinator.log.format import NODE_PARTITION
 from coordinator.log.journal import Journal
 from coordinator.runtime.calls import Call, Token
@@ -40,14 +42,17 @@ from coordinator.runtime.changes import ChangesReader, EmitEvent
 from coordinator.runtime.compactor import Compaction, Compactor
 from coordinator.runtime.flusher import Flusher
 from coordinator.runtime.health import Health
+from coordinator.runtime.loading import Loader, Progress
+from coordinator.runtime.metrics import node_metrics
+from coordinator.runtime.purges import Purges
+from coordinator.runtime.reloads import Reloader
 from coordinator.runtime.shard import GROUP_CODEC, TOPIC_CODEC, ShardRunner, Status
-from coordinator.runtime.worker import Done, RunBlocking, Submit, Work
+from coordinator.runtime.timekeeper import Timekeeper
+from coordinator.runtime.worker import ByTask, RunBlocking, Submit
 from protocol.errors import ErrorCode
 from protocol.groups import offsets_partition
 from protocol.messages import ReadOffsetChangesRequest, Request
 
-LATE_MS: Final = 500
-LOAD_SLICE_ENTRIES: Final = 1_000
 FORGET_SLICE: Final = 200
 
 
@@ -56,7 +61,9 @@ class Node:
 
     Attributes:
         health: What is wrong with it.
-        metrics: Name -> gauge or counter.
+        metrics: Name -> what to call for the value of the moment; anybody may add to it.
+        started: Whether it has been loaded, after which single partitions may be loaded again.
+        draining: Whether it comes to its end.
     """
 
     def __init__(
@@ -81,21 +88,22 @@ class Node:
         self.commit_timeout_ms = commit_timeout_ms
         self.num_partitions = num_partitions
         self.storage_full = False
+        self.started = False
+        self.draining = False
+        self.started_ms = 0  # Monotonic; since when the tasks run.
+        self.last_load_ms = -1  # Of all partitions, at the start.
         self.health = Health(emit_event)
-        self.metrics: dict[str, Callable[[], float]] = {}
+        # Called when what was loaded is there to stay.
+        self.after_load: Callable[[], None] = lambda: None
         # Called after answers were released outside of a session's own turn.
         self.after_release: Callable[[], None] = lambda: None
-        # What has been received is handled before anybody's time is up.
-        self.hear_everybody: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self._reserve_bytes = reserve_bytes
         self._segment_bytes = segment_bytes
         self._wall_clock_ms = wall_clock_ms
         self._emit_event = emit_event
         self._run_blocking = run_blocking
-        self._nursery: trio.Nursery | None = None
-        self.flusher = Flusher(journal, submit or self._submit, self._advance)
-        self._timer_kick = trio.Event()
-        self._wake_at_ms: int | None = None
+        self._by_task = ByTask(run_blocking)
+        self.flusher = Flusher(journal, submit or self._by_task.submit, self._advance)
         topics = Registry()
         self.registry = ShardRunner(NODE_PARTITION, RegistryShard(topics), TOPIC_CODEC, self)
         self.shards = [
@@ -115,8 +123,25 @@ class Node:
         self._runner_of: dict[int, ShardRunner[Any]] = {
             runner.partition: runner for runner in self._runners
         }
-        self._purged_in: dict[str, int] = {}  # Deleted topic -> shards that are done with it.
-        self._to_forget: list[str] = []  # Those that all shards are done with.
+        self.timekeeper = Timekeeper(
+            self._runners,
+            now=self.now,
+            expired=self._turn,
+            done=self._forget_topics,
+            emit_event=emit_event,
+        )
+        self._purges = Purges(num_partitions)
+        self._to_forget: list[str] = []  # Deleted topics that all shards are done with.
+        self.loader = Loader(
+            journal=journal,
+            runners=self._runner_of,
+            health=self.health,
+            run_reading=run_reading,
+            emit_event=emit_event,
+            now=self.now,
+            activated=self._activated,
+        )
+        self.reloader = Reloader(self)
         self._changes = ChangesReader(
             journal,
             max_response_bytes=group_config.max_response_bytes,
@@ -124,6 +149,7 @@ class Node:
             emit_event=emit_event,
             answered=self._send_answers,
         )
+        self.metrics: dict[str, Callable[[], float]] = node_metrics(self)
         self._compactor: Compactor | None = None
         if compaction is not None:
             self._compactor = Compactor(
@@ -197,8 +223,8 @@ class Node:
 
     def deadline_may_be_earlier(self, deadline_ms: int | None) -> None:
         """Wake the timers if they would sleep past *deadline_ms*."""
-        if deadline_ms is not None and (self._wake_at_ms is None or deadline_ms < self._wake_at_ms):
-            self._timer_kick.set()
+        if deadline_ms is not None:
+            self.timekeeper.wake_before(deadline_ms)
 
     def _send_answers(self) -> None:
         self.after_release()
@@ -213,24 +239,55 @@ class Node:
         """Replay the log into every shard, in slices, and start to serve.
 
         Raises:
+            LogError: The log is damaged or can't be read.
             RecordError: An entry is none that this code can know.
         """
-        started_ms = self.now().mono_ms
-        entries = loaded = 0
-        for batch in self.journal.replay():
-            self._runner_of[batch.partition].replay(batch)
-            entries += len(batch.entries)
-            if entries - loaded >= LOAD_SLICE_ENTRIES:
-                loaded = entries
-                await trio.lowlevel.checkpoint()
-        now = self.now()
-        for runner in self._runners:
-            runner.loaded(now)
-        self._tell_shards(now)
+        progress = await self.loader.load_all()
+        self.started = True
         self.check_storage()
         if self._compactor is not None:
             self._compactor.begin()
-        self._emit_event("ready", {"entries": entries, "load_ms": now.mono_ms - started_ms})
+        self.after_load()
+        self.last_load_ms = progress.load_ms
+        fields = {"entries": progress.entries, "load_ms": progress.load_ms}
+        self._emit_event("ready", fields)
+
+    def unload(self, partition: int) -> None:
+        """Stop serving an offsets partition at once, also in the middle of its load.
+
+        What was not appended is answered 16, and what was and isn't durable 1000.
+        """
+        self.shards[partition].drop(self.now())
+        self._emit_event("partition.unloaded", {"partition": partition})
+        self._send_answers()
+
+    async def load_partition(self, partition: int) -> Progress:
+        """Load an offsets partition that was unloaded, and serve it; the others go on.
+
+        Raises:
+            Abandoned: It isn't closed, or was unloaded again meanwhile.
+            LogError, RecordError: It can't be read; it stays unloaded.
+        """
+        try:
+            progress = await self.loader.load_one(self.shards[partition])
+        except (LogError, RecordError):
+            self._send_answers()
+            raise
+        self.after_load()
+        fields = {"entries": progress.entries, "load_ms": progress.load_ms}
+        self._emit_event("partition.loaded", {"partition": partition, **fields})
+        return progress
+
+    def _activated(self, runner: ShardRunner[Any]) -> None:
+        """Tell a shard that begins to serve which deletions of topics it has to finish."""
+        now = self.now()
+        if runner is self.registry:
+            self._tell_shards(now)
+            return
+        to_purge = self._purges.left_for(runner.partition)
+        if to_purge:
+            runner.core.topics_changed(to_purge, now)
+            self.deadline_may_be_earlier(runner.next_deadline_ms())
 
     async def run(self) -> None:
         """Run the tasks until cancelled. Call `drain` first to stop without a loss.
@@ -238,21 +295,25 @@ class Node:
         Raises:
             LogFailed: A write or fsync failed; the process must end.
         """
+        self.started_ms = self.now().mono_ms
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+            self._by_task.nursery = nursery
             nursery.start_soon(self.flusher.run)
             nursery.start_soon(self._changes.run)
-            nursery.start_soon(self._expire_for_ever)
+            nursery.start_soon(self.reloader.run)
+            nursery.start_soon(self.timekeeper.run)
             nursery.start_soon(self._look_around_for_ever)
             if self._compactor is not None:
                 nursery.start_soon(self._compactor.run)
 
     async def drain(self) -> None:
         """Unload every shard and wait until what was appended is durable and answered."""
+        self.draining = True
         now = self.now()
         for runner in reversed(self._runners):
             runner.unload(now)
         self._changes.refuse_all(ErrorCode.NOT_COORDINATOR)
+        self.reloader.refuse_all(ErrorCode.NOT_COORDINATOR)
         self.after_release()
         if self._compactor is not None:
             await self._compactor.stop()
@@ -262,18 +323,6 @@ class Node:
         """Return when nothing waits for the disk."""
         await self.flusher.wait_idle()
 
-    def _submit(self, work: Work, done: Done) -> None:
-        assert self._nursery is not None
-        self._nursery.start_soon(self._work, work, done)
-
-    async def _work(self, work: Work, done: Done) -> None:
-        try:
-            await self._run_blocking(work)
-        except Exception as exc:  # noqa: BLE001 - told to whom it concerns
-            done(outcome.Error(exc))
-        else:
-            done(outcome.Value(None))
-
     def _advance(self, ends: dict[int, int]) -> None:
         """Let go what waited for these offsets to be durable."""
         now = self.now()
@@ -281,43 +330,16 @@ class Node:
             self._runner_of[partition].advance(end, now)
         if self._compactor is not None:
             self._compactor.flushed()
+        self.loader.flushed()
         self.after_release()
 
-    async def _expire_for_ever(self) -> None:
-        while True:
-            self._timer_kick = trio.Event()
-            deadlines = [d for r in self._runners if (d := r.next_deadline_ms()) is not None]
-            self._wake_at_ms = min(deadlines, default=None)
-            if self._wake_at_ms is None:
-                await self._timer_kick.wait()
-                continue
-            # Not longer at a time than what counts as late, so that lateness is how long we
-            # stood still and not only how far past the first deadline that went.
-            self._wake_at_ms = min(self._wake_at_ms, self.now().mono_ms + LATE_MS)
-            # Half a millisecond more: in floating point, the deadline may read as one too early.
-            with trio.move_on_at((self._wake_at_ms + 0.5) / 1000):
-                await self._timer_kick.wait()
-            if self.now().mono_ms >= self._wake_at_ms:
-                await self._expire(self._wake_at_ms)
+    async def _turn(self) -> None:
+        """Finish what an expiry has brought, and let others have their turn."""
+        self._collect_purged()
+        self.after_release()
+        await trio.lowlevel.checkpoint()
 
-    async def _expire(self, planned_ms: int) -> None:
-        late_ms = self.now().mono_ms - planned_ms
-        if late_ms > LATE_MS:
-            # The process was stopped or starved: nobody could have been heard meanwhile.
-            self._emit_event("stalled", {"late_ms": late_ms})
-            for runner in self._runners:
-                runner.core.shift_deadlines(late_ms)
-            return
-        await self.hear_everybody()
-        for runner in self._runners:
-            now = self.now()
-            deadline_ms = runner.next_deadline_ms()
-            if deadline_ms is not None and deadline_ms <= now.mono_ms:
-                runner.expire(now)
-                self._collect_purged()
-                self.after_release()
-                # Expiry comes to all shards at once: a slice of each is too much in one turn.
-                await trio.lowlevel.checkpoint()
+    async def _forget_topics(self) -> None:
         while self._to_forget:
             self._forget_some(self.now())
             await trio.lowlevel.checkpoint()
@@ -327,6 +349,7 @@ class Node:
         if not changes:
             return
         deleted = [change.topic for change in changes if not change.after]
+        self._purges.begin(deleted)
         for shard in self.shards:
             if shard.status is Status.ACTIVE:
                 shard.core.topics_changed(deleted, now)
@@ -335,12 +358,7 @@ class Node:
     def _collect_purged(self) -> None:
         """Note the deleted topics that every shard is done with."""
         for shard in self.shards:
-            for topic in shard.core.take_purged():
-                done = self._purged_in.pop(topic, 0) + 1
-                if done < len(self.shards):
-                    self._purged_in[topic] = done
-                else:
-                    self._to_forget.append(topic)
+            self._to_forget += self._purges.done(shard.partition, shard.core.take_purged())
 
     def _forget_some(self, now: Now) -> None:
         """Forget deleted topics whose offsets are gone, not too many in one turn."""
@@ -369,6 +387,8 @@ class Node:
         full = free < reserve
         if full != self.storage_full:
             self.storage_full = full
+            problem = "the disk's reserve is reached: new offsets are refused" if full else None
+            self.health.report("storage", problem)
             name = "storage.full" if full else "storage.has_room"
             self._emit_event(name, {"free_bytes": free, "reserve_bytes": reserve})
             if self._compactor is not None:

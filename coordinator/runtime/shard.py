@@ -1,6 +1,6 @@
 """One offsets partition at work: its pure core, its gate, and its place in the journal."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -61,8 +61,8 @@ class Core(Protocol):
     def replay(self, record: Any) -> None:
         """Apply one record of the log."""
 
-    def loaded(self, now: Now) -> list[Outcome]:
-        """Start to serve."""
+    def finish_load(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
+        """Start to serve what was replayed, in slices."""
 
     def unload(self, now: Now) -> list[Outcome]:
         """Stop serving."""
@@ -109,6 +109,7 @@ class ShardRunner(Generic[C]):
         self._uncommitted: dict[str, int] = {}
         self._end = 0  # Of all of them.
         self._now = Now(0, 0)  # Of the step that is being done, for replies that leave in it.
+        self._unloads = 0
 
     # --- requests -----------------------------------------------------------------------
 
@@ -211,17 +212,34 @@ class ShardRunner(Generic[C]):
         # Sessions are armed again as JoinGroup and SyncGroup answers leave.
         self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
 
-    def replay(self, batch: Batch) -> None:
-        """Load one batch. Raises RecordError on an entry that this code can't know."""
-        items = [(0, *entry) for _, entry in batch.entries]
-        for record in self._codec.read_items(items):
-            self.core.replay(record)
+    def begin_load(self) -> int:
+        """Be loaded from the log from here on, closed as it is; return the number of this load."""
+        assert self.status is Status.CLOSED
+        self.status = Status.LOADING
+        return self._unloads
 
-    def loaded(self, now: Now) -> None:
-        """Everything is replayed: start to serve."""
-        self.status = Status.ACTIVE
+    def is_loading(self, number: int) -> bool:
+        """Say whether the load *number* is still wanted."""
+        return self.status is Status.LOADING and self._unloads == number
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether everything that was appended is on disk."""
+        return self._services.journal.end_offset(self.partition) <= self.gate.committed_offset
+
+    def replay(self, batch: Batch) -> None:
+        """Load one batch, or a part. Raises RecordError on an entry that this code can't know."""
+        replay = self.core.replay
+        for record in self._codec.read_items(batch.items):
+            replay(record)
+
+    def finish_load(self, now: Callable[[], Now]) -> Iterator[None]:
+        """Everything is replayed: start to serve, and yield after every slice of that."""
         self.gate.advance(self._services.journal.end_offset(self.partition))
-        self._apply_all(self.core.loaded(now), now)
+        for outcomes in self.core.finish_load(now):
+            self._apply_all(outcomes, now())
+            yield
+        self.status = Status.ACTIVE
         self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
 
     def unload(self, now: Now) -> None:
@@ -231,10 +249,14 @@ class ShardRunner(Generic[C]):
             self._apply_all(self.core.unload(now), now)
         self.status = Status.CLOSED
 
-    def abandon_waiting(self, now: Now) -> None:
-        """Answer 1000 to everything that still waits for the disk."""
+    def drop(self, now: Now) -> None:
+        """Stop serving at once: 1000 for what was appended and isn't durable, 16 for the rest."""
+        self.status = Status.CLOSED
+        self._unloads += 1
         for reply in self.gate.give_up():
             self._fail_late(reply, now)
+        self._uncommitted.clear()  # So that nothing waits any more.
+        self._apply_all(self.core.unload(now), now)
 
     def apply(self, outcome: Outcome, now: Now) -> None:
         """Log, gate and tell what the core decided."""

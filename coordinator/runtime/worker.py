@@ -102,3 +102,28 @@ class DiskThread:
             except trio.RunFinishedError:
                 return
             del work, done, result  # Don't keep a flush alive until the next one comes.
+
+
+class ByTask:
+    """Submits work where there is no thread for it, as in a simulation: to a task.
+
+    Attributes:
+        nursery: Where the tasks run.
+    """
+
+    def __init__(self, run_blocking: RunBlocking) -> None:
+        self.nursery: trio.Nursery | None = None
+        self._run_blocking = run_blocking
+
+    def submit(self, work: Work, done: Done) -> None:
+        """Run *work*, then *done*."""
+        assert self.nursery is not None
+        self.nursery.start_soon(self._run, work, done)
+
+    async def _run(self, work: Work, done: Done) -> None:
+        try:
+            await self._run_blocking(work)
+        except Exception as exc:  # noqa: BLE001 - told to whom it concerns
+            done(outcome.Error(exc))
+        else:
+            done(outcome.Value(None))

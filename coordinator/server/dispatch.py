@@ -12,6 +12,7 @@ from coordinator.config import Settings
 from coordinator.group import Caller, GroupShard, Now
 from coordinator.runtime.calls import Call, Gather, Token
 from coordinator.runtime.coordination import Coordination
+from coordinator.runtime.describe import described
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import ShardRunner, Status
 from coordinator.server.budget import Budget, NoGroup, WholeFetch, fitting
@@ -55,6 +56,8 @@ class Dispatcher:
             m.ScanOffsetsRequest: self._scan_offsets,
             m.ReadOffsetChangesRequest: self._read_changes,
             m.CompactLogRequest: self._compact_log,
+            m.DescribeNodeRequest: self._describe_node,
+            m.ReloadPartitionRequest: self._reload_partition,
         }
 
     def dispatch(self, call: Call, caller: Caller, now: Now) -> None:
@@ -122,6 +125,9 @@ class Dispatcher:
             return find_coordinator_error(group_id, _E.COORDINATOR_NOT_AVAILABLE, message)
         node_id, host, port, epoch = leader
         return m.CoordinatorOfGroup(group_id, _E.NONE, None, node_id, host, port, partition, epoch)
+
+    def _describe_node(self, call: Call, _caller: Caller, _now: Now) -> None:
+        call.resolve(described(self._node, self._settings.node_id), -1)
 
     # --- answers over several groups ----------------------------------------------------
 
@@ -321,3 +327,7 @@ class Dispatcher:
 
     def _compact_log(self, call: Call, _caller: Caller, _now: Now) -> None:
         self._node.compact(call)
+
+    def _reload_partition(self, call: Call, _caller: Caller, _now: Now) -> None:
+        if self._partition_is_here(call):
+            self._node.reloader.submit(call)

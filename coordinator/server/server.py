@@ -9,8 +9,9 @@ import trio
 
 from coordinator.config import Settings
 from coordinator.group import Now
-from coordinator.runtime.node import LATE_MS, Node
+from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
+from coordinator.runtime.timekeeper import LATE_MS
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.queue import RequestQueue
 from coordinator.server.session import Session
@@ -128,7 +129,11 @@ class Server:
         poller.at_round_end += [node.flusher.start, self._end_round, node.flusher.start]
         node.flusher.will_start = lambda: poller.in_round
         node.after_release = self.flush
-        node.hear_everybody = poller.caught_up
+        node.timekeeper.hear_everybody = poller.caught_up
+
+    def connections(self) -> int:
+        """Return how many there are."""
+        return len(self._sessions)
 
     async def run(self, listeners: list[Listener]) -> None:
         """Serve the *listeners* until cancelled; then every session ends."""

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from coordinator.group import GroupConfig, records
-from coordinator.group.records import NO_EXPIRY, OffsetsCommitted, pack, read_items
+from coordinator.group.records import OffsetsCommitted, pack, read_items
 from coordinator.group.stored import (
+    NO_EXPIRY,
     CommittedOffset,
     StoredOffsets,
     pack_row,
@@ -48,7 +49,8 @@ def test_a_row_says_what_was_committed(partition: int, value: tuple[int, int, st
 
     assert unpack_row(row) == value
     assert msgpack.unpackb(b"\x93" + row[value_start(partition) : -1]) == list(value)
-    assert pack_rows([partition], *([part] for part in value)) == {partition: row}
+    offset, leader_epoch, metadata = value
+    assert pack_rows([partition], [offset], [leader_epoch], [metadata]) == {partition: row}
 
 
 @given(

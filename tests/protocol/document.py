@@ -48,7 +48,9 @@ _SECTIONS: Final = (
     ApiKey.READ_OFFSET_CHANGES,
     ApiKey.DESCRIBE_LAG,
     ApiKey.ALTER_GROUP_RETENTION,
+    ApiKey.DESCRIBE_NODE,
     ApiKey.COMPACT_LOG,
+    ApiKey.RELOAD_PARTITION,
 )
 
 

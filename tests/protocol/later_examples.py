@@ -346,4 +346,27 @@ _LOG: Final = (
     ),
 )
 
-LATER_EXAMPLES: Final = _NEWER_VERSIONS + _TOPICS + _INSIGHT + _LOG
+_NODE: Final = (
+    Example(
+        "a node loads, and its disk is nearly full",
+        0,
+        m.DescribeNodeRequest(),
+        m.DescribeNodeResponse(
+            0,
+            1,
+            7,
+            "unhealthy",
+            (m.NodeProblem("storage", "the disk's reserve is reached"),),
+            (m.NodePartition(0, "loading", 1_200, 90_000), m.NodePartition(65_535, "active", 3, 3)),
+            (m.NodeMetric("log_bytes", 43_420_000),),
+        ),
+    ),
+    Example(
+        "load a partition again",
+        0,
+        m.ReloadPartitionRequest(7),
+        m.ReloadPartitionResponse(0, None, 20_000, 85),
+    ),
+)
+
+LATER_EXAMPLES: Final = _NEWER_VERSIONS + _TOPICS + _INSIGHT + _NODE + _LOG

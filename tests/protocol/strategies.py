@@ -159,6 +159,8 @@ REQUESTS: Final[Mapping[type, st.SearchStrategy[Any]]] = {
         m.AlterGroupRetentionRequest, text, st.none() | retention
     ),
     m.CompactLogRequest: st.builds(m.CompactLogRequest),
+    m.DescribeNodeRequest: st.builds(m.DescribeNodeRequest),
+    m.ReloadPartitionRequest: st.builds(m.ReloadPartitionRequest, count),
 }
 
 RESPONSES: Final[Mapping[type, st.SearchStrategy[Any]]] = {
@@ -251,4 +253,15 @@ RESPONSES: Final[Mapping[type, st.SearchStrategy[Any]]] = {
     ),
     m.AlterGroupRetentionRequest: st.builds(m.AlterGroupRetentionResponse, code),
     m.CompactLogRequest: st.builds(m.CompactLogResponse, code, maybe_text, i64, i64, i64, i64),
+    m.DescribeNodeRequest: st.builds(
+        m.DescribeNodeResponse,
+        code,
+        i32,
+        i32,
+        text,
+        many(st.builds(m.NodeProblem, text, text)),
+        many(st.builds(m.NodePartition, count, text, i64, i64)),
+        many(st.builds(m.NodeMetric, text, i64)),
+    ),
+    m.ReloadPartitionRequest: st.builds(m.ReloadPartitionResponse, code, maybe_text, i64, i64),
 }

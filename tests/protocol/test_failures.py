@@ -64,6 +64,8 @@ SHAPES: list[tuple[m.Request, tuple[Any, ...]]] = [
     (m.DescribeLagRequest("g"), (CODE, None, "g", ())),
     (m.AlterGroupRetentionRequest("g", None), (CODE,)),
     (m.CompactLogRequest(), (CODE, None, -1, -1, -1, -1)),
+    (m.DescribeNodeRequest(), (CODE, -1, -1, "", (), (), ())),
+    (m.ReloadPartitionRequest(0), (CODE, None, -1, -1)),
 ]
 
 

@@ -97,7 +97,7 @@ async def test_a_deleted_topic_is_forgotten_when_its_offsets_are_gone(
             await client.ask(m.DeleteTopicsRequest(("t",)))
             await trio.sleep(1)
             await assert_purged(client)
-            assert not w.node._purged_in
+            assert not w.node._purges.left_for(0)
             assert 0 == (await client.ask(registration(t=2))).topics[0].error  # type: ignore[union-attr]  # it has them
             return
         # The deletion is on disk, and no slice of the purge has run.

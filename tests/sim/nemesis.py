@@ -41,6 +41,7 @@ class Nemesis:
             self._worse_weather,
             self._compact,
             self._crash_in_compaction,
+            self._move_partition,
         ]
         self._only = only
 
@@ -150,6 +151,23 @@ class Nemesis:
 
     async def _shift_wall_clock(self) -> None:
         self.world.wall_shift_ms += self._rng.randint(-3_600_000, 3_600_000)
+
+    async def _move_partition(self) -> None:
+        """An election takes a partition away and gives it back, perhaps twice in a row."""
+        world, rng = self.world, self._rng
+        process = world.process
+        if process is None or not process.node.started:
+            return
+        partition = rng.randrange(len(process.node.shards))
+        for _ in range(rng.randint(1, 2)):
+            if world.process is not process or process.node.draining:
+                return
+            process.node.unload(partition)
+            await trio.sleep(rng.choice((0, 0.1, 1)))
+            if world.process is not process or process.node.draining:
+                return
+            process.load_partition(partition)
+            await trio.sleep(rng.choice((0, 0.01, 0.5)))
 
     async def _worse_weather(self) -> None:
         weather, rng = self.world.network.weather, self._rng

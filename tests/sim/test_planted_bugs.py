@@ -9,7 +9,7 @@ from coordinator.group import offsets, static, sync
 from coordinator.group.core import Core, Decision
 from coordinator.group.group import Group
 from coordinator.group.records import GroupGeneration, Record
-from coordinator.runtime import node
+from coordinator.runtime import timekeeper
 from coordinator.runtime.gate import ReplyGate
 from coordinator.runtime.shard import ShardRunner
 from protocol.errors import ErrorCode
@@ -136,5 +136,5 @@ def test_the_stage_notices(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_it_notices_a_stall_that_evicts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the rule for late timers, a stall ends the sessions of members that are alive."""
-    monkeypatch.setattr(node, "LATE_MS", 1_000_000_000)
+    monkeypatch.setattr(timekeeper, "LATE_MS", 1_000_000_000)
     assert any(run_seed(seed, only=OWN_FAULTS).evicted for seed in range(1, 21))

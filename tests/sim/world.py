@@ -3,6 +3,7 @@
 import random
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -19,6 +20,7 @@ from coordinator.log.journal import Journal
 from coordinator.runtime.compaction_child import CompactionFailed
 from coordinator.runtime.compactor import Compaction
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
+from coordinator.runtime.loading import Abandoned
 from coordinator.runtime.node import Node
 from coordinator.server import server as door
 from coordinator.server.dispatch import Dispatcher
@@ -54,8 +56,18 @@ class Process:
         self.node = node
         self.server = server
         self.scope = trio.CancelScope()
+        self.nursery: trio.Nursery | None = None  # Of its tasks.
         self.is_dead = False
         self.ended = trio.Event()
+
+    def load_partition(self, partition: int) -> None:
+        """Begin to load a partition that was unloaded."""
+        assert self.nursery is not None
+        self.nursery.start_soon(self._load_partition, partition)
+
+    async def _load_partition(self, partition: int) -> None:
+        with suppress(Abandoned):
+            await self.node.load_partition(partition)
 
 
 class World:
@@ -179,6 +191,7 @@ class World:
         try:
             with process.scope:
                 async with trio.open_nursery() as nursery:
+                    process.nursery = nursery
                     nursery.start_soon(process.node.run)
                     nursery.start_soon(process.server.run, list[door.Listener]([listener]))
                     # A long log takes its time; meanwhile everybody is told so.

@@ -1,0 +1,238 @@
+"""From the log into the shards: all of them at the start, or one alone, a slice at a time.
+
+The files are read in a thread. Everything else happens in the event loop, in slices that are
+short enough for requests to be answered between them: of the shards that are loaded with
+COORDINATOR_LOAD_IN_PROGRESS, of all others as ever. One load goes on at a time.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import trio
+
+from coordinator.group import Now
+from coordinator.group.records import RecordError
+from coordinator.log.errors import LogError
+from coordinator.log.format import Batch
+from coordinator.log.journal import Journal
+from coordinator.log.replay import Replay
+from coordinator.runtime.changes import EmitEvent
+from coordinator.runtime.health import Health
+from coordinator.runtime.shard import ShardRunner, Status
+from coordinator.runtime.worker import RunBlocking
+
+# A slice of so many entries took 1 to 5 ms.
+LOAD_SLICE_ENTRIES: Final = 1_000
+TELL_PERIOD_MS: Final = 1_000
+
+Runner = ShardRunner[Any]
+
+
+class Abandoned(Exception):
+    """The partition was unloaded while it was being loaded, or another load took its place."""
+
+
+class Progress:
+    """How far one load is.
+
+    Attributes:
+        partitions: How many are loaded by it.
+        entries: What was replayed so far.
+        started_ms: Monotonic.
+        load_ms: How long it took, once it is over.
+    """
+
+    def __init__(self, replay: Replay, partitions: int, started_ms: int) -> None:
+        self.partitions = partitions
+        self.entries = 0
+        self.started_ms = started_ms
+        self.load_ms = -1
+        self._replay = replay
+
+    @property
+    def total_bytes(self) -> int:
+        """What there is to read."""
+        return self._replay.total_bytes
+
+    @property
+    def done_bytes(self) -> int:
+        """What of it was read and replayed."""
+        return self._replay.done_bytes
+
+    def loaded_offset(self, partition: int) -> int:
+        """Return the offset behind the last entry of *partition* that was replayed."""
+        return self._replay.ends.get(partition, 0)
+
+
+class Loader:
+    """Loads shards and lets them serve.
+
+    Attributes:
+        progress: Of the load that goes on, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        runners: Mapping[int, Runner],
+        health: Health,
+        run_reading: RunBlocking,
+        emit_event: EmitEvent,
+        now: Callable[[], Now],
+        activated: Callable[[Runner], None],
+    ) -> None:
+        """Make it.
+
+        Args:
+            journal: Where it is loaded from.
+            runners: By partition, in the order in which they are to serve.
+            health: Is told what can't be loaded.
+            run_reading: Runs what reads files.
+            emit_event: Is told how far it is.
+            now: The time.
+            activated: Called when a shard serves.
+        """
+        self.progress: Progress | None = None
+        self._journal = journal
+        self._runners = runners
+        self._health = health
+        self._run_reading = run_reading
+        self._emit_event = emit_event
+        self._now = now
+        self._activated = activated
+        self._one_at_a_time = trio.Lock()
+        self._flushed = trio.Event()
+        self._awaits_flush = False
+
+    async def load_all(self) -> Progress:
+        """Load every shard in one pass over the journal.
+
+        Raises:
+            LogError: The log is damaged or can't be read: nothing of it must be served.
+            RecordError: An entry is none that this code can know.
+        """
+        runners = self._runners
+
+        def take(batch: Batch) -> None:
+            runners[batch.partition].replay(batch)
+
+        async with self._one_at_a_time:
+            try:
+                with self._journal.readers.one_more():
+                    replay = self._journal.load()
+                    progress = self._begin(replay, len(runners))
+                    await self._replay(replay, take, lambda: True)
+                for runner in runners.values():
+                    await self._activate(runner, lambda: True)
+            finally:
+                self.progress = None
+        progress.load_ms = self._now().mono_ms - progress.started_ms
+        return progress
+
+    async def load_one(self, runner: Runner) -> Progress:
+        """Load one shard, which was closed, through the indexes of the segments.
+
+        Raises:
+            Abandoned: It is not closed: another load goes on; or it was unloaded again.
+            LogError: What there is of it can't be read; it stays closed.
+            RecordError: An entry is none that this code can know; it stays closed.
+        """
+        if runner.status is not Status.CLOSED:
+            raise Abandoned
+        number = runner.begin_load()
+
+        def wanted() -> bool:
+            return runner.is_loading(number)
+
+        async with self._one_at_a_time:
+            try:
+                # What was appended before it was unloaded may still be on its way.
+                while wanted() and not runner.is_durable:
+                    await self._wait_flushed()
+                with self._journal.readers.one_more():
+                    replay = self._journal.load_partition(runner.partition)
+                    progress = self._begin(replay, 1)
+                    await self._replay(replay, runner.replay, wanted)
+                await self._activate(runner, wanted)
+            except (LogError, RecordError) as exc:
+                # Memory of the others is whole, so they are served on; a start refuses this log.
+                runner.drop(self._now())
+                problem = f"partition {runner.partition} can't be loaded: {exc}"
+                self._health.report("loading", problem)
+                raise
+            finally:
+                self.progress = None
+        self._health.report("loading", None)
+        progress.load_ms = self._now().mono_ms - progress.started_ms
+        return progress
+
+    def loaded_offset(self, partition: int) -> int:
+        """Return how far a *partition* is that doesn't serve yet; 0 if it isn't being loaded."""
+        return 0 if self.progress is None else self.progress.loaded_offset(partition)
+
+    def flushed(self) -> None:
+        """Note that more of the log is durable."""
+        if self._awaits_flush:
+            self._flushed.set()
+
+    async def _wait_flushed(self) -> None:
+        self._flushed = trio.Event()
+        self._awaits_flush = True
+        await self._flushed.wait()
+        self._awaits_flush = False
+
+    def _begin(self, replay: Replay, partitions: int) -> Progress:
+        self.progress = Progress(replay, partitions, self._now().mono_ms)
+        return self.progress
+
+    async def _replay(
+        self, replay: Replay, take: Callable[[Batch], None], wanted: Callable[[], bool]
+    ) -> None:
+        progress = self.progress
+        assert progress is not None
+        told_ms = progress.started_ms
+        entries = 0
+        pause_at = LOAD_SLICE_ENTRIES
+        while True:
+            if not wanted():
+                raise Abandoned
+            await self._run_reading(replay.fetch)
+            if replay.at_end:
+                break
+            for batch in replay.batches():
+                # Checked here, and after each pause below: an abandoned shard takes no more.
+                take(batch)
+                entries += len(batch.items)
+                if entries >= pause_at:
+                    pause_at = entries + LOAD_SLICE_ENTRIES
+                    progress.entries = entries
+                    await trio.lowlevel.checkpoint()
+                    if not wanted():
+                        raise Abandoned
+            progress.entries = entries
+            now_ms = self._now().mono_ms
+            if now_ms - told_ms >= TELL_PERIOD_MS:
+                told_ms = now_ms
+                self._tell(progress)
+
+    def _tell(self, progress: Progress) -> None:
+        total_bytes, done_bytes = progress.total_bytes, progress.done_bytes
+        fields = {
+            "partitions": progress.partitions,
+            "entries": progress.entries,
+            "bytes": done_bytes,
+            "total_bytes": total_bytes,
+            "percent": 100 * done_bytes // max(total_bytes, 1),
+        }
+        self._emit_event("loading", fields)
+
+    async def _activate(self, runner: Runner, wanted: Callable[[], bool]) -> None:
+        if not wanted():
+            raise Abandoned
+        for _ in runner.finish_load(self._now):
+            await trio.lowlevel.checkpoint()
+            if not wanted():
+                raise Abandoned
+        assert runner.status is Status.ACTIVE
+        self._activated(runner)

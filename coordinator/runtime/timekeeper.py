@@ -1,0 +1,90 @@
+"""The task that sleeps until the earliest deadline of any shard."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import trio
+
+from coordinator.group import Now
+from coordinator.runtime.changes import EmitEvent
+from coordinator.runtime.shard import ShardRunner
+
+LATE_MS: Final = 500
+
+_Runners = Sequence[ShardRunner[Any]]
+
+
+class Timekeeper:
+    """Has the shards do what is due, and holds nothing against peers while we stood still.
+
+    Attributes:
+        hear_everybody: Has what was received handled, before anybody's time is up.
+    """
+
+    def __init__(
+        self,
+        runners: _Runners,
+        *,
+        now: Callable[[], Now],
+        expired: Callable[[], Awaitable[None]],
+        done: Callable[[], Awaitable[None]],
+        emit_event: EmitEvent,
+    ) -> None:
+        """Make it.
+
+        Args:
+            runners: All shards.
+            now: The time.
+            expired: Called after each shard that had something to do.
+            done: Called after all of them.
+            emit_event: Is told when the process stood still.
+        """
+        self.hear_everybody: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        self._runners = runners
+        self._now = now
+        self._expired = expired
+        self._done = done
+        self._emit_event = emit_event
+        self._kick = trio.Event()
+        self._wake_at_ms: int | None = None
+
+    def wake_before(self, deadline_ms: int) -> None:
+        """Wake if the task would sleep past *deadline_ms*."""
+        if self._wake_at_ms is None or deadline_ms < self._wake_at_ms:
+            self._kick.set()
+
+    async def run(self) -> None:
+        """Expire what is due until cancelled."""
+        while True:
+            self._kick = trio.Event()
+            deadlines = [d for r in self._runners if (d := r.next_deadline_ms()) is not None]
+            self._wake_at_ms = min(deadlines, default=None)
+            if self._wake_at_ms is None:
+                await self._kick.wait()
+                continue
+            # Not longer at a time than what counts as late, so that lateness is how long we
+            # stood still and not only how far past the first deadline that went.
+            self._wake_at_ms = min(self._wake_at_ms, self._now().mono_ms + LATE_MS)
+            # Half a millisecond more: in floating point, the deadline may read as one too early.
+            with trio.move_on_at((self._wake_at_ms + 0.5) / 1000):
+                await self._kick.wait()
+            if self._now().mono_ms >= self._wake_at_ms:
+                await self._expire(self._wake_at_ms)
+
+    async def _expire(self, planned_ms: int) -> None:
+        late_ms = self._now().mono_ms - planned_ms
+        if late_ms > LATE_MS:
+            # The process was stopped or starved: nobody could have been heard meanwhile.
+            self._emit_event("stalled", {"late_ms": late_ms})
+            for runner in self._runners:
+                runner.core.shift_deadlines(late_ms)
+            return
+        await self.hear_everybody()
+        for runner in self._runners:
+            now = self._now()
+            deadline_ms = runner.next_deadline_ms()
+            if deadline_ms is not None and deadline_ms <= now.mono_ms:
+                runner.expire(now)
+                # Expiry comes to all shards at once: a slice of each is too much in one turn.
+                await self._expired()
+        await self._done()

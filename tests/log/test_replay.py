@@ -1,0 +1,177 @@
+"""Reading the log back piece by piece: what a load does."""
+
+import msgpack
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from coordinator.log.errors import LogCorrupt, LogFailed
+from coordinator.log.format import HEADER_BYTES, Batch, Entry
+from coordinator.log.replay import PART_ITEMS, Replay
+from coordinator.log.segments import WINDOW_BYTES
+from tests.fakes.disk import Disk
+from tests.log.helpers import NOW_MS, append, flush, numbers_of, open_journal, write
+
+
+def taken(replay: Replay) -> list[Batch]:
+    """Return everything that *replay* yields, fetch by fetch."""
+    batches: list[Batch] = []
+    replay.fetch()
+    while not replay.at_end:
+        batches += replay.batches()
+        assert replay.done_bytes <= replay.total_bytes
+        replay.fetch()
+    assert replay.done_bytes == replay.total_bytes
+    return batches
+
+
+def big_entries(count: int, value_bytes: int = 0) -> list[Entry]:
+    """Return entries that are told apart by their key."""
+    return [Entry(1, 0, "g", ("t", n), (bytes(value_bytes),)) for n in range(count)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.booleans()), max_size=30),
+    st.sampled_from([64, 300, 10_000]),
+)
+def test_a_load_of_all_is_the_loads_of_each(
+    steps: list[tuple[int, int, bool]], segment_bytes: int
+) -> None:
+    """Whatever was appended to which partition, and however it was flushed."""
+    journal = open_journal(Disk(), segment_bytes=segment_bytes)
+    number = 0
+    for partition, count, flushes in steps:
+        append(journal, partition, *range(number, number + count))
+        number += count
+        if flushes:
+            flush(journal)
+    append(journal, 3, number)
+    flush(journal)
+    number += 1
+
+    everything = taken(journal.load())
+
+    assert everything == list(journal.replay())
+    for partition in range(4):
+        alone = journal.load_partition(partition)
+        batches: list[Batch] = []
+        alone.fetch()
+        while not alone.at_end:
+            batches += alone.batches()
+            alone.fetch()
+        assert batches == [b for b in everything if b.partition == partition]
+        assert alone.ends == {partition: journal.end_offset(partition)}
+    assert sorted(n for b in everything for n in numbers_of(b)) == list(range(number))
+
+
+def test_a_large_batch_comes_in_parts_that_are_the_whole() -> None:
+    """Nobody has to wait until 100,000 entries are unpacked."""
+    journal = open_journal(Disk())
+    write(journal, 0, 1)
+    journal.append(0, big_entries(100_000), NOW_MS)
+    flush(journal)
+    write(journal, 0, 2)
+
+    for replay in (journal.load(), journal.load_partition(0)):
+        replay.fetch()
+        batches: list[Batch] = []
+        while not replay.at_end:
+            batches += replay.batches()
+            replay.fetch()
+        assert max(len(batch.items) for batch in batches) <= PART_ITEMS
+        offsets = [offset for batch in batches for offset, _ in batch.entries]
+        assert offsets == list(range(100_002))
+        keys = [entry.key for batch in batches[1:-1] for _, entry in batch.entries]
+        assert keys == [("t", n) for n in range(100_000)]
+
+
+def test_a_batch_larger_than_the_window_is_read_whole() -> None:
+    """The window grows for it, and is small again behind it."""
+    journal = open_journal(Disk())
+    write(journal, 1, 1)
+    journal.append(0, big_entries(3, WINDOW_BYTES), NOW_MS)
+    flush(journal)
+    write(journal, 1, 2)
+
+    assert [len(b.items) for b in taken(journal.load())] == [1, 3, 1]
+    assert list(journal.replay()) == taken(journal.load())
+
+
+@pytest.mark.parametrize("position", [5, 20, HEADER_BYTES, HEADER_BYTES + 2_000_000])
+def test_a_flipped_bit_in_a_large_batch_is_found_before_anything_of_it_is_yielded(
+    position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checksum is looked at where the file is read, in a thread."""
+    disk = Disk()
+    journal = open_journal(disk)
+    journal.append(0, big_entries(3, WINDOW_BYTES), NOW_MS)
+    flush(journal)
+    replay = journal.load()
+    read = type(journal._directory).read
+
+    def damaged(self: object, name: str, start: int = 0, size: int | None = None) -> bytes:
+        data = bytearray(read(self, name, start, size))  # type: ignore[arg-type]
+        if position < len(data):
+            data[position] ^= 1
+        return bytes(data)
+
+    monkeypatch.setattr(type(journal._directory), "read", damaged)
+    with pytest.raises(LogCorrupt, match="is damaged"):
+        taken(replay)
+
+
+@pytest.mark.parametrize("count", [1, 3_000])
+def test_entries_that_are_none_are_corruption_in_parts_as_in_the_whole(count: int) -> None:
+    """The checksum may be right all the same."""
+    good = [(n, 1, 0, "g", ("t", n), (bytes(30),)) for n in range(count)]
+    for bad in ([*good, 5], [*good, (0, 1)], [("x", *good[0][1:])]):
+        disk = Disk()
+        journal = open_journal(disk)
+        journal._open.append((0, 0, NOW_MS, msgpack.packb(bad)))
+        journal._ends[0] = 1
+        flush(journal)
+        for replay in (journal.load(), journal.load_partition(0)):
+            replay.fetch()
+            with pytest.raises(LogCorrupt, match="can't be read"):
+                list(replay.batches())
+
+
+def test_something_behind_the_last_entry_of_a_large_batch_is_corruption() -> None:
+    """Whoever wrote it did not write it like this."""
+    journal = open_journal(Disk())
+    packed = msgpack.packb([(n, 1, 0, "g", ("t", n), (bytes(30),)) for n in range(3_000)])
+    journal._open.append((0, 0, NOW_MS, packed + b"\x00"))
+    journal._ends[0] = 3_000
+    flush(journal)
+
+    replay = journal.load()
+    replay.fetch()
+    with pytest.raises(LogCorrupt, match="behind the last one"):
+        list(replay.batches())
+
+
+def test_a_file_that_cannot_be_read_is_a_failing_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not damage: a repair would be the wrong advice."""
+    journal = open_journal(Disk())
+    write(journal, 0, 1)
+
+    def failing(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(type(journal._directory), "read", failing)
+    for replay in (journal.load(), journal.load_partition(0)):
+        with pytest.raises(LogFailed):
+            replay.fetch()
+
+
+def test_an_index_that_leads_to_another_partition_is_corruption() -> None:
+    """What is read through it is checked like everything else."""
+    journal = open_journal(Disk())
+    write(journal, 0, 1)
+    write(journal, 1, 2)
+    journal._active.positions[1] = journal._active.positions[0]
+
+    replay = journal.load_partition(1)
+    replay.fetch()
+    with pytest.raises(LogCorrupt, match="leads to"):
+        list(replay.batches())
