@@ -33,7 +33,7 @@ from protocol.layout import (
 from protocol.membership_apis import DRAIN_MEMBER, HEARTBEAT, JOIN_GROUP, LEAVE_GROUP, SYNC_GROUP
 from protocol.node_apis import DESCRIBE_NODE, RELOAD_PARTITION
 from protocol.offset_apis import OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
-from protocol.schema import Check
+from protocol.schema import Check, of_single_elements
 from protocol.topic_apis import (
     DELETE_TOPICS,
     DESCRIBE_TOPICS,
@@ -104,12 +104,19 @@ def latest_version(key: ApiKey) -> int:
     return APIS[key].max_version
 
 
+# Most of them name one group, one topic and one partition.
+_OF_SINGLE_ELEMENTS: Final = frozenset({ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH})
+
+
 def _checks(*, requests: bool) -> dict[tuple[int, int], tuple[ApiKey, Check]]:
     checks: dict[tuple[int, int], tuple[ApiKey, Check]] = {}
     for api in APIS.values():
         for version in range(api.max_version + 1):
             struct = api.request if requests else api.response
-            checks[api.key, version] = api.key, struct.check(version, open_end=not requests)
+            check = struct.check(version, open_end=not requests)
+            if requests and api.key in _OF_SINGLE_ELEMENTS:
+                check = of_single_elements(check)
+            checks[api.key, version] = api.key, check
     return checks
 
 

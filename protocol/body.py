@@ -24,6 +24,8 @@ from protocol.schema import ARRAY_ITEMS_MAX, Check, Invalid
 
 DEPTH_MAX: Final = 8
 ITEMS_MAX: Final = 100_000
+# An array has no more elements than its body has bytes: 170 headers x 512 x 8 bytes.
+_TINY_BODY_BYTES: Final = 512
 _SMALL_BODY_BYTES: Final = 64 * 1024
 # 16 headers x 10,000 claimed elements x 8 bytes: at most 1.3 MB before msgpack notices.
 _LONG_ARRAYS_MAX: Final = 16
@@ -45,6 +47,7 @@ check_msgpack(msgpack.version, msgpack.Unpacker.__module__)
 
 _SHORT_HEADERS: Final = [bytes((0x90 | count,)) for count in range(16)]
 
+_unpackb: Final = msgpack.unpackb
 _packer: Final = msgpack.Packer(use_bin_type=True, autoreset=True)
 
 
@@ -80,13 +83,14 @@ def unpack_request(body: bytes, check: Check) -> Any:
         Invalid: The bytes are sound, the content does not fit.
         Unreadable: The bytes are not one sound msgpack value.
     """
-    small = len(body) <= _SMALL_BODY_BYTES
-    if not small or body.count(b"\xdc") + body.count(b"\xdd") > _LONG_ARRAYS_MAX:
+    size = len(body)
+    if size > _TINY_BODY_BYTES and (
+        size > _SMALL_BODY_BYTES or body.count(b"\xdc") + body.count(b"\xdd") > _LONG_ARRAYS_MAX
+    ):
         scan(body)
+    longest = min(size, ARRAY_ITEMS_MAX)
     try:
-        value = msgpack.unpackb(
-            body, use_list=False, max_array_len=ARRAY_ITEMS_MAX, max_map_len=0, max_ext_len=0
-        )
+        value = _unpackb(body, use_list=False, max_array_len=longest, max_map_len=0, max_ext_len=0)
         return check(value)
     except Invalid:
         scan(body)

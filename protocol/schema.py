@@ -67,6 +67,10 @@ def refuse(what: str, value: object) -> NoReturn:
 _CONDITIONS: Final[dict[Check, str]] = {}
 _COLUMNS: Final[dict[Check, Callable[[Sequence[Any]], bool]]] = {}
 
+# What checks of more than one value are made of, for `of_single_elements`.
+_ELEMENTS: Final[dict[Check, Check]] = {}
+_RECORDS: Final[dict[Check, tuple[type | None, Sequence[Check], Sequence[Any]]]] = {}
+
 _INTS: Final = {int}
 _STRS: Final = {str}
 _TUPLES: Final = {tuple}
@@ -169,6 +173,8 @@ def nullable(inner: Check) -> Check:
             return inner_column([v for v in values if v is not None] if missing else values)
 
         _COLUMNS[check] = column
+    if inner in _ELEMENTS:
+        _ELEMENTS[check] = _ELEMENTS[inner]
     return check
 
 
@@ -187,6 +193,7 @@ def array(inner: Check, max_items: int = ARRAY_ITEMS_MAX) -> Check:
             return tuple([inner(item) for item in value])
         refuse("an array", value)
 
+    _ELEMENTS[check] = inner
     return check
 
 
@@ -229,7 +236,51 @@ def record(
     namespace |= {"new": tuple.__new__, "make": make, "wrong_shape": partial(_wrong_shape, wanted)}
     exec(source, namespace)  # noqa: S102 - the source is made of the layout's numbers only
     check: Check = namespace["check"]
+    _RECORDS[check] = make, checks, absent
     return check
+
+
+def of_single_elements(check: Check) -> Check:
+    """Return *check*, quicker where every array has one element, at any depth.
+
+    The checks of all records in it are written out in one function: 1.1 µs instead of 1.4 for a
+    commit of one partition. Where anything is otherwise, *check* decides.
+    """
+    lines: list[str] = []
+    namespace: dict[str, Any] = {"new": tuple.__new__, "check": check}
+    made = _write_out(check, "v", lines, namespace)
+    tests = "".join(f"    {line}\n" for line in lines)
+    source = f"def check_single(v):\n{tests}    return {made}\n"
+    exec(source, namespace)  # noqa: S102 - as in `record`
+    quick: Check = namespace["check_single"]
+    return quick
+
+
+def _write_out(check: Check, v: str, lines: list[str], namespace: dict[str, Any]) -> str:
+    """Add to *lines* what tests the variable *v*; return the expression of what is made of it."""
+
+    def expect(condition: str) -> None:
+        lines.append(f"if not ({condition}): return check(v)")
+
+    if check in _CONDITIONS:
+        expect(_CONDITIONS[check].format(v))
+        return v
+    if check in _ELEMENTS:
+        expect(f"type({v}) is tuple and len({v}) == 1")
+        lines.append(f"{v}_ = {v}[0]")
+        made = _write_out(_ELEMENTS[check], f"{v}_", lines, namespace)
+        return v if made == f"{v}_" else f"({made},)"
+    make, checks, absent = _RECORDS[check]
+    expect(f"type({v}) is tuple and len({v}) == {len(checks)}")
+    names = [f"{v}{n}" for n in range(len(checks))]
+    lines.append(f"{', '.join(names)}, = {v}")
+    values = [_write_out(c, n, lines, namespace) for c, n in zip(checks, names, strict=True)]
+    if make is None and not absent:
+        return v
+    defaults = {f"{v}a{n}": value for n, value in enumerate(absent)}
+    namespace |= defaults | {f"{v}make": make}
+    fields = ", ".join([*values, *defaults])
+    return f"({fields},)" if make is None else f"new({v}make, ({fields},))"
 
 
 def _plain_rows(checks: Sequence[Check]) -> Callable[[Sequence[Any]], bool]:

@@ -24,7 +24,6 @@ from protocol.messages import (
     OffsetCommitResponse,
     PackedResponse,
     PartitionCommit,
-    TopicCommit,
 )
 from protocol.types import NO_LEADER_EPOCH, NO_OFFSET
 
@@ -63,7 +62,7 @@ def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) ->
     wall_ms = core.wall_ms(now)
     answers = array_header(len(topics))
     for topic, partitions in topics:
-        if len(partitions) == 1:
+        if len(partitions) == 1:  # Nearly every commit of a small group.
             rows, results = _examine_one(core, group, member, topic, partitions[0])
         else:
             rows, results = _examine(core, group, member, topic, partitions)
@@ -88,7 +87,8 @@ def _committer(
     core: Core, group: Group | None, request: OffsetCommitRequest
 ) -> tuple[Member | None, int]:
     """Return the member that commits (None: nobody in particular), and why it may not."""
-    if _names_twice(request.topics):
+    topics = request.topics
+    if (len(topics) > 1 or len(topics[0][1]) > 1) and names_twice(topics):
         return None, _INVALID
     allowed = _FULL if core.storage_full else _OK
     generation_id = request.generation_id
@@ -125,12 +125,6 @@ def _in_words(
         return "there is no such group"
     _, generation_id, member_id, instance_id, _ = request
     return refusal(group, error, member_id, instance_id, generation_id, now.mono_ms)
-
-
-def _names_twice(topics: tuple[TopicCommit, ...]) -> bool:
-    if len(topics) == 1 and len(topics[0][1]) == 1:
-        return False  # Nearly every commit of a small group.
-    return names_twice(topics)
 
 
 def _examine_one(

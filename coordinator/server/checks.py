@@ -12,12 +12,20 @@ from protocol.groups import group_id_error
 Problem = tuple[ErrorCode, str]
 
 
+def group_id_problem(group_id: str) -> Problem | None:
+    """Return what is wrong with a group id. It comes before all else, as in Kafka."""
+    reason = group_id_error(group_id)
+    if reason is None:
+        return None
+    return ErrorCode.INVALID_GROUP_ID, f"the group id is not legal: {reason}"
+
+
 def group_problem(request: Any, settings: Settings) -> Problem | None:
-    """Return what is wrong with a request of one group; Kafka's order: 24, 26, then the rest."""
-    reason = group_id_error(request.group_id)
-    if reason is not None:
-        return ErrorCode.INVALID_GROUP_ID, f"the group id is not legal: {reason}"
-    if type(request) is m.JoinGroupRequest:
+    """Return what is wrong with a request of one group besides its id: 26, then the rest."""
+    kind = type(request)
+    if kind is m.OffsetCommitRequest:
+        return content_error(request)
+    if kind is m.JoinGroupRequest:
         low = settings.group_min_session_timeout_ms
         high = settings.group_max_session_timeout_ms
         if not low <= request.session_timeout_ms <= high:
@@ -26,7 +34,7 @@ def group_problem(request: Any, settings: Settings) -> Problem | None:
                 f"{low} (group.min.session.timeout.ms) and {high} (group.max.session.timeout.ms)"
             )
             return ErrorCode.INVALID_SESSION_TIMEOUT, message
-    return content_error(request) or content_problem(request)
+    return content_problem(request)
 
 
 def content_problem(request: Any) -> Problem | None:

@@ -16,7 +16,14 @@ from coordinator.runtime.describe import described
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import ShardRunner, Status
 from coordinator.server.budget import Budget, NoGroup, WholeFetch, fitting
-from coordinator.server.checks import content_problem, group_problem, partition_problem, refusal
+from coordinator.server.checks import (
+    Problem,
+    content_problem,
+    group_id_problem,
+    group_problem,
+    partition_problem,
+    refusal,
+)
 from protocol import messages as m
 from protocol.apis import APIS
 from protocol.body import array_header, pack
@@ -26,6 +33,8 @@ from protocol.groups import group_id_error, offsets_partition
 
 SERVER_SOFTWARE: Final = "group-coordinator/0.1.0"
 GROUP_KEY_TYPE: Final = 0
+# A check and a hash take a microsecond; remembering them takes up to 400 bytes a group.
+PARTITIONS_KNOWN_MAX: Final = 131_072
 
 _E = ErrorCode
 
@@ -40,6 +49,8 @@ class Dispatcher:
         self._settings = settings
         self._coordination = coordination
         self._cluster_id = cluster_id
+        # Of groups that were asked for: their ids are legal, and were looked at once.
+        self._partitions: dict[str, int] = {}
         self._special: Mapping[type, Callable[[Call, Caller, Now], None]] = {
             m.ApiVersionsRequest: self._api_versions,
             m.FindCoordinatorRequest: self._find_coordinator,
@@ -74,15 +85,32 @@ class Dispatcher:
     def _shard_for(self, call: Call) -> ShardRunner[GroupShard] | None:
         """Return the shard of the one group that *call* names, or None if it was refused."""
         request: Any = call.request
-        problem = group_problem(request, self._settings)
-        if problem is not None:
+        partition = self._partition_of(request.group_id)
+        problem: Problem | None
+        if partition is None:
+            problem = group_id_problem(request.group_id)
+        else:
+            problem = group_problem(request, self._settings)
+        if partition is None or problem is not None:
+            assert problem is not None
             call.resolve(refusal(request, problem), -1)
             return None
-        shard = self._node.shard_of(request.group_id)
-        if not self._coordination.is_leader(shard.partition):
+        if not self._coordination.is_leader(partition):
             call.fail(_E.NOT_COORDINATOR, -1)
             return None
-        return shard
+        return self._node.shards[partition]
+
+    def _partition_of(self, group_id: str) -> int | None:
+        """Return the offsets partition of a group, None if its id isn't legal."""
+        partition = self._partitions.get(group_id)
+        if partition is None:
+            if group_id_error(group_id) is not None:
+                return None
+            if len(self._partitions) >= PARTITIONS_KNOWN_MAX:
+                self._partitions.clear()
+            partition = offsets_partition(group_id, self._node.num_partitions)
+            self._partitions[group_id] = partition
+        return partition
 
     def withdraw(self, call: Call, now: Now) -> None:
         """The client behind a parked *call* is gone."""
@@ -153,12 +181,13 @@ class Dispatcher:
     def _fetch_one(self, call: Call, fetch: m.GroupFetch, now: Now) -> None:
         """Nearly every fetch: one group, nothing to gather."""
         group_id = fetch.group_id
-        token = WholeFetch(call)
-        if self._group_is_legal(group_id, token):
-            shard = self._node.shard_of(group_id)
-            max_bytes = self._settings.response_max_bytes
-            look = partial(shard.core.fetch_offsets, fetch, max_bytes)
-            shard.read(group_id, token, look, now)
+        partition = self._partition_of(group_id)
+        if partition is None:
+            call.fail(_E.INVALID_GROUP_ID, -1)
+            return
+        shard = self._node.shards[partition]
+        look = partial(shard.core.fetch_offsets, fetch, self._settings.response_max_bytes)
+        shard.read(group_id, WholeFetch(call), look, now)
 
     def _seal(self, call: Call, gather: Gather, budget: Budget) -> None:
         """Answer with the shares, or with 1006 if they are too many; then they are dropped."""
