@@ -199,9 +199,8 @@ class _Writer:
         return tuple(self._outputs)
 
     def finish(self) -> None:
-        """Seal the last output; all of them and their names are on disk."""
+        """Seal the last output; the bytes of all are on disk, and the swap sees to their names."""
         self._seal()
-        self._directory.sync()
 
     def close(self) -> None:
         """Give the file back."""

@@ -365,6 +365,10 @@ def test_sources_that_are_not_the_first_segments_are_refused() -> None:
     whole = Compacted((sealed(0, 20, 5, compacted=True),), {}, 1)
 
     assert replaced(manifest, (first, second), whole, ("n",)).segments[0].name == "n"
+    below = manifest._replace(compacted_below={0: 9, 1: 2})
+    dropped = whole._replace(dropped_below={0: 5, 1: 3, 2: 1})
+    assert replaced(below, (first, second), dropped, ("n",)).compacted_below == {0: 9, 1: 3, 2: 1}
+
     for sources, outputs in [
         ((second,), (sealed(10, 20, 5, compacted=True),)),
         ((first,), whole.outputs),
@@ -390,6 +394,19 @@ def test_damage_in_a_source_is_damage_and_changes_nothing() -> None:
         with pytest.raises(LogCorrupt):
             list(compact(journal.directory, Job(sources, 4, SEGMENT_BYTES, 0, "compaction-x", 0)))
         assert before == disk.files().keys()
+
+
+def test_batches_that_were_written_elsewhere_are_damage() -> None:
+    """Their checksums are right, and yet they don't belong into this segment."""
+    journal = journal_of(Disk(), *[put(0, "g", n, n) for n in range(30)])
+    sources = tuple(s for s in journal.manifest.segments if s.end is not None)
+    for wrong in ([sources[0]._replace(compacted=True)], [sources[1], sources[0]]):
+        with pytest.raises(LogCorrupt):
+            list(
+                compact(
+                    journal.directory, Job(tuple(wrong), 4, SEGMENT_BYTES, 0, "compaction-x", 0)
+                )
+            )
 
 
 def test_too_little_room_ends_a_compaction_before_it_takes_the_rest() -> None:

@@ -139,6 +139,33 @@ def test_power_lost_anywhere_leaves_the_old_log_or_the_new_one(story: Story) -> 
     assert min(seen.values()) > 20
 
 
+def test_power_lost_while_leftovers_are_removed_leaves_none_for_ever() -> None:
+    """A file that comes back after the manifest has forgotten it would be kept as a stranger's."""
+    disk = origin()
+    journal = reopen(disk)
+    job = a_job(journal)
+    swap = Swap(journal, job, finish(compact(journal.directory, job)))
+    swap.announce()
+    swap.install()
+    disk.kill()
+    expected = content(reopen(disk.copy()))
+    counted = disk.copy()
+    counted.plan()
+    reopen(counted)
+    for number in range(len(counted.operations)):
+        again = disk.copy()
+        again.plan(crash_at=number)
+        with pytest.raises(CrashNow):
+            reopen(again)
+        for state in again.crash_states():
+            journal = reopen(state)
+
+            assert content(journal) == expected, counted.operations[number]
+            assert [n for n in leftovers(state, journal) if not n.startswith("aside/0")] == []
+            sources = {f"aside/{segment.name}" for segment in job.segments}
+            assert not sources & set(state.files()), counted.operations[number]
+
+
 def leftovers(disk: Disk, journal: Journal) -> set[str]:
     """Return the files that nobody needs, but for what an interrupted flush or roll leaves."""
     needed = {segment.name for segment in journal.manifest.segments}

@@ -256,6 +256,11 @@ async def test_a_child_that_dies_is_told_and_started_again_later_and_later(
         assert compacted(w) == 1
         assert "health.recovered" in w.event_names()
 
+        w.child.deaths = [DIED]
+        await overwrite(client, 200)
+        await turn()
+        assert [f for n, f in w.events if n == "compaction.failed"][-1]["retry_in_ms"] == 1_000
+
 
 async def test_the_pause_between_tries_does_not_grow_for_ever(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
@@ -361,6 +366,7 @@ async def test_a_stop_lets_a_swap_end(autojump_clock: MockClock) -> None:
     async with world(MANUAL) as w:
         client = w.connect()
         await overwrite(client, 50)
+        w.slow_disk.has_one_lane = False
         held = False
 
         async def hold_then_go() -> None:

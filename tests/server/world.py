@@ -51,7 +51,8 @@ class SlowDisk:
     def __init__(self) -> None:
         self._open = trio.Event()
         self._open.set()
-        self._reads_open = self._open
+        self.has_one_lane = True  # What holds writes holds reads, too.
+        self._reads_open: trio.Event | None = None
 
     def hold(self) -> None:
         """Let no flush end from now on."""
@@ -68,9 +69,13 @@ class SlowDisk:
 
     async def run_read(self, work: Callable[[], None]) -> None:
         """Run *work* in the lane of those who read."""
-        gate, self._reads_open = self._reads_open, self._open
-        await gate.wait()
-        await self.run(work)
+        gate, self._reads_open = self._reads_open, None
+        if gate is not None:
+            await gate.wait()
+        if self.has_one_lane:
+            await self._open.wait()
+        await trio.lowlevel.checkpoint()
+        work()
 
     async def run(self, work: Callable[[], None]) -> None:
         """Run *work*; no thread, which a virtual clock would not wait for."""
