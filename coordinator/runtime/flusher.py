@@ -46,6 +46,11 @@ class Flusher:
             if not self._is_writing and not self.will_start():
                 self._wake.set()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is not durable yet."""
+        return self._wanted or self._is_writing
+
     def start(self) -> None:
         """Begin a flush, if there is something to write and none is on its way."""
         if not self._wanted or self._is_writing or self._error is not None:

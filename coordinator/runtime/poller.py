@@ -49,10 +49,12 @@ class Poller:
     Attributes:
         in_round: Whether the hooks of `at_round_end` will be called soon.
         at_round_end: Called in this order after each round, and before trio's other tasks run.
+        rest_s: How long to look away after a round in which nothing was left over.
     """
 
     def __init__(self) -> None:
         self.at_round_end: list[Callable[[], None]] = []
+        self.rest_s = 0.0
         self._epoll = select.epoll()
         self._watched: dict[int, OnReady] = {}
         self._arriving: dict[int, OnReady] = {}  # Watched since the list below was fetched.
@@ -112,6 +114,8 @@ class Poller:
             if self._ready or self._soon:
                 await trio.lowlevel.checkpoint()
             else:
+                if self.rest_s:
+                    await trio.sleep(self.rest_s)
                 await trio.lowlevel.wait_readable(fd)
             self.in_round = True
             try:

@@ -16,12 +16,11 @@ the poller is told to leave it alone. What one read brought beyond the limits wa
 
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from coordinator.group import Caller, Now
 from coordinator.runtime.calls import Call
 from coordinator.server.deadlines import Deadlines
 from coordinator.server.outbox import Outbox
+from coordinator.server.resting import SOON_MS
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
     BadRequest,
@@ -43,8 +42,6 @@ from protocol.messages import (
 
 if TYPE_CHECKING:
     from coordinator.server.server import Server
-
-log: Final = structlog.get_logger()
 
 DEFAULT_CLIENT_ID: Final = "client"
 SHED_MESSAGE: Final = "too many requests wait for other members (max.parked.requests); come back"
@@ -110,6 +107,7 @@ class Session:
         self._will_go_on = False  # The poller calls for what is untaken.
         self._is_closing = False  # Answer what is in the outbox, then close.
         self.deadlines = Deadlines(settings, now_ms)
+        self._soon_left_ms = self.deadlines.idle_ms - SOON_MS
 
     # --- reading ------------------------------------------------------------------------
 
@@ -162,6 +160,8 @@ class Session:
         before_bytes = self._unfinished_bytes
         self._unfinished_bytes = unfinished_bytes = connection.unfinished_bytes
         deadlines = self.deadlines
+        if deadlines.read_ms - now.mono_ms > self._soon_left_ms:
+            self.server.somebody_waits = True
         if events:
             deadlines.is_reading_frame = (
                 False  # An unfinished frame behind whole ones is a new one.
@@ -224,7 +224,7 @@ class Session:
                 self._reserve()
 
     def resume(self) -> None:
-        """Look again whether there is something to do."""
+        """Look again whether to read on."""
         if self._is_paused and not (self._is_closing or self._will_go_on or self._must_pause()):
             self._settle(self.server.node.now().mono_ms)
 
@@ -287,11 +287,10 @@ class Session:
         try:
             self._dispatch(call, self.caller, now)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
-            error_id = self.server.handler_failed(self, event, exc)
+            self.server.handler_failed(self, event, exc)
             if call.is_open:
                 call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
             self._is_closing = True
-            log.debug("session.closing", error_id=error_id)
         if call.is_open and not call.parks:
             call.held_bytes = self._read_bytes
             self._held_bytes += self._read_bytes

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
+from coordinator.runtime.calls import Call
 from protocol.errors import ErrorCode
 from protocol.messages import (
     BareError,
@@ -147,3 +149,65 @@ async def test_a_stop_waits_for_answers_that_are_being_sent(autojump_clock: Mock
         await trio.sleep(1)
         assert stopped.is_set()
         assert (await client.answer(sent)).response is not None
+
+
+async def test_who_pipelines_much_does_not_hold_up_the_others(autojump_clock: MockClock) -> None:
+    """One read holds thousands of small requests; the others have their turn after a few."""
+    async with world() as w:
+        greedy, friend = w.connect(), w.connect()
+        await trio.testing.wait_all_tasks_blocked()
+        frames = [greedy._protocol.send(beat())[1] for _ in range(1_000)]
+        greedy.transport.put(b"".join(frames))
+        sent = friend.send(beat())
+        while sent not in friend.answers():
+            await trio.lowlevel.checkpoint()
+
+        assert len(greedy.answers()) <= 128
+        await trio.testing.wait_all_tasks_blocked()
+        assert 1_000 == len(greedy.answers())
+
+
+async def test_a_heartbeat_at_the_very_end_of_its_session_counts(autojump_clock: MockClock) -> None:
+    """Whatever has arrived is handled before anybody's time is up, in whatever order tasks run."""
+    async with world() as w:
+        client = w.connect()
+        member_id = await client.join_alone()
+        shard = w.node.shard_of("g")
+        for _ in range(25):
+            deadline_ms = shard.next_deadline_ms()
+            assert deadline_ms is not None
+            await trio.sleep_until((deadline_ms + 0.5) / 1000)  # When the timers wake.
+
+            assert HeartbeatResponse(0) == await client.ask(beat(member_id))
+
+
+async def test_a_request_at_the_very_end_of_the_idle_time_counts(autojump_clock: MockClock) -> None:
+    """The same for the connection."""
+    async with world("connections.max.idle.ms=2000") as w:
+        client = w.connect()
+        await client.ask(commit())
+        for _ in range(25):
+            for _ in range(2):
+                await trio.sleep(1.0)  # In step with the sweeper, which began at the same time.
+            await client.ask(commit())
+
+            assert not client.transport.closed
+
+
+async def test_an_answer_that_meets_the_end_of_the_stream_is_sent(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush may end, and the client half-close, in the same round."""
+    async with world() as w:
+        calls: list[Call] = []
+        monkeypatch.setattr(w.dispatcher, "dispatch", lambda call, *_: calls.append(call))
+        client = w.connect()
+        sent = client.send(beat())
+        await trio.testing.wait_all_tasks_blocked()
+        (call,) = calls
+        w.server.poller.call_soon(lambda: call.resolve(HeartbeatResponse(0, None), -1))
+        client.transport.end()
+        await trio.testing.wait_all_tasks_blocked()
+
+        assert client.transport.closed
+        assert sent in client.answers()

@@ -184,6 +184,25 @@ async def test_answers_over_the_buffer_stop_the_reading(autojump_clock: MockCloc
         assert {type(event.response) for event in answers.values()} == {ListGroupsResponse}
 
 
+async def test_a_slow_reader_of_large_answers_is_not_closed_for_their_size(
+    autojump_clock: MockClock,
+) -> None:
+    """Row 27 bounds what waits, not one answer: the next request is read when there is room."""
+    async with world("send.buffer.max.bytes=1024", "send.timeout.ms=100000") as w:
+        for number in range(20):
+            await w.connect().ask(commit(group_id=f"group-{number}" + "x" * 100))
+        client = w.connect()
+        client.transport.give_room(0)
+        sent = [client.send(ListGroupsRequest((), ())) for _ in range(5)]
+        await turn()
+        while len(client.answers()) < len(sent):
+            client.transport.give_room(700)
+            await turn()
+            assert not client.transport.closed
+
+        assert sent == sorted(client.answers())
+
+
 async def test_more_than_the_limit_behind_the_answer_being_sent_closes(
     autojump_clock: MockClock,
 ) -> None:

@@ -147,7 +147,7 @@ async def test_a_half_close_behind_a_request_is_answered_first() -> None:
 
 async def test_a_slow_reader_gets_everything() -> None:
     """The socket takes a part; the rest follows when it takes more, and nothing twice."""
-    async with door("send.buffer.max.bytes=8192") as w:
+    async with door("send.buffer.max.bytes=4096") as w:
         with peers(w, window_bytes=4096) as (slow,), peers(w) as (friend,):
             for number in range(40):
                 friend.send(commit(group_id=f"group-{number}" + "x" * 200))
@@ -192,7 +192,7 @@ async def test_a_paused_session_costs_no_rounds() -> None:
 
 async def test_a_reset_ends_a_session_that_reads_nothing() -> None:
     """It is paused, and its peer is gone: what it holds is given back, and nothing spins."""
-    async with door("max.in.flight.requests=1") as w:
+    async with door("max.in.flight.requests=1", "offsets.commit.timeout.ms=60000") as w:
         w.slow_disk.hold()
         with peers(w) as (peer,):
             peer.send(commit(1))
