@@ -87,6 +87,7 @@ class Codec(NamedTuple):
 GROUP_CODEC: Final = Codec(records.pack, records.read_items)
 TOPIC_CODEC: Final = Codec(topic_records.pack, topic_records.read_items)
 
+_ACTIVE: Final = Status.ACTIVE
 C = TypeVar("C", bound=Core)
 T = TypeVar("T")
 
@@ -105,6 +106,11 @@ class ShardRunner(Generic[C]):
         self._codec = codec
         self._services = services
         self._leader_epoch = services.journal.leader_epoch
+        # Bound once: a look at each of them is on the path of every commit.
+        self._pack = codec.pack
+        self._append = services.journal.append_packed
+        self._want_flush = services.appended
+        self._commit_timeout_ms = services.commit_timeout_ms
         # Group -> end offset of its last entry not yet committed, oldest first.
         self._uncommitted: dict[str, int] = {}
         self._end = 0  # Of all of them.
@@ -123,9 +129,8 @@ class ShardRunner(Generic[C]):
 
     def handle(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
         """Decide one request of one group; the answer reaches *token* now or later."""
-        refused = self.refusal()
-        if refused is not None:
-            token.fail(refused, self._leader_epoch)
+        if self.status is not _ACTIVE:
+            self._refuse(token)
             return
         try:
             outcome = self.core.handle(request, token, caller, now)
@@ -141,9 +146,8 @@ class ShardRunner(Generic[C]):
 
         With *group_id* None the answer waits for every group of the shard.
         """
-        refused = self.refusal()
-        if refused is not None:
-            token.fail(refused, self._leader_epoch)
+        if self.status is not _ACTIVE:
+            self._refuse(token)
             return
         answer = look()
         if group_id is None:
@@ -159,9 +163,8 @@ class ShardRunner(Generic[C]):
 
     def decide(self, decide: Callable[[], tuple[Outcome, Any]], token: Token, now: Now) -> None:
         """Do what *decide* returns; its share of the answer reaches *token* once that is kept."""
-        refused = self.refusal()
-        if refused is not None:
-            token.fail(refused, self._leader_epoch)
+        if self.status is not _ACTIVE:
+            self._refuse(token)
             return
         outcome, share = self._decided(decide, now)
         outcome.replies.append(Reply(token, share, True, None))
@@ -260,27 +263,27 @@ class ShardRunner(Generic[C]):
 
     def apply(self, outcome: Outcome, now: Now) -> None:
         """Log, gate and tell what the core decided."""
-        services = self._services
         group_id = outcome.group_id
         self._now = now
+        uncommitted = self._uncommitted
         if outcome.records:
-            count, packed = self._codec.pack(outcome.records)
-            end = services.journal.append_packed(self.partition, count, packed, now.wall_ms)
+            count, packed = self._pack(outcome.records)
+            end = self._append(self.partition, count, packed, now.wall_ms)
             # Moved to the end of the dict, which is in the order of offsets.
-            if group_id in self._uncommitted:
-                del self._uncommitted[group_id]
-            self._uncommitted[group_id] = self._end = end
-            services.appended()
+            if group_id in uncommitted:
+                del uncommitted[group_id]
+            uncommitted[group_id] = self._end = end
+            self._want_flush()
         if outcome.replies:
-            until = self._uncommitted.get(group_id, 0)
-            deadline_ms = now.mono_ms + services.commit_timeout_ms
+            until = uncommitted.get(group_id, 0)
+            deadline_ms = now.mono_ms + self._commit_timeout_ms
             for reply in outcome.replies:
                 if reply.gated:
                     self.gate.park(reply, until_offset=until, deadline_ms=deadline_ms)
                 else:
                     self._release(reply)
         for event in outcome.events:
-            services.emit(event)
+            self._services.emit(event)
 
     # --- inside -------------------------------------------------------------------------
 
@@ -305,11 +308,17 @@ class ShardRunner(Generic[C]):
         for outcome in outcomes:
             self.apply(outcome, now)
 
+    def _refuse(self, token: Token) -> None:
+        refused = self.refusal()
+        assert refused is not None
+        token.fail(refused, self._leader_epoch)
+
     def _release(self, reply: Reply) -> None:
-        if reply.member is not None:
+        token: Any  # The core keeps it unread.
+        token, response, _, member = reply
+        if member is not None:
             self.core.released(reply, self._now)
-        token: Token = reply.token  # type: ignore[assignment]  # the core keeps it unread
-        token.resolve(reply.response, self._leader_epoch)
+        token.resolve(response, self._leader_epoch)
 
     def _fail_late(self, reply: Reply, now: Now) -> None:
         if reply.member is not None:

@@ -27,13 +27,11 @@ class RequestQueue:
         self.is_full = False
 
     def add(self, size_bytes: int) -> None:
-        """Count bytes that are held from here on."""
-        self.bytes += size_bytes
-        self.is_full = self.bytes >= self._max_bytes
+        """Count bytes that are held from here on, or no longer, if there are less than none.
 
-    def remove(self, size_bytes: int) -> None:
-        """Count bytes that are no longer held; wake who waits once there is room."""
-        self.bytes -= size_bytes
+        Wakes who waits once there is room.
+        """
+        self.bytes += size_bytes
         self.is_full = self.bytes >= self._max_bytes
         if self._waiting and not self.is_full:
             waiting, self._waiting = self._waiting, {}

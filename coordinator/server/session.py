@@ -99,6 +99,7 @@ class Session:
         self._in_flight = 0
         self._read_bytes = 0  # Of a request of the last read, on average.
         self._held_bytes = 0  # Of requests without an answer.
+        self._counted_bytes = 0  # What of them the queue knows: it is told once a turn.
         self._reserved_bytes = 0  # For the frame that is being read.
         self._outbox = Outbox(transport)
         self._turn_bytes = 0  # What was unsent when this session's own turn was over.
@@ -169,7 +170,7 @@ class Session:
             self._read_bytes = (before_bytes + len(data) - unfinished_bytes) // len(events)
             if self._reserved_bytes:
                 reserved_bytes, self._reserved_bytes = self._reserved_bytes, 0
-                self._queue.remove(reserved_bytes)
+                self._queue.add(-reserved_bytes)
         if unfinished_bytes:
             deadlines.inside_frame(connection.announced_bytes, now.mono_ms)
         else:
@@ -201,10 +202,18 @@ class Session:
                 break
             self._take(untaken.pop(), now)
 
+    def _count_held(self) -> None:
+        """Tell the queue what this session holds: by call it took 0.6 µs of each."""
+        more_bytes = self._held_bytes - self._counted_bytes
+        if more_bytes:
+            self._counted_bytes += more_bytes
+            self._queue.add(more_bytes)
+
     def _settle(self, now_ms: int) -> None:
         """Decide whether to read on, after what happened in this turn."""
         if self.is_closed:
             return
+        self._count_held()
         self._turn_bytes = self._outbox.unsent_bytes
         if self._is_closing:
             self._untaken.clear()
@@ -294,7 +303,6 @@ class Session:
         if call.is_open and not call.parks:
             call.held_bytes = self._read_bytes
             self._held_bytes += self._read_bytes
-            self._queue.add(self._read_bytes)
 
     # --- answering ----------------------------------------------------------------------
 
@@ -308,10 +316,7 @@ class Session:
             self._queue.unpark()
         else:
             self._in_flight -= 1
-            held_bytes = call.held_bytes
-            if held_bytes:
-                self._held_bytes -= held_bytes
-                self._queue.remove(held_bytes)
+            self._held_bytes -= call.held_bytes
         correlation_id, api_key, api_version, _ = call.event
         frame = encode_response(
             correlation_id,
@@ -335,6 +340,7 @@ class Session:
         self._will_flush = False
         if self.is_closed:
             return
+        self._count_held()
         outbox = self._outbox
         if outbox.is_blocked:
             # Its own turns bring as much as the limit and one answer; this is about the rest.
@@ -391,7 +397,7 @@ class Session:
         self._outbox.clear()
         self._untaken.clear()
         self._queue.leave(self)
-        self._queue.remove(self._reserved_bytes + self._held_bytes)
+        self._queue.add(-self._reserved_bytes - self._counted_bytes)
         parked, self._parked = self._parked, {}
         for call in parked:
             self._queue.unpark()
