@@ -97,7 +97,7 @@ def content_error(request: m.Request) -> tuple[ErrorCode, str] | None:
     if len(topics) == 1 and len(topics[0].partitions) == 1:
         return None  # Nearly every commit of a small group.
     total = sum([len(partitions) for _, partitions in topics])
-    if total > COMMIT_PARTITIONS_MAX:
+    if total > REQUEST_PARTITIONS_MAX:
         return ErrorCode.INVALID_REQUEST, f"a commit of {total} partitions"
     if names_twice(topics):
         return ErrorCode.INVALID_REQUEST, "a commit names the same partition twice"
@@ -115,4 +115,5 @@ def names_twice(topics: Sequence[m.TopicCommit]) -> bool:
     return len(set(named)) != len(named)
 
 
-COMMIT_PARTITIONS_MAX: Final = 10_000
+# What a commit, an OffsetDelete or a ReportEndOffsets may name, all topics together.
+REQUEST_PARTITIONS_MAX: Final = 10_000

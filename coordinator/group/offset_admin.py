@@ -10,6 +10,7 @@ from coordinator.group.member import CONSUMER
 from coordinator.group.records import GroupRetention, OffsetRemoved
 from coordinator.group.states import GroupState
 from protocol.errors import ErrorCode
+from protocol.failures import REQUEST_PARTITIONS_MAX
 from protocol.messages import (
     AlterGroupRetentionRequest,
     AlterGroupRetentionResponse,
@@ -22,9 +23,8 @@ from protocol.messages import (
 _OK = ErrorCode.NONE.value
 _UNKNOWN_GROUP = ErrorCode.GROUP_ID_NOT_FOUND.value
 
-# Partitions that one request may name: with the longest names, their tombstones are still one
-# batch of the log.
-DELETE_MAX: Final = 50_000
+# With the longest names, the tombstones of so many partitions are still one batch of the log.
+DELETE_MAX: Final = REQUEST_PARTITIONS_MAX
 
 
 def delete_offsets(core: Core, request: OffsetDeleteRequest, token: object, now: Now) -> Outcome:

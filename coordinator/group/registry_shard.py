@@ -20,6 +20,7 @@ from coordinator.group.topic_records import (
     TopicRegistered,
 )
 from protocol.errors import ErrorCode
+from protocol.failures import REQUEST_PARTITIONS_MAX
 from protocol.messages import (
     DeletedTopic,
     DeleteTopicsRequest,
@@ -45,7 +46,7 @@ PARTITIONS_MAX: Final = 100_000
 # Hosts in the records of one request, and hosts and end offsets in one page of topics: even with
 # the longest names they stay below what a batch of the log, and an answer, can hold.
 REQUEST_HOSTS: Final = 100_000
-REPORT_MAX: Final = 50_000  # End offsets in one request, for the same reason.
+REPORT_MAX: Final = REQUEST_PARTITIONS_MAX  # End offsets in one request, for the same reason.
 PAGE_ITEMS: Final = 10_000
 
 # Changes and topics that an event tells; a request may bring thousands.

@@ -6,7 +6,7 @@ from typing import Any, Final
 from coordinator.config import Settings
 from protocol import messages as m
 from protocol.errors import ErrorCode
-from protocol.failures import COMMIT_PARTITIONS_MAX, content_error, error_response
+from protocol.failures import REQUEST_PARTITIONS_MAX, content_error, error_response
 from protocol.groups import group_id_error
 
 Problem = tuple[ErrorCode, str]
@@ -68,8 +68,8 @@ def _repeats(topics: Iterable[tuple[str, list[int]]], what: str) -> str | None:
     for topic, partitions in topics:
         total += len(partitions)
         seen.update([(topic, partition) for partition in partitions])
-    if total > COMMIT_PARTITIONS_MAX:
-        return f"{what} of {total} partitions; at most {COMMIT_PARTITIONS_MAX} at a time"
+    if total > REQUEST_PARTITIONS_MAX:
+        return f"{what} of {total} partitions; at most {REQUEST_PARTITIONS_MAX} at a time"
     if len(seen) != total:
         return f"{what} that names the same partition twice"
     return None

@@ -1,5 +1,7 @@
 """What grows with what peers send, or with time: each has a bound, and says so."""
 
+from pathlib import Path
+
 import msgpack
 import pytest
 
@@ -10,6 +12,7 @@ from coordinator.group.join import PATTERNS_MAX
 from coordinator.group.records import OffsetRemoved, Record
 from coordinator.group.timers import PRUNE_MIN, Timer, TimerKind, Timers
 from coordinator.group.topic_records import EndReported
+from protocol.failures import REQUEST_PARTITIONS_MAX
 from protocol.messages import (
     LeavingMember,
     OffsetDeleteRequest,
@@ -273,3 +276,11 @@ def test_patterns_are_counted_also_after_a_restart() -> None:
     context.leave(member)
 
     assert context.shard._core.groups[GROUP].patterns == {}
+
+
+def test_the_protocol_says_how_many_partitions_a_request_may_name() -> None:
+    """One number for commits, deletions and reports."""
+    text = (Path(__file__).parents[2] / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
+
+    assert text.count(f"ore than {REQUEST_PARTITIONS_MAX:,} partitions") == 3
+    assert {offset_admin.DELETE_MAX, registry_shard.REPORT_MAX} == {REQUEST_PARTITIONS_MAX}

@@ -8,7 +8,7 @@ import pytest
 from protocol.apis import ApiKey
 from protocol.connection import BadRequest, RequestEvent, ServerConnection
 from protocol.errors import ErrorCode
-from protocol.failures import COMMIT_PARTITIONS_MAX, content_error
+from protocol.failures import REQUEST_PARTITIONS_MAX, content_error
 from protocol.groups import group_id_error
 from protocol.messages import HeartbeatRequest, OffsetCommitRequest, PartitionCommit, TopicCommit
 from tests.protocol.invalid import frame_of
@@ -152,7 +152,7 @@ def offsets(*topics: tuple[str, list[int]]) -> OffsetCommitRequest:
         offsets(("t", [0, 1])),
         offsets(("t", [0]), ("u", [0])),
         offsets(("t", [0]), ("t", [1])),
-        offsets(("t", list(range(COMMIT_PARTITIONS_MAX)))),
+        offsets(("t", list(range(REQUEST_PARTITIONS_MAX)))),
         offsets(),
         offsets(("t", [])),
         HeartbeatRequest("g", 1, "m", None),
@@ -169,7 +169,7 @@ def test_sound_content_has_no_error(request_: OffsetCommitRequest) -> None:
     [
         (offsets(("t", [0, 0])), "twice"),
         (offsets(("t", [0, 1]), ("t", [2, 1])), "twice"),
-        (offsets(("t", list(range(COMMIT_PARTITIONS_MAX))), ("u", [0])), "10001"),
+        (offsets(("t", list(range(REQUEST_PARTITIONS_MAX))), ("u", [0])), "10001"),
     ],
     ids=range(3),
 )
