@@ -98,6 +98,7 @@ def open_folder(directory: Directory, expected: Expected) -> Opened:
 
     # From here on the folder is changed.
     events = _move_aside(directory, names, manifest)
+    # The folder is synced before the next manifest, which no longer knows them, is written.
     manifest = manifest._replace(dispensable=())
     if stop is None:
         active, manifest = _copy_newest(directory, manifest, newest, events)
@@ -306,8 +307,6 @@ def _move_aside(directory: Directory, names: list[str], manifest: Manifest) -> l
         events.append(("log.file_moved_aside", {"file": name, "moved_to": target}))
     if events:
         directory.sync(ASIDE)
-    if events or dispensable:
-        # Before a manifest is written that no longer knows the dispensable ones.
         directory.sync()
     return events
 

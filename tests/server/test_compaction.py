@@ -189,9 +189,25 @@ async def test_a_compaction_by_command_takes_in_all_that_was_written(
         assert {k: 190 + k for k in range(10)} == await offsets(client)
         assert left_behind(w) == []
 
+        assert w.journal.manifest.dispensable == ()
+
         again = await ask_to_compact(client)
         assert (again.error, again.removed_bytes) == (0, 0)
         assert again.log_bytes == answer.log_bytes
+
+
+async def test_what_is_live_is_known_better_after_a_compaction(
+    autojump_clock: MockClock,
+) -> None:
+    """The reserve of the disk follows from it: three logs' worth of room is a lot to ask for."""
+    async with world(MANUAL) as w:
+        client = w.connect()
+        await overwrite(client, 200)
+        assert w.journal.live_bytes == w.journal.size_bytes
+        live_bytes = (await ask_to_compact(client)).live_bytes
+        await overwrite(client, 200)
+
+        assert live_bytes < w.journal.live_bytes <= 2 * live_bytes < w.journal.size_bytes / 5
 
 
 async def test_an_empty_log_is_compacted_at_once(autojump_clock: MockClock) -> None:
@@ -348,9 +364,16 @@ async def test_a_stop_ends_the_child_and_leaves_nothing(autojump_clock: MockCloc
     async with world(MANUAL) as w:
         client = w.connect()
         await overwrite(client, 50)
-        w.child.between_steps = trio.sleep_forever
+        w.child._step_bytes = 100
+
+        async def begin_to_write() -> None:
+            if left_behind(w):
+                await trio.sleep_forever()
+
+        w.child.between_steps = begin_to_write
         asked, waiting = (client.send(m.CompactLogRequest()) for _ in range(2))
         await turn()
+        assert left_behind(w) != []
         await w.node.drain()
         codes = [(await client.answer(sent)).response for sent in (asked, waiting)]
 
@@ -386,6 +409,7 @@ async def test_a_stop_lets_a_swap_end(autojump_clock: MockClock) -> None:
 
         w.nursery.start_soon(stop)
         await turn()
+        assert not stopped.is_set()
         w.slow_disk.let_go()
         await stopped.wait()
         w.journal.close(clean=True)
@@ -415,6 +439,21 @@ async def test_files_stay_as_long_as_somebody_reads_them(autojump_clock: MockClo
         await trio.sleep(1)
         assert sent in client.answers()
         assert left_behind(w) == []
+
+
+async def test_removals_are_kept_for_their_time(autojump_clock: MockClock) -> None:
+    """A day, unless the setting says something else."""
+    async with world(MANUAL) as w:
+        client = w.connect()
+        await client.ask(commit(1))
+        await client.ask(m.OffsetDeleteRequest("g", (m.TopicPartitions("t", (0,)),)))
+        w.wall_ms += 86_400_000
+        await ask_to_compact(client)
+        assert w.journal.compacted_below == {}
+
+        w.wall_ms += 1
+        await ask_to_compact(client)
+        assert list(w.journal.compacted_below.values()) == [2]
 
 
 async def test_a_position_below_dropped_tombstones_is_1008(autojump_clock: MockClock) -> None:
