@@ -289,7 +289,6 @@ class Journal:
             raise
         self._note_durable(flush)
 
-    @counted
     def read(
         self, partition: int, from_offset: int = 0, *, max_bytes: int | None = None
     ) -> Iterator[Batch]:
@@ -375,6 +374,7 @@ class Journal:
         self._manifest = manifest
         self._active = active
 
+    @counted
     def _places(self, partition: int, from_offset: int) -> Iterator[tuple[str, int, "array[int]"]]:
         # The newest segment first: if it is sealed between the two, the manifest lists it too.
         active = self._active

@@ -271,7 +271,7 @@ class Compactor:
             await self._clean_up(swap, readers)
             self._succeeded(job, compacted)
 
-    async def _clean_up(self, swap: Swap, readers: frozenset[object]) -> None:
+    async def _clean_up(self, swap: Swap, readers: frozenset[int]) -> None:
         """Remove the old files as soon as nobody reads them; after a stop, the next start does."""
         while self._journal.readers.any_left(readers):  # noqa: ASYNC110 - they are in other threads
             await trio.sleep(READERS_POLL_S)
