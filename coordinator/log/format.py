@@ -49,10 +49,15 @@ HEADER: Final = struct.Struct(">IIBHIQQq")  # both, to be read at once
 _PREFIX_BYTES: Final = PREFIX.size
 LENGTH_MIN: Final = REST.size
 LENGTH_MAX: Final = BATCH_BYTES_MAX - PREFIX.size
+_SHORT, _LONG, _LONGER = 0x90, 0xDC, 0xDD  # How a msgpack array of 0 to 15, 2¹⁶, 2³² begins.
 _SHAPE: Final = {6}  # How many fields an entry has.
 # Bytes that someone removed from the middle of a file leave batches whose flush_start lies
 # behind the end of the file; beyond this much (1 TiB), it is taken for noise.
 _POSITION_SLACK: Final = 1 << 40
+
+
+# Entries as msgpack has them.
+Items = tuple[tuple[Any, ...], ...]
 
 
 class Entry(NamedTuple):
@@ -68,29 +73,48 @@ class Entry(NamedTuple):
 class Batch(NamedTuple):
     """What one request wrote to one partition: all of it is there, or nothing.
 
-    `items` are its entries as msgpack has them, `(offset_delta, type, version, scope, key,
-    value)`: a load reads millions of them, and making an `Entry` of each doubled its time.
+    Its entries are `items` as msgpack has them, `(offset_delta, type, version, scope, key,
+    value)`: a load reads millions, and making an `Entry` of each doubled its time. A load even
+    leaves them packed, for whoever can do without unpacking each.
     """
 
     partition: int
     leader_epoch: int
     base_offset: int
     timestamp_ms: int
-    items: tuple[tuple[Any, ...], ...]
+    entry_count: int
+    packed: bytes  # The msgpack array of the entries; empty if they were unpacked.
+    unpacked: Items | None
 
     @property
-    def entries(self) -> tuple[tuple[int, Entry], ...]:
-        """The entries with their offsets, made anew at each look.
+    def items(self) -> Items:
+        """The entries as msgpack has them.
 
         Raises:
             LogCorrupt: The checksum was right and yet they are not as they are written.
         """
+        if self.unpacked is not None:
+            return self.unpacked
+        try:
+            items = unpack_items(self.packed)
+        except ValueError as exc:
+            raise self._unreadable(str(exc)) from exc
+        if items[-1][0] != self.entry_count - 1:
+            raise self._unreadable("their distances have gaps")
+        return items
+
+    @property
+    def entries(self) -> tuple[tuple[int, Entry], ...]:
+        """The entries with their offsets, made anew at each look. Raises as `items`."""
         base_offset = self.base_offset
         try:
             return tuple([(base_offset + item[0], Entry._make(item[1:])) for item in self.items])
         except TypeError as exc:
-            message = f"the batch at offset {base_offset} of partition {self.partition}: {exc}"
-            raise LogCorrupt(message) from exc
+            raise self._unreadable(str(exc)) from exc
+
+    def _unreadable(self, reason: str) -> LogCorrupt:
+        where = f"the entries at offset {self.base_offset} of partition {self.partition}"
+        return LogCorrupt(f"{where} can't be read: {reason}")
 
 
 class RawBatch(NamedTuple):
@@ -146,7 +170,23 @@ def decode_batch(data: bytes, raw: RawBatch) -> Batch:
     except ValueError as exc:
         message = f"the entries of the batch at byte {raw.start} can't be read: {exc}"
         raise LogCorrupt(message) from exc
-    return Batch(raw.partition, raw.leader_epoch, raw.base_offset, raw.timestamp_ms, items)
+    return unpacked_batch(raw, items)
+
+
+def unpacked_batch(raw: RawBatch, items: Items) -> Batch:
+    """Return *raw*, or the part of it with these *items*."""
+    partition, leader_epoch, base_offset = raw.partition, raw.leader_epoch, raw.base_offset
+    return Batch(partition, leader_epoch, base_offset, raw.timestamp_ms, len(items), b"", items)
+
+
+def count_items(packed: bytes) -> int:
+    """Return how many entries a batch says it has; 0 if it says no number."""
+    first = packed[0] if packed else 0
+    if _SHORT <= first < _SHORT + 16:
+        return first - _SHORT
+    if first == _LONG:
+        return int.from_bytes(packed[1:3], "big")
+    return int.from_bytes(packed[1:5], "big") if first == _LONGER else 0
 
 
 def end_offset_of(batch: Batch) -> int:
@@ -155,14 +195,14 @@ def end_offset_of(batch: Batch) -> int:
     return end
 
 
-def unpack_items(packed: bytes) -> tuple[tuple[Any, ...], ...]:
+def unpack_items(packed: bytes) -> Items:
     """Return the entries of one batch as msgpack has them.
 
     Raises:
         ValueError: They are not as they are written.
     """
     try:
-        items: tuple[tuple[Any, ...], ...] = msgpack.unpackb(packed, use_list=False)
+        items: Items = msgpack.unpackb(packed, use_list=False)
         if type(items[-1][0]) is int and {*map(len, items)} == _SHAPE:
             return items
     except (ValueError, TypeError, LookupError, msgpack.UnpackException) as exc:
@@ -170,7 +210,7 @@ def unpack_items(packed: bytes) -> tuple[tuple[Any, ...], ...]:
     raise ValueError("they are of another shape")
 
 
-def unpack_in_parts(packed: memoryview, part_items: int) -> Iterator[tuple[tuple[Any, ...], ...]]:
+def unpack_in_parts(packed: bytes | memoryview, part_items: int) -> Iterator[Items]:
     """Yield the entries of one batch, no more than *part_items* at a time.
 
     Raises:

@@ -24,10 +24,12 @@ from coordinator.log.format import (
     PREFIX,
     Batch,
     RawBatch,
+    count_items,
     decode_batch,
     end_offset_of,
     unpack_in_parts,
     unpack_items,
+    unpacked_batch,
 )
 from coordinator.log.segments import WINDOW_BYTES, Chain, SegmentReader, damaged
 from coordinator.log.state_files import SegmentInfo
@@ -36,6 +38,7 @@ from coordinator.log.state_files import SegmentInfo
 # takes a millisecond, and replaying them one or two.
 PART_BYTES: Final = 64 * 1024
 PART_ITEMS: Final = 1_000
+_ONE: Final = b"\x91"  # How the msgpack array of a single entry begins.
 _PREFIX_BYTES: Final = PREFIX.size
 _REST_BYTES: Final = HEADER_BYTES - PREFIX.size
 
@@ -182,7 +185,7 @@ class SegmentReplay:
         # with one entry each, is 0.1 s; with `batch_at`, `Chain` and `decode_batch` it took 4 s.
         window, base = self._window, self.done_bytes
         size_bytes, is_checked, part_bytes = len(window), self._is_checked, self._part_bytes
-        header, crc32, unpack, make = HEADER.unpack_from, zlib.crc32, unpack_items, Batch._make
+        header, crc32, make = HEADER.unpack_from, zlib.crc32, Batch._make
         ends, is_compacted = self._ends, self._segment.compacted
         num_partitions = self._num_partitions
         known_flush = None
@@ -204,22 +207,38 @@ class SegmentReplay:
             # Compaction leaves gaps, but never goes back.
             if offset != expected and (offset < expected or not is_compacted):
                 raise self._out_of_place(base + at, partition, offset, expected)
-            try:
-                if length <= part_bytes:
-                    items = unpack(body[_REST_BYTES:])
-                    ends[partition] = offset + items[-1][0] + 1
-                    yield make((partition, epoch, offset, time_ms, items))
-                else:
-                    for items in unpack_in_parts(memoryview(body)[_REST_BYTES:], PART_ITEMS):
-                        ends[partition] = offset + items[-1][0] + 1
-                        yield make((partition, epoch, offset, time_ms, items))
-            except ValueError as exc:
-                message = f"the entries of the batch at byte {base + at} can't be read: {exc}"
-                raise LogCorrupt(f"segment {self._segment.name}: {message}") from exc
+            packed = body[_REST_BYTES:]
+            if length > part_bytes or is_compacted:
+                raw = RawBatch(at, end, *fields[2:])
+                for batch in self._unpacked(base, raw, packed):
+                    ends[partition] = end_offset_of(batch)
+                    yield batch
+            else:
+                count = 1 if packed[:1] == _ONE else count_items(packed)
+                if not count:
+                    raise self._unreadable(base + at, "there are none")
+                ends[partition] = offset + count
+                yield make((partition, epoch, offset, time_ms, count, packed, None))
             at = end
         if not at:
             raise damaged(self._segment.name, base, self.total_bytes)
         self.done_bytes = base + at
+
+    def _unpacked(self, base: int, raw: RawBatch, packed: bytes) -> Iterator[Batch]:
+        """Yield a batch whose last entry says where it ends, as there may be gaps, or its parts."""
+        try:
+            if len(packed) <= self._part_bytes:
+                items = unpack_items(packed)
+                yield unpacked_batch(raw, items)._replace(packed=packed)
+                return
+            for items in unpack_in_parts(packed, PART_ITEMS):
+                yield unpacked_batch(raw, items)
+        except ValueError as exc:
+            raise self._unreadable(base + raw.start, str(exc)) from exc
+
+    def _unreadable(self, position: int, reason: str) -> LogCorrupt:
+        where = f"segment {self._segment.name}: the entries of the batch at byte {position}"
+        return LogCorrupt(f"{where} can't be read: {reason}")
 
     def _out_of_place(
         self, position: int, partition: int, offset: int, expected: int
@@ -370,15 +389,13 @@ class PartitionReplay:
 
 
 def _parts(raw: RawBatch, window: bytes, part_bytes: int) -> Iterator[Batch]:
-    partition, epoch = raw.partition, raw.leader_epoch
-    offset, time_ms = raw.base_offset, raw.timestamp_ms
     packed = memoryview(window)[raw.start + HEADER_BYTES : raw.end]
     try:
         if len(packed) <= part_bytes:
-            yield Batch(partition, epoch, offset, time_ms, unpack_items(bytes(packed)))
+            yield unpacked_batch(raw, unpack_items(bytes(packed)))
             return
         for items in unpack_in_parts(packed, PART_ITEMS):
-            yield Batch(partition, epoch, offset, time_ms, items)
+            yield unpacked_batch(raw, items)
     except ValueError as exc:
-        message = f"the entries at offset {offset} of partition {partition} can't be read: {exc}"
-        raise LogCorrupt(message) from exc
+        where = f"the entries at offset {raw.base_offset} of partition {raw.partition}"
+        raise LogCorrupt(f"{where} can't be read: {exc}") from exc

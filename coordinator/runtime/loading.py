@@ -203,7 +203,7 @@ class Loader:
             for batch in replay.batches():
                 # Checked here, and after each pause below: an abandoned shard takes no more.
                 take(batch)
-                entries += len(batch.items)
+                entries += batch.entry_count
                 if entries >= pause_at:
                     pause_at = entries + LOAD_SLICE_ENTRIES
                     progress.entries = entries

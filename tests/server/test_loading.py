@@ -248,7 +248,7 @@ def test_requests_are_answered_between_the_slices_of_a_load(
             replay = shard.replay
 
             def count(batch: Batch) -> None:
-                replayed.append(len(batch.items))
+                replayed.append(batch.entry_count)
                 replay(batch)
 
             monkeypatch.setattr(shard, "replay", count)
