@@ -104,6 +104,7 @@ class Loader:
         self._one_at_a_time = trio.Lock()
         self._flushed = trio.Event()
         self._awaits_flush = False
+        self._problems: dict[int, str] = {}  # Of partitions that could not be loaded.
 
     async def load_all(self) -> Progress:
         """Load every shard in one pass over the journal.
@@ -156,20 +157,27 @@ class Loader:
                     await self._replay(replay, runner.replay, wanted)
                 await self._activate(runner, wanted)
             except (LogError, RecordError) as exc:
+                if not wanted():
+                    raise Abandoned from exc
                 # Memory of the others is whole, so they are served on; a start refuses this log.
                 runner.drop(self._now())
-                problem = f"partition {runner.partition} can't be loaded: {exc}"
-                self._health.report("loading", problem)
+                self._note_problem(runner, f"partition {runner.partition} can't be loaded: {exc}")
                 raise
             finally:
                 self.progress = None
-        self._health.report("loading", None)
+        self._note_problem(runner, None)
         progress.load_ms = self._now().mono_ms - progress.started_ms
         return progress
 
     def loaded_offset(self, partition: int) -> int:
         """Return how far a *partition* is that doesn't serve yet; 0 if it isn't being loaded."""
         return 0 if self.progress is None else self.progress.loaded_offset(partition)
+
+    def _note_problem(self, runner: Runner, problem: str | None) -> None:
+        self._problems.pop(runner.partition, None)
+        if problem is not None:
+            self._problems[runner.partition] = problem
+        self._health.report("loading", "; ".join(self._problems.values()) or None)
 
     def flushed(self) -> None:
         """Note that more of the log is durable."""
