@@ -29,12 +29,12 @@ from coordinator.log.format import (
     Entry,
 )
 from coordinator.log.limits import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, check_settings
+from coordinator.log.partition_replay import PartitionReplay
 from coordinator.log.readers import Readers, counted
 from coordinator.log.recovery import Expected, RecoveryEvent, open_folder
 from coordinator.log.replay import (
     PART_BYTES,
     JournalReplay,
-    PartitionReplay,
     all_batches,
     read_from,
 )

@@ -120,10 +120,11 @@ class Loader:
 
         async with self._one_at_a_time:
             try:
-                with self._journal.readers.one_more():
-                    replay = self._journal.load()
-                    progress = self._begin(replay, len(runners))
-                    await self._replay(replay, take, lambda: True)
+                mark = self._journal.readers.mark()  # No file is removed meanwhile.
+                replay = self._journal.load()
+                progress = self._begin(replay, len(runners))
+                await self._replay(replay, take, lambda: True)
+                del mark
                 for runner in runners.values():
                     await self._activate(runner, lambda: True)
             finally:
@@ -151,10 +152,11 @@ class Loader:
                 # What was appended before it was unloaded may still be on its way.
                 while wanted() and not runner.is_durable:
                     await self._wait_flushed()
-                with self._journal.readers.one_more():
-                    replay = self._journal.load_partition(runner.partition)
-                    progress = self._begin(replay, 1)
-                    await self._replay(replay, runner.replay, wanted)
+                mark = self._journal.readers.mark()  # As above.
+                replay = self._journal.load_partition(runner.partition)
+                progress = self._begin(replay, 1)
+                await self._replay(replay, runner.replay, wanted)
+                del mark
                 await self._activate(runner, wanted)
             except (LogError, RecordError) as exc:
                 if not wanted():

@@ -17,10 +17,10 @@ the poller is told to leave it alone. What one read brought beyond the limits wa
 from typing import TYPE_CHECKING, Final
 
 from coordinator.group import Caller, Now
-from coordinator.runtime.calls import Call
 from coordinator.server.deadlines import Deadlines
 from coordinator.server.outbox import Outbox
 from coordinator.server.resting import SOON_MS
+from coordinator.server.session_call import SessionCall
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
     BadRequest,
@@ -51,28 +51,6 @@ _TURN_REQUESTS: Final = 64
 _PARKING: Final = frozenset({JoinGroupRequest, SyncGroupRequest})
 
 
-class SessionCall(Call):
-    """A request of this session that has not been answered.
-
-    It refers to the session and not to a callback made for it: that would be a cycle per
-    request, which only the garbage collector ends.
-    """
-
-    __slots__ = ("event", "held_bytes", "is_open", "parks", "session")
-
-    def __init__(self, session: "Session", event: RequestEvent, parks: bool) -> None:
-        self.request = event.request
-        self.session = session
-        self.event = event
-        self.held_bytes = 0  # Counted by the queue while it waits for its answer.
-        self.parks = parks
-        self.is_open = True
-
-    def resolve(self, answer: Answer, leader_epoch: int) -> None:
-        """Put the answer into the session's outbox."""
-        self.session.answer(self, answer, leader_epoch)
-
-
 class Session:
     """What the server knows about one connection."""
 
@@ -99,7 +77,7 @@ class Session:
         self._in_flight = 0
         self._read_bytes = 0  # Of a request of the last read, on average.
         self._held_bytes = 0  # Of requests without an answer.
-        self._counted_bytes = 0  # What of them the queue knows: it is told once a turn.
+        self._counted_bytes = 0  # What of them the queue knows.
         self._reserved_bytes = 0  # For the frame that is being read.
         self._outbox = Outbox(transport)
         self._turn_bytes = 0  # What was unsent when this session's own turn was over.
@@ -164,9 +142,7 @@ class Session:
         if deadlines.read_ms - now.mono_ms > self._soon_left_ms:
             self.server.somebody_waits = True
         if events:
-            deadlines.is_reading_frame = (
-                False  # An unfinished frame behind whole ones is a new one.
-            )
+            deadlines.is_reading_frame = False  # What is left over begins a new one.
             self._read_bytes = (before_bytes + len(data) - unfinished_bytes) // len(events)
             if self._reserved_bytes:
                 reserved_bytes, self._reserved_bytes = self._reserved_bytes, 0
@@ -206,7 +182,7 @@ class Session:
         """Tell the queue what this session holds: by call it took 0.6 µs of each."""
         more_bytes = self._held_bytes - self._counted_bytes
         if more_bytes:
-            self._counted_bytes += more_bytes
+            self._counted_bytes += more_bytes  # First: `add` may resume this very session.
             self._queue.add(more_bytes)
 
     def _settle(self, now_ms: int) -> None:
@@ -272,13 +248,12 @@ class Session:
     def _take(self, event: RequestEvent | BadRequest, now: Now) -> None:
         if self._is_closing:
             return
-        if type(event) is BadRequest:
+        if isinstance(event, BadRequest):
             self.server.bad_request(self, event)
             self._outbox.add(encode_error(event.correlation_id, event.error))
             self._flush_later()
             self._is_closing = event.close
             return
-        assert type(event) is RequestEvent
         kind = type(event.request)
         if kind in _PARKING:
             call = SessionCall(self, event, True)
