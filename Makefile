@@ -17,7 +17,7 @@ FLIGHTS := .demo/sdist/.downloaded
 # tests/conftest.py), how many seeds of the simulation, how many kills of the daemon.
 EXAMPLES_FACTOR_NIGHTLY ?= 20
 SIM_SEEDS_NIGHTLY ?= 5000
-KILL_CYCLES_NIGHTLY ?= 50
+KILL_CYCLES_NIGHTLY ?= 1000
 
 .PHONY: help
 help: ## List the targets

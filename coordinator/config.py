@@ -5,6 +5,7 @@
 value that can't be, refuses to start and says which and why.
 """
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -47,6 +48,12 @@ SETTINGS: Final = (
         "host:port that FindCoordinator answers; needed where a listener is a wildcard.",
     ),
     Setting("node.id", 1, "This node's number, kept in the data folder."),
+    Setting(
+        "cluster.id",
+        "",
+        "22 characters of URL-safe base64: the cluster whose data folder it must be, and what a "
+        "new one gets; empty = any, and random.",
+    ),
     Setting("allow.plaintext.remote", False, "Listen off loopback although nothing is encrypted."),
     Setting("group.min.session.timeout.ms", 6_000, "Shortest session a member may ask for.", 1),
     Setting("group.max.session.timeout.ms", 1_800_000, "Longest session, likewise.", 1),
@@ -170,6 +177,7 @@ class Settings:
     listeners: str
     advertised_listeners: str
     node_id: int
+    cluster_id: str
     allow_plaintext_remote: bool
     group_min_session_timeout_ms: int
     group_max_session_timeout_ms: int
@@ -209,6 +217,10 @@ class Settings:
                 f"group.min.session.timeout.ms ({low}) is above group.max.session.timeout.ms"
                 f" ({high})"
             )
+        if self.cluster_id and not is_cluster_id(self.cluster_id):
+            raise ConfigError(
+                f"cluster.id: {self.cluster_id!r} is not 22 characters of URL-safe base64"
+            )
         if self.offsets_retention_minutes == 0:
             raise ConfigError(
                 "offsets.retention.minutes: 0 is neither -1 (for ever) nor at least 1"
@@ -235,6 +247,11 @@ class Settings:
     def listener_addresses(self) -> tuple["Address", ...]:
         """Return where to listen."""
         return tuple(Address.parse("listeners", part) for part in self.listeners.split(","))
+
+
+def is_cluster_id(text: str) -> bool:
+    """Say whether *text* looks as all cluster ids do."""
+    return re.fullmatch("[A-Za-z0-9_-]{22}", text) is not None
 
 
 class Address(NamedTuple):

@@ -33,8 +33,8 @@ PARTITIONS: Final = 3
 SETTINGS: Final = (
     "offsets.topic.num.partitions=4",
     "group.initial.rebalance.delay.ms=0",
-    # Small, so that kills also hit the moments when a segment is sealed.
-    "offsets.topic.segment.bytes=65536",
+    # Small, so that kills also hit the moments when a segment is sealed, or the log compacted.
+    "offsets.topic.segment.bytes=8192",
 )
 
 

@@ -9,6 +9,7 @@ import trio
 
 from coordinator.cli.compact import compact
 from coordinator.cli.groups import groups
+from coordinator.cli.log import log
 from coordinator.cli.node import health, reload
 from coordinator.cli.ping import ping as ping_address
 from coordinator.cli.topics import topics
@@ -27,6 +28,7 @@ def main() -> None:
 
 
 main.add_command(groups)
+main.add_command(log)
 main.add_command(topics)
 main.add_command(compact)
 main.add_command(health)

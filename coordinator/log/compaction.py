@@ -321,9 +321,8 @@ def replaced(
     for partition, offset in compacted.dropped_below.items():
         below[partition] = max(offset, below.get(partition, 0))
     kept = [name for name in manifest.dispensable if name not in names]
-    return Manifest(
-        (*outputs, *manifest.segments[len(sources) :]),
-        below,
-        manifest.next_serial,
-        (*kept, *(source.name for source in sources)),
+    return manifest._replace(
+        segments=(*outputs, *manifest.segments[len(sources) :]),
+        compacted_below=below,
+        dispensable=(*kept, *(source.name for source in sources)),
     )

@@ -162,6 +162,7 @@ class _Writer:
         self._data_bytes = 0
         self._positions: dict[int, array[int]] = {}
         self._end_offsets: dict[int, int] = {}
+        self._cluster_id = ""
         self._pieces: list[bytes] = []
         self._pending_bytes = 0
 
@@ -192,6 +193,7 @@ class _Writer:
         """Note up to where the output reaches now."""
         self._end = index.end
         self._end_offsets = index.end_offsets
+        self._cluster_id = index.cluster_id
 
     @property
     def outputs(self) -> tuple[SegmentInfo, ...]:
@@ -209,7 +211,7 @@ class _Writer:
             self._file = None
 
     def _seal(self) -> None:
-        index = Index(self._base, self._end, self._end_offsets, self._positions)
+        index = Index(self._base, self._end, self._end_offsets, self._positions, self._cluster_id)
         self._pieces.append(encode_footer(index))
         self._write_out()
         self.close()

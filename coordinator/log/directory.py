@@ -19,6 +19,16 @@ class File(Protocol):
         """Give the handle back, without syncing."""
 
 
+class Overwritten(Protocol):
+    """One small file whose whole content is replaced in place, as far as that works."""
+
+    def overwrite(self, data: bytes) -> None:
+        """Put *data*, always of one length, in the place of what is there. It isn't synced."""
+
+    def close(self) -> None:
+        """Give the handle back."""
+
+
 class Directory(Protocol):
     """A data folder, flat but for subfolders one deep. Every method may raise OSError."""
 
@@ -45,6 +55,9 @@ class Directory(Protocol):
 
     def open_append(self, name: str) -> File:
         """Open an existing file for appending."""
+
+    def open_overwrite(self, name: str) -> Overwritten:
+        """Open an existing small file for overwriting."""
 
     def rename(self, old: str, new: str) -> None:
         """Rename, replacing *new* if it is there; its folder is made if needed."""

@@ -1,10 +1,11 @@
 """The index at the end of a sealed segment: where each partition's batches are. No I/O here.
 
-    msgpack [format, base, end, [[partition, end_offset, positions]...]]
+    msgpack [format, base, end, [[partition, end_offset, positions]...], cluster_id]
     u32 length of that | u32 crc of that | 8 bytes magic
 
 `positions` are big-endian u32 byte positions in the file; the partition's list may be empty: then
 the segment has none of its batches, and `end_offset` carries on what is known from the older ones.
+Older footers end without the cluster id.
 """
 
 import struct
@@ -29,6 +30,7 @@ class Index(NamedTuple):
     end: int
     end_offsets: dict[int, int]
     positions: dict[int, "array[int]"]
+    cluster_id: str = ""  # Not known.
 
 
 def encode_footer(index: Index) -> bytes:
@@ -37,7 +39,7 @@ def encode_footer(index: Index) -> bytes:
         [partition, index.end_offsets[partition], _packed(index.positions.get(partition))]
         for partition in sorted(index.end_offsets)
     ]
-    body: bytes = msgpack.packb([FORMAT, index.base, index.end, rows])
+    body: bytes = msgpack.packb([FORMAT, index.base, index.end, rows, index.cluster_id])
     return body + TRAILER.pack(len(body), zlib.crc32(body), MAGIC)
 
 
@@ -50,7 +52,7 @@ def decode_footer(data: bytes) -> Index | None:
     if magic != MAGIC or length != body or zlib.crc32(data[:body]) != crc:
         return None
     try:
-        version, base, end, rows = msgpack.unpackb(data[:body])
+        version, base, end, rows, *newer = msgpack.unpackb(data[:body])
         if version != FORMAT:
             return None
         return Index(
@@ -58,6 +60,7 @@ def decode_footer(data: bytes) -> Index | None:
             end,
             {partition: end_offset for partition, end_offset, _ in rows},
             {partition: _unpacked(positions) for partition, _, positions in rows},
+            newer[0] if newer else "",
         )
     except (ValueError, TypeError, msgpack.UnpackException):
         return None

@@ -73,6 +73,7 @@ class Journal:
         node_id: int,
         new_cluster_id: Callable[[], str],
         leader_epoch_at_least: int = 0,
+        cluster_id: str = "",
     ) -> None:
         """Lock, check, recover and open the folder.
 
@@ -83,6 +84,7 @@ class Journal:
             node_id: Must be what the folder was made with.
             new_cluster_id: Called once, at the first start.
             leader_epoch_at_least: For a restored backup; 0 otherwise.
+            cluster_id: Must be the folder's; "" takes any.
 
         Raises:
             LogRefused: The folder can't be served; nothing in it was changed.
@@ -95,24 +97,23 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._failure: BaseException | None = None
         self._closed = False
-        expected = Expected(num_partitions, node_id, new_cluster_id, leader_epoch_at_least)
+        folder = (num_partitions, node_id, new_cluster_id, leader_epoch_at_least, cluster_id)
         try:
             directory.lock()
-            opened = open_folder(directory, expected)
-        except OSError as exc:
+            opened = open_folder(directory, Expected._make(folder))
+        except BaseException as exc:
             directory.unlock()
-            raise LogFailed(f"the data folder can't be opened: {exc}") from exc
-        except BaseException:
-            directory.unlock()
+            if isinstance(exc, OSError):
+                raise LogFailed(f"the data folder can't be opened: {exc}") from exc
             raise
         self.meta: Meta = opened.meta
         self.recovery_events: list[RecoveryEvent] = opened.events
         self._manifest: Manifest = opened.manifest
         self._active: ActiveSegment = opened.active
+        self._mark = opened.mark
         self._durable_ends = opened.end_offsets
         self._ends = dict(opened.end_offsets)
-        self._taken = opened.active.end
-        self._taken_base = opened.active.base
+        self._taken, self._taken_base = opened.active.end, opened.active.base
         self._roll_wanted = False
         self._open: list[OpenBatch] = []
         self._open_bytes = 0
@@ -279,13 +280,11 @@ class Journal:
             if flush.rolls:
                 self._roll()
             self._active.file.append_synced(flush.data)
-        except OSError as exc:
+        except BaseException as exc:
             # The kernel may have dropped the dirty pages: a second fsync can succeed without them.
             self._failure = exc
-            message = f"a write or fsync of the log failed: {exc}"
-            raise LogFailed(message) from exc
-        except BaseException as exc:
-            self._failure = exc
+            if isinstance(exc, OSError):
+                raise LogFailed(f"a write or fsync of the log failed: {exc}") from exc
             raise
         self._note_durable(flush)
 
@@ -335,8 +334,7 @@ class Journal:
         if self._closed:
             return
         if clean and self._failure is None and (self._open or self._taken != self._active.end):
-            message = "a clean stop with batches that were never written"
-            raise RuntimeError(message)
+            raise RuntimeError("a clean stop with batches that were never written")
         self._closed = True
         try:
             if clean and self._failure is None:
@@ -347,6 +345,7 @@ class Journal:
         finally:
             if self._failure is None:
                 self._failure = ValueError("the log is closed")
+            self._mark.close()
             self._active.file.close()
             self._directory.unlock()
 
@@ -365,6 +364,7 @@ class Journal:
             positions.append(offset + position)
         active.data_bytes = offset + len(flush.data)
         self._durable_ends.update(flush.ends)
+        self._mark.put(active.end)
 
     def _roll(self) -> None:
         old, ends = self._active, dict(self._durable_ends)

@@ -12,49 +12,43 @@
 # * The marker of a clean stop is removed, durably, before the first batch can be written.
 
 import contextlib
-from array import array
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from coordinator.log.aside import move_aside, save
+from coordinator.log.checks import Expected, Newest, check_folder, check_unused
 from coordinator.log.directory import Directory, File
-from coordinator.log.errors import LogCorrupt, LogIncompatible, LogRefused
-from coordinator.log.footer import decode_footer
-from coordinator.log.format import FORMAT, batch_at, decode_batch, end_offset_of, find_later_flush
-from coordinator.log.segments import ActiveSegment, Chain, read_footer
+from coordinator.log.errors import LogRefused
+from coordinator.log.format import FORMAT
+from coordinator.log.mark import Mark
+from coordinator.log.segments import ActiveSegment
 from coordinator.log.state_files import (
     CLEAN_NAME,
     MANIFEST_NAME,
     META_NAME,
     SEGMENT_SUFFIX,
     TEMPORARY_SUFFIX,
-    CleanStop,
     Manifest,
     Meta,
     SegmentInfo,
-    decode_clean_stop,
-    decode_manifest,
-    decode_meta,
     encode_manifest,
     encode_meta,
+    first_serial,
     segment_name,
     write_whole,
 )
 
-ASIDE: Final = "aside"
+__all__ = [
+    "LEADER_EPOCH_MAX",
+    "Expected",
+    "Opened",
+    "RecoveryEvent",
+    "create_segment",
+    "open_folder",
+]
+
 LEADER_EPOCH_MAX: Final = 2**31 - 1
-_LOCK_NAME: Final = "lock"
-_STATE_NAMES: Final = frozenset({_LOCK_NAME, META_NAME, MANIFEST_NAME, CLEAN_NAME})
 
 RecoveryEvent = tuple[str, dict[str, object]]
-
-
-class Expected(NamedTuple):
-    """What the settings say the folder must be."""
-
-    num_partitions: int
-    node_id: int
-    new_cluster_id: Callable[[], str]
-    leader_epoch_at_least: int
 
 
 class Opened(NamedTuple):
@@ -63,18 +57,9 @@ class Opened(NamedTuple):
     meta: Meta
     manifest: Manifest
     active: ActiveSegment
+    mark: Mark
     end_offsets: dict[int, int]
     events: list[RecoveryEvent]
-
-
-class _Newest(NamedTuple):
-    """What of the newest segment can be read."""
-
-    data: bytes
-    valid_bytes: int
-    positions: "dict[int, array[int]]"
-    end_offsets: dict[int, int]
-    torn: bool
 
 
 def open_folder(directory: Directory, expected: Expected) -> Opened:
@@ -87,29 +72,28 @@ def open_folder(directory: Directory, expected: Expected) -> Opened:
     names = directory.names()
     if META_NAME not in names:
         return _first_start(directory, names, expected)
-    meta = decode_meta(directory.read(META_NAME))
-    _check_meta(meta, expected)
-    manifest = _read_manifest(directory, names)
-    stop = decode_clean_stop(directory.read(CLEAN_NAME)) if CLEAN_NAME in names else None
-    end_offsets = _check_sealed(directory, manifest)
-    info = manifest.segments[-1]
-    newest = _read_newest(directory, info, end_offsets, meta.num_partitions, stop)
-    end_offsets.update(newest.end_offsets)
+    meta, manifest, stop, end_offsets, newest = check_folder(directory, names, expected)
 
     # From here on the folder is changed.
+    is_old = not manifest.cluster_id
+    manifest = manifest._replace(cluster_id=meta.cluster_id)
     events = _move_aside(directory, names, manifest)
     # The folder is synced before the next manifest, which no longer knows them, is written.
     manifest = manifest._replace(dispensable=())
     if stop is None:
         active, manifest = _copy_newest(directory, manifest, newest, events)
     else:
+        if is_old:
+            write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
+        info = manifest.segments[-1]
         file = directory.open_append(info.name)
         active = ActiveSegment(info.name, info.base, newest.valid_bytes, newest.positions, file)
     meta = _raise_leader_epoch(directory, meta, expected.leader_epoch_at_least)
     if stop is not None:
         directory.remove(CLEAN_NAME)
         directory.sync()
-    return Opened(meta, manifest, active, end_offsets, events)
+    mark = Mark(directory, active.end)
+    return Opened(meta, manifest, active, mark, end_offsets, events)
 
 
 def create_segment(directory: Directory, base: int, serial: int) -> tuple[str, File]:
@@ -135,36 +119,19 @@ def _new_segment(directory: Directory, base: int, serial: int, content: bytes) -
 
 
 def _first_start(directory: Directory, names: list[str], expected: Expected) -> Opened:
-    for name in names:
-        if name in _STATE_NAMES or name.endswith(TEMPORARY_SUFFIX) or name.startswith("."):
-            continue
-        if not name.endswith(SEGMENT_SUFFIX):
-            message = (
-                f"the data folder has no file {META_NAME!r} and is not empty ({name!r}): "
-                "not a data folder; name an empty or a new one"
-            )
-            raise LogIncompatible(message)
-        if directory.size(name):
-            message = (
-                f"the data folder has no file {META_NAME!r}, but {name} holds data: "
-                "restore the meta file"
-            )
-            raise LogCorrupt(message)
-    served = CLEAN_NAME in names
-    if MANIFEST_NAME in names:
-        served |= decode_manifest(directory.read(MANIFEST_NAME)).next_serial > 1
-    if served:
-        message = f"the data folder was in use, but has no file {META_NAME!r}: restore it"
-        raise LogCorrupt(message)
+    check_unused(directory, names)
     # What an interrupted first start left: empty segments, and a manifest of empty segments.
     for name in names:
         if name.endswith((SEGMENT_SUFFIX, TEMPORARY_SUFFIX)):
             directory.remove(name)
-    name, file = create_segment(directory, 0, 0)
-    manifest = Manifest((SegmentInfo(name, 0, None, None, compacted=False),), {}, 1)
+    cluster_id = expected.cluster_id or expected.new_cluster_id()
+    serial = first_serial(cluster_id)
+    name, file = create_segment(directory, 0, serial)
+    segments = (SegmentInfo(name, 0, None, None, compacted=False),)
+    manifest = Manifest(segments, {}, serial + 1, cluster_id=cluster_id)
     meta = Meta(
         FORMAT,
-        expected.new_cluster_id(),
+        cluster_id,
         expected.node_id,
         expected.num_partitions,
         max(1, expected.leader_epoch_at_least),
@@ -176,143 +143,21 @@ def _first_start(directory: Directory, names: list[str], expected: Expected) -> 
         file.close()
         raise
     events: list[RecoveryEvent] = [("log.created", {"cluster_id": meta.cluster_id})]
-    return Opened(meta, manifest, ActiveSegment(name, 0, 0, {}, file), {}, events)
-
-
-def _check_meta(meta: Meta, expected: Expected) -> None:
-    if meta.num_partitions != expected.num_partitions:
-        message = (
-            f"the data folder was made with {meta.num_partitions} offsets partitions, the settings "
-            f"say {expected.num_partitions}: the number can't be changed, it decides which "
-            "partition a group is in"
-        )
-        raise LogIncompatible(message)
-    if meta.node_id != expected.node_id:
-        message = (
-            f"the data folder belongs to node {meta.node_id}, the settings say {expected.node_id}"
-        )
-        raise LogIncompatible(message)
-
-
-def _read_manifest(directory: Directory, names: list[str]) -> Manifest:
-    if MANIFEST_NAME not in names:
-        message = f"the data folder has no file {MANIFEST_NAME!r}: restore it from a backup"
-        raise LogCorrupt(message)
-    manifest = decode_manifest(directory.read(MANIFEST_NAME))
-    if not manifest.segments or manifest.segments[-1].end is not None:
-        message = f"the file {MANIFEST_NAME!r} lists no segment to append to"
-        raise LogCorrupt(message)
-    position = manifest.segments[0].base
-    for segment in manifest.segments:
-        if segment.name not in names:
-            message = (
-                f"segment {segment.name} is missing, which begins at position {segment.base} of "
-                "the journal: restore it from a backup"
-            )
-            raise LogCorrupt(message)
-        if segment.base != position or (segment.end is None) != (segment is manifest.segments[-1]):
-            message = f"the file {MANIFEST_NAME!r} has a gap before segment {segment.name}"
-            raise LogCorrupt(message)
-        position = segment.base if segment.end is None else segment.end
-    return manifest
-
-
-def _check_sealed(directory: Directory, manifest: Manifest) -> dict[int, int]:
-    end_offsets: dict[int, int] = {}
-    for segment in manifest.segments[:-1]:
-        index = read_footer(directory, segment)
-        for partition, end_offset in end_offsets.items():
-            if index.end_offsets.get(partition, -1) < end_offset:
-                message = f"segment {segment.name} goes back in partition {partition}"
-                raise LogCorrupt(message)
-        end_offsets = dict(index.end_offsets)
-    return end_offsets
-
-
-def _read_newest(
-    directory: Directory,
-    info: SegmentInfo,
-    end_offsets: dict[int, int],
-    num_partitions: int,
-    stop: CleanStop | None,
-) -> _Newest:
-    if stop is None:
-        # What a killed process wrote, or a failed fsync left behind, may be in memory only.
-        directory.drop_cache(info.name)
-    newest = _scan(directory.read(info.name), info, end_offsets, num_partitions)
-    if stop is not None:
-        found = (info.name, info.base + newest.valid_bytes)
-        if (stop.segment, stop.end) != found or newest.valid_bytes < len(newest.data):
-            message = (
-                f"the log was closed in good order at position {stop.end} in {stop.segment}, but "
-                f"{info.name} can be read up to position {info.base + newest.valid_bytes}: "
-                "it was damaged, cut or replaced since"
-            )
-            raise LogCorrupt(message)
-    elif newest.torn:
-        later = find_later_flush(newest.data, newest.valid_bytes, info.base)
-        if later is not None:
-            message = (
-                f"segment {info.name} is damaged at byte {newest.valid_bytes}, and a later write "
-                f"at byte {later.start} is whole: no crash does that; a repair would lose "
-                "acknowledged data"
-            )
-            raise LogCorrupt(message)
-    return newest
-
-
-def _scan(
-    data: bytes, info: SegmentInfo, end_offsets: dict[int, int], num_partitions: int
-) -> _Newest:
-    chain = Chain(info, num_partitions)
-    positions: dict[int, array[int]] = {}
-    base_offsets = dict(end_offsets)
-    position = 0
-    while (raw := batch_at(data, position)) is not None:
-        chain.check(position, raw)
-        if raw.base_offset < base_offsets.get(raw.partition, 0):
-            message = (
-                f"segment {info.name}: the batch at byte {position} goes back in partition "
-                f"{raw.partition}, to offset {raw.base_offset}"
-            )
-            raise LogCorrupt(message)
-        base_offsets[raw.partition] = raw.base_offset + 1
-        if raw.partition not in positions:
-            positions[raw.partition] = array("I")
-        positions[raw.partition].append(position)
-        position = raw.end
-    ends = {}
-    for partition, starts in positions.items():
-        last = batch_at(data, starts[-1])
-        assert last is not None
-        ends[partition] = end_offset_of(decode_batch(data, last))
-    rest = data[position:]
-    # A crash between sealing the segment and listing the next one leaves a whole index behind.
-    torn = bool(rest) and decode_footer(rest) is None
-    return _Newest(data, position, positions, ends, torn)
+    mark = Mark(directory, 0)
+    return Opened(meta, manifest, ActiveSegment(name, 0, 0, {}, file), mark, {}, events)
 
 
 def _move_aside(directory: Directory, names: list[str], manifest: Manifest) -> list[RecoveryEvent]:
-    listed = {segment.name for segment in manifest.segments}
+    listed = frozenset(segment.name for segment in manifest.segments)
     dispensable = frozenset(manifest.dispensable)
-    events: list[RecoveryEvent] = []
-    for name in names:
-        if name in listed or name in _STATE_NAMES or name.startswith("."):
-            continue
-        if name.endswith(TEMPORARY_SUFFIX) or name in dispensable:
-            directory.remove(name)
-            continue
-        target = _free_name(directory, name)
-        directory.rename(name, target)
-        events.append(("log.file_moved_aside", {"file": name, "moved_to": target}))
-    if events:
-        directory.sync(ASIDE)
-        directory.sync()
-    return events
+    return [
+        ("log.file_moved_aside", {"file": name, "moved_to": target})
+        for name, target in move_aside(directory, names, listed, dispensable)
+    ]
 
 
 def _copy_newest(
-    directory: Directory, manifest: Manifest, newest: _Newest, events: list[RecoveryEvent]
+    directory: Directory, manifest: Manifest, newest: Newest, events: list[RecoveryEvent]
 ) -> tuple[ActiveSegment, Manifest]:
     info = manifest.segments[-1]
     if newest.torn:
@@ -333,33 +178,17 @@ def _copy_newest(
 
 
 def _save_torn(
-    directory: Directory, info: SegmentInfo, newest: _Newest, events: list[RecoveryEvent]
+    directory: Directory, info: SegmentInfo, newest: Newest, events: list[RecoveryEvent]
 ) -> None:
-    target = _free_name(directory, f"{info.name}.{newest.valid_bytes}.torn")
-    file = directory.create(target)
-    try:
-        file.append(newest.data[newest.valid_bytes :])
-        file.sync()
-    finally:
-        file.close()
-    directory.sync(ASIDE)
-    directory.sync()
+    tail = newest.data[newest.valid_bytes :]
+    target = save(directory, f"{info.name}.{newest.valid_bytes}.torn", tail)
     fields: dict[str, object] = {
         "segment": info.name,
         "position": info.base + newest.valid_bytes,
-        "cut_bytes": len(newest.data) - newest.valid_bytes,
+        "cut_bytes": len(tail),
         "saved_as": target,
     }
     events.append(("log.torn_tail_cut", fields))
-
-
-def _free_name(directory: Directory, name: str) -> str:
-    target = f"{ASIDE}/{name}"
-    number = 1
-    while directory.exists(target):
-        number += 1
-        target = f"{ASIDE}/{name}.{number}"
-    return target
 
 
 def _raise_leader_epoch(directory: Directory, meta: Meta, at_least: int) -> Meta:

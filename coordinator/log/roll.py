@@ -21,7 +21,8 @@ def roll(
     Sealed and synced, then the new file and its name, then the manifest: a crash between any two
     of them finds either the old segment as the newest, or the new one, empty.
     """
-    old.file.append(encode_footer(Index(old.base, old.end, end_offsets, old.positions)))
+    index = Index(old.base, old.end, end_offsets, old.positions, manifest.cluster_id)
+    old.file.append(encode_footer(index))
     old.file.sync()
     name, file = create_segment(directory, old.end, manifest.next_serial)
     try:

@@ -53,13 +53,15 @@ class Manifest(NamedTuple):
     `compacted_below` has for a partition the offset below which tombstones were dropped: a
     stream of changes can't start below it. `next_serial` numbers files, so no name is used twice.
     `dispensable` names files that a crash may leave and nobody needs: what a compaction was about
-    to bring in, or has replaced. The start removes them.
+    to bring in, or has replaced. The start removes them. `cluster_id` is that of the meta file, so
+    that the files of two folders can't be mixed; "" in a manifest of before it was kept here.
     """
 
     segments: tuple[SegmentInfo, ...]
     compacted_below: dict[int, int]
     next_serial: int
     dispensable: tuple[str, ...] = ()
+    cluster_id: str = ""
 
 
 class CleanStop(NamedTuple):
@@ -67,6 +69,15 @@ class CleanStop(NamedTuple):
 
     segment: str
     end: int
+
+
+def first_serial(cluster_id: str) -> int:
+    """Return the number of a cluster's first segment.
+
+    Each cluster counts from a number of its own, so that a segment copied from the folder of
+    another one has another name than all of ours: it is moved aside and replaces nothing.
+    """
+    return zlib.crc32(cluster_id.encode())
 
 
 def segment_name(base: int, serial: int) -> str:
@@ -96,6 +107,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "segments": [segment._asdict() for segment in manifest.segments],
         "compacted_below": {str(k): v for k, v in sorted(manifest.compacted_below.items())},
         "next_serial": manifest.next_serial,
+        "cluster_id": manifest.cluster_id,
     }
     if manifest.dispensable:
         body["dispensable"] = list(manifest.dispensable)
@@ -112,6 +124,7 @@ def decode_manifest(data: bytes) -> Manifest:
             {int(k): v for k, v in body["compacted_below"].items()},
             body["next_serial"],
             tuple(body.get("dispensable", ())),
+            body.get("cluster_id", ""),
         ),
     )
 

@@ -125,6 +125,7 @@ async def serve(
             node_id=settings.node_id,
             new_cluster_id=new_cluster_id,
             leader_epoch_at_least=leader_epoch_at_least,
+            cluster_id=settings.cluster_id,
         )
     except LogError as exc:
         log.critical("refused", reason=str(exc))

@@ -7,10 +7,10 @@ at, each of them.
 """
 
 import errno
-import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Final, Literal
 
 from coordinator.log.errors import LogLocked
@@ -32,10 +32,12 @@ class _Inode:
     pending: bytes = b""
     # A failed sync leaves pages that are called clean: read until dropped, and never written.
     lost_bytes: int = 0
+    # The whole content, where the file was overwritten in memory.
+    overwritten: bytes | None = None
 
     @property
     def content(self) -> bytes:
-        return self.durable + self.pending
+        return self.durable + self.pending if self.overwritten is None else self.overwritten
 
 
 @dataclass(slots=True)
@@ -85,36 +87,43 @@ class Disk:
                     _apply(folder.durable, change)
             folder.names, folder.changes = dict(folder.durable), []
         for inode in {id(i): i for f in self._folders.values() for i in f.names.values()}.values():
+            if inode.overwritten is not None and rng.random() < 0.5:
+                inode.durable = inode.overwritten
+            inode.overwritten = None
             # What a failed sync lost is gone, and so is what was written behind the hole.
             if not inode.lost_bytes:
                 inode.durable += _survivor(inode.pending, rng)
             inode.pending, inode.lost_bytes = b"", 0
 
     def crash_states(self) -> Iterator["Disk"]:
-        """Yield every disk that a loss of power now may leave, as far as names go.
+        """Yield every disk that a power cut at this moment may leave, each once.
 
-        Any of the changes of names since the last sync of their folder may be on the medium or not.
-        Of bytes that were not synced there may be none, all, the first half, or zeros.
+        Of the changes of names since the last sync of their folder, each may be there or not; of
+        the bytes since the last sync of their file, none, all, a part, or other ones.
         """
-        choices: list[list[tuple[_Folder, tuple[_Change, ...] | None]]] = [
-            [(folder, None), (folder, change)]
-            for folder in self._folders.values()
-            for change in folder.changes
+        folders = sorted(self._folders.items())
+        name_choices = [
+            [_with_some(folder, kept) for kept in _subsets(len(folder.changes))]
+            for _, folder in folders
         ]
-        for chosen in itertools.product(*choices):
-            names = {id(folder): dict(folder.durable) for folder in self._folders.values()}
-            for folder, change in chosen:
-                if change is not None:
-                    _apply(names[id(folder)], change)
-            for harm in (lambda _: b"", bytes, lambda b: b[: len(b) // 2], lambda b: bytes(len(b))):
-                state = Disk(total_bytes=self.total_bytes)
-                for path, folder in self._folders.items():
-                    for name, inode in names[id(folder)].items():
-                        content = inode.durable + harm(inode.pending)
-                        state.put(f"{path}/{name}" if path else name, content)
-                yield state
-                if not any(i.pending for found in names.values() for i in found.values()):
-                    break
+        inodes = {id(i): i for _, f in folders for i in (*f.names.values(), *f.durable.values())}
+        byte_choices = [[(i, content) for content in _left_of(i)] for i in inodes.values()]
+        seen = set()
+        for names in product(*name_choices):
+            for contents in product(*byte_choices):
+                of_inode = {id(inode): content for inode, content in contents}
+                files = {
+                    f"{folder}/{name}" if folder else name: of_inode[id(inode)]
+                    for (folder, _), kept in zip(folders, names, strict=True)
+                    for name, inode in kept.items()
+                }
+                state = tuple(sorted(files.items()))
+                if state not in seen:
+                    seen.add(state)
+                    other = Disk(total_bytes=self.total_bytes)
+                    for path, content in files.items():
+                        other.put(path, content)
+                    yield other
 
     # What tests do to files behind the log's back; durable at once, and not counted.
 
@@ -234,6 +243,22 @@ class DiskFile:
         self._open = False
 
 
+class DiskOverwritten:
+    """A small file that is overwritten; of what isn't synced, a crash leaves one of them whole."""
+
+    def __init__(self, directory: "DiskDirectory", inode: _Inode) -> None:
+        self._directory = directory
+        self._inode = inode
+
+    def overwrite(self, data: bytes) -> None:
+        """Replace the content, in memory. It is no operation at which tests fail or crash."""
+        if not self._directory.dead:
+            self._inode.overwritten = data
+
+    def close(self) -> None:
+        """Nothing is synced by that."""
+
+
 class DiskDirectory:
     """The folder as one process sees it."""
 
@@ -295,6 +320,11 @@ class DiskDirectory:
         self.step(f"open {name}")
         return DiskFile(self, name, self._inode(name))
 
+    def open_overwrite(self, name: str) -> "DiskOverwritten":
+        """Open an old file that is overwritten in place."""
+        self.step(f"open {name}")
+        return DiskOverwritten(self, self._inode(name))
+
     def rename(self, old: str, new: str) -> None:
         """Rename; within a folder both names change at once or not at all."""
         self.step(f"rename {old} {new}")
@@ -351,6 +381,40 @@ def _apply(names: dict[str, _Inode], change: tuple[_Change, ...]) -> None:
             names[step[1]] = step[2]
         else:
             names.pop(step[1], None)
+
+
+def _subsets(count: int) -> Iterator[tuple[bool, ...]]:
+    return product([False, True], repeat=count)
+
+
+def _with_some(folder: _Folder, kept: tuple[bool, ...]) -> dict[str, _Inode]:
+    names = dict(folder.durable)
+    for change, is_kept in zip(folder.changes, kept, strict=True):
+        if is_kept:
+            _apply(names, change)
+    return names
+
+
+def _left_of(inode: _Inode) -> list[bytes]:
+    """Return what may be on the medium of a file: all ways that matter in which bytes are lost."""
+    durable, pending = inode.durable, inode.pending
+    if inode.overwritten is not None:
+        return [durable, inode.overwritten]
+    if not pending or inode.lost_bytes:
+        return [durable]
+    half = len(pending) // 2
+    tails = {
+        b"",
+        pending[:1],
+        pending[:half],
+        pending[:-1],
+        pending,
+        bytes(len(pending)),
+        pending[:half] + bytes(len(pending) - half),
+        bytes(half) + pending[half:],
+        pending[:half] + bytes((pending[half] ^ 1,)) + pending[half + 1 :],
+    }
+    return [durable + tail for tail in sorted(tails)]
 
 
 def _survivor(pending: bytes, rng: random.Random) -> bytes:

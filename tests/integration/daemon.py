@@ -26,15 +26,23 @@ ALWAYS: Final = ("storage.reserve.bytes=0",)
 class Daemon:
     """One process. `lines` are the events that it has logged so far.
 
-    *limit* is an option of prlimit(1), such as ``--nofile=64``.
+    *limit* is an option of prlimit(1), such as ``--nofile=64``; *prefix* is another command that
+    becomes the daemon.
     """
 
-    def __init__(self, data_dir: Path, settings: Sequence[str] = (), *, limit: str = "") -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        settings: Sequence[str] = (),
+        *,
+        limit: str = "",
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.lines: list[dict[str, Any]] = []
         self.stray: list[str] = []
         options = [word for s in (*ALWAYS, *settings) for word in ("--set", s)]
         serve = ["serve", "--listen", "127.0.0.1:0", "--data-dir", str(data_dir)]
-        limited = ["prlimit", limit] if limit else []
+        limited = ["prlimit", limit] if limit else prefix
         self.process = subprocess.Popen(
             [*limited, sys.executable, "-m", "coordinator", *serve, *options],
             cwd=ROOT,
@@ -110,9 +118,11 @@ class Daemon:
 
 
 @contextmanager
-def daemon(data_dir: Path, *settings: str, limit: str = "") -> Iterator[Daemon]:
+def daemon(
+    data_dir: Path, *settings: str, limit: str = "", prefix: Sequence[str] = ()
+) -> Iterator[Daemon]:
     """Run a daemon; it is killed at the end if it is still there."""
-    one = Daemon(data_dir, settings, limit=limit)
+    one = Daemon(data_dir, settings, limit=limit, prefix=prefix)
     try:
         yield one
     finally:

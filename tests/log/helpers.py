@@ -17,6 +17,7 @@ def open_journal(
     segment_bytes: int = 1 << 20,
     node_id: int = 1,
     leader_epoch_at_least: int = 0,
+    cluster_id: str = "",
 ) -> Journal:
     """Start a process on *disk*."""
     return Journal(
@@ -26,6 +27,7 @@ def open_journal(
         node_id=node_id,
         new_cluster_id=lambda: CLUSTER_ID,
         leader_epoch_at_least=leader_epoch_at_least,
+        cluster_id=cluster_id,
     )
 
 

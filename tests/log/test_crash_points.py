@@ -176,3 +176,54 @@ def test_a_failure_at_every_operation_ends_the_log_and_loses_nothing() -> None:
         assert failure.value.exit_status == 74
         assert WRITTEN[: len(seen)] == seen
         assert acknowledged == seen[: len(acknowledged)]
+
+
+def recovering(disk: Disk, acknowledged: list[int]) -> None:
+    """Open what a crash left, and write."""
+    disk.delete("clean")
+    rolling(disk, acknowledged)
+
+
+@pytest.mark.parametrize("story", [rolling, closing, recovering])
+def test_every_state_that_a_power_cut_can_leave_is_recovered(story: Story) -> None:
+    """Not samples: every prefix of the calls, and every order in which they can reach the disk."""
+    origin = full_segment()
+    states = 0
+    for number in range(operations_of(origin, story)):
+        crashed = origin.copy()
+        acknowledged = acknowledged_in(crashed, number, story)
+        for disk in crashed.crash_states():
+            states += 1
+            journal = reopen(disk)
+            seen = replayed(journal)
+            assert WRITTEN[: len(seen)] == seen
+            assert acknowledged == seen[: len(acknowledged)]
+            disk.crash(random.Random(states))
+            assert seen == replayed(reopen(disk))
+    assert states > 2 * operations_of(origin, story)
+
+
+def test_every_state_that_a_power_cut_can_leave_of_a_first_start_is_one() -> None:
+    """Nothing was kept yet: whatever is there, it begins again."""
+    for number in range(operations_of(Disk(), starting)):
+        crashed = Disk()
+        acknowledged_in(crashed, number, starting)
+        for disk in crashed.crash_states():
+            assert replayed(reopen(disk)) == []
+
+
+def test_the_states_of_a_power_cut_are_all_there() -> None:
+    """The enumeration itself, counted by hand: of two names and a file of unsynced bytes."""
+    disk = Disk()
+    directory = disk.directory()
+    directory.lock()
+    file = directory.create("a")
+    file.append(b"xy")
+    directory.rename("a", "b")
+    found = {tuple(sorted(state.files().items())) for state in disk.crash_states()}
+    tails = {b"", b"x", b"xy", b"\0\0", b"x\0", b"\0y", b"xx"}
+
+    assert {t for ((_, t),) in found - {()}} == tails
+    assert {n for ((n, _),) in found - {()}} == {"a", "b"}
+    assert () in found
+    assert len(found) == 1 + 2 * len(tails)

@@ -1,6 +1,7 @@
 """The journal in good weather, and when the disk fails."""
 
 import errno
+from typing import Any
 
 import msgpack
 import pytest
@@ -418,8 +419,9 @@ def test_each_open_raises_the_leader_epoch(disk: Disk) -> None:
 @pytest.mark.parametrize(("name", "value"), [("num_partitions", 0), ("segment_bytes", 1)])
 def test_impossible_settings_are_refused(disk: Disk, name: str, value: int) -> None:
     """Before anything is touched."""
+    setting: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=name):
-        open_journal(disk, **{name: value})
+        open_journal(disk, **setting)
 
     assert disk.files() == {}
 

@@ -10,6 +10,7 @@ import pytest
 from coordinator.log.errors import LogCorrupt, LogIncompatible, LogLocked, LogRefused
 from coordinator.log.format import encode_batch
 from coordinator.log.journal import Flush, Journal
+from coordinator.log.mark import encode_mark
 from tests.fakes.disk import Disk
 from tests.log.helpers import (
     append,
@@ -95,6 +96,7 @@ def test_the_last_flush_cut_at_every_byte_keeps_a_prefix() -> None:
     append(journal, 0, 6)
     taken = flush(journal)
     origin.kill()
+    origin.put("durable", encode_mark(acknowledged))  # As a power cut may leave it.
     name = newest_segment(origin)
     content = origin.files()[name]
     ends = [acknowledged + at for _, at in taken.batches[1:]] + [len(content)]
@@ -121,6 +123,7 @@ def test_every_flipped_bit_of_the_last_flush_is_cut_without_a_marker() -> None:
     append(journal, 0, 3)
     taken = flush(journal)
     origin.kill()
+    origin.put("durable", encode_mark(start))  # As a power cut may leave it.
     name = newest_segment(origin)
     content = origin.files()[name]
     second = start + taken.batches[1][1]
@@ -129,6 +132,28 @@ def test_every_flipped_bit_of_the_last_flush_is_cut_without_a_marker() -> None:
         disk.put(name, flipped(content, bit))
 
         assert [1, 2][: 1 + (bit // 8 >= second)] == replayed(open_journal(disk))
+
+
+def test_a_killed_process_leaves_no_exception() -> None:
+    """What was acknowledged is known then: cut at any byte of three entries, any bit flipped."""
+    origin = Disk()
+    journal = open_journal(origin)
+    write(journal, 0, 1)
+    start = len(origin.files()[newest_segment(origin)])
+    for number in range(3):
+        write(journal, number, number)
+    origin.kill()
+    name = newest_segment(origin)
+    content = origin.files()[name]
+    harmed = [content[:size] for size in range(start, len(content))]
+    harmed += [content[:start] + bytes(len(content) - start)]
+    harmed += [flipped(content, bit) for bit in range(8 * start, 8 * len(content))]
+    for changed in harmed:
+        disk = origin.copy()
+        disk.put(name, changed)
+        with pytest.raises(LogCorrupt, match=r"damaged at byte|was on disk up to"):
+            open_journal(disk)
+        assert changed == disk.files()[name]
 
 
 def flipped(content: bytes, bit: int) -> bytes:
@@ -156,7 +181,7 @@ def test_every_flipped_bit_before_the_last_flush_refuses_to_start() -> None:
             open_journal(disk)
 
         assert refused.value.exit_status == 65
-        assert {name, "manifest", "meta"} == disk.files().keys()
+        assert {name, "manifest", "meta", "durable"} == disk.files().keys()
 
 
 def test_every_flipped_bit_after_a_clean_stop_refuses_to_start() -> None:

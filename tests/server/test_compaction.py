@@ -7,6 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from coordinator.log.aside import STATE_NAMES
 from coordinator.log.journal import Journal
 from coordinator.runtime import compactor
 from coordinator.runtime.compaction_child import CompactionFailed
@@ -47,8 +48,8 @@ def on_disk(disk: Disk) -> int:
 
 def left_behind(w: World) -> list[str]:
     """Return the files that no start should find."""
-    listed = {s.name for s in w.journal.manifest.segments}
-    return [n for n in w.disk.files() if n not in listed | {"meta", "manifest", "clean", "lock"}]
+    listed = {s.name for s in w.journal.manifest.segments} | STATE_NAMES
+    return [name for name in w.disk.files() if name not in listed]
 
 
 async def overwrite(client: Client, rounds: int, *, keys: int = 10, first: int = 0) -> None:

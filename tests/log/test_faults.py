@@ -1,0 +1,102 @@
+"""Every call that fails, on the real file system: nothing acknowledged is lost by it."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from coordinator.log.errors import LogFailed
+from coordinator.log.journal import Journal
+from coordinator.log.os_directory import OsDirectory
+from tests.log.faults import ERRORS, Faults, FaultyDirectory
+from tests.log.helpers import CLUSTER_ID, append, flush, replayed
+
+FLUSHES = 8
+
+
+def opened(directory: OsDirectory) -> Journal:
+    """Open with segments small enough to roll."""
+    return Journal(
+        directory,
+        num_partitions=4,
+        segment_bytes=200,
+        node_id=1,
+        new_cluster_id=lambda: CLUSTER_ID,
+    )
+
+
+def lived(path: Path, faults: Faults, acknowledged: list[int]) -> None:
+    """Start, write across rolls, and stop. Raises LogFailed."""
+    first = len(acknowledged)
+    journal = opened(FaultyDirectory(path, faults))
+    try:
+        for number in range(first, first + FLUSHES):
+            append(journal, number % 4, number)
+            flush(journal)
+            acknowledged.append(number)
+    except LogFailed:
+        journal.close(clean=True)  # Writes no marker any more.
+        raise
+    journal.close(clean=True)
+
+
+def test_the_calls_are_counted(tmp_path: Path) -> None:
+    """A test that fails nothing would pass for ever."""
+    faults = Faults()
+    lived(tmp_path, faults, [])
+
+    assert {"write", "fdatasync", "create", "rename", "fsync", "unlink"} <= set(faults.calls)
+    assert faults.calls.count("create") > 6
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("run", ["first start", "clean", "unclean"])
+def test_whichever_call_fails_all_that_was_acknowledged_is_there(
+    tmp_path: Path, error: int, run: str
+) -> None:
+    """EIO, or a full disk."""
+    counted = Faults()
+    prepared(tmp_path / "counted", run)
+    lived(tmp_path / "counted", counted, prepared(tmp_path / "again", run))
+    for number in range(len(counted.calls)):
+        path = tmp_path / str(number)
+        acknowledged = prepared(path, run)
+        with pytest.raises(LogFailed) as failure:
+            lived(path, Faults(fail_at=number, error=error), acknowledged)
+        journal = opened(OsDirectory(path))
+        seen = replayed(journal)
+        journal.close(clean=False)
+
+        assert failure.value.exit_status == 74
+        assert acknowledged == seen[: len(acknowledged)]
+        assert seen == list(range(len(seen)))
+
+
+def prepared(path: Path, run: str) -> list[int]:
+    """Make what an earlier run left; return what it acknowledged."""
+    acknowledged: list[int] = []
+    if run != "first start":
+        lived(path, Faults(), acknowledged)
+        if run == "unclean":
+            (path / "clean").unlink()
+    return acknowledged
+
+
+def test_a_failed_log_never_tries_again(tmp_path: Path) -> None:
+    """The kernel may have dropped the pages: a second fsync would succeed without them."""
+    faults = Faults()
+    journal = opened(FaultyDirectory(tmp_path, faults))
+    append(journal, 0, 1)
+    taken = journal.take_flush()
+    assert taken is not None
+    faults._fail_at, faults._error = len(faults.calls) + 1, errno.EIO
+    with pytest.raises(LogFailed):
+        journal.write_flush(taken)
+    calls = len(faults.calls)
+    for _ in range(2):
+        with pytest.raises(LogFailed):
+            journal.write_flush(taken)
+    journal.close(clean=True)
+
+    assert len(faults.calls) == calls
+    assert not (tmp_path / "clean").exists()
