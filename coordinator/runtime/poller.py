@@ -156,3 +156,4 @@ class Poller:
         if not self._epoll.closed:
             self._epoll.close()
             os.close(self._wake_fd)
+            self._woken = True  # Nobody may write there: the number may soon be another file's.

@@ -17,10 +17,10 @@ the poller is told to leave it alone. What one read brought beyond the limits wa
 from typing import TYPE_CHECKING, Final
 
 from coordinator.group import Caller, Now
+from coordinator.server.calls import SessionCall
 from coordinator.server.deadlines import Deadlines
 from coordinator.server.outbox import Outbox
 from coordinator.server.resting import SOON_MS
-from coordinator.server.session_call import SessionCall
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
     BadRequest,
@@ -104,8 +104,7 @@ class Session:
             try:
                 self._read(data)
             except Exception as exc:  # noqa: BLE001 - one session's bug must not end the others
-                self.server.session_failed(self, exc)
-                self.close()
+                self._fail(exc)
         elif data is not None:
             self.flush()
             self.close()
@@ -142,7 +141,8 @@ class Session:
         if deadlines.read_ms - now.mono_ms > self._soon_left_ms:
             self.server.somebody_waits = True
         if events:
-            deadlines.is_reading_frame = False  # What is left over begins a new one.
+            # An unfinished frame behind whole ones is a new one.
+            deadlines.is_reading_frame = False
             self._read_bytes = (before_bytes + len(data) - unfinished_bytes) // len(events)
             if self._reserved_bytes:
                 reserved_bytes, self._reserved_bytes = self._reserved_bytes, 0
@@ -162,10 +162,18 @@ class Session:
     def _go_on(self) -> None:
         """Take more of what an earlier read has brought."""
         self._will_go_on = False
-        if not self.is_closed:
+        if self.is_closed:
+            return
+        try:
             now = self.server.round_now()
             self._take_turn(now)
             self._settle(now.mono_ms)
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._fail(exc)
+
+    def _fail(self, exc: Exception) -> None:
+        self.server.session_failed(self, exc)
+        self.close()
 
     def _take_turn(self, now: Now) -> None:
         """Take what was pipelined into one read, no more at a time than the limits allow.

@@ -347,3 +347,14 @@ def test_closing_comes_before_or_after_what_was_watched() -> None:
     late.close()
     poller.close()
     poller.unwatch(99_999)
+
+
+def test_a_closed_poller_is_woken_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of its descriptor may be a segment's of the log by then."""
+    poller = Poller()
+    poller.close()
+    written: list[int] = []
+    monkeypatch.setattr(os, "eventfd_write", lambda fd, _: written.append(fd))
+    poller.call_soon(lambda: None)
+
+    assert [] == written

@@ -4,6 +4,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -238,19 +239,22 @@ async def test_connections_that_come_and_go_get_their_own_answers() -> None:
         await until(lambda: not w.sessions())
 
 
-async def test_a_bug_in_a_session_ends_that_one_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pipelined", [1, 100])
+async def test_a_bug_in_a_session_ends_that_one_only(
+    pipelined: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All sessions live in one task, so none may take it down."""
-    read = Session._read
+    take = Session._take
 
-    def fail(session: Session, data: bytes) -> None:
-        if b"boom" in data:
+    def fail(session: Session, event: Any, now: Any) -> None:
+        if event.correlation_id == pipelined - 1 and event.request.group_id == "boom":
             raise ZeroDivisionError("a planted bug")
-        read(session, data)
+        take(session, event, now)
 
-    monkeypatch.setattr(Session, "_read", fail)
+    monkeypatch.setattr(Session, "_take", fail)
     async with door() as w:
         with peers(w, 2) as (unlucky, friend):
-            unlucky.send(beat(group_id="boom"))
+            unlucky.send(*[beat(group_id="boom")] * pipelined)
             await until(unlucky.ended)
             friend.send(beat())
             await until(lambda: friend.has(1))

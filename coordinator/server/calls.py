@@ -1,4 +1,4 @@
-"""A request of a session, on its way to an answer."""
+"""A request of a session, until it is answered."""
 
 from typing import TYPE_CHECKING
 
