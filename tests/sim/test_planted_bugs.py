@@ -9,6 +9,8 @@ from coordinator.group import offsets, static, sync
 from coordinator.group.core import Core, Decision
 from coordinator.group.group import Group
 from coordinator.group.records import GroupGeneration, Record
+from coordinator.log.compaction import Live, LiveSearch
+from coordinator.log.swap import Swap
 from coordinator.runtime import timekeeper
 from coordinator.runtime.gate import ReplyGate
 from coordinator.runtime.shard import ShardRunner
@@ -87,6 +89,26 @@ def _let_the_leader_assign_anything(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sync, "_take_over", lenient)
 
 
+def _compact_away_what_came_last(patch: pytest.MonkeyPatch) -> None:
+    result = LiveSearch.result
+
+    def forgetful(search: LiveSearch) -> Live:
+        live = result(search)
+        return live._replace(offsets={p: found[:-1] for p, found in live.offsets.items()})
+
+    patch.setattr(LiveSearch, "result", forgetful)
+
+
+def _remove_the_sources_too_early(patch: pytest.MonkeyPatch) -> None:
+    install = Swap.install
+
+    def hasty(swap: Swap) -> None:
+        swap.remove()
+        install(swap)
+
+    patch.setattr(Swap, "install", hasty)
+
+
 def _let_the_fenced_go_on(patch: pytest.MonkeyPatch) -> None:
     find = Group.find
 
@@ -132,6 +154,26 @@ def test_the_stage_notices(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> Non
     plant(monkeypatch)
     broken = play(1, fenced_ones_speak).violations
     assert any(v.invariant.startswith("I12") for v in broken)
+
+
+@pytest.mark.parametrize(
+    ("plant", "invariants"),
+    [
+        (_compact_away_what_came_last, {"I1", "I11"}),
+        (_remove_the_sources_too_early, {"start"}),
+    ],
+)
+def test_the_simulation_notices_a_bad_compaction(
+    plant: Plant, invariants: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it loses, it may lose in the work or in a crash during the swap."""
+    plant(monkeypatch)
+    faults = ("_crash_in_compaction", "_compact", "_kill")
+    for seed in range(1, SEEDS_MAX + 1):
+        broken = run_seed(seed, only=faults).violations
+        if any(v.invariant.startswith(tuple(invariants)) for v in broken):
+            return
+    pytest.fail(f"{SEEDS_MAX} seeds did not notice")
 
 
 def test_it_notices_a_stall_that_evicts(monkeypatch: pytest.MonkeyPatch) -> None:
