@@ -319,6 +319,8 @@ class Journal:
         except OSError as exc:
             self._failure = exc
             raise LogFailed(f"a write or fsync of the manifest failed: {exc}") from exc
+        for name in self._sealed_ends.copy().keys() - {s.name for s in self._manifest.segments}:
+            self._sealed_ends.pop(name, None)
 
     def close(self, *, clean: bool) -> None:
         """Give the files and the lock back; idempotent.

@@ -252,6 +252,7 @@ def test_a_read_goes_on_over_a_swap() -> None:
 
     assert [offset for b in journal.read(0) for offset, _ in b.entries] == [2, 4]
     assert journal.manifest.dispensable == ()
+    assert set(journal._sealed_ends) <= {s.name for s in journal.manifest.segments}
 
 
 def test_a_read_that_is_given_up_holds_nothing_back() -> None:
