@@ -5,6 +5,7 @@ from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from coordinator.group import Caller, Event, Now, Outcome, Reply, records, topic_records
+from coordinator.group.alike import read_alike
 from coordinator.group.records import Item
 from coordinator.log.format import Batch
 from coordinator.log.journal import Journal
@@ -82,10 +83,12 @@ class Codec(NamedTuple):
 
     pack: Callable[[Sequence[Any]], tuple[int, bytes]]
     read_items: Callable[[Iterable[Item]], Iterable[Any]]
+    # The record that a whole batch is, if that can be seen without unpacking it.
+    read_alike: Callable[[bytes], Any]
 
 
-GROUP_CODEC: Final = Codec(records.pack, records.read_items)
-TOPIC_CODEC: Final = Codec(topic_records.pack, topic_records.read_items)
+GROUP_CODEC: Final = Codec(records.pack, records.read_items, read_alike)
+TOPIC_CODEC: Final = Codec(topic_records.pack, topic_records.read_items, lambda _: None)
 
 _ACTIVE: Final = Status.ACTIVE
 C = TypeVar("C", bound=Core)
@@ -233,6 +236,11 @@ class ShardRunner(Generic[C]):
     def replay(self, batch: Batch) -> None:
         """Load one batch, or a part. Raises RecordError on an entry that this code can't know."""
         replay = self.core.replay
+        if batch.entry_count > 1 and batch.packed:
+            record = self._codec.read_alike(batch.packed)
+            if record is not None:
+                replay(record)
+                return
         for record in self._codec.read_items(batch.items):
             replay(record)
 
