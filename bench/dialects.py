@@ -1,10 +1,8 @@
 """What the load generator says on a connection, and how it knows the answers.
 
-A dialect is the only part that knows a protocol. To compare with another server (Kafka,
-ZooKeeper, Redis), write one more class with the methods of `Dialect` and put it into `DIALECTS`;
-the loops, the clock and the counting stay. A protocol without correlation ids answers in order:
-its reader counts answers and returns ``count % window``, because the loops reuse slots in the
-order in which they became free.
+A dialect is the only part that knows a protocol. Ours and the echo's are here; those of the peers
+have files of their own, and `bench.peer_dialects` lists all. The loops, the clock and the counting
+are the same for each.
 """
 
 import socket
@@ -43,6 +41,7 @@ WORKLOADS: Final = (COMMIT, FETCH, HEARTBEAT)
 # An offset above 2^32 is nine bytes in msgpack whatever it counts up to, so that a frame that
 # was encoded once gets its next offset by overwriting eight bytes.
 FIRST_OFFSET: Final = 2**40
+OFFSET_DIGITS: Final = len(str(FIRST_OFFSET))
 _OFFSET = Struct(">Q")
 _CORRELATION = Struct(">i")
 _REQUEST_CORRELATION_AT: Final = 8
@@ -64,21 +63,44 @@ class Exchange:
         request: The whole frame, encoded once.
         answer: The expected tail of the answer's frame.
         offset: The offset that the request carries now, 0 if it carries none.
+        offset_at: Where it stands in the frame; looked for if not given.
     """
 
     __slots__ = ("_offset_at", "answer", "offset", "request")
 
-    def __init__(self, request: bytes, *, answer: bytes = b"", offset: int = 0) -> None:
+    def __init__(
+        self,
+        request: bytes,
+        *,
+        answer: bytes = b"",
+        offset: int = 0,
+        offset_at: int | None = None,
+    ) -> None:
         self.request = bytearray(request)
         self.answer = answer
         self.offset = offset
-        self._offset_at = request.index(_OFFSET.pack(offset)) if offset else -1
+        if offset_at is None:
+            offset_at = request.index(_OFFSET.pack(offset)) if offset else -1
+        self._offset_at = offset_at
 
     def next_request(self) -> bytearray:
         """Return the frame to send now; the offset of a commit's first partition is one higher."""
         if self._offset_at >= 0:
             self.offset += 1
             _OFFSET.pack_into(self.request, self._offset_at, self.offset)
+        return self.request
+
+
+class TextExchange(Exchange):
+    """The same with the offset as digits: the first has 13 of them, and so have all later ones."""
+
+    __slots__ = ()
+
+    def next_request(self) -> bytearray:
+        """Return the frame to send now, its offset one higher than the last."""
+        if (at := self._offset_at) >= 0:
+            self.offset += 1
+            self.request[at : at + OFFSET_DIGITS] = b"%d" % self.offset
         return self.request
 
 
@@ -118,26 +140,28 @@ class Load:
     """Makes the group names of this run its own."""
 
 
-def _group(load: Load, connection: int, slot: int) -> str:
+def group_of(load: Load, connection: int, slot: int) -> str:
+    """Return the name of the group that this slot commits for or fetches."""
     # A group a slot: groups spread over the offsets partitions as real ones do, and no two
     # commits of one group are in flight at once, which the protocol asks of clients.
     return f"bench-{load.run}-{connection:03d}-{slot:03d}"
 
 
+def first_offset(partition: int) -> int:
+    """Return a partition's first offset. Only partition 0's moves; no other looks like it."""
+    return FIRST_OFFSET + (partition << 32)
+
+
 def _commit(load: Load, connection: int, slot: int) -> OffsetCommitRequest:
-    partitions = tuple(
-        # Only the first partition's offset moves; the others must not look like it.
-        PartitionCommit(p, FIRST_OFFSET if p == 0 else FIRST_OFFSET + (p << 32), -1, "")
-        for p in range(load.partitions)
-    )
+    partitions = tuple(PartitionCommit(p, first_offset(p), -1, "") for p in range(load.partitions))
     return OffsetCommitRequest(
-        _group(load, connection, slot), -1, "", None, (TopicCommit(TOPIC, partitions),)
+        group_of(load, connection, slot), -1, "", None, (TopicCommit(TOPIC, partitions),)
     )
 
 
 def _fetch(load: Load, connection: int, slot: int) -> OffsetFetchRequest:
     wanted = TopicPartitions(TOPIC, tuple(range(load.partitions)))
-    return OffsetFetchRequest((GroupFetch(_group(load, connection, slot), (wanted,)),), False)
+    return OffsetFetchRequest((GroupFetch(group_of(load, connection, slot), (wanted,)),), False)
 
 
 class _Talk:
@@ -168,7 +192,7 @@ class _Talk:
         return self.ask([request])[0][2]
 
 
-def _judge(response: Response) -> None:
+def judge_response(response: Response) -> None:
     """Decide once, on a decoded answer, what all later answers are compared with.
 
     Raises:
@@ -207,22 +231,22 @@ class CoordinatorDialect:
             DialectError: The server refuses something.
         """
         load, talk, slots = self._load, _Talk(sock), range(self._load.window)
-        _judge(talk.ask_one(ApiVersionsRequest(f"bench-{connection}", "bench", "1")))
+        judge_response(talk.ask_one(ApiVersionsRequest(f"bench-{connection}", "bench", "1")))
         requests: list[Request]
         offset = 0
         if load.workload == HEARTBEAT:
-            requests = [_become_member(talk, _group(load, connection, s)) for s in slots]
+            requests = [_become_member(talk, group_of(load, connection, s)) for s in slots]
         else:
             requests = [_commit(load, connection, s) for s in slots]
             offset = FIRST_OFFSET
         if load.workload == FETCH:
             for _, _, response in talk.ask(requests):
-                _judge(response)
+                judge_response(response)
             requests = [_fetch(load, connection, s) for s in slots]
             offset = 0
         exchanges = []
         for slot, (sent, answer, response) in enumerate(talk.ask(requests)):
-            _judge(response)
+            judge_response(response)
             exchanges.append(
                 Exchange(_with_slot(sent, slot), answer=answer[_RESPONSE_BODY_AT:], offset=offset)
             )
@@ -273,7 +297,7 @@ class EchoDialect:
                     # As long as a member id is: client id and a UUID.
                     member_id = f"bench-{connection}-{'0' * 36}"
                     request = HeartbeatRequest(
-                        _group(self._load, connection, slot), 1, member_id, None
+                        group_of(self._load, connection, slot), 1, member_id, None
                     )
                     offset = 0
             _, frame = ClientConnection().send(request)
@@ -301,11 +325,11 @@ def _become_member(talk: _Talk, group_id: str) -> HeartbeatRequest:
     joined = _join(talk, group_id, "")
     if joined.error == ErrorCode.MEMBER_ID_REQUIRED:
         joined = _join(talk, group_id, joined.member_id)
-    _judge(joined)
+    judge_response(joined)
     member_id, generation_id = joined.member_id, joined.generation_id
     assignments = (MemberAssignment(member_id, b"everything"),)
     sync = SyncGroupRequest(group_id, generation_id, member_id, None, "bench", "alone", assignments)
-    _judge(talk.ask_one(sync))
+    judge_response(talk.ask_one(sync))
     return HeartbeatRequest(group_id, generation_id, member_id, None)
 
 

@@ -1,5 +1,6 @@
 """Finding answers in what arrives: length-prefixed frames, over any split of the reads."""
 
+import socket
 from collections.abc import Sequence
 from struct import Struct
 
@@ -17,6 +18,7 @@ class AnswerReader:
     Args:
         slot_at: Where in the frame the i32 stands that says which request is answered.
         answer_from: Where in the frame the compared bytes begin.
+        answer_until: Where they end, if not with the frame.
         answers: What is expected, by slot. A live sequence: its items may change under way.
 
     Attributes:
@@ -26,6 +28,7 @@ class AnswerReader:
 
     __slots__ = (
         "_answer_from",
+        "_answer_until",
         "_answers",
         "_minimum",
         "_rest",
@@ -35,10 +38,16 @@ class AnswerReader:
     )
 
     def __init__(
-        self, *, slot_at: int, answer_from: int, answers: Sequence[bytes | bytearray]
+        self,
+        *,
+        slot_at: int,
+        answer_from: int,
+        answers: Sequence[bytes | bytearray],
+        answer_until: int | None = None,
     ) -> None:
         self._slot_at = slot_at
         self._answer_from = answer_from
+        self._answer_until = answer_until
         self._answers = answers
         self._minimum = slot_at + _SLOT.size
         self._rest = b""
@@ -64,11 +73,54 @@ class AnswerReader:
             slot = _SLOT.unpack_from(data, at + self._slot_at)[0]
             if not 0 <= slot < len(self._answers):
                 raise ValueError(f"an answer to request {slot}, which was not sent")
-            if data[at + self._answer_from : frame_end] != self._answers[slot]:
+            until = frame_end if self._answer_until is None else at + self._answer_until
+            if data[at + self._answer_from : until] != self._answers[slot]:
                 self.wrong += 1
                 self.wrong_example = self.wrong_example or data[at:frame_end]
             slots.append(slot)
             at = frame_end
+        self._rest = data[at:]
+        return slots
+
+
+class OrderedReader:
+    """Finds answers that come in the order of the requests and don't say to which they belong.
+
+    A closed loop uses a connection's slots in turn, and so does an open one: the next answer is
+    the next slot's. Each must have the bytes that are expected of it.
+
+    Args:
+        answers: What is expected, by slot.
+
+    Attributes:
+        wrong: How many answers were not the expected ones; after one of another length, all.
+        wrong_example: The first of them.
+    """
+
+    __slots__ = ("_answers", "_next", "_rest", "wrong", "wrong_example")
+
+    def __init__(self, answers: Sequence[bytes]) -> None:
+        self._answers = answers
+        self._next = 0
+        self._rest = b""
+        self.wrong = 0
+        self.wrong_example = b""
+
+    def feed(self, data: bytes) -> list[int]:
+        """Take what was read; return the slots that were answered, in the order of arrival."""
+        if self._rest:
+            data = self._rest + data
+        answers, slot = self._answers, self._next
+        slots: list[int] = []
+        at, end = 0, len(data)
+        while (answer_end := at + len(answers[slot])) <= end:
+            if not data.startswith(answers[slot], at):
+                self.wrong += 1
+                self.wrong_example = self.wrong_example or data[at:answer_end]
+            slots.append(slot)
+            slot = (slot + 1) % len(answers)
+            at = answer_end
+        self._next = slot
         self._rest = data[at:]
         return slots
 
@@ -84,3 +136,40 @@ def split_frames(data: bytes) -> tuple[list[bytes], bytes]:
         frames.append(data[at:frame_end])
         at = frame_end
     return frames, data[at:]
+
+
+class Talk:
+    """Blocking questions and answers on a socket, before and after the load: frames in order."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._rest = b""
+
+    def send(self, requests: Sequence[bytes]) -> None:
+        """Send all of them."""
+        self._sock.sendall(b"".join(requests))
+
+    def read(self, count: int) -> list[bytes]:
+        """Return the next answers.
+
+        Raises:
+            ConnectionError: The server closed the connection.
+        """
+        frames, self._rest = split_frames(self._rest)
+        while len(frames) < count:
+            data = self._sock.recv(1 << 16)
+            if not data:
+                raise ConnectionError("the server closed the connection before it had answered")
+            more, self._rest = split_frames(self._rest + data)
+            frames += more
+        self._rest = b"".join(frames[count:]) + self._rest
+        return frames[:count]
+
+    def ask(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Send all, then read an answer for each.
+
+        Raises:
+            ConnectionError: The server closed the connection.
+        """
+        self.send(requests)
+        return self.read(len(requests))
