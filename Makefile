@@ -58,9 +58,14 @@ nightly: $(INSTALLED) java ## The long versions: more examples, more seeds, more
 	$(BIN)/python -m tests.kill_loop --cycles $(KILL_CYCLES_NIGHTLY)
 
 .PHONY: bench
-bench: $(INSTALLED) ## Speed and memory (under 30 minutes; QUICK=1 for a smoke run)
+bench: $(INSTALLED) $(if $(QUICK),,peers) ## Speed and memory, beside peers (under 30 minutes; QUICK=1 for a smoke run)
 	$(BIN)/python -m bench.run $(if $(QUICK),--quick)
 	$(BIN)/python -m bench.groups $(if $(QUICK),--quick)
+
+# What can't be had is skipped by the benchmark, which says so.
+.PHONY: peers
+peers: $(INSTALLED)
+	-$(BIN)/python -m bench.peer_jars fetch
 
 .PHONY: demo
 demo: $(INSTALLED) java $(FLIGHTS) ## Three Spark drivers share the flights of 2013 and survive a kill -9 (under 4 minutes)

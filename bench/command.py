@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,8 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import click
 
 from bench.environment import environment, is_memory
+from bench.judging import Samples
 from bench.processes import ProcessError, cores_of_this_machine
-from bench.report import SMOKE_NOTE, Run, Samples, text
+from bench.report import SMOKE_NOTE, Run, text
 
 
 class Bench(Protocol):
@@ -24,8 +26,29 @@ class Bench(Protocol):
         """What was measured so far."""
         ...
 
+    @property
+    def about(self) -> Mapping[str, str]:
+        """What was found out about the environment."""
+        ...
+
     def repetition(self, number: int) -> None:
         """Measure all rows once. Raises ProcessError."""
+
+
+class Choice(NamedTuple):
+    """What is asked for.
+
+    Attributes:
+        quick: One small repetition.
+        pinned: Server and load have a core each.
+        only: The parts to measure.
+        peers: The peers to measure along, if they are installed.
+    """
+
+    quick: bool
+    pinned: bool
+    only: frozenset[str]
+    peers: frozenset[str]
 
 
 class Benchmark(NamedTuple):
@@ -34,9 +57,11 @@ class Benchmark(NamedTuple):
     Attributes:
         module: Run with ``python -m``.
         name: Of the result files, and of those of a smoke run; likewise the repetitions.
-        make: Makes a bench of (folder for its data, quick, pinned to cores).
+        make: Makes a bench of (folder for its data, what is asked for).
         settings: What a run is made with, besides repetitions and cores, of (quick).
         tables: What the terminal shows, from a finished run.
+        parts: What can be measured without the rest.
+        peers: What can be measured along.
     """
 
     module: str
@@ -44,12 +69,34 @@ class Benchmark(NamedTuple):
     name: str
     quick_name: str
     repetitions: int
-    make: Callable[[Path, bool, bool], Bench]
+    make: Callable[[Path, Choice], AbstractContextManager[Bench]]
     settings: Callable[[bool], Mapping[str, str | float]]
     document: Callable[[Run], dict[str, Any]]
     markdown: Callable[[Run], str]
     tables: Callable[[Run], Sequence[Sequence[tuple[str, ...]]]]
     failures: Callable[[Samples], list[str]]
+    parts: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
+
+
+class _Names(click.ParamType[frozenset[str]]):
+    """Names with commas between them, each one of the known."""
+
+    name = "names"
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self._known = known
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> frozenset[str]:
+        """Return the names."""
+        names = frozenset(value.split(",")) if isinstance(value, str) else frozenset(value)
+        if unknown := names.difference(self._known):
+            self.fail(
+                f"{', '.join(sorted(unknown))}: not one of {', '.join(self._known)}", param, ctx
+            )
+        return names
 
 
 def command(benchmark: Benchmark) -> click.Command:
@@ -80,12 +127,35 @@ def command(benchmark: Benchmark) -> click.Command:
         type=click.IntRange(1),
         help=f"How many  [default: {benchmark.repetitions}, quick 1]",
     )
+    @click.option(
+        "--only",
+        type=_Names(benchmark.parts),
+        help=f"Of {','.join(benchmark.parts)}  [default: all]",
+        hidden=not benchmark.parts,
+    )
+    @click.option(
+        "--peers/--no-peers",
+        "with_peers",
+        default=None,
+        help="Measure peers along, if installed  [default: yes, but not in a quick run]",
+        hidden=not benchmark.peers,
+    )
+    @click.option(
+        "--peer",
+        "peers",
+        type=_Names(benchmark.peers),
+        help=f"Which of them: of {','.join(benchmark.peers)}  [default: all]",
+        hidden=not benchmark.peers,
+    )
     def main(
         quick: bool,
         name: str | None,
         results: Path | None,
         work_dir: Path,
         repetitions: int | None,
+        only: frozenset[str] | None,
+        with_peers: bool | None,
+        peers: frozenset[str] | None,
     ) -> None:
         quick = quick or os.environ.get("QUICK", "") not in {"", "0"}
         # A smoke run's numbers are worth nothing: they don't belong beside the real ones.
@@ -93,8 +163,17 @@ def command(benchmark: Benchmark) -> click.Command:
         name = name or (benchmark.quick_name if quick else benchmark.name)
         repetitions = repetitions or (1 if quick else benchmark.repetitions)
         work_dir.mkdir(parents=True, exist_ok=True)
+        if with_peers is None:
+            with_peers = peers is not None or not quick
+        wanted = (frozenset(benchmark.peers) if peers is None else peers) if with_peers else ()
+        choice = Choice(
+            quick,
+            cores_of_this_machine().pinned,
+            only or frozenset(benchmark.parts),
+            frozenset(wanted),
+        )
         try:
-            run = _measure(benchmark, name, work_dir, repetitions, quick=quick)
+            run = _measure(benchmark, name, work_dir, repetitions, choice)
         except ProcessError as exc:
             print(f"bench: {exc}", file=sys.stderr)
             sys.exit(1)
@@ -112,7 +191,7 @@ def command(benchmark: Benchmark) -> click.Command:
 
 
 def _measure(
-    benchmark: Benchmark, name: str, work_dir: Path, repetitions: int, *, quick: bool
+    benchmark: Benchmark, name: str, work_dir: Path, repetitions: int, choice: Choice
 ) -> Run:
     cores = cores_of_this_machine()
     print(f"cores: {cores.note}")
@@ -121,13 +200,26 @@ def _measure(
     about = environment(work_dir)
     started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     with tempfile.TemporaryDirectory(prefix=f"{benchmark.name}-", dir=work_dir) as folder:
-        bench = benchmark.make(Path(folder), quick, cores.pinned)
-        for number in range(1, repetitions + 1):
-            print(f"repetition {number} of {repetitions}", flush=True)
-            bench.repetition(number)
-    settings = {"repetitions": repetitions, "cores": cores.note, **benchmark.settings(quick)}
-    repeat = f"python -m {benchmark.module}" + (" --quick" if quick else "")
-    return Run(name, quick, started, about, settings, bench.samples, repeat)
+        with benchmark.make(Path(folder), choice) as bench:
+            for number in range(1, repetitions + 1):
+                print(f"repetition {number} of {repetitions}", flush=True)
+                bench.repetition(number)
+        samples, about = bench.samples, about | dict(bench.about)
+    settings = {"repetitions": repetitions, "cores": cores.note, **benchmark.settings(choice.quick)}
+    return Run(name, choice.quick, started, about, settings, samples, _repeat(benchmark, choice))
+
+
+def _repeat(benchmark: Benchmark, choice: Choice) -> str:
+    words = ["python -m", benchmark.module]
+    if choice.quick:
+        words.append("--quick")
+    if choice.only != frozenset(benchmark.parts):
+        words.append(f"--only {','.join(sorted(choice.only))}")
+    if not choice.peers and benchmark.peers and not choice.quick:
+        words.append("--no-peers")
+    elif choice.peers and (choice.quick or choice.peers != frozenset(benchmark.peers)):
+        words.append(f"--peer {','.join(sorted(choice.peers))}")
+    return " ".join(words)
 
 
 def _write(benchmark: Benchmark, run: Run, results: Path) -> None:

@@ -6,6 +6,8 @@ own, with an empty data folder.
 """
 
 import json
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +16,7 @@ from bench import group_rows
 from bench.command import Benchmark, command
 from bench.group_load import GroupPlan
 from bench.group_rows import ASSIGN_ROWS, GROUP_AIMS, GROUP_ROWS, AssignRow, GroupRow
+from bench.judging import Medians, judge
 from bench.processes import (
     LOAD_CORE,
     SERVER_CORE,
@@ -21,7 +24,6 @@ from bench.processes import (
     serving,
 )
 from bench.report import Run, aim_lines
-from bench.rows import Medians, judge
 
 _TIMEOUT_S: Final = 600
 # The first member of each group need not wait for others; a machine's disk may be nearly full,
@@ -38,6 +40,7 @@ class GroupBench:
         self._server_core = SERVER_CORE if pinned else None
         self._load_core = LOAD_CORE if pinned else None
         self.samples: dict[str, list[dict[str, float | None]]] = {}
+        self.about: Mapping[str, str] = {}
 
     def repetition(self, number: int) -> None:
         """Measure all rows once.
@@ -91,7 +94,9 @@ main = command(
         name="groups",
         quick_name="groups-quick",
         repetitions=3,
-        make=lambda folder, quick, pinned: GroupBench(folder, quick=quick, pinned=pinned),
+        make=lambda folder, choice: nullcontext(
+            GroupBench(folder, quick=choice.quick, pinned=choice.pinned)
+        ),
         settings=lambda _quick: {
             "daemon": "defaults, " + ", ".join(_DAEMON_SETTINGS),
             "durability": "fdatasync before every acknowledgement",

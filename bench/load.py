@@ -22,10 +22,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from bench.dialects import DIALECTS, Dialect, DialectError, Exchange, Load, Reader
+from bench.compacting import COMPACT_REQUEST, compaction_error
+from bench.dialects import Dialect, DialectError, Exchange, Load, Reader
+from bench.frames import split_frames
 from bench.measures import (
     NS_PER_S,
     NS_PER_US,
@@ -34,6 +37,7 @@ from bench.measures import (
     latency_of,
     percentile,
 )
+from bench.peer_dialects import ALL_DIALECTS
 
 _READ_BYTES = 1 << 15
 _POLL_S = 0.5
@@ -50,13 +54,15 @@ class Plan:
     """What to do.
 
     Attributes:
-        dialect: A name of `bench.dialects.DIALECTS`.
+        dialect: A name of `bench.peer_dialects.ALL_DIALECTS`.
         workload: ``commit``, ``fetch`` or ``heartbeat``.
         window: Requests in flight per connection (open loop: at most).
         partitions: How many partitions a commit or fetch names.
         rate_per_s: All connections together; None is a closed loop.
         run: Makes the names of the groups unique.
         server_pid: Whose CPU time is to be measured along; None for nobody's.
+        compact: Ask our daemon to compact its log when the measured time begins, and measure until
+            it has; in an open loop only. ``duration_s`` is the shortest time then.
     """
 
     host: str
@@ -71,6 +77,11 @@ class Plan:
     run: str
     rate_per_s: float | None = None
     server_pid: int | None = None
+    compact: bool = False
+
+    def at_rate(self, rate_per_s: float, run: str, *, compact: bool = False) -> "Plan":
+        """Return the open loop at this rate."""
+        return replace(self, rate_per_s=rate_per_s, run=run, compact=compact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,7 @@ class Measured:
 
     Attributes:
         requests: Answered in the measured time.
+        seconds: That time.
         rate_per_s: The same, per second.
         wrong: Answers of the whole run that were not the expected ones.
         unanswered: Requests of the whole run without an answer.
@@ -91,6 +103,7 @@ class Measured:
     """
 
     requests: int
+    seconds: float
     rate_per_s: float
     p50_us: float
     p99_us: float
@@ -162,6 +175,44 @@ class Connection:
         return len(self.exchanges) - len(self.free)
 
 
+class Compaction:
+    """The request to compact the log, on a connection of its own.
+
+    Attributes:
+        over: It was answered.
+    """
+
+    def __init__(self, plan: Plan, epoll: select.epoll) -> None:
+        self.over = False
+        self._answer = b""
+        self._epoll = epoll
+        self._sock = socket.create_connection((plan.host, plan.port), timeout=_CONNECT_S)
+        self._sock.sendall(COMPACT_REQUEST)
+        epoll.register(self._sock, select.EPOLLIN)
+
+    def close(self) -> None:
+        """Ask no longer."""
+        self._sock.close()
+
+    def read(self) -> None:
+        """Take what has arrived.
+
+        Raises:
+            LoadError: The daemon could not compact.
+        """
+        data = self._sock.recv(_READ_BYTES)
+        if not data:
+            raise LoadError("the server closed the connection that asked for a compaction")
+        self._answer += data
+        frames, self._answer = split_frames(self._answer)
+        if frames:
+            frame = frames[0]
+            if error := compaction_error(frame):
+                raise LoadError(f"the compaction was answered with error {error}")
+            self.over = True
+            self._epoll.unregister(self._sock)
+
+
 class Generator:
     """Runs one plan over connections that are ready."""
 
@@ -171,6 +222,7 @@ class Generator:
         self._by_fd = {c.sock.fileno(): c for c in connections}
         self._epoll = epoll
         self._stopping = False
+        self._compaction: Compaction | None = None
         self.latencies_ns: list[int] = []
         self.late_ns: list[int] = []
         self.measured = 0
@@ -190,7 +242,11 @@ class Generator:
         self.late_ns.clear()
         cpu, began_ns = time.process_time(), time.perf_counter_ns()
         server = _cpu_seconds(self._plan.server_pid)
-        self._loop(start_ns, until_ns)
+        with ExitStack() as stack:
+            if self._plan.compact:
+                self._compaction = Compaction(self._plan, self._epoll)
+                stack.callback(self._compaction.close)
+            self._loop(start_ns, until_ns)
         seconds = (time.perf_counter_ns() - began_ns) / NS_PER_S
         busy = time.process_time() - cpu
         after = _cpu_seconds(self._plan.server_pid)
@@ -223,7 +279,7 @@ class Generator:
 
     def _open(self, start_ns: int, rate_per_s: float, until_ns: int) -> None:
         connections, clock = self._connections, time.perf_counter_ns
-        while (now_ns := clock()) < until_ns:
+        while (now_ns := clock()) < until_ns or self._compacting:
             due = due_count(start_ns, rate_per_s, now_ns)
             for index in range(self._issued, due):
                 meant_ns = intended_ns(start_ns, rate_per_s, index)
@@ -237,6 +293,10 @@ class Generator:
             self._issued = due
             # Without a wait: epoll's timeout counts in milliseconds, which is far too coarse.
             self._round(0)
+
+    @property
+    def _compacting(self) -> bool:
+        return self._compaction is not None and not self._compaction.over
 
     def _drain(self) -> None:
         self._stopping = True
@@ -257,7 +317,11 @@ class Generator:
     def _round(self, timeout_s: float) -> None:
         """Handle what is readable; ends at once when nothing is."""
         for fd, mask in self._epoll.poll(timeout_s):
-            connection = self._by_fd[fd]
+            connection = self._by_fd.get(fd)
+            if connection is None:
+                assert self._compaction is not None
+                self._compaction.read()
+                continue
             if mask & select.EPOLLOUT:
                 connection.flush()
             if mask & ~select.EPOLLOUT:
@@ -294,8 +358,10 @@ def _cpu_seconds(pid: int | None) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _connect(plan: Plan, dialect: Dialect, number: int) -> tuple[socket.socket, list[Exchange]]:
-    sock = socket.create_connection((plan.host, plan.port), timeout=_CONNECT_S)
+def _connect(
+    plan: Plan, dialect: Dialect, number: int, stack: ExitStack
+) -> tuple[socket.socket, list[Exchange]]:
+    sock = stack.enter_context(socket.create_connection((plan.host, plan.port), timeout=_CONNECT_S))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock, dialect.prepare(sock, number)
 
@@ -309,35 +375,47 @@ def run(plan: Plan) -> Measured:
         OSError: No connection.
     """
     allow_descriptors(plan.connections + 64)
-    dialect = DIALECTS[plan.dialect](Load(plan.workload, plan.window, plan.partitions, plan.run))
-    ready = [_connect(plan, dialect, number) for number in range(plan.connections)]
-    epoll = select.epoll()
-    connections = [
-        Connection(sock, epoll, dialect.reader(exchanges), exchanges) for sock, exchanges in ready
-    ]
-    generator = Generator(plan, connections, epoll)
-    gc.collect()
-    gc.disable()  # The generator makes no cycles, and a pause of its own would be the server's.
-    seconds, busy_s, server_s = generator.run()
-    gc.enable()
-    if not generator.latencies_ns:
-        raise LoadError("nothing was answered in the measured time")
+    load = Load(plan.workload, plan.window, plan.partitions, plan.run)
+    dialect = ALL_DIALECTS[plan.dialect](load)
+    with ExitStack() as stack:
+        ready = [_connect(plan, dialect, number, stack) for number in range(plan.connections)]
+        epoll = stack.enter_context(select.epoll())
+        connections = [
+            Connection(sock, epoll, dialect.reader(exchanges), exchanges)
+            for sock, exchanges in ready
+        ]
+        generator = Generator(plan, connections, epoll)
+        gc.collect()
+        gc.disable()  # The generator makes no cycles; a pause of its own would be the server's.
+        stack.callback(gc.enable)
+        times = generator.run()
+        if not generator.latencies_ns:
+            raise LoadError("nothing was answered in the measured time")
+        differences = 0
+        if not generator.unanswered:
+            for number, connection in enumerate(connections):
+                connection.sock.settimeout(_CONNECT_S)
+                differences += dialect.differences(connection.sock, number, connection.exchanges)
+        return _measured(generator, connections, times, differences)
+
+
+def _measured(
+    generator: Generator,
+    connections: Sequence[Connection],
+    times: tuple[float, float, float | None],
+    differences: int,
+) -> Measured:
+    seconds, busy_s, server_s = times
     latency = latency_of(generator.latencies_ns)
-    unanswered = generator.unanswered
-    differences = 0
-    for number, connection in enumerate(connections):
-        connection.sock.settimeout(_CONNECT_S)
-        if not unanswered:
-            differences += dialect.differences(connection.sock, number, connection.exchanges)
-        connection.sock.close()
     return Measured(
         requests=generator.measured,
+        seconds=seconds,
         rate_per_s=generator.measured / seconds,
         p50_us=latency.p50_us,
         p99_us=latency.p99_us,
         max_us=latency.max_us,
         wrong=sum(connection.reader.wrong for connection in connections),
-        unanswered=unanswered,
+        unanswered=generator.unanswered,
         differences=differences,
         late_p99_us=(
             percentile(sorted(generator.late_ns), 0.99) / NS_PER_US if generator.late_ns else None

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -69,6 +69,16 @@ def on_core(core: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def moved(pid: int, core: int | None) -> None:
+    """Move a running process, all its threads, to this core; None leaves it where it is."""
+    if core is None:
+        return
+    for _ in range(2):  # Again, for threads that were started meanwhile.
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(ProcessLookupError):  # It has ended.
+                os.sched_setaffinity(int(thread.name), {core})
+
+
 @contextmanager
 def serving(
     module: Sequence[str], *, output: Path, core: int | None, graceful: bool
@@ -96,7 +106,7 @@ def serving(
         except subprocess.TimeoutExpired:
             raise ProcessError(f"{module[0]} did not stop within {_STOP_S} s") from None
         if graceful and status != 0:
-            raise ProcessError(f"{module[0]} ended with status {status}:\n{_tail(output)}")
+            raise ProcessError(f"{module[0]} ended with status {status}:\n{tail(output)}")
     finally:
         if process.poll() is None:
             process.kill()
@@ -106,17 +116,18 @@ def serving(
 def _wait_until_ready(process: "subprocess.Popen[bytes]", output: Path) -> Server:
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
-        events = _events(output)
+        events = events_of(output)
         if "ready" in events and "listening" in events:
             listening = events["listening"]
             return Server(process.pid, str(listening["host"]), int(listening["port"]))
         if process.poll() is not None:
-            raise ProcessError(f"ended with status {process.returncode}:\n{_tail(output)}")
+            raise ProcessError(f"ended with status {process.returncode}:\n{tail(output)}")
         time.sleep(_POLL_S)
-    raise ProcessError(f"not ready after {_START_S} s:\n{_tail(output)}")
+    raise ProcessError(f"not ready after {_START_S} s:\n{tail(output)}")
 
 
-def _events(output: Path) -> dict[str, dict[str, Any]]:
+def events_of(output: Path) -> dict[str, dict[str, Any]]:
+    """Return the events that a process has written so far, by name; of each name the last."""
     events = {}
     for line in output.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -128,7 +139,8 @@ def _events(output: Path) -> dict[str, dict[str, Any]]:
     return events
 
 
-def _tail(output: Path) -> str:
+def tail(output: Path) -> str:
+    """Return the end of a process's output."""
     return output.read_text(encoding="utf-8", errors="replace")[-2000:]
 
 

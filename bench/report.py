@@ -3,18 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from bench.aims import AIMS
+from bench.judging import Judged, Medians, Samples, judge
 from bench.rows import (
+    BEFORE_COMPACTION,
     CEILINGS,
+    FILLED_MEMORY,
     FLOOR,
     IDLE_MEMORY,
+    KAFKA_START,
     LOADED_MEMORY,
     ROWS,
-    Judged,
-    Medians,
-    judge,
+    START,
+    START_FLOOR,
+    WHILE_COMPACTING,
 )
-
-Samples = Mapping[str, Sequence[Mapping[str, float | None]]]
 
 _SCALED: Final = ("rate_per_s", "p50_us", "p99_us", "max_us")
 HOW_TO_READ: Final = (
@@ -43,6 +46,35 @@ class Run(NamedTuple):
     repeat: str
 
 
+_TITLES: Final[Mapping[str, str]] = {
+    FLOOR: "fsync floor (write + fdatasync)",
+    IDLE_MEMORY: "idle daemon",
+    LOADED_MEMORY: "daemon after all loads",
+    FILLED_MEMORY: "daemon with much in memory",
+    START: "start with a large log",
+    START_FLOOR: "crc and unpackb of its batches",
+    KAFKA_START: "start with a large log: Kafka",
+    BEFORE_COMPACTION: "commit, open loop before a compaction",
+    WHILE_COMPACTING: "commit, open loop while the log is compacted",
+}
+# What is neither a rate nor a latency: row, field, unit and digits.
+_OTHER: Final = (
+    (IDLE_MEMORY, "resident_mb", "MB resident", 1),
+    (LOADED_MEMORY, "resident_mb", "MB resident", 1),
+    (FILLED_MEMORY, "resident_mb", "MB resident", 1),
+    (FILLED_MEMORY, "bytes_per_offset", "bytes an offset", 0),
+    (START, "start_s", "s until every offset is there", 2),
+    (START, "load_s", "s of it to load", 2),
+    (START, "resident_mb", "MB resident", 1),
+    (START, "bytes_per_offset", "bytes an offset", 0),
+    (START_FLOOR, "seconds", "s", 2),
+    (KAFKA_START, "start_s", "s until every offset is there", 2),
+    (KAFKA_START, "serving_s", "s of it until it coordinates", 2),
+    (KAFKA_START, "resident_mb", "MB resident", 1),
+    (WHILE_COMPACTING, "seconds", "s to compact", 2),
+)
+
+
 def document(run: Run) -> dict[str, Any]:
     """Return the whole run as what JSON can hold: samples, medians, ratios, aims."""
     medians = Medians(run.samples)
@@ -51,7 +83,7 @@ def document(run: Run) -> dict[str, Any]:
         ratio = medians.ratio(name, CEILINGS[name]) if name in CEILINGS else None
         return {"of_its_echo": ratio}
 
-    return document_of(run, _title, judge(medians), of_its_echo)
+    return document_of(run, _title, judge(medians, AIMS), of_its_echo)
 
 
 def document_of(
@@ -85,12 +117,7 @@ def document_of(
 
 def _title(name: str) -> str:
     titles = {row.name: row.title for row in ROWS}
-    titles |= {
-        FLOOR: "fsync floor (write + fdatasync)",
-        IDLE_MEMORY: "idle daemon",
-        LOADED_MEMORY: "daemon after all loads",
-    }
-    return titles[name]
+    return (titles | dict(_TITLES))[name]
 
 
 def table(run: Run) -> list[tuple[str, ...]]:
@@ -100,21 +127,33 @@ def table(run: Run) -> list[tuple[str, ...]]:
         ("load", "per s", "(spread)", "p50 ms", "p99 ms", "max ms", "of echo", "CPU", "CPU us")
     ]
     for name in run.samples:
-        if name in {IDLE_MEMORY, LOADED_MEMORY}:
-            continue
         spread = medians.spread(name, "rate_per_s")
+        if spread is None:
+            continue
         rate, p50, p99, most = (medians.of(name, field) for field in _SCALED)
         lines.append(
             (
                 _title(name),
                 number(rate, 0),
-                "" if spread is None else f"{spread[0]:,.0f}-{spread[1]:,.0f}",
+                f"{spread[0]:,.0f}-{spread[1]:,.0f}",
                 *(number(None if us is None else us / 1000, 3) for us in (p50, p99, most)),
                 number(medians.ratio(name, CEILINGS[name]), 2) if name in CEILINGS else "",
                 number(medians.of(name, "server_busy"), 2),
                 number(medians.of(name, "server_cpu_us"), 1),
             )
         )
+    return lines
+
+
+def other_table(run: Run) -> list[tuple[str, ...]]:
+    """Return the header and a line for each other number that was measured."""
+    medians = Medians(run.samples)
+    lines: list[tuple[str, ...]] = [("", "median", "(spread)", "")]
+    for name, field, unit, digits in _OTHER:
+        value, spread = medians.of(name, field), medians.spread(name, field)
+        if value is not None and spread is not None:
+            between = "-".join(number(end, digits) for end in spread)
+            lines.append((_title(name), number(value, digits), between, unit))
     return lines
 
 
@@ -125,12 +164,13 @@ def number(value: float | None, digits: int) -> str:
 
 def aim_lines(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
     """Return a header and a line an aim."""
-    lines: list[tuple[str, ...]] = [("aim", "wanted", "measured", "")]
+    lines: list[tuple[str, ...]] = [("aim", "wanted", "measured", "(spread)", "")]
     for aim in judged:
         wanted = f"{'>=' if aim.at_least else '<='} {aim.bound:g} {aim.unit}".strip()
         measured = "-" if aim.value is None else f"{aim.value:.2f} {aim.unit}".strip()
         verdict = {True: "reached", False: "missed", None: "not measured"}[aim.reached]
-        lines.append((aim.title, wanted, measured, verdict))
+        spread = "" if aim.spread is None else f"{aim.spread[0]:.2f} to {aim.spread[1]:.2f}"
+        lines.append((aim.title, wanted, measured, spread, verdict))
     return lines
 
 
@@ -167,11 +207,6 @@ def markdown_table(lines: Sequence[Sequence[str]]) -> str:
 def markdown(run: Run) -> str:
     """Return the page for people."""
     medians = Medians(run.samples)
-    memory = [
-        f"{_title(name)}: {number(medians.of(name, 'resident_mb'), 1)} MB resident"
-        for name in (IDLE_MEMORY, LOADED_MEMORY)
-        if name in run.samples
-    ]
     late = medians.of("commit_open_50", "late_p99_us")
     parts = [
         f"# Benchmark: {run.name}",
@@ -179,16 +214,16 @@ def markdown(run: Run) -> str:
         f"Run on {run.started}. Repeat it with `{run.repeat}`.",
         HOW_TO_READ,
         "## Aims",
-        markdown_table(aim_lines(judge(medians))),
+        markdown_table(aim_lines(judge(medians, AIMS))),
         "## Rows",
         markdown_table(table(run)),
-        "; ".join(memory)
-        + (
-            ""
+        *(
+            []
             if late is None
-            else f". In the open loop the generator itself was late by {late / 1000:.3f} ms (p99)"
-        )
-        + ".",
+            else [f"In the open loop the generator itself was late by {late / 1000:.3f} ms (p99)."]
+        ),
+        "## Memory, start, compaction",
+        markdown_table(other_table(run)),
         *[f"**Failed: {failure}**" for failure in failures(run.samples)],
         "## Environment",
         markdown_table([("", ""), *run.environment.items()]),

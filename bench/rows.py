@@ -1,19 +1,39 @@
-"""What is measured, and what the numbers are held against."""
+"""What is measured."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
 from bench.dialects import COMMIT, FETCH, HEARTBEAT
-from bench.measures import median
 
 
 class Target(Enum):
     """Who is measured."""
 
     DAEMON = "daemon"
+    FILLED = "filled"
     ECHO = "echo"
     ECHO_SOCKET = "echo_socket"
+    KAFKA = "kafka"
+    KAFKA_FSYNC = "kafka_fsync"
+    ZOOKEEPER = "zookeeper"
+    REDIS = "redis"
+
+
+_WHO: Final[Mapping[Target, str]] = {
+    Target.DAEMON: "",
+    Target.FILLED: ", much in memory",
+    Target.ECHO: ": echo",
+    Target.ECHO_SOCKET: ": echo without stream",
+    Target.KAFKA: ": Kafka",
+    Target.KAFKA_FSYNC: ": Kafka, fsync",
+    Target.ZOOKEEPER: ": ZooKeeper",
+    Target.REDIS: ": Redis",
+}
+
+# What ``--only`` chooses from.
+LOAD, COMPACTION, FILLED = "load", "compaction", "filled"
+PARTS: Final = (COMMIT, FETCH, HEARTBEAT, FILLED, LOAD, COMPACTION)
 
 
 class Row(NamedTuple):
@@ -26,7 +46,7 @@ class Row(NamedTuple):
     """
 
     name: str
-    title: str
+    what: str
     target: Target
     workload: str
     connections: int
@@ -34,151 +54,102 @@ class Row(NamedTuple):
     partitions: int = 1
     open_share: float | None = None
 
+    @property
+    def title(self) -> str:
+        """What it is called in tables."""
+        return self.what + _WHO[self.target]
+
+    @property
+    def part(self) -> str:
+        """What it belongs to, of `PARTS`."""
+        return FILLED if self.target is Target.FILLED else self.workload
+
 
 FLOOR: Final = "fsync_floor"
 IDLE_MEMORY: Final = "idle_memory"
 LOADED_MEMORY: Final = "memory_after_load"
+FILLED_MEMORY: Final = "filled_memory"
+# A log of many live offsets is loaded: by the daemon, by Kafka, and as far as any program must.
+START: Final = "start"
+START_FLOOR: Final = "start_floor"
+KAFKA_START: Final = "kafka_start"
+# The same open loop of commits before and while a large log is compacted.
+BEFORE_COMPACTION: Final = "before_compaction"
+WHILE_COMPACTING: Final = "while_compacting"
 CLOSED_LOOP: Final = "commit_64"
 
-# The ceiling of a row stands right before it, so that both see the same weather.
+
+def _rows(
+    name: str,
+    what: str,
+    workload: str,
+    connections: int,
+    window: int = 1,
+    partitions: int = 1,
+    *,
+    against: Sequence[Target],
+) -> list[Row]:
+    """Return the same load for the daemon and others, one right after the other."""
+    return [
+        Row(
+            name if target is Target.DAEMON else f"{target.value}_{name}",
+            *(what, target, workload, connections, window, partitions),
+        )
+        for target in (Target.ECHO, Target.DAEMON, *against)
+    ]
+
+
+# What is compared stands side by side, so that all of it sees the same weather.
 ROWS: Final = (
-    Row("echo_1", "echo, 1 connection", Target.ECHO, COMMIT, 1),
-    Row("commit_1", "commit, 1 connection", Target.DAEMON, COMMIT, 1),
-    Row("echo_commit_64", "echo of commits, 64 connections", Target.ECHO, COMMIT, 64),
-    Row(CLOSED_LOOP, "commit, 64 connections", Target.DAEMON, COMMIT, 64),
-    Row("echo_fetch_64", "echo of fetches, 64 connections", Target.ECHO, FETCH, 64),
-    Row("fetch_64", "fetch, 64 connections", Target.DAEMON, FETCH, 64),
-    Row("heartbeat_64", "heartbeat, 64 connections", Target.DAEMON, HEARTBEAT, 64),
-    Row("echo_commit_64_p100", "echo, 100 partitions", Target.ECHO, COMMIT, 64, 1, 100),
-    Row("commit_64_p100", "commit of 100 partitions", Target.DAEMON, COMMIT, 64, 1, 100),
-    Row("echo_commit_8x64", "echo, 8 connections x 64", Target.ECHO, COMMIT, 8, 64),
-    Row("commit_8x64", "commit, 8 connections x 64", Target.DAEMON, COMMIT, 8, 64),
-    Row("echo_commit_256", "echo, 256 connections", Target.ECHO, COMMIT, 256),
-    Row("commit_256", "commit, 256 connections", Target.DAEMON, COMMIT, 256),
+    *_rows(
+        *("commit_1", "commit, 1 connection", COMMIT, 1),
+        against=[Target.KAFKA, Target.KAFKA_FSYNC],
+    ),
+    *_rows(
+        *(CLOSED_LOOP, "commit, 64 connections", COMMIT, 64),
+        against=[
+            *(Target.FILLED, Target.KAFKA, Target.KAFKA_FSYNC),
+            *(Target.ZOOKEEPER, Target.REDIS),
+        ],
+    ),
+    *_rows(
+        *("commit_256", "commit, 256 connections", COMMIT, 256),
+        against=[Target.KAFKA],
+    ),
+    *_rows(
+        *("commit_64_p100", "commit of 100 partitions", COMMIT, 64, 1, 100),
+        against=[Target.KAFKA],
+    ),
+    *_rows(
+        *("commit_8x64", "commit, 8 connections x 64", COMMIT, 8, 64),
+        against=[Target.KAFKA, Target.ZOOKEEPER],
+    ),
+    *_rows(
+        *("commit_8x64_p100", "commit of 100 partitions, 8 x 64", COMMIT, 8, 64, 100),
+        against=[Target.REDIS],
+    ),
+    *_rows(
+        *("fetch_64", "fetch, 64 connections", FETCH, 64),
+        against=[Target.FILLED, Target.KAFKA, Target.ZOOKEEPER],
+    ),
+    *_rows(
+        *("fetch_64_p100", "fetch of 100 partitions", FETCH, 64, 1, 100),
+        against=[Target.KAFKA],
+    ),
+    *_rows(
+        *("fetch_8x64", "fetch, 8 connections x 64", FETCH, 8, 64),
+        against=[],
+    ),
+    *_rows(
+        *("heartbeat_64", "heartbeat, 64 connections", HEARTBEAT, 64),
+        against=[],
+    ),
     Row("commit_open_50", "commit, open loop at 50 %", Target.DAEMON, COMMIT, 64, 8, 1, 0.5),
-    Row("echo_socket_64", "echo without stream", Target.ECHO_SOCKET, COMMIT, 64),
+    Row("echo_socket_64", "commit, 64 connections", Target.ECHO_SOCKET, COMMIT, 64),
 )
-
-
-class Aim(NamedTuple):
-    """A number that the project wants to reach.
-
-    Attributes:
-        at_least: True if the value should be this or more, False if this or less.
-    """
-
-    name: str
-    title: str
-    value: Callable[["Medians"], float | None]
-    bound: float
-    at_least: bool
-    unit: str
-
-
-class Judged(NamedTuple):
-    """An aim and what was measured; ``reached`` is None if it could not be."""
-
-    name: str
-    title: str
-    value: float | None
-    bound: float
-    at_least: bool
-    unit: str
-    reached: bool | None
-
-
-class Medians:
-    """Medians over the repetitions, by row and field."""
-
-    def __init__(self, samples: Mapping[str, Sequence[Mapping[str, float | None]]]) -> None:
-        self._samples = samples
-
-    def of(self, row: str, field: str) -> float | None:
-        """Return the median of what the repetitions measured, None if nothing."""
-        values = [
-            value
-            for sample in self._samples.get(row, ())
-            if (value := sample.get(field)) is not None
-        ]
-        return median(values) if values else None
-
-    def spread(self, row: str, field: str) -> tuple[float, float] | None:
-        """Return lowest and highest of the repetitions."""
-        values = [
-            value
-            for sample in self._samples.get(row, ())
-            if (value := sample.get(field)) is not None
-        ]
-        return (min(values), max(values)) if values else None
-
-    def ratio(self, row: str, ceiling: str) -> float | None:
-        """Return the ratio of two rows' median rates."""
-        rate, top = self.of(row, "rate_per_s"), self.of(ceiling, "rate_per_s")
-        return rate / top if rate is not None and top else None
-
 
 CEILINGS: Final[Mapping[str, str]] = {
-    "commit_1": "echo_1",
-    "commit_64": "echo_commit_64",
-    "fetch_64": "echo_fetch_64",
-    "heartbeat_64": "echo_commit_64",
-    "commit_64_p100": "echo_commit_64_p100",
-    "commit_8x64": "echo_commit_8x64",
-    "commit_256": "echo_commit_256",
-    "echo_socket_64": "echo_commit_64",
-}
-
-
-def _over_floor_ms(medians: Medians) -> float | None:
-    commit, floor = medians.of("commit_1", "p50_us"), medians.of(FLOOR, "p50_us")
-    return None if commit is None or floor is None else (commit - floor) / 1000
-
-
-AIMS: Final = (
-    Aim(
-        "commit_ratio",
-        "durable one-partition commits at 64 connections, of the echo's rate",
-        lambda medians: medians.ratio("commit_64", "echo_commit_64"),
-        0.35,
-        at_least=True,
-        unit="",
-    ),
-    Aim(
-        "fetch_ratio",
-        "one-partition fetches at 64 connections, of the echo's rate",
-        lambda medians: medians.ratio("fetch_64", "echo_fetch_64"),
-        0.6,
-        at_least=True,
-        unit="",
-    ),
-    Aim(
-        "commit_over_floor",
-        "one connection's commit, p50 over the fsync floor",
-        _over_floor_ms,
-        0.4,
-        at_least=False,
-        unit="ms",
-    ),
-    Aim(
-        "idle_memory",
-        "resident memory of the idle daemon",
-        lambda medians: medians.of(IDLE_MEMORY, "resident_mb"),
-        60.0,
-        at_least=False,
-        unit="MB",
-    ),
-)
-
-
-def judge(medians: Medians, aims: Sequence[Aim] = AIMS) -> list[Judged]:
-    """Hold the medians against the aims."""
-    judged = []
-    for aim in aims:
-        value = aim.value(medians)
-        reached: bool | None = None
-        if value is not None:
-            reached = value >= aim.bound if aim.at_least else value <= aim.bound
-        judged.append(
-            Judged(aim.name, aim.title, value, aim.bound, aim.at_least, aim.unit, reached)
-        )
-    return judged
+    row.name: f"{Target.ECHO.value}_{row.name}"
+    for row in ROWS
+    if row.target is Target.DAEMON and row.open_share is None
+} | {"echo_socket_64": f"{Target.ECHO.value}_{CLOSED_LOOP}"}

@@ -20,8 +20,8 @@ from bench.group_rows import (
     rebalance_row,
     rebalance_table,
 )
+from bench.judging import Medians, judge
 from bench.report import SMOKE_NOTE, Run, text
-from bench.rows import Medians, judge
 
 Samples = dict[str, list[Mapping[str, float | None]]]
 

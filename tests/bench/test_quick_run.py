@@ -10,14 +10,33 @@ from typing import Any
 
 import pytest
 
+from bench.aims import AIMS
 from bench.group_rows import GROUP_AIMS, TITLES
-from bench.rows import AIMS, FLOOR, IDLE_MEMORY, LOADED_MEMORY, ROWS
+from bench.peers import missing
+from bench.rows import (
+    BEFORE_COMPACTION,
+    FILLED_MEMORY,
+    FLOOR,
+    IDLE_MEMORY,
+    LOADED_MEMORY,
+    ROWS,
+    START,
+    START_FLOOR,
+    WHILE_COMPACTING,
+    Target,
+)
+
+COMPACTION = {BEFORE_COMPACTION, WHILE_COMPACTING}
+OURS = (Target.DAEMON, Target.FILLED, Target.ECHO, Target.ECHO_SOCKET)
 
 
-def quick_run(module: str, folder: Path) -> dict[str, Any]:
+def quick_run(module: str, folder: Path, *options: str) -> dict[str, Any]:
     """Run *module* as a smoke test, and return what it wrote, after a look at what it must not."""
     folders = {"--work-dir": folder / "work", "--results": folder / "results"}
-    arguments = [f"{option}={path}" for option, path in folders.items()] + ["--name=smoke"]
+    arguments = [f"{option}={path}" for option, path in folders.items()] + [
+        "--name=smoke",
+        *options,
+    ]
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env=os.environ | {"QUICK": "1"},
@@ -41,13 +60,33 @@ def quick_run(module: str, folder: Path) -> dict[str, Any]:
 def test_a_quick_run_fills_every_row_and_judges_every_aim(tmp_path: Path) -> None:
     """Everything runs and answers rightly; its numbers are not looked at."""
     content = quick_run("bench.run", tmp_path)
-    assert set(content["rows"]) == {FLOOR, IDLE_MEMORY, LOADED_MEMORY, *(row.name for row in ROWS)}
-    for row in ROWS:
-        (sample,) = content["rows"][row.name]["samples"]
+    rows = [row.name for row in ROWS if row.target in OURS]
+    others = {FLOOR, IDLE_MEMORY, LOADED_MEMORY, FILLED_MEMORY, START, START_FLOOR}
+    assert set(content["rows"]) - COMPACTION == others.union(rows)
+    for row in rows:
+        (sample,) = content["rows"][row]["samples"]
         assert sample["requests"] > 0
         assert (sample["wrong"], sample["unanswered"], sample["differences"]) == (0, 0, 0)
     assert [aim["name"] for aim in content["aims"]] == [aim.name for aim in AIMS]
-    assert all(aim["reached"] is not None for aim in content["aims"])
+    peers = ("kafka", "zookeeper", "redis", "compaction")
+    for aim in content["aims"]:
+        with_peer = any(peer in aim["name"] for peer in peers)
+        assert with_peer or aim["reached"] is not None, aim["name"]
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(missing("redis") is not None, reason="there is no redis-server")
+def test_a_peer_that_is_installed_is_measured_along(tmp_path: Path) -> None:
+    """With one real peer, and only with it."""
+    content = quick_run("bench.run", tmp_path, "--only=commit", "--peer=redis")
+    for row in ("redis_commit_64", "redis_commit_8x64_p100", "commit_64"):
+        (sample,) = content["rows"][row]["samples"]
+        assert sample["requests"] > 0
+        assert (sample["wrong"], sample["unanswered"], sample["differences"]) == (0, 0, 0)
+    assert content["environment"]["kafka"] == "skipped: not asked for"
+    assert content["environment"]["redis"]
+    assert not [row for row in content["rows"] if "kafka" in row or "fetch" in row]
+    assert content["repeat"].endswith("--quick --only commit --peer redis")
 
 
 @pytest.mark.integration
