@@ -32,12 +32,7 @@ from coordinator.log.limits import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, check_s
 from coordinator.log.partition_replay import PartitionReplay
 from coordinator.log.readers import Readers, counted
 from coordinator.log.recovery import Expected, RecoveryEvent, open_folder
-from coordinator.log.replay import (
-    PART_BYTES,
-    JournalReplay,
-    all_batches,
-    read_from,
-)
+from coordinator.log.replay import PART_BYTES, JournalReplay, all_batches, read_from
 from coordinator.log.roll import roll
 from coordinator.log.segments import ActiveSegment, read_footer
 from coordinator.log.state_files import (
