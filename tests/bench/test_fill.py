@@ -31,10 +31,13 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 
         accepting = Thread(target=accept)
         accepting.start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
-        for thread in (accepting, *threads):
-            thread.join(60)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # Closing alone would leave it accepting.
+            accepting.join(60)
+            for thread in threads:
+                thread.join(60)
 
 
 STORES = pytest.mark.parametrize("dialect", ["coordinator", "kafka"])
