@@ -236,3 +236,42 @@ def test_a_fetch_that_is_too_large_is_not_made() -> None:
 
     assert context.shard.fetch_offsets(fetch, len(packed)) == packed
     assert context.shard.fetch_offsets(fetch, len(packed) - 1) is None
+
+
+def errors_of(context: Context, partitions: range, member_id: str = "") -> list[int]:
+    """Commit *partitions* of the topic flights; return the error of each."""
+    names = [(f"flights-{p}", 5, None, None) for p in partitions]
+    response = context.commit_raw(member_id, 1 if member_id else -1, names)
+    assert response.error == 0
+    return [result.error for result in response.topics[0].partitions]
+
+
+def test_one_of_many_partitions_may_be_another_members() -> None:
+    """All of them are compared at once with what the member owns."""
+    context = Context()
+    first, _ = context.stable_group(2)
+
+    assert errors_of(context, range(3), first) == [0, 1002, 1002]
+    assert context.offset("flights-1").offset == -1
+
+
+def test_some_of_many_partitions_may_be_unknown_or_too_many() -> None:
+    """Partitions from 3 on are not registered, or find no room."""
+    context = TopicsContext()
+    context.register({"flights": 3})
+
+    assert errors_of(context, range(5)) == [0, 0, 0, 3, 3]
+
+    context = TopicsContext(GroupConfig(group_max_offsets=3))
+
+    assert errors_of(context, range(5)) == [0, 0, 0, 1005, 1005]
+    assert errors_of(context, range(4)) == [0, 0, 0, 1005]
+
+
+def test_rows_as_long_as_each_other_may_differ_inside() -> None:
+    """A partition of one byte more, and an offset of one less."""
+    rows = {p: pack_row(p, 200 if p < 128 else 100, -1, "") for p in range(120, 136)}
+    assert len(set(map(len, rows.values()))) == 1
+    record = OffsetsCommitted("g", "t", rows, 5, NO_EXPIRY)
+
+    assert pack([record]) == (16, msgpack.packb(entries(record, 0)))

@@ -171,3 +171,29 @@ def test_a_message_with_packed_partitions_equals_the_one_that_was_sent() -> None
 
     assert read == sent
     assert sent == read
+
+
+@pytest.mark.parametrize(
+    ("column", "usual", "wrong"),
+    [
+        (0, 2**31 - 100, INT32_MAX + 1),
+        (1, 2**62, INT64_MAX + 1),
+        (2, INT32_MAX, INT32_MAX + 1),
+    ],
+    ids=["partition", "offset", "epoch"],
+)
+def test_a_number_that_is_too_large_is_found_in_any_row(
+    column: int, usual: int, wrong: int
+) -> None:
+    """It has the length of the legal ones around it."""
+    rows = [[n, 70_000, -1, "", None] for n in range(50)]
+    for n, row in enumerate(rows):
+        row[column] = usual + n if column == 0 else usual
+
+    assert is_packed(body_of([tuple(row) for row in rows]))
+
+    rows[30][column] = wrong
+    body = body_of([tuple(row) for row in rows])
+
+    assert outcome(body, quick=True) == outcome(body, quick=False)
+    assert outcome(body, quick=True)[0] is Invalid
