@@ -181,8 +181,7 @@ class SegmentReplay:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches that are whole in the window."""
-        # This loop is most of a load of small batches. One call less per batch, of 1,000,000
-        # with one entry each, is 0.1 s; with `batch_at`, `Chain` and `decode_batch` it took 4 s.
+        # This loop is most of reading small batches: 1,000,000 of one entry take 1.7 s.
         window, base = self._window, self.done_bytes
         size_bytes, is_checked, part_bytes = len(window), self._is_checked, self._part_bytes
         header, crc32, make = HEADER.unpack_from, zlib.crc32, Batch._make
