@@ -101,11 +101,15 @@ async def test_a_parked_join_is_told_16_at_once(autojump_clock: MockClock) -> No
         await trio.testing.wait_all_tasks_blocked()
         assert parked not in client.answers()
         w.slow_disk.hold()
+        kept = client.send(m.AlterGroupRetentionRequest(group_id, 5))
+        await trio.testing.wait_all_tasks_blocked()
 
         w.node.unload(0)
 
         answer: Any = (await client.answer(parked)).response
         assert answer.error == ELSEWHERE
+        answer = (await client.answer(kept)).response
+        assert answer.error == UNKNOWN
 
 
 async def test_loads_of_one_partition_hold_up_nobody_and_lose_nothing(
@@ -265,6 +269,25 @@ def test_requests_are_answered_between_the_slices_of_a_load(
 
     trio.run(run, clock=MockClock(autojump_threshold=0))
     assert turns >= 5
+
+
+def test_nothing_is_left_of_a_load_that_ends_between_two_slices() -> None:
+    """What is unloaded is forgotten, also what was read a moment ago."""
+    disk = big_log(1, 10_000)
+
+    async def run() -> None:
+        async with world("offsets.topic.num.partitions=1", disk=disk) as w:
+            shard = w.node.shards[0]
+            w.node.unload(0)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(load_if_wanted, w, 0)
+                while not shard.core.hard_state():
+                    await trio.lowlevel.checkpoint()
+                assert shard.status is Status.LOADING
+                w.node.unload(0)
+            assert shard.core.hard_state() == {}
+
+    trio.run(run, clock=MockClock(autojump_threshold=0))
 
 
 async def test_a_node_says_how_far_its_load_is(autojump_clock: MockClock) -> None:
