@@ -129,8 +129,9 @@ class _Rewriting:
         if not segments or segments[-1].end is not None:
             segments.append(self._newest(_end_of(segments)))
         for name in reversed(self._made):
+            # Each behind the one before, also on the disk: no mended segment without the fences.
             self._directory.rename(name + TEMPORARY_SUFFIX, name)
-        self._directory.sync()
+            self._directory.sync()
         return tuple(segments), ends
 
     def _rewritten(self, reader: Salvage, source: Source, *, is_damaged: bool) -> list[SegmentInfo]:

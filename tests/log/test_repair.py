@@ -300,10 +300,12 @@ def damaged(kind: str) -> Disk:
         disk.delete(names[2])
         flip(disk, names[-1], 10)
         flip(disk, "manifest", 4)
+    if kind == "no manifest":
+        disk.delete("manifest")
     return disk
 
 
-@pytest.mark.parametrize("kind", ["one batch", "with more"])
+@pytest.mark.parametrize("kind", ["one batch", "with more", "no manifest"])
 def test_a_power_cut_at_any_moment_of_a_repair_leaves_a_folder_that_is_refused_or_fenced(
     kind: str,
 ) -> None:
@@ -329,6 +331,85 @@ def test_a_power_cut_at_any_moment_of_a_repair_leaves_a_folder_that_is_refused_o
             assert [n for n in numbers if n < FENCE] == good[:-2]
             assert numbers[-2:] == [FENCE, FENCE + 1]
     assert min(outcomes.values()) > 5
+
+
+def test_the_mark_is_as_good_after_a_start_that_wrote_nothing() -> None:
+    """It begins with what the start has read."""
+    disk = made()
+    opened(disk)
+    disk.kill()
+    disk.put(newest_segment(disk), b"")
+
+    assert planned(disk).lost_bytes > 0
+
+
+def test_damage_in_front_of_a_later_flush_is_no_torn_tail() -> None:
+    """Even if the mark doesn't know of it: the flush was complete once."""
+    disk = made(clean=False)
+    disk.delete("durable")
+    flip(disk, newest_segment(disk), 10)
+
+    assert verdict(disk) is not None
+    assert planned(disk).lost_bytes > 0
+
+
+def test_a_torn_tail_of_a_damaged_folder_counts_as_lost() -> None:
+    """Nobody knows what it was."""
+    disk = made(clean=False)
+    flip(disk, segments_of(disk)[0], 10)
+    before = planned(disk).lost_bytes
+    name = newest_segment(disk)
+    disk.put(name, disk.files()[name] + bytes(1000))
+
+    assert planned(disk).lost_bytes == before + 1000
+
+
+def test_a_batch_of_a_compacted_segment_stands_for_all_that_was_compacted() -> None:
+    """What it replaced was longer."""
+    disk = damaged("one batch")
+    repaired(disk, fences=FENCES)
+    name = segments_of(disk)[1]
+    flip(disk, name, 10)
+    (source,) = [s for s in planned(disk).survey.sources if s.segment.name == name]
+    assert source.segment.compacted
+    assert source.segment.end is not None
+
+    assert planned(disk).lost_bytes >= source.segment.end - source.segment.base
+
+
+def test_of_two_files_for_one_place_one_is_taken_without_a_manifest() -> None:
+    """A copy that an interrupted recovery has left."""
+    disk = made()
+    disk.delete("manifest")
+    for name in (segments_of(disk)[0], newest_segment(disk)):
+        disk.put(name.replace("-", "-9"), disk.files()[name])
+    assert planned(disk).lost_bytes == 0
+    repaired(disk)
+
+    assert loaded(disk) == list(range(COUNT))
+
+
+def test_a_missing_beginning_is_noticed_without_a_manifest() -> None:
+    """The journal begins at position 0."""
+    disk = made()
+    first, second, *_ = segments_of(disk)
+    disk.delete("manifest")
+    disk.delete(first)
+
+    assert planned(disk).lost_bytes >= int(second.split("-")[0])
+
+
+def test_batches_are_found_across_the_windows_of_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind damage of any length, wherever a window ends."""
+    monkeypatch.setattr("coordinator.log.walk._WINDOW_BYTES", 50)
+    origin = made()
+    name = segments_of(origin)[0]
+    content = origin.files()[name]
+    for damage in range(1, 120):
+        disk = origin.copy()
+        disk.put(name, b"\xff" * damage + content[damage:])
+        found = [d for d in planned(disk).damages if d.start < d.end]
+        assert [(d.start, d.end) for d in found] == [(0, 61 * (1 + (damage - 1) // 61))]
 
 
 def test_a_failing_disk_leaves_a_folder_that_can_be_repaired() -> None:
