@@ -354,12 +354,14 @@ class Journal:
     def _note_durable(self, flush: Flush) -> None:
         active = self._active
         offset = flush.start - active.base
+        # In this order: a reader in another thread, which looks at the positions first, finds none
+        # that lies beyond the data.
+        active.data_bytes = offset + len(flush.data)
         for partition, position in flush.batches:
             positions = active.positions.get(partition)
             if positions is None:
                 positions = active.positions[partition] = array("I")
             positions.append(offset + position)
-        active.data_bytes = offset + len(flush.data)
         self._durable_ends.update(flush.ends)
         self._mark.put(active.end)
 

@@ -12,7 +12,7 @@ from coordinator.log.errors import BatchTooLarge, LogFailed
 from coordinator.log.footer import Index
 from coordinator.log.format import HEADER_BYTES, NODE_PARTITION, Entry
 from coordinator.log.journal import Journal
-from coordinator.log.segments import read_footer
+from coordinator.log.segments import ActiveSegment, read_footer
 from coordinator.log.state_files import SegmentInfo
 from tests.fakes.disk import Disk
 from tests.log.helpers import (
@@ -284,6 +284,26 @@ def test_reading_through_a_roll_loses_and_repeats_nothing(disk: Disk) -> None:
 
     assert seen[:4] == [0, 1, 2, 3]
     assert list(range(len(seen))) == seen
+
+
+def test_reading_while_a_flush_is_noted_never_sees_a_place_without_data(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader in another thread gets its turn between any two steps of the flusher's."""
+    journal = open_journal(disk)
+    write(journal, 0, 1)
+    seen: list[list[int]] = []
+
+    def change_watched(segment: ActiveSegment, name: str, value: object) -> None:
+        seen.append([n for b in journal.read(0) for n in numbers_of(b)])
+        object.__setattr__(segment, name, value)
+        seen.append([n for b in journal.read(0) for n in numbers_of(b)])
+
+    monkeypatch.setattr(ActiveSegment, "__setattr__", change_watched)
+    write(journal, 0, 2)
+
+    assert seen
+    assert all(numbers in ([1], [1, 2]) for numbers in seen)
 
 
 def test_the_disk_is_asked_for_its_room(disk: Disk) -> None:
