@@ -227,8 +227,11 @@ class Compactor:
         """Wait until everything that is durable now is in sealed segments."""
         position = self._journal.want_roll()
         self._want_flush()
-        while self._journal.manifest.segments[-1].base < position:
+        while True:
+            # Before the look: what the flusher's thread does behind it wakes this task.
             self._sleep_from_here()
+            if self._journal.manifest.segments[-1].base >= position:
+                return
             await self._wake.wait()
 
     def _plan(self) -> Job | None:

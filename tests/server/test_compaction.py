@@ -517,3 +517,26 @@ async def test_a_disk_that_fills_up_is_a_reason_to_compact(autojump_clock: MockC
         assert compacted(w) == 2
         await trio.sleep(60)
         assert len(w.child.jobs) == 2
+
+
+async def test_a_segment_that_is_sealed_at_once_is_not_waited_for(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flusher's thread may seal it while this task looks whether it has."""
+    async with world(MANUAL) as w:
+        client = w.connect()
+        await overwrite(client, 3)
+        fall_asleep = compactor.Compactor._sleep_from_here
+
+        def sealed_just_before(self: compactor.Compactor) -> None:
+            flush = w.journal.take_flush()
+            if flush is not None:
+                w.journal.write_flush(flush)
+            fall_asleep(self)
+            self.flushed()
+
+        monkeypatch.setattr(compactor.Compactor, "_sleep_from_here", sealed_just_before)
+        with trio.fail_after(60):
+            answer = await ask_to_compact(client)
+
+        assert answer.error == 0
