@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import Any, Final
 
 from coordinator.log.compaction import Compacted, Job
@@ -63,13 +64,30 @@ def main() -> None:
     path, job = decode_job(sys.stdin.buffer.readline())
     os.set_blocking(_STDIN, False)
     try:
-        say("done", encode_result(_compact(path, job)))
-    except LogError as exc:
-        say("damaged", str(exc))
-    except OSError as exc:
-        say("disk", str(exc))
+        _do(OsDirectory(path), job)
     except ParentGone:
         sys.exit(1)
+
+
+def _do(directory: OsDirectory, job: Job) -> None:
+    """Compact and tell the outcome; outputs that nobody takes over are removed.
+
+    Another daemon may be running by then, which looked for them when it started.
+    """
+    try:
+        say("done", encode_result(_compact(directory, job)))
+    except (LogError, OSError, ParentGone) as exc:
+        with suppress(OSError):
+            _remove_outputs(directory, job)
+        if isinstance(exc, ParentGone):
+            raise
+        say("damaged" if isinstance(exc, LogError) else "disk", str(exc))
+
+
+def _remove_outputs(directory: OsDirectory, job: Job) -> None:
+    for name in directory.names():
+        if name.startswith(job.prefix + "-"):
+            directory.remove(name)
 
 
 def say(what: str, value: object) -> None:
@@ -85,8 +103,7 @@ def say(what: str, value: object) -> None:
         raise ParentGone from exc
 
 
-def _compact(path: str, job: Job) -> Compacted:
-    directory = OsDirectory(path)
+def _compact(directory: OsDirectory, job: Job) -> Compacted:
     work = compact(directory, job)
     try:
         while True:
@@ -97,12 +114,8 @@ def _compact(path: str, job: Job) -> Compacted:
                 return compacted
             _look_for_parent()
             say("progress", progress)
-    except ParentGone:
+    finally:
         work.close()
-        for name in directory.names():
-            if name.startswith(job.prefix + "-"):
-                directory.remove(name)
-        raise
 
 
 def _look_for_parent() -> None:

@@ -2,12 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 import trio
 
+from coordinator.log import compact_child
 from coordinator.log.compaction import Job, plan
 from coordinator.log.format import Entry
 from coordinator.log.journal import Journal
@@ -22,7 +25,7 @@ from protocol.messages import (
     PartitionCommit,
     TopicCommit,
 )
-from tests.integration.daemon import Connection, Daemon, daemon, run_cli, until
+from tests.integration.daemon import ROOT, Connection, Daemon, daemon, run_cli, until
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +39,7 @@ ROUNDS: Final = 8
 LIVE_BYTES: Final = 450_000  # With the headers and the index.
 
 
-def make_log(path: Path) -> Journal:
+def make_log(path: Path, *, rounds: int = ROUNDS, groups: int = GROUPS) -> Journal:
     """Write what takes a child a second to compact, all of it overwritten but the last round."""
     journal = Journal(
         OsDirectory(path),
@@ -45,8 +48,8 @@ def make_log(path: Path) -> Journal:
         node_id=1,
         new_cluster_id=lambda: "A" * 22,
     )
-    for offset in range(ROUNDS):
-        for number in range(GROUPS):
+    for offset in range(rounds):
+        for number in range(groups):
             group = f"group-{number}"
             entries = [
                 Entry(1, 0, group, ("t", key), (offset, -1, "", 1_700_000_000_000, -1))
@@ -219,6 +222,33 @@ def test_a_child_whose_daemon_was_killed_ends_by_itself(tmp_path: Path) -> None:
         again.wait_for("compaction.finished")
         assert all_are_there(connection)
         assert again.stop() == 0
+    assert_is_tidy(tmp_path)
+
+
+def test_a_child_that_cannot_tell_its_result_removes_it(tmp_path: Path) -> None:
+    """Its daemon ended in the last moment, and the next one has looked for such files already."""
+    journal = make_log(tmp_path, rounds=1, groups=1)
+    journal.want_roll()
+    flush = journal.take_flush()
+    assert flush is not None
+    journal.write_flush(flush)
+    job = job_of(journal)
+    journal.close(clean=True)
+    with subprocess.Popen(
+        [sys.executable, "-m", compact_child.__name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(compact_child.encode_job(str(tmp_path), job))
+        child.stdin.flush()
+        child.stdout.close()
+        child.wait(60)
+
+    assert child.returncode != 0
     assert_is_tidy(tmp_path)
 
 
