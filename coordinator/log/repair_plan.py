@@ -8,7 +8,7 @@ from coordinator.log.errors import LogRefused
 from coordinator.log.format import FORMAT, Batch
 from coordinator.log.limits import SEGMENT_BYTES_MAX
 from coordinator.log.recovery import LEADER_EPOCH_MAX
-from coordinator.log.salvage import Damage, Kept, Salvage
+from coordinator.log.salvage import Damage, Kept, Salvage, partition_name
 from coordinator.log.state_files import (
     CLEAN_NAME,
     META_NAME,
@@ -85,10 +85,17 @@ def plan_repair(
             lost_bytes += _lost_bytes(survey, source, kept_bytes)
         if at in damaged or not source.is_in_place:
             affected.add(at)
-    problems = list(survey.problems)
-    if not damages:
-        problems += _wrong_stop(survey, newest_end)
-    problems += _old_meta(survey, leader_epoch)
+    at = _last_compacted(survey)
+    ends_lost = _ends_lost(survey, at, reader.ends)
+    if ends_lost and at not in damaged:
+        damages += ends_lost
+        damaged.add(at)
+        lost_bytes += _lost_bytes(survey, survey.sources[at], 0)
+    problems = [
+        *survey.problems,
+        *([] if damages else _wrong_stop(survey, newest_end)),
+        *_old_meta(survey, leader_epoch),
+    ]
     if lost_bytes:
         # What puts everything beyond the loss comes behind the newest. And in a folder that was
         # damaged, nobody knows what a torn tail was.
@@ -175,6 +182,32 @@ def _lost_bytes(survey: Survey, source: Source, kept_bytes: int) -> int:
         span = max(known_bytes, source.data_bytes)
     # In a compacted segment a batch stands for more than its bytes.
     return max(1, span if segment.compacted else span - kept_bytes)
+
+
+def _last_compacted(survey: Survey) -> int:
+    """Return which source is the last that was compacted; -1 if none was."""
+    return max((at for at, s in enumerate(survey.sources) if s.segment.compacted), default=-1)
+
+
+def _ends_lost(survey: Survey, at: int, ends: dict[int, int]) -> list[Damage]:
+    """Return which partitions end before what is known of them, after all was read.
+
+    Behind the last entry that a compaction has left, it may have dropped tombstones. Then only the
+    segment's index says where the partition ends, and without it offsets would be given again.
+    """
+    if at < 0 or survey.manifest is None or survey.sources[at].footer is not None:
+        return []
+    source = survey.sources[at]
+    return [
+        Damage(
+            source,
+            source.data_bytes,
+            source.data_bytes,
+            f"its index alone said where {partition_name(partition)} ends, at {below} or behind it",
+        )
+        for partition, below in survey.manifest.compacted_below.items()
+        if ends.get(partition, 0) < below
+    ]
 
 
 def _wrong_stop(survey: Survey, newest_end: int) -> list[Problem]:

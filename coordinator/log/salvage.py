@@ -190,8 +190,13 @@ def _lost_behind(source: Source, ends: dict[int, int]) -> Iterator[Damage]:
             yield Damage(source, source.data_bytes, source.data_bytes, what)
 
 
+def partition_name(partition: int) -> str:
+    """Return what a person calls it."""
+    return "the node's own partition" if partition == NODE_PARTITION else f"partition {partition}"
+
+
 def _offsets_lost(partition: int, first: int, end: int) -> str:
-    name = "the node's own partition" if partition == NODE_PARTITION else f"partition {partition}"
+    name = partition_name(partition)
     if end - first == 1:
         return f"offset {first} of {name} is lost"
     return f"offsets {first} to {end - 1} of {name} are lost"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.log.compact_folder import compact_stopped
 from coordinator.log.errors import LogFailed, LogIncompatible, LogRefused
 from coordinator.log.journal import Journal
 from coordinator.log.repair_plan import EPOCHS_UNKNOWN, Wanted, known_cluster_id, repaired_meta
@@ -15,6 +16,7 @@ from coordinator.log.survey import survey
 from tests.fakes.disk import CrashNow, Disk
 from tests.log.helpers import (
     CLUSTER_ID,
+    NOW_MS,
     append,
     entry,
     flush,
@@ -456,3 +458,29 @@ def test_a_running_daemon_is_not_repaired_under_its_feet() -> None:
     with pytest.raises(LogRefused, match="in use"):
         planned(disk)
     assert issubclass(LogFailed, Exception)
+
+
+def test_offsets_that_only_a_lost_index_knew_are_not_given_again() -> None:
+    """A compaction drops old tombstones, and behind them the index alone tells the end."""
+    disk = Disk()
+    journal = opened(disk)
+    write(journal, 0, 1)
+    for number in (2, 3):
+        journal.append(1, [entry(number)._replace(value=None)], NOW_MS)
+        flush(journal)
+    compact_stopped(journal, segment_bytes=SEGMENT_BYTES, drop_before_ms=NOW_MS + 1)
+    name = journal.manifest.segments[-2].name
+    journal.close(clean=True)
+    assert journal.compacted_below == {1: 2}
+    flip(disk, name, len(disk.files()[name]) - 1)
+
+    plan = planned(disk)
+    assert plan.lost_bytes > 0
+    assert any("index alone said where partition 1 ends, at 2" in d.what for d in plan.damages)
+    repaired(disk, fences=FENCES)
+
+    journal = opened(disk)
+    assert replayed(journal) == [1, FENCE, FENCE + 1]
+    for partition in range(4):
+        assert journal.end_offset(partition) >= journal.compacted_below[partition]
+    assert journal.end_offset(1) > 2
