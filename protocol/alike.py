@@ -36,7 +36,7 @@ _NIL: Final = 0xC0
 _MINUS_ONE: Final = 0xFF
 # The bytes of an unsigned int behind its opcode; none behind a small one, which is its opcode.
 _UNSIGNED: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
-_ROW: Final = 0x95  # An array of five.
+_ROW: Final = b"\x95"  # An array of five.
 _EMPTY_TEXT: Final = 0xA0
 _SHORT_TEXT_MAX: Final = 31
 # A request has five fields, a row five elements: nothing here is longer.
@@ -134,8 +134,15 @@ class PackedPartitions(Sequence[PartitionCommit]):
         return f"PackedPartitions({list(self)})"
 
 
+# Rows of an older version are shorter.
+COMMIT_VERSION_MIN: Final = PARTITION_COMMIT.max_version
+
+
 def read_commit(body: bytes, check: Check) -> Any:
-    """Return the OffsetCommit in *body*; raises as `unpack_request` does."""
+    """Return the OffsetCommit in *body*; raises as `unpack_request` does.
+
+    It must be of version `COMMIT_VERSION_MIN` or newer.
+    """
     if len(body) >= _BODY_BYTES_MIN:
         request = _read_alike(body)
         if request is not None:
@@ -171,7 +178,7 @@ def _read_alike(body: bytes) -> OffsetCommitRequest | None:
 def _alike(data: bytes, count: int) -> PackedPartitions | None:
     """Return the *count* rows in *data*, or None if they differ in more than their values."""
     size, rest = divmod(len(data), count)
-    if rest or data[0] != _ROW:
+    if rest or not data.startswith(_ROW):
         return None
     try:
         first = _row_check(_unpack(data[:size]))

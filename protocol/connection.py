@@ -5,9 +5,10 @@ with their requests.
 """
 
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
-from protocol.alike import read_commit
+from protocol.alike import COMMIT_VERSION_MIN, read_commit
 from protocol.apis import (
     APIS,
     REQUEST_BYTES_MAX,
@@ -33,7 +34,7 @@ from protocol.frames import (
     FrameReader,
 )
 from protocol.messages import Answer, BareError, PackedResponse, Request, Response
-from protocol.schema import CODE, Field, Invalid, Struct
+from protocol.schema import CODE, Check, Field, Invalid, Struct
 from protocol.types import INT32_MAX, NO_LEADER_EPOCH
 
 _bare_check: Final = Struct(BareError, Field("error", CODE)).check(0, open_end=False)
@@ -48,13 +49,19 @@ _ONLY_ERROR: Final = frozenset(
 )
 
 
+def _reader(key: ApiKey, version: int) -> Callable[[bytes, Check], Any]:
+    """Return what reads the body of a request, given the check of its layout."""
+    is_alike = key is ApiKey.OFFSET_COMMIT and version >= COMMIT_VERSION_MIN
+    return read_commit if is_alike else unpack_request
+
+
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
 # What a request's header says of its body -> key, version, what reads it and with what check.
 _REQUESTS: Final = {
     _KEY_AND_VERSION.pack(api_key, version): (
         key,
         version,
-        read_commit if key is ApiKey.OFFSET_COMMIT else unpack_request,
+        _reader(key, version),
         check,
     )
     for (api_key, version), (key, check) in REQUEST_CHECKS.items()

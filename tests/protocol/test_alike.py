@@ -10,6 +10,8 @@ from hypothesis import example, given, settings, strategies as st
 from protocol.alike import PackedPartitions, read_commit
 from protocol.apis import REQUEST_CHECKS, ApiKey
 from protocol.body import Unreadable, unpack_request
+from protocol.connection import BadRequest, RequestEvent, ServerConnection
+from protocol.frames import REQUEST_HEADER, REQUEST_HEADER_BYTES
 from protocol.messages import OffsetCommitRequest, PartitionCommit, TopicCommit
 from protocol.schema import Invalid
 from protocol.types import INT32_MAX, INT64_MAX
@@ -197,3 +199,23 @@ def test_a_number_that_is_too_large_is_found_in_any_row(
 
     assert outcome(body, quick=True) == outcome(body, quick=False)
     assert outcome(body, quick=True)[0] is Invalid
+
+
+@pytest.mark.parametrize("cut", [b"\xdc\x00\x10", b"\xdc\x10", b"\xdc"])
+def test_rows_that_are_announced_and_do_not_come_are_unreadable(cut: bytes) -> None:
+    body = msgpack.packb(("g" * 300, -1, "", None))
+    body = b"\x95" + body[1:] + b"\x91\x92\xa1t" + cut
+    assert outcome(body, quick=True) == outcome(body, quick=False)
+    assert outcome(body, quick=True)[0] is Unreadable
+
+
+def test_a_version_without_expected_offsets_knows_no_row_with_one() -> None:
+    body = body_of(rows_from(128))
+    events = [
+        ServerConnection().receive(
+            REQUEST_HEADER.pack(REQUEST_HEADER_BYTES + len(body), ApiKey.OFFSET_COMMIT, version, 1)
+            + body
+        )
+        for version in range(3)
+    ]
+    assert [type(event) for (event,) in events] == [BadRequest, RequestEvent, RequestEvent]
