@@ -46,7 +46,8 @@ GC_THRESHOLD: Final = 50_000
 # loop waits this long for its turn, several times per request. At Python's own 5 ms, with two
 # readers of changes, a commit took 17 ms and 100 ms (p50, p99); so 4 and 30.
 SWITCH_INTERVAL_S: Final = 0.0005
-# Descriptors kept for the log, a compaction, the event loop and the listeners: 18 at rest.
+# Descriptors kept for the log, the event loop and the listeners: 18 when nothing happens, and more
+# to begin a segment, read the log and compact it. Without them the log fails, and all ends.
 RESERVED_DESCRIPTORS: Final = 32
 _CLUSTER_ID_BYTES: Final = 16  # 22 characters of base64.
 

@@ -297,6 +297,24 @@ def test_it_lives_on_few_descriptors(tmp_path: Path) -> None:
         until(served, "room for a connection")
 
 
+def test_the_log_rolls_while_there_is_no_room_for_a_connection(tmp_path: Path) -> None:
+    """Connections that take all descriptors must not take the log's, which would end it with 74."""
+    settings = "offsets.topic.segment.bytes=4096", "max.connections=1000"
+    with daemon(tmp_path, *settings, limit="--nofile=64") as one:
+        port = one.ready().port
+        with one.connect() as first:
+            assert committed(first, 0)
+            others = [Connection(port) for _ in range(80)]
+            one.wait_for("connection.refused")
+            for offset in range(1, 100):
+                assert committed(first, offset)
+            assert len(list(tmp_path.glob("*.segment"))) > 1
+            assert one.events("accept.paused") == []
+            for other in others:
+                other.close()
+        assert one.stop() == 0
+
+
 def test_a_write_that_fails_ends_it_with_74(tmp_path: Path) -> None:
     """Row 40 with a real kernel: files may not grow past 64 KiB, and every write there is EFBIG."""
     acknowledged = -1
