@@ -203,6 +203,7 @@ def test_a_number_that_is_too_large_is_found_in_any_row(
 
 @pytest.mark.parametrize("cut", [b"\xdc\x00\x10", b"\xdc\x10", b"\xdc"])
 def test_rows_that_are_announced_and_do_not_come_are_unreadable(cut: bytes) -> None:
+    """A count, or half of one, and then the end."""
     body = msgpack.packb(("g" * 300, -1, "", None))
     body = b"\x95" + body[1:] + b"\x91\x92\xa1t" + cut
     assert outcome(body, quick=True) == outcome(body, quick=False)
@@ -210,6 +211,7 @@ def test_rows_that_are_announced_and_do_not_come_are_unreadable(cut: bytes) -> N
 
 
 def test_a_version_without_expected_offsets_knows_no_row_with_one() -> None:
+    """Many rows are refused as one is."""
     body = body_of(rows_from(128))
     events = [
         ServerConnection().receive(
