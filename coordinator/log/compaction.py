@@ -20,12 +20,12 @@
 import zlib
 from array import array
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgpack
 
 from coordinator.log.errors import LogCorrupt
-from coordinator.log.format import SCOPE_TOMBSTONE
+from coordinator.log.format import SCOPE_TOMBSTONE, Items, unpack_items
 from coordinator.log.state_files import Manifest, SegmentInfo, segment_name
 
 # What the keys of one pass may take. A million keys of a hundred bytes take four passes.
@@ -121,7 +121,7 @@ class LiveSearch:
             return
         is_old = timestamp_ms < self._drop_before_ms
         pack, scopes = self._pack, self._scopes
-        for delta, type_, _, scope, key, value in unpack_items(packed):
+        for delta, type_, _, scope, key, value in checked_items(packed):
             name = (partition, scope)
             keys = scopes.get(name)
             if keys is None or type_ == SCOPE_TOMBSTONE:
@@ -186,20 +186,20 @@ def _place(name: tuple[int, str]) -> int:
     return partition << 32 | zlib.crc32(scope.encode())
 
 
-def unpack_items(packed: bytes) -> tuple[tuple[int, int, int, str, Any, Any], ...]:
-    """Return the entries of a batch as they lie in it: delta, type, version, scope, key, value.
+def checked_items(packed: bytes) -> Items:
+    """Return the entries of a batch as msgpack has them, looked at more closely than a load does.
 
     Raises:
         LogCorrupt: They are not as they are written, in spite of a right checksum.
     """
     try:
-        items: tuple[Any, ...] = msgpack.unpackb(packed, use_list=False)
+        items = unpack_items(packed)
         delta = -1
         for item in items:
             last, (delta, _, _, scope, _, _) = delta, item
             if delta <= last or type(scope) is not str:
                 raise ValueError(f"delta {delta} after {last}")  # noqa: TRY301 - one way out
-    except (ValueError, TypeError, msgpack.UnpackException) as exc:
+    except (ValueError, TypeError) as exc:
         raise LogCorrupt(f"the entries of a batch can't be read: {exc}") from exc
     return items
 

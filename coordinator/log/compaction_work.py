@@ -17,8 +17,8 @@ from coordinator.log.compaction import (
     Live,
     LiveSearch,
     PackedBatch,
+    checked_items,
     goes_into_same_output,
-    unpack_items,
 )
 from coordinator.log.directory import Directory, File
 from coordinator.log.errors import LogCorrupt
@@ -131,7 +131,7 @@ def _copy(directory: Directory, job: Job, live: Live, writer: "_Writer") -> Iter
             kept = []
             wanted = next_live.get(raw.partition, -1)
             packed = window[raw.start + HEADER_BYTES : raw.end]
-            items = unpack_items(packed)
+            items = checked_items(packed)
             for item in items:
                 if raw.base_offset + item[0] == wanted:
                     kept.append(item)

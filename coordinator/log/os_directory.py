@@ -113,6 +113,14 @@ class OsDirectory:
         descriptor = os.open(
             self._path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE
         )
+        self._hold(descriptor)
+
+    def _hold(self, descriptor: int) -> None:
+        """Take the flock of the open lock file; if that can't be had, close it.
+
+        Raises:
+            LogLocked: Another process has it.
+        """
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:

@@ -1,10 +1,9 @@
 """The data folder for those who only look: nothing is made in it, not even the lock file."""
 
-import fcntl
 import os
 from pathlib import Path
 
-from coordinator.log.errors import LogLocked, LogRefused
+from coordinator.log.errors import LogRefused
 from coordinator.log.os_directory import LOCK_NAME, OsDirectory
 
 
@@ -28,13 +27,4 @@ class ReadOnlyDirectory(OsDirectory):
             descriptor = os.open(self._path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            os.close(descriptor)
-            message = f"the data folder {self._path} is in use by another process"
-            raise LogLocked(message) from exc
-        except OSError:
-            os.close(descriptor)
-            raise
-        self._lock = descriptor
+        self._hold(descriptor)

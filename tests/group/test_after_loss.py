@@ -20,7 +20,7 @@ from coordinator.group.topic_records import (
     pack as pack_topics,
     read_items as read_topic_items,
 )
-from coordinator.log.compaction import unpack_items
+from coordinator.log.compaction import checked_items
 from coordinator.log.format import HEADER_BYTES, NODE_PARTITION
 from protocol.types import INT32_MAX
 
@@ -29,7 +29,7 @@ NOW_MS = 1_700_000_000_000
 
 def entries(*records: Record) -> list[Any]:
     """Return records as they lie in the log."""
-    return [item[1:] for item in unpack_items(pack(records)[1])]
+    return [item[1:] for item in checked_items(pack(records)[1])]
 
 
 def stable(group_id: str, generation: int, topics_version: int = 0) -> GroupMetadata:
