@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.command import Choice
-from bench.compacting import knows_compaction
 from bench.dialects import COMMIT
 from bench.fill import FillPlan, is_there
 from bench.load import Plan
@@ -37,7 +36,6 @@ from bench.rows import (
     START_FLOOR,
     WHILE_COMPACTING,
 )
-from coordinator.config import SETTINGS
 
 # A member that is alone in its group need not wait for others; all else is as by default.
 DAEMON_SETTINGS: Final = ("group.initial.rebalance.delay.ms=0",)
@@ -51,7 +49,7 @@ _CONNECTIONS: Final = 64
 # half of that rate they take nearly all of a core, which the compaction has to share.
 _OPEN_SHARE: Final = 0.25
 # It begins when it is told to.
-_NOT_BY_ITSELF: Final = "log.cleaner.enable"
+_BY_COMMAND_ONLY: Final = "log.cleaner.enable=false"
 
 
 class Size(NamedTuple):
@@ -93,11 +91,6 @@ def output_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.log")
 
 
-def _by_command_only() -> tuple[str, ...]:
-    known = {setting.name for setting in SETTINGS}
-    return (f"{_NOT_BY_ITSELF}=false",) if _NOT_BY_ITSELF in known else ()
-
-
 class BigLog:
     """Measures the load and the compaction of a large log."""
 
@@ -112,7 +105,6 @@ class BigLog:
         self._dirty = folder / "dirty"
         self._kafka = folder / "large-kafka"
         self._with_kafka = False
-        self._can_compact = False
 
     def prepare(self, *, with_kafka: bool) -> None:
         """Make the folders.
@@ -121,19 +113,15 @@ class BigLog:
             ProcessError: A process failed.
         """
         if LOAD in self._parts:
-            with daemon(self._live, self._cores, *_by_command_only()) as server:
+            with daemon(self._live, self._cores, _BY_COMMAND_ONLY) as server:
                 self._fill(server, "coordinator", passes=1)
             self._with_kafka = with_kafka
             if with_kafka:
                 with peer_serving(KAFKA, self._kafka, core=self._cores.server) as server:
                     self._fill(server, "kafka", passes=1)
         if COMPACTION in self._parts:
-            with daemon(self._dirty, self._cores, *_by_command_only()) as server:
-                self._can_compact = knows_compaction(server.host, server.port)
-                if self._can_compact:
-                    self._fill(server, "coordinator", passes=2)
-            if not self._can_compact:
-                print("compaction: skipped: the daemon doesn't know the request", flush=True)
+            with daemon(self._dirty, self._cores, _BY_COMMAND_ONLY) as server:
+                self._fill(server, "coordinator", passes=2)
 
     def _plan(self, server: Server, dialect: str, passes: int) -> FillPlan:
         return FillPlan(server.host, server.port, dialect, *self._size, passes)
@@ -158,7 +146,7 @@ class BigLog:
             yield START, self._start(idle_mb)
             if self._with_kafka:
                 yield KAFKA_START, self._kafka_start()
-        if self._can_compact:
+        if COMPACTION in self._parts:
             yield from self._compaction(number)
 
     def _floor(self) -> dict[str, Any]:
@@ -167,7 +155,7 @@ class BigLog:
 
     def _start(self, idle_mb: float | None) -> dict[str, Any]:
         began_s = time.monotonic()
-        with daemon(self._live, self._cores, *_by_command_only()) as server:
+        with daemon(self._live, self._cores, _BY_COMMAND_ONLY) as server:
             if not is_there(self._plan(server, "coordinator", 1)):
                 raise ProcessError("the daemon doesn't hold what was stored")
             start_s = time.monotonic() - began_s
@@ -201,7 +189,7 @@ class BigLog:
     def _compaction(self, number: int) -> Iterator[tuple[str, dict[str, Any]]]:
         folder = self._dirty.with_name(f"dirty-{number}")
         shutil.copytree(self._dirty, folder)
-        with daemon(folder, self._cores, *_by_command_only()) as server:
+        with daemon(folder, self._cores, _BY_COMMAND_ONLY) as server:
             plan = Plan(
                 host=server.host,
                 port=server.port,

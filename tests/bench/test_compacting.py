@@ -9,17 +9,11 @@ import msgpack
 import pytest
 
 from bench import load
-from bench.compacting import COMPACT_REQUEST, knows_compaction
+from bench.compacting import COMPACT_REQUEST
 from bench.dialects import COMMIT
 from bench.load import LoadError, Plan
 from protocol.frames import RESPONSE_HEADER
-from protocol.messages import (
-    ApiVersionRange,
-    ApiVersionsRequest,
-    ApiVersionsResponse,
-    Request,
-    Response,
-)
+from protocol.messages import Request, Response
 from tests.bench.test_dialects import Shop
 from tests.bench.test_fill import listening
 
@@ -41,19 +35,15 @@ COMMITS = 300
 class Compactor(Shop):
     """A shop that has compacted when it has seen so many requests since it was asked."""
 
-    def __init__(self, *, error: int = 0, keys: tuple[int, ...] = (1011,)) -> None:
+    def __init__(self, *, error: int = 0) -> None:
         super().__init__()
         self.error = error
-        self.keys = keys
         self.asked_at: int | None = None
         self.answered_at = 0
         self._over = Event()
 
     def answer(self, request: Request) -> Response:
         """Answer one request."""
-        if isinstance(request, ApiVersionsRequest):
-            keys = tuple(ApiVersionRange(key, 0, 0) for key in self.keys)
-            return ApiVersionsResponse(0, keys, "shop", "cluster", 0, 1 << 20)
         response = super().answer(request)
         if self.asked_at is not None and len(self.seen) >= self.asked_at + COMMITS:
             self._over.set()
@@ -94,10 +84,3 @@ def test_a_compaction_that_failed_stops_the_run() -> None:
     """A quick error would be a short and easy compaction."""
     with pytest.raises(LoadError, match="error 1000"):
         run(Compactor(error=1000))
-
-
-@pytest.mark.parametrize(("keys", "known"), [((8, 1011), True), ((8, 1010), False)])
-def test_a_daemon_that_can_not_compact_says_so(keys: tuple[int, ...], known: bool) -> None:
-    """Then the rows are skipped."""
-    with listening(Compactor(keys=keys).serve) as port:
-        assert knows_compaction("127.0.0.1", port) == known
