@@ -146,16 +146,21 @@ async def test_a_half_close_behind_a_request_is_answered_first() -> None:
             assert [] == w.sessions()
 
 
+async def ask_too_much(w: Door, slow: Peer, friend: Peer) -> None:
+    """Have *slow*, which doesn't read, ask for more than its socket takes: lists of 40 groups."""
+    for number in range(40):
+        friend.send(commit(group_id=f"group-{number}" + "x" * 200))
+    await until(lambda: friend.has(40))
+    for _ in range(400):
+        slow.send(ListGroupsRequest((), ()))
+    await until(lambda: any(s._outbox.is_blocked for s in w.sessions()))
+
+
 async def test_a_slow_reader_gets_everything() -> None:
     """The socket takes a part; the rest follows when it takes more, and nothing twice."""
     async with door("send.buffer.max.bytes=4096") as w:
         with peers(w, window_bytes=4096) as (slow,), peers(w) as (friend,):
-            for number in range(40):
-                friend.send(commit(group_id=f"group-{number}" + "x" * 200))
-            await until(lambda: friend.has(40))
-            for _ in range(400):
-                slow.send(ListGroupsRequest((), ()))
-            await until(lambda: any(s._outbox.is_blocked for s in w.sessions()))
+            await ask_too_much(w, slow, friend)
             (session,) = [s for s in w.sessions() if s._outbox.is_blocked]
             await rounds(w, 3)
             assert session._is_paused
@@ -212,12 +217,7 @@ async def test_a_reset_ends_a_session_that_waits_to_send() -> None:
     """It wants to write only, and the socket says that it is broken."""
     async with door("send.buffer.max.bytes=4096") as w:
         with peers(w, window_bytes=4096) as (slow,), peers(w) as (friend,):
-            for number in range(40):
-                friend.send(commit(group_id=f"group-{number}" + "x" * 200))
-            await until(lambda: friend.has(40))
-            for _ in range(400):
-                slow.send(ListGroupsRequest((), ()))
-            await until(lambda: any(s._outbox.is_blocked for s in w.sessions()))
+            await ask_too_much(w, slow, friend)
             slow.reset()
             await until(lambda: len(w.sessions()) == 1)
 
