@@ -7,6 +7,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from coordinator.group import Caller, Event, Now, Outcome, Reply, records, topic_records
 from coordinator.group.alike import read_alike
 from coordinator.group.records import Item
+from coordinator.log.errors import LogFailed
 from coordinator.log.format import Batch
 from coordinator.log.journal import Journal
 from coordinator.runtime.calls import Token
@@ -276,7 +277,12 @@ class ShardRunner(Generic[C]):
         uncommitted = self._uncommitted
         if outcome.records:
             count, packed = self._pack(outcome.records)
-            end = self._append(self.partition, count, packed, now.wall_ms)
+            try:
+                end = self._append(self.partition, count, packed, now.wall_ms)
+            except LogFailed:
+                # Memory is ahead of a log that takes nothing more: nobody may look until the end.
+                self.status = Status.CLOSED
+                raise
             # Moved to the end of the dict, which is in the order of offsets.
             if group_id in uncommitted:
                 del uncommitted[group_id]

@@ -208,6 +208,19 @@ async def test_a_failed_write_ends_the_process_with_nothing_acknowledged(
     assert all(client.transport.closed for client in clients)
 
 
+async def test_nobody_reads_what_a_failed_log_did_not_take(autojump_clock: MockClock) -> None:
+    """The disk's thread knows of the failure first; until the process ends, requests come."""
+    async with world() as w:
+        client, reader = w.connect(), w.connect()
+        assert await client.ask(commit(1)) == DONE
+        w.journal._failure = OSError()
+        assert ErrorCode.UNKNOWN_SERVER_ERROR == await client.error(commit(2))
+        answer = await reader.ask(OffsetFetchRequest((GroupFetch("g", None),), False))
+        assert isinstance(answer, OffsetFetchResponse)
+        assert answer.groups[0].error == ErrorCode.NOT_COORDINATOR
+        w.nursery.cancel_scope.cancel()
+
+
 async def restarted(disk: Disk) -> tuple[int, bool]:
     """Return the committed offset after a restart, and whether the stop was a clean one."""
     async with world(disk=disk) as w:
