@@ -1,5 +1,6 @@
 """The data folder on a real file system: the only file of the log that knows the OS."""
 
+import errno
 import fcntl
 import mmap
 import os
@@ -36,7 +37,15 @@ class OsFile:
         lock while the event loop computes, up to the switch interval.
         """
         # The position doesn't matter, since the file was opened with O_APPEND.
-        written = os.pwritev(self._descriptor, (data,), 0, os.RWF_DSYNC)
+        try:
+            written = os.pwritev(self._descriptor, (data,), 0, os.RWF_DSYNC)
+        except OSError as exc:
+            if exc.errno != errno.EOPNOTSUPP:
+                raise
+            # Some sandboxes and file systems don't know the flag. Nothing was written.
+            self.append(data)
+            self.sync()
+            return
         if written < len(data):
             with memoryview(data) as view:
                 while written < len(data):

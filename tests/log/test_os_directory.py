@@ -1,5 +1,6 @@
 """The real folder: the fake disk must not be the only one that it works on."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.log.errors import LogLocked, LogRefused
+from coordinator.log.errors import LogFailed, LogLocked, LogRefused
 from coordinator.log.journal import Journal
 from coordinator.log.os_directory import OsDirectory
 from tests.log.helpers import CLUSTER_ID, append, events_of, flush, numbers_of, replayed, write
@@ -147,3 +148,27 @@ def test_the_room_on_the_disk_is_told(tmp_path: Path) -> None:
     directory = OsDirectory(tmp_path)
 
     assert 0 < directory.free_bytes() <= directory.total_bytes()
+
+
+def test_a_file_system_without_synced_writes_is_written_and_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As gVisor's; any other error is the disk's."""
+    error, synced = errno.EOPNOTSUPP, []
+
+    def refuse(*_: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    journal = open_real(tmp_path)
+    write(journal, 0, 1)
+    assert len(synced) > 0
+    error = errno.EIO
+    with pytest.raises(LogFailed):
+        write(journal, 0, 2)
+    journal.close(clean=False)
+    monkeypatch.undo()
+    journal = open_real(tmp_path)
+    assert [1] == replayed(journal)
+    journal.close(clean=True)
