@@ -154,7 +154,8 @@ def test_a_file_system_without_synced_writes_is_written_and_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As gVisor's; any other error is the disk's."""
-    error, synced = errno.EOPNOTSUPP, []
+    error = errno.EOPNOTSUPP
+    synced: list[int] = []
 
     def refuse(*_: object) -> int:
         raise OSError(error, os.strerror(error))
