@@ -33,6 +33,8 @@ SETTINGS = (
     "offsets.topic.segment.bytes=4096",
     "offsets.topic.num.partitions=4",
     "group.initial.rebalance.delay.ms=0",
+    # The tests count segments, so none may be compacted away meanwhile.
+    "log.cleaner.enable=false",
 )
 GROUPS = [f"group-{number}" for number in range(10)]
 OFFSETS = 20
