@@ -56,9 +56,20 @@ def decode_result(body: dict[str, Any]) -> Compacted:
     return Compacted(outputs, below, body["live_entries"])
 
 
+def _be_idle() -> None:
+    """Run only when nobody else wants the core, and leave it at once when somebody does.
+
+    A nice process still keeps the core for the rest of its slice, and a daemon on the same one waits
+    for it: the p99 of its commits was 45 ms, and 11 with this.
+    """
+    with suppress(AttributeError, OSError):  # Not every system has it.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 def main() -> None:
     """Do the one job that comes."""
     os.nice(NICE)
+    _be_idle()
     # Ctrl-C in a terminal reaches all its processes; the daemon decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     path, job = decode_job(sys.stdin.buffer.readline())
