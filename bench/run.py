@@ -62,7 +62,7 @@ class Scale(NamedTuple):
 
 
 FULL: Final = Scale(0.7, 2.0, 1.2, 5.0, Size(100_000, 10), Size(10_000, 100))
-QUICK: Final = Scale(0.1, 0.25, 0.2, 0.3, Size(500, 10), Size(200, 100))
+QUICK: Final = Scale(0.1, 0.4, 0.2, 0.3, Size(500, 10), Size(200, 100))
 _PEER_OF: Final = {Target(peer.name): peer for peer in PEERS}
 _DIALECTS: Final = {
     Target.DAEMON: "coordinator",
