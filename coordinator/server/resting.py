@@ -9,7 +9,7 @@ known by what happens: something is written, or a session asks again within `SOO
 from typing import Final
 
 REST_S: Final = 0.001
-SOON_MS: Final = 100
+SOON_MS: Final = 10
 WINDOW_MS: Final = 50
 # Below two requests per rest there is nothing to share.
 WINDOW_REQUESTS_MIN: Final = 100
