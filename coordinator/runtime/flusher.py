@@ -74,7 +74,7 @@ class Flusher:
 
     async def wait_idle(self) -> None:
         """Return when all that was appended is durable."""
-        while self._wanted or self._is_writing:
+        while self.is_busy:
             self._idle = trio.Event()
             await self._idle.wait()
 
