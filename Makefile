@@ -46,14 +46,14 @@ check: $(INSTALLED) ## Format, lint, types, layers, tidiness (under 2 minutes)
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py
 
 .PHONY: test
-test: $(INSTALLED) java ## All tests: real processes, real Spark, a smoke run of the benchmark (under 10 minutes)
-	$(BIN)/python -m pytest -q -m "not integration and not spark and not nightly"
+test: $(INSTALLED) java peers ## All tests: real processes, real Spark, a smoke run of the benchmark (under 10 minutes)
+	$(BIN)/python -m pytest -q -n auto -m "not integration and not spark and not nightly"
 	$(BIN)/python -m pytest -q -m "(integration or spark) and not nightly"
 
 .PHONY: nightly
 nightly: export EXAMPLES_FACTOR := $(EXAMPLES_FACTOR_NIGHTLY)
 nightly: export SIM_SEEDS := $(SIM_SEEDS_NIGHTLY)
-nightly: $(INSTALLED) java ## The long versions: more examples, more seeds, more kills
+nightly: $(INSTALLED) java peers ## The long versions: more examples, more seeds, more kills
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=7200
 	$(BIN)/python -m tests.kill_loop --cycles $(KILL_CYCLES_NIGHTLY)
 
@@ -62,7 +62,8 @@ bench: $(INSTALLED) $(if $(QUICK),,peers) ## Speed and memory, beside peers (und
 	$(BIN)/python -m bench.run $(if $(QUICK),--quick)
 	$(BIN)/python -m bench.groups $(if $(QUICK),--quick)
 
-# What can't be had is skipped by the benchmark, which says so.
+# Kafka, ZooKeeper and Spark's connectors. What can't be had is skipped by the tests and the
+# benchmark, which say so.
 .PHONY: peers
 peers: $(INSTALLED)
 	-$(BIN)/python -m bench.peer_jars fetch
@@ -81,7 +82,7 @@ $(FLIGHTS): demo/flights.lock | $(INSTALLED)
 
 .PHONY: lock
 lock: ## Refresh the three lock files (needs pip-tools on the PATH)
-	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --extra dev --extra spark \
+	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --extra dev --extra spark --extra kafka \
 		--output-file requirements.lock pyproject.toml
 	pip-compile --quiet --upgrade $(LOCK_OPTIONS) \
 		--output-file requirements-server.lock pyproject.toml

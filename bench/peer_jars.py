@@ -1,4 +1,4 @@
-"""The jars of the peers that run on Java: fetched by coordinates with Maven, checked by hash.
+"""The jars of peers, and of Spark's connectors: fetched by coordinates with Maven, checked by hash.
 
     python -m bench.peer_jars fetch    # the jars of bench/peers.lock into build/peers
     python -m bench.peer_jars lock     # resolve again what `ROOTS` need, and write bench/peers.lock
@@ -30,6 +30,22 @@ ROOTS: Final[Mapping[str, Sequence[str]]] = {
         "org.xerial.snappy:snappy-java:1.1.10.5",
     ),
 }
+
+# For ``spark.jars``. They are named one by one: what they declare can't be resolved, as Spark's
+# parent project names a repository of its own. Spark brings the rest.
+SPARK_ROOTS: Final[Mapping[str, Sequence[str]]] = {
+    "spark-kafka": (
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.1.0-preview1",
+        "org.apache.kafka:kafka-clients:3.9.2",
+        "org.apache.commons:commons-pool2:2.13.1",
+    ),
+    "spark-jdbc": (
+        "org.xerial:sqlite-jdbc:3.46.1.3",
+        "org.postgresql:postgresql:42.7.4",
+    ),
+}
+ALL_ROOTS: Final = {**ROOTS, **SPARK_ROOTS}
 _PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:2.8"
 _LOCK_HEADER: Final = (
     "# The jars of the peers: program, group:artifact:version, sha256.\n"
@@ -120,9 +136,15 @@ def class_path(program: str) -> str:
     return ":".join(str((FOLDER / program / jar.file_name).resolve()) for jar in jars)
 
 
+def spark_jars(*programs: str) -> str | None:
+    """Return the setting ``spark.jars`` for programs of `SPARK_ROOTS`, None if a jar is missing."""
+    paths = [class_path(program) for program in programs]
+    return ",".join(paths).replace(":", ",") if all(paths) else None
+
+
 def version_of(program: str) -> str:
     """Return the version of a program."""
-    return ROOTS[program][0].rpartition(":")[2]
+    return ALL_ROOTS[program][0].rpartition(":")[2]
 
 
 def _maven(folder: Path, *arguments: str) -> None:
@@ -157,7 +179,7 @@ def fetch() -> None:
         PeerJarsError: They can't be had, or are not those of the lock file.
     """
     jars = parse_lock(LOCK.read_text(encoding="utf-8"))
-    for program in ROOTS:
+    for program in ALL_ROOTS:
         needed = [jar for jar in jars if jar.program == program]
         if not wrong_jars(needed, FOLDER):
             continue
@@ -177,10 +199,10 @@ def lock() -> None:
         PeerJarsError: Maven can't resolve the roots.
     """
     jars = []
-    for program, roots in ROOTS.items():
+    for program, roots in ALL_ROOTS.items():
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            for coordinates in parse_list(_copy(roots, folder, transitive=True)):
+            for coordinates in parse_list(_copy(roots, folder, transitive=program in ROOTS)):
                 jar = Jar(program, coordinates, "")
                 digest = sha256((folder / jar.file_name).read_bytes()).hexdigest()
                 jars.append(jar._replace(sha256=digest))

@@ -92,7 +92,7 @@ LAYERS = {
     "client": Layer(ours=names("protocol"), others=names("trio", "outcome", "structlog")),
     "client.spark": Layer(
         ours=names("protocol", "client"),
-        others=names("pyspark", "pyarrow", "pandas", "py4j", "trio"),
+        others=names("pyspark", "pyarrow", "pandas", "py4j", "trio", "click", "confluent_kafka"),
     ),
 }
 

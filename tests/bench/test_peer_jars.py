@@ -7,8 +7,8 @@ import pytest
 
 from bench import peer_jars
 from bench.peer_jars import (
+    ALL_ROOTS,
     LOCK,
-    ROOTS,
     Jar,
     class_path,
     lock_text,
@@ -30,7 +30,7 @@ def test_a_lock_file_is_read_as_it_was_written() -> None:
 def test_the_lock_file_holds_every_root_and_a_hash_for_each_jar() -> None:
     """A root that isn't locked would be missing at every start."""
     jars = parse_lock(LOCK.read_text(encoding="utf-8"))
-    for program, roots in ROOTS.items():
+    for program, roots in ALL_ROOTS.items():
         assert set(roots) <= {jar.coordinates for jar in jars if jar.program == program}
     assert {len(jar.sha256) for jar in jars} == {64}
     assert len({(jar.program, jar.file_name) for jar in jars}) == len(jars)

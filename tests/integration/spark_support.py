@@ -17,6 +17,7 @@ from uuid import uuid4
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from bench.peer_jars import spark_jars
 from client.blocking import BlockingClient, connect_blocking
 from client.spark import FolderLogWriter
 
@@ -233,6 +234,8 @@ def local_spark(scratch: Path, cores: int = 2) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+    if (jars := spark_jars("spark-kafka", "spark-jdbc")) is not None:
+        settings["spark.jars"] = jars
     builder = SparkSession.builder.master(f"local[{cores}]").appName("tests")
     for name, value in settings.items():
         builder = builder.config(name, value)

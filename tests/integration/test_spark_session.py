@@ -1,50 +1,23 @@
 """The coordinated source in one real Spark session, against a real daemon."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from client.spark import GroupOffsetListener, drain_and_stop, register
+from client.spark import GroupOffsetListener, drain_and_stop
 from tests.integration.spark_support import (
     AppendingSink,
     Daemon,
     Feeder,
     Written,
-    daemon,
     group_of,
-    local_spark,
     stream,
     wait_until,
 )
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One session for all tests of this file."""
-    session = local_spark(tmp_path_factory.mktemp("spark"))
-    register(session)
-    yield session
-    session.stop()
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon of its own for each test."""
-    with daemon(tmp_path / "data") as running:
-        yield running
-
-
-@pytest.fixture
-def feeder(tmp_path: Path) -> Iterator[Feeder]:
-    """A topic with four empty partitions."""
-    made = Feeder(tmp_path / "log")
-    yield made
-    made.close()
 
 
 def start(
