@@ -122,7 +122,7 @@ def _in_words(
     if error == _INVALID:
         return "the commit names one partition twice"
     if error == _FULL:
-        return "the disk's reserve is reached, new offsets are refused"
+        return "the disk is full or too slow, new offsets are refused"
     if error == ErrorCode.GROUP_ID_NOT_FOUND:
         return "there is no such group"
     _, generation_id, member_id, instance_id, _ = request

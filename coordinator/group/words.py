@@ -81,4 +81,4 @@ def rebalancing(group: Group, now_ms: int) -> str:
     return f"rebalancing for {seconds(now_ms - running.began_ms)}: {running.reason}"
 
 
-STORAGE_FULL: Final = "the disk's reserve is reached, new members are refused"
+STORAGE_FULL: Final = "the disk is full or too slow, new members are refused"

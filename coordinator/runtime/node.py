@@ -47,6 +47,7 @@ from coordinator.runtime.metrics import node_metrics
 from coordinator.runtime.purges import Purges
 from coordinator.runtime.reloads import Reloader
 from coordinator.runtime.shard import GROUP_CODEC, TOPIC_CODEC, ShardRunner, Status
+from coordinator.runtime.storage import StorageWatch
 from coordinator.runtime.timekeeper import Timekeeper
 from coordinator.runtime.worker import ByTask, RunBlocking, Submit
 from protocol.errors import ErrorCode
@@ -87,18 +88,22 @@ class Node:
         self.journal = journal
         self.commit_timeout_ms = commit_timeout_ms
         self.num_partitions = num_partitions
-        self.storage_full = False
         self.started = False
         self.draining = False
         self.started_ms = 0  # Monotonic; since when the tasks run.
         self.last_load_ms = -1  # Of all partitions, at the start.
         self.health = Health(emit_event)
+        self.storage = StorageWatch(
+            journal,
+            self.health,
+            emit_event,
+            reserve_bytes=reserve_bytes,
+            segment_bytes=segment_bytes,
+        )
         # Called when what was loaded is there to stay.
         self.after_load: Callable[[], None] = lambda: None
         # Called after answers were released outside of a session's own turn.
         self.after_release: Callable[[], None] = lambda: None
-        self._reserve_bytes = reserve_bytes
-        self._segment_bytes = segment_bytes
         self._wall_clock_ms = wall_clock_ms
         self._emit_event = emit_event
         self._run_blocking = run_blocking
@@ -378,20 +383,8 @@ class Node:
             self.after_release()
 
     def check_storage(self) -> None:
-        """See whether the disk still has its reserve, and tell the shards."""
-        free = self.journal.free_bytes()
-        reserve = self._reserve_bytes
-        if reserve < 0:
-            live = self.journal.live_bytes + 2 * self._segment_bytes
-            reserve = max(self.journal.disk_bytes() // 20, live)
-        full = free < reserve
-        if full != self.storage_full:
-            self.storage_full = full
-            problem = "the disk's reserve is reached: new offsets are refused" if full else None
-            self.health.report("storage", problem)
-            name = "storage.full" if full else "storage.has_room"
-            self._emit_event(name, {"free_bytes": free, "reserve_bytes": reserve})
-            if self._compactor is not None:
-                self._compactor.look(storage_is_full=full)
+        """See whether the disk has room and keeps up, and tell the shards."""
+        if self.storage.look() and self._compactor is not None:
+            self._compactor.look(storage_is_full=self.storage.is_full)
         for runner in self._runners:
-            runner.core.storage_full = full
+            runner.core.storage_full = self.storage.refuses

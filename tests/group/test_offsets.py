@@ -240,7 +240,7 @@ def test_a_refusal_is_said_in_words() -> None:
 
     context.shard.storage_full = True
 
-    assert words(first, 1) == (1004, "the disk's reserve is reached, new offsets are refused")
+    assert words(first, 1) == (1004, "the disk is full or too slow, new offsets are refused")
     assert context.commit_raw("m", 3, one, "nope")[::2] == (69, "there is no such group")
 
 

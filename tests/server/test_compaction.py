@@ -509,7 +509,7 @@ async def test_a_disk_that_fills_up_is_a_reason_to_compact(autojump_clock: MockC
         await overwrite(client, 200, first=100)
         await turn()
         assert len(w.child.jobs) == 1
-        w.node._reserve_bytes = 1_000_000
+        w.node.storage.reserve_bytes = 1_000_000
         disk.free_bytes = 900_000
         await trio.sleep(1)
 

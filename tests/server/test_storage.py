@@ -7,6 +7,7 @@ from trio.testing import MockClock
 from coordinator.group import Caller
 from coordinator.log.errors import EXIT_WRITE_FAILED, LogFailed
 from coordinator.log.journal import Journal
+from coordinator.runtime import storage
 from coordinator.runtime.calls import Call
 from coordinator.runtime.shard import Status
 from coordinator.server.run import _exit_status_of
@@ -178,6 +179,28 @@ async def test_below_the_reserve_new_data_is_refused(autojump_clock: MockClock) 
         await trio.sleep(1)
         assert await client.ask(commit(5, group_id="x")) == DONE
         assert w.event_names().count("storage.has_room") == 1
+
+
+async def test_what_waits_for_a_disk_that_hangs_has_a_bound(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients repeat what was answered "outcome unknown", for as long as the disk hangs."""
+    monkeypatch.setattr(storage, "UNWRITTEN_BYTES_MAX", 2_000)
+    async with world() as w:
+        w.slow_disk.hold()
+        for offset in range(500):
+            w.connect().send(commit(offset))
+            if offset % 10 == 0:
+                await trio.sleep(0.5)  # The first one is being written; the others wait.
+        assert 2_000 < w.journal.open_bytes < 4_000
+        client = w.connect()
+        assert await client.error(commit(5, group_id="x")) == ErrorCode.STORAGE_FULL
+        assert "keep up" in w.node.health.problems["storage"]
+        w.slow_disk.let_go()
+        await trio.sleep(1)
+        assert await client.ask(commit(7)) == DONE
+        assert "storage" not in w.node.health.problems
+        assert await fetched(client) == 7
 
 
 @pytest.mark.parametrize("operation", ["append", "sync"])
