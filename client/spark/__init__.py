@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from client.spark.folder import FolderLog, FolderLogWriter
     from client.spark.listener import GroupOffsetListener
-    from client.spark.log import LogError, PartitionLog
+    from client.spark.log import LogError, LogUnavailable, PartitionLog
     from client.spark.options import OptionError
     from client.spark.source import register
 
@@ -32,6 +32,7 @@ __all__ = [
     "FolderLogWriter",
     "GroupOffsetListener",
     "LogError",
+    "LogUnavailable",
     "OptionError",
     "PartitionLog",
     "drain_and_stop",
@@ -48,6 +49,7 @@ _MODULES: Final = {
     "FolderLogWriter": "folder",
     "GroupOffsetListener": "listener",
     "LogError": "log",
+    "LogUnavailable": "log",
     "OptionError": "options",
     "PartitionLog": "log",
     "drain_and_stop": "drain",

@@ -120,11 +120,13 @@ class ReaderCore:
 
         """
         self._until_done("the first assignment", self._settle)
-        self._ownership.targets = {
-            TopicPartition(topic, partition): self._log.bounds(topic, partition)[1]
+        partitions = [
+            TopicPartition(topic, partition)
             for topic in self._options.topics
             for partition in self._log.partitions(topic)
-        }
+        ]
+        bounds = self._log.all_bounds(partitions)
+        self._ownership.targets = {tp: bounds[tp][1] for tp in partitions}
 
     def latest_offset(
         self, start: Mapping[str, object], max_rows: int | None

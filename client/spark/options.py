@@ -10,8 +10,8 @@ _DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h)?", re.ASCII)
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, None: 1}
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:,\[\]]+):([0-9]{1,5})")
 
-# Options that this source knows; a misspelt one must not be ignored. Those of a log of the
-# user's own are told apart by a prefix.
+# Options that this source knows; a misspelt one must not be ignored. Those of a log are told apart
+# by a prefix.
 KNOWN: Final = (
     "coordinator",
     "group",
@@ -27,7 +27,7 @@ KNOWN: Final = (
     "requestTimeout",
     "coordinatorTimeout",
 )
-LOG_PREFIX: Final = "log."
+LOG_PREFIXES: Final = ("log.", "kafka.")
 
 MAX_ROWS_PER_PARTITION: Final = 10_000
 
@@ -62,10 +62,10 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower() for name in KNOWN}
     for name in given:
-        if name not in known and not name.startswith(LOG_PREFIX):
+        if name not in known and not name.startswith(LOG_PREFIXES):
             raise OptionError(
-                f"option {name!r} is unknown; there are {', '.join(KNOWN)}, and "
-                f"'{LOG_PREFIX}<name>' for a log class of your own"
+                f"option {name!r} is unknown; there are {', '.join(KNOWN)}, 'log.<name>' for "
+                "the log (or a log class of your own) and 'kafka.<name>' for a Kafka log"
             )
     parsed = ReaderOptions(
         coordinator=_addresses(given),

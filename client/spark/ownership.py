@@ -290,8 +290,9 @@ class Ownership:
         steps: dict[TopicPartition, Step] = {}
         self.ends = {}
         now_s = self._clock()
+        all_bounds = self._log.all_bounds(self._positions.keys())
         for tp, position in self._positions.items():
-            bounds = self._log.bounds(tp.topic, tp.partition)
+            bounds = all_bounds[tp]
             self.ends[tp] = bounds[1]
             since_s = self._ahead_since_s.get(tp, now_s)
             steps[tp] = step = plan_partition(

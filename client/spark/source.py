@@ -29,6 +29,7 @@ from client.spark.guard import StatefulGuard
 from client.spark.log import PartitionLog, load_log
 from client.spark.options import OptionError, ReaderOptions, parse_options
 from client.spark.process import LeaveOnSigterm
+from client.spark.rows import with_source_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,7 +141,8 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         assert isinstance(partition, RangePartition)
         log = load_log(self._given)
         rows = log.read(partition.topic, partition.partition, partition.start, partition.end)
-        return with_source_columns(rows, partition, to_arrow_schema(self._schema, timezone="UTC"))
+        columns = to_arrow_schema(self._schema, timezone="UTC")
+        return with_source_columns(rows, partition, columns, dense=log.dense_offsets)
 
     def stop(self) -> None:
         """Leave the group."""
@@ -171,42 +173,6 @@ def register(spark: "SparkSession") -> None:
     # Spark Connect complains at its shutdown about listeners that are still there.
     if not type(spark).__module__.startswith("pyspark.sql.connect"):
         spark.streams.addListener(StatefulGuard())
-
-
-def with_source_columns(
-    rows: Iterator[pa.RecordBatch], task: RangePartition, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    """Add the source's own columns to a range's rows, in the types of *schema*.
-
-    Raises:
-        ValueError: the log returned fewer or more rows than the range holds, which would be
-            silent loss.
-
-    """
-    offset = task.start
-    for batch in rows:
-        count = batch.num_rows
-        columns: dict[str, pa.Array] = {
-            "topic": pa.repeat(pa.scalar(task.topic, pa.string()), count),
-            "partition": pa.repeat(pa.scalar(task.partition, pa.int32()), count),
-            "offset": pa.array(range(offset, offset + count), pa.int64()),
-            "range_start": pa.repeat(pa.scalar(task.start, pa.int64()), count),
-            "range_end": pa.repeat(pa.scalar(task.end, pa.int64()), count),
-            "generation": pa.repeat(pa.scalar(task.generation, pa.int32()), count),
-        }
-        offset += count
-        yield pa.RecordBatch.from_arrays(
-            [
-                (columns[f.name] if f.name in columns else batch.column(f.name)).cast(f.type)
-                for f in schema
-            ],
-            schema=schema,
-        )
-    if offset != task.end:
-        raise ValueError(
-            f"{task.topic}-{task.partition}: the log returned the rows from {task.start} to "
-            f"{offset} for a range that ends at {task.end}"
-        )
 
 
 def _value_schema(log: PartitionLog, options: ReaderOptions) -> pa.Schema:

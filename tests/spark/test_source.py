@@ -20,11 +20,11 @@ from pyspark.sql.streaming.datasource import (
 from client.spark.folder import FolderLogWriter
 from client.spark.guard import StatefulGuard
 from client.spark.options import OptionError
+from client.spark.rows import with_source_columns
 from client.spark.source import (
     CoordinatedSource,
     CoordinatedStreamReader,
     RangePartition,
-    with_source_columns,
 )
 
 SCHEMA = pa.schema([("id", pa.int64()), ("when", pa.timestamp("us", tz="UTC"))])
