@@ -218,7 +218,8 @@ def local_spark(scratch: Path, cores: int = 2) -> SparkSession:
     """Return a session that starts fast and listens on loopback only."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ["PYTHONPATH"] = str(ROOT)
+    (scratch / "modules").mkdir(parents=True, exist_ok=True)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(scratch / "modules")])
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
@@ -242,6 +243,11 @@ def local_spark(scratch: Path, cores: int = 2) -> SparkSession:
     session: SparkSession = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def modules_folder() -> Path:
+    """Return where Spark's Python processes find modules that a test writes."""
+    return Path(os.environ["PYTHONPATH"].split(os.pathsep)[-1])
 
 
 def stream(spark: SparkSession, address: str, log: Path, **given: str) -> DataFrame:

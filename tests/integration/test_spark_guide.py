@@ -1,0 +1,160 @@
+"""Every snippet of docs/spark.md runs, as it stands there, but for addresses and paths.
+
+What stands in for them: ``127.0.0.1:9310`` is a daemon, ``127.0.0.1:9092`` a Kafka broker with a
+topic ``orders``, ``/data/`` a folder in which ``/data/log`` is a folder log with a topic
+``flights``, and ``spark`` a session to which the formats are registered. The snippets of a section
+run one after the other and see each other's names. A block that begins with ``# mypkg/logs.py``
+is written to that file instead, where readers and executors find it; ``sh`` blocks run in the folder of
+those files.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.query import StreamingQueryManager
+
+from client.spark import FolderLogWriter
+from tests.guide import Section, Snippet, sections
+from tests.integration.kafka_support import Broker
+from tests.integration.spark_support import ROOT, Daemon, modules_folder
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+COORDINATOR: Final = "127.0.0.1:9310"
+KAFKA: Final = "127.0.0.1:9092"
+FLIGHTS: Final = pa.schema([("carrier", pa.string()), ("delay", pa.int32())])
+ORDERS_PARTITIONS: Final = 3
+# What every run of the tests does; the others are for the long version.
+SHORT: Final = ("A first driver",)
+# These need a network or a cluster; their blocks are checked in tests/spark/test_guide.py.
+_NOT_RUN: Final = re.compile(r"^(pip install|docker|kubectl) ")
+_SHELL_S: Final = 180
+
+
+def cases() -> list[Any]:
+    """Return a case a section, most of them for the long version."""
+    return [
+        pytest.param(
+            section,
+            id=section.name,
+            marks=[] if section.title in SHORT else [pytest.mark.nightly],
+        )
+        for section in sections()
+        if any(snippet.language in {"python", "sh"} for snippet in section.snippets)
+    ]
+
+
+@pytest.fixture
+def listeners(monkeypatch: pytest.MonkeyPatch, spark: SparkSession) -> Iterator[None]:
+    """Take off what a snippet listens with, and end its queries, before the next section."""
+    added: list[StreamingQueryListener] = []
+    add = StreamingQueryManager.addListener
+
+    def noting(self: StreamingQueryManager, listener: StreamingQueryListener) -> None:
+        added.append(listener)
+        add(self, listener)
+
+    monkeypatch.setattr(StreamingQueryManager, "addListener", noting)
+    yield
+    for query in spark.streams.active:
+        query.stop()
+    for listener in added:
+        spark.streams.removeListener(listener)
+        if callable(close := getattr(listener, "close", None)):
+            close()
+
+
+class World:
+    """What the words of the guide stand for."""
+
+    def __init__(self, folder: Path, words: dict[str, str]) -> None:
+        self.folder = folder
+        self._words = words
+
+    def real(self, text: str) -> str:
+        """Return *text* with the addresses and paths of this run."""
+        for word, meant in self._words.items():
+            text = text.replace(word, meant)
+        return text
+
+    def run(self, snippet: Snippet, names: dict[str, object]) -> None:
+        """Run a snippet, or write it where it belongs."""
+        text = self.real(snippet.text)
+        if snippet.file is not None:
+            path = self.folder / snippet.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif snippet.language == "python":
+            # As many lines before it as in the page, so that a traceback shows the right one.
+            code = compile("\n" * (snippet.line - 1) + text, snippet.page, "exec")
+            exec(code, names)
+        elif snippet.language == "sh":
+            self._shell(snippet, text)
+
+    def _shell(self, snippet: Snippet, text: str) -> None:
+        lines = text.replace("\\\n", " ").splitlines()
+        script = "\n".join(line for line in lines if not _NOT_RUN.match(line))
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        ran = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "PATH": path,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(self.folder)]),
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SHELL_S,
+        )
+        assert ran.returncode == 0, f"{snippet.place}: {ran.stdout[-2000:]}\n{ran.stderr[-3000:]}"
+
+
+@pytest.fixture
+def world(
+    request: pytest.FixtureRequest, section: Section, coordinator: Daemon, tmp_path: Path
+) -> World:
+    """A log, a daemon, and a broker if the section speaks of one."""
+    data = tmp_path / "data"
+    rows = pa.table({"carrier": ["UA", "AA"] * 50, "delay": list(range(100))}, schema=FLIGHTS)
+    with FolderLogWriter.create(data / "log", "flights", FLIGHTS, 6, fsync=False) as writer:
+        for partition in range(6):
+            writer.append(partition, rows)
+    words = {COORDINATOR: coordinator.address, "/data/": f"{data}/"}
+    if KAFKA in section.text:
+        broker: Broker = request.getfixturevalue("kafka")
+        words[KAFKA] = broker.address
+        _orders(broker)
+    return World(modules_folder(), words)
+
+
+def _orders(broker: Broker) -> None:
+    if "orders" not in broker.admin.list_topics(timeout=10).topics:
+        broker.create("orders", ORDERS_PARTITIONS)
+    values = [json.dumps({"id": number, "amount": number % 7}) for number in range(30)]
+    broker.produce("orders", dict.fromkeys(range(ORDERS_PARTITIONS), values))
+
+
+@pytest.mark.parametrize("section", cases())
+@pytest.mark.usefixtures("listeners")
+def test_the_snippets_of_a_section_run(spark: SparkSession, section: Section, world: World) -> None:
+    """Who copies one must not be the first to try it."""
+    names: dict[str, object] = {"__name__": "guide", "spark": spark}
+
+    for snippet in section.snippets:
+        world.run(snippet, names)
+        for query in spark.streams.active:
+            assert query.exception() is None, snippet.place
