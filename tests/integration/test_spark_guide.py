@@ -2,10 +2,11 @@
 
 What stands in for them: ``127.0.0.1:9310`` is a daemon, ``127.0.0.1:9092`` a Kafka broker with a
 topic ``orders``, ``/data/`` a folder in which ``/data/log`` is a folder log with a topic
-``flights``, and ``spark`` a session to which the formats are registered. The snippets of a section
+``flights`` and ``/data/out`` what two drivers wrote, and ``spark`` a session to which the formats
+are registered. The snippets of a section
 run one after the other and see each other's names. A block that begins with ``# mypkg/logs.py``
-is written to that file instead, where readers and executors find it; ``sh`` blocks run in the folder of
-those files.
+is written to that file instead, where readers and executors find it; ``sh`` blocks run in the
+folder of those files.
 """
 
 import json
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQueryManager
@@ -87,10 +89,14 @@ class World:
             text = text.replace(word, meant)
         return text
 
-    def run(self, snippet: Snippet, names: dict[str, object]) -> None:
+    def run(self, snippet: Snippet, names: dict[str, Any]) -> None:
         """Run a snippet, or write it where it belongs."""
         text = self.real(snippet.text)
-        if snippet.file is not None:
+        if snippet.language == "yaml":
+            # Spark brings a parser of its own, for Kubernetes.
+            yaml = names["spark"]._jvm.org.yaml.snakeyaml.Yaml()
+            assert yaml.load(text)["kind"], snippet.place
+        elif snippet.file is not None:
             path = self.folder / snippet.file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -133,6 +139,11 @@ def world(
     with FolderLogWriter.create(data / "log", "flights", FLIGHTS, 6, fsync=False) as writer:
         for partition in range(6):
             writer.append(partition, rows)
+    for driver in ("driver-a", "driver-b"):
+        out = data / "out" / driver / "batch=0"
+        out.mkdir(parents=True)
+        keys = pa.table({"topic": ["flights"], "partition": [0], "offset": [0]})
+        parquet.write_table(keys, out / "part-0.parquet")
     words = {COORDINATOR: coordinator.address, "/data/": f"{data}/"}
     if KAFKA in section.text:
         broker: Broker = request.getfixturevalue("kafka")
@@ -152,7 +163,7 @@ def _orders(broker: Broker) -> None:
 @pytest.mark.usefixtures("listeners")
 def test_the_snippets_of_a_section_run(spark: SparkSession, section: Section, world: World) -> None:
     """Who copies one must not be the first to try it."""
-    names: dict[str, object] = {"__name__": "guide", "spark": spark}
+    names: dict[str, Any] = {"__name__": "guide", "spark": spark}
 
     for snippet in section.snippets:
         world.run(snippet, names)
