@@ -34,8 +34,12 @@ class BlockingOffsetScan:
         """See `client.offset_stream.OffsetScan.position`."""
         return self._scan.position
 
+    def page(self) -> tuple[ScannedOffset, ...]:
+        """See `client.offset_stream.OffsetScan.page`."""
+        return self._run(self._scan.page)
+
     def __iter__(self) -> Iterator[ScannedOffset]:
-        while page := self._run(self._scan.page):
+        while page := self.page():
             yield from page
 
 
@@ -95,6 +99,10 @@ class BlockingOperators:
     def offsets_partition(self, group: str) -> int:
         """See `client.Client.offsets_partition`."""
         return self.run(partial(self._client.offsets_partition, group))
+
+    def offsets_partitions(self) -> list[int]:
+        """See `client.Client.offsets_partitions`."""
+        return self.run(self._client.offsets_partitions)
 
     def scan_offsets(
         self, offsets_partition: int, page_size: int = OFFSETS_PER_PAGE

@@ -19,6 +19,8 @@ from protocol.messages import (
     DescribedTopic,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
+    DescribeNodeRequest,
+    DescribeNodeResponse,
     DescribeRebalancesRequest,
     DescribeRebalancesResponse,
     DrainedMember,
@@ -43,6 +45,7 @@ from protocol.types import TopicPartition
 REBALANCES_MAX = 100
 PARTITIONS_PER_DELETE = 10_000  # What a request's array may hold.
 FOR_EVER = -1
+NODE_PARTITION = 65_535  # The node's own, with the topics: it holds no offsets.
 
 R = TypeVar("R", bound=Response)
 
@@ -200,6 +203,13 @@ class OperatorCalls:
         found = response.coordinators[0]
         _check(found.error, f"no coordinator for {group!r}", found.message)
         return found.offsets_partition
+
+    async def offsets_partitions(self) -> list[int]:
+        """Return all offsets partitions, for `scan_offsets` and `offset_changes`."""
+        response = await self._ask(DescribeNodeRequest(), DescribeNodeResponse, None)
+        _check(response.error, "the node can't be described")
+        numbers = [partition.offsets_partition for partition in response.partitions]
+        return sorted(number for number in numbers if number != NODE_PARTITION)
 
     def scan_offsets(self, offsets_partition: int, page_size: int = OFFSETS_PER_PAGE) -> OffsetScan:
         """Return all committed offsets of one offsets partition, for ``async for``.

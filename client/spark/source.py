@@ -30,6 +30,7 @@ from client.spark.log import PartitionLog, load_log
 from client.spark.options import OptionError, ReaderOptions, parse_options
 from client.spark.process import LeaveOnSigterm
 from client.spark.rows import with_source_columns
+from client.spark.tables.register import register_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,8 +169,12 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
 
 def register(spark: "SparkSession") -> None:
-    """Make the format ``coordinated`` known to a session, and watch for stateful queries."""
+    """Make the formats known to a session, and watch for stateful queries.
+
+    They are ``coordinated`` and the tables, such as ``group_offsets``.
+    """
     spark.dataSource.register(CoordinatedSource)
+    register_tables(spark)
     # Spark Connect complains at its shutdown about listeners that are still there.
     if not type(spark).__module__.startswith("pyspark.sql.connect"):
         spark.streams.addListener(StatefulGuard())

@@ -1,0 +1,74 @@
+"""What a query's conditions say about groups and topics, so that only those are read. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    In,
+    IsNotNull,
+)
+
+Names = frozenset[str] | None
+
+
+class Wanted(NamedTuple):
+    """Some groups and some topics; None stands for all of them."""
+
+    groups: Names = None
+    topics: Names = None
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether nothing can fit: the conditions contradict each other."""
+        return self.groups == frozenset() or self.topics == frozenset()
+
+
+def both(left: Names, right: Names) -> Names:
+    """Return what both allow."""
+    if left is None or right is None:
+        return right if left is None else left
+    return left & right
+
+
+class Pushed(NamedTuple):
+    """What became of some filters: what is still wanted, and those that Spark has to apply."""
+
+    wanted: Wanted
+    rest: list[Filter]
+
+
+def push(
+    filters: Iterable[Filter], wanted: Wanted, never_null: Sequence[str] = ("group", "topic")
+) -> Pushed:
+    """Narrow *wanted* down by those of *filters* that name groups or topics.
+
+    Args:
+        filters: All of them must hold.
+        wanted: What the options allow.
+        never_null: Columns that always have a value.
+
+    """
+    rest: list[Filter] = []
+    for one in filters:
+        match one:
+            case EqualTo(("group",), value) | EqualNullSafe(("group",), value):
+                wanted = wanted._replace(groups=both(wanted.groups, _texts([value])))
+            case EqualTo(("topic",), value) | EqualNullSafe(("topic",), value):
+                wanted = wanted._replace(topics=both(wanted.topics, _texts([value])))
+            case In(("group",), values):
+                wanted = wanted._replace(groups=both(wanted.groups, _texts(values)))
+            case In(("topic",), values):
+                wanted = wanted._replace(topics=both(wanted.topics, _texts(values)))
+            case IsNotNull((column,)) if column in never_null:
+                pass
+            case _:
+                rest.append(one)
+    return Pushed(wanted, rest)
+
+
+def _texts(values: Iterable[object]) -> frozenset[str]:
+    # Nothing is equal to null, and no name is null.
+    return frozenset(value for value in values if isinstance(value, str))

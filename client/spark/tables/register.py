@@ -1,0 +1,21 @@
+"""The tables' formats, made known to a session."""
+
+from typing import TYPE_CHECKING, Final
+
+from client.spark.tables.offsets import GroupOffsetsSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SOURCES: Final = (GroupOffsetsSource,)
+_PUSH_DOWN: Final = "spark.sql.python.filterPushdown.enabled"
+
+
+def register_tables(spark: "SparkSession") -> None:
+    """Make the formats known, and let Spark push filters down to sources in Python.
+
+    Without that setting Spark refuses to read a source that could take them.
+    """
+    spark.conf.set(_PUSH_DOWN, "true")
+    for source in SOURCES:
+        spark.dataSource.register(source)
