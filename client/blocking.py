@@ -276,9 +276,9 @@ class BlockingMember:
         """See `client.member.Member.lag`."""
         return self._client.run(self._member.lag)
 
-    def request_rejoin(self, reason: str) -> None:
+    def request_rejoin(self, reason: str, topics: Iterable[str] | None = None) -> None:
         """See `client.member.Member.request_rejoin`."""
-        self._client.run(partial(self._member.request_rejoin, reason))
+        self._client.run(partial(self._member.request_rejoin, reason, topics))
 
     def leave(self, reason: str | None = None, *, remove: bool = False) -> bool:
         """See `client.member.Member.leave`."""

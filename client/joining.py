@@ -44,8 +44,13 @@ class Joining:
         self._resolve: Resolve | None = None
         self._resolves = 0
 
-    def ask_rejoin(self, reason: str) -> None:
-        """Make the next request one that the group can't answer without a rebalance."""
+    def ask_rejoin(self, reason: str, topics: tuple[str, ...] | None = None) -> None:
+        """Make the next request one that the group can't answer without a rebalance.
+
+        With *topics* it subscribes to these and no others.
+        """
+        if topics is not None:
+            self.topics = topics
         self._asked_rejoins += 1
         self.reason = reason[:REASON_CHARS_MAX]
 

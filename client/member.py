@@ -238,13 +238,23 @@ class Member:
                 raise ClientClosed("this member has left the group")
             await self._driver.wait_changed()
 
-    async def request_rejoin(self, reason: str) -> None:
+    async def request_rejoin(self, reason: str, topics: Iterable[str] | None = None) -> None:
         """Make the group rebalance at this member's next `assignment`.
 
         For a change that the group can't see, such as a topic with more partitions.
+
+        Args:
+            reason: Why, for the coordinator's log.
+            topics: What to read from then on; None leaves it as it is.
+
+        Raises:
+            ValueError: *topics* are given, and this member reads a pattern.
         """
+        if topics is not None and self._machine.config.topic_pattern is not None:
+            raise ValueError("a member that reads a pattern can't be given topics")
         await trio.lowlevel.checkpoint()
-        self._machine.request_rejoin(reason)
+        names = None if topics is None else tuple(sorted(set(topics)))
+        self._machine.request_rejoin(reason, names)
         self._driver.notify()
 
     def store(self, offsets: Offsets) -> None:

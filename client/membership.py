@@ -156,9 +156,9 @@ class Membership:
             case _:
                 return []
 
-    def request_rejoin(self, reason: str) -> None:
-        """Make the next `want_assignment` cause a rebalance of the whole group."""
-        self._joining.ask_rejoin(reason)
+    def request_rejoin(self, reason: str, topics: tuple[str, ...] | None = None) -> None:
+        """Make the next `want_assignment` cause a rebalance, to read *topics* from then on."""
+        self._joining.ask_rejoin(reason, topics)
         self.rebalance_needed = True
 
     def leave(self, reason: str | None, *, remove: bool = False) -> list[Action]:

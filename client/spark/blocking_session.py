@@ -1,26 +1,49 @@
 """The real group session: a member of the blocking client."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 
 from client.blocking import connect_blocking
 from client.exceptions import CoordinatorUnavailable
+from client.spark.assigning import LeadersLog, assignors_of
 from client.spark.log import PartitionLog
 from client.spark.options import ReaderOptions
 from client.types import Assignment, OffsetAndMetadata
+from protocol.consumer import decode_assignment
 from protocol.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
 
 class BlockingSession:
-    """Owns a connection of its own and one membership; see `client.spark.session`."""
+    """Owns a connection of its own and one membership; see `client.spark.session`.
 
-    def __init__(self, options: ReaderOptions, client_id: str, log: PartitionLog) -> None:
+    Args:
+        options: the checked options of the stream.
+        client_id: names the reader process.
+        log: asked in a thread of the client if this member leads the group.
+        topics: what to read.
+        eager: whether to give up everything at each rebalance, whatever the assignor.
+
+    """
+
+    def __init__(
+        self,
+        options: ReaderOptions,
+        client_id: str,
+        log: PartitionLog,
+        topics: Sequence[str],
+        *,
+        eager: bool,
+    ) -> None:
+        leaders_log = LeadersLog(options, log)
+        assignors = assignors_of(options, leaders_log, eager=eager)
+        self._options = options
+        self._cooperative = all(assignor.cooperative for assignor in assignors)
+        self._losses = 0
         with ExitStack() as stack:
-            client = stack.enter_context(
+            self._client = client = stack.enter_context(
                 connect_blocking(
                     options.coordinator.split(","),
                     client_id=client_id,
@@ -30,18 +53,27 @@ class BlockingSession:
             self._member = stack.enter_context(
                 client.join(
                     options.group,
-                    topics=options.topics,
-                    partitions=partial(partitions_of, log, options.topics),
+                    topics=topics,
+                    partitions=leaders_log.partitions,
                     session_timeout_ms=options.session_timeout_ms,
                     rebalance_timeout_ms=options.rebalance_timeout_ms,
+                    assignors=assignors,
+                    group_instance_id=options.group_instance_id,
+                    host=options.host,
                     reason="a Spark query starts",
+                    on_lost=self._note_loss,
                 )
             )
             self._stack = stack.pop_all()
 
     @property
+    def cooperative(self) -> bool:
+        """Whether partitions that stay are kept during a rebalance."""
+        return self._cooperative
+
+    @property
     def rebalance_needed(self) -> bool:
-        """Whether the group waits for `assignment`."""
+        """Whether the group waits for `assignment`, or has news for it."""
         return self._member.rebalance_needed
 
     @property
@@ -49,8 +81,13 @@ class BlockingSession:
         """Whether the group removed this member."""
         return self._member.lost
 
+    @property
+    def losses(self) -> int:
+        """How many times the partitions turned out to be somebody else's."""
+        return self._losses
+
     def assignment(self, timeout_s: float | None = None) -> Assignment:
-        """Join or rejoin where needed, and wait.
+        """Join or rejoin where needed, and wait unless partitions are kept meanwhile.
 
         Raises:
             CoordinatorUnavailable: not within *timeout_s*; joining goes on, call again.
@@ -75,9 +112,19 @@ class BlockingSession:
         """Return what is stored."""
         return self._member.fetch(partitions)
 
-    def request_rejoin(self, reason: str) -> None:
-        """Ask for a rebalance."""
-        self._member.request_rejoin(reason)
+    def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
+        """Ask for a rebalance, to read *topics* from then on."""
+        self._member.request_rejoin(reason, topics)
+
+    def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
+        """Say whether some of the partitions in *listing* are nobody's in the whole group."""
+        (group,) = self._client.describe_groups([self._options.group])
+        given: set[TopicPartition] = set()
+        for member in group.members:
+            decoded = decode_assignment(member.assignment)
+            given.update(decoded.partitions if decoded else ())
+        listed = {TopicPartition(topic, p) for topic, ps in listing.items() for p in ps}
+        return not listed <= given
 
     def leave(self) -> None:
         """Leave the group and close the connection. Never raises."""
@@ -87,26 +134,12 @@ class BlockingSession:
         except Exception as error:  # noqa: BLE001 - the process is about to end anyway.
             logger.warning("could not leave the group: %s", error)
 
-
-def partitions_of(log: PartitionLog, own_topics: Collection[str], topic: str) -> list[int]:
-    """Return the partitions of a topic that some member of the group reads.
-
-    A topic that only others read, and that this log can't tell of, has none: a member with a
-    wrong topic, or another log, must not end the query of whoever leads the group.
-
-    Raises:
-        LogError: one of our own topics can't be read.
-
-    """
-    try:
-        return log.partitions(topic)
-    except Exception as error:
-        if topic in own_topics:
-            raise
-        logger.warning("a member reads %r, which this log can't tell of: %s", topic, error)
-        return []
+    def _note_loss(self, _partitions: tuple[TopicPartition, ...]) -> None:
+        self._losses += 1
 
 
-def open_session(options: ReaderOptions, client_id: str, log: PartitionLog) -> BlockingSession:
+def open_session(
+    options: ReaderOptions, client_id: str, log: PartitionLog, topics: Sequence[str], *, eager: bool
+) -> BlockingSession:
     """Become a member of the group that the options name; joins on the first `assignment`."""
-    return BlockingSession(options, client_id, log)
+    return BlockingSession(options, client_id, log, topics, eager=eager)

@@ -115,18 +115,16 @@ class ReaderCore:
     def prepare_available_now(self) -> None:
         """Note where the log ends now: the query is to end there.
 
+        From now on a rebalance is waited for. "Nothing left to read" must not be said while the
+        group has more for us, and while partitions move nobody has them.
+
         Raises:
             CoordinatorTimeout: the coordinator was away for too long.
 
         """
+        self._ownership.hand_over_all()
         self._until_done("the first assignment", self._settle)
-        partitions = [
-            TopicPartition(topic, partition)
-            for topic in self._options.topics
-            for partition in self._log.partitions(topic)
-        ]
-        bounds = self._log.all_bounds(partitions)
-        self._ownership.targets = {tp: bounds[tp][1] for tp in partitions}
+        self._ownership.stop_at_ends()
 
     def latest_offset(
         self, start: Mapping[str, object], max_rows: int | None

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from protocol.groups import group_id_error
+from protocol.groups import NAME_BYTES_MAX, group_id_error, name_error
 
 _DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h)?", re.ASCII)
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, None: 1}
@@ -16,6 +16,7 @@ KNOWN: Final = (
     "coordinator",
     "group",
     "topics",
+    "topicsPattern",
     "log",
     "path",
     "maxRowsPerPartition",
@@ -26,10 +27,18 @@ KNOWN: Final = (
     "rebalanceTimeout",
     "requestTimeout",
     "coordinatorTimeout",
+    "assignor",
+    "groupInstanceId",
+    "host",
+    "discoveryInterval",
 )
 LOG_PREFIXES: Final = ("log.", "kafka.")
 
 MAX_ROWS_PER_PARTITION: Final = 10_000
+
+# What the option ``assignor`` may name.
+COOPERATIVE: Final = "cooperative"
+ASSIGNORS: Final = (COOPERATIVE, "range", "sticky")
 
 
 class OptionError(ValueError):
@@ -37,11 +46,15 @@ class OptionError(ValueError):
 
 
 class ReaderOptions(NamedTuple):
-    """The checked options of one stream; durations in milliseconds."""
+    """The checked options of one stream; durations in milliseconds.
+
+    Either *topics* or *topics_pattern* is given. *assignors* are names, the preferred one first.
+    """
 
     coordinator: str
     group: str
     topics: tuple[str, ...]
+    topics_pattern: re.Pattern[str] | None
     max_rows_per_partition: int | None
     starting_offsets: str
     fail_on_data_loss: bool
@@ -50,6 +63,10 @@ class ReaderOptions(NamedTuple):
     rebalance_timeout_ms: int
     request_timeout_ms: int
     coordinator_timeout_ms: int
+    assignors: tuple[str, ...]
+    group_instance_id: str | None
+    host: str | None
+    discovery_interval_ms: int
 
 
 def parse_options(options: Mapping[str, str]) -> ReaderOptions:
@@ -71,6 +88,7 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
         coordinator=_addresses(given),
         group=_group(given),
         topics=_topics(given),
+        topics_pattern=_topics_pattern(given),
         max_rows_per_partition=_max_rows(given),
         starting_offsets=_choice(given, "startingOffsets", ("earliest", "latest")),
         fail_on_data_loss=_choice(given, "failOnDataLoss", ("true", "false")) == "true",
@@ -79,6 +97,10 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
         rebalance_timeout_ms=_duration_ms(given, "rebalanceTimeout", "5m"),
         request_timeout_ms=_duration_ms(given, "requestTimeout", "10s"),
         coordinator_timeout_ms=_duration_ms(given, "coordinatorTimeout", "10m"),
+        assignors=_assignors(given),
+        group_instance_id=_name(given, "groupInstanceId"),
+        host=_name(given, "host"),
+        discovery_interval_ms=_duration_ms(given, "discoveryInterval", "5s"),
     )
     if parsed.coordinator_timeout_ms <= parsed.session_timeout_ms:
         # A restarted reader waits until its crashed forerunner's session is over.
@@ -117,6 +139,12 @@ def _group(given: Mapping[str, str]) -> str:
 
 
 def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
+    if "topicspattern" in given:
+        if "topics" in given:
+            raise OptionError("options 'topics' and 'topicsPattern' are both given; name one")
+        return ()
+    if "topics" not in given:
+        raise OptionError("option 'topics' is missing (or 'topicsPattern', for all that match)")
     value = _required(given, "topics")
     topics = tuple(topic.strip() for topic in value.split(","))
     if not all(topics) or len(set(topics)) < len(topics):
@@ -124,6 +152,40 @@ def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
             f"option 'topics' is {value!r}: it must be topic names separated by commas, each once"
         )
     return topics
+
+
+def _topics_pattern(given: Mapping[str, str]) -> re.Pattern[str] | None:
+    if "topicspattern" not in given:
+        return None
+    value = _required(given, "topicsPattern")
+    try:
+        return re.compile(value)
+    except re.error as error:
+        raise OptionError(
+            f"option 'topicsPattern' is {value!r}: it must be a regular expression that matches "
+            f"whole topic names ({error})"
+        ) from error
+
+
+def _assignors(given: Mapping[str, str]) -> tuple[str, ...]:
+    value = given.get("assignor", COOPERATIVE)
+    names = tuple(name.strip().lower() for name in value.split(","))
+    if not set(names) <= set(ASSIGNORS) or len(set(names)) < len(names):
+        listed = ", ".join(repr(name) for name in ASSIGNORS)
+        raise OptionError(
+            f"option 'assignor' is {value!r}: it must be one of {listed}, or several of them "
+            "separated by commas, the preferred one first"
+        )
+    return names
+
+
+def _name(given: Mapping[str, str], name: str) -> str | None:
+    if name.lower() not in given:
+        return None
+    value = given[name.lower()].strip()
+    if error := name_error(value, NAME_BYTES_MAX):
+        raise OptionError(f"option '{name}' is {value!r}: {error}")
+    return value
 
 
 def _max_rows(given: Mapping[str, str]) -> int | None:

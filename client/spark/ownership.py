@@ -16,14 +16,16 @@ from typing import Final, NamedTuple, TypeVar
 
 from client.exceptions import (
     CommitRefused,
+    FatalError,
     MemberLost,
     OutcomeUnknown,
     Rebalanced,
     RetriableError,
 )
-from client.spark.errors import CoordinatedSourceError, FencedError
+from client.spark.errors import CoordinatedSourceError, FencedError, explained
 from client.spark.log import PartitionLog
 from client.spark.options import ReaderOptions
+from client.spark.place import Place
 from client.spark.positions import (
     Commit,
     Finished,
@@ -90,20 +92,29 @@ class Ownership:
         self.ends: dict[TopicPartition, int] = {}
         self._options = options
         self._log = log
-        self._open_session = open_session
         self._clock = clock
-        self._session: GroupSession | None = None
-        self._assignment: Assignment | None = None
-        self._positions: dict[TopicPartition, Position] | None = None
+        self._place = Place(options, log, open_session, clock)
+        # Of what we own, and certain; the others are fetched before anything is planned.
+        self._positions: dict[TopicPartition, Position] = {}
         self._finished: dict[TopicPartition, Finished] = {}
         self._in_doubt: _InDoubt | None = None
-        self._partitions: dict[str, list[int]] = {}
         self._latest_from: frozenset[TopicPartition] | None = None
         self._ahead_since_s: dict[TopicPartition, float] = {}
 
     def finish(self, ranges: Mapping[TopicPartition, Finished]) -> None:
         """Note ranges that this process handed to Spark and whose sink is done."""
         self._finished.update(ranges)
+
+    def hand_over_all(self) -> None:
+        """Give up everything at each rebalance from now on, and wait until it is over."""
+        self._place.hand_over_all()
+        self._forget_positions()
+
+    def stop_at_ends(self) -> None:
+        """Note where all partitions end now, whoever owns them: nothing is planned beyond."""
+        self._place.found.look()
+        bounds = self._log.all_bounds(list(self._place.found.all_partitions()))
+        self.targets = {tp: end for tp, (_, end) in bounds.items()}
 
     def settle(self, wait_s: float) -> dict[TopicPartition, Position]:
         """Be a member with an assignment and nothing in doubt; return the positions we own.
@@ -113,7 +124,6 @@ class Ownership:
 
         """
         self._in_rounds(lambda: self._settle_once(wait_s))
-        assert self._positions is not None
         return self._positions
 
     def pin_next(self, max_rows: int | None, wait_s: float) -> Batch:
@@ -122,14 +132,16 @@ class Ownership:
 
     def resets(self, tp: TopicPartition) -> int:
         """Return the reset counter of an owned partition."""
-        assert self._positions is not None
         return self._positions[tp].resets
 
     def leave(self) -> None:
         """Leave the group. Never raises; may be called again, and from another thread."""
-        session = self._session
-        if session is not None:
-            session.leave()
+        self._place.leave()
+
+    @property
+    def _session(self) -> GroupSession:
+        assert self._place.session is not None
+        return self._place.session
 
     def _pin_next(self, max_rows: int | None, wait_s: float) -> Batch:
         assignment = self._settle_once(wait_s)
@@ -161,33 +173,34 @@ class Ownership:
                 self._moved_on(error)
             except CommitRefused as error:
                 self._refused(error)
+            except FatalError as error:
+                if (reason := explained(error, self._options)) is not None:
+                    raise CoordinatedSourceError(reason) from error
+                raise
         raise RetriableError("the group changes faster than this reader can follow")
 
     # --- Membership ----------------------------------------------------------------------
 
     def _hand_over(self, wait_s: float) -> Assignment:
-        if self._session is None:
-            self._session = self._open_session()
-        session = self._session
+        place = self._place
+        session = place.open()
         if self._latest_from is None:
-            self._latest_from = self._find_latest_from()
-        if self._assignment is not None:
-            if session.lost:
-                raise MemberLost("the group removed this reader")
-            if not session.rebalance_needed and not self._topics_grew():
-                return self._assignment
-            if self._finished or self._starts_unset():
-                self._refresh(self._assignment)
+            self._latest_from = self._find_latest_from() if session else frozenset()
+        if place.is_current():
+            assert place.assignment is not None
+            return place.assignment
+        if place.assignment is not None:
+            if self._finished or self._starts_unset(place.assignment):
+                self._refresh(place.assignment)
                 self._send(self._plan(None, plan_ranges=False))
-            self._forget_positions()
-        self._partitions = self._list_partitions()
-        self._assignment = session.assignment(wait_s)
-        logger.info(
-            "generation %d: this reader owns %s",
-            self._assignment.generation,
-            ", ".join(map(str, self._assignment.partitions)) or "nothing",
-        )
-        return self._assignment
+            if not place.keeps:
+                self._forget_positions()
+        # A cooperative member hears in here what it loses, and gives it up: no range of it is
+        # uncommitted now, and none has been planned since.
+        assignment = place.join(wait_s)
+        kept = frozenset(assignment.partitions)
+        self._positions = {tp: known for tp, known in self._positions.items() if tp in kept}
+        return assignment
 
     def _find_latest_from(self) -> frozenset[TopicPartition]:
         """Return the partitions that begin at the log's end if the group has no offset there.
@@ -198,43 +211,25 @@ class Ownership:
         """
         if self._options.starting_offsets != "latest":
             return frozenset()
-        assert self._session is not None
-        known = frozenset(
-            TopicPartition(topic, partition)
-            for topic, partitions in self._list_partitions().items()
-            for partition in partitions
-        )
+        known = frozenset(self._place.found.all_partitions())
         return frozenset() if known and self._session.fetch(sorted(known)) else known
 
-    def _starts_unset(self) -> bool:
+    def _starts_unset(self, assignment: Assignment) -> bool:
         """Say whether partitions that begin at the log's end may have no offset yet.
 
         The next owner may have joined too late to see that the group had no offsets.
         """
-        if not self._latest_from:
-            return False
-        positions = self._positions
-        return positions is None or any(
-            position.offset is None and tp in self._latest_from
-            for tp, position in positions.items()
+        return any(
+            tp in (self._latest_from or ())
+            and (tp not in self._positions or self._positions[tp].offset is None)
+            for tp in assignment.partitions
         )
-
-    def _topics_grew(self) -> bool:
-        """Have the leader ask for a rebalance when topics got more partitions."""
-        assert self._assignment is not None
-        assert self._session is not None
-        if not self._assignment.is_leader or self._list_partitions() == self._partitions:
-            return False
-        self._session.request_rejoin("the topics' partitions changed")
-        return True
-
-    def _list_partitions(self) -> dict[str, list[int]]:
-        return {topic: self._log.partitions(topic) for topic in self._options.topics}
 
     def _moved_on(self, error: Rebalanced) -> None:
         self._in_doubt = None  # Fenced: what was not stored by now never will be.
+        is_lost = isinstance(error, MemberLost) or self._session.lost
         self._forget_positions()
-        if isinstance(error, MemberLost):
+        if is_lost:
             if self._options.on_fence == "fail":
                 raise FencedError(
                     f"the group removed this reader ({error}); option 'onFence' is 'fail'"
@@ -243,10 +238,9 @@ class Ownership:
 
     def _refused(self, error: CommitRefused) -> None:
         codes = set(error.errors.values())
-        self._positions = None  # Some were stored; read back which, and go on from there.
+        self._positions = {}  # Some were stored; read back which, and go on from there.
         if ErrorCode.NOT_PARTITION_OWNER in codes:
             logger.warning("%s; joining again", error)
-            assert self._session is not None
             self._session.request_rejoin("a commit was refused")
             self._forget_positions()
         elif codes <= {ErrorCode.OFFSET_CONFLICT}:
@@ -257,18 +251,17 @@ class Ownership:
             raise CoordinatedSourceError(str(error)) from error
 
     def _forget_positions(self) -> None:
-        self._assignment = None
-        self._positions = None
+        self._place.forget()
+        self._positions = {}
         self._ahead_since_s.clear()
 
     # --- Positions and commits -----------------------------------------------------------
 
     def _refresh(self, assignment: Assignment) -> None:
-        if self._positions is not None:
-            return
-        assert self._session is not None
-        stored = self._session.fetch(assignment.partitions) if assignment.partitions else {}
-        self._positions = {tp: Position.of(stored.get(tp)) for tp in assignment.partitions}
+        unknown = [tp for tp in assignment.partitions if tp not in self._positions]
+        if unknown:
+            stored = self._session.fetch(unknown)
+            self._positions |= {tp: Position.of(stored.get(tp)) for tp in unknown}
         self._finished = {
             tp: finished
             for tp, finished in self._finished.items()
@@ -278,7 +271,6 @@ class Ownership:
     def _plan(
         self, max_rows: int | None, *, plan_ranges: bool = True
     ) -> dict[TopicPartition, Step]:
-        assert self._positions is not None
         options = self._options
         limits = Limits(
             max_rows=max_rows,
@@ -319,14 +311,12 @@ class Ownership:
         return steps
 
     def _send(self, steps: Mapping[TopicPartition, Step]) -> None:
-        assert self._positions is not None
         commit = commit_for(steps, self._positions)
         if commit is not None:
             self._transmit(_InDoubt(commit, unknown=False))
 
     def _transmit(self, doubt: _InDoubt) -> None:
         """Send a commit; it stays in doubt until there is a definite answer."""
-        assert self._session is not None
         self._in_doubt = doubt
         try:
             self._session.commit(doubt.commit.offsets, doubt.commit.expected)
@@ -341,7 +331,6 @@ class Ownership:
             self._in_doubt = None
             raise
         self._in_doubt = None
-        assert self._positions is not None
         for tp, stored in doubt.commit.offsets.items():
             self._positions[tp] = Position.of(stored)
             finished = self._finished.get(tp)

@@ -17,15 +17,27 @@ class GroupSession(Protocol):
     """
 
     @property
+    def cooperative(self) -> bool:
+        """Whether partitions that stay are kept, and can be committed, during a rebalance."""
+
+    @property
     def rebalance_needed(self) -> bool:
-        """Whether the group waits for this member to call `assignment`."""
+        """Whether the group waits for this member to call `assignment`, or has news for it."""
 
     @property
     def lost(self) -> bool:
         """Whether the group removed this member: its partitions are somebody else's."""
 
+    @property
+    def losses(self) -> int:
+        """How many times `assignment` found that what this member had was somebody else's."""
+
     def assignment(self, timeout_s: float | None = None) -> Assignment:
-        """Join or rejoin where needed and wait; give up what the group takes away. Blocks."""
+        """Join or rejoin where needed; give up what the group takes away.
+
+        Blocks until there is an assignment, but not a cooperative member that has partitions:
+        that gets those, and hears with a later call what has changed.
+        """
 
     def commit(
         self,
@@ -39,11 +51,18 @@ class GroupSession(Protocol):
     ) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Return what is stored, for the partitions that have something stored."""
 
-    def request_rejoin(self, reason: str) -> None:
-        """Ask for a rebalance, because the topics changed."""
+    def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
+        """Ask for a rebalance, to read *topics* from then on (None: the same as before)."""
+
+    def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
+        """Say whether some of the partitions in *listing* are nobody's in the whole group."""
 
     def leave(self) -> None:
-        """Leave the group and let go of everything; quick, idempotent, never raises."""
+        """Leave the group and let go of everything; quick, idempotent, never raises.
+
+        The place of a member with a group instance id is kept until its session ends.
+        """
 
 
-SessionFactory = Callable[[], GroupSession]
+# Makes a session for these topics. True: it must hand everything over at each rebalance.
+SessionFactory = Callable[[Sequence[str], bool], GroupSession]

@@ -25,6 +25,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from client.spark.blocking_session import open_session
 from client.spark.core import ReaderCore
+from client.spark.discovery import matching_topics
 from client.spark.guard import StatefulGuard
 from client.spark.log import PartitionLog, load_log
 from client.spark.options import OptionError, ReaderOptions, parse_options
@@ -159,7 +160,9 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             self._core = ReaderCore(
                 options,
                 log,
-                open_session=lambda: open_session(options, client_id, log),
+                open_session=lambda topics, eager: open_session(
+                    options, client_id, log, topics, eager=eager
+                ),
                 client_id=client_id,
                 clock=time.monotonic,
                 sleep=time.sleep,
@@ -181,12 +184,19 @@ def register(spark: "SparkSession") -> None:
 
 
 def _value_schema(log: PartitionLog, options: ReaderOptions) -> pa.Schema:
-    first, *others = options.topics
+    topics = matching_topics(options, log)
+    option = "topics" if options.topics_pattern is None else "topicsPattern"
+    if not topics:
+        raise OptionError(
+            f"option '{option}': no topic of the log matches, so the columns are not known; "
+            "make a topic first, or give the columns with .schema(...)"
+        )
+    first, *others = topics
     columns = log.schema(first)
     for topic in others:
         if not log.schema(topic).equals(columns):
             raise OptionError(
-                f"option 'topics': {first!r} and {topic!r} have different columns; read them "
+                f"option '{option}': {first!r} and {topic!r} have different columns; read them "
                 "with a stream each"
             )
     return columns

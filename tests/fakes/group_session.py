@@ -1,16 +1,19 @@
 """A consumer group in memory, for readers that run in one thread, with a mean streak.
 
-A join that has to wait for others raises `CoordinatorUnavailable` instead of blocking; the
-member counts as joined and gets its assignment by asking again. Faults are planned with
-`FakeGroup.outage` and `FakeGroup.faults`.
+A join that has to wait for others raises `CoordinatorUnavailable` instead of blocking, unless the
+member is cooperative and has partitions: that goes on with them. The member counts as joined
+and gets its assignment by asking again. Faults are planned with `FakeGroup.outage` and
+`FakeGroup.faults`.
 """
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 
+from client.assignors import CooperativeStickyAssignor, MemberSubscription
 from client.exceptions import (
     CommitRefused,
     CoordinatorUnavailable,
+    FatalError,
     MemberLost,
     OutcomeUnknown,
     Rebalanced,
@@ -36,19 +39,24 @@ class FakeGroup:
         self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
         self.generation = 0
         self.members: dict[str, FakeSession] = {}
+        self.instances: dict[str, str] = {}
         self.joined: set[str] = set()
         self.owners: dict[TopicPartition, str] = {}
+        self.former: dict[TopicPartition, str] = {}
         self.rebalancing = False
         self.drained: set[str] = set()
         self.outage = False
         self.faults: list[Fault] = []
         self.commits: list[dict[TopicPartition, OffsetAndMetadata]] = []
+        self._claims: dict[str, MemberSubscription] = {}
         self._late: list[tuple[FakeSession, str, int, _Request]] = []
         self._ids = 0
 
-    def session(self, client_id: str = "reader") -> "FakeSession":
+    def session(
+        self, client_id: str = "reader", *, cooperative: bool = False, instance: str | None = None
+    ) -> "FakeSession":
         """Return a session that joins on its first `assignment`."""
-        return FakeSession(self, client_id)
+        return FakeSession(self, client_id, cooperative=cooperative, instance=instance)
 
     def offset(self, tp: TopicPartition) -> int | None:
         """Return the committed offset."""
@@ -64,8 +72,19 @@ class FakeGroup:
         if self.members.pop(session.member_id, None) is None:
             return
         session.noticed_loss = noticed
-        self.joined.discard(session.member_id)
+        self._forget(session)
         self._start_rebalance()
+
+    def go_on_without(self, session: "FakeSession") -> None:
+        """End a rebalance that waits for this member; a static one keeps its place, not more."""
+        if not self.rebalancing or session.member_id in self.joined:
+            return
+        if session.member_id not in self.members:
+            return
+        if session.instance is None:
+            self.evict(session, noticed=False)
+        elif self.joined >= set(self.members) - {session.member_id}:
+            self._open_generation()
 
     def drain(self, client_id: str) -> bool:
         """Take everything from the members of this client id; say whether they own nothing."""
@@ -73,7 +92,8 @@ class FakeGroup:
         if not ids <= self.drained:
             self.drained |= ids
             self._start_rebalance()
-        return not self.rebalancing and not ids & set(self.owners.values())
+        has_claims = any(self._claims[m].owned for m in ids)
+        return not (self.rebalancing or has_claims or ids & set(self.owners.values()))
 
     def deliver_late(self) -> None:
         """Let the late copies of commits arrive, fenced as they deserve."""
@@ -82,35 +102,34 @@ class FakeGroup:
             if member_id in self.members and generation == self.generation:
                 self.apply(session, request)
 
-    def join(self, session: "FakeSession") -> Assignment:
-        """Answer a JoinGroup and SyncGroup, or say that others are still missing."""
+    def join(self, session: "FakeSession") -> None:
+        """Take a JoinGroup; the session hears of the assignment when everybody has joined.
+
+        Raises:
+            CoordinatorUnavailable: an outage.
+
+        """
         if self.outage:
             raise CoordinatorUnavailable("outage")
+        before = self._claims.get(session.member_id)
         if session.member_id not in self.members:
-            self._ids += 1
-            session.member_id = f"{session.client_id}-{self._ids:04d}"
-            session.generation = -1
-            session.noticed_loss = False
-            self.members[session.member_id] = session
+            if self._take_over(session):
+                return
+        elif not self.rebalancing and not session.asked and before == session.claim():
+            session.receive(self.generation, self._of(session.member_id))
+            return
+        session.asked = False
+        self._claims[session.member_id] = session.claim()
+        if not self.rebalancing:
             self._start_rebalance()
-        if self.rebalancing:
-            self.joined.add(session.member_id)
-            self._complete_if_all_joined()
-        elif session.generation != self.generation and session.member_id not in self.joined:
-            self._start_rebalance()
-            return self.join(session)
-        if self.rebalancing:
-            raise CoordinatorUnavailable("the others have not rejoined yet")
-        session.generation = self.generation
-        owned = tuple(tp for tp in self.partitions if self.owners.get(tp) == session.member_id)
-        return Assignment(
-            self.generation, session.member_id, owned, session.member_id == min(self.members)
-        )
+        self.joined.add(session.member_id)
+        self._complete_if_all_joined()
 
     def commit(self, session: "FakeSession", request: "_Request") -> None:
         """Answer an OffsetCommit."""
         if self.outage:
             raise CoordinatorUnavailable("outage")
+        session.check_fenced()
         fault = self.faults.pop(0) if self.faults else None
         if fault is Fault.REQUEST_LOST:
             raise OutcomeUnknown("request lost")
@@ -121,6 +140,7 @@ class FakeGroup:
             session.noticed_loss = True
             raise MemberLost("UNKNOWN_MEMBER_ID")
         if session.generation != self.generation:
+            session.noticed_loss = True
             raise Rebalanced("ILLEGAL_GENERATION")
         errors = self.apply(session, request)
         if fault is Fault.ANSWER_LOST:
@@ -135,7 +155,7 @@ class FakeGroup:
         stored = {}
         for tp, value in offsets.items():
             current = self.offset(tp)
-            if self.owners.get(tp) != session.member_id:
+            if session.member_id not in (self.owners.get(tp), self.former.get(tp)):
                 errors[tp] = ErrorCode.NOT_PARTITION_OWNER
             elif expected[tp] != (NO_OFFSET if current is None else current):
                 errors[tp] = ErrorCode.OFFSET_CONFLICT
@@ -144,6 +164,41 @@ class FakeGroup:
         if stored:
             self.commits.append(stored)
         return errors
+
+    def _take_over(self, session: "FakeSession") -> bool:
+        """Let a member in; return whether it has the place of a static one, in a stable group."""
+        self._ids += 1
+        session.member_id = f"{session.client_id}-{self._ids:04d}"
+        session.generation = -1
+        session.noticed_loss = session.asked = False
+        old_id = self.instances.get(session.instance or "")
+        self.members[session.member_id] = session
+        if session.instance is not None:
+            self.instances[session.instance] = session.member_id
+        if old_id is None:
+            return False
+        old = self.members.pop(old_id)
+        old.fenced = True
+        self._claims[session.member_id] = session.claim()
+        for owners in (self.owners, self.former):
+            for tp in [tp for tp, one in owners.items() if one == old_id]:
+                owners[tp] = session.member_id
+        was_drained = old_id in self.drained
+        self._forget(old)
+        if self.rebalancing or was_drained:
+            return False
+        session.receive(self.generation, self._of(session.member_id))
+        return True
+
+    def _forget(self, session: "FakeSession") -> None:
+        self.joined.discard(session.member_id)
+        self.drained.discard(session.member_id)
+        self._claims.pop(session.member_id, None)
+        if self.instances.get(session.instance or "") == session.member_id:
+            del self.instances[session.instance or ""]
+
+    def _of(self, member_id: str) -> tuple[TopicPartition, ...]:
+        return tuple(sorted(tp for tp, one in self.owners.items() if one == member_id))
 
     def _start_rebalance(self) -> None:
         if not self.rebalancing:
@@ -154,51 +209,162 @@ class FakeGroup:
     def _complete_if_all_joined(self) -> None:
         if not self.members:
             self.rebalancing = False
-            self.owners = {}
-            return
-        if self.joined >= set(self.members):
-            self.generation += 1
-            self.rebalancing = False
-            able = sorted(set(self.members) - self.drained)
-            self.owners = {
-                tp: able[i * len(able) // len(self.partitions)]
-                for i, tp in enumerate(self.partitions)
-                if able
-            }
+            self.owners, self.former = {}, {}
+        elif self.joined >= set(self.members):
+            self._open_generation()
+
+    def _open_generation(self) -> None:
+        self.generation += 1
+        self.rebalancing = False
+        had = self.owners
+        is_cooperative = any(session.cooperative for session in self.members.values())
+        self.owners = self._stick() if is_cooperative else self._in_a_row()
+        self.former = {
+            tp: one for tp, one in had.items() if tp not in self.owners and one in self.members
+        }
+        for member_id in self.joined:
+            self.members[member_id].receive(self.generation, self._of(member_id))
+        self.joined = set()
+
+    def _in_a_row(self) -> dict[TopicPartition, str]:
+        able = sorted(set(self.members) - self.drained)
+        return {
+            tp: able[i * len(able) // len(self.partitions)]
+            for i, tp in enumerate(self.partitions)
+            if able
+        }
+
+    def _stick(self) -> dict[TopicPartition, str]:
+        """Share as the leader of a cooperative group does."""
+        partitions: dict[str, list[int]] = {}
+        for topic, partition in sorted(self.partitions):
+            partitions.setdefault(topic, []).append(partition)
+        shown = []
+        for member_id, session in self.members.items():
+            claim = self._claims[member_id]
+            topics = session.topics or tuple(partitions)
+            if member_id in self.drained:
+                topics = ()
+            shown.append(claim._replace(member_id=member_id, topics=topics))
+        given = CooperativeStickyAssignor().assign(shown, partitions)
+        return {tp: member_id for member_id, tps in given.items() for tp in tps}
 
 
 _Request = tuple[Mapping[TopicPartition, OffsetAndMetadata], Mapping[TopicPartition, int]]
 
 
 class FakeSession:
-    """One member, as the reader core sees it."""
+    """One member, as the reader core sees it.
 
-    def __init__(self, group: FakeGroup, client_id: str) -> None:
+    Attributes:
+        swift: a loss that it didn't know of, and the join after it, take no time at all.
+        deaf: no heartbeat was answered lately.
+
+    """
+
+    def __init__(
+        self, group: FakeGroup, client_id: str, *, cooperative: bool, instance: str | None
+    ) -> None:
         self.group = group
         self.client_id = client_id
+        self.cooperative = cooperative
+        self.instance = instance
+        self.topics: tuple[str, ...] = ()
         self.member_id = ""
         self.generation = -1
-        self.noticed_loss = False
+        self.noticed_loss = self.fenced = self.asked = False
+        self.swift = self.deaf = False
+        self.losses = 0
         self.requests: list[_Request] = []
+        self.fetched: list[list[TopicPartition]] = []
         self.rejoins: list[str] = []
         self.left = False
+        self._owned: tuple[TopicPartition, ...] = ()
+        self._owned_in = -1
+        self._next: Assignment | None = None
+        self._current: Assignment | None = None
 
     @property
     def rebalance_needed(self) -> bool:
         """As the last heartbeat said; in an outage there is none."""
         group = self.group
-        if group.outage:
+        if self.asked or self._next is not None or self.lost:
+            return True
+        if group.outage or self.deaf:
             return False
-        return self.lost or group.rebalancing or self.generation != group.generation
+        left_out = group.rebalancing and self.member_id not in group.joined
+        return left_out or self.generation != group.generation
 
     @property
     def lost(self) -> bool:
         """Whether a heartbeat was answered with UNKNOWN_MEMBER_ID."""
-        return self.noticed_loss
+        return self.noticed_loss or self.fenced
+
+    def claim(self) -> MemberSubscription:
+        """Return what its JoinGroup says."""
+        owned = self._owned if self.cooperative else ()
+        return MemberSubscription(
+            self.member_id, self.instance, self.topics, owned, self._owned_in if owned else -1
+        )
+
+    def receive(self, generation: int, partitions: tuple[TopicPartition, ...]) -> None:
+        """Take an assignment, in the background."""
+        is_leader = self.member_id == min(self.group.members)
+        self.generation = generation
+        self._next = Assignment(generation, self.member_id, partitions, is_leader)
+
+    def check_fenced(self) -> None:
+        """Refuse everything once another process has this static member's place."""
+        if self.fenced:
+            raise FatalError("another has it", code=ErrorCode.FENCED_INSTANCE_ID)
 
     def assignment(self, timeout_s: float | None = None) -> Assignment:
         """Join or rejoin."""
-        return self.group.join(self)
+        self.check_fenced()
+        while True:
+            if self.noticed_loss:
+                self._lose()
+            is_new = self._take_news()
+            if self._current is not None and (
+                (is_new and not self.cooperative) or not self.rebalance_needed
+            ):
+                return self._current
+            if self._is_gone() and self.cooperative and self._owned and not self.swift:
+                self.noticed_loss = True  # The join's answer says so, a little later.
+                assert self._current is not None
+                return self._current
+            if self._is_gone():
+                self._lose()
+            if not self.cooperative:
+                self._owned, self._current = (), None
+            if self.member_id not in self.group.joined:
+                self.group.join(self)
+            if self.cooperative and self._owned:
+                assert self._current is not None
+                return self._current
+            if self._next is None:
+                raise CoordinatorUnavailable("the others have not rejoined yet")
+
+    def _take_news(self) -> bool:
+        if self._next is None:
+            return False
+        current, self._next = self._next, None
+        if set(self._owned) - set(current.partitions):
+            self.asked = True  # To let others have what goes.
+        self._current = current
+        self._owned, self._owned_in = current.partitions, current.generation
+        return True
+
+    def _is_gone(self) -> bool:
+        group = self.group
+        if self.member_id not in group.members:
+            return True
+        return self.generation != group.generation and self.generation >= 0
+
+    def _lose(self) -> None:
+        self.losses += bool(self._owned)
+        self._owned, self._current, self._next = (), None, None
+        self.noticed_loss = False
 
     def commit(
         self,
@@ -216,15 +382,23 @@ class FakeSession:
         """Return what is stored."""
         if self.group.outage:
             raise CoordinatorUnavailable("outage")
+        self.fetched.append(list(partitions))
         return {tp: self.group.offsets[tp] for tp in partitions if tp in self.group.offsets}
 
-    def request_rejoin(self, reason: str) -> None:
-        """Start a rebalance."""
+    def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
+        """Start a rebalance with the next `assignment`."""
         self.rejoins.append(reason)
-        if self.member_id in self.group.members:
-            self.group._start_rebalance()
+        self.asked = True
+        if topics is not None:
+            self.topics = tuple(topics)
+
+    def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
+        """Look at what everybody has."""
+        listed = {TopicPartition(topic, p) for topic, ps in listing.items() for p in ps}
+        return not listed <= self.group.owners.keys()
 
     def leave(self) -> None:
-        """Leave at once."""
+        """Leave at once; a static member keeps its place."""
         self.left = True
-        self.group.evict(self)
+        if self.instance is None:
+            self.group.evict(self)

@@ -1,16 +1,16 @@
 """A log in memory, a clock, and one reader process with a stand-in for Spark's query loop."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from client.spark.core import ReaderCore, Task
-from client.spark.log import PartitionLog
+from client.spark.log import LogError, PartitionLog
 from client.spark.offsets import decode_end
-from client.spark.options import ReaderOptions, parse_options
+from client.spark.options import COOPERATIVE, ReaderOptions, parse_options
 from protocol.types import TopicPartition
 from tests.fakes.group_session import FakeGroup, FakeSession
 
@@ -23,12 +23,13 @@ def tp(partition: int) -> TopicPartition:
 
 
 def options(**given: str) -> ReaderOptions:
-    """Return checked options; names with their usual spelling."""
+    """Return checked options; names with their usual spelling. Eager, unless asked otherwise."""
     return parse_options(
         {
             "coordinator": "localhost:9310",
             "group": "g",
-            "topics": TOPIC,
+            **({} if "topicsPattern" in given else {"topics": TOPIC}),
+            "assignor": "range",
             "sessionTimeout": "10s",
             "rebalanceTimeout": "60s",
             "coordinatorTimeout": "30s",
@@ -45,17 +46,30 @@ class MemoryLog(PartitionLog):
         self.starts = dict.fromkeys(ends, 0)
         self.ends = dict(ends)
 
+        self.others: dict[str, dict[int, int]] = {}
+        self.columns: dict[str, pa.Schema] = {}
+
+    def topics(self) -> list[str]:
+        """Return the one topic that all tests have, and the others."""
+        return sorted([TOPIC, *self.others])
+
     def partitions(self, topic: str) -> list[int]:
         """Return all partitions."""
-        return sorted(self.ends)
+        return sorted(self._ends(topic))
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the bounds as set by the test."""
-        return self.starts[partition], self.ends[partition]
+        start = self.starts.get(partition, 0) if topic == TOPIC else 0
+        return start, self._ends(topic)[partition]
 
     def schema(self, topic: str) -> pa.Schema:
-        """Return no columns."""
-        return pa.schema([])
+        """Return no columns, unless the test has set some."""
+        return self.columns.get(topic, pa.schema([]))
+
+    def _ends(self, topic: str) -> dict[int, int]:
+        if topic != TOPIC and topic not in self.others:
+            raise LogError(f"no topic {topic!r}")
+        return self.ends if topic == TOPIC else self.others[topic]
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Never called by the core."""
@@ -107,19 +121,32 @@ class Query:
     ) -> None:
         self.group = group
         self.clock = Clock()
-        self.session: FakeSession = group.session(client_id)
+        checked = options(**given)
+        self.session: FakeSession = group.session(
+            client_id,
+            cooperative=checked.assignors == (COOPERATIVE,),
+            instance=checked.group_instance_id,
+        )
         self.checkpoint = checkpoint or Checkpoint()
         self.max_rows = max_rows
         self.sunk: list[Task] = []
         self.in_flight: list[Task] = []
         self.core = ReaderCore(
-            options(**given),
+            checked,
             log,
-            open_session=lambda: self.session,
+            open_session=self._open,
             client_id=client_id,
             clock=self.clock,
             sleep=self.clock.sleep,
         )
+
+    def _open(self, topics: Sequence[str], eager: bool) -> FakeSession:
+        if self.session.left:  # Opened anew: another member of the same process.
+            old = self.session
+            self.session = self.group.session(old.client_id, cooperative=False)
+        self.session.topics = tuple(topics)
+        self.session.cooperative = self.session.cooperative and not eager
+        return self.session
 
     def trigger(self) -> bool:
         """Run one trigger to its end; say whether there was a batch."""

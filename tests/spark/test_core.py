@@ -175,7 +175,7 @@ def test_the_second_initial_offset_gives_nothing_away() -> None:
     start = a.core.initial_offset()
     end = a.core.latest_offset(start, 10)
     with pytest.raises(CoordinatorUnavailable):
-        group.join(b.session)
+        b.session.assignment()
     assert a.session.rebalance_needed
 
     assert a.core.initial_offset() == {}
@@ -244,6 +244,7 @@ def test_latest_does_not_skip_what_appears_while_the_group_works(latest_comes_fi
     if not latest_comes_first:  # Also a reader that first hears of the partition at its start.
         group.evict(query.session)
         query = Query(group, log, client_id="b", startingOffsets="latest")
+    query.clock.now_s += 5
 
     assert ranges(query.triggers(2)) == [(1, 0, 7)]
 
@@ -253,7 +254,7 @@ def test_readers_that_start_together_all_begin_at_the_latest_offset() -> None:
     group, log = make({0: 40, 1: 40})
     a = Query(group, log, client_id="a", startingOffsets="latest")
     b = Query(group, log, client_id="b", startingOffsets="latest")
-    group.join(b.session)
+    b.session.assignment()
 
     def join_together() -> None:
         b.core.initial_offset()
@@ -362,6 +363,8 @@ def test_new_partitions_of_a_topic_are_shared_out() -> None:
     group.partitions.append(tp(1))
     log.ends[1] = 5
     log.starts[1] = 0
+    assert query.triggers(2) == []
+    query.clock.now_s += 5
 
     assert ranges(query.triggers(2)) == [(1, 0, 5)]
     assert query.session.rejoins == ["the topics' partitions changed"]

@@ -13,6 +13,7 @@ def test_the_defaults_are_as_documented() -> None:
         "coordinator": "localhost:9310",
         "group": "g",
         "topics": ("flights",),
+        "topics_pattern": None,
         "max_rows_per_partition": 10_000,
         "starting_offsets": "earliest",
         "fail_on_data_loss": True,
@@ -21,6 +22,10 @@ def test_the_defaults_are_as_documented() -> None:
         "rebalance_timeout_ms": 300_000,
         "request_timeout_ms": 10_000,
         "coordinator_timeout_ms": 600_000,
+        "assignors": ("cooperative",),
+        "group_instance_id": None,
+        "host": None,
+        "discovery_interval_ms": 5_000,
     }
 
 
@@ -71,6 +76,12 @@ def test_lists_are_separated_by_commas() -> None:
         ("sessionTimeout", "5 minutes"),
         ("rebalanceTimeout", "-1s"),
         ("coordinatorTimeout", "10s"),
+        ("assignor", "eager"),
+        ("assignor", "range,range"),
+        ("groupInstanceId", ""),
+        ("groupInstanceId", "a\nb"),
+        ("host", " "),
+        ("discoveryInterval", "now"),
     ],
 )
 def test_an_impossible_value_is_named(name: str, value: str) -> None:
@@ -88,3 +99,37 @@ def test_a_misspelt_option_is_not_ignored() -> None:
 def test_options_of_a_log_of_ones_own_have_a_prefix() -> None:
     """They are the log's business."""
     parse_options({**GOOD, "log.table": "orders"})
+
+
+def test_several_assignors_are_taken_in_their_order() -> None:
+    """For the time in which readers of two kinds are in one group."""
+    parsed = parse_options({**GOOD, "assignor": "Cooperative, range"})
+
+    assert parsed.assignors == ("cooperative", "range")
+
+
+def test_a_pattern_stands_for_the_topics() -> None:
+    """It is matched against whole names."""
+    given = {name: value for name, value in GOOD.items() if name != "topics"}
+    parsed = parse_options({**given, "topicsPattern": "orders-.*"})
+
+    assert parsed.topics == ()
+    assert parsed.topics_pattern is not None
+    assert parsed.topics_pattern.pattern == "orders-.*"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"topicsPattern": "x", "topics": "y"}, "'topics' and 'topicsPattern' are both given"),
+        ({"topicsPattern": "(x"}, "option 'topicsPattern' is '\\(x': it must be a regular"),
+        ({"topicsPattern": " "}, "option 'topicsPattern' is missing"),
+        ({}, "option 'topics' is missing"),
+    ],
+)
+def test_either_topics_or_a_pattern_is_needed(given: dict[str, str], message: str) -> None:
+    """Both, or neither, would leave open what is meant."""
+    rest = {name: value for name, value in GOOD.items() if name != "topics"}
+
+    with pytest.raises(OptionError, match=message):
+        parse_options({**rest, **given})

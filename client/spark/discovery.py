@@ -1,0 +1,90 @@
+"""Which topics and partitions there are, and how a reader hears of new ones.
+
+Nobody else watches the log. Each reader of a pattern looks for topics, and the group's leader
+for partitions as well, every discovery interval; who finds something asks for a rebalance.
+"""
+
+from collections.abc import Callable
+
+from client.spark.errors import CoordinatedSourceError
+from client.spark.log import PartitionLog
+from client.spark.options import ReaderOptions
+from protocol.types import TopicPartition
+
+
+def matching_topics(options: ReaderOptions, log: PartitionLog) -> tuple[str, ...]:
+    """Return the topics to read: those that are named, or those of the log that match, sorted.
+
+    Raises:
+        LogError: a pattern is given, and the log can't list its topics.
+
+    """
+    pattern = options.topics_pattern
+    if pattern is None:
+        return options.topics
+    return tuple(sorted(topic for topic in set(log.topics()) if pattern.fullmatch(topic)))
+
+
+class Discovery:
+    """The topics and partitions as of the last look.
+
+    Args:
+        options: the checked options of the stream.
+        log: where the rows are.
+        clock: a monotonic clock in seconds.
+
+    Attributes:
+        topics: what this reader reads.
+        partitions: the partitions of each of these topics.
+
+    """
+
+    def __init__(
+        self, options: ReaderOptions, log: PartitionLog, clock: Callable[[], float]
+    ) -> None:
+        self.topics: tuple[str, ...] = ()
+        self.partitions: dict[str, list[int]] = {}
+        self._options = options
+        self._log = log
+        self._clock = clock
+        self._next_s = clock()
+        self._seen: set[str] = set()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last look was longer ago than the discovery interval."""
+        return self._clock() >= self._next_s
+
+    def look(self) -> None:
+        """Look at the log now.
+
+        Raises:
+            CoordinatedSourceError: a topic that matches has other columns than those before.
+            LogError: the log can't tell.
+
+        """
+        self._next_s = self._clock() + self._options.discovery_interval_ms / 1000
+        topics = matching_topics(self._options, self._log)
+        if self._options.topics_pattern is not None:
+            self._check_columns(topics)
+        self.partitions = {topic: self._log.partitions(topic) for topic in topics}
+        self.topics = topics
+
+    def all_partitions(self) -> list[TopicPartition]:
+        """Return the partitions of all topics."""
+        return [TopicPartition(topic, p) for topic, ps in self.partitions.items() for p in ps]
+
+    def _check_columns(self, topics: tuple[str, ...]) -> None:
+        """Refuse a topic whose rows the query could not hold, before any of them is read."""
+        known = next((topic for topic in self.topics if topic in topics), None)
+        for topic in topics:
+            if topic in self._seen:
+                continue
+            known = topic if known is None else known
+            if not self._log.schema(topic).equals(self._log.schema(known)):
+                raise CoordinatedSourceError(
+                    f"option 'topicsPattern': topic {topic!r} matches, but its columns are not "
+                    f"those of {known!r}; make the pattern narrower, or read it with a stream of "
+                    "its own"
+                )
+        self._seen = set(topics)
