@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from client.spark.drain import drain_and_stop
     from client.spark.errors import (
+        CheckpointError,
         CoordinatedSourceError,
         CoordinatorTimeout,
         DataLossError,
         DrainTimeout,
         FencedError,
+        LogFailed,
+        StatefulQueryError,
     )
     from client.spark.folder import FolderLog, FolderLogWriter
     from client.spark.listener import GroupOffsetListener
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from client.spark.source import register
 
 __all__ = [
+    "CheckpointError",
     "CoordinatedSourceError",
     "CoordinatorTimeout",
     "DataLossError",
@@ -32,14 +36,17 @@ __all__ = [
     "FolderLogWriter",
     "GroupOffsetListener",
     "LogError",
+    "LogFailed",
     "LogUnavailable",
     "OptionError",
     "PartitionLog",
+    "StatefulQueryError",
     "drain_and_stop",
     "register",
 ]
 
 _MODULES: Final = {
+    "CheckpointError": "errors",
     "CoordinatedSourceError": "errors",
     "CoordinatorTimeout": "errors",
     "DataLossError": "errors",
@@ -49,9 +56,11 @@ _MODULES: Final = {
     "FolderLogWriter": "folder",
     "GroupOffsetListener": "listener",
     "LogError": "log",
+    "LogFailed": "errors",
     "LogUnavailable": "log",
     "OptionError": "options",
     "PartitionLog": "log",
+    "StatefulQueryError": "errors",
     "drain_and_stop": "drain",
     "register": "source",
 }

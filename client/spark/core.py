@@ -29,8 +29,10 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 from client.exceptions import OutcomeUnknown, RetriableError
-from client.spark.errors import CoordinatedSourceError, CoordinatorTimeout
+from client.spark.checkpoint_check import check_checkpoint
+from client.spark.errors import CoordinatedSourceError, CoordinatorTimeout, StatefulQueryError
 from client.spark.log import PartitionLog
+from client.spark.log_calls import LogCalls, Runner, run_here
 from client.spark.offsets import READER_KEY, Range, ReaderIdentity, decode_end, encode_end
 from client.spark.options import ReaderOptions
 from client.spark.ownership import Ownership
@@ -72,6 +74,8 @@ class ReaderCore:
         client_id: names this reader process, and no other, in the group.
         clock: a monotonic clock in seconds.
         sleep: waits for so many seconds.
+        run: makes the calls of *log*.
+        refused: returns why this query must not go on, or None.
 
     """
 
@@ -84,15 +88,19 @@ class ReaderCore:
         client_id: str,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
+        run: Runner = run_here,
+        refused: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.identity = ReaderIdentity(options.coordinator, options.group, client_id)
         self._options = options
-        self._log = log
+        self.log = LogCalls(log, options, clock, run)
         self._clock = clock
         self._sleep = sleep
-        self._ownership = Ownership(options, log, open_session, clock)
+        self._refused = refused
+        self._ownership = Ownership(options, self.log, open_session, clock)
         self._handed: Handed | None = None
         self._triggered = False
+        self._checked = False
         self._returned_at_s: float | None = None
         self._deadline_s: float | None = None
         self._pause_s = PAUSE_MIN_S
@@ -124,7 +132,7 @@ class ReaderCore:
         """
         self._ownership.hand_over_all()
         self._until_done("the first assignment", self._settle)
-        self._ownership.stop_at_ends()
+        self._until_done("the log's ends", self._ownership.stop_at_ends)
 
     def latest_offset(
         self, start: Mapping[str, object], max_rows: int | None
@@ -143,6 +151,9 @@ class ReaderCore:
             FatalError: the coordinator refuses this reader for good.
 
         """
+        self._check_checkpoint(start)
+        if reason := self._refused():
+            raise StatefulQueryError(reason)
         self._warn_of_long_batch()
         self._triggered = True
         if self._handed is not None:
@@ -179,6 +190,7 @@ class ReaderCore:
                 raise CoordinatedSourceError(
                     "Spark asks for a batch that this reader did not plan; restart the query"
                 )
+            self._check_checkpoint(end)
             self._until_done("the replay of the last batch", lambda: self._replay(end))
         assert self._handed is not None
         return [Task(tp, done.range) for tp, done in sorted(self._handed.ranges.items())]
@@ -205,7 +217,12 @@ class ReaderCore:
         if not ranges and decode_end(start).reader == self.identity:
             return start
         # Without ranges this is the one empty batch that publishes who we are.
-        end = encode_end(ranges, self.identity)
+        end = encode_end(
+            ranges,
+            self.identity,
+            topics=self._options.topics,
+            stateful=self._options.on_stateful,
+        )
         if end == start:
             # The same range again, as in a group that was deleted and made anew. Spark would
             # take an equal offset for "nothing new".
@@ -221,15 +238,24 @@ class ReaderCore:
         for tp, planned in decode_end(end).ranges.items():
             position = positions.get(tp)
             if position is not None and (position.offset, position.pinned_end) == planned[:2]:
-                earliest, log_end = self._log.bounds(*tp)
-                if planned.start < earliest and not self._options.fail_on_data_loss:
-                    continue  # The next trigger goes on with what is there.
-                if planned.end > log_end:
-                    continue  # The next trigger waits for it: the range is still pinned.
-                run[tp] = Finished(planned, position.resets)
+                if self._ownership.has_rows(tp):
+                    run[tp] = Finished(planned, position.resets)
+                # Else the next trigger waits for them, or goes on with what is there.
+            elif position is None and self._reads(tp.topic) and not self.log.has(tp):
+                logger.warning("%s: %s is not replayed, the log lost the partition", tp, planned)
             else:
                 logger.info("%s: %s is not replayed, the group is past it", tp, planned)
         self._handed = Handed(end, run)
+
+    def _check_checkpoint(self, offset: Mapping[str, object]) -> None:
+        """Look once at what Spark begins with: from then on it only has what we gave it."""
+        if not self._checked:
+            check_checkpoint(decode_end(offset), self._options, self._reads)
+            self._checked = True
+
+    def _reads(self, topic: str) -> bool:
+        pattern = self._options.topics_pattern
+        return topic in self._options.topics if pattern is None else bool(pattern.fullmatch(topic))
 
     def _settle(self) -> dict[TopicPartition, Position]:
         return self._ownership.settle(self._wait_s())

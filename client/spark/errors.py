@@ -21,6 +21,18 @@ class DataLossError(CoordinatedSourceError):
     """Rows between the committed offset and the log's bounds are gone."""
 
 
+class LogFailed(CoordinatedSourceError):
+    """The log raised something that won't pass, or for too long; the message says where."""
+
+
+class CheckpointError(CoordinatedSourceError):
+    """The checkpoint belongs to another group or to other topics."""
+
+
+class StatefulQueryError(CoordinatedSourceError):
+    """The query has state, which doesn't move with a partition."""
+
+
 class DrainTimeout(CoordinatedSourceError):
     """The reader did not commit and release everything in time; the query still runs."""
 

@@ -4,17 +4,19 @@ An end offset describes itself: it holds exactly the ranges of its own batch, so
 needs nothing but the offset, and no code ever subtracts a start from an end::
 
     {"flights-3": {"s": 100, "e": 200, "g": 7},
-     "@": {"v": 1, "coordinator": "host:9310", "group": "etl", "client_id": "..."}}
+     "@": {"v": 1, "coordinator": "host:9310", "group": "etl", "client_id": "...",
+           "topics": ["flights"], "stateful": "fail"}}
 
 A pin is the planned end of the range that begins at a committed offset. It is stored as the
 metadata of the commit, ``gc1:<end>:<resets>``; an end equal to the offset means "no range
 planned". The counter of resets makes the ranges before and after a reset of the group's
-offsets different for a sink that remembers what it has seen.
+offsets different for a sink that remembers what it has seen. Where the log can tell one topic
+from another one of the same name, its mark follows, ``gc1:<end>:<resets>:<identity>``.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from protocol.types import TopicPartition
@@ -22,7 +24,11 @@ from protocol.types import TopicPartition
 READER_KEY: Final = "@"
 FORMAT_VERSION: Final = 1
 
-_PIN: Final = re.compile(r"gc1:(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,18})", re.ASCII)
+IDENTITY: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}", re.ASCII)
+
+_PIN: Final = re.compile(
+    rf"gc1:(0|[1-9][0-9]{{0,18}}):(0|[1-9][0-9]{{0,18}})(?::({IDENTITY.pattern}))?", re.ASCII
+)
 
 
 class OffsetFormatError(ValueError):
@@ -38,14 +44,19 @@ class Range(NamedTuple):
 
 
 class Pin(NamedTuple):
-    """Where the range that begins at a committed offset ends, and the group's reset counter."""
+    """Where the range that begins at a committed offset ends, and the group's reset counter.
+
+    *identity* marks the log that the offset is of, or is empty.
+    """
 
     end: int
     resets: int = 0
+    identity: str = ""
 
     def to_metadata(self) -> str:
         """Return the text that is stored with the commit."""
-        return f"gc1:{self.end}:{self.resets}"
+        text = f"gc1:{self.end}:{self.resets}"
+        return f"{text}:{self.identity}" if self.identity else text
 
 
 class ReaderIdentity(NamedTuple):
@@ -57,46 +68,71 @@ class ReaderIdentity(NamedTuple):
 
 
 class EndOffset(NamedTuple):
-    """A decoded end offset; *reader* is None for the initial offset ``{}``."""
+    """A decoded end offset; *reader* is None for the initial offset ``{}``.
+
+    *topics* are those that the query read, empty if that is not known; *stateful* is what the
+    option ``onStateful`` said.
+    """
 
     ranges: dict[TopicPartition, Range]
     reader: ReaderIdentity | None
+    topics: tuple[str, ...] = ()
+    stateful: str = ""
 
 
 def parse_pin(metadata: str | None) -> Pin | None:
     """Return the pin in a commit's metadata, or None where it holds no pin of ours."""
     match = _PIN.fullmatch(metadata or "")
-    return Pin(int(match[1]), int(match[2])) if match else None
+    return Pin(int(match[1]), int(match[2]), match[3] or "") if match else None
 
 
 def encode_end(
-    ranges: Mapping[TopicPartition, Range], reader: ReaderIdentity
+    ranges: Mapping[TopicPartition, Range],
+    reader: ReaderIdentity,
+    *,
+    topics: Sequence[str] = (),
+    stateful: str = "",
 ) -> dict[str, dict[str, object]]:
-    """Return the offset, ready for JSON, of a batch of exactly these ranges."""
+    """Return the offset, ready for JSON, of a batch of exactly these ranges; see `EndOffset`."""
     end: dict[str, dict[str, object]] = {
         str(tp): {"s": r.start, "e": r.end, "g": r.generation} for tp, r in sorted(ranges.items())
     }
     end[READER_KEY] = {"v": FORMAT_VERSION, **reader._asdict()}
+    if topics:
+        end[READER_KEY]["topics"] = list(topics)
+    if stateful:
+        end[READER_KEY]["stateful"] = stateful
     return end
 
 
-def decode_end(offset: Mapping[str, object]) -> EndOffset:
+def decode_end(offset: object) -> EndOffset:
     """Read an end offset.
 
     Raises:
         OffsetFormatError: it is of another source or of a newer format.
 
     """
-    ranges: dict[TopicPartition, Range] = {}
-    reader = None
-    for key, value in offset.items():
-        if not isinstance(value, Mapping):
-            raise _unreadable(offset)
-        if key == READER_KEY:
-            reader = _decode_reader(value, offset)
-        else:
-            ranges[_decode_key(key, offset)] = _decode_range(value, offset)
-    return EndOffset(ranges, reader)
+    if not isinstance(offset, Mapping) or not all(
+        isinstance(value, Mapping) for value in offset.values()
+    ):
+        raise _unreadable(offset)
+    about = offset.get(READER_KEY)
+    # First of all the version: it says whether the rest can be understood.
+    reader = None if about is None else _decode_reader(about, offset)
+    ranges = {
+        _decode_key(key, offset): _decode_range(value, offset)
+        for key, value in offset.items()
+        if key != READER_KEY
+    }
+    if reader is None or about is None:
+        return EndOffset(ranges, None)
+    topics = about.get("topics")
+    return EndOffset(
+        ranges,
+        reader,
+        tuple(map(str, topics)) if isinstance(topics, list) else (),
+        str(about.get("stateful", "")),
+    )
 
 
 def finished_offsets(offset_json: str | None) -> dict[TopicPartition, int]:
@@ -137,21 +173,21 @@ def reader_of(offset_json: str | None) -> ReaderIdentity | None:
         return None
 
 
-def _decode_key(key: str, offset: Mapping[str, object]) -> TopicPartition:
+def _decode_key(key: str, offset: object) -> TopicPartition:
     topic, _, partition = key.rpartition("-")
     if not topic or not partition.isdecimal():
         raise _unreadable(offset)
     return TopicPartition(topic, int(partition))
 
 
-def _decode_range(value: Mapping[object, object], offset: Mapping[str, object]) -> Range:
+def _decode_range(value: Mapping[object, object], offset: object) -> Range:
     match value.get("s"), value.get("e"), value.get("g"):
         case int(start), int(end), int(generation) if 0 <= start < end:
             return Range(start, end, generation)
     raise _unreadable(offset)
 
 
-def _decode_reader(value: Mapping[object, object], offset: Mapping[str, object]) -> ReaderIdentity:
+def _decode_reader(value: Mapping[object, object], offset: object) -> ReaderIdentity:
     if value.get("v") != FORMAT_VERSION:
         raise OffsetFormatError(
             f"the checkpoint's offset has format version {value.get('v')!r}, this release reads "
@@ -163,8 +199,9 @@ def _decode_reader(value: Mapping[object, object], offset: Mapping[str, object])
     raise _unreadable(offset)
 
 
-def _unreadable(offset: Mapping[str, object]) -> OffsetFormatError:
+def _unreadable(offset: object) -> OffsetFormatError:
     return OffsetFormatError(
         f"the checkpoint holds an offset that the coordinated source did not write: "
-        f"{json.dumps(offset)[:200]}; each query needs a checkpoint of its own"
+        f"{json.dumps(offset)[:200]}; each query needs a checkpoint of its own, and this one "
+        "needs a new one"
     )

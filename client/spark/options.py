@@ -1,5 +1,6 @@
 """The options of the coordinated source, checked before anything is started. Pure."""
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -20,9 +21,12 @@ KNOWN: Final = (
     "log",
     "path",
     "maxRowsPerPartition",
+    "maxRowsPerBatch",
     "startingOffsets",
+    "onDataLoss",
     "failOnDataLoss",
     "onFence",
+    "onStateful",
     "sessionTimeout",
     "rebalanceTimeout",
     "requestTimeout",
@@ -31,6 +35,7 @@ KNOWN: Final = (
     "groupInstanceId",
     "host",
     "discoveryInterval",
+    "logTimeout",
 )
 LOG_PREFIXES: Final = ("log.", "kafka.")
 
@@ -56,9 +61,11 @@ class ReaderOptions(NamedTuple):
     topics: tuple[str, ...]
     topics_pattern: re.Pattern[str] | None
     max_rows_per_partition: int | None
+    max_rows_per_batch: int | None
     starting_offsets: str
-    fail_on_data_loss: bool
+    on_data_loss: str
     on_fence: str
+    on_stateful: str
     session_timeout_ms: int
     rebalance_timeout_ms: int
     request_timeout_ms: int
@@ -67,6 +74,7 @@ class ReaderOptions(NamedTuple):
     group_instance_id: str | None
     host: str | None
     discovery_interval_ms: int
+    log_timeout_ms: int
 
 
 def parse_options(options: Mapping[str, str]) -> ReaderOptions:
@@ -77,22 +85,18 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
 
     """
     given = {name.lower(): value for name, value in options.items()}
-    known = {name.lower() for name in KNOWN}
-    for name in given:
-        if name not in known and not name.startswith(LOG_PREFIXES):
-            raise OptionError(
-                f"option {name!r} is unknown; there are {', '.join(KNOWN)}, 'log.<name>' for "
-                "the log (or a log class of your own) and 'kafka.<name>' for a Kafka log"
-            )
+    _refuse_unknown(given)
     parsed = ReaderOptions(
         coordinator=_addresses(given),
         group=_group(given),
         topics=_topics(given),
         topics_pattern=_topics_pattern(given),
-        max_rows_per_partition=_max_rows(given),
+        max_rows_per_partition=_max_rows(given, "maxRowsPerPartition", str(MAX_ROWS_PER_PARTITION)),
+        max_rows_per_batch=_max_rows(given, "maxRowsPerBatch", "unlimited"),
         starting_offsets=_choice(given, "startingOffsets", ("earliest", "latest")),
-        fail_on_data_loss=_choice(given, "failOnDataLoss", ("true", "false")) == "true",
+        on_data_loss=_on_data_loss(given),
         on_fence=_choice(given, "onFence", ("rejoin", "fail")),
+        on_stateful=_choice(given, "onStateful", ("fail", "warn")),
         session_timeout_ms=_duration_ms(given, "sessionTimeout", "45s"),
         rebalance_timeout_ms=_duration_ms(given, "rebalanceTimeout", "5m"),
         request_timeout_ms=_duration_ms(given, "requestTimeout", "10s"),
@@ -101,6 +105,7 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
         group_instance_id=_name(given, "groupInstanceId"),
         host=_name(given, "host"),
         discovery_interval_ms=_duration_ms(given, "discoveryInterval", "5s"),
+        log_timeout_ms=_duration_ms(given, "logTimeout", "5m"),
     )
     if parsed.coordinator_timeout_ms <= parsed.session_timeout_ms:
         # A restarted reader waits until its crashed forerunner's session is over.
@@ -109,6 +114,20 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
             f"than option 'sessionTimeout' ({parsed.session_timeout_ms} ms)"
         )
     return parsed
+
+
+def _refuse_unknown(given: Mapping[str, str]) -> None:
+    """Refuse what is not an option. Values are not shown: one may be a secret."""
+    known = {name.lower(): name for name in KNOWN}
+    for name in given:
+        if name in known or name.startswith(LOG_PREFIXES):
+            continue
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+        hint = f"did you mean '{known[close[0]]}'? There" if close else "there"
+        raise OptionError(
+            f"option {name!r} is unknown; {hint} are {', '.join(KNOWN)}, 'log.<name>' for the log "
+            "(or a log class of your own) and 'kafka.<name>' for a Kafka log"
+        )
 
 
 def _required(given: Mapping[str, str], name: str) -> str:
@@ -188,16 +207,32 @@ def _name(given: Mapping[str, str], name: str) -> str | None:
     return value
 
 
-def _max_rows(given: Mapping[str, str]) -> int | None:
-    value = given.get("maxrowsperpartition", str(MAX_ROWS_PER_PARTITION)).strip()
+def _max_rows(given: Mapping[str, str], name: str, default: str) -> int | None:
+    value = given.get(name.lower(), default).strip()
     if value.lower() == "unlimited":
         return None
     if not value.isdecimal() or not 0 < int(value) < 2**31:
         raise OptionError(
-            f"option 'maxRowsPerPartition' is {value!r}: it must be a whole number from 1 to "
+            f"option '{name}' is {value!r}: it must be a whole number from 1 to "
             "2147483647, or 'unlimited'"
         )
     return int(value)
+
+
+def _on_data_loss(given: Mapping[str, str]) -> str:
+    """Read ``onDataLoss``, or ``failOnDataLoss`` as Spark's Kafka source has it."""
+    policy = _choice(given, "onDataLoss", ("error", "earliest", "latest"))
+    if "failondataloss" not in given:
+        return policy
+    fails = _choice(given, "failOnDataLoss", ("true", "false")) == "true"
+    if "ondataloss" not in given:
+        return "error" if fails else "earliest"
+    if fails != (policy == "error"):
+        raise OptionError(
+            f"option 'failOnDataLoss' is {str(fails).lower()!r}, which contradicts option "
+            f"'onDataLoss' ({policy!r}); give only 'onDataLoss'"
+        )
+    return policy
 
 
 def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:

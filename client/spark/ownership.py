@@ -23,9 +23,10 @@ from client.exceptions import (
     RetriableError,
 )
 from client.spark.errors import CoordinatedSourceError, FencedError, explained
-from client.spark.log import PartitionLog
+from client.spark.log_calls import LogCalls
 from client.spark.options import ReaderOptions
 from client.spark.place import Place
+from client.spark.planner import Planner
 from client.spark.positions import (
     Commit,
     Finished,
@@ -33,7 +34,6 @@ from client.spark.positions import (
     Position,
     Step,
     commit_for,
-    plan_partition,
     still_ours,
 )
 from client.spark.session import GroupSession, SessionFactory
@@ -47,10 +47,6 @@ T = TypeVar("T")
 
 # Rounds of rejoining within one trigger; a group that changes faster gets the next trigger.
 ROUNDS_MAX: Final = 5
-
-# How long the log may end before a committed offset until that counts as loss: a listing on a
-# network file system lags by as much as its attribute cache, usually up to a minute.
-LAG_MAX_S: Final = 90.0
 
 _RETRY_REFUSAL: Final = {ErrorCode.STORAGE_FULL, ErrorCode.QUOTA_EXCEEDED}
 
@@ -84,22 +80,25 @@ class Ownership:
     def __init__(
         self,
         options: ReaderOptions,
-        log: PartitionLog,
+        log: LogCalls,
         open_session: SessionFactory,
         clock: Callable[[], float],
     ) -> None:
         self.targets: dict[TopicPartition, int] | None = None
-        self.ends: dict[TopicPartition, int] = {}
         self._options = options
         self._log = log
-        self._clock = clock
+        self._planner = Planner(options, log, clock)
         self._place = Place(options, log, open_session, clock)
         # Of what we own, and certain; the others are fetched before anything is planned.
         self._positions: dict[TopicPartition, Position] = {}
         self._finished: dict[TopicPartition, Finished] = {}
         self._in_doubt: _InDoubt | None = None
         self._latest_from: frozenset[TopicPartition] | None = None
-        self._ahead_since_s: dict[TopicPartition, float] = {}
+
+    @property
+    def ends(self) -> dict[TopicPartition, int]:
+        """The log's end of each owned partition as last seen."""
+        return self._planner.ends
 
     def finish(self, ranges: Mapping[TopicPartition, Finished]) -> None:
         """Note ranges that this process handed to Spark and whose sink is done."""
@@ -134,6 +133,16 @@ class Ownership:
         """Return the reset counter of an owned partition."""
         return self._positions[tp].resets
 
+    def has_rows(self, tp: TopicPartition) -> bool:
+        """Say whether the log holds the range of an owned partition that is pinned now.
+
+        Raises:
+            DataLossError: it lost rows of it, and that is to fail.
+
+        """
+        steps = self._planner.plan({tp: self._positions[tp]}, {}, self._limits(None))
+        return steps[tp].pinned and steps[tp].stop > steps[tp].at
+
     def leave(self) -> None:
         """Leave the group. Never raises; may be called again, and from another thread."""
         self._place.leave()
@@ -147,13 +156,11 @@ class Ownership:
         assignment = self._settle_once(wait_s)
         steps = self._plan(max_rows)
         self._send(steps)
+        self._planner.started(steps)
         if self.targets is not None and all(step.stop == step.at for step in steps.values()):
-            for tp, step in steps.items():
+            for step in steps.values():
                 if step.waiting:  # Having nothing to run would mean that all is done.
-                    raise RetriableError(
-                        f"{tp}: the rows from {step.at} on were planned before, but the log ends "
-                        f"at {self.ends[tp]}"
-                    )
+                    raise RetriableError(step.waiting)
         return Batch(assignment.generation, steps)
 
     def _settle_once(self, wait_s: float) -> Assignment:
@@ -253,7 +260,7 @@ class Ownership:
     def _forget_positions(self) -> None:
         self._place.forget()
         self._positions = {}
-        self._ahead_since_s.clear()
+        self._planner.forget()
 
     # --- Positions and commits -----------------------------------------------------------
 
@@ -271,44 +278,17 @@ class Ownership:
     def _plan(
         self, max_rows: int | None, *, plan_ranges: bool = True
     ) -> dict[TopicPartition, Step]:
-        options = self._options
-        limits = Limits(
+        limits = self._limits(max_rows, plan_ranges=plan_ranges)
+        return self._planner.plan(self._positions, self._finished, limits)
+
+    def _limits(self, max_rows: int | None, *, plan_ranges: bool = True) -> Limits:
+        return Limits(
             max_rows=max_rows,
             targets=self.targets,
             latest_from=self._latest_from or frozenset(),
-            fail_on_data_loss=options.fail_on_data_loss,
+            on_data_loss=self._options.on_data_loss,
             plan_ranges=plan_ranges,
         )
-        steps: dict[TopicPartition, Step] = {}
-        self.ends = {}
-        now_s = self._clock()
-        all_bounds = self._log.all_bounds(self._positions.keys())
-        for tp, position in self._positions.items():
-            bounds = all_bounds[tp]
-            self.ends[tp] = bounds[1]
-            since_s = self._ahead_since_s.get(tp, now_s)
-            steps[tp] = step = plan_partition(
-                tp,
-                position,
-                self._finished.get(tp),
-                bounds,
-                limits,
-                lag_over=now_s - since_s >= LAG_MAX_S,
-            )
-            if step.at > bounds[1]:
-                if tp not in self._ahead_since_s:
-                    logger.warning(
-                        "%s: offset %d comes next, but the log ends at %d; waiting "
-                        "up to %g s for it",
-                        tp,
-                        step.at,
-                        bounds[1],
-                        LAG_MAX_S,
-                    )
-                self._ahead_since_s[tp] = since_s
-            else:
-                self._ahead_since_s.pop(tp, None)
-        return steps
 
     def _send(self, steps: Mapping[TopicPartition, Step]) -> None:
         commit = commit_for(steps, self._positions)

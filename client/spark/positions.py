@@ -7,12 +7,17 @@ coordinator must say before that range may start.
 """
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from client.spark.errors import DataLossError
 from client.spark.offsets import Pin, Range, parse_pin
 from client.types import OffsetAndMetadata
 from protocol.types import NO_OFFSET, TopicPartition
+
+# How rows that come next can be lost.
+_MADE_ANEW: Final = "The log was made anew, so its rows are others than those before"
+_ENDS_EARLY: Final = "The log was cut or made anew"
+_DELETED: Final = "Rows were deleted before the group read them"
 
 
 class Position(NamedTuple):
@@ -50,13 +55,26 @@ class Finished(NamedTuple):
     resets: int
 
 
+class Seen(NamedTuple):
+    """What the log shows of a partition: rows ``earliest <= offset < end``.
+
+    *identity* says which log of this name it is, if the log can tell; *lag_over* whether it has
+    ended too early for longer than a listing can lag.
+    """
+
+    earliest: int
+    end: int
+    identity: str = ""
+    lag_over: bool = False
+
+
 class Limits(NamedTuple):
     """What bounds the next range of each partition."""
 
     max_rows: int | None
     targets: Mapping[TopicPartition, int] | None  # Where AvailableNow stops.
     latest_from: Collection[TopicPartition]  # What begins at the log's end, not at its start.
-    fail_on_data_loss: bool
+    on_data_loss: str  # Where to go on when rows are gone: "error", "earliest" or "latest".
     plan_ranges: bool = True  # False before a hand-over: commit only.
 
 
@@ -66,7 +84,8 @@ class Step(NamedTuple):
     at: int
     stop: int
     needs: Position
-    waiting: bool = False  # Rows that come next were there before, but the log shows them not.
+    waiting: str = ""  # Why rows that should come next can't be had now.
+    pinned: bool = False  # The range was begun before, with these bounds.
 
 
 class Commit(NamedTuple):
@@ -80,10 +99,8 @@ def plan_partition(
     tp: TopicPartition,
     position: Position,
     finished: Finished | None,
-    bounds: tuple[int, int],
+    seen: Seen,
     limits: Limits,
-    *,
-    lag_over: bool = False,
 ) -> Step:
     """Decide the next range of one partition.
 
@@ -91,45 +108,70 @@ def plan_partition(
         tp: the partition.
         position: what the coordinator keeps.
         finished: what this process has to commit.
-        bounds: what the log shows.
+        seen: what the log shows.
         limits: what bounds the range.
-        lag_over: whether the log has ended before *position* for longer than a listing can lag.
 
     Raises:
         DataLossError: rows that should come next are gone and that is to fail.
 
     """
-    earliest, end = bounds
     from_latest = tp in limits.latest_from
-    at = _next_offset(position, finished, bounds, from_latest=from_latest)
+    at = _next_offset(position, finished, seen, from_latest=from_latest)
     pinned = position.pinned_end if finished is None else None
-    if at > end and (finished is not None or not lag_over):
-        # What is finished is committed in any case, before the log is judged.
-        kept = _kept(position, at, pinned, from_latest=from_latest)
-        return Step(at, at, kept, waiting=True)
-    if not earliest <= at <= end:
-        if limits.fail_on_data_loss:
-            raise _data_loss(tp, at, bounds)
-        if at > end:
-            # A log made anew: its rows are others than those that had these offsets before.
-            position = position._replace(pin=Pin(earliest, position.resets + 1))
-        at, pinned = earliest, None  # A new offset, so a new range.
-    if pinned is not None and pinned > end and limits.plan_ranges:
-        # The range was begun before, by whomever, so the log has it all; its writer's view and
-        # ours may differ for a moment.
-        return Step(at, at, position, waiting=True)
-    target = end if limits.targets is None else limits.targets.get(tp, 0)
+    identity = seen.identity
+    if limits.plan_ranges and (loss := _loss(position, at, pinned, seen)):
+        if (
+            (loss == _ENDS_EARLY and not seen.lag_over)
+            # What is finished is committed in any case, before the log is judged.
+            or (finished is not None and (loss != _DELETED or limits.on_data_loss == "error"))
+        ):
+            kept = _kept(position, at, pinned, from_latest=from_latest)
+            return Step(at, at, kept, waiting=_early(tp, at, pinned, seen))
+        if limits.on_data_loss == "error":
+            raise _data_loss(tp, at, pinned, seen, loss)
+        at = seen.end if limits.on_data_loss == "latest" else seen.earliest
+        # Rows of a log made anew are others than those that had these offsets before.
+        pin = Pin(at, position.resets + (loss != _DELETED), identity)
+        position, pinned = Position(position.offset, pin.to_metadata(), pin), None
+    target = seen.end if limits.targets is None else limits.targets.get(tp, 0)
     if not limits.plan_ranges or at >= target:
         return Step(at, at, _kept(position, at, pinned, from_latest=from_latest))
     if pinned is not None:
-        return Step(at, pinned, position)  # Exactly the range that was begun before.
-    stop = min(end, target)
+        return Step(at, pinned, position, pinned=True)  # Exactly the range that was begun before.
+    stop = min(seen.end, target)
     if limits.max_rows is not None:
         stop = min(stop, at + limits.max_rows)
     if stop <= at:
         return Step(at, at, _kept(position, at, None, from_latest=from_latest))
-    pin = Pin(stop, position.resets)
-    return Step(at, stop, Position(at, pin.to_metadata(), pin))
+    return Step(at, stop, _pinned(at, stop, position, identity))
+
+
+def hold_partition(position: Position, finished: Finished | None, why: str) -> Step:
+    """Return the step of a partition whose log can't be asked: commit what is finished."""
+    if finished is not None:
+        at = finished.range.end
+        return Step(at, at, _kept(position, at, None, from_latest=False), waiting=why)
+    at = position.offset or 0
+    return Step(at, at, position, waiting=why)
+
+
+def cut_step(step: Step, rows: int, position: Position) -> Step:
+    """Return *step* with a range of at most so many rows; a pinned one is left whole, or out.
+
+    Args:
+        step: what `plan_partition` planned.
+        rows: how many rows may be read.
+        position: what the coordinator keeps.
+
+    """
+    if rows >= step.stop - step.at:
+        return step
+    if step.pinned:
+        return step._replace(stop=step.at)  # It stays pinned.
+    if rows == 0 and position.offset is None:
+        return step._replace(stop=step.at, needs=position)
+    stop = step.at + rows
+    return step._replace(stop=stop, needs=_pinned(step.at, stop, step.needs, ""))
 
 
 def commit_for(
@@ -156,13 +198,24 @@ def still_ours(finished: Finished, position: Position | None) -> bool:
 
 
 def _next_offset(
-    position: Position, finished: Finished | None, bounds: tuple[int, int], *, from_latest: bool
+    position: Position, finished: Finished | None, seen: Seen, *, from_latest: bool
 ) -> int:
     if finished is not None:
         return finished.range.end
     if position.offset is not None:
         return position.offset
-    return bounds[1] if from_latest else bounds[0]
+    return seen.end if from_latest else seen.earliest
+
+
+def _loss(position: Position, at: int, pinned: int | None, seen: Seen) -> str:
+    """Return how the rows that come next were lost, or an empty text."""
+    known = position.pin.identity if position.pin is not None else ""
+    if known and seen.identity and known != seen.identity:
+        return _MADE_ANEW
+    if max(at, pinned or 0) > seen.end:
+        # A pinned range was in the log once, as its owner then saw it.
+        return _ENDS_EARLY
+    return _DELETED if at < seen.earliest else ""
 
 
 def _kept(position: Position, at: int, pinned: int | None, *, from_latest: bool) -> Position:
@@ -171,14 +224,26 @@ def _kept(position: Position, at: int, pinned: int | None, *, from_latest: bool)
         return position
     if position.offset is None and not from_latest:
         return position  # The log's beginning need not be remembered.
-    pin = Pin(at, position.resets)
+    return _pinned(at, at, position, "")
+
+
+def _pinned(at: int, stop: int, before: Position, identity: str) -> Position:
+    known = before.pin.identity if before.pin is not None else ""
+    pin = Pin(stop, before.resets, identity or known)
     return Position(at, pin.to_metadata(), pin)
 
 
-def _data_loss(tp: TopicPartition, at: int, bounds: tuple[int, int]) -> DataLossError:
-    earliest, end = bounds
+def _early(tp: TopicPartition, at: int, pinned: int | None, seen: Seen) -> str:
+    upto = f" (up to {pinned}, as planned before)" if pinned is not None else ""
+    return f"{tp}: offset {at} comes next{upto}, but the log ends at {seen.end}"
+
+
+def _data_loss(
+    tp: TopicPartition, at: int, pinned: int | None, seen: Seen, loss: str
+) -> DataLossError:
+    upto = f" (up to {pinned}, as planned before)" if pinned is not None else ""
     return DataLossError(
-        f"{tp}: offset {at} comes next, but the log holds {earliest} to {end}. Rows were deleted "
-        "or the log was made anew; reset the group's offsets, or set option 'failOnDataLoss' to "
-        "'false' to go on with what is there"
+        f"{tp}: offset {at} comes next{upto}, but the log holds {seen.earliest} to {seen.end}. "
+        f"{loss}. Reset the group's offsets, or set option 'onDataLoss' to 'earliest' (go on at "
+        "the first row that is there) or 'latest' (skip what is there)"
     )

@@ -30,8 +30,12 @@ from client.spark.guard import StatefulGuard
 from client.spark.log import PartitionLog, load_log
 from client.spark.options import OptionError, ReaderOptions, parse_options
 from client.spark.process import LeaveOnSigterm
+from client.spark.reading import read_range
+from client.spark.refusal import Refusals
 from client.spark.rows import with_source_columns
+from client.spark.secrets import with_secrets
 from client.spark.tables.register import register_tables
+from client.spark.watchdog import Watchdog, patience_s
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +87,7 @@ class CoordinatedSource(DataSource):
     def schema(self) -> StructType:
         """Return topic, partition, offset, the topics' own columns, and those of the range."""
         options = parse_options(self._given)
-        log = load_log(self._given)
+        log = _load(self._given)
         columns = _value_schema(log, options)
         taken = {field.name for field in (*_BEFORE, *_AFTER)} & set(columns.names)
         if taken:
@@ -141,8 +145,8 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range, on an executor."""
         assert isinstance(partition, RangePartition)
-        log = load_log(self._given)
-        rows = log.read(partition.topic, partition.partition, partition.start, partition.end)
+        log = _load(self._given)
+        rows = read_range(log, partition, patience_s(parse_options(self._given)))
         columns = to_arrow_schema(self._schema, timezone="UTC")
         return with_source_columns(rows, partition, columns, dense=log.dense_offsets)
 
@@ -154,20 +158,23 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def _joined(self) -> ReaderCore:
         if self._core is None:
             options = parse_options(self._given)
-            log = load_log(self._given)
             # A query that is started twice, or restarted, is another reader each time.
             client_id = f"spark-{uuid.uuid4().hex}"
-            self._core = ReaderCore(
+            refusals = Refusals()
+            core = ReaderCore(
                 options,
-                log,
+                _load(self._given),
                 open_session=lambda topics, eager: open_session(
-                    options, client_id, log, topics, eager=eager
+                    options, client_id, core.log, topics, eager=eager
                 ),
                 client_id=client_id,
                 clock=time.monotonic,
                 sleep=time.sleep,
+                run=Watchdog(patience_s(options)).run,
+                refused=lambda: refusals.reason(client_id),
             )
-            LeaveOnSigterm(self._core.stop).install()
+            self._core = core
+            LeaveOnSigterm(core.stop).install()
         return self._core
 
 
@@ -181,6 +188,10 @@ def register(spark: "SparkSession") -> None:
     # Spark Connect complains at its shutdown about listeners that are still there.
     if not type(spark).__module__.startswith("pyspark.sql.connect"):
         spark.streams.addListener(StatefulGuard())
+
+
+def _load(given: Mapping[str, str]) -> PartitionLog:
+    return load_log(with_secrets(given))
 
 
 def _value_schema(log: PartitionLog, options: ReaderOptions) -> pa.Schema:

@@ -7,8 +7,8 @@ import pytest
 from client.exceptions import CoordinatorUnavailable
 from client.spark.core import ReaderCore
 from client.spark.errors import DataLossError
+from client.spark.log_calls import LAG_MAX_S
 from client.spark.offsets import Range, decode_end
-from client.spark.ownership import LAG_MAX_S
 from client.types import OffsetAndMetadata
 from tests.fakes.group_session import FakeGroup
 from tests.spark.helpers import Checkpoint, MemoryLog, Query, options, ranges, tp
@@ -63,7 +63,14 @@ def test_the_end_offset_describes_itself() -> None:
 
     assert json.loads(query.checkpoint.offsets[0]) == {
         "flights-0": {"s": 0, "e": 5, "g": 1},
-        "@": {"v": 1, "coordinator": "localhost:9310", "group": "g", "client_id": "me"},
+        "@": {
+            "v": 1,
+            "coordinator": "localhost:9310",
+            "group": "g",
+            "client_id": "me",
+            "topics": ["flights"],
+            "stateful": "fail",
+        },
     }
 
 
@@ -288,7 +295,7 @@ def test_rows_that_are_gone_end_the_query() -> None:
     group.reset(tp(0), 3)
     query = Query(group, log)
 
-    with pytest.raises(DataLossError, match=r"flights-0: offset 3 comes next.*failOnDataLoss"):
+    with pytest.raises(DataLossError, match=r"flights-0: offset 3 comes next.*onDataLoss"):
         query.trigger()
 
 

@@ -385,7 +385,7 @@ def test_available_now_is_not_complete_before_what_was_planned_shows(
     query = Query(group, log)
     query.core.prepare_available_now()
 
-    with pytest.raises(CoordinatorTimeout, match=r"planned before, but the log ends at 23"):
+    with pytest.raises(CoordinatorTimeout, match=r"comes next.*, but the log ends at 23"):
         query.trigger()
 
 

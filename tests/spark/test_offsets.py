@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from client.spark.offsets import (
+    IDENTITY,
+    EndOffset,
     OffsetFormatError,
     Pin,
     Range,
@@ -30,16 +32,29 @@ READER = ReaderIdentity("host:9310", "etl", "spark-1")
             st.integers(1, 2**60),
             st.integers(0, 2**31 - 1),
         ),
+    ),
+    topics=st.lists(st.text(min_size=1)),
+    stateful=st.sampled_from(["", "fail", "warn"]),
+)
+def test_an_end_offset_survives_json(
+    ranges: dict[TopicPartition, Range], topics: list[str], stateful: str
+) -> None:
+    """Spark keeps it as JSON text; any topic name must come back as it was."""
+    end = encode_end(ranges, READER, topics=topics, stateful=stateful)
+
+    assert decode_end(json.loads(json.dumps(end))) == EndOffset(
+        ranges, READER, tuple(topics), stateful
+    )
+
+
+@given(
+    pin=st.builds(
+        Pin,
+        st.integers(0, 10**18),
+        st.integers(0, 10**18),
+        st.just("") | st.from_regex(IDENTITY, fullmatch=True),
     )
 )
-def test_an_end_offset_survives_json(ranges: dict[TopicPartition, Range]) -> None:
-    """Spark keeps it as JSON text; any topic name must come back as it was."""
-    decoded = decode_end(json.loads(json.dumps(encode_end(ranges, READER))))
-
-    assert decoded == (ranges, READER)
-
-
-@given(pin=st.builds(Pin, st.integers(0, 10**18), st.integers(0, 10**18)))
 def test_a_pin_survives_the_metadata(pin: Pin) -> None:
     """It is all that a new owner has."""
     assert parse_pin(pin.to_metadata()) == pin
@@ -57,6 +72,9 @@ def test_a_pin_survives_the_metadata(pin: Pin) -> None:
         "gc1:05:0",
         "gc2:5:0",
         "gc1:5:0 ",
+        "gc1:5:0:",
+        "gc1:5:0:a b",
+        "gc1:5:0:a:b",
         "gc1:\u0665:0",
     ],
 )
@@ -74,9 +92,13 @@ def test_other_metadata_is_no_pin(metadata: str | None) -> None:
         {"flights-0": {"s": 1, "e": 1, "g": 1}},
         {"flights-0": {"s": 0, "e": "1", "g": 1}},
         {"@": {"v": 1, "group": "g"}},
+        {"@": 1},
+        5,
+        [1, 2],
+        None,
     ],
 )
-def test_a_foreign_offset_is_refused(offset: dict[str, object]) -> None:
+def test_a_foreign_offset_is_refused(offset: object) -> None:
     """Guessing would read the wrong rows."""
     with pytest.raises(OffsetFormatError, match="did not write"):
         decode_end(offset)
@@ -85,12 +107,12 @@ def test_a_foreign_offset_is_refused(offset: dict[str, object]) -> None:
 def test_an_offset_of_a_later_format_is_refused_by_its_version() -> None:
     """After a downgrade the message should say so."""
     with pytest.raises(OffsetFormatError, match="version 2"):
-        decode_end({"@": {"v": 2}})
+        decode_end({"flights-0": {"from": 1}, "@": {"v": 2}})
 
 
 def test_the_initial_offset_has_no_reader() -> None:
     """It is the same for every process."""
-    assert decode_end({}) == ({}, None)
+    assert decode_end({}) == EndOffset({}, None)
 
 
 @pytest.mark.parametrize(

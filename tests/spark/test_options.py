@@ -15,9 +15,11 @@ def test_the_defaults_are_as_documented() -> None:
         "topics": ("flights",),
         "topics_pattern": None,
         "max_rows_per_partition": 10_000,
+        "max_rows_per_batch": None,
         "starting_offsets": "earliest",
-        "fail_on_data_loss": True,
+        "on_data_loss": "error",
         "on_fence": "rejoin",
+        "on_stateful": "fail",
         "session_timeout_ms": 45_000,
         "rebalance_timeout_ms": 300_000,
         "request_timeout_ms": 10_000,
@@ -26,6 +28,7 @@ def test_the_defaults_are_as_documented() -> None:
         "group_instance_id": None,
         "host": None,
         "discovery_interval_ms": 5_000,
+        "log_timeout_ms": 300_000,
     }
 
 

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 from client.spark.folder import FolderLogWriter
 from client.spark.guard import StatefulGuard
 from client.spark.options import OptionError
+from client.spark.refusal import Refusals
 from client.spark.rows import with_source_columns
 from client.spark.source import (
     CoordinatedSource,
@@ -152,7 +153,9 @@ def test_sigterm_leaves_once_and_ends_the_process(leave: str) -> None:
         assert process.wait(30) == 0
 
 
-def test_a_stateful_query_is_reported_once_a_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stateful_query_is_reported_once_a_run(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     """Only over a coordinated source; other stateful queries are none of our business."""
     end = '{"@":{"v":1,"coordinator":"h:1","group":"g","client_id":"spark-1"}}'
 
@@ -167,7 +170,7 @@ def test_a_stateful_query_is_reported_once_a_run(caplog: pytest.LogCaptureFixtur
             )
         )
 
-    guard = StatefulGuard()
+    guard = StatefulGuard(Refusals(tmp_path))
     guard.onQueryProgress(event(end))
     guard.onQueryProgress(event('{"t":{"0":5}}', "dedupe"))
     assert caplog.text == ""

@@ -1,0 +1,375 @@
+"""Calls of a `PartitionLog` as the reader core makes them: named, checked, and sorted by remedy.
+
+A log is somebody else's code. What it raises either passes (`LogUnavailable`, `OSError`: raised
+as a `RetriableError`, which makes a trigger idle) or doesn't (anything else: `LogFailed`, which
+ends the query). What hasn't passed within the option ``logTimeout`` doesn't, either. Each message
+names the topic and partition, and the method.
+
+How a call is made is left to a `Runner`, so that one that blocks can be given up; see
+`client.spark.watchdog`.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from client.exceptions import RetriableError
+from client.spark.errors import CoordinatedSourceError, DataLossError, LogFailed
+from client.spark.log import LogUnavailable, PartitionLog
+from client.spark.offsets import IDENTITY
+from client.spark.options import OptionError, ReaderOptions
+from protocol.types import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+# How long a log may show less than it did before until that counts as loss: a listing on a
+# network file system lags by as much as its attribute cache, usually up to a minute.
+LAG_MAX_S: Final = 90.0
+
+# How often a topic is asked for its id, which may cost a request each time.
+TOPIC_ID_PERIOD_S: Final = 30.0
+
+# Pauses between two tries of a call that fails; other partitions go on meanwhile.
+RETRY_MIN_S: Final = 0.1
+RETRY_MAX_S: Final = 5.0
+
+
+class Call(NamedTuple):
+    """One call of a log, with the words that name it in messages."""
+
+    what: str
+    function: Callable[[], Any]
+
+
+# Makes some calls, in order; an exception is returned in the place of a result.
+Runner = Callable[[Sequence[Call]], list[Any]]
+
+
+class View(NamedTuple):
+    """What a log shows of a partition; *identity* is empty where the log can't tell."""
+
+    earliest: int
+    end: int
+    identity: str
+
+
+@dataclass
+class _Failing:
+    """A call that fails, for now."""
+
+    since_s: float
+    retry_at_s: float
+    pause_s: float
+    error: str
+
+
+def run_here(calls: Sequence[Call]) -> list[Any]:
+    """Make the calls in this thread, and wait for as long as they take."""
+    results: list[Any] = []
+    for call in calls:
+        try:
+            results.append(call.function())
+        except Exception as error:  # noqa: BLE001 - sorted by the caller.
+            results.append(error)
+    return results
+
+
+class LogCalls(PartitionLog):
+    """A log behind the rules above.
+
+    Args:
+        log: the user's log.
+        options: the checked options of the stream.
+        clock: a monotonic clock in seconds.
+        run: makes the calls.
+
+    """
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        options: ReaderOptions,
+        clock: Callable[[], float],
+        run: Runner = run_here,
+    ) -> None:
+        super().__init__(log.options)
+        self._log = log
+        self._on_data_loss = options.on_data_loss
+        self._timeout_s = options.log_timeout_ms / 1000
+        self._clock = clock
+        self._run = run
+        self._failing: dict[str, _Failing] = {}
+        self._known: dict[str, list[int]] = {}
+        self._gone_since_s: dict[str, float] = {}
+        self._topic_ids: dict[str, tuple[float, str]] = {}
+
+    def partitions(self, topic: str) -> list[int]:
+        """Return the partitions of *topic*; while the log can't be asked, those it had last.
+
+        Raises:
+            DataLossError: some are gone, and that is to fail.
+            RetriableError: the log can't be asked now, and never could.
+            LogFailed: it fails for good.
+
+        """
+        what = f"{topic}: partitions()"
+        known = self._known.get(topic)
+        found = self._try([Call(what, lambda: self._log.partitions(topic))])[0]
+        if isinstance(found, RetriableError):
+            if known is None:
+                raise found
+            return known
+        try:
+            listed = [int(partition) for partition in found]
+        except (TypeError, ValueError):
+            listed = [-1]
+        partitions = sorted(set(listed))
+        if len(partitions) < len(listed) or any(partition < 0 for partition in partitions):
+            raise LogFailed(
+                f"{what} of {self._name} returned {found!r:.100}; it must be a list of different "
+                "whole numbers from 0 on"
+            )
+        gone = sorted(set(known or ()) - set(partitions))
+        if known is not None and gone and not self._gone_for_good(topic, gone):
+            return known
+        self._known[topic] = partitions
+        return partitions
+
+    def has(self, tp: TopicPartition) -> bool:
+        """Say whether the log has a partition that it had before.
+
+        Raises:
+            DataLossError: it hasn't, and that is to fail.
+            RetriableError: the log can't be asked now.
+
+        """
+        if tp.partition in self.partitions(tp.topic):
+            return True
+        self._fail_if_gone(str(tp))
+        return False
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """Return the bounds of one partition, as `view` does."""
+        tp = TopicPartition(topic, partition)
+        seen = self.view([tp])[tp]
+        if isinstance(seen, RetriableError):
+            raise seen
+        return seen.earliest, seen.end
+
+    def all_bounds(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the bounds of several partitions.
+
+        Raises:
+            RetriableError: one of them can't be asked now.
+            LogFailed: one fails for good.
+
+        """
+        bounds: dict[TopicPartition, tuple[int, int]] = {}
+        for tp, seen in self.view(partitions).items():
+            if isinstance(seen, RetriableError):
+                raise seen
+            bounds[tp] = (seen.earliest, seen.end)
+        return bounds
+
+    def view(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, View | RetriableError]:
+        """Return what the log shows of each partition, or why it can't be asked now.
+
+        Raises:
+            DataLossError: a partition is gone, and that is to fail.
+            LogFailed: the log fails for good; the message names the partition.
+
+        """
+        if not partitions:
+            return {}
+        ordered = sorted(partitions)
+        self._ask_topic_ids({tp.topic for tp in ordered})
+        at_once = type(self._log).all_bounds is not PartitionLog.all_bounds
+        if at_once:
+            more = f" and {len(ordered) - 1} more" if len(ordered) > 1 else ""
+            what = f"{ordered[0]}{more}: all_bounds()"
+            calls = [Call(what, lambda: self._log.all_bounds(ordered))]
+        else:
+            calls = [Call(f"{tp}: bounds()", self._bounds(tp)) for tp in ordered]
+        found = self._try(calls)
+        if at_once:
+            (every,) = found
+            found = [
+                every if isinstance(every, RetriableError) else every.get(tp) for tp in ordered
+            ]
+        return {tp: self._checked(tp, bounds) for tp, bounds in zip(ordered, found, strict=True)}
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics."""
+        found = self._try([Call("topics()", self._log.topics)])[0]
+        if isinstance(found, RetriableError):
+            raise found
+        return sorted(found)
+
+    def offsets_at(
+        self, partitions: Collection[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int]:
+        """Return where rows of *timestamp_ms* or later begin."""
+        what = f"offsets_at() of {len(partitions)} partitions"
+        call = Call(what, lambda: self._log.offsets_at(partitions, timestamp_ms))
+        found: dict[TopicPartition, int] | RetriableError = self._try([call])[0]
+        if isinstance(found, RetriableError):
+            raise found
+        return found
+
+    def hosts(self, topic: str, partition: int) -> Sequence[str]:
+        """Return where a partition is read fastest; nowhere if that can't be told now."""
+        call = Call(f"{topic}-{partition}: hosts()", lambda: self._log.hosts(topic, partition))
+        found: Sequence[str] | RetriableError = self._try([call])[0]
+        return () if isinstance(found, RetriableError) else found
+
+    def schema(self, topic: str) -> "pa.Schema":
+        """Return the columns of *topic*."""
+        return self._log.schema(topic)
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> "Iterator[pa.RecordBatch]":
+        """Yield the rows of a range."""
+        return self._log.read(topic, partition, start, end)
+
+    @property
+    def _name(self) -> str:
+        return f"the log {type(self._log).__name__}"
+
+    def _ask_topic_ids(self, topics: Collection[str]) -> None:
+        """Learn which log of its name each topic is; one made anew is noticed a little later."""
+        now_s = self._clock()
+        due = [
+            topic
+            for topic in sorted(topics)
+            if topic not in self._topic_ids
+            or now_s - self._topic_ids[topic][0] >= TOPIC_ID_PERIOD_S
+        ]
+        calls = [Call(f"{topic}: topic_id()", partial(self._log.topic_id, topic)) for topic in due]
+        for topic, found in zip(due, self._try(calls), strict=True):
+            if not isinstance(found, RetriableError):
+                self._topic_ids[topic] = (now_s, _identity(found))
+
+    def _bounds(self, tp: TopicPartition) -> Callable[[], Any]:
+        def ask() -> Any:
+            try:
+                return self._log.bounds(tp.topic, tp.partition)
+            except (LogUnavailable, OSError):
+                raise
+            except Exception as error:
+                # A topic that was made anew with fewer partitions, or a log that lost one?
+                if tp.partition in self._log.partitions(tp.topic):
+                    raise
+                raise _GoneError(tp) from error
+
+        return ask
+
+    def _checked(self, tp: TopicPartition, bounds: Any) -> View | RetriableError:
+        if isinstance(bounds, RetriableError):
+            return bounds
+        match bounds:
+            case (int(earliest), int(end)) if 0 <= earliest <= end:
+                return View(earliest, end, self._topic_ids.get(tp.topic, (0.0, ""))[1])
+        raise LogFailed(
+            f"{tp}: bounds() of {self._name} returned {bounds!r:.100}; it must be two whole "
+            "numbers, the first offset and the offset after the last one"
+        )
+
+    def _try(self, calls: Sequence[Call]) -> list[Any]:
+        """Make the calls that aren't to rest; a call that may work later gives a RetriableError."""
+        now_s = self._clock()
+        resting = {
+            call.what: failing
+            for call in calls
+            if (failing := self._failing.get(call.what)) and now_s < failing.retry_at_s
+        }
+        awake = [call for call in calls if call.what not in resting]
+        answers = dict(
+            zip((call.what for call in awake), self._run(awake) if awake else (), strict=True)
+        )
+        return [
+            RetriableError(resting[call.what].error)
+            if call.what in resting
+            else self._sorted(call.what, answers[call.what])
+            for call in calls
+        ]
+
+    def _sorted(self, what: str, answer: Any) -> Any:
+        if not isinstance(answer, Exception):
+            self._failing.pop(what, None)
+            return answer
+        if isinstance(answer, CoordinatedSourceError | OptionError):
+            raise answer
+        if isinstance(answer, _GoneError):
+            # Where that may be, the group's leader is about to share out what is left.
+            self._gone_for_good(answer.tp.topic, [answer.tp.partition])
+            return RetriableError(f"{answer.tp} is not in {self._name} any more")
+        why = f"{type(answer).__name__}: {answer}"
+        if not isinstance(answer, LogUnavailable | OSError):
+            raise LogFailed(f"{what} of {self._name} failed: {why}") from answer
+        return RetriableError(self._passing(what, why, answer))
+
+    def _passing(self, what: str, why: str, cause: Exception) -> str:
+        now_s = self._clock()
+        failing = self._failing.setdefault(what, _Failing(now_s, now_s, RETRY_MIN_S, ""))
+        for_s = now_s - failing.since_s
+        if for_s >= self._timeout_s:
+            raise LogFailed(
+                f"{what} of {self._name} has failed for {for_s:.1f} s, longer than option "
+                f"'logTimeout' allows ({self._timeout_s:g} s): {why}"
+            ) from cause
+        if not failing.error:
+            logger.warning("%s of %s failed, trying again: %s", what, self._name, why)
+        failing.error = f"{what} of {self._name} failed: {why}"
+        failing.retry_at_s = now_s + failing.pause_s
+        failing.pause_s = min(failing.pause_s * 2, RETRY_MAX_S)
+        return failing.error
+
+    def _gone_for_good(self, topic: str, gone: Sequence[int]) -> bool:
+        """Say whether partitions that were there are gone, and not for a moment only."""
+        key = f"{topic} {gone}"
+        now_s = self._clock()
+        named = ", ".join(f"{topic}-{partition}" for partition in gone)
+        if key not in self._gone_since_s:
+            logger.warning(
+                "%s no longer has %s; waiting up to %g s for it", self._name, named, LAG_MAX_S
+            )
+            self._gone_since_s[key] = now_s
+        if now_s - self._gone_since_s[key] < LAG_MAX_S:
+            return False
+        self._fail_if_gone(named)
+        return True
+
+    def _fail_if_gone(self, named: str) -> None:
+        if self._on_data_loss == "error":
+            raise DataLossError(
+                f"{self._name} no longer has {named}: the topic was made anew with fewer "
+                "partitions, or partitions were deleted. Set option 'onDataLoss' to 'earliest' or "
+                "'latest' to go on without them"
+            )
+
+
+class _GoneError(Exception):
+    """A partition can't be asked, and the topic doesn't have it."""
+
+    def __init__(self, tp: TopicPartition) -> None:
+        super().__init__(str(tp))
+        self.tp = tp
+
+
+def _identity(topic_id: Any) -> str:
+    """Return a log's mark for a topic in the form that a pin can hold."""
+    if topic_id is None:
+        return ""
+    text = str(topic_id)
+    if IDENTITY.fullmatch(text):
+        return text
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
