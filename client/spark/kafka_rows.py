@@ -10,11 +10,14 @@ from client.spark.log import OFFSET_COLUMN
 _HEADERS: Final = pa.list_(
     pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 )
+_MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
+_MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
+_OFFSET: Final = pa.field(OFFSET_COLUMN, pa.int64())
 _COLUMNS: Final = pa.schema(
     [
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("timestamp", _MICROSECONDS),
         pa.field("timestampType", pa.int32()),
     ]
 )
@@ -30,20 +33,12 @@ def columns(*, include_headers: bool) -> pa.Schema:
 
 def record_batch(messages: Sequence[Any], *, include_headers: bool) -> pa.RecordBatch:
     """Return messages as rows, with their offsets in the first column."""
-    times = [message.timestamp() for message in messages]
-    if all(kind != _NO_TIME for kind, _ in times):
-        stamps = pa.array([ms for _, ms in times], pa.timestamp("ms", tz="UTC"))
-    else:
-        stamps = pa.array(
-            [ms if kind != _NO_TIME else None for kind, ms in times],
-            pa.timestamp("ms", tz="UTC"),
-        )
+    kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
     arrays = [
         pa.array([message.offset() for message in messages], pa.int64()),
         pa.array([message.key() for message in messages], pa.binary()),
         pa.array([message.value() for message in messages], pa.binary()),
-        stamps.cast(pa.timestamp("us", tz="UTC")),
-        pa.array([kind - 1 for kind, _ in times], pa.int32()),
+        *_times(kinds, times),
     ]
     if include_headers:
         arrays.append(pa.array([_headers(message.headers()) for message in messages], _HEADERS))
@@ -51,7 +46,18 @@ def record_batch(messages: Sequence[Any], *, include_headers: bool) -> pa.Record
     return pa.RecordBatch.from_arrays(arrays, schema=schema.insert(0, _OFFSET))
 
 
-_OFFSET: Final = pa.field(OFFSET_COLUMN, pa.int64())
+def _times(kinds: Sequence[int], times: Sequence[int]) -> tuple[pa.Array, pa.Array]:
+    """Return the columns ``timestamp`` and ``timestampType``."""
+    known = set(kinds)
+    stamps: Sequence[int | None] = times
+    if _NO_TIME in known:
+        stamps = [ms if kind != _NO_TIME else None for kind, ms in zip(kinds, times, strict=True)]
+    types = (
+        pa.repeat(pa.scalar(kinds[0] - 1, pa.int32()), len(kinds))  # As a rule they are all alike.
+        if len(known) == 1
+        else pa.array([kind - 1 for kind in kinds], pa.int32())
+    )
+    return pa.array(stamps, _MILLISECONDS).cast(_MICROSECONDS), types
 
 
 def _headers(given: Sequence[tuple[str, bytes | None]] | None) -> list[dict[str, Any]] | None:
