@@ -90,6 +90,10 @@ LAYERS = {
         ours=names("protocol", "coordinator"), others=names("trio", "structlog", "click", "msgpack")
     ),
     "client": Layer(ours=names("protocol"), others=names("trio", "outcome", "structlog")),
+    # Its command line, and the Kafka client behind it, which are imported only when they are used.
+    "client.kafka_groups": Layer(
+        ours=names("protocol", "client"), others=names("click", "confluent_kafka")
+    ),
     "client.spark": Layer(
         ours=names("protocol", "client"),
         others=names("pyspark", "pyarrow", "pandas", "py4j", "trio", "click", "confluent_kafka"),

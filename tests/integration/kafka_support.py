@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from bench.peer_jars import spark_jars
@@ -57,6 +57,24 @@ class Broker:
                 self._producer.poll(0)
         left = self._producer.flush(ANSWER_S)
         assert not left, f"{left} messages were not taken"
+
+    @contextmanager
+    def consumer(self, topic: str, group: str) -> Iterator[Consumer]:
+        """Have a member of a group read a topic."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.address,
+                "group.id": group,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
+        try:
+            consumer.subscribe([topic])
+            assert consumer.poll(ANSWER_S) is not None, "nothing was read"
+            yield consumer
+        finally:
+            consumer.close()
 
 
 @contextmanager

@@ -1,157 +1,66 @@
-"""The listener's bookkeeping, its thread, and what it takes from an event."""
+"""What the listener takes from Spark's events, and from checkpoints."""
 
-import queue
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from client.exceptions import CommitRefused, CoordinatorUnavailable
+from client.kafka_groups import KafkaGroupError
 from client.spark import listener as module
-from client.spark.listener import BackgroundCommitter, GroupOffsetListener, OffsetBoard
+from client.spark.checkpoint import CheckpointError
+from client.spark.listener import GroupOffsetListener
+from client.spark.listener_background import Background
+from client.spark.listener_board import BackgroundCommitter, NotNow, Refused
+from client.spark.listener_targets import CoordinatorTarget, KafkaTarget
 from protocol.types import TopicPartition
+from tests.spark.test_checkpoint import Made
 
-A, B = TopicPartition("t", 0), TopicPartition("t", 1)
-DAY_S = 24 * 3600.0
-
-
-def test_only_news_is_due() -> None:
-    """An event may repeat what was committed."""
-    board = OffsetBoard()
-    board.want({A: 5, B: 7})
-    assert board.due(0) == {A: 5, B: 7}
-
-    board.stored({A: 5}, 0)
-    board.want({A: 5, B: 8})
-
-    assert board.due(1) == {B: 8}
+A, B, C = (TopicPartition("t", p) for p in range(3))
+OWN = (
+    '{"t-0":{"s":1,"e":9,"g":1},"@":{"v":1,"coordinator":"h:1","group":"g","client_id":"spark-1"}}'
+)
 
 
-def test_a_quiet_partition_is_committed_again_each_day() -> None:
-    """Its offset would expire, and the lag with it."""
-    board = OffsetBoard()
-    assert board.next_due_s() is None
-    board.want({A: 5, B: 5})
-    board.stored({A: 5}, 0)
-    board.stored({B: 5}, 10)
-
-    assert board.next_due_s() == DAY_S
-    assert board.due(DAY_S - 1) == {}
-    assert board.due(DAY_S) == {A: 5}
-
-
-class Store:
-    """Commits, in order, and failures to come."""
-
-    def __init__(self) -> None:
-        self.stored: queue.SimpleQueue[dict[TopicPartition, int]] = queue.SimpleQueue()
-        self.failures: list[Exception] = []
-
-    def commit(self, offsets: Any) -> None:
-        """Store or fail."""
-        if self.failures:
-            raise self.failures.pop(0)
-        self.stored.put(dict(offsets))
-
-    def next(self) -> dict[TopicPartition, int]:
-        """Wait for the next commit."""
-        return self.stored.get(timeout=30)
-
-
-def test_the_thread_commits_what_it_is_given() -> None:
-    """The caller is Spark's callback thread and never waits."""
-    store = Store()
-    committer = BackgroundCommitter(store.commit, OffsetBoard())
-
-    committer.want({A: 1})
-    assert store.next() == {A: 1}
-    committer.want({A: 2, B: 2})
-
-    assert store.next() == {A: 2, B: 2}
-    committer.close(30)
-
-
-def test_an_outage_is_retried_with_the_newest_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old ones are of no interest any more."""
-    monkeypatch.setattr(module, "PAUSE_MIN_S", 0.0)
-    store = Store()
-    store.failures = [
-        CoordinatorUnavailable("away"),
-        ValueError("a bug"),
-        CoordinatorUnavailable(""),
+def event(
+    *end_offsets: str,
+    name: str | None = "orders",
+    batch: int = 0,
+    run: str = "r1",
+    query: str = "q",
+) -> Any:
+    """Return a progress event as Spark makes it."""
+    sources = [
+        SimpleNamespace(endOffset=end, latestOffset=None, description="s") for end in end_offsets
     ]
-    committer = BackgroundCommitter(store.commit, OffsetBoard())
-
-    committer.want({A: 1})
-
-    assert store.next() == {A: 1}
-    committer.close(30)
+    return SimpleNamespace(
+        progress=SimpleNamespace(name=name, sources=sources, batchId=batch, id=query, runId=run)
+    )
 
 
-def test_a_refused_offset_is_not_tried_for_ever() -> None:
-    """Members of the group own it; the next batch is another chance."""
-    store = Store()
-    store.failures = [CommitRefused({A: 3})]
-    committer = BackgroundCommitter(store.commit, OffsetBoard())
-
-    committer.want({A: 1})
-    committer.close(30)
-    assert store.stored.empty()
-
-
-def test_what_was_refused_is_tried_again_with_the_next_batch() -> None:
-    """Also where that batch says nothing new about it: it isn't stored, so it is not settled."""
-    board = OffsetBoard()
-    board.want({A: 1, B: 1})
-    board.stored({B: 1}, 0)
-    board.refused([A], 1)
-    assert board.due(1) == {}
-    assert board.next_due_s() == DAY_S
-    assert board.due(DAY_S + 1) == {A: 1, B: 1}
-
-    board.want({B: 2})
-
-    assert board.due(1) == {A: 1, B: 2}
-
-
-def test_a_partly_refused_commit_settles_only_the_rest() -> None:
-    """The other partitions are stored."""
-    board, store = OffsetBoard(), Store()
-    store.failures = [CommitRefused({A: 3})]
-    committer = BackgroundCommitter(store.commit, board)
-    board.want({A: 1, B: 1})
-
-    assert committer._try(board.due(0))
-    assert board.due(0) == {}
-    board.want({})
-
-    assert board.due(0) == {A: 1}
-
-
-def test_closing_commits_what_is_due() -> None:
-    """The last batch of a query should not be missing."""
-    store = Store()
-    committer = BackgroundCommitter(store.commit, OffsetBoard())
-    committer.want({A: 1})
-
-    committer.close(30)
-
-    assert store.next() == {A: 1}
-    BackgroundCommitter(store.commit, OffsetBoard()).close(30)
-
-
-def event(*end_offsets: str, name: str = "orders") -> Any:
-    """Return an event as Spark makes it."""
-    sources = [SimpleNamespace(endOffset=end) for end in end_offsets]
-    return SimpleNamespace(progress=SimpleNamespace(name=name, sources=sources))
+def life(query: str = "q", run: str = "r1", name: str | None = "orders") -> Any:
+    """Return an event of a query's start, idleness or end."""
+    return SimpleNamespace(id=query, runId=run, name=name)
 
 
 @pytest.fixture
 def wanted(monkeypatch: pytest.MonkeyPatch) -> list[dict[TopicPartition, int]]:
-    """What the listener hands to its committer."""
+    """What the listener hands to its committers; nothing runs in the background."""
     handed: list[dict[TopicPartition, int]] = []
     monkeypatch.setattr(BackgroundCommitter, "want", lambda _, offsets: handed.append(offsets))
+    monkeypatch.setattr(Background, "do", lambda _, task: task())
+    monkeypatch.setattr(Background, "start", lambda _: None)
     return handed
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Made]:
+    """Return the checkpoint of the query."""
+    made = Made(tmp_path / "ck")
+    (made.folder / "metadata").write_text('{"id":"q"}')
+    return made
 
 
 def test_all_sources_of_a_query_are_committed(wanted: list[dict[TopicPartition, int]]) -> None:
@@ -159,7 +68,7 @@ def test_all_sources_of_a_query_are_committed(wanted: list[dict[TopicPartition, 
     listener = GroupOffsetListener("h:1", "lag")
 
     listener.onQueryProgress(event('{"t":{"0":5}}', "None", '{"u-1":{"s":1,"e":9,"g":1}}'))
-    listener.onQueryProgress(event("None"))
+    listener.onQueryProgress(event("None", batch=1))
 
     assert wanted == [{A: 5, TopicPartition("u", 1): 9}]
     listener.close()
@@ -169,10 +78,14 @@ def test_other_queries_are_left_alone(wanted: list[dict[TopicPartition, int]]) -
     """Two queries on one topic have different lags."""
     listener = GroupOffsetListener("h:1", "lag", query_name="orders")
 
-    listener.onQueryProgress(event('{"t":{"0":5}}', name="other"))
+    listener.onQueryStarted(life("o", name="other"))
+    listener.onQueryProgress(event('{"t":{"0":5}}', name="other", query="o"))
+    listener.onQueryIdle(life("o"))
+    listener.onQueryTerminated(life("o"))
     listener.onQueryProgress(event('{"t":{"0":6}}'))
 
     assert wanted == [{A: 6}]
+    assert [query.query_id for query in listener.metrics().queries] == ["q"]
 
 
 def test_the_group_of_a_coordinated_source_is_refused_loudly(
@@ -180,13 +93,237 @@ def test_the_group_of_a_coordinated_source_is_refused_loudly(
 ) -> None:
     """Its readers own the offsets; a commit from outside would be refused, or worse, not."""
     listener = GroupOffsetListener("h:1", "g")
-    end = (
-        '{"t-0":{"s":1,"e":9,"g":1},'
-        '"@":{"v":1,"coordinator":"h:1","group":"g","client_id":"spark-1"}}'
-    )
 
-    listener.onQueryProgress(event(end))
-    listener.onQueryProgress(event(end))
+    listener.onQueryProgress(event(OWN))
+    listener.onQueryProgress(event(OWN, batch=1))
 
     assert wanted == []
     assert caplog.text.count("a group of its own") == 1
+
+
+def test_a_kafka_group_may_show_a_coordinated_source_of_that_name(
+    wanted: list[dict[TopicPartition, int]],
+) -> None:
+    """It is another group, with nobody in it."""
+    listener = GroupOffsetListener("h:1", "g", kafka="k:9092")
+
+    listener.onQueryProgress(event(OWN, '{"u":{"0":5}}'))
+
+    assert wanted == [{TopicPartition("u", 0): 5}, {A: 9, TopicPartition("u", 0): 5}]
+
+
+def test_both_places_get_the_same_offsets(wanted: list[dict[TopicPartition, int]]) -> None:
+    """Each with a thread of its own, so that an outage of one is nothing to the other."""
+    listener = GroupOffsetListener("h:1", "lag", kafka={"bootstrap.servers": "k:9092"})
+
+    listener.onQueryProgress(event('{"t":{"0":5}}'))
+
+    assert wanted == [{A: 5}, {A: 5}]
+    assert [target.target for target in listener.metrics().targets] == [
+        "group 'lag' at the coordinator h:1",
+        "group 'lag' at Kafka k:9092",
+    ]
+
+
+def test_a_start_shows_what_the_checkpoint_has(
+    wanted: list[dict[TopicPartition, int]], made: Made
+) -> None:
+    """A query without news would have no lag at all until the next batch."""
+    made.planned(4, '{"t":{"0":5}}')
+    made.planned(5, '{"t":{"0":6}}')
+    made.done(4)
+    listener = GroupOffsetListener("h:1", "lag", checkpoint=str(made.folder))
+
+    listener.onQueryStarted(life())
+
+    assert wanted == [{A: 5}]
+
+
+def test_a_listener_that_comes_late_looks_into_the_checkpoint_too(
+    wanted: list[dict[TopicPartition, int]], made: Made
+) -> None:
+    """It saw no start; quiet partitions of a coordinated source are in older batches."""
+    made.planned(4, '{"t-0":{"s":1,"e":9,"g":1},"@":{"v":1}}')
+    made.planned(5, '{"t-1":{"s":1,"e":8,"g":1},"@":{"v":1}}')
+    made.done(4)
+    made.done(5)
+    listener = GroupOffsetListener("h:1", "lag", checkpoint=str(made.folder))
+
+    listener.onQueryProgress(event('{"t-1":{"s":1,"e":8,"g":1}}', batch=5))
+
+    assert wanted == [{B: 8}, {A: 9, B: 8}]
+
+
+def test_dropped_events_and_the_last_batch_heal_from_the_checkpoint(
+    wanted: list[dict[TopicPartition, int]], made: Made
+) -> None:
+    """Spark drops events when its queue is full, and often that of the last batch."""
+    listener = GroupOffsetListener("h:1", "lag", checkpoint=str(made.folder))
+    listener.onQueryStarted(life())
+    for batch, offsets in enumerate(['{"0":1}', '{"1":2}', '{"0":3}', '{"2":4}']):
+        made.planned(batch, f'{{"t":{offsets}}}')
+        made.done(batch)
+
+    listener.onQueryProgress(event('{"t":{"0":1}}', batch=0))
+    listener.onQueryProgress(event('{"t":{"0":3}}', batch=2))
+    listener.onQueryTerminated(life())
+
+    # The gap's reading goes as far as the checkpoint does by then.
+    assert wanted[:2] == [{A: 1}, {A: 3}]
+    assert {tp: offset for news in wanted for tp, offset in news.items()} == {A: 3, B: 2, C: 4}
+    (query,) = listener.metrics().queries
+    assert (query.dropped_events, query.healed, query.active) == (1, 2, False)
+
+
+def test_another_querys_checkpoint_is_not_taken(
+    wanted: list[dict[TopicPartition, int]], made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copied path would show the offsets of somebody else."""
+    made.planned(0, '{"t":{"0":5}}')
+    made.done(0)
+    listener = GroupOffsetListener("h:1", "lag", checkpoint=str(made.folder))
+
+    for batch in range(9):
+        listener.onQueryProgress(event('{"u":{"0":5}}', batch=batch, query="other"))
+
+    assert wanted == [{TopicPartition("u", 0): 5}] * 9
+    assert "is the checkpoint of query q, not of other" in caplog.text
+    assert caplog.text.count("isn't shown") == module.READS_FAILED_MAX
+
+
+def test_a_checkpoint_can_be_shown_without_a_query(
+    wanted: list[dict[TopicPartition, int]], made: Made, tmp_path: Path
+) -> None:
+    """A job that runs once a day is behind in between, and visibly so."""
+    made.planned(0, '{"t":{"0":5}}')
+    made.done(0)
+    listener = GroupOffsetListener("h:1", "lag")
+
+    assert listener.catch_up(str(made.folder)) == {A: 5}
+    assert wanted == [{A: 5}]
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        listener.catch_up(str(tmp_path / "none"))
+
+
+def test_a_users_function_that_fails_is_logged_once_and_harms_nothing(
+    wanted: list[dict[TopicPartition, int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other sources of the query are shown all the same."""
+
+    def decode(offset: Any) -> Mapping[tuple[str, int], int]:
+        raise KeyError(offset["n"])
+
+    listener = GroupOffsetListener("h:1", "lag", decode=decode)
+    for batch in range(3):
+        listener.onQueryProgress(event(f'{{"n":{batch}}}', '{"t":{"0":5}}', batch=batch))
+
+    assert wanted == [{A: 5}] * 3
+    assert caplog.text.count("raised KeyError") == 1
+
+
+def test_ends_are_known_for_the_coordinator(wanted: list[dict[TopicPartition, int]]) -> None:
+    """So that its own lag is one, too."""
+    listener = GroupOffsetListener("h:1", "lag", report_ends=True)
+    progress = event('{"t":{"0":5}}')
+    progress.progress.sources[0].latestOffset = '{"t":{"0":9}}'
+
+    listener.onQueryProgress(progress)
+
+    assert listener._ends() == {A: 9}
+    (query,) = listener.metrics().queries
+    assert query.lag == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"coordinator": None}, "to a 'coordinator', to 'kafka', or to both"),
+        ({"group": ""}, "'group' is empty"),
+        ({"kafka_group": "k"}, "'kafka_group' needs 'kafka'"),
+        ({"metrics_every_s": 0}, "'metrics_every_s' is 0"),
+        ({"metrics_file": "/x"}, "'metrics_file' needs 'metrics_every_s'"),
+        ({"topics": "orders"}, "'topics' must be several names"),
+        ({"kafka": {"security.protocol": "SASL_SSL"}}, "no 'bootstrap.servers'"),
+        ({"kafka": {"bootstrap.servers": "k:1", "acks.": "1"}}, "acks"),
+    ],
+)
+def test_wrong_arguments_are_named(given: dict[str, Any], why: str) -> None:
+    """At once, not in a thread's log an hour later."""
+    with pytest.raises((ValueError, TypeError, KafkaGroupError), match=why):
+        GroupOffsetListener(**{"coordinator": "h:1", "group": "g", **given})
+
+
+def test_metrics_are_logged_and_written(
+    tmp_path: Path, wanted: list[dict[TopicPartition, int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that is read while it is written must be whole."""
+    file = tmp_path / "lag.prom"
+    listener = GroupOffsetListener("h:1", "lag", metrics_every_s=60, metrics_file=str(file))
+    listener.onQueryProgress(event('{"t":{"0":5}}'))
+
+    with caplog.at_level(logging.INFO, "client.spark.listener.metrics"):
+        listener._emit()
+
+    assert 'topic="t",partition="0"} 5\n' in file.read_text()
+    assert '"finished":5' in caplog.messages[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["lag.prom"]
+
+
+def test_the_background_goes_on_after_a_task_that_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One damaged checkpoint must not end the metrics."""
+    ran: list[str] = []
+    background = Background(lambda: ran.append("tick"), 3600.0)
+
+    background.do(lambda: [].pop())
+    background.do(lambda: ran.append("task"))
+    background.close(30)
+    background.do(lambda: ran.append("too late"))
+
+    assert ran == ["task", "tick"]
+    assert "pop from empty list" in caplog.text
+
+
+class Refusing:
+    """A Kafka cluster or a coordinator's client that raises."""
+
+    address = "k:9092"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def commit(self, group: str, offsets: object) -> None:
+        """Raise."""
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        ("KafkaUnavailable('away')", NotNow),
+        ("KafkaGroupError('no rights')", Refused),
+        ("KafkaRefused('no such partition', {A: 'no'})", Refused),
+        ("CoordinatorUnavailable('away')", NotNow),
+        ("OutcomeUnknown('perhaps')", NotNow),
+        ("FatalError('members', code=25)", Refused),
+        ("CommitRefused({A: 3})", Refused),
+    ],
+)
+def test_each_places_errors_mean_later_or_never(error: str, raised: type[Exception]) -> None:
+    """What is refused is not repeated before the next batch; what is away is."""
+    from client import exceptions, kafka_groups  # noqa: PLC0415 - to make them by name.
+
+    names = {**vars(exceptions), **vars(kafka_groups), "A": A}
+    refusing: Any = Refusing(eval(error, names))  # noqa: PGH001, RUF100 - from the table above.
+    if "Kafka" in error:
+        target: Any = KafkaTarget("k:9092", "g", lambda _: refusing)
+    else:
+        target = CoordinatorTarget("h:1", "g")
+        target._client = refusing
+
+    with pytest.raises(raised) as caught:
+        target.commit({A: 1, B: 2})
+    if isinstance(caught.value, Refused):
+        all_of_it = "Fatal" in error or "GroupError" in error
+        assert caught.value.partitions == ({A, B} if all_of_it else {A})

@@ -1,0 +1,33 @@
+"""The groups of a Kafka cluster: committing to them, and importing them into the coordinator.
+
+Needs ``pip install group-coordinator[kafka]``; importing this package does not.
+``python -m client.kafka_groups import --help`` is the command line.
+"""
+
+from client.kafka_groups.cluster import (
+    KafkaCluster,
+    KafkaGroup,
+    KafkaGroupError,
+    KafkaRefused,
+    KafkaUnavailable,
+)
+from client.kafka_groups.importing import import_groups
+from client.kafka_groups.plan import (
+    Existing,
+    GroupImport,
+    ImportReport,
+    PartitionImport,
+)
+
+__all__ = [
+    "Existing",
+    "GroupImport",
+    "ImportReport",
+    "KafkaCluster",
+    "KafkaGroup",
+    "KafkaGroupError",
+    "KafkaRefused",
+    "KafkaUnavailable",
+    "PartitionImport",
+    "import_groups",
+]

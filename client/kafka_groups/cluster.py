@@ -1,0 +1,253 @@
+"""A Kafka cluster's consumer groups, seen with the admin client of confluent-kafka."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple, TypeVar
+
+from client.types import OffsetAndMetadata, Offsets
+from protocol.types import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
+
+TIMEOUT_S: Final = 10.0
+
+# The cluster's states of a group in which nobody but its members may commit.
+INACTIVE: Final = frozenset({"EMPTY", "DEAD"})
+
+# Kafka's names of errors that go away by themselves.
+_PASSING: Final = frozenset(
+    {
+        "COORDINATOR_LOAD_IN_PROGRESS",
+        "COORDINATOR_NOT_AVAILABLE",
+        "NOT_COORDINATOR",
+        "REQUEST_TIMED_OUT",
+        "NETWORK_EXCEPTION",
+        "UNSTABLE_OFFSET_COMMIT",
+        "_ALL_BROKERS_DOWN",
+        "_RESOLVE",
+        "_TIMED_OUT",
+        "_TRANSPORT",
+        "_WAIT_COORD",
+    }
+)
+
+# And of those that a group with members gives to everybody else.
+_HAS_MEMBERS: Final = frozenset(
+    {"UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS", "NON_EMPTY_GROUP"}
+)
+
+T = TypeVar("T")
+
+
+class KafkaGroupError(Exception):
+    """The cluster said no, or can't be asked at all; repeating it does not help."""
+
+
+class KafkaUnavailable(KafkaGroupError):
+    """No definite answer in time. The same call again may well succeed."""
+
+
+class KafkaRefused(KafkaGroupError):
+    """Some partitions were refused, the others are stored.
+
+    Attributes:
+        errors: why, per refused partition.
+
+    """
+
+    def __init__(self, message: str, errors: Mapping[TopicPartition, str]) -> None:
+        self.errors = dict(errors)
+        super().__init__(message)
+
+
+class KafkaGroup(NamedTuple):
+    """One group of a cluster; ``state`` is Kafka's name, such as STABLE or EMPTY."""
+
+    name: str
+    state: str
+
+    @property
+    def active(self) -> bool:
+        """Say whether it has members (or may have: the state isn't known)."""
+        return self.state not in INACTIVE
+
+
+class KafkaCluster:
+    """The groups of a cluster. Each call blocks, at most *timeout_s*.
+
+    Args:
+        config: "host:9092", or the settings of confluent-kafka (librdkafka), such as
+            ``{"bootstrap.servers": …, "security.protocol": "SASL_SSL", …}``. They are never logged.
+        timeout_s: how long one call waits for the cluster.
+
+    Raises:
+        KafkaGroupError: confluent-kafka isn't installed, or it refuses the settings.
+
+    """
+
+    def __init__(self, config: str | Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> None:
+        given = {"bootstrap.servers": config} if isinstance(config, str) else dict(config)
+        if not given.get("bootstrap.servers"):
+            raise KafkaGroupError("the Kafka settings have no 'bootstrap.servers'")
+        self.address = str(given["bootstrap.servers"])
+        self._timeout_s = timeout_s
+        self._kafka, self._admin_api = _confluent()
+        self._last_error: str | None = None
+        settings = {
+            "client.id": "group-coordinator",
+            # Its own lines on standard error, one per failed attempt to connect, say nothing that
+            # isn't in the exceptions here.
+            "log_level": 0,
+            **given,
+            "error_cb": self._on_error,
+        }
+        try:
+            self._admin = self._admin_api.AdminClient(settings)
+        except (self._kafka.KafkaException, TypeError, ValueError) as exc:
+            raise KafkaGroupError(f"the Kafka settings are refused: {_text(exc)}") from None
+
+    def groups(self) -> list[KafkaGroup]:
+        """Return the consumer groups, sorted by name.
+
+        Raises:
+            KafkaUnavailable: nobody answered, or not all brokers did.
+            KafkaGroupError: the cluster refused.
+
+        """
+        found = self._wait(
+            self._admin.list_consumer_groups(request_timeout=self._timeout_s), "its groups"
+        )
+        for error in found.errors:
+            raise self._error(error, "its groups")
+        return sorted(KafkaGroup(g.group_id, _state(g.state)) for g in found.valid)
+
+    def group(self, name: str) -> KafkaGroup:
+        """Return one group; one that isn't there is DEAD.
+
+        Raises:
+            KafkaUnavailable: nobody answered.
+            KafkaGroupError: the cluster refused.
+
+        """
+        what = f"group {name!r}"
+        asked = self._admin.describe_consumer_groups([name], request_timeout=self._timeout_s)
+        try:
+            return KafkaGroup(name, _state(self._wait(asked[name], what).state))
+        except KafkaGroupError as exc:
+            if "GROUP_ID_NOT_FOUND" in str(exc):
+                return KafkaGroup(name, "DEAD")
+            raise
+
+    def offsets(self, name: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return what a group has committed; nothing for a group that isn't there.
+
+        Raises:
+            KafkaUnavailable: nobody answered.
+            KafkaGroupError: the cluster refused.
+
+        """
+        what = f"the offsets of group {name!r}"
+        request = self._kafka.ConsumerGroupTopicPartitions(name)
+        asked = self._admin.list_consumer_group_offsets([request], request_timeout=self._timeout_s)
+        try:
+            answer = self._wait(asked[name], what)
+        except KafkaGroupError as exc:
+            if "GROUP_ID_NOT_FOUND" in str(exc):
+                return {}
+            raise
+        found = {}
+        for one in answer.topic_partitions:
+            if one.error is not None:
+                raise self._error(one.error, f"{what}, {one.topic}-{one.partition}")
+            if one.offset > NO_OFFSET:
+                epoch = NO_LEADER_EPOCH if one.leader_epoch is None else one.leader_epoch
+                value = OffsetAndMetadata(one.offset, one.metadata or "", epoch)
+                found[TopicPartition(one.topic, one.partition)] = value
+        return found
+
+    def commit(self, name: str, offsets: Offsets) -> None:
+        """Store offsets of a group without members, as ``kafka-consumer-groups`` does.
+
+        Raises:
+            KafkaRefused: some partitions were refused (the cluster doesn't have them, or the
+                group has members); the others are stored.
+            KafkaUnavailable: no definite answer.
+            KafkaGroupError: the cluster refused all of it.
+
+        """
+        if not offsets:
+            return
+        what = f"the commit to group {name!r}"
+        request = self._kafka.ConsumerGroupTopicPartitions(
+            name, [self._partition(tp, value) for tp, value in sorted(offsets.items())]
+        )
+        asked = self._admin.alter_consumer_group_offsets([request], request_timeout=self._timeout_s)
+        answer = self._wait(asked[name], what)
+        failed = {
+            TopicPartition(one.topic, one.partition): one.error
+            for one in answer.topic_partitions
+            if one.error is not None
+        }
+        for error in failed.values():
+            if error.name() in _PASSING:
+                raise self._error(error, what)
+        if failed:
+            errors = {tp: _reason(error) for tp, error in failed.items()}
+            raise KafkaRefused(f"{what} was refused for {_listed(errors)}", errors)
+
+    def _partition(self, tp: TopicPartition, value: int | OffsetAndMetadata) -> Any:
+        entry = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+        known: dict[str, Any] = {"metadata": entry.metadata} if entry.metadata else {}
+        if entry.leader_epoch != NO_LEADER_EPOCH:
+            known["leader_epoch"] = entry.leader_epoch
+        return self._kafka.TopicPartition(tp.topic, tp.partition, entry.offset, **known)
+
+    def _wait(self, asked: "Future[T]", what: str) -> T:
+        try:
+            # The request has a timeout of its own; this one is for when that isn't kept.
+            return asked.result(self._timeout_s * 2)
+        except TimeoutError as exc:
+            raise KafkaUnavailable(f"Kafka at {self.address}: no answer about {what}") from exc
+        except self._kafka.KafkaException as exc:
+            raise self._error(exc.args[0], what) from exc
+
+    def _error(self, error: Any, what: str) -> KafkaGroupError:
+        text = f"Kafka at {self.address}: {what}: {_reason(error)}"
+        if error.name() in _PASSING:
+            self._admin.poll(0)  # Calls `_on_error`.
+            hint = f" (last: {self._last_error})" if self._last_error else ""
+            return KafkaUnavailable(text + hint)
+        return KafkaGroupError(text)
+
+    def _on_error(self, error: Any) -> None:
+        self._last_error = f"{error.name()}: {error.str()}"
+
+
+def _confluent() -> tuple[Any, Any]:
+    try:
+        import confluent_kafka  # noqa: PLC0415 - only who has to do with Kafka needs it.
+        from confluent_kafka import admin  # noqa: PLC0415
+    except ImportError as exc:
+        raise KafkaGroupError(
+            "a Kafka cluster's groups need confluent-kafka: pip install group-coordinator[kafka]"
+        ) from exc
+    return confluent_kafka, admin
+
+
+def _state(state: Any) -> str:
+    return getattr(state, "name", str(state))
+
+
+def _reason(error: Any) -> str:
+    if error.name() in _HAS_MEMBERS:
+        return f"{error.name()}: the group has members, and only they can commit"
+    return f"{error.name()}: {error.str()}"
+
+
+def _text(exc: BaseException) -> str:
+    error = exc.args[0] if exc.args else exc
+    return str(error.str() if hasattr(error, "str") else error)
+
+
+def _listed(errors: Mapping[TopicPartition, str], most: int = 5) -> str:
+    shown = [f"{tp}: {why}" for tp, why in sorted(errors.items())[:most]]
+    more = len(errors) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,87 @@
+"""Which checkpoint belongs to a query, and what it says is finished."""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from client.spark.checkpoint import CheckpointError, Finished, checkpoint_files, read_finished
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_LOCATION = "spark.sql.streaming.checkpointLocation"
+
+
+class CheckpointOf:
+    """Finds and reads the checkpoints of queries.
+
+    Args:
+        given: the checkpoint that the user named; None to find them.
+
+    """
+
+    def __init__(self, given: str | None) -> None:
+        self._given = given
+        self._found: dict[str, str] = {}
+
+    def read(
+        self, query_id: str, name: str | None, spark: "SparkSession | None", after: int
+    ) -> Finished | None:
+        """Return what a query has finished behind batch *after*; None where there is no telling.
+
+        Raises:
+            CheckpointError: the checkpoint can't be read, or is another query's.
+
+        """
+        location = self._given or self._locate(query_id, name, spark)
+        if location is None:
+            logger.debug("no checkpoint of query %s is known", name or query_id)
+            return None
+        finished = self.read_at(location, spark, after)
+        if finished.query_id is None:
+            logger.debug("query %s has no checkpoint at %s", name or query_id, location)
+            return None
+        if finished.query_id != query_id:
+            raise CheckpointError(
+                f"{location} is the checkpoint of query {finished.query_id}, not of {query_id}"
+            )
+        return finished
+
+    def read_at(self, location: str, spark: "SparkSession | None", after: int) -> Finished:
+        """Return what the checkpoint at *location* says.
+
+        Raises:
+            CheckpointError: it can't be read.
+
+        """
+        return read_finished(checkpoint_files(location, spark), after)
+
+    def _locate(self, query_id: str, name: str | None, spark: "SparkSession | None") -> str | None:
+        if spark is None:
+            return None
+        if query_id not in self._found:
+            location = _resolved(spark, query_id) or _default(spark, name)
+            if location is not None:
+                self._found[query_id] = location
+        return self._found.get(query_id)
+
+
+def _resolved(spark: Any, query_id: str) -> str | None:
+    """Ask the query itself, while it runs. Spark Connect doesn't tell."""
+    try:
+        query = spark.streams.get(query_id)
+        return str(query._jsq.streamingQuery().resolvedCheckpointRoot())  # noqa: SLF001
+    except Exception as exc:  # noqa: BLE001 - not a public way: whatever it does, go without.
+        logger.debug("the checkpoint of query %s isn't found: %r", query_id, exc)
+        return None
+
+
+def _default(spark: Any, name: str | None) -> str | None:
+    """Return where Spark puts the checkpoints of queries that have a name."""
+    try:
+        root = spark.conf.get(DEFAULT_LOCATION, None)
+    except Exception as exc:  # noqa: BLE001 - the session may have ended.
+        logger.debug("%s can't be read: %r", DEFAULT_LOCATION, exc)
+        return None
+    return f"{root.rstrip('/')}/{name}" if root and name else None

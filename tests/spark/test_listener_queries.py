@@ -1,0 +1,145 @@
+"""What a listener makes of events that come, don't come, or come late."""
+
+from hypothesis import given, strategies as st
+
+from client.spark.checkpoint import FinishedBatch
+from client.spark.listener_queries import Event, QueryState
+from client.spark.listener_sources import Reached, Rules, batch_offsets
+from protocol.types import TopicPartition
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def event(batch: int, run: str = "r1", **finished: int) -> Event:
+    """Return an event; ``a=5`` is partition 0."""
+    names = {"a": A, "b": B}
+    reached = Reached({names[name]: offset for name, offset in finished.items()}, {})
+    return Event("q", run, "orders", batch, reached)
+
+
+def started() -> QueryState:
+    """Return a query that has started."""
+    state = QueryState("q", "orders", 0.0)
+    state.started("r1", 0.0)
+    return state
+
+
+def test_an_event_is_news() -> None:
+    """All of it: what was refused gets another chance with each batch."""
+    state = started()
+
+    assert state.progress(event(0, a=5), 1).news == {A: 5}
+    assert state.progress(event(1, a=5, b=1), 2).news == {A: 5, B: 1}
+
+
+def test_a_gap_in_the_batches_is_a_dropped_event() -> None:
+    """Spark drops events when its queue is full; the checkpoint has the batches."""
+    state = started()
+    assert state.progress(event(3, a=1), 1).missed_after is None
+
+    step = state.progress(event(6, a=9), 2)
+
+    assert step.missed_after == 3
+    assert state.dropped == 2
+    assert state.progress(event(7, a=10), 2).missed_after is None
+
+
+def test_a_late_event_does_not_turn_an_offset_back() -> None:
+    """The lag would jump up and stay there until the next batch."""
+    state = started()
+    state.progress(event(4, a=9), 1)
+
+    assert state.progress(event(3, a=5), 2).news == {}
+    assert state.late == 1
+    assert state.partitions()[A].finished == 9
+
+
+def test_the_same_batch_may_be_reported_again() -> None:
+    """Some versions do so while they are idle."""
+    state = started()
+    state.progress(event(4, a=9), 1)
+
+    assert state.progress(event(4, a=9), 2).missed_after is None
+    assert (state.late, state.dropped, state.batches) == (0, 0, 1)
+
+
+def test_a_new_run_may_begin_at_an_older_batch() -> None:
+    """A checkpoint that was restored from a backup: the query really is behind again."""
+    state = started()
+    state.progress(event(40, a=90), 1)
+
+    step = state.progress(event(7, run="r2", a=20), 2)
+
+    assert step.news == {A: 20}
+    assert (state.late, state.dropped) == (0, 0)
+    assert state.progress(event(41, run="r1", a=95), 3).news == {}
+    assert state.late == 1
+
+
+def test_the_checkpoint_heals_what_no_event_told() -> None:
+    """But never what an event told later."""
+    state = started()
+    state.progress(event(3, a=5), 1)
+    state.progress(event(6, a=9), 2)
+
+    assert state.read({A: (7, 5), B: (4, 4)}, state.run, 3) == {B: 4}
+    assert state.healed == 1
+    assert state.partitions()[A].finished == 9
+
+
+def test_what_an_earlier_run_read_does_not_count_against_a_new_one() -> None:
+    """Reading takes a while; a restart may overtake it."""
+    state = started()
+    run = state.run
+    state.progress(event(2, run="r2", a=20), 1)
+
+    assert state.read({A: (90, 40)}, run, 2) == {}
+
+
+def test_lag_is_known_only_where_the_end_is() -> None:
+    """Never 0 by guessing, and never below 0."""
+    state = started()
+    reached = Reached({A: 5, B: 7}, {A: 9})
+    state.progress(Event("q", "r1", None, 0, reached), 1)
+    assert [(p.end, p.lag) for p in state.partitions().values()] == [(9, 4), (None, None)]
+    state.progress(Event("q", "r1", None, 1, Reached({A: 12}, {A: 9})), 2)
+
+    assert state.partitions()[A].lag == 0
+
+
+def test_a_partition_that_stands_still_gets_quiet() -> None:
+    """An alert on a stuck partition is made of it."""
+    state = started()
+    state.progress(event(0, a=5, b=5), 10)
+    state.progress(event(1, a=5, b=6), 20)
+
+    moved = {tp: one.moved_s for tp, one in state.partitions().items()}
+
+    assert moved == {A: 10, B: 20}
+
+
+batches = st.lists(
+    st.dictionaries(st.sampled_from("ab"), st.integers(0, 99)), min_size=1, max_size=12
+)
+
+
+@given(batches, st.data())
+def test_dropped_and_late_events_heal(told: list[dict[str, int]], data: st.DataObject) -> None:
+    """Whatever comes, in whatever order: with the checkpoint the end is the truth."""
+    names = {"a": A, "b": B}
+    numbers = list(range(len(told)))
+    arriving = data.draw(st.permutations(numbers))[: data.draw(st.integers(1, len(told)))]
+    state = started()
+    for number in arriving:
+        state.progress(event(number, **told[number]), 1)
+    finished = [
+        FinishedBatch(n, {"0": f'{{"t":{{{_json(some)}}}}}'}) for n, some in enumerate(told)
+    ]
+    state.read(batch_offsets(finished, Rules()), state.run, 2)
+
+    truth = {names[name]: offset for some in told for name, offset in some.items()}
+    assert {tp: one.finished for tp, one in state.partitions().items()} == truth
+
+
+def _json(some: dict[str, int]) -> str:
+    return ",".join(f'"{"ab".index(name)}":{offset}' for name, offset in some.items())
