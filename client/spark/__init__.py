@@ -20,10 +20,18 @@ if TYPE_CHECKING:
         StatefulQueryError,
     )
     from client.spark.folder import FolderLog, FolderLogWriter
+    from client.spark.grouped_query import GroupedKafkaQuery, GroupedStatus
+    from client.spark.grouped_types import GroupedQueryError, GroupedQueryFailed, GroupedRun
+    from client.spark.kafka_topics import KafkaTopicError, KafkaUnavailable
     from client.spark.listener import GroupOffsetListener
     from client.spark.log import LogError, LogUnavailable, PartitionLog
     from client.spark.options import OptionError
     from client.spark.source import register
+    from client.spark.starting import (
+        StartingOffsetsError,
+        starting_offsets,
+        starting_offsets_at,
+    )
 
 __all__ = [
     "CheckpointError",
@@ -35,14 +43,24 @@ __all__ = [
     "FolderLog",
     "FolderLogWriter",
     "GroupOffsetListener",
+    "GroupedKafkaQuery",
+    "GroupedQueryError",
+    "GroupedQueryFailed",
+    "GroupedRun",
+    "GroupedStatus",
+    "KafkaTopicError",
+    "KafkaUnavailable",
     "LogError",
     "LogFailed",
     "LogUnavailable",
     "OptionError",
     "PartitionLog",
+    "StartingOffsetsError",
     "StatefulQueryError",
     "drain_and_stop",
     "register",
+    "starting_offsets",
+    "starting_offsets_at",
 ]
 
 _MODULES: Final = {
@@ -55,14 +73,24 @@ _MODULES: Final = {
     "FolderLog": "folder",
     "FolderLogWriter": "folder",
     "GroupOffsetListener": "listener",
+    "GroupedKafkaQuery": "grouped_query",
+    "GroupedQueryError": "grouped_types",
+    "GroupedQueryFailed": "grouped_types",
+    "GroupedRun": "grouped_types",
+    "GroupedStatus": "grouped_query",
+    "KafkaTopicError": "kafka_topics",
+    "KafkaUnavailable": "kafka_topics",
     "LogError": "log",
     "LogFailed": "errors",
     "LogUnavailable": "log",
     "OptionError": "options",
     "PartitionLog": "log",
     "StatefulQueryError": "errors",
+    "StartingOffsetsError": "starting",
     "drain_and_stop": "drain",
     "register": "source",
+    "starting_offsets": "starting",
+    "starting_offsets_at": "starting",
 }
 
 

@@ -1,0 +1,204 @@
+"""The checkpoints of a grouped query: one folder per run, and what it says is finished.
+
+``<root>/<group>/<client id>.<n>`` is the checkpoint of a driver's n-th run. Spark writes
+``offsets/<batch>`` before a batch and ``commits/<batch>`` after its sink has finished, so the
+newest batch that has both says how far the sink is. Other drivers read it, too: whoever takes
+over a partition goes on where the sink of the last run really was.
+"""
+
+import json
+import logging
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+from urllib.parse import quote, urlsplit
+
+from client.exceptions import RetriableError
+from client.spark.errors import CoordinatedSourceError
+from client.spark.offsets import finished_offsets
+from protocol.types import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+_VERSION: Final = "v1"
+_OFFSETS_LINE: Final = 2  # After the version and the batch's own settings.
+_SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}  # Hadoop's names for what pyarrow calls otherwise.
+_LOCAL: Final = frozenset({"", "file"})
+_RUN: Final = re.compile(r"(?P<client_id>.+)\.\d+")
+
+
+class StoreUnavailable(RetriableError):
+    """The checkpoints can't be read now."""
+
+
+class CheckpointError(CoordinatedSourceError):
+    """The checkpoints can't be read at all; the message says why."""
+
+
+class RunStore(Protocol):
+    """The checkpoints of one group; the tests keep them in memory."""
+
+    def location(self, run: str) -> str:
+        """Return the checkpoint location of a run, for Spark."""
+
+    def finished(self, run: str) -> Mapping[TopicPartition, int]:
+        """Return the offsets up to which a run's sink has finished; empty if there is none.
+
+        Raises:
+            StoreUnavailable: the file system does not answer.
+            CheckpointError: a newer Spark wrote it.
+
+        """
+
+    def remove(self, run: str) -> None:
+        """Delete the checkpoint of a run. Never raises: the next `sweep` tries again."""
+
+    def sweep(self, alive: Collection[str], older_than_s: float) -> list[str]:
+        """Delete the runs of all client ids but *alive*; return those that were deleted.
+
+        A run that was written to within the last *older_than_s* seconds is left. Never raises.
+        """
+
+
+class FileRunStore:
+    """Checkpoints in a folder of this machine, or in any file system that pyarrow knows.
+
+    Args:
+        root: an absolute path of this machine, or a URI such as ``s3a://bucket/checkpoints``.
+            Spark gets it as it is, a path with ``file://`` before it.
+        group: the group, which has a folder of its own.
+        filesystem: a `pyarrow.fs.FileSystem` for *root*, where its credentials or its endpoint
+            are not those that pyarrow finds by itself.
+
+    Raises:
+        ValueError: *root* is neither, or pyarrow can't open it.
+
+    """
+
+    def __init__(self, root: str, group: str, filesystem: Any = None) -> None:
+        from pyarrow import fs  # noqa: PLC0415 - slow to load, and needed here only.
+
+        scheme = urlsplit(root).scheme
+        if scheme in _LOCAL:
+            path = urlsplit(root).path if scheme else root
+            if not path.startswith("/"):
+                raise ValueError(f"checkpoint_root is {root!r}: it must be an absolute path or URI")
+            location, opened = f"file://{path}", fs.LocalFileSystem()
+        else:
+            location = root
+            try:
+                uri = _SCHEMES.get(scheme, scheme) + root[len(scheme) :]
+                opened, path = (
+                    fs.FileSystem.from_uri(uri)
+                    if filesystem is None
+                    else (filesystem, root.split("://", 1)[1])
+                )
+            except (ValueError, OSError) as error:
+                raise ValueError(
+                    f"checkpoint_root is {root!r}, which pyarrow can't open: {error}. Give a "
+                    "pyarrow file system as filesystem=…"
+                ) from error
+        folder = quote(group, safe="").replace("%", "=")
+        self._location = f"{location.rstrip('/')}/{folder}"
+        self._path = f"{path.rstrip('/')}/{folder}"
+        self._fs: Any = filesystem if filesystem is not None else opened
+        self._fs_module: Any = fs
+        self._seen: dict[str, tuple[int, dict[TopicPartition, int]]] = {}
+
+    def location(self, run: str) -> str:
+        """See `RunStore.location`."""
+        return f"{self._location}/{run}"
+
+    def finished(self, run: str) -> Mapping[TopicPartition, int]:
+        """See `RunStore.finished`."""
+        with _answers(f"checkpoint {self.location(run)}"):
+            committed = self._batches(f"{self._path}/{run}/commits")
+            if not committed:
+                return {}
+            newest = max(committed)
+            seen = self._seen.get(run)
+            if seen is None or seen[0] != newest:
+                text = self._read(f"{self._path}/{run}/offsets/{newest}")
+                seen = newest, decode_offsets(text, self.location(run))
+                self._seen[run] = seen
+            return seen[1]
+
+    def remove(self, run: str) -> None:
+        """See `RunStore.remove`."""
+        self._seen.pop(run, None)
+        try:
+            self._fs.delete_dir(f"{self._path}/{run}")
+        except FileNotFoundError:
+            pass  # Its query never came so far.
+        except OSError as error:
+            logger.warning("checkpoint %s is left for later: %s", self.location(run), error)
+
+    def sweep(self, alive: Collection[str], older_than_s: float) -> list[str]:
+        """See `RunStore.sweep`."""
+        removed = []
+        try:
+            for info in self._list(self._path):
+                match = _RUN.fullmatch(info.base_name)
+                if match is None or match["client_id"] in alive:
+                    continue
+                if time.time() - self._written_s(info) >= older_than_s:
+                    self.remove(info.base_name)
+                    removed.append(info.base_name)
+        except OSError as error:
+            logger.warning("old checkpoints in %s are left for later: %s", self._location, error)
+        return removed
+
+    def _written_s(self, folder: Any) -> float:
+        """Return when a run last began or ended a batch; file systems without folders say 0."""
+        times = [folder.mtime_ns or 0]
+        for name in ("commits", "offsets"):
+            inside = self._list(f"{self._path}/{folder.base_name}/{name}")
+            times += [info.mtime_ns or 0 for info in inside]
+        return float(max(times)) / 1e9
+
+    def _batches(self, path: str) -> list[int]:
+        return [int(i.base_name) for i in self._list(path) if i.base_name.isdecimal()]
+
+    def _list(self, path: str) -> list[Any]:
+        selector = self._fs_module.FileSelector(path, allow_not_found=True)
+        found: list[Any] = self._fs.get_file_info(selector)
+        return found
+
+    def _read(self, path: str) -> str:
+        with self._fs.open_input_stream(path) as file:
+            data: bytes = file.read()
+        return data.decode()
+
+
+def decode_offsets(text: str, where: str) -> dict[TopicPartition, int]:
+    """Return the end offsets that a file of the offset log holds.
+
+    Of a partition that several sources of the query read, the one that is furthest behind counts.
+
+    Raises:
+        CheckpointError: another version than this release knows.
+
+    """
+    lines = text.splitlines()
+    if not lines or lines[0] != _VERSION:
+        raise CheckpointError(
+            f"checkpoint {where} has version {lines[0] if lines else ''!r}, this release reads "
+            f"{_VERSION!r}: a newer Spark wrote it. Set "
+            "spark.sql.streaming.offsetLog.formatVersion to 1, or use a newer release of this "
+            "package"
+        )
+    finished: dict[TopicPartition, int] = {}
+    for line in lines[_OFFSETS_LINE:]:
+        for tp, offset in finished_offsets(line).items():
+            finished[tp] = min(offset, finished.get(tp, offset))
+    return finished
+
+
+@contextmanager
+def _answers(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise StoreUnavailable(f"{what} can't be read now: {error}") from error
