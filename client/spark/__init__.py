@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from client.spark.listener import GroupOffsetListener
     from client.spark.log import LogError, LogUnavailable, PartitionLog
     from client.spark.options import OptionError
+    from client.spark.sinks import FolderSink, JdbcStaging, SinkError, SqlSink
     from client.spark.source import register
     from client.spark.starting import (
         StartingOffsetsError,
@@ -42,6 +43,7 @@ __all__ = [
     "FencedError",
     "FolderLog",
     "FolderLogWriter",
+    "FolderSink",
     "GroupOffsetListener",
     "GroupedKafkaQuery",
     "GroupedQueryError",
@@ -50,6 +52,7 @@ __all__ = [
     "GroupedStatus",
     "KafkaTopicError",
     "KafkaUnavailable",
+    "JdbcStaging",
     "LogError",
     "LogFailed",
     "LogUnavailable",
@@ -57,6 +60,8 @@ __all__ = [
     "PartitionLog",
     "StartingOffsetsError",
     "StatefulQueryError",
+    "SinkError",
+    "SqlSink",
     "drain_and_stop",
     "register",
     "starting_offsets",
@@ -72,6 +77,7 @@ _MODULES: Final = {
     "FencedError": "errors",
     "FolderLog": "folder",
     "FolderLogWriter": "folder",
+    "FolderSink": "sinks.folder",
     "GroupOffsetListener": "listener",
     "GroupedKafkaQuery": "grouped_query",
     "GroupedQueryError": "grouped_types",
@@ -80,6 +86,7 @@ _MODULES: Final = {
     "GroupedStatus": "grouped_query",
     "KafkaTopicError": "kafka_topics",
     "KafkaUnavailable": "kafka_topics",
+    "JdbcStaging": "sinks.staging",
     "LogError": "log",
     "LogFailed": "errors",
     "LogUnavailable": "log",
@@ -87,6 +94,8 @@ _MODULES: Final = {
     "PartitionLog": "log",
     "StatefulQueryError": "errors",
     "StartingOffsetsError": "starting",
+    "SinkError": "sinks.ranges",
+    "SqlSink": "sinks.sql",
     "drain_and_stop": "drain",
     "register": "source",
     "starting_offsets": "starting",
