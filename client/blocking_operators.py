@@ -1,11 +1,11 @@
 """The operators' calls for ordinary threads; see `client.operator_calls` for each."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
 from client.lag import Lag
-from client.offset_stream import OFFSETS_PER_PAGE, OffsetChanges, OffsetScan
+from client.offset_stream import OFFSETS_PER_PAGE, ColumnScan, OffsetChanges, OffsetScan
 from client.operator_calls import REBALANCES_MAX, OperatorCalls
 from client.topics import TopicSource
 from protocol.messages import (
@@ -13,6 +13,7 @@ from protocol.messages import (
     DescribedTopic,
     DrainedMember,
     ListedGroup,
+    OffsetColumns,
     Rebalance,
     ScannedOffset,
 )
@@ -41,6 +42,24 @@ class BlockingOffsetScan:
     def __iter__(self) -> Iterator[ScannedOffset]:
         while page := self.page():
             yield from page
+
+
+class BlockingColumnScan:
+    """A `client.offset_stream.ColumnScan` for ordinary threads."""
+
+    def __init__(self, run: Callable[..., OffsetColumns | None], scan: ColumnScan) -> None:
+        """Use `client.blocking.BlockingClient.scan_offset_columns` instead."""
+        self._run = run
+        self._scan = scan
+
+    @property
+    def position(self) -> int:
+        """See `client.offset_stream.OffsetScan.position`."""
+        return self._scan.position
+
+    def page(self) -> OffsetColumns | None:
+        """See `client.offset_stream.ColumnScan.page`."""
+        return self._run(self._scan.page)
 
 
 class BlockingOperators:
@@ -109,6 +128,16 @@ class BlockingOperators:
     ) -> BlockingOffsetScan:
         """See `client.Client.scan_offsets`; for ``for``."""
         return BlockingOffsetScan(self.run, self._client.scan_offsets(offsets_partition, page_size))
+
+    def scan_offset_columns(
+        self,
+        offsets_partition: int,
+        group_ids: Collection[str] | None = None,
+        topics: Collection[str] | None = None,
+    ) -> BlockingColumnScan:
+        """See `client.Client.scan_offset_columns`."""
+        scan = self._client.scan_offset_columns(offsets_partition, group_ids, topics)
+        return BlockingColumnScan(self.run, scan)
 
     def offset_changes(
         self, offsets_partition: int, position: int, max_changes: int = OFFSETS_PER_PAGE

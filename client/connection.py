@@ -21,6 +21,7 @@ from protocol.messages import (
     JoinGroupRequest,
     OffsetCommitRequest,
     Request,
+    ScanOffsetsRequest,
     SyncGroupRequest,
 )
 
@@ -31,6 +32,9 @@ RECEIVE_BYTES: Final = 64 * 1024
 # without a byte while something is awaited, a harmless request is sent; after as long again
 # without an answer to it, the connection counts as dead.
 SILENCE_S: Final = 10.0
+
+# What a scan of version 0 can't ask for otherwise.
+_WHOLE_SCAN: Final = (False, None, None)
 
 _STREAM_ERRORS: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -192,6 +196,8 @@ class Connection:
             oldest = 1
         if isinstance(request, JoinGroupRequest) and request.topic_pattern is not None:
             oldest = 1  # Without it the group would not notice new topics that match.
+        if isinstance(request, ScanOffsetsRequest) and request[3:] != _WHOLE_SCAN:
+            oldest = 1
         offered = self._versions.get(key)
         if offered is None or offered[0] > newest or offered[1] < oldest:
             spoken = "not at all" if offered is None else f"only in versions {offered}"

@@ -1,6 +1,6 @@
 """All offsets of an offsets partition, and the stream of their changes."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Final, NamedTuple
 
 from client.exceptions import FatalError, code_text
@@ -8,6 +8,7 @@ from client.router import Router
 from protocol.errors import ErrorCode
 from protocol.messages import (
     OffsetChange,
+    OffsetColumns,
     ReadOffsetChangesRequest,
     ReadOffsetChangesResponse,
     ScannedOffset,
@@ -16,6 +17,7 @@ from protocol.messages import (
 )
 
 OFFSETS_PER_PAGE: Final = 5_000
+OFFSETS_PER_COLUMN: Final = 20_000
 NO_POSITION: Final = -1
 
 
@@ -75,15 +77,62 @@ class OffsetScan:
 
     async def _ask(self, cursor: bytes) -> ScanOffsetsResponse:
         request = ScanOffsetsRequest(self._offsets_partition, cursor, self._page_size)
-        reply = await self._router.call(
-            request, group_id=None, timeout_ms=self._timeout_ms, changes_state=False
+        return await _scan_page(self._router, request, self._timeout_ms)
+
+
+class ColumnScan:
+    """One pass over an offsets partition, in columns, for those who read millions.
+
+    Attributes:
+        position: As in `OffsetScan`.
+
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        offsets_partition: int,
+        timeout_ms: int,
+        group_ids: Collection[str] | None,
+        topics: Collection[str] | None,
+    ) -> None:
+        """Use `client.Client.scan_offset_columns` instead."""
+        self.position = NO_POSITION
+        self._router = router
+        self._timeout_ms = timeout_ms
+        self._request: ScanOffsetsRequest | None = ScanOffsetsRequest(
+            offsets_partition,
+            b"",
+            OFFSETS_PER_COLUMN,
+            in_columns=True,
+            group_ids=None if group_ids is None else tuple(group_ids),
+            topics=None if topics is None else tuple(topics),
         )
-        response = reply.response
-        assert isinstance(response, ScanOffsetsResponse)
-        if response.error != ErrorCode.NONE:
-            text = f"no scan of offsets partition {self._offsets_partition}"
-            raise FatalError(f"{text}: {code_text(response.error)}", code=response.error)
-        return response
+
+    async def page(self) -> OffsetColumns | None:
+        """Return the next offsets, in the order of (group, topic, partition); None at the end."""
+        while self._request is not None:
+            response = await _scan_page(self._router, self._request, self._timeout_ms)
+            if self.position == NO_POSITION:
+                self.position = response.position
+            following = self._request._replace(cursor=response.cursor)
+            self._request = following if response.cursor else None
+            for columns in response.columns:
+                if columns.counts:
+                    return columns
+        return None
+
+
+async def _scan_page(
+    router: Router, request: ScanOffsetsRequest, timeout_ms: int
+) -> ScanOffsetsResponse:
+    reply = await router.call(request, group_id=None, timeout_ms=timeout_ms, changes_state=False)
+    response = reply.response
+    assert isinstance(response, ScanOffsetsResponse)
+    if response.error != ErrorCode.NONE:
+        text = f"no scan of offsets partition {request.offsets_partition}"
+        raise FatalError(f"{text}: {code_text(response.error)}", code=response.error)
+    return response
 
 
 async def read_changes(

@@ -1,11 +1,17 @@
 """What operators, and those who know a source, ask of the coordinator."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
 from client.exceptions import FatalError, code_text, known_code
 from client.lag import Lag, group_lag
-from client.offset_stream import OFFSETS_PER_PAGE, OffsetChanges, OffsetScan, read_changes
+from client.offset_stream import (
+    OFFSETS_PER_PAGE,
+    ColumnScan,
+    OffsetChanges,
+    OffsetScan,
+    read_changes,
+)
 from client.offsets import by_topic
 from client.router import Router
 from client.topics import TopicCalls, TopicSource
@@ -221,6 +227,24 @@ class OperatorCalls:
             FatalError: While reading, code 42: there is no such offsets partition.
         """
         return OffsetScan(self._router, offsets_partition, self._request_timeout_ms, page_size)
+
+    def scan_offset_columns(
+        self,
+        offsets_partition: int,
+        group_ids: Collection[str] | None = None,
+        topics: Collection[str] | None = None,
+    ) -> ColumnScan:
+        """Return the same in columns, as they are on the wire, of some groups and topics or all.
+
+        At most 10,000 groups and 10,000 topics can be named, in at most a request's bytes.
+
+        Raises:
+            FatalError: While reading, code 42: there is no such offsets partition; 35: the
+                coordinator is too old for this.
+        """
+        return ColumnScan(
+            self._router, offsets_partition, self._request_timeout_ms, group_ids, topics
+        )
 
     async def offset_changes(
         self, offsets_partition: int, position: int, max_changes: int = OFFSETS_PER_PAGE

@@ -5,6 +5,7 @@ from protocol.layout import (
     ANY_BYTES,
     GROUP_ID,
     OPTIONAL_TEXT,
+    RESPONSE_ITEMS_MAX,
     RETENTION,
     Api,
     ApiKey,
@@ -18,6 +19,7 @@ from protocol.schema import (
     OFFSET,
     Field,
     Struct,
+    array,
     binary,
     boolean,
     nullable,
@@ -83,6 +85,9 @@ SCAN_OFFSETS = Api(
         Field("offsets_partition", COUNT),
         Field("cursor", _CURSOR),
         Field("max_offsets", COUNT),
+        Field("in_columns", boolean, since=1),
+        Field("group_ids", nullable(array(text)), since=1),
+        Field("topics", nullable(array(text)), since=1),
     ),
     Struct(
         m.ScanOffsetsResponse,
@@ -105,6 +110,22 @@ SCAN_OFFSETS = Api(
             ),
         ),
         Field("cursor", ANY_BYTES),
+        Field(
+            "columns",
+            many(
+                Struct(
+                    m.OffsetColumns,
+                    Field("group_ids", array(text, RESPONSE_ITEMS_MAX)),
+                    Field("topics", array(text, RESPONSE_ITEMS_MAX)),
+                    Field("counts", ANY_BYTES),
+                    Field("rows", ANY_BYTES),
+                    Field("sizes", ANY_BYTES),
+                    Field("committed_ms", ANY_BYTES),
+                    Field("expire_ms", ANY_BYTES),
+                )
+            ),
+            since=1,
+        ),
     ),
 )
 

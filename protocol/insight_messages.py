@@ -65,12 +65,17 @@ class DescribeRebalancesResponse(NamedTuple):
 class ScanOffsetsRequest(NamedTuple):
     """All committed offsets of one offsets partition, page by page.
 
-    ``cursor`` is empty for the first page, and after that the one of the page before.
+    ``cursor`` is empty for the first page, and after that the one of the page before. It goes
+    with the same ``group_ids`` and ``topics``.
     """
 
     offsets_partition: int
     cursor: bytes
     max_offsets: int
+    # Version 1: answer in columns (see `OffsetColumns`), and only these groups and topics.
+    in_columns: bool = False
+    group_ids: tuple[str, ...] | None = None
+    topics: tuple[str, ...] | None = None
 
 
 class ScannedOffset(NamedTuple):
@@ -86,6 +91,23 @@ class ScannedOffset(NamedTuple):
     expire_timestamp_ms: int  # -1: the group's retention decides.
 
 
+class OffsetColumns(NamedTuple):
+    """Committed offsets by column; as many runs of one topic of one group as there are ``counts``.
+
+    Integers in bin are big-endian.
+    """
+
+    group_ids: tuple[str, ...] = ()  # Of each run.
+    topics: tuple[str, ...] = ()
+    counts: bytes = b""  # 4 bytes for each run: how many offsets it has.
+    # Of each offset: [partition, offset, leader_epoch, metadata, 0] in msgpack, as OffsetFetch has
+    # it, how many bytes that takes (2 bytes for each), and the times in ms (8 bytes for each).
+    rows: bytes = b""
+    sizes: bytes = b""
+    committed_ms: bytes = b""
+    expire_ms: bytes = b""  # Empty: for all of them the group's retention decides.
+
+
 class ScanOffsetsResponse(NamedTuple):
     """Answer to `ScanOffsetsRequest`.
 
@@ -98,6 +120,7 @@ class ScanOffsetsResponse(NamedTuple):
     position: int
     offsets: tuple[ScannedOffset, ...]
     cursor: bytes
+    columns: tuple[OffsetColumns, ...] = ()  # Version 1: one, where it was asked for.
 
 
 # --- 1007 ReadOffsetChanges -------------------------------------------------------------

@@ -31,6 +31,7 @@ from protocol.insight_messages import (
     DescribeRebalancesResponse as DescribeRebalancesResponse,
     LateMember as LateMember,
     OffsetChange as OffsetChange,
+    OffsetColumns as OffsetColumns,
     PartitionLag as PartitionLag,
     ReadOffsetChangesRequest as ReadOffsetChangesRequest,
     ReadOffsetChangesResponse as ReadOffsetChangesResponse,

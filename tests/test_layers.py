@@ -96,7 +96,16 @@ LAYERS = {
     ),
     "client.spark": Layer(
         ours=names("protocol", "client"),
-        others=names("pyspark", "pyarrow", "pandas", "py4j", "trio", "click", "confluent_kafka"),
+        others=names(
+            "pyspark",
+            "pyarrow",
+            "pandas",
+            "numpy",
+            "py4j",
+            "trio",
+            "click",
+            "confluent_kafka",
+        ),
     ),
 }
 

@@ -21,6 +21,7 @@ from coordinator.group.member import Member, PendingId
 from coordinator.group.rebalance import join_timer_fired, sync_timer_fired
 from coordinator.group.records import Record
 from coordinator.group.registry import Registry
+from coordinator.group.scans import Scans
 from coordinator.group.sweeper import Sweeper
 from coordinator.group.sync import sync
 from coordinator.group.timers import Timer, TimerKind
@@ -73,7 +74,7 @@ class GroupShard:
         """Make a shard without groups; *registry* is only read, and by default empty."""
         self._core = core = Core(config, new_uuid, registry or Registry())
         self._sweeper = Sweeper(core)
-        self._scans = insight.Scans(core)
+        self._scans = Scans(core)
         # Bound once: this lookup is on the path of every request.
         self._handlers: dict[type, _Handler] = {
             HeartbeatRequest: lambda r, token, _, now: membership.heartbeat(core, r, token, now),

@@ -8,13 +8,15 @@ collector, so a million offsets don't slow it down; as tuples of their values th
 twice the memory. Whoever wants the values unpacks one row (0.4 µs).
 """
 
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple
 
 import msgpack
 
 NO_EXPIRY: Final = -1
+PACKED_NO_EXPIRY: Final = NO_EXPIRY.to_bytes(8, signed=True)
 
 # Partition -> msgpack of [partition, offset, leader_epoch, metadata, 0].
 Rows = dict[int, bytes]
@@ -95,6 +97,19 @@ class StoredOffsets:
         commit_ms = times if isinstance(times, int) else times[partition]
         expire_ms = NO_EXPIRY if expiries is None else expiries.get(partition, NO_EXPIRY)
         return CommittedOffset(*unpack_row(row), commit_ms, expire_ms)
+
+    def packed_times(self, partitions: Sequence[int]) -> tuple[bytes, bytes]:
+        """Return when *partitions* were committed, and expire; 8 bytes for each in both."""
+        times, expiries = self._committed_ms, self._expire_ms
+        count = len(partitions)
+        if isinstance(times, int):
+            committed = times.to_bytes(8, signed=True) * count
+        else:
+            committed = struct.pack(f">{count}q", *[times[p] for p in partitions])
+        if expiries is None:
+            return committed, PACKED_NO_EXPIRY * count
+        found = [expiries.get(p, NO_EXPIRY) for p in partitions]
+        return committed, struct.pack(f">{count}q", *found)
 
     def values(self) -> Iterator[tuple[int, CommittedOffset]]:
         """Iterate over the partitions, sorted, with what is committed for each."""

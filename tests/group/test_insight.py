@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from coordinator.group.insight import Cursor, decode_cursor, offset_change
+from coordinator.group.insight import offset_change
 from coordinator.group.records import GroupGeneration
+from coordinator.group.scans import Cursor, decode_cursor
 from protocol.messages import (
     OffsetChange,
     OffsetDeleteRequest,
@@ -148,14 +149,14 @@ def test_the_last_page_says_so_at_once() -> None:
 
 def test_a_page_is_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is asked for; it always has at least one."""
-    monkeypatch.setattr("coordinator.group.insight.SCAN_PAGE_MAX", 2)
+    monkeypatch.setattr("coordinator.group.scans.SCAN_PAGE_MAX", 2)
     context = Context()
     for n in range(4):
         context.commit("", -1, f"t-{n}", metadata="x" * 100)
 
     assert len(scan_page(context, size=2**31 - 1).offsets) == 2
 
-    monkeypatch.setattr("coordinator.group.insight.SCAN_PAGE_BYTES", 10)
+    monkeypatch.setattr("coordinator.group.scans.SCAN_PAGE_BYTES", 10)
 
     assert [offset.partition for offset in scan(context, 3)] == [0, 1, 2, 3]
     assert len(scan_page(context, size=3).offsets) == 1

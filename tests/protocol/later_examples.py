@@ -3,6 +3,7 @@
 from typing import Final
 
 from protocol import messages as m
+from protocol.body import pack
 from protocol.errors import ErrorCode
 from tests.protocol.example import ASSIGNMENT, GROUP, MEMBER, OTHER, SUBSCRIPTION, Example
 
@@ -290,6 +291,28 @@ _INSIGHT: Final = (
             1_712,
             (m.ScannedOffset(GROUP, "flights", 0, 42, -1, "batch 7", _STARTED_MS, -1),),
             b"\x01\x02",
+        ),
+    ),
+    Example(
+        "some offsets of an offsets partition, in columns, version 1",
+        1,
+        m.ScanOffsetsRequest(15, b"", 2, in_columns=True, group_ids=(GROUP,), topics=None),
+        m.ScanOffsetsResponse(
+            0,
+            1_712,
+            (),
+            b"",
+            (
+                m.OffsetColumns(
+                    (GROUP,),
+                    ("flights",),
+                    (2).to_bytes(4),
+                    pack((0, 42, -1, "batch 7", 0)) + pack((1, 300, 5, "", 0)),
+                    (12).to_bytes(2) + (8).to_bytes(2),
+                    2 * _STARTED_MS.to_bytes(8),
+                    b"",
+                ),
+            ),
         ),
     ),
     Example(

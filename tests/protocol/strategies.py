@@ -87,6 +87,7 @@ _described_topic = st.builds(
     many(st.builds(m.EndOffset, count, offset, i64)),
 )
 _scanned = st.builds(m.ScannedOffset, text, text, count, offset, i32, text, i64, i64)
+_columns = st.builds(m.OffsetColumns, many(text), many(text), blob, blob, blob, blob, blob)
 _change = st.builds(m.OffsetChange, offset, text, text, text, i32, i64, i32, text, i64)
 _lag = st.builds(m.PartitionLag, count, i64, i64, i64, i64, i64, text)
 
@@ -152,7 +153,15 @@ REQUESTS: Final[Mapping[type, st.SearchStrategy[Any]]] = {
         many(st.builds(m.TopicEnds, topic, many(st.builds(m.PartitionEnd, count, offset)))),
     ),
     m.DescribeRebalancesRequest: st.builds(m.DescribeRebalancesRequest, text, count),
-    m.ScanOffsetsRequest: st.builds(m.ScanOffsetsRequest, count, blob, count),
+    m.ScanOffsetsRequest: st.builds(
+        m.ScanOffsetsRequest,
+        count,
+        blob,
+        count,
+        boolean,
+        st.none() | many(text),
+        st.none() | many(text),
+    ),
     m.ReadOffsetChangesRequest: st.builds(m.ReadOffsetChangesRequest, count, offset, count),
     m.DescribeLagRequest: st.builds(m.DescribeLagRequest, text),
     m.AlterGroupRetentionRequest: st.builds(
@@ -244,7 +253,9 @@ RESPONSES: Final[Mapping[type, st.SearchStrategy[Any]]] = {
     m.DescribeRebalancesRequest: st.builds(
         m.DescribeRebalancesResponse, code, maybe_text, text, many(_rebalance)
     ),
-    m.ScanOffsetsRequest: st.builds(m.ScanOffsetsResponse, code, i64, many(_scanned), blob),
+    m.ScanOffsetsRequest: st.builds(
+        m.ScanOffsetsResponse, code, i64, many(_scanned), blob, many(_columns)
+    ),
     m.ReadOffsetChangesRequest: st.builds(
         m.ReadOffsetChangesResponse, code, many(_change), i64, i64
     ),

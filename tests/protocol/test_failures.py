@@ -59,7 +59,7 @@ SHAPES: list[tuple[m.Request, tuple[Any, ...]]] = [
     (m.DescribeTopicsRequest(("t",), None, False, "", 1), (CODE, None, (), False)),
     (m.ReportEndOffsetsRequest((m.TopicEnds("t", ()),)), (CODE, ())),
     (m.DescribeRebalancesRequest("g", 1), (CODE, None, "g", ())),
-    (m.ScanOffsetsRequest(0, b"", 1), (CODE, -1, (), b"")),
+    (m.ScanOffsetsRequest(0, b"", 1), (CODE, -1, (), b"", ())),
     (m.ReadOffsetChangesRequest(0, 0, 1), (CODE, (), -1, -1)),
     (m.DescribeLagRequest("g"), (CODE, None, "g", ())),
     (m.AlterGroupRetentionRequest("g", None), (CODE,)),

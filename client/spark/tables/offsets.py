@@ -1,8 +1,9 @@
 # ruff: noqa: N802 - Spark chose the names of these methods.
 """The format ``group_offsets``: all committed offsets, as a table."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
@@ -17,12 +18,26 @@ from pyspark.sql.types import (
 )
 
 from client.spark.tables.clients import Target, client_of
+from client.spark.tables.columns import page_batch
 from client.spark.tables.filters import Wanted, push
 from client.spark.tables.given import Given
 from protocol.groups import offsets_partition
 
 FORMAT_NAME: Final = "group_offsets"
-OPTIONS: Final = ("coordinator", "groups", "topics", "coordinatorTimeout", "pushFilters")
+OPTIONS: Final = (
+    "coordinator",
+    "groups",
+    "topics",
+    "maxTasks",
+    "coordinatorTimeout",
+    "pushFilters",
+)
+
+# A task of a Python source costs Spark about 50 ms, however little it reads, and a few of them
+# read as fast as a coordinator answers.
+MAX_TASKS: Final = 4
+# A name takes at most 255 bytes, and a request 1 MiB.
+NAMES_PER_REQUEST: Final = 1_000
 
 SCHEMA: Final = StructType(
     [
@@ -50,12 +65,11 @@ NEVER_NULL: Final = (
 
 
 class ScanPartition(InputPartition):
-    """One offsets partition to read, and the groups of it that are wanted (None: all)."""
+    """Offsets partitions to read in one task, each with the groups that are wanted (None: all)."""
 
-    def __init__(self, number: int, groups: frozenset[str] | None) -> None:
-        super().__init__((number, groups))
-        self.number = number
-        self.groups = groups
+    def __init__(self, scans: Sequence[tuple[int, frozenset[str] | None]]) -> None:
+        super().__init__(tuple(scans))
+        self.scans = tuple(scans)
 
 
 class GroupOffsetsSource(DataSource):
@@ -79,50 +93,57 @@ class GroupOffsetsSource(DataSource):
         """Return the columns, the same for every coordinator."""
         return SCHEMA
 
-    def reader(self, schema: StructType) -> "GroupOffsetsReader":
+    def reader(self, schema: StructType) -> "GroupOffsetsReader":  # noqa: ARG002 - Spark's way.
         """Return what plans and reads; with filters pushed down unless that is switched off."""
         given = Given(self._given, OPTIONS)
         kind = PushingReader if given.flag("pushFilters", default=True) else GroupOffsetsReader
         return kind(
             Target(given.addresses(), given.duration_ms("coordinatorTimeout", "60s")),
             Wanted(given.names("groups"), given.names("topics")),
+            given.number("maxTasks", MAX_TASKS),
         )
 
 
 class GroupOffsetsReader(DataSourceReader):
-    """Reads committed offsets, one task per offsets partition."""
+    """Reads committed offsets; a task reads one or more whole offsets partitions."""
 
-    def __init__(self, target: Target, wanted: Wanted) -> None:
+    def __init__(self, target: Target, wanted: Wanted, max_tasks: int) -> None:
         self.target = target
         self.wanted = wanted
+        self.max_tasks = max_tasks
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the offsets partitions in which there may be something that is wanted."""
+        """Return the tasks: offsets partitions in which there may be something that is wanted."""
         if self.wanted.is_nothing:
             return []
         numbers = client_of(self.target).offsets_partitions()
         if self.wanted.groups is None:
-            return [ScanPartition(number, None) for number in numbers]
+            return spread([(number, None) for number in numbers], self.max_tasks)
         found: dict[int, set[str]] = {}
         for group in self.wanted.groups:
             found.setdefault(offsets_partition(group, len(numbers)), set()).add(group)
-        return [ScanPartition(number, frozenset(found[number])) for number in sorted(found)]
+        return spread(
+            [(number, frozenset(found[number])) for number in sorted(found)], self.max_tasks
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one offsets partition, on an executor."""
         if not isinstance(partition, ScanPartition):
             return  # Spark makes up one where there is none.
-        topics = self.wanted.topics
-        scan = client_of(self.target).scan_offsets(partition.number)
-        while page := scan.page():
-            rows = [
-                row
-                for row in page
-                if (partition.groups is None or row.group_id in partition.groups)
-                and (topics is None or row.topic in topics)
-            ]
-            if rows:
-                yield _batch(partition.number, rows)
+        client = client_of(self.target)
+        for number, wanted in partition.scans:
+            for groups, topics in product(_parts(wanted), _parts(self.wanted.topics)):
+                scan = client.scan_offset_columns(number, groups, topics)
+                while page := scan.page():
+                    yield page_batch(page, number, ARROW)
+
+
+def spread(
+    scans: Sequence[tuple[int, frozenset[str] | None]], max_tasks: int
+) -> Sequence[InputPartition]:
+    """Return tasks with about as many of *scans* each."""
+    tasks = min(max_tasks, len(scans))
+    return [ScanPartition(scans[n::tasks]) for n in range(tasks)]
 
 
 class PushingReader(GroupOffsetsReader):
@@ -134,21 +155,11 @@ class PushingReader(GroupOffsetsReader):
         return rest
 
 
-def _batch(number: int, rows: Sequence[Any]) -> pa.RecordBatch:
-    groups, topics, partitions, offsets, epochs, metadata, committed, expires = zip(
-        *rows, strict=True
-    )
-    columns: Mapping[str, Any] = {
-        "group": groups,
-        "topic": topics,
-        "partition": partitions,
-        "offset": offsets,
-        "leader_epoch": [None if epoch < 0 else epoch for epoch in epochs],
-        "metadata": metadata,
-        "committed_at": [1000 * ms for ms in committed],
-        "expires_at": [None if ms < 0 else 1000 * ms for ms in expires],
-        "offsets_partition": [number] * len(rows),
-    }
-    return pa.RecordBatch.from_arrays(
-        [pa.array(columns[field.name], field.type) for field in ARROW], schema=ARROW
-    )
+def _parts(names: frozenset[str] | None) -> Iterator[Sequence[str] | None]:
+    """Yield *names* in parts that a request has room for; None for all that there are."""
+    if names is None:
+        yield None
+        return
+    ordered = sorted(names)
+    for start in range(0, len(ordered), NAMES_PER_REQUEST):
+        yield ordered[start : start + NAMES_PER_REQUEST]

@@ -1,0 +1,178 @@
+"""A page of offsets, as it is on the wire, as columns of Arrow. Pure.
+
+Theory of operation
+===================
+
+A page has a row of msgpack for each offset: ``[partition, offset, leader_epoch, metadata, 0]``,
+with sizes that tell where each begins. All rows are read at once, field by field: from where the
+field begins in each row, its first byte says how long it is, and so where the next field
+begins; eight bytes from the second byte on, shifted by what is too much, are its value. That takes
+0.2 µs for an offset, where unpacking the rows one by one takes 1 µs.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.messages import OffsetColumns
+
+Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[np.int64]
+
+# Of an int's first byte: how many bytes follow. A small one is the value itself.
+_INT_BYTES: Final = np.zeros(256, np.int64)
+_INT_BYTES[0xCC:0xD4] = [1, 2, 4, 8, 1, 2, 4, 8]
+_SMALL_INT: Final = np.arange(256).astype(np.int8).astype(np.int64)
+_IS_INT: Final = np.zeros(256, bool)
+_IS_INT[:0x80] = _IS_INT[0xE0:] = _IS_INT[0xCC:0xD4] = True
+_FIRST_SIGNED: Final = 0xD0
+# Of a text's first byte: how many bytes say its length, and the length itself if none does.
+_TEXT_LENGTH_BYTES: Final = np.zeros(256, np.int64)
+_TEXT_LENGTH_BYTES[0xD9:0xDB] = [1, 2]
+_IS_TEXT: Final = np.zeros(256, bool)
+_IS_TEXT[0xA0:0xC0] = _IS_TEXT[0xD9:0xDB] = True
+_SHORT_TEXT: Final = 0x1F
+
+_ROW: Final = 0x95  # An array of five.
+_PADDING: Final = bytes(9)  # So that eight bytes can be read from any byte on.
+
+
+class Unreadable(ValueError):
+    """The page isn't what the protocol says."""
+
+
+class Rows:
+    """The rows of a page, read field by field; each method reads the next one."""
+
+    def __init__(self, data: bytes, sizes: bytes) -> None:
+        self.lengths = np.frombuffer(sizes, ">u2").astype(np.int64)
+        self.ends = np.cumsum(self.lengths)
+        if len(self.ends) == 0 or self.ends[-1] != len(data):
+            raise Unreadable("the sizes of the rows aren't those of the page")
+        padded = data + _PADDING
+        self.bytes: Bytes = np.frombuffer(padded, np.uint8)
+        # The eight bytes from each byte on, as a number: a view, which takes no memory.
+        self._words: npt.NDArray[np.uint64] = np.ndarray(
+            (len(data) + 1,), ">u8", padded, strides=(1,)
+        )
+        self._at = self.ends - self.lengths
+        self._expect(self.bytes[self._at] == _ROW)
+        self._at = self._at + 1
+
+    def _expect(self, holds: npt.NDArray[np.bool_]) -> None:
+        if not holds.all():
+            raise Unreadable("a row of the page isn't one of a committed offset")
+
+    def _value(self, at: Numbers, widths: Numbers) -> Numbers:
+        """Return the numbers of *widths* bytes from *at* on; of width 0, anything."""
+        words: npt.NDArray[np.uint64] = self._words[at].astype(np.uint64)
+        return (words >> np.minimum(64 - 8 * widths, 63).astype(np.uint64)).view(np.int64)
+
+    def ints(self) -> Numbers:
+        """Return a field that is an int of 64 bits in every row."""
+        first = self.bytes[self._at]
+        self._expect(_IS_INT[first])
+        widths = _INT_BYTES[first]
+        values: Numbers = _SMALL_INT[first]
+        is_wide = widths > 0
+        if is_wide.any():
+            values = np.where(is_wide, self._value(self._at + 1, widths), values)
+        is_signed = is_wide & (first >= _FIRST_SIGNED)
+        if is_signed.any():
+            unused = np.where(is_signed, 64 - 8 * widths, 0)
+            values = (values << unused) >> unused
+        self._at = self._at + 1 + widths
+        return values
+
+    def texts(self) -> pa.Array:
+        """Return a field that is a text in every row."""
+        first = self.bytes[self._at]
+        self._expect(_IS_TEXT[first])
+        widths = _TEXT_LENGTH_BYTES[first]
+        lengths = (first & _SHORT_TEXT).astype(np.int64)
+        is_long = widths > 0
+        if is_long.any():
+            lengths = np.where(is_long, self._value(self._at + 1, widths), lengths)
+        starts = self._at + 1 + widths
+        self._at = starts + lengths
+        self._expect(self._at <= self.ends)
+        ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        if not ends[-1]:
+            return _text_array(ends, b"")
+        # +1 where a text begins, -1 where it ends: the sums are 1 inside of texts.
+        steps = np.zeros(len(self.bytes) + 1, np.int8)
+        has_text = lengths > 0
+        steps[starts[has_text]] += 1
+        steps[self._at[has_text]] -= 1
+        inside = np.cumsum(steps[:-1], dtype=np.int8).view(bool)
+        return _text_array(ends, self.bytes[inside].tobytes())
+
+    def done(self) -> None:
+        """Check that only the error code 0 is left of every row."""
+        self._expect((self._at == self.ends - 1) & (self.bytes[self._at] == 0))
+
+
+def _text_array(ends: npt.NDArray[np.int32], data: bytes) -> pa.Array:
+    array = pa.StringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(data))
+    array.validate(full=True)
+    return array
+
+
+def _times(data: bytes) -> pa.Array:
+    """Return ms since the epoch as timestamps; a negative one is null."""
+    ms = np.frombuffer(data, ">i8").astype(np.int64)
+    is_none = ms < 0
+    return pa.array(ms * 1000, pa.int64(), mask=is_none if is_none.any() else None)
+
+
+def _repeated(names: tuple[str, ...], counts: Numbers) -> pa.Array:
+    """Return each of *names* as often as *counts* says."""
+    return pa.array(names, pa.string()).take(pa.array(np.repeat(np.arange(len(names)), counts)))
+
+
+def page_columns(page: OffsetColumns, offsets_partition: int) -> dict[str, pa.Array]:
+    """Return the columns of the table by name, all of the same length.
+
+    Raises:
+        Unreadable: the page isn't what the protocol says.
+
+    """
+    counts = np.frombuffer(page.counts, ">u4").astype(np.int64)
+    rows = Rows(page.rows, page.sizes)
+    count = len(rows.lengths)
+    if not (
+        len(counts) == len(page.group_ids) == len(page.topics)
+        and counts.sum() == count
+        and len(page.committed_ms) == 8 * count
+        and len(page.expire_ms) in {0, 8 * count}
+    ):
+        raise Unreadable("the columns of the page differ in length")
+    partitions, offsets, epochs = rows.ints(), rows.ints(), rows.ints()
+    metadata = rows.texts()
+    rows.done()
+    no_epoch = epochs < 0
+    return {
+        "group": _repeated(page.group_ids, counts),
+        "topic": _repeated(page.topics, counts),
+        "partition": pa.array(partitions.astype(np.int32)),
+        "offset": pa.array(offsets),
+        "leader_epoch": (
+            pa.nulls(count, pa.int32())
+            if no_epoch.all()
+            else pa.array(epochs.astype(np.int32), mask=no_epoch)
+        ),
+        "metadata": metadata,
+        "committed_at": _times(page.committed_ms),
+        "expires_at": _times(page.expire_ms) if page.expire_ms else pa.nulls(count, pa.int64()),
+        "offsets_partition": pa.repeat(pa.scalar(offsets_partition, pa.int32()), count),
+    }
+
+
+def page_batch(page: OffsetColumns, offsets_partition: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the page in the columns of *schema*; raises as `page_columns` does."""
+    columns: dict[str, Any] = page_columns(page, offsets_partition)
+    return pa.RecordBatch.from_arrays(
+        [columns[field.name].cast(field.type) for field in schema], schema=schema
+    )

@@ -1,0 +1,254 @@
+"""All committed offsets of a shard, page by page: only looks, changes nothing.
+
+Theory of operation
+===================
+
+A page holds up everybody else, so it is bounded in what it shows, in bytes, and in how many groups
+it looks at. In columns it shows ten times as much in the same time: the rows are in memory as
+they are on the wire, and only have to be joined.
+
+The order of the groups is made at the first page and used for the next ones. Groups that come later
+are missing in it, but not in the changes from the first page's position on.
+"""
+
+import bisect
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple, Protocol
+
+from coordinator.group.core import Core
+from coordinator.group.stored import PACKED_NO_EXPIRY, StoredOffsets
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    OffsetColumns,
+    ScannedOffset,
+    ScanOffsetsRequest,
+    ScanOffsetsResponse,
+)
+
+# So many take 8 ms.
+SCAN_PAGE_MAX: Final = 2_000
+SCAN_COLUMNS_MAX: Final = 20_000
+SCAN_GROUPS_MAX: Final = 20_000
+# What a page may take, counted so that it is never less than in the answer; half of the largest
+# answer where that is smaller.
+SCAN_PAGE_BYTES: Final = 8 * 1024 * 1024
+_NUMBERS_BYTES: Final = 64
+_COLUMNS_BYTES: Final = 18  # Of each row: its size and two times.
+
+_LENGTHS: Final = struct.Struct(">HHI")  # Bytes of group and topic, and the partition.
+
+
+class Cursor(NamedTuple):
+    """Where a page of a scan ended: the next one shows what comes after this."""
+
+    group_id: str
+    topic: str
+    partition: int
+
+    def encode(self) -> bytes:
+        """Return it as clients hand it back."""
+        group_id, topic = self.group_id.encode(), self.topic.encode()
+        return _LENGTHS.pack(len(group_id), len(topic), self.partition) + group_id + topic
+
+
+def decode_cursor(data: bytes) -> Cursor:
+    """Return the cursor in *data*.
+
+    Raises:
+        ValueError: It is none of ours.
+    """
+    try:
+        group_bytes, topic_bytes, partition = _LENGTHS.unpack_from(data)
+    except struct.error as exc:
+        raise ValueError(str(exc)) from exc
+    start = _LENGTHS.size
+    middle = start + group_bytes
+    if len(data) != middle + topic_bytes:
+        raise ValueError(f"a cursor of {len(data)} bytes")
+    return Cursor(data[start:middle].decode(), data[middle:].decode(), partition)
+
+
+class _Run(NamedTuple):
+    """The partitions of one topic of one group that a page may show."""
+
+    group_id: str
+    topic: str
+    stored: StoredOffsets
+    partitions: Sequence[int]
+
+
+class _Page(Protocol):
+    """What a page has so far. At least one offset fits."""
+
+    def take(self, run: _Run) -> int:
+        """Add as many of the first partitions of *run* as there is room for; say how many."""
+
+    def answer(self, position: int, cursor: bytes) -> ScanOffsetsResponse:
+        """Return the answer with all of it."""
+
+
+class Scans:
+    """Reads all offsets of a shard, page by page, in the order of group, topic, partition."""
+
+    __slots__ = ("_core", "_group_ids")
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._group_ids: list[str] | None = None
+
+    def stop(self) -> None:
+        """Forget the scans under way."""
+        self._group_ids = None
+
+    def page(self, request: ScanOffsetsRequest, position: int) -> ScanOffsetsResponse:
+        """Return the next page; *position* is the end of the log that memory is at.
+
+        Error 42: no offset is asked for, or the cursor is none of ours.
+        """
+        try:
+            after = decode_cursor(request.cursor) if request.cursor else None
+        except ValueError:
+            after = None
+            is_valid = False
+        else:
+            is_valid = request.max_offsets > 0
+        if not is_valid:
+            return ScanOffsetsResponse(ErrorCode.INVALID_REQUEST.value, -1, (), b"")
+        room = min(SCAN_PAGE_BYTES, self._core.config.max_response_bytes // 2)
+        page: _Page
+        if request.in_columns:
+            page = _Columns(min(request.max_offsets, SCAN_COLUMNS_MAX), room)
+        else:
+            page = _Offsets(min(request.max_offsets, SCAN_PAGE_MAX), room)
+        cursor = self._fill(page, request, after)
+        return page.answer(position, b"" if cursor is None else cursor.encode())
+
+    def _fill(
+        self, page: _Page, request: ScanOffsetsRequest, after: Cursor | None
+    ) -> Cursor | None:
+        """Add to *page* what fits; return where the next one goes on, None if nothing is left."""
+        last = after
+        for found in self._runs(request, after):
+            if isinstance(found, Cursor):
+                return found
+            if not found.partitions:
+                continue
+            taken = page.take(found)
+            if taken:
+                last = Cursor(found.group_id, found.topic, found.partitions[taken - 1])
+            if taken < len(found.partitions):
+                return last
+        if request.group_ids is None:
+            self._group_ids = None
+        return None
+
+    def _runs(self, request: ScanOffsetsRequest, after: Cursor | None) -> Iterator[_Run | Cursor]:
+        """Yield what comes after *after*; in the end a cursor if there may be more."""
+        group_ids = self._order(request, after)
+        topics = None if request.topics is None else sorted(set(request.topics))
+        start = 0 if after is None else bisect.bisect_left(group_ids, after.group_id)
+        for n in range(start, len(group_ids)):
+            group_id = group_ids[n]
+            if n - start >= SCAN_GROUPS_MAX:
+                yield Cursor(group_id, "", 0)  # No topic has an empty name.
+                return
+            group = self._core.groups.get(group_id)
+            if group is None:
+                continue
+            offsets = group.offsets
+            for topic in sorted(offsets) if topics is None else topics:
+                if topic not in offsets or (after is not None and (group_id, topic) < after[:2]):
+                    continue
+                stored = offsets[topic]
+                partitions = sorted(stored)
+                if after is not None and (group_id, topic) == after[:2]:
+                    partitions = partitions[bisect.bisect_right(partitions, after.partition) :]
+                yield _Run(group_id, topic, stored, partitions)
+
+    def _order(self, request: ScanOffsetsRequest, after: Cursor | None) -> list[str]:
+        if request.group_ids is not None:
+            return sorted(set(request.group_ids))
+        if after is None or self._group_ids is None:
+            self._group_ids = sorted(self._core.groups)
+        return self._group_ids
+
+
+class _Offsets:
+    """A page that names group and topic for each offset."""
+
+    def __init__(self, max_offsets: int, room: int) -> None:
+        self._max_offsets = max_offsets
+        self._room = room
+        self._offsets: list[ScannedOffset] = []
+
+    def take(self, run: _Run) -> int:
+        offsets = self._offsets
+        for taken, partition in enumerate(run.partitions):
+            if self._room <= 0 or len(offsets) >= self._max_offsets:
+                return taken
+            value = run.stored.get(partition)
+            assert value is not None
+            item = ScannedOffset(run.group_id, run.topic, partition, *value)
+            offsets.append(item)
+            texts = len(item.group_id) + len(item.topic) + len(item.metadata)
+            self._room -= 4 * texts + _NUMBERS_BYTES  # A character takes at most four bytes.
+        return len(run.partitions)
+
+    def answer(self, position: int, cursor: bytes) -> ScanOffsetsResponse:
+        return ScanOffsetsResponse(ErrorCode.NONE.value, position, tuple(self._offsets), cursor)
+
+
+class _Columns:
+    """A page that joins the rows as they are."""
+
+    def __init__(self, max_offsets: int, room: int) -> None:
+        self._left = max_offsets
+        self._room = room
+        self._group_ids: list[str] = []
+        self._topics: list[str] = []
+        self._counts: list[int] = []
+        self._rows: list[bytes] = []
+        self._sizes: list[int] = []
+        self._committed_ms: list[bytes] = []
+        self._expire_ms: list[bytes] = []
+
+    def take(self, run: _Run) -> int:
+        partitions = run.partitions[: self._left]
+        stored = run.stored.rows
+        rows = [stored[partition] for partition in partitions]
+        sizes = list(map(len, rows))
+        room = self._room - 4 * (len(run.group_id) + len(run.topic)) - _NUMBERS_BYTES
+        used = sum(sizes) + _COLUMNS_BYTES * len(rows)
+        if used > room:
+            totals = list(accumulate(size + _COLUMNS_BYTES for size in sizes))
+            count = max(bisect.bisect_right(totals, room), 0 if self._sizes else 1)
+            partitions, rows, sizes = partitions[:count], rows[:count], sizes[:count]
+            used = totals[count - 1] if count else 0
+        if not rows:
+            return 0
+        self._left -= len(rows)
+        self._room = room - used
+        self._group_ids.append(run.group_id)
+        self._topics.append(run.topic)
+        self._counts.append(len(rows))
+        self._rows += rows
+        self._sizes += sizes
+        committed_ms, expire_ms = run.stored.packed_times(partitions)
+        self._committed_ms.append(committed_ms)
+        self._expire_ms.append(expire_ms)
+        return len(rows)
+
+    def answer(self, position: int, cursor: bytes) -> ScanOffsetsResponse:
+        expire_ms = b"".join(self._expire_ms)
+        columns = OffsetColumns(
+            tuple(self._group_ids),
+            tuple(self._topics),
+            struct.pack(f">{len(self._counts)}I", *self._counts),
+            b"".join(self._rows),
+            struct.pack(f">{len(self._sizes)}H", *self._sizes),
+            b"".join(self._committed_ms),
+            b"" if expire_ms == PACKED_NO_EXPIRY * len(self._sizes) else expire_ms,
+        )
+        return ScanOffsetsResponse(ErrorCode.NONE.value, position, (), cursor, (columns,))
