@@ -315,4 +315,4 @@ class CooperativeGroup(RuleBasedStateMachine):
 
 
 TestCooperativeGroup = CooperativeGroup.TestCase
-TestCooperativeGroup.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestCooperativeGroup.settings = settings(max_examples=100, stateful_step_count=50)

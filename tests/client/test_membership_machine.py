@@ -253,7 +253,7 @@ class CooperativeMachine(MembershipMachine):
     config = MembershipMachine.config._replace(cooperative=True, topic_pattern="t|u", topics=())
 
 
-SETTINGS = settings(max_examples=80, stateful_step_count=40, deadline=None)
+SETTINGS = settings(max_examples=80, stateful_step_count=40)
 
 TestMembershipMachine = MembershipMachine.TestCase
 TestMembershipMachine.settings = SETTINGS

@@ -561,7 +561,7 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestGroupMachine = GroupMachine.TestCase
-TestGroupMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestGroupMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @pytest.mark.nightly
@@ -572,7 +572,6 @@ def test_a_group_for_a_long_time() -> None:
         settings=settings(
             max_examples=5_000,
             stateful_step_count=100,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -314,7 +314,6 @@ TestComparison = Comparison.TestCase
 TestComparison.settings = settings(
     max_examples=EXAMPLES,
     stateful_step_count=STEPS,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 

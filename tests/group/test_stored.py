@@ -124,7 +124,7 @@ ALIKE = st.builds(
 RARE = st.sampled_from([records.OffsetRemoved("g", "t", 3), records.GroupGeneration("g", 1, 2)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.one_of(COMMITTED, ALIKE, RARE), min_size=1, max_size=4))
 def test_packed_records_are_the_bytes_that_one_call_of_the_packer_gives(
     batch: list[records.Record],
@@ -137,7 +137,7 @@ def test_packed_records_are_the_bytes_that_one_call_of_the_packer_gives(
     assert pack(batch) == (len(expected), msgpack.packb(expected))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.one_of(COMMITTED, ALIKE, RARE), min_size=1, max_size=4))
 def test_a_batch_is_read_as_the_records_that_were_written(batch: list[records.Record]) -> None:
     """Runs of one commit come back as one record, which only the next commit ends."""
@@ -176,7 +176,7 @@ ITEM = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.lists(ITEM, min_size=1, max_size=6, unique_by=lambda i: i[0]), max_size=5),
     st.booleans(),

@@ -1,17 +1,14 @@
 """The sinks on real Spark: every way in which a range can come twice, or not at all."""
 
-import pickle
 import sqlite3
-from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession, functions as F
+from pyspark.sql import DataFrame, SparkSession
 
-from client.spark import FolderSink, SinkError, SqlSink
-from client.spark.sinks import compact, each_range, history, live_files, positions, read, vacuum
+from client.spark import FolderSink, SqlSink
+from client.spark.sinks import positions, read
 from tests.integration.spark_support import TOPIC, Daemon, Feeder, group_of, stream
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]

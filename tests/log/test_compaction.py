@@ -4,7 +4,7 @@ from typing import Final
 
 import msgpack
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
 from coordinator.log.compact_folder import Saved, compact_stopped
 from coordinator.log.compaction import (
@@ -209,7 +209,6 @@ def test_end_offsets_and_reads_of_one_partition_go_on() -> None:
     assert [b.base_offset for b in journal.read(0)] == [11]
 
 
-@settings(deadline=None)
 @given(
     logs,
     st.lists(st.tuples(st.integers(0, 40), st.integers(-1, 3)), min_size=1, max_size=4),
@@ -258,7 +257,6 @@ def test_a_compacted_log_is_the_same_log(
     assert len(segments_of(disk)) == len(journal.manifest.segments)
 
 
-@settings(deadline=None)
 @given(logs, st.integers(1, 4_000), st.integers(0, 45))
 def test_little_memory_only_takes_more_passes(
     written: list[Written], pass_bytes: int, drop: int

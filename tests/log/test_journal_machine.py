@@ -155,4 +155,4 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 TestJournalMachine = JournalMachine.TestCase
-TestJournalMachine.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+TestJournalMachine.settings = settings(max_examples=80, stateful_step_count=25)

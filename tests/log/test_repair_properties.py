@@ -152,7 +152,7 @@ def refusal(disk: Disk) -> LogRefused | None:
     return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seed=integers(0, 2**32))
 def test_a_repair_keeps_what_can_be_read_and_the_daemon_starts(seed: int) -> None:
     """Whatever happened: what the daemon refuses is repaired, and nothing else is touched."""

@@ -29,7 +29,7 @@ def big_entries(count: int, value_bytes: int = 0) -> list[Entry]:
     return [Entry(1, 0, "g", ("t", n), (bytes(value_bytes),)) for n in range(count)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.booleans()), max_size=30),
     st.sampled_from([64, 300, 10_000]),

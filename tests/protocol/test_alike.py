@@ -58,7 +58,7 @@ BASE = st.tuples(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(BASE, st.lists(st.tuples(st.integers(0, 39), st.integers(0, 4), ODD), max_size=2))
 @example((0, 16, 70_000, ""), [])
 def test_any_commit_is_read_as_one_after_the_other_would(
@@ -74,7 +74,7 @@ def test_any_commit_is_read_as_one_after_the_other_would(
     assert outcome(body, quick=True) == outcome(body, quick=False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_damaged_bytes_are_read_as_one_after_the_other_would(data: st.DataObject) -> None:
     """One byte anywhere has another value, or bytes are missing or too many at the end."""

@@ -57,7 +57,7 @@ def nested(levels: int) -> Any:
     return value
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(values)
 @example(nested(DEPTH_MAX))
 @example(nested(DEPTH_MAX + 1))
@@ -72,7 +72,7 @@ def test_scan_agrees_with_msgpack_on_what_msgpack_writes(value: Any) -> None:
         scan(packed)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=60))
 def test_scan_agrees_with_msgpack_on_noise(noise: bytes) -> None:
     """Bytes that pass as sound must be one value to msgpack too."""
@@ -95,7 +95,7 @@ def test_scan_agrees_with_msgpack_on_noise(noise: bytes) -> None:
     )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_mutated_requests_are_read_or_refused(data: st.DataObject) -> None:
     """No byte a stranger sends may raise what nobody catches."""

@@ -155,7 +155,7 @@ def test_an_unknown_error_code_is_passed_on() -> None:
     assert event.response == HeartbeatResponse(31_000)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(body=st.binary(max_size=40), number=st.integers(0, len(EXAMPLES) - 1))
 def test_noise_in_an_answer_never_raises_anything_else(body: bytes, number: int) -> None:
     """The client's retry loop catches one class."""

@@ -13,7 +13,7 @@ from protocol.consumer import (
 from protocol.types import TopicPartition
 from tests.protocol import vectors
 
-quick = settings(deadline=None, max_examples=200)
+quick = settings(max_examples=200)
 
 text = st.text(max_size=9)
 subscriptions = st.builds(

@@ -83,7 +83,7 @@ def test_an_error_has_the_shape_of_the_specification(
 
 
 @pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data(), code=st.sampled_from(list(ErrorCode)))
 def test_any_failure_can_be_read_by_the_client(
     kind: type, data: st.DataObject, code: ErrorCode

@@ -62,7 +62,7 @@ def test_what_follows_a_frame_is_kept_for_the_next_read() -> None:
     assert [e.correlation_id for e in connection.receive(FRAMES[1][5:])] == [1]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(cuts=st.lists(st.integers(0, sum(map(len, FRAMES))), max_size=20))
 def test_any_cutting_gives_the_same_requests(cuts: list[int]) -> None:
     """Wherever the reads end."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from protocol.apis import APIS, api_of, latest_version
 from protocol.connection import ClientConnection, ResponseEvent, encode_response
@@ -30,7 +30,7 @@ from tests.protocol.examples import EXAMPLES
 from tests.protocol.frames import received
 from tests.protocol.strategies import REQUESTS, RESPONSES
 
-quick = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=40)
 ANSWERS = {type(example.request): example.request for example in EXAMPLES}
 
 

@@ -83,7 +83,7 @@ def plain(value: Any) -> Any:
     return tuple(map(plain, value)) if isinstance(value, tuple) else value
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(st.data(), st.sampled_from(EXAMPLES), st.integers(0, 3))
 def test_a_value_fits_or_not_whichever_way_it_goes(
     data: st.DataObject, example: Any, changes: int

@@ -93,7 +93,7 @@ def test_the_log_never_goes_back() -> None:
         gate.gate.advance(4)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.one_of(

@@ -164,7 +164,7 @@ async def load_if_wanted(w: World, partition: int) -> None:
         await w.node.load_partition(partition)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["commit", "unload", "load"]))))
 def test_any_order_of_unloads_and_loads_leaves_what_was_committed(
     steps: list[tuple[int, str]],

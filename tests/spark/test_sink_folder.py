@@ -338,4 +338,4 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 TestFolderMachine = FolderMachine.TestCase
-TestFolderMachine.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
+TestFolderMachine.settings = settings(max_examples=25, stateful_step_count=12)

@@ -99,7 +99,7 @@ def test_an_unknown_policy_is_named() -> None:
         checked_policy("error", "replace")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_whoever_brings_the_pinned_ranges_each_row_is_written_once(data: st.DataObject) -> None:
     """Ranges come in order, each begun by members of rising generations, and late ones come again.

@@ -108,7 +108,7 @@ class Fragile:
             raise Broken
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lost_at=st.integers(1, 7), after=st.booleans(), moved=st.booleans())
 def test_whichever_call_is_the_last_one_the_next_run_completes_the_batch(
     tmp_path_factory: pytest.TempPathFactory, lost_at: int, after: bool, moved: bool
