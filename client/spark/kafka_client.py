@@ -1,5 +1,6 @@
 """Connections to a Kafka cluster: what the reader process asks, and what errors mean."""
 
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
@@ -25,6 +26,8 @@ except ImportError as missing:
     ) from missing
 
 T = TypeVar("T")
+
+_RETRY_PAUSE_S: Final = 0.2
 
 EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # It has none.
 LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # It has none.
@@ -117,17 +120,33 @@ class Admin:
         if not partitions:
             return dict
         level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
-        futures = self._client.list_offsets(
-            {KafkaPartition(*tp): spec for tp in partitions},
-            isolation_level=level,
-            request_timeout=self._config.timeout_s,
-        )
 
-        def wait() -> dict[TopicPartition, int]:
+        def ask() -> dict[KafkaPartition, "Future[Any]"]:
+            return self._client.list_offsets(
+                {KafkaPartition(*tp): spec for tp in partitions},
+                isolation_level=level,
+                request_timeout=self._config.timeout_s,
+            )
+
+        first = ask()
+        return lambda: self._offsets(first, ask)
+
+    def _offsets(
+        self,
+        futures: "dict[KafkaPartition, Future[Any]]",
+        ask: "Callable[[], dict[KafkaPartition, Future[Any]]]",
+    ) -> dict[TopicPartition, int]:
+        give_up_s = time.monotonic() + self._config.timeout_s
+        while True:
             answers = {TopicPartition(p.topic, p.partition): f for p, f in futures.items()}
-            return {tp: self._offset(tp, future) for tp, future in answers.items()}
-
-        return wait
+            try:
+                return {tp: self._offset(tp, future) for tp, future in answers.items()}
+            except LogUnavailable:
+                # Leaders move, and new partitions get one, within moments.
+                if time.monotonic() >= give_up_s:
+                    raise
+            time.sleep(_RETRY_PAUSE_S)
+            futures = ask()
 
     def _offset(self, tp: TopicPartition, future: "Future[Any]") -> int:
         try:
@@ -135,9 +154,13 @@ class Admin:
         except LogError as error:
             if not _says_no_leader(error):
                 raise
+        # It says the same of what isn't there.
         if all(found.id != tp.partition for found in self.describe(tp.topic).partitions):
             raise LogError(f"topic {tp.topic!r} at Kafka has no partition {tp.partition}")
-        raise LogUnavailable(f"{tp} has no leader at Kafka at {self._config.servers} just now")
+        raise LogUnavailable(
+            f"{tp} has no leader at Kafka at {self._config.servers} for "
+            f"{self._config.timeout_s:g} s (option 'log.timeout')"
+        )
 
     def _result(self, future: Future[T], what: str) -> T:
         try:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from bench.peer_jars import spark_jars
@@ -17,6 +17,10 @@ SETTINGS = {
     "offsets.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
     "log.retention.check.interval.ms": "200",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "1",
+    "log.cleaner.backoff.ms": "200",
 }
 ANSWER_S = 30.0
 
@@ -48,6 +52,11 @@ class Broker:
     def delete(self, topic: str) -> None:
         """Delete a topic."""
         self.admin.delete_topics([topic])[topic].result(ANSWER_S)
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None:
+        """Let the log of a partition begin at *before*."""
+        asked = TopicPartition(topic, partition, before)
+        self.admin.delete_records([asked])[asked].result(ANSWER_S)
 
     def produce(self, topic: str, values: Mapping[int, Iterable[str | bytes]]) -> None:
         """Append values per partition; on the broker when this returns."""

@@ -1,0 +1,105 @@
+"""The options of a Kafka log, without Kafka."""
+
+import builtins
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.spark.kafka_config import parse_kafka_options, resolve
+from client.spark.kafka_log import KafkaLog
+from client.spark.log import load_log
+from client.spark.options import OptionError
+
+SERVERS = {"kafka.bootstrap.servers": "b:9092"}
+
+
+def test_what_begins_with_kafka_goes_to_librdkafka() -> None:
+    """Security, tuning: whatever it knows."""
+    config = parse_kafka_options(
+        {**SERVERS, "Kafka.security.protocol": "SASL_SSL", "path": "/x", "topics": "t"}
+    )
+
+    assert config.consumer["security.protocol"] == "SASL_SSL"
+    assert config.admin["security.protocol"] == "SASL_SSL"
+    assert "path" not in config.consumer
+    assert config.consumer["auto.offset.reset"] == "error"
+    assert config.consumer["group.id"] == "group-coordinator-reader"
+    assert config.committed_only
+    assert (config.include_headers, config.timeout_s) == (False, 30.0)
+
+
+def test_a_users_value_goes_before_a_default() -> None:
+    """The defaults are for speed only."""
+    config = parse_kafka_options(
+        {
+            **SERVERS,
+            "group": "etl",
+            "kafka.fetch.wait.max.ms": "77",
+            "kafka.group.id": "mine",
+            "kafka.isolation.level": "read_uncommitted",
+            "log.timeout": "1500ms",
+            "log.includeHeaders": "TRUE",
+        }
+    )
+
+    assert config.consumer["fetch.wait.max.ms"] == "77"
+    assert config.consumer["group.id"] == "mine"
+    assert config.consumer["client.id"] == "group-coordinator-etl"
+    assert not config.committed_only
+    assert (config.include_headers, config.timeout_s) == (True, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "option 'kafka.bootstrap.servers' is missing"),
+        ({"kafka.bootstrap.servers": " "}, "option 'kafka.bootstrap.servers' is missing"),
+        ({**SERVERS, "kafka.auto.offset.reset": "latest"}, "'kafka.auto.offset.reset' can't be"),
+        ({**SERVERS, "kafka.enable.auto.commit": "true"}, "'kafka.enable.auto.commit' can't be"),
+        ({**SERVERS, "kafka.sasl.jaas.config": "x"}, "for Kafka's Java client.*sasl.username"),
+        ({**SERVERS, "kafka.ssl.truststore.location": "x"}, "Java client.*ssl.ca.location"),
+        ({**SERVERS, "kafka.isolation.level": "dirty"}, "'kafka.isolation.level' is 'dirty'"),
+        ({**SERVERS, "log.includeheaders": "yes"}, "'log.includeHeaders' is 'yes'"),
+        ({**SERVERS, "log.timeout": "soon"}, "'log.timeout' is 'soon'"),
+        ({**SERVERS, "log.timeout": "0s"}, "'log.timeout' is '0s'"),
+        ({**SERVERS, "log.timeuot": "1s"}, "'log.timeuot' is unknown to a Kafka log"),
+        ({**SERVERS, "kafka.sasl.password": "${env:NOT_THERE}"}, "'kafka.sasl.password' refers"),
+    ],
+)
+def test_a_wrong_option_is_named(given: Mapping[str, str], message: str) -> None:
+    """Before anything is connected."""
+    with pytest.raises(OptionError, match=message):
+        KafkaLog(given)
+
+
+def test_secrets_stay_where_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Options show in Spark's plans; references to them do no harm there."""
+    monkeypatch.setenv("KAFKA_PASSWORD", "from-env")
+    (tmp_path / "pw").write_text("from-file\n")
+
+    assert resolve("o", "${env:KAFKA_PASSWORD}") == "from-env"
+    assert resolve("o", f"${{file:{tmp_path}/pw}}") == "from-file"
+    assert resolve("o", "pre-${env:KAFKA_PASSWORD}-post") == "pre-from-env-post"
+    assert resolve("o", "$plain ${other:x}") == "$plain ${other:x}"
+    with pytest.raises(OptionError, match="FileNotFoundError"):
+        resolve("o", f"${{file:{tmp_path}/nope}}")
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ImportError alone doesn't say what to install."""
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("confluent_kafka"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    for module in [m for m in sys.modules if m.startswith("client.spark.kafka_")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(builtins, "__import__", without)
+
+    with pytest.raises(OptionError, match=r"pip install group-coordinator\[kafka\]"):
+        load_log({"log": "kafka", **SERVERS})
