@@ -3,6 +3,7 @@
 ::
 
     <root>/<topic>/_schema.arrow                        the columns, an Arrow IPC schema
+    <root>/<topic>/_topic_id                            another one when the topic is made anew
     <root>/<topic>/_writer.lock                         held by the one process that appends
     <root>/<topic>/<partition>/<base>-<end>.arrow       rows base <= offset < end, Arrow IPC file
 
@@ -15,7 +16,8 @@ front, but never the last one of a partition: its name is all that tells where t
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -24,9 +26,11 @@ import pyarrow as pa
 
 from client.spark.log import LogError, PartitionLog
 from client.spark.options import OptionError
+from protocol.types import TopicPartition
 
 SCHEMA_FILE: Final = "_schema.arrow"
 LOCK_FILE: Final = "_writer.lock"
+ID_FILE: Final = "_topic_id"
 
 # A record batch is what an executor holds in memory at once.
 BATCH_ROWS_MAX: Final = 16_384
@@ -71,6 +75,36 @@ class FolderLog(PartitionLog):
         """Return the first offset and the end offset of a partition; (0, 0) when empty."""
         chunks = _chunks(_topic_folder(self._root, topic) / str(partition))
         return (chunks[0].base, chunks[-1].end) if chunks else (0, 0)
+
+    def topics(self) -> list[str]:
+        """Return the topics of the folder, ascending."""
+        try:
+            found = list(self._root.iterdir())
+        except OSError as error:
+            raise LogError(f"the log folder {self._root} can't be listed: {error}") from error
+        return sorted(
+            path.name
+            for path in found
+            if _TOPIC.fullmatch(path.name) and (path / SCHEMA_FILE).is_file()
+        )
+
+    def topic_id(self, topic: str) -> str | None:
+        """Return what the topic got when it was made; None for one of an older release."""
+        try:
+            return (_topic_folder(self._root, topic) / ID_FILE).read_text("ascii").strip()
+        except FileNotFoundError:
+            return None
+
+    def offsets_at(
+        self, partitions: Collection[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int]:
+        """Return the start of the first chunk that was written at that time or later."""
+        found = {}
+        for tp in partitions:
+            chunks = _chunks(_topic_folder(self._root, tp.topic) / str(tp.partition))
+            late = (c.base for c in chunks if c.path.stat().st_mtime_ns >= timestamp_ms * 1_000_000)
+            found[tp] = next(late, chunks[-1].end if chunks else 0)
+        return found
 
     def schema(self, topic: str) -> pa.Schema:
         """Return the columns that the topic was created with."""
@@ -149,11 +183,15 @@ class FolderLogWriter:
         building = folder.with_name(f".{topic}.{os.getpid()}.building")
         for partition in range(num_partitions):
             (building / str(partition)).mkdir(parents=True)
-        with (building / SCHEMA_FILE).open("wb") as file:
-            file.write(schema.serialize().to_pybytes())
-            file.flush()
-            if fsync:
-                os.fsync(file.fileno())
+        for name, content in (
+            (SCHEMA_FILE, schema.serialize().to_pybytes()),
+            (ID_FILE, uuid.uuid4().hex.encode()),
+        ):
+            with (building / name).open("wb") as file:
+                file.write(content)
+                file.flush()
+                if fsync:
+                    os.fsync(file.fileno())
         if fsync:
             for made in (*(building / str(p) for p in range(num_partitions)), building):
                 _fsync_folder(made)

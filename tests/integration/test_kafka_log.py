@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from uuid import uuid4
 
 import pytest
@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from client.spark.kafka_log import KafkaLog
 from client.spark.log import LogError, LogUnavailable
+from client.spark.log_testkit import CHECKS, Check, LogSubject
 from client.spark.options import OptionError
 from protocol.types import TopicPartition
 from tests.integration.kafka_support import ANSWER_S, Broker
@@ -357,3 +358,40 @@ def test_the_admin_client_is_only_told_what_it_knows(
     assert log_of(kafka).topics() is not None
 
     assert "CONFWARN" not in capfd.readouterr().err
+
+
+class KafkaSubject(LogSubject):
+    """A topic with two partitions for the conformance kit."""
+
+    patience_s = 10.0
+
+    def __init__(self, kafka: Broker, topic: str) -> None:
+        self.topic = topic
+        self._kafka = kafka
+        self._count = 0
+        kafka.create(topic, 2)
+
+    def options(self) -> Mapping[str, str]:
+        """Return the options of a Kafka log."""
+        servers = {"kafka.bootstrap.servers": self._kafka.address}
+        return {"log": "kafka", "log.timeout": "5s", **servers}
+
+    def append(self, partition: int, count: int) -> None:
+        """Append values that are all different."""
+        self._kafka.produce(self.topic, {partition: numbered(count, self._count)})
+        self._count += count
+
+    def delete_before(self, partition: int, offset: int) -> None:
+        """Delete records."""
+        self._kafka.delete_records(self.topic, partition, offset)
+
+    def grow(self) -> None:
+        """Add a partition."""
+        self._kafka.grow(self.topic, 3)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("check", CHECKS, ids=str)
+def test_the_kafka_log_keeps_the_rules(check: Check, kafka: Broker, topic: str) -> None:
+    """All that the coordinated source relies on."""
+    check(KafkaSubject(kafka, topic))

@@ -1,6 +1,7 @@
 """The folder log: whole chunks, dense offsets, readable while somebody appends."""
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from client.spark.folder import BATCH_ROWS_MAX, FolderLog, FolderLogWriter
 from client.spark.log import LogError, PartitionLog, load_log
 from client.spark.options import OptionError
+from protocol.types import TopicPartition
 from tests.spark.helpers import MemoryLog
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -61,7 +63,7 @@ def test_a_new_topic_is_on_disk_before_its_first_chunk(
     FolderLogWriter.create(tmp_path, "t", SCHEMA, 2, fsync=fsync).close()
 
     building = f".t.{os.getpid()}.building"
-    expected = ["_schema.arrow", "0", "1", building, tmp_path.name]
+    expected = ["_schema.arrow", "_topic_id", "0", "1", building, tmp_path.name]
     assert synced == (expected if fsync else [])
 
 
@@ -73,6 +75,7 @@ def test_the_layout_is_as_documented(tmp_path: Path) -> None:
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == [
         "t/0/00000000000000000000-00000000000000000003.arrow",
         "t/_schema.arrow",
+        "t/_topic_id",
         "t/_writer.lock",
     ]
 
@@ -85,6 +88,43 @@ def test_a_large_append_is_read_in_bounded_batches(tmp_path: Path, log: FolderLo
     sizes = [batch.num_rows for batch in log.read("t", 0, 5, 2 * BATCH_ROWS_MAX + 1)]
 
     assert sizes == [BATCH_ROWS_MAX - 5, BATCH_ROWS_MAX, 1]
+
+
+def test_topics_are_listed_and_told_apart(tmp_path: Path, log: FolderLog) -> None:
+    """A topic that was made anew under the same name is another one."""
+    for name in ("t", "a"):
+        FolderLogWriter.create(tmp_path, name, SCHEMA, 1).close()
+    (tmp_path / "not-a-topic").mkdir()
+    (tmp_path / ".u.1.building").mkdir()
+    before = log.topic_id("t")
+
+    assert log.topics() == ["a", "t"]
+    assert before == FolderLog({"path": str(tmp_path)}).topic_id("t") != log.topic_id("a")
+
+    shutil.rmtree(tmp_path / "t")
+    FolderLogWriter.create(tmp_path, "t", SCHEMA, 1).close()
+    assert log.topic_id("t") not in {None, before}
+
+    (tmp_path / "t" / "_topic_id").unlink()
+    assert log.topic_id("t") is None
+    with pytest.raises(LogError, match="can't be listed"):
+        FolderLog({"path": str(tmp_path / "nope")}).topics()
+
+
+def test_a_time_is_found_by_when_a_chunk_was_written(tmp_path: Path, log: FolderLog) -> None:
+    """All of a chunk's rows are as old as the chunk."""
+    with FolderLogWriter.create(tmp_path, "t", SCHEMA, 2) as writer:
+        for at in (0, 2, 4):
+            writer.append(0, rows(at, at + 2))
+    for at in (0, 2, 4):
+        path = tmp_path / "t" / "0" / f"{at:020d}-{at + 2:020d}.arrow"
+        os.utime(path, ns=(0, (1_000 + at) * 1_000_000))
+    both = [TopicPartition("t", 0), TopicPartition("t", 1)]
+
+    found = [log.offsets_at(both, ms)[both[0]] for ms in (0, 1000, 1001, 1002, 1004, 1005)]
+
+    assert found == [0, 0, 2, 2, 4, 6]
+    assert log.offsets_at(both, 0)[both[1]] == 0
 
 
 def test_a_writer_goes_on_where_the_last_one_stopped(tmp_path: Path, log: FolderLog) -> None:
