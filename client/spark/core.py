@@ -245,6 +245,7 @@ class ReaderCore:
                 logger.warning("%s: %s is not replayed, the log lost the partition", tp, planned)
             else:
                 logger.info("%s: %s is not replayed, the group is past it", tp, planned)
+        self._ownership.prove(run.keys())
         self._handed = Handed(end, run)
 
     def _check_checkpoint(self, offset: Mapping[str, object]) -> None:

@@ -11,7 +11,7 @@
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 from client.exceptions import (
@@ -37,7 +37,7 @@ from client.spark.positions import (
     still_ours,
 )
 from client.spark.session import GroupSession, SessionFactory
-from client.types import Assignment
+from client.types import Assignment, OffsetAndMetadata
 from protocol.errors import ErrorCode
 from protocol.types import TopicPartition
 
@@ -91,6 +91,8 @@ class Ownership:
         self._place = Place(options, log, open_session, clock)
         # Of what we own, and certain; the others are fetched before anything is planned.
         self._positions: dict[TopicPartition, Position] = {}
+        # Fetched, but no commit of ours has shown yet that they are really ours.
+        self._unproven: set[TopicPartition] = set()
         self._finished: dict[TopicPartition, Finished] = {}
         self._in_doubt: _InDoubt | None = None
         self._latest_from: frozenset[TopicPartition] | None = None
@@ -128,6 +130,23 @@ class Ownership:
     def pin_next(self, max_rows: int | None, wait_s: float) -> Batch:
         """Settle, then commit what is finished together with the pins of what comes next."""
         return self._in_rounds(lambda: self._pin_next(max_rows, wait_s))
+
+    def prove(self, tps: Collection[TopicPartition]) -> None:
+        """Have the group confirm, before ranges are run that others have pinned, that we own them.
+
+        A fetch isn't fenced: a reader that was frozen since it joined would not know. Raises
+        `RetriableError` where they are not ours any more; `settle` then says what is.
+        """
+        proof = self._proof(tps, Commit({}, {}))
+        try:
+            if proof.offsets:
+                self._transmit(_InDoubt(proof, unknown=False))
+        except Rebalanced as error:
+            self._moved_on(error)
+            raise RetriableError(f"not ours any more: {error}") from error
+        except CommitRefused as error:
+            self._refused(error)
+            raise RetriableError(f"not ours as they were: {error}") from error
 
     def resets(self, tp: TopicPartition) -> int:
         """Return the reset counter of an owned partition."""
@@ -269,6 +288,7 @@ class Ownership:
         if unknown:
             stored = self._session.fetch(unknown)
             self._positions |= {tp: Position.of(stored.get(tp)) for tp in unknown}
+            self._unproven.update(unknown)
         self._finished = {
             tp: finished
             for tp, finished in self._finished.items()
@@ -291,9 +311,20 @@ class Ownership:
         )
 
     def _send(self, steps: Mapping[TopicPartition, Step]) -> None:
-        commit = commit_for(steps, self._positions)
-        if commit is not None:
+        commit = commit_for(steps, self._positions) or Commit({}, {})
+        starting = [tp for tp, step in steps.items() if step.stop > step.at]
+        commit = self._proof(starting, commit)
+        if commit.offsets:
             self._transmit(_InDoubt(commit, unknown=False))
+
+    def _proof(self, tps: Collection[TopicPartition], commit: Commit) -> Commit:
+        """Add to *commit* what is stored already, for those of *tps* that need a proof."""
+        for tp in self._unproven.intersection(tps) - commit.offsets.keys():
+            offset, metadata, _ = self._positions[tp]
+            if offset is not None:
+                commit.offsets[tp] = OffsetAndMetadata(offset, metadata)
+                commit.expected[tp] = offset
+        return commit
 
     def _transmit(self, doubt: _InDoubt) -> None:
         """Send a commit; it stays in doubt until there is a definite answer."""
@@ -311,6 +342,7 @@ class Ownership:
             self._in_doubt = None
             raise
         self._in_doubt = None
+        self._unproven.difference_update(doubt.commit.offsets)
         for tp, stored in doubt.commit.offsets.items():
             self._positions[tp] = Position.of(stored)
             finished = self._finished.get(tp)

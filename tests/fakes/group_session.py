@@ -77,13 +77,12 @@ class FakeGroup:
 
     def go_on_without(self, session: "FakeSession") -> None:
         """End a rebalance that waits for this member; a static one keeps its place, not more."""
-        if not self.rebalancing or session.member_id in self.joined:
-            return
-        if session.member_id not in self.members:
+        waited_for = set(self.members) - self.joined
+        if not self.rebalancing or session.member_id not in waited_for:
             return
         if session.instance is None:
             self.evict(session, noticed=False)
-        elif self.joined >= set(self.members) - {session.member_id}:
+        elif waited_for == {session.member_id}:
             self._open_generation()
 
     def drain(self, client_id: str) -> bool:
@@ -241,11 +240,8 @@ class FakeGroup:
             partitions.setdefault(topic, []).append(partition)
         shown = []
         for member_id, session in self.members.items():
-            claim = self._claims[member_id]
-            topics = session.topics or tuple(partitions)
-            if member_id in self.drained:
-                topics = ()
-            shown.append(claim._replace(member_id=member_id, topics=topics))
+            topics = () if member_id in self.drained else session.topics or tuple(partitions)
+            shown.append(self._claims[member_id]._replace(member_id=member_id, topics=topics))
         given = CooperativeStickyAssignor().assign(shown, partitions)
         return {tp: member_id for member_id, tps in given.items() for tp in tps}
 
