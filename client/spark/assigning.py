@@ -30,11 +30,13 @@ class LeadersLog:
     """What a leader finds out from its log, topic by topic.
 
     Attributes:
-        hosts: where the partitions that were asked for lie, as far as the log knows.
+        listed: the partitions of each topic that was asked for.
+        hosts: where they lie, as far as the log knows.
 
     """
 
     def __init__(self, options: ReaderOptions, log: PartitionLog) -> None:
+        self.listed: dict[str, list[int]] = {}
         self.hosts: dict[TopicPartition, tuple[str, ...]] = {}
         self._options = options
         self._log = log
@@ -61,6 +63,7 @@ class LeadersLog:
                 self.hosts[TopicPartition(topic, partition)] = hosts
             else:
                 self.hosts.pop(TopicPartition(topic, partition), None)
+        self.listed[topic] = sorted(partitions)
         return partitions
 
 

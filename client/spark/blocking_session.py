@@ -37,8 +37,8 @@ class BlockingSession:
         *,
         eager: bool,
     ) -> None:
-        leaders_log = LeadersLog(options, log)
-        assignors = assignors_of(options, leaders_log, eager=eager)
+        self._leaders_log = LeadersLog(options, log)
+        assignors = assignors_of(options, self._leaders_log, eager=eager)
         self._options = options
         self._cooperative = all(assignor.cooperative for assignor in assignors)
         self._losses = 0
@@ -54,7 +54,7 @@ class BlockingSession:
                 client.join(
                     options.group,
                     topics=topics,
-                    partitions=leaders_log.partitions,
+                    partitions=self._leaders_log.partitions,
                     session_timeout_ms=options.session_timeout_ms,
                     rebalance_timeout_ms=options.rebalance_timeout_ms,
                     assignors=assignors,
@@ -85,6 +85,11 @@ class BlockingSession:
     def losses(self) -> int:
         """How many times the partitions turned out to be somebody else's."""
         return self._losses
+
+    @property
+    def listed(self) -> Mapping[str, list[int]]:
+        """The partitions of each topic when this member last shared them out, as the leader."""
+        return self._leaders_log.listed
 
     def assignment(self, timeout_s: float | None = None) -> Assignment:
         """Join or rejoin where needed, and wait unless partitions are kept meanwhile.

@@ -4,7 +4,7 @@ Nobody else watches the log. Each reader of a pattern looks for topics, and the 
 for partitions as well, every discovery interval; who finds something asks for a rebalance.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from client.spark.errors import CoordinatedSourceError
 from client.spark.log import PartitionLog
@@ -67,12 +67,24 @@ class Discovery:
         topics = matching_topics(self._options, self._log)
         if self._options.topics_pattern is not None:
             self._check_columns(topics)
-        self.partitions = {topic: self._log.partitions(topic) for topic in topics}
+        self.partitions = {topic: sorted(self._log.partitions(topic)) for topic in topics}
         self.topics = topics
 
     def all_partitions(self) -> list[TopicPartition]:
         """Return the partitions of all topics."""
         return [TopicPartition(topic, p) for topic, ps in self.partitions.items() for p in ps]
+
+    def lacks(self, topics: Collection[str]) -> bool:
+        """Look again, if it is topics of a pattern that can't be read; say whether any is gone.
+
+        Raises:
+            LogError: the log can't tell.
+
+        """
+        if self._options.topics_pattern is None:
+            return False
+        self.look()
+        return not set(topics) <= set(self.topics)
 
     def _check_columns(self, topics: tuple[str, ...]) -> None:
         """Refuse a topic whose rows the query could not hold, before any of them is read."""

@@ -23,6 +23,7 @@ from client.exceptions import (
     RetriableError,
 )
 from client.spark.errors import CoordinatedSourceError, FencedError, explained
+from client.spark.log import LogError
 from client.spark.log_calls import LogCalls
 from client.spark.options import ReaderOptions
 from client.spark.place import Place
@@ -34,6 +35,7 @@ from client.spark.positions import (
     Position,
     Step,
     commit_for,
+    hold_partition,
     still_ours,
 )
 from client.spark.session import GroupSession, SessionFactory
@@ -299,7 +301,23 @@ class Ownership:
         self, max_rows: int | None, *, plan_ranges: bool = True
     ) -> dict[TopicPartition, Step]:
         limits = self._limits(max_rows, plan_ranges=plan_ranges)
-        return self._planner.plan(self._positions, self._finished, limits)
+        try:
+            return self._plan_found(limits)
+        except (CoordinatedSourceError, LogError):
+            if not self._place.found.lacks({tp.topic for tp in self._positions}):
+                raise
+            return self._plan_found(limits)
+
+    def _plan_found(self, limits: Limits) -> dict[TopicPartition, Step]:
+        """Plan what is there; of topics that are gone only commit what is finished."""
+        topics = self._place.found.topics
+        here = {tp: known for tp, known in self._positions.items() if tp.topic in topics}
+        gone = {
+            tp: hold_partition(known, self._finished.get(tp), "")
+            for tp, known in self._positions.items()
+            if tp not in here
+        }
+        return self._planner.plan(here, self._finished, limits) | gone
 
     def _limits(self, max_rows: int | None, *, plan_ranges: bool = True) -> Limits:
         return Limits(

@@ -47,9 +47,6 @@ class Place:
         self._listed: dict[str, list[int]] = {}
         self._losses = 0
         self._eager = False
-        # A static leader that was restarted took over an assignment without computing it, and
-        # doesn't know whether topics grew before.
-        self._doubts_assignment = options.group_instance_id is not None
 
     @property
     def keeps(self) -> bool:
@@ -100,7 +97,6 @@ class Place:
             return _NOTHING
         self.found.look()
         self._subscribe(session)
-        self._listed = self.found.partitions
         before, losses = self.assignment, self._losses
         assignment = session.assignment(wait_s)
         self._losses = session.losses
@@ -129,14 +125,12 @@ class Place:
     def _must_rebalance(self, session: GroupSession, assignment: Assignment) -> bool:
         """Look for new topics and partitions now and then; ask for a rebalance if there are."""
         found = self.found
-        if not found.is_due:
-            return False
-        found.look()
+        is_due = found.is_due
+        if is_due:
+            found.look()
         if self._subscribe(session):
             return True
-        if not assignment.is_leader:
-            return False
-        if found.partitions == self._listed and not self._is_incomplete(session):
+        if not (is_due and assignment.is_leader and self._have_grown(session)):
             return False
         session.request_rejoin("the topics' partitions changed")
         return True
@@ -150,8 +144,16 @@ class Place:
         self._subscribed = topics
         return True
 
-    def _is_incomplete(self, session: GroupSession) -> bool:
-        """Say, once, whether the assignment that we took over lacks partitions."""
-        lacks = self._doubts_assignment and session.unassigned(self.found.partitions)
-        self._doubts_assignment = False
-        return lacks
+    def _have_grown(self, session: GroupSession) -> bool:
+        """Say whether there are partitions that were not shared out.
+
+        What counts is what was known when that was done, perhaps by now long ago.
+        """
+        found = self.found.partitions
+        if listed := session.listed or self._listed:
+            return any(listed.get(topic) != partitions for topic, partitions in found.items())
+        # A static leader that was restarted: it took over what it hasn't computed.
+        grown = session.unassigned(found)
+        if not grown:
+            self._listed = found
+        return grown

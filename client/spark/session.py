@@ -32,6 +32,10 @@ class GroupSession(Protocol):
     def losses(self) -> int:
         """How many times `assignment` found that what this member had was somebody else's."""
 
+    @property
+    def listed(self) -> Mapping[str, list[int]]:
+        """The partitions of each topic when this member last shared them out, as the leader."""
+
     def assignment(self, timeout_s: float | None = None) -> Assignment:
         """Join or rejoin where needed; give up what the group takes away.
 

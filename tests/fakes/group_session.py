@@ -38,6 +38,7 @@ class FakeGroup:
         self.partitions = list(partitions)
         self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
         self.generation = 0
+        self.leader = ""
         self.members: dict[str, FakeSession] = {}
         self.instances: dict[str, str] = {}
         self.joined: set[str] = set()
@@ -150,8 +151,7 @@ class FakeGroup:
     def apply(self, session: "FakeSession", request: "_Request") -> dict[TopicPartition, ErrorCode]:
         """Store what may be stored; return the rest."""
         offsets, expected = request
-        errors = {}
-        stored = {}
+        errors, stored = {}, {}
         for tp, value in offsets.items():
             current = self.offset(tp)
             if session.member_id not in (self.owners.get(tp), self.former.get(tp)):
@@ -178,10 +178,11 @@ class FakeGroup:
             return False
         old = self.members.pop(old_id)
         old.fenced = True
+        self.leader = session.member_id if self.leader == old_id else self.leader
         self._claims[session.member_id] = session.claim()
-        for owners in (self.owners, self.former):
-            for tp in [tp for tp, one in owners.items() if one == old_id]:
-                owners[tp] = session.member_id
+        new_id = session.member_id
+        self.owners = {tp: new_id if o == old_id else o for tp, o in self.owners.items()}
+        self.former = {tp: new_id if o == old_id else o for tp, o in self.former.items()}
         was_drained = old_id in self.drained
         self._forget(old)
         if self.rebalancing or was_drained:
@@ -215,7 +216,8 @@ class FakeGroup:
     def _open_generation(self) -> None:
         self.generation += 1
         self.rebalancing = False
-        had = self.owners
+        had, self.leader = self.owners, min(self.members)
+        self.members[self.leader].listed = self._listing()
         is_cooperative = any(session.cooperative for session in self.members.values())
         self.owners = self._stick() if is_cooperative else self._in_a_row()
         self.former = {
@@ -224,6 +226,12 @@ class FakeGroup:
         for member_id in self.joined:
             self.members[member_id].receive(self.generation, self._of(member_id))
         self.joined = set()
+
+    def _listing(self) -> dict[str, list[int]]:
+        listing: dict[str, list[int]] = {}
+        for topic, partition in sorted(self.partitions):
+            listing.setdefault(topic, []).append(partition)
+        return listing
 
     def _in_a_row(self) -> dict[TopicPartition, str]:
         able = sorted(set(self.members) - self.drained)
@@ -235,10 +243,7 @@ class FakeGroup:
 
     def _stick(self) -> dict[TopicPartition, str]:
         """Share as the leader of a cooperative group does."""
-        partitions: dict[str, list[int]] = {}
-        for topic, partition in sorted(self.partitions):
-            partitions.setdefault(topic, []).append(partition)
-        shown = []
+        partitions, shown = self._listing(), []
         for member_id, session in self.members.items():
             topics = () if member_id in self.drained else session.topics or tuple(partitions)
             shown.append(self._claims[member_id]._replace(member_id=member_id, topics=topics))
@@ -252,10 +257,8 @@ _Request = tuple[Mapping[TopicPartition, OffsetAndMetadata], Mapping[TopicPartit
 class FakeSession:
     """One member, as the reader core sees it.
 
-    Attributes:
-        swift: a loss that it didn't know of, and the join after it, take no time at all.
-        deaf: no heartbeat was answered lately.
-
+    A swift one's loss that it didn't know of, and the join after it, take no time at all; of a
+    deaf one no heartbeat was answered lately.
     """
 
     def __init__(
@@ -271,6 +274,7 @@ class FakeSession:
         self.noticed_loss = self.fenced = self.asked = False
         self.swift = self.deaf = False
         self.losses = 0
+        self.listed: dict[str, list[int]] = {}
         self.requests: list[_Request] = []
         self.fetched: list[list[TopicPartition]] = []
         self.rejoins: list[str] = []
@@ -305,7 +309,7 @@ class FakeSession:
 
     def receive(self, generation: int, partitions: tuple[TopicPartition, ...]) -> None:
         """Take an assignment, in the background."""
-        is_leader = self.member_id == min(self.group.members)
+        is_leader = self.member_id == self.group.leader
         self.generation = generation
         self._next = Assignment(generation, self.member_id, partitions, is_leader)
 
@@ -344,18 +348,15 @@ class FakeSession:
     def _take_news(self) -> bool:
         if self._next is None:
             return False
-        current, self._next = self._next, None
-        if set(self._owned) - set(current.partitions):
+        self._current, self._next = self._next, None
+        if set(self._owned) - set(self._current.partitions):
             self.asked = True  # To let others have what goes.
-        self._current = current
-        self._owned, self._owned_in = current.partitions, current.generation
+        self._owned_in, _, self._owned, _ = self._current
         return True
 
     def _is_gone(self) -> bool:
-        group = self.group
-        if self.member_id not in group.members:
-            return True
-        return self.generation != group.generation and self.generation >= 0
+        is_behind = self.generation not in (-1, self.group.generation)
+        return is_behind or self.member_id not in self.group.members
 
     def _lose(self) -> None:
         self.losses += bool(self._owned)

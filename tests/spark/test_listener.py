@@ -315,7 +315,7 @@ def test_each_places_errors_mean_later_or_never(error: str, raised: type[Excepti
     from client import exceptions, kafka_groups  # noqa: PLC0415 - to make them by name.
 
     names = {**vars(exceptions), **vars(kafka_groups), "A": A}
-    refusing: Any = Refusing(eval(error, names))  # noqa: PGH001, RUF100 - from the table above.
+    refusing: Any = Refusing(eval(error, names))  # noqa: S307, RUF100 - from the table above.
     if "Kafka" in error:
         target: Any = KafkaTarget("k:9092", "g", lambda _: refusing)
     else:
