@@ -105,9 +105,7 @@ class FakeGroup:
     def join(self, session: "FakeSession") -> None:
         """Take a JoinGroup; the session hears of the assignment when everybody has joined.
 
-        Raises:
-            CoordinatorUnavailable: an outage.
-
+        Raises CoordinatorUnavailable in an outage.
         """
         if self.outage:
             raise CoordinatorUnavailable("outage")

@@ -2,7 +2,10 @@
 
 import json
 import sys
+import time
 from pathlib import Path
+
+from pyspark.sql import DataFrame
 
 from client.spark import drain_and_stop, register
 from tests.integration.spark_support import AppendingSink, local_spark, stream
@@ -11,6 +14,16 @@ from tests.integration.spark_support import AppendingSink, local_spark, stream
 def say(event: str, **fields: object) -> None:
     """Print one JSON line."""
     print(json.dumps({"event": event, **fields}), flush=True)  # noqa: T201 - it is the protocol.
+
+
+class HeldSink(AppendingSink):
+    """Doesn't end a batch as long as there is a file with its name and ``.hold``."""
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Append, then wait."""
+        super().__call__(batch, batch_id)
+        while self.path.with_suffix(".hold").exists():
+            time.sleep(0.05)
 
 
 def main() -> None:
@@ -24,7 +37,7 @@ def main() -> None:
     sys.stdin.readline()  # "go"
     query = (
         stream(spark, given["address"], Path(given["log"]), maxRowsPerPartition="500")
-        .writeStream.foreachBatch(AppendingSink(Path(given["sink"])))
+        .writeStream.foreachBatch(HeldSink(Path(given["sink"])))
         .option("checkpointLocation", given["checkpoint"])
         .trigger(processingTime="200 milliseconds")
         .start()

@@ -153,6 +153,11 @@ class Group:
             return []
         return [m.member_id for m in group.members if len(m.assignment) > 0]
 
+    def state(self) -> str:
+        """Return the group's state."""
+        (group,) = self.client.describe_groups([self.name])
+        return group.state.lower()
+
     def wait_members(self, count: int) -> None:
         """Wait for a stable group of so many."""
         wait_until(f"{count} members", lambda: len(self.member_ids()) == count)
@@ -359,6 +364,14 @@ class Driver:
         """Start the query, as soon as Spark is up."""
         self.lines.wait("prepared")
         self.tell("go")
+
+    def hold(self) -> None:
+        """Have its batches not end, until `release`."""
+        self.sink.with_suffix(".hold").touch()
+
+    def release(self) -> None:
+        """Let batches end."""
+        self.sink.with_suffix(".hold").unlink()
 
     def kill_jvm(self) -> None:
         """SIGKILL the JVM alone, as the kernel does when memory runs out."""

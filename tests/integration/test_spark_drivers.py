@@ -110,3 +110,34 @@ def test_drivers_join_freeze_die_come_back_and_drain(scene: Scene) -> None:
     third.kill_jvm()  # Its reader notices, and leaves without being evicted.
     wait_until("an empty group", lambda: scene.group.member_ids() == [])
     assert scene.daemon.evictions() == 2
+
+
+@pytest.mark.nightly
+def test_what_is_kept_goes_on_while_a_driver_joins(scene: Scene) -> None:
+    """The join waits for a driver that is inside of a long batch; the third one doesn't."""
+    scene.feeder.feed(5, period_s=0.2)
+    slow, quick = scene.prepare("slow"), scene.prepare("quick")
+    slow.go()
+    slow.wait_rows()
+    quick.go()
+    quick.wait_rows()
+    scene.group.wait_members(2)
+    late = scene.prepare("late")
+    late.lines.wait("prepared")
+    slow.hold()
+    slow.wait_rows()  # And does not end that batch.
+
+    late.tell("go")
+    wait_until("a rebalance", lambda: scene.group.state() == "preparingrebalance")
+    before = quick.size()
+    for _ in range(5):
+        quick.wait_rows()
+
+    assert scene.group.state() == "preparingrebalance"
+    assert quick.size() > before
+    slow.release()
+    late.wait_rows()
+    slow.wait_rows()
+    quick.wait_rows()
+    assert scene.finish().repeated == []
+    assert scene.daemon.evictions() == 0
