@@ -45,7 +45,7 @@ class Watchdog:
     Args:
         patience_s: how long one call may take.
         clock: a monotonic clock in seconds.
-        poll_s: how often to look.
+        wait: waits for an event for so many seconds, and says whether it is set.
 
     """
 
@@ -54,11 +54,12 @@ class Watchdog:
         patience_s: float,
         *,
         clock: Callable[[], float] = time.monotonic,
-        poll_s: float = POLL_S,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
         self._patience_s = patience_s
         self._clock = clock
-        self._poll_s = min(poll_s, patience_s)
+        self._wait = wait
+        self._poll_s = min(POLL_S, patience_s)
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._stuck: _Job | None = None
         self._started = False
@@ -67,7 +68,7 @@ class Watchdog:
     def run(self, calls: Sequence[Call]) -> list[Any]:
         """Make the calls in order; those that were given up give a `LogUnavailable`."""
         with self._lock:  # The group's leader asks for partitions in another thread.
-            if self._stuck is not None and not self._stuck.done.wait(self._poll_s):
+            if self._stuck is not None and not self._wait(self._stuck.done, self._poll_s):
                 return [self._too_slow(self._stuck)] * len(calls)
             self._stuck = None
             job = _Job(calls, self._clock)
@@ -75,7 +76,7 @@ class Watchdog:
                 threading.Thread(target=self._work, name="log-calls", daemon=True).start()
                 self._started = True
             self._jobs.put(job)
-            while not job.done.wait(self._poll_s):
+            while not self._wait(job.done, self._poll_s):
                 if self._clock() - job.since_s >= self._patience_s:
                     job.given_up = True
                     self._stuck = job

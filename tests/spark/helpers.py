@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from client.spark.core import ReaderCore, Task
 from client.spark.log import LogError, PartitionLog
+from client.spark.log_calls import Runner, run_here
 from client.spark.offsets import decode_end
 from client.spark.options import COOPERATIVE, ReaderOptions, parse_options
 from protocol.types import TopicPartition
@@ -117,10 +118,12 @@ class Query:
         checkpoint: Checkpoint | None = None,
         client_id: str = "reader",
         max_rows: int | None = 10,
+        run: Runner = run_here,
+        clock: Clock | None = None,
         **given: str,
     ) -> None:
         self.group = group
-        self.clock = Clock()
+        self.clock = clock or Clock()
         checked = options(**given)
         self.session: FakeSession = group.session(
             client_id,
@@ -138,6 +141,7 @@ class Query:
             client_id=client_id,
             clock=self.clock,
             sleep=self.clock.sleep,
+            run=run,
         )
 
     def _open(self, topics: Sequence[str], eager: bool) -> FakeSession:
