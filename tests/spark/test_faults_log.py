@@ -251,7 +251,7 @@ def test_a_log_that_stays_away_ends_the_query_after_its_timeout() -> None:
 def test_bounds_that_make_no_sense_are_refused(bad: object) -> None:
     """Ranges made of them would be nonsense, too."""
     group, log = make({0: 40})
-    log.bounds = lambda *_: bad  # type: ignore[assignment,method-assign,return-value] # On purpose.
+    log.bounds = lambda *_: bad  # type: ignore[assignment,method-assign] # On purpose.
 
     with pytest.raises(LogFailed, match=r"flights-0: bounds\(\) of the log FaultyLog returned"):
         Query(group, log).trigger()
@@ -261,7 +261,7 @@ def test_bounds_that_make_no_sense_are_refused(bad: object) -> None:
 def test_partitions_that_make_no_sense_are_refused(bad: object) -> None:
     """They are shared out by number."""
     group, log = make({0: 40})
-    log.partitions = lambda _: bad  # type: ignore[assignment,method-assign] # On purpose.
+    log.partitions = lambda _: bad  # type: ignore[assignment,method-assign,return-value] # On purpose.
 
     with pytest.raises(LogFailed, match=r"flights: partitions\(\) of the log FaultyLog returned"):
         Query(group, log).trigger()
