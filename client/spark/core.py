@@ -101,6 +101,7 @@ class ReaderCore:
         self._handed: Handed | None = None
         self._triggered = False
         self._checked = False
+        self._to_find: list[TopicPartition] = []
         self._returned_at_s: float | None = None
         self._deadline_s: float | None = None
         self._pause_s = PAUSE_MIN_S
@@ -208,6 +209,7 @@ class ReaderCore:
     def _next_batch(
         self, start: Mapping[str, object], max_rows: int | None
     ) -> Mapping[str, object]:
+        self._find_all()
         batch = self._ownership.pin_next(max_rows, self._wait_s())
         ranges = {
             tp: Range(step.at, step.stop, batch.generation)
@@ -233,6 +235,7 @@ class ReaderCore:
         return end
 
     def _replay(self, end: Mapping[str, object]) -> None:
+        self._find_all()
         positions = self._settle()
         run: dict[TopicPartition, Finished] = {}
         for tp, planned in decode_end(end).ranges.items():
@@ -241,8 +244,6 @@ class ReaderCore:
                 if self._ownership.has_rows(tp):
                     run[tp] = Finished(planned, position.resets)
                 # Else the next trigger waits for them, or goes on with what is there.
-            elif position is None and self._reads(tp.topic) and not self.log.has(tp):
-                logger.warning("%s: %s is not replayed, the log lost the partition", tp, planned)
             else:
                 logger.info("%s: %s is not replayed, the group is past it", tp, planned)
         self._ownership.prove(run.keys())
@@ -251,8 +252,16 @@ class ReaderCore:
     def _check_checkpoint(self, offset: Mapping[str, object]) -> None:
         """Look once at what Spark begins with: from then on it only has what we gave it."""
         if not self._checked:
-            check_checkpoint(decode_end(offset), self._options, self._reads)
+            before = decode_end(offset)
+            check_checkpoint(before, self._options, self._reads)
+            self._to_find = [tp for tp in before.ranges if self._reads(tp.topic)]
             self._checked = True
+
+    def _find_all(self) -> None:
+        """Make sure that the log still has what the checkpoint has read from."""
+        while self._to_find:
+            self.log.has(self._to_find[-1])
+            self._to_find.pop()
 
     def _reads(self, topic: str) -> bool:
         pattern = self._options.topics_pattern
