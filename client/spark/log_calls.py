@@ -152,6 +152,7 @@ class LogCalls(PartitionLog):
         if tp.partition in self.partitions(tp.topic):
             return True
         self._fail_if_gone(str(tp))
+        logger.warning("%s no longer has %s; going on without it", self._name, tp)
         return False
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:

@@ -1,10 +1,16 @@
 """One Spark driver: reads its share of the topic and appends it to a file, as told by stdin."""
 
 import json
+import os
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
 from client.spark import drain_and_stop, register
@@ -26,6 +32,33 @@ class HeldSink(AppendingSink):
             time.sleep(0.05)
 
 
+def dying(given: dict[str, str]) -> Callable[[DataFrame, int], None]:
+    """Return a sink that kills the whole driver at the place that ``die`` names, in batch 2."""
+    sink = AppendingSink(Path(given["sink"]))
+    commit = Path(given["checkpoint"]) / "commits" / "2"
+
+    def kill() -> None:
+        os.killpg(0, signal.SIGKILL)
+
+    def kill_when_committed() -> None:
+        while not commit.exists():
+            time.sleep(0.001)
+        kill()
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        if batch_id < 2:
+            sink(batch, batch_id)
+        elif given["die"] == "before the sink":
+            kill()
+        else:
+            sink(batch, batch_id)
+            if given["die"] == "after the sink":
+                kill()
+            threading.Thread(target=kill_when_committed).start()
+
+    return write
+
+
 def main() -> None:
     """Run until stdin says how to end."""
     given = json.loads(sys.argv[1])
@@ -35,9 +68,10 @@ def main() -> None:
     register(spark)
     say("prepared")
     sys.stdin.readline()  # "go"
+    sink = HeldSink(Path(given["sink"]))
     query = (
         stream(spark, given["address"], Path(given["log"]), maxRowsPerPartition="500")
-        .writeStream.foreachBatch(HeldSink(Path(given["sink"])))
+        .writeStream.foreachBatch(dying(given) if "die" in given else sink)
         .option("checkpointLocation", given["checkpoint"])
         .trigger(processingTime="200 milliseconds")
         .start()
@@ -48,6 +82,9 @@ def main() -> None:
             query.stop()
         case "drain":
             drain_and_stop(query)
+        case "watch":
+            with suppress(StreamingQueryException):
+                query.awaitTermination()
     failure = query.exception()
     say("stopped", failure=str(failure) if failure else None)
     spark.stop()

@@ -189,8 +189,12 @@ class Feeder:
     def append(self, rows_per_partition: int) -> None:
         """Append so many rows to each partition."""
         for partition in range(self.num_partitions):
-            first = partition * 1_000_000 + self._writer.end(partition)
-            self._writer.append(partition, rows(first, rows_per_partition))
+            self.append_to(partition, rows_per_partition)
+
+    def append_to(self, partition: int, count: int) -> None:
+        """Append so many rows to one partition."""
+        first = partition * 1_000_000 + self._writer.end(partition)
+        self._writer.append(partition, rows(first, count))
 
     def feed(self, rows_per_partition: int, period_s: float = 0.2) -> None:
         """Go on appending in a thread until `stop`."""

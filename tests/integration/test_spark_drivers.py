@@ -22,6 +22,7 @@ from tests.integration.spark_support import (
     group_of,
     wait_until,
 )
+from tests.spark.fault_support import shows
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -65,6 +66,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield Scene(stack, tmp_path)
 
 
+@shows("member frozen past its session and thawed")
 def test_drivers_join_freeze_die_come_back_and_drain(scene: Scene) -> None:
     """Planned changes repeat nothing; a freeze or a kill costs one batch; nothing is ever lost."""
     scene.feeder.feed(5, period_s=0.5)

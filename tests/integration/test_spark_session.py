@@ -16,6 +16,7 @@ from tests.integration.spark_support import (
     stream,
     wait_until,
 )
+from tests.spark.fault_support import shows
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -126,6 +127,7 @@ def test_a_plain_stop_leaves_the_group_at_once(
     assert coordinator.evictions() == 0
 
 
+@shows("coordinator restarted")
 def test_a_restart_of_the_daemon_is_an_idle_moment(
     spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
 ) -> None:
