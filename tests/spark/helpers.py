@@ -120,6 +120,7 @@ class Query:
         max_rows: int | None = 10,
         run: Runner = run_here,
         clock: Clock | None = None,
+        refused: Callable[[], str | None] = lambda: None,
         **given: str,
     ) -> None:
         self.group = group
@@ -142,6 +143,7 @@ class Query:
             clock=self.clock,
             sleep=self.clock.sleep,
             run=run,
+            refused=refused,
         )
 
     def _open(self, topics: Sequence[str], eager: bool) -> FakeSession:

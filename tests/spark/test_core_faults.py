@@ -4,7 +4,12 @@ import pytest
 
 from client.exceptions import FatalError
 from client.spark.core import PAUSE_MAX_S
-from client.spark.errors import CoordinatedSourceError, CoordinatorTimeout, FencedError
+from client.spark.errors import (
+    CoordinatedSourceError,
+    CoordinatorTimeout,
+    FencedError,
+    StatefulQueryError,
+)
 from client.types import OffsetAndMetadata
 from protocol.errors import ErrorCode
 from protocol.types import TopicPartition
@@ -186,6 +191,19 @@ def test_a_fence_ends_the_query_where_that_is_asked_for() -> None:
 
     with pytest.raises(FencedError, match="onFence"):
         query.trigger()
+
+
+def test_a_refused_query_ends_before_another_batch() -> None:
+    """What the guard saw is in the message; nothing is committed, so no restart creeps forward."""
+    group, log = make({0: 100})
+    reasons: list[str | None] = [None, None, "it is stateful"]
+    query = Query(group, log, refused=lambda: reasons.pop(0))
+    query.triggers(2)
+
+    with pytest.raises(StatefulQueryError, match="it is stateful"):
+        query.trigger()
+    assert group.offset(tp(0)) == 10
+    assert len(query.sunk) == 2
 
 
 @pytest.mark.parametrize("noticed", [True, False])

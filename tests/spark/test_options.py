@@ -75,6 +75,11 @@ def test_lists_are_separated_by_commas() -> None:
         ("startingOffsets", "middle"),
         ("failOnDataLoss", "perhaps"),
         ("onFence", "ignore"),
+        ("onDataLoss", "skip"),
+        ("onStateful", "ignore"),
+        ("maxRowsPerBatch", "0"),
+        ("maxRowsPerBatch", "1.5"),
+        ("logTimeout", "0s"),
         ("sessionTimeout", "0"),
         ("sessionTimeout", "5 minutes"),
         ("rebalanceTimeout", "-1s"),
@@ -136,3 +141,51 @@ def test_either_topics_or_a_pattern_is_needed(given: dict[str, str], message: st
 
     with pytest.raises(OptionError, match=message):
         parse_options({**rest, **given})
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("maxRowPerPartition", "maxRowsPerPartition"),
+        ("max_rows_per_batch", "maxRowsPerBatch"),
+        ("topic", "topics"),
+        ("sesionTimeout", "sessionTimeout"),
+        ("onDataLost", "onDataLoss"),
+    ],
+)
+def test_a_misspelt_option_gets_a_suggestion(misspelt: str, meant: str) -> None:
+    """Most unknown options are slips."""
+    with pytest.raises(
+        OptionError, match=f"'{misspelt.lower()}' is unknown; did you mean '{meant}'"
+    ):
+        parse_options({**GOOD, misspelt: "5"})
+
+
+def test_the_value_of_an_unknown_option_is_not_shown() -> None:
+    """It may be a password under a wrong name."""
+    with pytest.raises(OptionError) as caught:
+        parse_options({**GOOD, "kafka_password": "s3cret"})
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [
+        ({}, "error"),
+        ({"failOnDataLoss": "true"}, "error"),
+        ({"failOnDataLoss": "false"}, "earliest"),
+        ({"onDataLoss": "latest"}, "latest"),
+        ({"onDataLoss": "latest", "failOnDataLoss": "false"}, "latest"),
+        ({"onDataLoss": "error", "failOnDataLoss": "true"}, "error"),
+    ],
+)
+def test_the_policy_for_lost_rows_has_two_names(given: dict[str, str], policy: str) -> None:
+    """Spark's Kafka source has the older one."""
+    assert parse_options({**GOOD, **given}).on_data_loss == policy
+
+
+@pytest.mark.parametrize(("policy", "fails"), [("error", "false"), ("earliest", "true")])
+def test_two_policies_that_contradict_each_other_are_refused(policy: str, fails: str) -> None:
+    """Nobody knows which is meant."""
+    with pytest.raises(OptionError, match="contradicts option 'onDataLoss'"):
+        parse_options({**GOOD, "onDataLoss": policy, "failOnDataLoss": fails})

@@ -1,5 +1,6 @@
 """The adapter, as far as it goes without a Spark session."""
 
+import json
 import pickle
 import signal
 import subprocess
@@ -179,3 +180,24 @@ def test_a_stateful_query_is_reported_once_a_run(
     guard.onQueryProgress(event(end, "dedupe"))
 
     assert caplog.text.count("dedupe") == 1
+    assert Refusals(tmp_path).reason("spark-1") is None  # As its option says, or an older release.
+
+
+def test_a_stateful_query_is_told_to_end(tmp_path: Path) -> None:
+    """Also when its first progress is that of a batch that an earlier process planned."""
+    guard, refusals = StatefulGuard(Refusals(tmp_path)), Refusals(tmp_path)
+    for client_id in ("spark-old", "spark-new"):
+        about = {"v": 1, "coordinator": "h:1", "group": "g", "client_id": client_id}
+        source = SimpleNamespace(endOffset=json.dumps({"@": {**about, "stateful": "fail"}}))
+        operators = [SimpleNamespace(operatorName="dedupe")]
+        guard.onQueryProgress(
+            SimpleNamespace(  # type: ignore[arg-type] # Only what it looks at.
+                progress=SimpleNamespace(
+                    runId="r", id="i", name="q", stateOperators=operators, sources=[source]
+                )
+            )
+        )
+
+        reason = refusals.reason(client_id)
+        assert reason is not None
+        assert "query q is stateful (dedupe)" in reason
