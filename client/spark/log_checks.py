@@ -215,7 +215,7 @@ def while_appending(subject: LogSubject) -> None:
             failures.append(error)
 
     other = threading.Thread(target=guarded, args=(lambda: _look(log, subject),), daemon=True)
-    writer = threading.Thread(target=guarded, args=(lambda: subject.append(0, 3),), daemon=True)
+    writer = threading.Thread(target=guarded, args=(lambda: _feed(subject),), daemon=True)
     at = bounds_of(log, subject)[1]
     other.start()
     writer.start()
@@ -234,6 +234,11 @@ def while_appending(subject: LogSubject) -> None:
         other.join()
     if failures:
         raise failed(f"a second thread got {failures[0]!r} from the same log") from failures[0]
+
+
+def _feed(subject: LogSubject) -> None:
+    subject.append(0, 3)
+    time.sleep(0.005)
 
 
 def _look(log: PartitionLog, subject: LogSubject) -> None:
