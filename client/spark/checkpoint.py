@@ -7,10 +7,10 @@ form that isn't known is refused.
 """
 
 import json
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
-from urllib.parse import unquote, urlsplit
 
 from pyspark.errors import PySparkException
 
@@ -23,6 +23,9 @@ COMMITS_VERSION_MAX: Final = 3
 
 NO_OFFSET: Final = "-"  # Of a source that has had no batch yet.
 BEFORE_ALL: Final = -1
+
+# Up to the slash that the path begins with; file:/a and file:///a are the same.
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://(?=/))?(?=/)")
 
 # Spark keeps so many batches by default, spark.sql.streaming.minBatchesToRetain.
 BATCHES_MAX: Final = 100
@@ -228,10 +231,10 @@ def checkpoint_files(location: str, spark: "SparkSession | None") -> CheckpointF
         CheckpointError: it isn't on this machine, and there is no session.
 
     """
-    parts = urlsplit(location)
-    if parts.scheme in {"", "file"}:
-        # Spark's own URIs are escaped, plain paths are not.
-        path = unquote(parts.path) if parts.scheme else location
+    scheme = _SCHEME.match(location)
+    if scheme is None or scheme[1].lower() == "file":
+        # Spark takes a location as it is, so nothing in it is escaped.
+        path = location if scheme is None else location[scheme.end() :]
         if spark is None or (Path(path) / "metadata").exists():
             return LocalFiles(path)
     if spark is None:

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from client.spark.checkpoint import BEFORE_ALL, CheckpointError, Finished
 from client.spark.listener_background import Background
 from client.spark.listener_board import BackgroundCommitter, OffsetBoard
-from client.spark.listener_checkpoint import CheckpointOf
+from client.spark.listener_checkpoint import CheckpointOf, running_session
 from client.spark.listener_metrics import (
     ListenerMetrics,
     PartitionLag,
@@ -43,6 +43,7 @@ from client.spark.offsets import reader_of
 from protocol.types import TopicPartition
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
         QueryProgressEvent,
@@ -309,12 +310,10 @@ class GroupOffsetListener(StreamingQueryListener):
         self._want(news)
         return news
 
-    def _session(self) -> Any:
-        from pyspark.sql import SparkSession  # noqa: PLC0415 - it loads much that events don't need.
-
+    def _session(self) -> "SparkSession | None":
         # Spark Connect tells its listeners which session they belong to.
-        given = getattr(self, "spark", None)
-        return given if given is not None else SparkSession.getActiveSession()
+        given: SparkSession | None = getattr(self, "spark", None)
+        return given if given is not None else running_session()
 
     # --- Metrics ---
 

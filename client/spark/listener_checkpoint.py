@@ -3,6 +3,8 @@
 import logging
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
+
 from client.spark.checkpoint import CheckpointError, Finished, checkpoint_files, read_finished
 
 if TYPE_CHECKING:
@@ -65,6 +67,16 @@ class CheckpointOf:
             if location is not None:
                 self._found[query_id] = location
         return self._found.get(query_id)
+
+
+def running_session() -> "SparkSession | None":
+    """Return this process' session, whichever thread asks; None if there is none."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - it loads much that events don't need.
+
+    try:
+        return SparkSession.active()
+    except PySparkException:
+        return None
 
 
 def _resolved(spark: Any, query_id: str) -> str | None:

@@ -257,10 +257,10 @@ def test_spark_reads_a_checkpoint_as_this_machine_does(spark: SparkSession, tmp_
     here = read_finished(LocalFiles(str(checkpoint)))
 
     assert [batch.batch_id for batch in here.batches] == [0, 1, 2]
-    assert read_finished(SparkFiles(spark, checkpoint.as_uri())) == here
+    assert read_finished(SparkFiles(spark, f"file:{checkpoint}")) == here
     later = read_finished(SparkFiles(spark, str(checkpoint)), after=1)
     assert later.batches == here.batches[2:]
-    nothing = read_finished(SparkFiles(spark, (tmp_path / "none").as_uri()))
+    nothing = read_finished(SparkFiles(spark, f"file:{tmp_path}/none"))
     assert nothing == (None, ())
 
 

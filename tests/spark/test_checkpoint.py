@@ -1,6 +1,7 @@
 """What a checkpoint's files say is finished."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -171,22 +172,42 @@ def test_exactly_what_both_logs_have_is_finished(
     assert [batch.batch_id for batch in made.read(after)] == expected
 
 
-def test_where_a_checkpoint_is_read_depends_on_where_it_is(made: Made) -> None:
-    """A path without a scheme means this machine or the cluster's file system."""
-    session: object = object()
-    assert isinstance(checkpoint_files(str(made.folder), None), LocalFiles)
-    assert isinstance(checkpoint_files(str(made.folder), session), LocalFiles)  # type: ignore[arg-type] # Isn't asked.
-    assert isinstance(checkpoint_files(made.folder.as_uri(), session), LocalFiles)  # type: ignore[arg-type] # The same.
-    assert isinstance(checkpoint_files("/not/here", session), SparkFiles)  # type: ignore[arg-type] # The same.
-    assert isinstance(checkpoint_files("s3a://b/ck", session), SparkFiles)  # type: ignore[arg-type] # The same.
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_a_checkpoint_on_this_machine_is_read_directly(tmp_path: Path, scheme: str) -> None:
+    """Without a job of Spark's. Spark takes locations as they are, so nothing is escaped."""
+    made = Made(tmp_path / "a %20 check?point")
+    session: Any = object()
+
+    for spark in (None, session):
+        files = checkpoint_files(f"{scheme}{made.folder}", spark)
+        assert isinstance(files, LocalFiles)
+        assert read_finished(files).query_id == "query-1"
+
+
+@pytest.mark.parametrize("location", ["/not/here", "s3a://b/ck", "hdfs:/ck", "abfss://c@a/ck"])
+def test_a_checkpoint_elsewhere_is_read_by_spark(location: str) -> None:
+    """A path without a scheme may mean the cluster's file system."""
+    session: Any = object()
+
+    assert isinstance(checkpoint_files(location, session), SparkFiles)
+
+
+def test_a_checkpoint_elsewhere_needs_a_session() -> None:
+    """The message says so; without one, a local path is just not there."""
     with pytest.raises(CheckpointError, match=r"s3a://b/ck: only a running Spark session"):
         checkpoint_files("s3a://b/ck", None)
+    assert read_finished(checkpoint_files("/not/here", None)) == (None, ())
 
 
-def test_an_escaped_uri_is_the_path_that_it_means(tmp_path: Path) -> None:
-    """Spark's own way to write a folder with a space in its name."""
-    made = Made(tmp_path / "a checkpoint")
+class BrokenSession:
+    """A session that is being stopped."""
 
-    files = checkpoint_files(made.folder.as_uri(), None)
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no {name} any more")
 
-    assert read_finished(files).query_id == "query-1"
+
+def test_a_session_that_ends_meanwhile_is_an_error_of_the_checkpoint() -> None:
+    """The listener lives longer than the session."""
+    session: Any = BrokenSession()
+    with pytest.raises(CheckpointError, match=r"s3a://b/ck: .*no read any more"):
+        read_finished(checkpoint_files("s3a://b/ck", session))

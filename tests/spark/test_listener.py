@@ -1,20 +1,27 @@
 """What the listener takes from Spark's events, and from checkpoints."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from client.kafka_groups import KafkaGroupError
+from client.exceptions import (
+    CommitRefused,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    FatalError,
+    OutcomeUnknown,
+)
+from client.kafka_groups import KafkaGroupError, KafkaRefused, KafkaUnavailable
 from client.spark import listener as module
 from client.spark.checkpoint import CheckpointError
 from client.spark.listener import GroupOffsetListener
 from client.spark.listener_background import Background
 from client.spark.listener_board import BackgroundCommitter, NotNow, Refused
-from client.spark.listener_targets import CoordinatorTarget, KafkaTarget
+from client.spark.listener_targets import CoordinatorTarget, KafkaTarget, Target
 from protocol.types import TopicPartition
 from tests.spark.test_checkpoint import Made
 
@@ -56,7 +63,7 @@ def wanted(monkeypatch: pytest.MonkeyPatch) -> list[dict[TopicPartition, int]]:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Made]:
+def made(tmp_path: Path) -> Made:
     """Return the checkpoint of the query."""
     made = Made(tmp_path / "ck")
     (made.folder / "metadata").write_text('{"id":"q"}')
@@ -274,9 +281,10 @@ def test_the_background_goes_on_after_a_task_that_failed(
 ) -> None:
     """One damaged checkpoint must not end the metrics."""
     ran: list[str] = []
+    empty: list[None] = []
     background = Background(lambda: ran.append("tick"), 3600.0)
 
-    background.do(lambda: [].pop())
+    background.do(empty.pop)
     background.do(lambda: ran.append("task"))
     background.close(30)
     background.do(lambda: ran.append("too late"))
@@ -299,31 +307,70 @@ class Refusing:
 
 
 @pytest.mark.parametrize(
-    ("error", "raised"),
+    ("make", "raised", "refused"),
     [
-        ("KafkaUnavailable('away')", NotNow),
-        ("KafkaGroupError('no rights')", Refused),
-        ("KafkaRefused('no such partition', {A: 'no'})", Refused),
-        ("CoordinatorUnavailable('away')", NotNow),
-        ("OutcomeUnknown('perhaps')", NotNow),
-        ("FatalError('members', code=25)", Refused),
-        ("CommitRefused({A: 3})", Refused),
+        (lambda: KafkaUnavailable("away"), NotNow, None),
+        (lambda: KafkaGroupError("no rights"), Refused, {A, B}),
+        (lambda: KafkaRefused("no such partition", {A: "no"}), Refused, {A}),
+        (lambda: CoordinatorUnavailable("away"), NotNow, None),
+        (lambda: OutcomeUnknown("perhaps"), NotNow, None),
+        (lambda: FatalError("members", code=25), Refused, {A, B}),
+        (lambda: CommitRefused({A: 3}), Refused, {A}),
     ],
 )
-def test_each_places_errors_mean_later_or_never(error: str, raised: type[Exception]) -> None:
+def test_each_places_errors_mean_later_or_never(
+    make: Callable[[], Exception], raised: type[Exception], refused: set[TopicPartition] | None
+) -> None:
     """What is refused is not repeated before the next batch; what is away is."""
-    from client import exceptions, kafka_groups  # noqa: PLC0415 - to make them by name.
+    refusing: Any = Refusing(make())
+    targets: list[Target] = [KafkaTarget("k:9092", "g", lambda _: refusing)]
+    if isinstance(refusing.error, CoordinatorError):
+        ours = CoordinatorTarget("h:1", "g")
+        ours._client = refusing
+        targets = [ours]
 
-    names = {**vars(exceptions), **vars(kafka_groups), "A": A}
-    refusing: Any = Refusing(eval(error, names))  # noqa: S307, RUF100 - from the table above.
-    if "Kafka" in error:
-        target: Any = KafkaTarget("k:9092", "g", lambda _: refusing)
-    else:
-        target = CoordinatorTarget("h:1", "g")
-        target._client = refusing
+    for target in targets:
+        with pytest.raises(raised) as caught:
+            target.commit({A: 1, B: 2})
+        if refused is not None:
+            assert caught.value.partitions == refused  # type: ignore[attr-defined] # A Refused.
 
-    with pytest.raises(raised) as caught:
-        target.commit({A: 1, B: 2})
-    if isinstance(caught.value, Refused):
-        all_of_it = "Fatal" in error or "GroupError" in error
-        assert caught.value.partitions == ({A, B} if all_of_it else {A})
+
+class Storing:
+    """A coordinator's client that takes everything but one report."""
+
+    def __init__(self) -> None:
+        self.commits: list[int] = []
+        self.reports: list[Mapping[TopicPartition, int]] = []
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Take it."""
+        self.commits.append(len(offsets))
+
+    def report_end_offsets(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Refuse it, as the coordinator does with topics that nobody registered."""
+        self.reports.append(ends)
+        raise FatalError("not registered", code=3)
+
+
+def test_ends_are_reported_after_the_commit_and_may_be_refused() -> None:
+    """The offsets are what matters."""
+    storing: Any = Storing()
+    target = CoordinatorTarget("h:1", "g", lambda: {A: 9})
+    target._client = storing
+
+    target.commit({A: 1})
+
+    assert (storing.commits, storing.reports) == ([1], [{A: 9}])
+
+
+def test_many_partitions_are_committed_in_parts() -> None:
+    """One request holds ten thousand."""
+    storing: Any = Storing()
+    target = CoordinatorTarget("h:1", "g")
+    target._client = storing
+
+    target.commit({TopicPartition("t", p): p for p in range(25_000)})
+
+    assert storing.commits == [10_000, 10_000, 5_000]
+    assert storing.reports == []

@@ -8,13 +8,12 @@ from client.spark.listener_sources import Reached, Rules, batch_offsets
 from protocol.types import TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+NAMES = {"a": A, "b": B}
 
 
 def event(batch: int, run: str = "r1", **finished: int) -> Event:
     """Return an event; ``a=5`` is partition 0."""
-    names = {"a": A, "b": B}
-    reached = Reached({names[name]: offset for name, offset in finished.items()}, {})
-    return Event("q", run, "orders", batch, reached)
+    return Event("q", run, "orders", batch, _reached(finished))
 
 
 def started() -> QueryState:
@@ -126,20 +125,23 @@ batches = st.lists(
 @given(batches, st.data())
 def test_dropped_and_late_events_heal(told: list[dict[str, int]], data: st.DataObject) -> None:
     """Whatever comes, in whatever order: with the checkpoint the end is the truth."""
-    names = {"a": A, "b": B}
     numbers = list(range(len(told)))
     arriving = data.draw(st.permutations(numbers))[: data.draw(st.integers(1, len(told)))]
     state = started()
     for number in arriving:
-        state.progress(event(number, **told[number]), 1)
+        state.progress(Event("q", "r1", "orders", number, _reached(told[number])), 1)
     finished = [
         FinishedBatch(n, {"0": f'{{"t":{{{_json(some)}}}}}'}) for n, some in enumerate(told)
     ]
     state.read(batch_offsets(finished, Rules()), state.run, 2)
 
-    truth = {names[name]: offset for some in told for name, offset in some.items()}
+    truth = {NAMES[name]: offset for some in told for name, offset in some.items()}
     assert {tp: one.finished for tp, one in state.partitions().items()} == truth
 
 
 def _json(some: dict[str, int]) -> str:
     return ",".join(f'"{"ab".index(name)}":{offset}' for name, offset in some.items())
+
+
+def _reached(some: dict[str, int]) -> Reached:
+    return Reached({NAMES[name]: offset for name, offset in some.items()}, {})
