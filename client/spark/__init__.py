@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from client.spark.checkpoint import CheckpointError
     from client.spark.drain import drain_and_stop
     from client.spark.errors import (
         CheckpointError,
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from client.spark.kafka_topics import KafkaTopicError, KafkaUnavailable
     from client.spark.listener import GroupOffsetListener
     from client.spark.log import LogError, LogUnavailable, PartitionLog
+    from client.spark.listener_checkpoint import checkpoint_offsets
+    from client.spark.listener_metrics import ListenerMetrics
+    from client.spark.log import LogError, PartitionLog
     from client.spark.options import OptionError
     from client.spark.sinks import FolderSink, JdbcStaging, SinkError, SqlSink
     from client.spark.source import register
@@ -53,6 +57,7 @@ __all__ = [
     "JdbcStaging",
     "KafkaTopicError",
     "KafkaUnavailable",
+    "ListenerMetrics",
     "LogError",
     "LogFailed",
     "LogUnavailable",
@@ -62,6 +67,7 @@ __all__ = [
     "SqlSink",
     "StartingOffsetsError",
     "StatefulQueryError",
+    "checkpoint_offsets",
     "drain_and_stop",
     "register",
     "starting_offsets",
@@ -70,6 +76,7 @@ __all__ = [
 
 _MODULES: Final = {
     "CheckpointError": "errors",
+    "CheckpointError": "checkpoint",
     "CoordinatedSourceError": "errors",
     "CoordinatorTimeout": "errors",
     "DataLossError": "errors",
@@ -87,6 +94,7 @@ _MODULES: Final = {
     "KafkaTopicError": "kafka_topics",
     "KafkaUnavailable": "kafka_topics",
     "JdbcStaging": "sinks.staging",
+    "ListenerMetrics": "listener_metrics",
     "LogError": "log",
     "LogFailed": "errors",
     "LogUnavailable": "log",
@@ -96,6 +104,7 @@ _MODULES: Final = {
     "StartingOffsetsError": "starting",
     "SinkError": "sinks.ranges",
     "SqlSink": "sinks.sql",
+    "checkpoint_offsets": "listener_checkpoint",
     "drain_and_stop": "drain",
     "register": "source",
     "starting_offsets": "starting",

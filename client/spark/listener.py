@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from client.spark.checkpoint import BEFORE_ALL, CheckpointError, Finished
 from client.spark.listener_background import Background
 from client.spark.listener_board import BackgroundCommitter, OffsetBoard
-from client.spark.listener_checkpoint import CheckpointOf, running_session
+from client.spark.listener_checkpoint import CheckpointOf, read_one, running_session
 from client.spark.listener_metrics import (
     ListenerMetrics,
     PartitionLag,
@@ -195,9 +195,8 @@ class GroupOffsetListener(StreamingQueryListener):
             CheckpointError: it can't be read, or there is none.
 
         """
-        finished = self._checkpoints.read_at(checkpoint, self._session(), BEFORE_ALL)
-        if finished.query_id is None:
-            raise CheckpointError(f"{checkpoint} is no checkpoint: it has no file 'metadata'")
+        finished = read_one(checkpoint, self._session())
+        assert finished.query_id is not None
         with self._lock:
             state = self._state(finished.query_id, self._query_name)
         return self._take(state, state.run, finished)

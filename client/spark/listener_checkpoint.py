@@ -1,11 +1,14 @@
 """Which checkpoint belongs to a query, and what it says is finished."""
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 
 from client.spark.checkpoint import CheckpointError, Finished, checkpoint_files, read_finished
+from client.spark.listener_sources import Decode, Rules, batch_offsets
+from protocol.types import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +43,7 @@ class CheckpointOf:
         if location is None:
             logger.debug("no checkpoint of query %s is known", name or query_id)
             return None
-        finished = self.read_at(location, spark, after)
+        finished = read_finished(checkpoint_files(location, spark), after)
         if finished.query_id is None:
             logger.debug("query %s has no checkpoint at %s", name or query_id, location)
             return None
@@ -50,15 +53,6 @@ class CheckpointOf:
             )
         return finished
 
-    def read_at(self, location: str, spark: "SparkSession | None", after: int) -> Finished:
-        """Return what the checkpoint at *location* says.
-
-        Raises:
-            CheckpointError: it can't be read.
-
-        """
-        return read_finished(checkpoint_files(location, spark), after)
-
     def _locate(self, query_id: str, name: str | None, spark: "SparkSession | None") -> str | None:
         if spark is None:
             return None
@@ -67,6 +61,44 @@ class CheckpointOf:
             if location is not None:
                 self._found[query_id] = location
         return self._found.get(query_id)
+
+
+def checkpoint_offsets(
+    checkpoint: str,
+    spark: "SparkSession | None" = None,
+    *,
+    file_topics: Mapping[str, str] | None = None,
+    decode: Decode | None = None,
+) -> dict[TopicPartition, int]:
+    """Return what a query's checkpoint says is finished: the next offset per partition.
+
+    Args:
+        checkpoint: its path or URI.
+        spark: reads what isn't on this machine; by default the session that runs, if any.
+        file_topics: see `GroupOffsetListener`.
+        decode: see `GroupOffsetListener`.
+
+    Raises:
+        CheckpointError: it can't be read, or there is none.
+        DecodeFailed: *decode* failed.
+
+    """
+    finished = read_one(checkpoint, spark or running_session())
+    found = batch_offsets(finished.batches, Rules(None, dict(file_topics or {}), decode))
+    return {tp: offset for tp, (offset, _) in found.items()}
+
+
+def read_one(checkpoint: str, spark: "SparkSession | None") -> Finished:
+    """Return what the checkpoint of some query says.
+
+    Raises:
+        CheckpointError: it can't be read, or there is none.
+
+    """
+    finished = read_finished(checkpoint_files(checkpoint, spark))
+    if finished.query_id is None:
+        raise CheckpointError(f"{checkpoint} is no checkpoint: it has no file 'metadata'")
+    return finished
 
 
 def running_session() -> "SparkSession | None":

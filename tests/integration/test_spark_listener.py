@@ -2,6 +2,11 @@
 
 import json
 import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -9,16 +14,26 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pyspark
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 
+from bench.peer_jars import spark_jars
 from client.spark import GroupOffsetListener
 from client.spark.checkpoint import LocalFiles, SparkFiles, read_finished
 from tests.integration.kafka_support import Broker, needs_connector
-from tests.integration.spark_support import TOPIC, Daemon, Feeder, group_of, stream, wait_until
+from tests.integration.spark_support import (
+    ROOT,
+    TOPIC,
+    Daemon,
+    Feeder,
+    group_of,
+    stream,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -281,7 +296,88 @@ def test_metrics_are_logged_and_written_for_prometheus(
     with caplog.at_level(logging.INFO, "client.spark.listener.metrics"):
         with listening(spark, listener):
             run(stream(spark, coordinator.address, feeder.root), tmp_path / "ck", "flow")
+            wait_until("its end", lambda: not listener.metrics().queries[0].active)
         lines = [json.loads(r.message) for r in caplog.records if r.name.endswith(".metrics")]
 
     assert lines[-1]["queries"][0]["lag"] == 0
     assert 'topic="events",partition="3"' in prom.read_text()
+
+
+@needs_connector
+@pytest.mark.nightly
+def test_a_spark_connect_client_shows_its_queries(
+    kafka: Broker, coordinator: Daemon, tmp_path: Path
+) -> None:
+    """The listener runs in the client; it has no JVM, and the checkpoint lies on the server."""
+    topic, group = new_topic(kafka, {0: 5, 1: 3}), f"g{uuid4().hex[:8]}"
+    given = {
+        "coordinator": coordinator.address,
+        "kafka": kafka.address,
+        "topic": topic,
+        "checkpoints": str(tmp_path / "ck"),
+    }
+    shown = {(topic, 0): 5, (topic, 1): 3}
+    with connect_server(tmp_path) as port:
+        # The second run has no news of its own; it has to catch up.
+        for run_group in (group, f"{group}-2"):
+            done = connect_client({**given, "port": port, "group": run_group})
+            assert not done["failed"]
+            assert json.loads(done["read"][-1]["0"]) == {topic: {"0": 5, "1": 3}}
+            assert [target["error"] for target in done["metrics"]["targets"]] == [None, None]
+            assert broker_offsets(kafka, run_group) == shown
+            with group_of(coordinator, run_group) as ours:
+                assert ours.offsets() == {0: 5, 1: 3}
+
+
+@contextmanager
+def connect_server(folder: Path) -> Iterator[str]:
+    """Run Spark's Connect server in processes of its own; yield its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": port,
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "768m",
+        "spark.jars": spark_jars("spark-kafka") or "",
+        "spark.local.dir": str(folder / "scratch"),
+        "spark.sql.streaming.checkpointLocation": str(folder / "ck"),
+        "spark.ui.enabled": "false",
+    }
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]"]
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    with (folder / "connect.log").open("wb") as log:
+        server = subprocess.Popen(
+            [*command, "spark-internal"],
+            cwd=folder,
+            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield port
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def connect_client(given: dict[str, str]) -> dict[str, Any]:
+    """Run `connect_driver.py` and return what it says at its end."""
+    ran = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "connect_driver.py"), json.dumps(given)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    lines = [line for line in ran.stdout.splitlines() if line.startswith('{"event": "done"')]
+    assert lines, ran.stderr[-3000:]
+    said: dict[str, Any] = json.loads(lines[0])
+    return said

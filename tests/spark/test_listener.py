@@ -16,7 +16,7 @@ from client.exceptions import (
     OutcomeUnknown,
 )
 from client.kafka_groups import KafkaGroupError, KafkaRefused, KafkaUnavailable
-from client.spark import listener as module
+from client.spark import checkpoint_offsets, listener as module
 from client.spark.checkpoint import CheckpointError
 from client.spark.listener import GroupOffsetListener
 from client.spark.listener_background import Background
@@ -210,6 +210,20 @@ def test_a_checkpoint_can_be_shown_without_a_query(
     assert wanted == [{A: 5}]
     with pytest.raises(CheckpointError, match="no checkpoint"):
         listener.catch_up(str(tmp_path / "none"))
+
+
+def test_a_checkpoints_offsets_can_be_just_read(made: Made, tmp_path: Path) -> None:
+    """To look at them, or to begin anew elsewhere."""
+    made.planned(0, '{"t":{"0":5}}', '{"logOffset":2}', '{"count":7}')
+    made.done(0)
+
+    found = checkpoint_offsets(
+        str(made.folder), file_topics={"/in": "in"}, decode=lambda o: {("n", 0): o["count"]}
+    )
+
+    assert found == {A: 5, TopicPartition("in", 0): 3, TopicPartition("n", 0): 7}
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        checkpoint_offsets(str(tmp_path / "none"))
 
 
 def test_a_users_function_that_fails_is_logged_once_and_harms_nothing(
