@@ -57,6 +57,9 @@ metrics_logger = logging.getLogger(f"{__name__}.metrics")
 # How often reading the checkpoint of one query may fail before it is left alone.
 READS_FAILED_MAX = 3
 
+# Of so many queries that have ended the metrics still tell.
+ENDED_MAX = 20
+
 
 class GroupOffsetListener(StreamingQueryListener):
     """Commits the finished end offsets of queries to a group, after each batch.
@@ -148,6 +151,7 @@ class GroupOffsetListener(StreamingQueryListener):
             with self._lock:
                 state = self._state(str(event.id), event.name)
                 state.started(str(event.runId), time.monotonic())
+                self._reads_failed.pop(state.query_id, None)
             self._read_checkpoint(state, BEFORE_ALL)
 
     def onQueryProgress(self, event: "QueryProgressEvent") -> None:
@@ -230,7 +234,12 @@ class GroupOffsetListener(StreamingQueryListener):
 
     def _state(self, query_id: str, name: str | None) -> QueryState:
         self._background.start()
-        return self._queries.setdefault(query_id, QueryState(query_id, name, time.monotonic()))
+        if query_id not in self._queries:
+            self._queries[query_id] = QueryState(query_id, name, time.monotonic())
+            ended = [one.query_id for one in self._queries.values() if not one.active]
+            for forgotten in ended[:-ENDED_MAX]:
+                del self._queries[forgotten]
+        return self._queries[query_id]
 
     def _reached(self, source: Any) -> Reached:
         self._note_own(source.endOffset)

@@ -26,6 +26,7 @@ from client.spark import GroupOffsetListener
 from client.spark.checkpoint import LocalFiles, SparkFiles, read_finished
 from tests.integration.kafka_support import Broker, needs_connector
 from tests.integration.spark_support import (
+    DEADLINE_S,
     ROOT,
     TOPIC,
     Daemon,
@@ -360,6 +361,9 @@ def connect_server(folder: Path) -> Iterator[str]:
             start_new_session=True,
         )
     try:
+        # A client that comes too early pauses for ever longer.
+        said = folder / "connect.log"
+        wait_until("Connect", lambda: "server started" in said.read_text(), 2 * DEADLINE_S)
         yield port
     finally:
         os.killpg(server.pid, signal.SIGKILL)
@@ -374,7 +378,7 @@ def connect_client(given: dict[str, str]) -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=200,
         check=False,
     )
     lines = [line for line in ran.stdout.splitlines() if line.startswith('{"event": "done"')]

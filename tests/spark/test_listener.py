@@ -198,6 +198,40 @@ def test_another_querys_checkpoint_is_not_taken(
     assert caplog.text.count("isn't shown") == module.READS_FAILED_MAX
 
 
+def test_a_new_run_looks_into_the_checkpoint_again(
+    wanted: list[dict[TopicPartition, int]], made: Made
+) -> None:
+    """Whatever was wrong with it may be right by now."""
+    metadata = (made.folder / "metadata").read_text()
+    (made.folder / "metadata").write_text("{}")
+    made.planned(0, '{"t":{"0":5}}')
+    made.done(0)
+    listener = GroupOffsetListener("h:1", "lag", checkpoint=str(made.folder))
+    for run in range(module.READS_FAILED_MAX):
+        listener.onQueryStarted(life(run=f"r{run}"))
+    assert wanted == []
+    (made.folder / "metadata").write_text(metadata)
+
+    listener.onQueryStarted(life(run="again"))
+
+    assert wanted == [{A: 5}]
+
+
+def test_queries_that_ended_long_ago_are_forgotten(
+    wanted: list[dict[TopicPartition, int]],
+) -> None:
+    """A driver that starts a query per hour must not grow."""
+    listener = GroupOffsetListener("h:1", "lag")
+    for number in range(50):
+        listener.onQueryStarted(life(f"q{number}"))
+        if number:
+            listener.onQueryTerminated(life(f"q{number}"))
+
+    left = [query.query_id for query in listener.metrics().queries]
+
+    assert left == ["q0", *(f"q{number}" for number in range(50 - module.ENDED_MAX - 1, 50))]
+
+
 def test_a_checkpoint_can_be_shown_without_a_query(
     wanted: list[dict[TopicPartition, int]], made: Made, tmp_path: Path
 ) -> None:
