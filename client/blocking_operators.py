@@ -123,6 +123,10 @@ class BlockingOperators:
         """See `client.Client.offsets_partitions`."""
         return self.run(self._client.offsets_partitions)
 
+    def offsets_log_ends(self) -> dict[int, int]:
+        """See `client.Client.offsets_log_ends`."""
+        return self.run(self._client.offsets_log_ends)
+
     def scan_offsets(
         self, offsets_partition: int, page_size: int = OFFSETS_PER_PAGE
     ) -> BlockingOffsetScan:

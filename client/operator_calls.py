@@ -212,10 +212,14 @@ class OperatorCalls:
 
     async def offsets_partitions(self) -> list[int]:
         """Return all offsets partitions, for `scan_offsets` and `offset_changes`."""
+        return list(await self.offsets_log_ends())
+
+    async def offsets_log_ends(self) -> dict[int, int]:
+        """Return where the log of each offsets partition ends, what isn't on disk yet included."""
         response = await self._ask(DescribeNodeRequest(), DescribeNodeResponse, None)
         _check(response.error, "the node can't be described")
-        numbers = [partition.offsets_partition for partition in response.partitions]
-        return sorted(number for number in numbers if number != NODE_PARTITION)
+        ends = {one.offsets_partition: one.end_offset for one in response.partitions}
+        return {number: ends[number] for number in sorted(ends) if number != NODE_PARTITION}
 
     def scan_offsets(self, offsets_partition: int, page_size: int = OFFSETS_PER_PAGE) -> OffsetScan:
         """Return all committed offsets of one offsets partition, for ``async for``.

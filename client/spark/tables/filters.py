@@ -1,7 +1,8 @@
 """What a query's conditions say about groups and topics, so that only those are read. Pure."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import Final, NamedTuple
 
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -12,6 +13,9 @@ from pyspark.sql.datasource import (
 )
 
 Names = frozenset[str] | None
+
+# A name takes at most 255 bytes, and a request 1 MiB.
+NAMES_PER_REQUEST: Final = 1_000
 
 
 class Wanted(NamedTuple):
@@ -41,7 +45,7 @@ class Pushed(NamedTuple):
 
 
 def push(
-    filters: Iterable[Filter], wanted: Wanted, never_null: Sequence[str] = ("group", "topic")
+    filters: Iterable[Filter], wanted: Wanted, never_null: Sequence[str], *, has_topic: bool = True
 ) -> Pushed:
     """Narrow *wanted* down by those of *filters* that name groups or topics.
 
@@ -49,6 +53,7 @@ def push(
         filters: All of them must hold.
         wanted: What the options allow.
         never_null: Columns that always have a value.
+        has_topic: Whether the table has a column for the topic.
 
     """
     rest: list[Filter] = []
@@ -56,11 +61,11 @@ def push(
         match one:
             case EqualTo(("group",), value) | EqualNullSafe(("group",), value):
                 wanted = wanted._replace(groups=both(wanted.groups, _texts([value])))
-            case EqualTo(("topic",), value) | EqualNullSafe(("topic",), value):
+            case EqualTo(("topic",), value) | EqualNullSafe(("topic",), value) if has_topic:
                 wanted = wanted._replace(topics=both(wanted.topics, _texts([value])))
             case In(("group",), values):
                 wanted = wanted._replace(groups=both(wanted.groups, _texts(values)))
-            case In(("topic",), values):
+            case In(("topic",), values) if has_topic:
                 wanted = wanted._replace(topics=both(wanted.topics, _texts(values)))
             case IsNotNull((column,)) if column in never_null:
                 pass
@@ -72,3 +77,17 @@ def push(
 def _texts(values: Iterable[object]) -> frozenset[str]:
     # Nothing is equal to null, and no name is null.
     return frozenset(value for value in values if isinstance(value, str))
+
+
+def name_parts(
+    wanted: Wanted, size: int = NAMES_PER_REQUEST
+) -> Iterator[tuple[Sequence[str] | None, Sequence[str] | None]]:
+    """Yield groups and topics (None: all) of requests that together ask for all of *wanted*."""
+    yield from product(_parts(wanted.groups, size), _parts(wanted.topics, size))
+
+
+def _parts(names: Names, size: int) -> list[Sequence[str] | None]:
+    if names is None:
+        return [None]
+    ordered = sorted(names)
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]

@@ -2,7 +2,6 @@
 """The format ``group_offsets``: all committed offsets, as a table."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
 from typing import Final
 
 import pyarrow as pa
@@ -19,7 +18,7 @@ from pyspark.sql.types import (
 
 from client.spark.tables.clients import Target, client_of
 from client.spark.tables.columns import page_batch
-from client.spark.tables.filters import Wanted, push
+from client.spark.tables.filters import Wanted, name_parts, push
 from client.spark.tables.given import Given
 from protocol.groups import offsets_partition
 
@@ -36,8 +35,6 @@ OPTIONS: Final = (
 # A task of a Python source costs Spark about 50 ms, however little it reads, and a few of them
 # read as fast as a coordinator answers.
 MAX_TASKS: Final = 4
-# A name takes at most 255 bytes, and a request 1 MiB.
-NAMES_PER_REQUEST: Final = 1_000
 
 SCHEMA: Final = StructType(
     [
@@ -132,7 +129,7 @@ class GroupOffsetsReader(DataSourceReader):
             return  # Spark makes up one where there is none.
         client = client_of(self.target)
         for number, wanted in partition.scans:
-            for groups, topics in product(_parts(wanted), _parts(self.wanted.topics)):
+            for groups, topics in name_parts(self.wanted._replace(groups=wanted)):
                 scan = client.scan_offset_columns(number, groups, topics)
                 while page := scan.page():
                     yield page_batch(page, number, ARROW)
@@ -153,13 +150,3 @@ class PushingReader(GroupOffsetsReader):
         """Take what narrows groups and topics; return what Spark has to apply."""
         self.wanted, rest = push(filters, self.wanted, NEVER_NULL)
         return rest
-
-
-def _parts(names: frozenset[str] | None) -> Iterator[Sequence[str] | None]:
-    """Yield *names* in parts that a request has room for; None for all that there are."""
-    if names is None:
-        yield None
-        return
-    ordered = sorted(names)
-    for start in range(0, len(ordered), NAMES_PER_REQUEST):
-        yield ordered[start : start + NAMES_PER_REQUEST]

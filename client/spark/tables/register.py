@@ -2,12 +2,19 @@
 
 from typing import TYPE_CHECKING, Final
 
+from client.spark.tables.groups import GroupMembersSource, GroupRebalancesSource
+from client.spark.tables.offset_log import OffsetLogSource
 from client.spark.tables.offsets import GroupOffsetsSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SOURCES: Final = (GroupOffsetsSource,)
+SOURCES: Final = (
+    GroupOffsetsSource,
+    OffsetLogSource,
+    GroupMembersSource,
+    GroupRebalancesSource,
+)
 _PUSH_DOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
 

@@ -1,0 +1,311 @@
+# ruff: noqa: N802 - Spark chose the names of these methods.
+"""The format ``group_offset_log``: what is committed and removed, as a stream.
+
+It begins with a snapshot of all that is committed (or at the end), and goes on with the changes in
+the coordinator's log. Whoever keeps the newest row of each partition has the state.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import (
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from client.blocking import BlockingClient
+from client.offset_stream import PositionTooOld
+from client.spark.tables.clients import Target, client_of
+from client.spark.tables.columns import page_columns
+from client.spark.tables.filters import Wanted, name_parts
+from client.spark.tables.given import Given
+from client.spark.tables.log_offsets import (
+    BEFORE_SNAPSHOT,
+    LogOffsetError,
+    LogRange,
+    Positions,
+    decode_positions,
+    encode_positions,
+    next_positions,
+    ranges,
+)
+from protocol.messages import OffsetChange
+
+FORMAT_NAME: Final = "group_offset_log"
+OPTIONS: Final = (
+    "coordinator",
+    "groups",
+    "topics",
+    "startingOffsets",
+    "maxChangesPerBatch",
+    "onPositionTooOld",
+    "maxTasks",
+    "coordinatorTimeout",
+)
+MAX_CHANGES: Final = 500_000
+MAX_TASKS: Final = 4
+
+SNAPSHOT_BEGINS: Final = "snapshot begins"
+SNAPSHOT: Final = "snapshot"
+# What was planned is durable, so that this happens only after a coordinator lost its log's end.
+_POLL_S: Final = 0.05
+
+SCHEMA: Final = StructType(
+    [
+        StructField("offsets_partition", IntegerType()),
+        StructField("position", LongType()),
+        StructField("kind", StringType()),
+        StructField("group", StringType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("leader_epoch", IntegerType()),
+        StructField("metadata", StringType()),
+        StructField("changed_at", TimestampType()),
+    ]
+)
+ARROW: Final = to_arrow_schema(SCHEMA, timezone="UTC")
+
+
+class LogOptions(NamedTuple):
+    """The checked options of one stream."""
+
+    target: Target
+    wanted: Wanted
+    starts_with_snapshot: bool
+    max_changes: int
+    rescans: bool
+    max_tasks: int
+
+
+def parse_options(options: Mapping[str, str]) -> LogOptions:
+    """Check all options and fill in the defaults.
+
+    Raises:
+        OptionError: with a message that names the option and what it may be.
+
+    """
+    given = Given(options, OPTIONS)
+    return LogOptions(
+        target=Target(given.addresses(), given.duration_ms("coordinatorTimeout", "10m")),
+        wanted=Wanted(given.names("groups"), given.names("topics")),
+        starts_with_snapshot=given.choice("startingOffsets", "snapshot", "latest") == "snapshot",
+        max_changes=given.number("maxChangesPerBatch", MAX_CHANGES),
+        rescans=given.choice("onPositionTooOld", "fail", "rescan") == "rescan",
+        max_tasks=given.number("maxTasks", MAX_TASKS),
+    )
+
+
+class LogPartition(InputPartition):
+    """Some ranges to read in one task."""
+
+    def __init__(self, read: Sequence[LogRange]) -> None:
+        super().__init__(tuple(read))
+        self.ranges = tuple(read)
+
+
+class OffsetLogSource(DataSource):
+    """The data source ``group_offset_log``; see docs/spark.md for its options.
+
+    Raises:
+        OptionError: an option is missing, unknown or impossible.
+
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._options = parse_options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``spark.readStream.format``."""
+        return FORMAT_NAME
+
+    def schema(self) -> StructType:
+        """Return the columns, the same for every coordinator."""
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> "OffsetLogReader":  # noqa: ARG002 - Spark's way.
+        """Return the reader; it asks nothing yet."""
+        return OffsetLogReader(self._options)
+
+
+class OffsetLogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows the changes of all offsets partitions."""
+
+    def __init__(self, options: LogOptions) -> None:
+        self._options = options
+        self._targets: Positions | None = None
+        self._known: dict[int, tuple[int, int]] = {}  # Hint and durable end, per partition.
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle what executors need."""
+        return {"_options": self._options, "_targets": None, "_known": {}}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the offset before the snapshot, or that of the log's end."""
+        client = client_of(self._options.target)
+        if self._options.starts_with_snapshot:
+            positions = dict.fromkeys(client.offsets_partitions(), BEFORE_SNAPSHOT)
+        else:
+            positions = self._ends(client)
+        return encode_positions(positions, client.cluster_id)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the option ``maxChangesPerBatch``."""
+        return ReadMaxRows(self._options.max_changes)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the end of the next batch; *start* itself if nothing has changed."""
+        client = client_of(self._options.target)
+        at = decode_positions(start, client.cluster_id)
+        ends = self._ends(client)
+        if at.keys() != ends.keys():
+            raise LogOffsetError(
+                f"the checkpoint has {len(at)} offsets partitions, the coordinator {len(ends)}: "
+                "it was set up anew; use a new checkpoint"
+            )
+        if self._targets is not None:
+            ends = {number: min(end, self._targets[number]) for number, end in ends.items()}
+        max_changes = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        following = next_positions(at, ends, max_changes, rescans=self._options.rescans)
+        return encode_positions(following, client.cluster_id)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the log's ends as last seen, for the progress."""
+        ends = {number: end for number, (_, end) in self._known.items()}
+        return encode_positions(ends, client_of(self._options.target).cluster_id) if ends else None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note where the log ends now."""
+        self._targets = self._ends(client_of(self._options.target))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the tasks of a batch."""
+        read = ranges(decode_positions(start), decode_positions(end))
+        tasks = min(self._options.max_tasks, len(read))
+        return [LogPartition(read[n::tasks]) for n in range(tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read some ranges, on an executor."""
+        assert isinstance(partition, LogPartition)
+        client = client_of(self._options.target)
+        for one in partition.ranges:
+            yield from read_range(client, one, self._options)
+
+    def _ends(self, client: BlockingClient) -> Positions:
+        """Return where each log ends, on disk; asked only of those that have grown."""
+        for number, hint in client.offsets_log_ends().items():
+            if self._known.get(number, (None,))[0] != hint:
+                scan = client.scan_offset_columns(number, group_ids=())
+                scan.page()
+                self._known[number] = hint, scan.position
+        return {number: end for number, (_, end) in self._known.items()}
+
+
+def read_range(
+    client: BlockingClient, one: LogRange, options: LogOptions
+) -> Iterator[pa.RecordBatch]:
+    """Yield the changes of one range, or a snapshot in their place.
+
+    Raises:
+        LogOffsetError: its changes are no longer there, and the option says to fail.
+
+    """
+    if not one.is_snapshot:
+        try:
+            yield from _changes(client, one, options)
+        except PositionTooOld as error:
+            if not options.rescans:
+                raise LogOffsetError(
+                    f"the changes of offsets partition {one.number} from position {one.start} on "
+                    "are no longer there (the coordinator's log was compacted, or restored from a "
+                    "backup): set option 'onPositionTooOld' to 'rescan' to go on with a snapshot "
+                    f"of that partition, or use a new checkpoint ({error})"
+                ) from error
+        else:
+            return
+    yield from _snapshot(client, one, options.wanted)
+
+
+def _snapshot(client: BlockingClient, one: LogRange, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    """Yield all that is committed, with the position before the first change that follows."""
+    position = one.end - 1
+    begins = OffsetChange(position, SNAPSHOT_BEGINS, "", "", -1, -1, -1, "", -1)
+    yield change_batch(one.number, [begins])
+    for groups, topics in name_parts(wanted):
+        scan = client.scan_offset_columns(one.number, groups, topics)
+        while page := scan.page():
+            columns = page_columns(page, one.number)
+            count = len(columns["group"])
+            columns["changed_at"] = columns["committed_at"]
+            columns["position"] = pa.repeat(pa.scalar(position, pa.int64()), count)
+            columns["kind"] = pa.repeat(pa.scalar(SNAPSHOT, pa.string()), count)
+            yield pa.RecordBatch.from_arrays(
+                [columns[field.name].cast(field.type) for field in ARROW], schema=ARROW
+            )
+
+
+def _changes(
+    client: BlockingClient, one: LogRange, options: LogOptions
+) -> Iterator[pa.RecordBatch]:
+    position = one.start
+    deadline_s = time.monotonic() + options.target.timeout_ms / 1000
+    while position < one.end:
+        found = client.offset_changes(one.number, position)
+        if found.next_position == position and time.monotonic() > deadline_s:
+            raise LogOffsetError(
+                f"offsets partition {one.number} ends at {found.end_position}, before {one.end}, "
+                "which it had reached: the coordinator has lost the end of its log"
+            )
+        if found.next_position == position:
+            time.sleep(_POLL_S)
+        rows = [c for c in found.changes if c.position < one.end and _is_wanted(c, options.wanted)]
+        if rows:
+            yield change_batch(one.number, rows)
+        position = found.next_position
+
+
+def _is_wanted(change: OffsetChange, wanted: Wanted) -> bool:
+    if wanted.groups is not None and change.group_id not in wanted.groups:
+        return False
+    # Of a deleted group, all topics are gone.
+    return wanted.topics is None or not change.topic or change.topic in wanted.topics
+
+
+def change_batch(number: int, rows: Iterable[OffsetChange]) -> pa.RecordBatch:
+    """Return *rows* of one offsets partition as columns; what a kind doesn't have is null."""
+    position, kind, group, topic, partition, offset, epoch, metadata, ms = zip(*rows, strict=True)
+    has_offset = [one >= 0 for one in offset]
+    columns: dict[str, Any] = {
+        "offsets_partition": [number] * len(position),
+        "position": position,
+        "kind": kind,
+        "group": [name or None for name in group],
+        "topic": [name or None for name in topic],
+        "partition": list(map(_or_none, partition)),
+        "offset": list(map(_or_none, offset)),
+        "leader_epoch": list(map(_or_none, epoch)),
+        "metadata": [text if has else None for text, has in zip(metadata, has_offset, strict=True)],
+        "changed_at": [None if one < 0 else 1000 * one for one in ms],
+    }
+    return pa.RecordBatch.from_arrays(
+        [pa.array(columns[field.name], field.type) for field in ARROW], schema=ARROW
+    )
+
+
+def _or_none(number: int) -> int | None:
+    return number if number >= 0 else None
