@@ -97,6 +97,12 @@ class BlockingOperators:
         """See `client.Client.remove_static_members`."""
         return self.run(partial(self._client.remove_static_members, group, instance_ids, reason))
 
+    def remove_members(
+        self, group: str, member_ids: Iterable[str], reason: str | None = None
+    ) -> dict[str, int]:
+        """See `client.Client.remove_members`."""
+        return self.run(partial(self._client.remove_members, group, member_ids, reason))
+
     def rebalances(self, group: str, limit: int = REBALANCES_MAX) -> list[Rebalance]:
         """See `client.Client.rebalances`."""
         return self.run(partial(self._client.rebalances, group, limit))

@@ -141,6 +141,26 @@ class OperatorCalls:
             for name, left in zip(names, response.members, strict=False)
         }
 
+    async def remove_members(
+        self, group: str, member_ids: Iterable[str], reason: str | None = None
+    ) -> dict[str, int]:
+        """Remove members by their ids, all in one rebalance; return the codes.
+
+        Those that live find out at their next heartbeat, and join again as new members, at what
+        is committed by then. 0 is done; 25: the group has no such member (any more).
+        """
+        names = tuple(dict.fromkeys(member_ids))
+        if not names:
+            return {}
+        leaving = tuple(LeavingMember(name, None, reason) for name in names)
+        request = LeaveGroupRequest(group, leaving)
+        response = await self._ask(request, LeaveGroupResponse, group, changes_state=True)
+        _check(response.error, f"members of group {group!r} can't be removed")
+        return {
+            name: known_code(left.error)
+            for name, left in zip(names, response.members, strict=False)
+        }
+
     async def rebalances(self, group: str, limit: int = REBALANCES_MAX) -> list[Rebalance]:
         """Return the newest *limit* rebalances of *group*, newest first: why, how long, who late.
 

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointError",
+    from client.spark.tables.bulk_plan import BulkWriteError
+    from client.spark.tables.writer import write_group_offsets
+
+__all__ = [
+    "BulkWriteError",
     "CoordinatedSourceError",
     "CoordinatorTimeout",
     "DataLossError",
@@ -77,6 +82,11 @@ __all__ = [
 _MODULES: Final = {
     "CheckpointError": "errors",
     "CheckpointError": "checkpoint",
+    "write_group_offsets",
+]
+
+_MODULES: Final = {
+    "BulkWriteError": "tables.bulk_plan",
     "CoordinatedSourceError": "errors",
     "CoordinatorTimeout": "errors",
     "DataLossError": "errors",
@@ -109,6 +119,7 @@ _MODULES: Final = {
     "register": "source",
     "starting_offsets": "starting",
     "starting_offsets_at": "starting",
+    "write_group_offsets": "tables.writer",
 }
 
 

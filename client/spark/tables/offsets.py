@@ -16,10 +16,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from client.spark.options import OptionError
 from client.spark.tables.clients import Target, client_of
 from client.spark.tables.columns import page_batch
 from client.spark.tables.filters import Wanted, name_parts, push
 from client.spark.tables.given import Given
+from client.spark.tables.writer import GroupOffsetsWriter, parse_options
 from protocol.groups import offsets_partition
 
 FORMAT_NAME: Final = "group_offsets"
@@ -99,6 +101,15 @@ class GroupOffsetsSource(DataSource):
             Wanted(given.names("groups"), given.names("topics")),
             given.number("maxTasks", MAX_TASKS),
         )
+
+    def writer(self, schema: StructType, overwrite: bool) -> GroupOffsetsWriter:  # noqa: ARG002 - Spark's way.
+        """Return what writes offsets; see `client.spark.tables.writer`."""
+        if overwrite:
+            raise OptionError(
+                "mode 'overwrite' is not supported: it would have to forget what the rows don't "
+                "name; use mode 'append', which replaces the offsets of the rows' partitions"
+            )
+        return GroupOffsetsWriter(parse_options(self._given))
 
 
 class GroupOffsetsReader(DataSourceReader):
