@@ -1,0 +1,181 @@
+"""Samples over time, in a folder: what lag in seconds and windows are made from.
+
+::
+
+    <folder>/ends/day=2024-05-01/*.parquet    end offsets of all partitions, per sample
+    <folder>/lag/day=2024-05-01/*.parquet     lag per group and topic, per sample
+
+One process keeps samples in a folder at a time; any number read. Old days may be deleted.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pyspark.sql import Column, functions as F  # noqa: N812 - As usual.
+
+from client.spark.lag.compute import group_lag, partition_lag
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+ENDS_SCHEMA: Final = (
+    "topic string, partition int, begin_offset long, end_offset long, sampled_at timestamp, "
+    "day date"
+)
+SAMPLES_SCHEMA: Final = (
+    "at timestamp, group string, topic string, partitions long, unknown long, behind long, "
+    "lag long, lag_max long, worst_topic string, worst_partition int, lag_seconds double, "
+    "at_least boolean, expired long, last_commit timestamp, day date"
+)
+SPAN: Final = timedelta(days=1)
+
+
+class Sample(NamedTuple):
+    """Lag at one time: per partition, and per group and topic."""
+
+    partitions: "DataFrame"
+    groups: "DataFrame"
+
+
+def read_ends(
+    spark: "SparkSession", folder: str | Path, *, since: datetime | None = None
+) -> "DataFrame":
+    """Return the end offsets that were kept in *folder*; empty if there are none."""
+    return _read(spark, Path(folder) / "ends", ENDS_SCHEMA, "sampled_at", since)
+
+
+def read_samples(
+    spark: "SparkSession", folder: str | Path, *, since: datetime | None = None
+) -> "DataFrame":
+    """Return the lag per group and topic that was kept in *folder*; empty if there is none."""
+    return _read(spark, Path(folder) / "lag", SAMPLES_SCHEMA, "at", since)
+
+
+def take_sample(
+    spark: "SparkSession",
+    offsets: "DataFrame",
+    ends: "DataFrame",
+    folder: str | Path | None,
+    *,
+    at: datetime,
+    span: timedelta = SPAN,
+) -> Sample:
+    """Measure lag at the time *at*; keep nothing.
+
+    Args:
+        spark: the session.
+        offsets: see `partition_lag`.
+        ends: the end offsets of now.
+        folder: where earlier end offsets were kept; None for nowhere.
+        at: when *ends* was asked for.
+        span: how far back to look for the time at which a message came.
+
+    """
+    if folder is not None:
+        kept = read_ends(spark, folder, since=at - span)
+        ends = kept.unionByName(ends, allowMissingColumns=True)
+    partitions = partition_lag(offsets, ends, at=at)
+    return Sample(partitions, group_lag(partitions))
+
+
+def keep_sample(
+    spark: "SparkSession",
+    offsets: "DataFrame",
+    ends: "DataFrame",
+    folder: str | Path,
+    *,
+    at: datetime | None = None,
+    span: timedelta = SPAN,
+) -> Sample:
+    """Measure lag, and keep it and the end offsets in *folder*.
+
+    Args:
+        spark: the session.
+        offsets: see `partition_lag`.
+        ends: the end offsets of now.
+        folder: where samples are kept, under the same path for the driver and all executors.
+        at: the time of the sample; None for now.
+        span: how far back to look for the time at which a message came.
+
+    """
+    at = datetime.now(UTC) if at is None else at
+    now = F.lit(at).cast("timestamp")
+    # Another machine's clock may be ahead of ours.
+    sampled_at = F.least("sampled_at", now) if "sampled_at" in ends.columns else now
+    ends = ends.withColumn("sampled_at", sampled_at).persist()
+    try:
+        sample = take_sample(spark, offsets, ends, folder, at=at, span=span)
+        groups = sample.groups.persist()
+        try:
+            # The sample first: it looks at what is kept, which the ends then join.
+            _append(groups, Path(folder) / "lag", F.to_date("at"))
+            _append(ends, Path(folder) / "ends", F.to_date("sampled_at"))
+        finally:
+            groups.unpersist()
+    finally:
+        ends.unpersist()
+    return sample
+
+
+def watch(
+    spark: "SparkSession",
+    take: Callable[["SparkSession"], tuple["DataFrame", "DataFrame"]],
+    folder: str | Path,
+    *,
+    every: str = "30 seconds",
+    checkpoint: str | Path,
+    then: Callable[[Sample], object] | None = None,
+    span: timedelta = SPAN,
+) -> "StreamingQuery":
+    """Start a query that keeps a sample in *folder* again and again.
+
+    A sample that fails (the coordinator or Kafka is away) ends the query; start it again.
+
+    Args:
+        spark: the session.
+        take: returns offsets and ends of now; called for every sample.
+        folder: see `keep_sample`.
+        every: how often, as Spark's triggers want it.
+        checkpoint: the query's checkpoint folder.
+        then: is given each sample, to tell somebody.
+        span: see `keep_sample`.
+
+    """
+
+    def sample(batch: "DataFrame", _batch_id: int) -> None:
+        session = batch.sparkSession
+        taken = keep_sample(session, *take(session), folder, span=span)
+        if then is not None:
+            then(taken)
+
+    # A clock: its rows say only that it is time.
+    return (
+        spark.readStream.format("rate")
+        .load()
+        .writeStream.queryName("lag")
+        .foreachBatch(sample)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(processingTime=every)
+        .start()
+    )
+
+
+def _append(rows: "DataFrame", folder: Path, day: Column) -> None:
+    dated = rows.withColumn("day", day)
+    dated.coalesce(1).write.partitionBy("day").mode("append").parquet(str(folder.absolute()))
+
+
+def _read(
+    spark: "SparkSession", folder: Path, schema: str, time: str, since: datetime | None
+) -> "DataFrame":
+    if not folder.is_dir():
+        return spark.createDataFrame([], schema).drop("day")
+    rows = spark.read.schema(schema).parquet(str(folder.absolute()))
+    if since is not None:
+        # Days are of the session's time zone, which is at most a day away from any other.
+        first: date = since.date() - timedelta(days=1)
+        rows = rows.where((F.col("day") >= F.lit(first)) & (F.col(time) >= F.lit(since)))
+    return rows.drop("day")

@@ -1,0 +1,354 @@
+"""``python -m client.spark.lag``: who is behind, once or again and again."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from client.exceptions import CoordinatorError
+from client.spark.lag.compute import windowed, worst
+from client.spark.lag.ends import kafka_ends, log_ends, registry_ends
+from client.spark.lag.history import Sample, keep_sample, read_samples, take_sample, watch
+from client.spark.lag.output import table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TOO_FAR_BEHIND: Final = 3
+SHOWN: Final = {
+    "groups": (
+        "group",
+        "topic",
+        "lag",
+        "lag_seconds",
+        "at_least",
+        "behind",
+        "partitions",
+        "unknown",
+        "worst_topic",
+        "worst_partition",
+        "expired",
+        "last_commit",
+    ),
+    "partitions": (
+        "group",
+        "topic",
+        "partition",
+        "lag",
+        "lag_seconds",
+        "at_least",
+        "committed",
+        "end_offset",
+        "expired",
+        "committed_at",
+    ),
+    "windows": (
+        "window_start",
+        "group",
+        "topic",
+        "samples",
+        "lag_min",
+        "lag_avg",
+        "lag_max",
+        "lag_last",
+        "lag_seconds_max",
+        "growth",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to measure, and from where."""
+
+    coordinator: str | None
+    groups: tuple[str, ...]
+    topics: tuple[str, ...]
+    offsets: str | None
+    ends: str
+    kafka: dict[str, str]
+    log: dict[str, str]
+
+    def take(self, spark: "SparkSession") -> tuple["DataFrame", "DataFrame"]:
+        """Return offsets and ends of now."""
+        return self._offsets(spark), self._ends(spark)
+
+    def _offsets(self, spark: "SparkSession") -> "DataFrame":
+        if self.offsets is None:
+            from client.spark.source import register  # noqa: PLC0415 - It needs more of Spark.
+
+            register(spark)
+            assert self.coordinator is not None
+            rows = spark.read.format("group_offsets").option("coordinator", self.coordinator).load()
+        else:
+            rows = spark.read.parquet(self.offsets)
+        # The format asks the coordinator only for these.
+        if self.groups:
+            rows = rows.where(rows["group"].isin(*self.groups))
+        if self.topics:
+            rows = rows.where(rows["topic"].isin(*self.topics))
+        return rows
+
+    def _ends(self, spark: "SparkSession") -> "DataFrame":
+        topics = list(self.topics) or None
+        if self.ends == "registry":
+            assert self.coordinator is not None
+            return registry_ends(spark, self.coordinator, topics=topics)
+        if self.ends == "kafka":
+            return kafka_ends(spark, self.kafka, topics=topics)
+        if self.ends == "log":
+            assert topics is not None
+            return log_ends(spark, self.log, topics)
+        return spark.read.parquet(self.ends)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What to print, and when to complain."""
+
+    level: str
+    top: int
+    by: str
+    per: tuple[str, ...]
+    output: str
+    max_lag: int | None
+    max_seconds: float | None
+
+    def report(self, sample: Sample) -> bool:
+        """Print who is behind; return whether anybody is too far."""
+        rows = sample.groups if self.level == "groups" else sample.partitions
+        rows = rows.persist()
+        try:
+            found = worst(rows, self.top, by=self.by, per=self.per)  # type: ignore[arg-type]  # By click.
+            self.show(found, self.level)
+            return self._exceeded(rows)
+        finally:
+            rows.unpersist()
+
+    def show(self, rows: "DataFrame", what: str) -> None:
+        """Print rows."""
+        names = SHOWN[what]
+        listed = [row.asDict() for row in rows.select(*names).collect()]
+        if self.output == "json":
+            for row in listed:
+                click.echo(json.dumps(row, default=_text))
+        else:
+            click.echo(table(names, [[row[name] for name in names] for row in listed]))
+
+    def _exceeded(self, rows: "DataFrame") -> bool:
+        too_far = []
+        if self.max_lag is not None:
+            too_far.append(rows["lag"] > self.max_lag)
+        if self.max_seconds is not None:
+            too_far.append(rows["lag_seconds"] > self.max_seconds)
+        return any(not rows.where(condition).isEmpty() for condition in too_far)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--coordinator", help="host:port, or several of them separated by commas.")
+@click.option("--group", "groups", multiple=True, help="Only this group. May be repeated.")
+@click.option("--topic", "topics", multiple=True, help="Only this topic. May be repeated.")
+@click.option("--offsets", help="A Parquet folder of committed offsets, in place of a coordinator.")
+@click.option(
+    "--ends",
+    default="registry",
+    show_default=True,
+    metavar="SOURCE",
+    help="Where end offsets are: registry (of the coordinator), kafka, log, or a Parquet folder.",
+)
+@click.option(
+    "--kafka",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting of confluent-kafka, such as bootstrap.servers. May be repeated.",
+)
+@click.option(
+    "--kafka-config",
+    type=click.Path(exists=True, dir_okay=False),
+    help="A file of such settings, one a line; for passwords.",
+)
+@click.option(
+    "--log",
+    "log",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of the log, such as path. May be repeated.",
+)
+@click.option("--history", help="A folder to keep samples in, for lag in seconds and windows.")
+@click.option(
+    "--span",
+    default=24.0,
+    show_default=True,
+    type=click.FloatRange(min=0.01),
+    help="How many hours of it to look at.",
+)
+@click.option("--every", help="Go on, with a sample so often, such as '30 seconds'.")
+@click.option("--window", help="Show what --history holds in windows, such as '5 minutes'.")
+@click.option(
+    "--level",
+    type=click.Choice(["groups", "partitions"]),
+    default="groups",
+    show_default=True,
+    help="What to list.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["lag", "lag_seconds"]),
+    default="lag",
+    show_default=True,
+    help="What makes one worse than another.",
+)
+@click.option(
+    "--top", type=click.IntRange(min=1), default=20, show_default=True, help="How many to list."
+)
+@click.option(
+    "--per",
+    type=click.Choice(["group", "topic"]),
+    multiple=True,
+    help="List so many of each group, or of each topic.",
+)
+@click.option(
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How to print.",
+)
+@click.option(
+    "--max-lag",
+    type=click.IntRange(min=0),
+    metavar="MESSAGES",
+    help=f"End with status {TOO_FAR_BEHIND} if any is further behind.",
+)
+@click.option(
+    "--max-seconds", type=click.FloatRange(min=0), metavar="SECONDS", help="The same, by age."
+)
+def main(
+    *,
+    coordinator: str | None,
+    groups: tuple[str, ...],
+    topics: tuple[str, ...],
+    offsets: str | None,
+    ends: str,
+    kafka: tuple[str, ...],
+    kafka_config: str | None,
+    log: tuple[str, ...],
+    history: str | None,
+    span: float,
+    every: str | None,
+    window: str | None,
+    **shown: Any,
+) -> None:
+    """Tell which groups are behind, by how many messages, and since when.
+
+    Runs where Spark runs: with python -m, with spark-submit, or with SPARK_REMOTE set. Lag in
+    seconds needs earlier samples: keep them with --history.
+    """
+    wanted = Wanted(
+        coordinator=coordinator,
+        groups=groups,
+        topics=topics,
+        offsets=offsets,
+        ends=ends,
+        kafka=_kafka(kafka, kafka_config),
+        log=_settings("--log", log),
+    )
+    _check(wanted, history=history, every=every, window=window)
+    show = Shown(**shown)
+    try:
+        spark = _session()
+        too_far = _run(spark, wanted, show, history, timedelta(hours=span), every, window)
+    except (CoordinatorError, ImportError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    if too_far:
+        sys.exit(TOO_FAR_BEHIND)
+
+
+def _run(
+    spark: "SparkSession",
+    wanted: Wanted,
+    show: Shown,
+    history: str | None,
+    span: timedelta,
+    every: str | None,
+    window: str | None,
+) -> bool:
+    if window is not None:
+        assert history is not None
+        samples = read_samples(spark, history, since=datetime.now(UTC) - span)
+        show.show(windowed(samples, window).orderBy("window_start", "group", "topic"), "windows")
+        return False
+    if every is not None:
+        assert history is not None
+        query = watch(
+            spark,
+            wanted.take,
+            history,
+            every=every,
+            checkpoint=Path(history) / "checkpoint",
+            then=show.report,
+            span=span,
+        )
+        query.awaitTermination()
+        return False
+    at = datetime.now(UTC)
+    if history is None:
+        return show.report(take_sample(spark, *wanted.take(spark), None, at=at))
+    return show.report(keep_sample(spark, *wanted.take(spark), history, at=at, span=span))
+
+
+def _check(wanted: Wanted, *, history: str | None, every: str | None, window: str | None) -> None:
+    if (every or window) and history is None:
+        raise click.UsageError("--every and --window need --history, the folder of the samples")
+    if every and window:
+        raise click.UsageError("--every keeps samples and --window shows them: one at a time")
+    if window:
+        return
+    if wanted.coordinator is None and (wanted.offsets is None or wanted.ends == "registry"):
+        raise click.UsageError(
+            "--coordinator is missing: the offsets (or --offsets) and, by default, the end "
+            "offsets (or --ends) come from there"
+        )
+    if wanted.ends == "kafka" and "bootstrap.servers" not in wanted.kafka:
+        raise click.UsageError("--ends kafka needs --kafka bootstrap.servers=host:port")
+    if wanted.ends == "log" and not wanted.topics:
+        raise click.UsageError("--ends log needs --topic: a log can't list its topics")
+
+
+def _kafka(given: Sequence[str], path: str | None) -> dict[str, str]:
+    lines: list[str] = []
+    if path is not None:
+        with Path(path).open(encoding="utf-8") as file:
+            lines = [text for line in file if (text := line.strip()) and text[0] != "#"]
+    return _settings("--kafka-config", lines) | _settings("--kafka", given)
+
+
+def _settings(option: str, given: Sequence[str]) -> dict[str, str]:
+    settings = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not name.strip():
+            # What it is isn't shown: it may be a password.
+            raise click.UsageError(f"{option}: each setting must be NAME=VALUE")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def _session() -> "SparkSession":
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - --help need not wait for it.
+
+    spark: SparkSession = (
+        SparkSession.builder.appName("lag")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    return spark
+
+
+def _text(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

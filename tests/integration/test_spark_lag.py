@@ -1,0 +1,368 @@
+"""Lag on real Spark: against a model in Python, from real sources, and as a job."""
+
+import json
+import random
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import DataFrame, SparkSession
+
+from client.blocking import connect_blocking
+from client.spark.lag import (
+    group_lag,
+    kafka_ends,
+    keep_sample,
+    log_ends,
+    partition_lag,
+    read_ends,
+    read_samples,
+    registry_ends,
+    watch,
+    windowed,
+    worst,
+)
+from client.spark.lag.job import main
+from protocol.types import TopicPartition
+from tests.integration.kafka_support import Broker
+from tests.integration.spark_support import TOPIC, Daemon, Feeder, wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+nightly = pytest.mark.nightly
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+OFFSETS = "group string, topic string, partition int, offset long"
+ENDS = "topic string, partition int, end_offset long, sampled_at timestamp"
+
+
+def ago(seconds: float) -> datetime:
+    """Return a time before now."""
+    return NOW - timedelta(seconds=seconds)
+
+
+class Expected(NamedTuple):
+    """What the model says of one partition."""
+
+    end: int | None
+    lag: int | None
+    seconds: float | None
+    at_least: bool | None
+
+
+def model(committed: int, samples: list[tuple[float, int]]) -> Expected:
+    """Say how far behind *committed* is, given (seconds ago, end), in one life of the log."""
+    lives = sorted((-age, end) for age, end in samples if age >= 0)
+    for index in range(len(lives) - 1, 0, -1):
+        if lives[index][1] < lives[index - 1][1]:
+            lives = lives[index:]
+            break
+    if not lives:
+        return Expected(None, None, None, None)
+    end = lives[-1][1]
+    lag = max(end - committed, 0)
+    if lag == 0:
+        return Expected(end, 0, 0.0, at_least=False)
+    if lives[0][1] > committed:
+        return Expected(end, lag, -lives[0][0], at_least=True)
+    for (t0, end0), (t1, end1) in pairwise(lives):
+        if end0 <= committed < end1:
+            since = t0 + (committed - end0) / (end1 - end0) * (t1 - t0)
+            return Expected(end, lag, -since, at_least=False)
+    raise AssertionError("an end that is past it was reached at some time")
+
+
+def test_lag_is_what_a_model_says_of_hundreds_of_histories(spark: SparkSession) -> None:
+    """Growth between samples, deletions and new logs, late samples, nothing known."""
+    rng = random.Random(5)
+    offsets, ends = [], []
+    expected: dict[int, Expected] = {}
+    for partition in range(300):
+        at, samples = 0, []
+        for age in sorted(rng.sample(range(-2, 60), rng.randrange(6)), reverse=True):
+            at = rng.randrange(5) if rng.random() < 0.1 else at + rng.randrange(0, 40)
+            samples.append((float(age), at))
+        committed = rng.randrange(max(at, 1) + 10)
+        offsets.append(("g", "t", partition, committed))
+        ends += [("t", partition, end, ago(age)) for age, end in samples]
+        expected[partition] = model(committed, samples)
+
+    lags = partition_lag(
+        spark.createDataFrame(offsets, OFFSETS), spark.createDataFrame(ends, ENDS), at=NOW
+    )
+
+    found = {
+        row["partition"]: Expected(
+            row["end_offset"], row["lag"], row["lag_seconds"], row["at_least"]
+        )
+        for row in lags.collect()
+    }
+    assert found.keys() == expected.keys()
+    for partition, want in expected.items():
+        assert found[partition] == want._replace(seconds=pytest.approx(want.seconds)), partition
+
+
+@pytest.fixture
+def lags(spark: SparkSession) -> DataFrame:
+    """Lag of two groups of a topic with three partitions, one of which one group never read."""
+    offsets = spark.createDataFrame(
+        [
+            ("a", "t", 0, 90, ago(5)),
+            ("a", "t", 1, 10, ago(50)),
+            ("b", "t", 0, 100, ago(1)),
+            ("b", "t", 1, 95, ago(2)),
+            ("b", "t", 2, 7, ago(3)),
+            ("b", "gone", 0, 7, ago(3)),
+        ],
+        f"{OFFSETS}, committed_at timestamp",
+    )
+    ends = spark.createDataFrame(
+        [("t", p, 20, end, ago(age)) for p in range(3) for age, end in ((60, 0), (0, 100))],
+        "topic string, partition int, begin_offset long, end_offset long, sampled_at timestamp",
+    )
+    return partition_lag(offsets, ends, at=NOW)
+
+
+@nightly
+def test_what_is_not_known_is_counted_and_never_taken_for_nothing(lags: DataFrame) -> None:
+    """A group that never committed is no group without lag."""
+    found = {(row["group"], row["topic"]): row.asDict() for row in group_lag(lags).collect()}
+
+    a = found["a", "t"]
+    assert (a["partitions"], a["unknown"], a["behind"]) == (3, 1, 2)
+    assert (a["lag"], a["lag_max"], a["worst_topic"], a["worst_partition"]) == (100, 90, "t", 1)
+    assert a["lag_seconds"] == pytest.approx(54.0)
+    assert a["at_least"] is False
+    assert a["expired"] == 10
+    assert a["last_commit"] == ago(5).replace(tzinfo=None)
+    gone = found["b", "gone"]
+    assert (gone["partitions"], gone["unknown"], gone["lag"], gone["lag_seconds"]) == (
+        1,
+        1,
+        None,
+        None,
+    )
+    by_group = {row["group"]: row["lag"] for row in group_lag(lags, by=["group"]).collect()}
+    assert by_group == {"a": 100, "b": 98}
+
+
+@nightly
+def test_the_worst_come_first_overall_and_of_each_topic(lags: DataFrame) -> None:
+    """An alert names a few; equals must not change places from one look to the next."""
+    names = [(row["group"], row["partition"], row["lag"]) for row in worst(lags, 3).collect()]
+    each = [
+        (row["group"], row["partition"])
+        for row in worst(lags, 1, by="lag_seconds", per=["group"]).collect()
+    ]
+
+    assert names == [("b", 2, 93), ("a", 1, 90), ("a", 0, 10)]
+    assert each == [("a", 1), ("b", 2)]
+    with pytest.raises(ValueError, match="by is 'age'"):
+        worst(lags, by="age")  # type: ignore[arg-type]  # That is the point.
+    with pytest.raises(ValueError, match="n is 0"):
+        worst(lags, 0)
+
+
+SAMPLES = "at timestamp, group string, topic string, lag long, lag_seconds double"
+
+
+def samples_of(*ages: tuple[float, int]) -> list[tuple[Any, ...]]:
+    """Return samples (seconds ago, lag) of one group."""
+    return [(ago(age), "g", "t", lag, age / 10) for age, lag in ages]
+
+
+@nightly
+def test_windows_show_how_lag_went(spark: SparkSession, tmp_path: Path) -> None:
+    """Growth tells a group that catches up from one that is lost; the same for a stream."""
+    rows = samples_of((290, 10), (200, 40), (10, 66), (-10, 7))
+    samples = spark.createDataFrame(rows, SAMPLES)
+
+    found = windowed(samples, "5 minutes").orderBy("window_start").collect()
+
+    first, second = (row.asDict() for row in found)
+    assert (first["samples"], first["lag_min"], first["lag_max"], first["lag_last"]) == (
+        3,
+        10,
+        66,
+        66,
+    )
+    assert first["growth"] == pytest.approx(56 / 280)
+    assert first["lag_seconds_max"] == pytest.approx(29.0)
+    assert (second["samples"], second["growth"]) == (1, None)
+
+    source = tmp_path / "samples"
+    samples.write.parquet(str(source))
+    stream = spark.readStream.schema(SAMPLES).parquet(str(source))
+    with pytest.raises(ValueError, match="needs watermark="):
+        windowed(stream)
+    query = (
+        windowed(stream, "1 minute", slide="30 seconds", watermark="10 seconds")
+        .writeStream.format("memory")
+        .queryName("windows")
+        .outputMode("append")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(90)
+    closed = spark.table("windows").orderBy("window_start").collect()
+    assert [(row["samples"], row["lag_last"]) for row in closed][:2] == [(1, 10), (1, 10)]
+
+
+@nightly
+def test_offsets_may_be_a_stream_of_commits(spark: SparkSession, tmp_path: Path) -> None:
+    """Lag at each commit, for whoever follows the changes."""
+    offsets = spark.createDataFrame([("g", "t", 0, 60)], OFFSETS)
+    offsets.write.parquet(str(tmp_path / "commits"))
+    ends = spark.createDataFrame([("t", 0, 50, ago(60)), ("t", 0, 100, ago(0))], ENDS)
+    commits = spark.readStream.schema(OFFSETS).parquet(str(tmp_path / "commits"))
+
+    with pytest.raises(ValueError, match="offsets is a stream"):
+        partition_lag(commits, ends, missing=True)
+    query = (
+        partition_lag(commits, ends, at=NOW)
+        .writeStream.format("memory")
+        .queryName("commit_lag")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+    assert query.awaitTermination(90)
+    (row,) = spark.table("commit_lag").collect()
+    assert (row["lag"], row["lag_seconds"]) == (40, pytest.approx(48.0))
+
+
+@nightly
+def test_a_wrong_table_is_refused_with_the_columns_it_has(spark: SparkSession) -> None:
+    """The two tables are easily passed in the wrong order."""
+    offsets = spark.createDataFrame([("g", "t", 0, 60)], OFFSETS)
+
+    with pytest.raises(ValueError, match=r"ends has no column 'end_offset' \(there are group, top"):
+        partition_lag(offsets, offsets)
+
+
+@nightly
+def test_ends_come_from_the_registry_and_from_a_log(
+    spark: SparkSession, coordinator: Daemon, feeder: Feeder
+) -> None:
+    """Nobody should have to write that reader."""
+    feeder.append(25)
+    with connect_blocking(coordinator.address, client_id="test") as client:
+        client.register_topics({"orders": 2, "other": 1})
+        client.report_end_offsets({TopicPartition("orders", 1): 40, TopicPartition("other", 0): 3})
+
+    reported = registry_ends(spark, coordinator.address, pattern="ord.*").collect()
+    bounds = log_ends(spark, {"log": "folder", "path": str(feeder.root)}, [TOPIC]).collect()
+
+    assert [tuple(row)[:4] for row in reported] == [("orders", 1, None, 40)]
+    assert [tuple(row)[:4] for row in bounds] == [(TOPIC, p, 0, 25) for p in range(4)]
+
+
+@nightly
+def test_ends_come_from_kafka(spark: SparkSession, kafka: Broker) -> None:
+    """The usual place."""
+    kafka.create("lag-orders", 2)
+    kafka.produce("lag-orders", {1: ["a", "b", "c"]})
+    config = {"bootstrap.servers": kafka.address}
+
+    found = kafka_ends(spark, config, topics=["lag-orders"]).collect()
+
+    assert [tuple(row)[:4] for row in found] == [("lag-orders", 0, 0, 0), ("lag-orders", 1, 0, 3)]
+    with pytest.raises(ValueError, match="Kafka has no topic 'lag-unknown'"):
+        kafka_ends(spark, config, topics=["lag-unknown"])
+
+
+@nightly
+def test_samples_that_are_kept_give_later_ones_their_seconds(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """One look can't tell since when; two can."""
+    offsets = spark.createDataFrame([("g", "t", 0, 60)], OFFSETS)
+
+    def ends(end: int) -> DataFrame:
+        return spark.createDataFrame([("t", 0, end)], "topic string, partition int, end_offset int")
+
+    first = keep_sample(spark, offsets, ends(50), tmp_path, at=ago(60))
+    second = keep_sample(spark, offsets, ends(100), tmp_path, at=NOW)
+
+    assert [row["lag"] for row in first.partitions.collect()] == [0]
+    (row,) = second.partitions.collect()
+    assert (row["lag"], row["lag_seconds"]) == (40, pytest.approx(48.0))
+    kept = read_samples(spark, tmp_path).orderBy("at").collect()
+    assert [(row["group"], row["lag"]) for row in kept] == [("g", 0), ("g", 40)]
+    assert read_ends(spark, tmp_path, since=ago(30)).count() == 1
+
+
+@nightly
+def test_a_watch_keeps_samples_until_it_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
+    """A dashboard reads the folder."""
+    told = []
+
+    def take(session: SparkSession) -> tuple[DataFrame, DataFrame]:
+        ends = session.createDataFrame([("t", 0, 9)], "topic string, partition int, end_offset int")
+        return session.createDataFrame([("g", "t", 0, 4)], OFFSETS), ends
+
+    query = watch(
+        spark,
+        take,
+        tmp_path / "history",
+        every="1 second",
+        checkpoint=tmp_path / "checkpoint",
+        then=lambda sample: told.append(sample.groups.count()),
+    )
+    try:
+        wait_until("two samples", lambda: len(told) >= 2)
+    finally:
+        query.stop()
+
+    assert {row["lag"] for row in read_samples(spark, tmp_path / "history").collect()} == {5}
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Run the job here, in the session that there is."""
+    result = CliRunner().invoke(main, arguments)
+    return result.exit_code, result.output
+
+
+@nightly
+def test_the_job_lists_who_is_behind_and_ends_as_asked(
+    spark: SparkSession, coordinator: Daemon, tmp_path: Path
+) -> None:
+    """Cron, a terminal, and a script that reads JSON."""
+    with connect_blocking(coordinator.address, client_id="test") as client:
+        client.register_topics({"orders": 2})
+        client.commit("etl", {TopicPartition("orders", 0): 5, TopicPartition("orders", 1): 40})
+        client.commit("other", {TopicPartition("orders", 0): 20})
+        client.report_end_offsets(
+            {TopicPartition("orders", 0): 20, TopicPartition("orders", 1): 40}
+        )
+    history = str(tmp_path / "history")
+    asked = ("--coordinator", coordinator.address, "--history", history)
+
+    code, text = run(*asked, "--output", "json")
+    assert code == 0, text
+    first, second = (json.loads(line) for line in text.splitlines())
+    assert (first["group"], first["lag"], first["worst_partition"]) == ("etl", 15, 0)
+    assert (second["group"], second["lag"], second["unknown"]) == ("other", 0, 1)
+    code, text = run(*asked, "--group", "etl", "--level", "partitions", "--max-lag", "10")
+    assert code == 3
+    assert text.splitlines()[0].split()[:4] == ["group", "topic", "partition", "lag"]
+    assert text.splitlines()[1].split()[:4] == ["etl", "orders", "0", "15"]
+    code, text = run("--history", history, "--window", "1 hour")
+    assert code == 0, text
+    assert "growth" in text
+
+
+@nightly
+def test_the_job_reads_tables_of_any_origin(spark: SparkSession, tmp_path: Path) -> None:
+    """Offsets of a Kafka cluster, say, that something else exported."""
+    spark.createDataFrame([("g", "t", 0, 4)], OFFSETS).write.parquet(str(tmp_path / "offsets"))
+    spark.createDataFrame([("t", 0, 9, ago(0))], ENDS).write.parquet(str(tmp_path / "ends"))
+
+    code, text = run("--offsets", str(tmp_path / "offsets"), "--ends", str(tmp_path / "ends"))
+
+    assert code == 0, text
+    assert text.splitlines()[1].split()[:3] == ["g", "t", "5"]
