@@ -222,7 +222,8 @@ def _histories(ends: DataFrame, now: Column) -> DataFrame:
         samples = (
             samples.withColumn("_fell", fell)
             .withColumn("_life", F.sum("_fell").over(running))
-            .where(F.col("_life") == F.max("_life").over(over))
+            .withColumn("_last", F.max("_life").over(over))
+            .where(F.col("_life") == F.col("_last"))
         )
     return samples.groupBy(*PARTITION).agg(
         F.sort_array(F.collect_list(F.struct("t", "end"))).alias("history"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from pyspark.errors import PySparkException
 
 from client.exceptions import CoordinatorError
 from client.spark.lag.compute import windowed, worst
@@ -263,7 +264,7 @@ def main(
     try:
         spark = _session()
         too_far = _run(spark, wanted, show, history, timedelta(hours=span), every, window)
-    except (CoordinatorError, ImportError, ValueError) as error:
+    except (CoordinatorError, PySparkException, ImportError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if too_far:
         sys.exit(TOO_FAR_BEHIND)
