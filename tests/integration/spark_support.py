@@ -324,7 +324,15 @@ class Written:
 class Driver:
     """A Spark driver in a process group of its own: see spark_driver.py."""
 
-    def __init__(self, name: str, folder: Path, log: Path, address: str, **given: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        log: Path,
+        address: str,
+        script: str = "spark_driver.py",
+        **given: str,
+    ) -> None:
         self.name = name
         self.sink = folder / f"{name}.jsonl"
         folder.mkdir(exist_ok=True)
@@ -332,7 +340,7 @@ class Driver:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
-                    str(Path(__file__).parent / "spark_driver.py"),
+                    str(Path(__file__).parent / script),
                     json.dumps(
                         {
                             "address": address,
