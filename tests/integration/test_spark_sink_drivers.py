@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.nightly]
 KILLS = 2
 
 # Each start of a driver has a first batch, in which Spark compiles everything.
-FIRST_BATCH_S = 180.0
+FIRST_BATCH_S = 300.0
 
 
 def test_whoever_dies_or_sleeps_each_row_is_in_each_sink_once(
@@ -51,13 +51,14 @@ def test_whoever_dies_or_sleeps_each_row_is_in_each_sink_once(
 
         feeder.feed(20, period_s=0.3)
         first, second = prepare("a"), prepare("b")
-        first.go()
-        second.go()
+        for driver in (first, second):
+            _wait_prepared(driver)
+            driver.tell("go")
         _wait_rows(first)
         _wait_rows(second)
         for _ in range(KILLS):
             again = prepare("b")  # The same checkpoint: it begins with a replay.
-            again.lines.wait("prepared")
+            _wait_prepared(again)
             _let_pass(first, rng)
             second.kill()
             _wait_rows(first)
@@ -66,7 +67,7 @@ def test_whoever_dies_or_sleeps_each_row_is_in_each_sink_once(
             second = again
         first.signal(signal.SIGSTOP)  # Somewhere in a batch.
         evicted = running.evictions()
-        wait_until("an eviction", lambda: running.evictions() > evicted)
+        wait_until("an eviction", lambda: running.evictions() > evicted, FIRST_BATCH_S)
         _wait_rows(second)
         first.signal(signal.SIGCONT)
         _wait_rows(first)
@@ -74,6 +75,7 @@ def test_whoever_dies_or_sleeps_each_row_is_in_each_sink_once(
         wait_until("all rows committed", lambda: group.offsets() == ends, FIRST_BATCH_S)
         for driver in (first, second):
             driver.tell("drain")
+            wait_until("a drain", lambda: bool(driver.lines.named("stopped")), FIRST_BATCH_S)  # noqa: B023 - Done at once.
             assert driver.lines.wait("stopped")["failure"] is None
 
     everything = Counter((p, offset) for p, end in ends.items() for offset in range(end))
@@ -88,6 +90,10 @@ def test_whoever_dies_or_sleeps_each_row_is_in_each_sink_once(
 def _wait_rows(driver: Driver) -> None:
     before = driver.size()
     wait_until(f"rows of {driver.name}", lambda: driver.size() > before, FIRST_BATCH_S)
+
+
+def _wait_prepared(driver: Driver) -> None:
+    wait_until("Spark is up", lambda: bool(driver.lines.named("prepared")), FIRST_BATCH_S)
 
 
 def _let_pass(driver: Driver, rng: random.Random) -> None:

@@ -1,21 +1,27 @@
 """The sinks on real Spark: every way in which a range can come twice, or not at all."""
 
 import sqlite3
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import psycopg
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from client.spark import FolderSink, SqlSink
-from client.spark.sinks import positions, read
+from bench.peers import free_port
+from client.spark import FolderSink, JdbcStaging, SinkError, SqlSink
+from client.spark.sinks import compact, each_range, history, live_files, positions, read, vacuum
+from tests.integration.postgres_support import Postgres, needs_jdbc, needs_postgres, postgres
 from tests.integration.spark_support import TOPIC, Daemon, Feeder, group_of, stream
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 nightly = pytest.mark.nightly
 
 GROUP = "g"
-HOUR_S = 3600.0
+COLUMNS = "topic TEXT, partition INTEGER, offset_ BIGINT, name TEXT"
 
 
 def batch_of(spark: SparkSession, *ranges: tuple[int, int, int, int]) -> DataFrame:
@@ -37,6 +43,19 @@ def offsets(rows: DataFrame) -> dict[int, list[int]]:
     return found
 
 
+def test_a_folder_takes_each_range_once_whoever_brings_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A new owner, a late one, a restart with a new checkpoint: none repeats a row."""
+    FolderSink(tmp_path, group=GROUP, fsync=False)(batch_of(spark, (0, 0, 3, 1), (1, 5, 7, 1)), 0)
+    again = FolderSink(tmp_path, group=GROUP, fsync=False)
+    again(batch_of(spark, (0, 3, 6, 2), (1, 5, 7, 2)), 0)
+    again(batch_of(spark, (0, 0, 3, 1)), 1)
+
+    assert offsets(read(spark, tmp_path)) == {0: list(range(6)), 1: [5, 6]}
+
+
+@nightly
 def test_all_drivers_of_a_group_share_one_folder_and_each_row_is_in_it_once(
     spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
 ) -> None:
@@ -52,7 +71,7 @@ def test_all_drivers_of_a_group_share_one_folder_and_each_row_is_in_it_once(
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(150)
         if checkpoint == "one":
             feeder.append(5)
             with group_of(coordinator) as group:  # As after a crash before the commit.
@@ -68,6 +87,7 @@ def test_all_drivers_of_a_group_share_one_folder_and_each_row_is_in_it_once(
     assert {key.partition: at.end for key, at in positions(out).items()} == feeder.ends()
 
 
+@nightly
 def test_rows_and_position_of_an_sql_table_change_together(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -103,3 +123,222 @@ def table_offsets(path: Path) -> dict[int, list[int]]:
         found.setdefault(partition, []).append(offset)
     db.close()
     return found
+
+
+def renamed(rows: DataFrame) -> DataFrame:
+    """Return the columns of the table."""
+    return rows.selectExpr("topic", "partition", "offset AS offset_", "name")
+
+
+@pytest.fixture(scope="module")
+def server() -> Any:
+    """One PostgreSQL for all tests."""
+    with postgres(free_port()) as running:
+        yield running
+
+
+@pytest.fixture
+def db(server: Postgres) -> Any:
+    """A connection to it, and an empty table."""
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS events, group_positions, group_positions_staging")
+        connection.execute(f"CREATE TABLE events ({COLUMNS})")
+        yield connection
+
+
+def rows_of(db: Any) -> dict[int, list[int]]:
+    """Return the offsets of each partition, sorted, repeats included."""
+    found: dict[int, list[int]] = {}
+    for partition, offset in db.execute(
+        "SELECT partition, offset_ FROM events ORDER BY 1, 2"
+    ).fetchall():
+        found.setdefault(partition, []).append(offset)
+    return found
+
+
+def copy(cursor: Any, rows: pa.Table) -> None:
+    """Insert by COPY, the fastest way that PostgreSQL has."""
+    with cursor.copy("COPY events (topic, partition, offset_, name) FROM STDIN") as copying:
+        for row in rows.to_pylist():
+            copying.write_row(list(row.values()))
+
+
+@nightly
+@needs_postgres
+@needs_jdbc
+@pytest.mark.parametrize("way", ["insert", "copy", "staging"])
+def test_a_table_of_postgresql_takes_each_range_once(
+    spark: SparkSession, server: Postgres, db: Any, way: str
+) -> None:
+    """By each of the ways to write rows."""
+    given: dict[str, Any] = {"copy": {"write": copy}}.get(way, {})
+    if way == "staging":
+        given = {"staging": JdbcStaging(server.jdbc_url, {"driver": "org.postgresql.Driver"})}
+    sink = SqlSink(
+        partial(psycopg.connect, server.conninfo),
+        table="public.events",
+        group=GROUP,
+        transform=renamed,
+        **given,
+    )
+    sink.create_tables()
+    sink.create_tables()  # By the next driver.
+    sink(batch_of(spark, (0, 0, 30, 1), (1, 5, 7, 1)), 0)
+    sink(batch_of(spark, (0, 30, 60, 2), (1, 5, 7, 2)), 7)
+    sink(batch_of(spark, (0, 0, 30, 1)), 0)
+
+    assert rows_of(db) == {0: list(range(60)), 1: [5, 6]}
+    assert {key.partition: end for key, end in sink.positions().items()} == {0: 60, 1: 7}
+    left = db.execute("SELECT count(*) FROM pg_tables WHERE tablename LIKE 'gc_stage_%'")
+    assert left.fetchone() == (0,)
+
+
+@nightly
+@needs_postgres
+def test_a_batch_that_fails_in_the_database_leaves_nothing(
+    spark: SparkSession, server: Postgres, db: Any
+) -> None:
+    """Rows without their position would come twice, a position without its rows never."""
+    db.execute("ALTER TABLE events ADD CHECK (offset_ <> 7)")
+    sink = SqlSink(
+        partial(psycopg.connect, server.conninfo), table="events", group=GROUP, transform=renamed
+    )
+    sink.create_tables()
+
+    with pytest.raises(psycopg.errors.CheckViolation):
+        sink(batch_of(spark, (0, 0, 5, 1), (1, 5, 9, 1)), 0)
+    assert rows_of(db) == {}
+    assert sink.positions() == {}
+
+    db.execute("ALTER TABLE events DROP CONSTRAINT events_offset__check")
+    sink(batch_of(spark, (0, 0, 5, 1), (1, 5, 9, 1)), 0)
+    assert rows_of(db) == {0: [0, 1, 2, 3, 4], 1: [5, 6, 7, 8]}
+
+
+@nightly
+@needs_postgres
+def test_a_position_stays_locked_until_its_rows_are_committed(
+    spark: SparkSession, server: Postgres, db: Any
+) -> None:
+    """Else two drivers could both find it unmoved, and both write the range."""
+    sink = SqlSink(
+        partial(psycopg.connect, server.conninfo), table="events", group=GROUP, transform=renamed
+    )
+    sink.create_tables()
+    sink(batch_of(spark, (0, 0, 5, 1)), 0)
+    calls = []
+
+    def overtake(cursor: Any, rows: pa.Table) -> None:
+        # The late one has moved the position and not committed yet: the new owner has to wait.
+        calls.append(rows.num_rows)
+        with psycopg.connect(server.conninfo) as other:
+            other.execute("SET lock_timeout = '300ms'")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                other.execute("UPDATE group_positions SET generation = 9 WHERE partition_id = 0")
+        copy(cursor, rows)
+
+    late = SqlSink(
+        partial(psycopg.connect, server.conninfo),
+        table="events",
+        group=GROUP,
+        transform=renamed,
+        write=overtake,
+    )
+    late(batch_of(spark, (0, 5, 8, 1)), 1)
+    sink(batch_of(spark, (0, 5, 8, 2)), 1)
+
+    assert calls == [3]
+    assert rows_of(db) == {0: list(range(8))}
+
+
+@nightly
+@needs_jdbc
+def test_executors_write_large_batches_to_sqlite_by_jdbc(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The same without a server."""
+    path = tmp_path / "sink.db"
+    make_table(path)
+    sink = SqlSink(
+        partial(sqlite3.connect, path, timeout=30),
+        table="events",
+        group=GROUP,
+        staging=JdbcStaging(f"jdbc:sqlite:{path}", {"driver": "org.sqlite.JDBC"}),
+    )
+    sink.create_tables()
+    batch = batch_of(spark, (0, 0, 300, 1), (1, 0, 200, 1)).coalesce(1)  # SQLite: one writer.
+    sink(batch, 0)
+    sink(batch, 0)
+
+    assert table_offsets(path) == {0: list(range(300)), 1: list(range(200))}
+
+
+@nightly
+def test_a_folder_is_compacted_and_vacuumed_while_it_is_written_and_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A file per batch and task is too many after a day."""
+    sink = FolderSink(
+        tmp_path, group=GROUP, partition_by=["partition"], files_per_batch=1, fsync=False
+    )
+    for number in range(4):
+        at = 3 * number
+        sink(batch_of(spark, (0, at, at + 3, 1), (1, at, at + 3, 1)), number)
+    assert len(live_files(tmp_path)) == 8
+    before = read(spark, tmp_path)
+    everything = {0: list(range(12)), 1: list(range(12))}
+
+    assert compact(spark, tmp_path, fsync=False) == 8
+
+    assert len(live_files(tmp_path)) == 2
+    assert offsets(read(spark, tmp_path)) == everything
+    assert offsets(before) == everything  # Who began before still has its files.
+    assert offsets(read(spark, tmp_path, version=2)) == {p: list(range(6)) for p in range(2)}
+    assert compact(spark, tmp_path) == 0
+    assert [version.kind for version in history(tmp_path, 2)] == ["compact", "compact"]
+
+    def later() -> float:
+        return live_files(tmp_path)[0].stat().st_mtime + timedelta(days=8).total_seconds()
+
+    assert vacuum(tmp_path, clock=later).files == 8
+    assert offsets(read(spark, tmp_path)) == everything
+    sink(batch_of(spark, (0, 12, 13, 1)), 9)
+    assert positions(tmp_path).keys() == sink.positions().keys()
+    assert offsets(read(spark, tmp_path))[0] == list(range(13))
+    assert read(spark, tmp_path).columns == batch_of(spark, (0, 0, 1, 1)).columns
+
+
+@nightly
+def test_ranges_whose_rows_are_all_filtered_out_are_no_gap(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A filter before the sink would hide them; as transform= it doesn't."""
+
+    def odd(rows: DataFrame) -> DataFrame:
+        return rows.where("offset % 2 = 1 AND offset < 5")
+
+    sink = FolderSink(tmp_path, group=GROUP, transform=odd, fsync=False)
+    for number in range(3):
+        sink(batch_of(spark, (0, 4 * number, 4 * number + 4, 1)), number)
+
+    assert offsets(read(spark, tmp_path)) == {0: [1, 3]}
+    with pytest.raises(SinkError, match="hand it to the sink as transform="):
+        sink(batch_of(spark, (0, 16, 20, 1)), 3)
+
+
+@nightly
+def test_a_sink_of_ones_own_gets_one_frame_per_range(spark: SparkSession) -> None:
+    """For Delta, and for stores with idempotent writes."""
+    found = {
+        each.key: each.rows.count()
+        for each in each_range(batch_of(spark, (0, 0, 3, 1), (1, 5, 9, 1)), GROUP)
+    }
+
+    assert found == {f"g/{TOPIC}/0/3": 3, f"g/{TOPIC}/1/9": 4}
+
+
+@nightly
+def test_an_empty_folder_is_said_to_be_one(spark: SparkSession, tmp_path: Path) -> None:
+    """Before the first batch, a path error of Spark would say less."""
+    with pytest.raises(SinkError, match="no rows of a FolderSink yet"):
+        read(spark, tmp_path)
