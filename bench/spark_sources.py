@@ -1,0 +1,162 @@
+# ruff: noqa: N802 - Spark chose the names of these methods.
+"""What the Spark rows read: a log of made-up rows, and the reader with and without its group.
+
+The rows are the same at every offset and cost next to nothing to make. A task of Spark's costs
+some ms in Python whatever it does, so both readers here put all ranges of a batch into two tasks:
+else a thousand tasks would hide what is measured, which is the reader.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from client.spark import PartitionLog
+from client.spark.log import load_log
+from client.spark.source import CoordinatedSource, CoordinatedStreamReader, RangePartition
+
+TOPIC: Final = "made-up"
+LOG: Final = "bench.spark_sources:MadeUpLog"
+_END: Final = 2**50
+_TASKS: Final = 2
+_SCHEMA: Final = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+class MadeUpLog(PartitionLog):
+    """As many partitions as ``log.partitions`` says, each practically without an end.
+
+    ``log.pid_file``: where the reader process leaves its process id.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._told = False
+
+    def partitions(self, topic: str) -> list[int]:  # noqa: ARG002 - all topics are alike.
+        """Return the partitions."""
+        return list(range(int(self.options["log.partitions"])))
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:  # noqa: ARG002 - likewise.
+        """Return the bounds, and tell once who asks: only a reader does."""
+        if not self._told and (pid_file := self.options.get("log.pid_file")):
+            Path(pid_file).write_text(str(os.getpid()), encoding="ascii")
+        self._told = True
+        return 0, _END
+
+    def schema(self, topic: str) -> pa.Schema:  # noqa: ARG002 - likewise.
+        """Return the columns."""
+        return _SCHEMA
+
+    def read(
+        self,
+        topic: str,  # noqa: ARG002 - likewise.
+        partition: int,  # noqa: ARG002 - likewise.
+        start: int,
+        end: int,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as one batch."""
+        ids = pa.array(range(start, end), pa.int64())
+        names = pa.repeat(pa.scalar("made up"), end - start)
+        yield pa.RecordBatch.from_arrays([ids, names], schema=_SCHEMA)
+
+
+class SomeRanges(InputPartition):
+    """Several ranges, read by one task."""
+
+    def __init__(self, ranges: Sequence[InputPartition]) -> None:
+        super().__init__(tuple(one.value for one in ranges))
+        self.ranges = ranges
+
+
+class GroupReader(CoordinatedStreamReader):
+    """The coordinated reader, but for the number of tasks."""
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return few tasks for all ranges."""
+        return _few(super().partitions(start, end))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one range after the other."""
+        assert isinstance(partition, SomeRanges)
+        for one in partition.ranges:
+            yield from super().read(one)
+
+
+class PlainReader(GroupReader):
+    """Plans the same ranges from the offset that Spark hands back, in no group."""
+
+    _log: PartitionLog | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the offset before any batch."""
+        return {}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the next range of each partition."""
+        if self._log is None:
+            self._log = load_log(self._given)
+        assert isinstance(limit, ReadMaxRows)
+        end = {}
+        for partition in self._log.partitions(TOPIC):
+            key = f"{TOPIC}-{partition}"
+            earliest, log_end = self._log.bounds(TOPIC, partition)
+            at = start[key]["e"] if key in start else earliest
+            end[key] = {"s": at, "e": min(at + limit.max_rows, log_end), "g": 0}
+        return end
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the log's ends, as the coordinated reader does."""
+        if self._log is None:
+            return None
+        return dict.fromkeys(map(str, self._log.partitions(TOPIC)), _END)
+
+    def partitions(
+        self,
+        start: dict[str, Any],  # noqa: ARG002 - the end says all.
+        end: dict[str, Any],
+    ) -> list[InputPartition]:
+        """Return few tasks for all ranges."""
+        return _few(
+            [
+                RangePartition(TOPIC, int(key.rpartition("-")[2]), at["s"], at["e"], at["g"])
+                for key, at in sorted(end.items())
+            ]
+        )
+
+    def stop(self) -> None:
+        """Nobody has to be told."""
+
+
+class GroupSource(CoordinatedSource):
+    """`GroupReader` as a format."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``spark.readStream.format``."""
+        return "in-group"
+
+    def streamReader(self, schema: StructType) -> GroupReader:
+        """Return the reader."""
+        return GroupReader(self._given, schema)
+
+
+class PlainSource(CoordinatedSource):
+    """`PlainReader` as a format; the options ``coordinator`` and ``group`` are not used."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``spark.readStream.format``."""
+        return "plain"
+
+    def streamReader(self, schema: StructType) -> PlainReader:
+        """Return the reader."""
+        return PlainReader(self._given, schema)
+
+
+def _few(ranges: Sequence[InputPartition]) -> list[InputPartition]:
+    return [SomeRanges(some) for at in range(_TASKS) if (some := ranges[at::_TASKS])]
