@@ -35,7 +35,7 @@ _COMMANDS: Final = {
 DAEMON_SETTINGS: Final = ("group.min.session.timeout.ms=500",)
 # Until both drivers, or the one that is left, do nothing but their own batches again.
 _SETTLED_BATCHES: Final = 3
-_TIMEOUT_S: Final = 90.0
+_TIMEOUT_S: Final = 180.0
 _OPTIONS: Final = {
     "group": "pauses",
     "log.partitions": str(PARTITIONS),
@@ -66,7 +66,9 @@ def pauses(batches: Sequence[Batch], event: str, event_s: float) -> dict[str, fl
         ProcessError: a partition had no batch before, or after the event.
 
     """
-    moved, stayed, quiet = [], [], []
+    moved: list[float] = []
+    stayed: list[float] = []
+    quiet: list[float] = []
     for partition in range(PARTITIONS):
         mine = [batch for batch in batches if partition in batch.partitions]
         before = [batch for batch in mine if batch.at_s <= event_s]

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -58,7 +58,7 @@ def about() -> dict[str, str]:
     }
 
 
-def batches_of(query: StreamingQuery, count: int, timeout_s: float) -> list[Mapping[str, Any]]:
+def batches_of(query: StreamingQuery, count: int, timeout_s: float) -> Sequence[Mapping[str, Any]]:
     """Wait until *query* has finished so many batches with rows; return all of them.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bench import spark_rows
 from bench.aims import AIMS
 from bench.group_rows import GROUP_AIMS, TITLES
 from bench.peers import missing
@@ -41,7 +42,7 @@ def quick_run(module: str, folder: Path, *options: str) -> dict[str, Any]:
         env=os.environ | {"QUICK": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -98,3 +99,19 @@ def test_a_quick_run_of_groups_fills_every_row_and_judges_every_aim(tmp_path: Pa
         assert (sample.get("wrong", 0), sample.get("unanswered", 0)) == (0, 0)
     assert [aim["name"] for aim in content["aims"]] == [aim.name for aim in GROUP_AIMS]
     assert all(aim["reached"] is not None for aim in content["aims"])
+
+
+@pytest.mark.integration
+@pytest.mark.spark
+@pytest.mark.nightly
+def test_a_quick_run_of_spark_fills_every_row_but_those_of_kafka(tmp_path: Path) -> None:
+    """Three sessions start for it, which every run of the tests has no time for."""
+    content = quick_run("bench.spark", tmp_path)
+    with_kafka = {spark_rows.KAFKA_LOG, spark_rows.SPARK_KAFKA}
+    assert set(content["rows"]) == set(spark_rows.TITLES) - with_kafka
+    for row in content["rows"].values():
+        assert not any(sample.get("wrong", 0) for sample in row["samples"])
+    assert [aim["name"] for aim in content["aims"]] == [aim.name for aim in spark_rows.SPARK_AIMS]
+    for aim in content["aims"]:
+        assert (aim["reached"] is None) == ("kafka" in aim["name"])
+    assert content["environment"]["pyspark"]
