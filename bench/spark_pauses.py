@@ -204,7 +204,13 @@ class Pair:
                 for some in last
             )
 
-        _wait_until("partitions that are shared out", settled)
+        _wait_until(
+            lambda: (
+                "partitions shared out; last were "
+                + ", ".join(str(driver.batches[-2:]) for driver in drivers)
+            ),
+            settled,
+        )
 
     def _since(self, since_s: float) -> list[Batch]:
         batches = [*self._stays.batches, *self._comes.batches]
@@ -224,9 +230,9 @@ def pair(folder: Path, daemon: Server) -> Iterator[Pair]:
         yield Pair(*drivers)
 
 
-def _wait_until(what: str, condition: Callable[[], bool]) -> None:
+def _wait_until(what: Callable[[], str], condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + _TIMEOUT_S
     while not condition():
         if time.monotonic() > deadline_s:
-            raise ProcessError(f"not within {_TIMEOUT_S:.0f} s: {what}")
+            raise ProcessError(f"not within {_TIMEOUT_S:.0f} s: {what()}")
         time.sleep(0.05)
