@@ -8,7 +8,6 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from client.spark.checkpoint import CheckpointError
     from client.spark.drain import drain_and_stop
     from client.spark.errors import (
         CheckpointError,
@@ -25,26 +24,22 @@ if TYPE_CHECKING:
     from client.spark.grouped_types import GroupedQueryError, GroupedQueryFailed, GroupedRun
     from client.spark.kafka_topics import KafkaTopicError, KafkaUnavailable
     from client.spark.listener import GroupOffsetListener
-    from client.spark.log import LogError, LogUnavailable, PartitionLog
     from client.spark.listener_checkpoint import checkpoint_offsets
     from client.spark.listener_metrics import ListenerMetrics
-    from client.spark.log import LogError, PartitionLog
+    from client.spark.log import LogError, LogUnavailable, PartitionLog
     from client.spark.options import OptionError
-    from client.spark.sinks import FolderSink, JdbcStaging, SinkError, SqlSink
+    from client.spark.sinks.folder import FolderSink
+    from client.spark.sinks.ranges import SinkError
+    from client.spark.sinks.sql import SqlSink
+    from client.spark.sinks.staging import JdbcStaging
     from client.spark.source import register
-    from client.spark.starting import (
-        StartingOffsetsError,
-        starting_offsets,
-        starting_offsets_at,
-    )
-
-__all__ = [
-    "CheckpointError",
+    from client.spark.starting import StartingOffsetsError, starting_offsets, starting_offsets_at
     from client.spark.tables.bulk_plan import BulkWriteError
     from client.spark.tables.writer import write_group_offsets
 
 __all__ = [
     "BulkWriteError",
+    "CheckpointError",
     "CoordinatedSourceError",
     "CoordinatorTimeout",
     "DataLossError",
@@ -77,16 +72,12 @@ __all__ = [
     "register",
     "starting_offsets",
     "starting_offsets_at",
-]
-
-_MODULES: Final = {
-    "CheckpointError": "errors",
-    "CheckpointError": "checkpoint",
     "write_group_offsets",
 ]
 
 _MODULES: Final = {
     "BulkWriteError": "tables.bulk_plan",
+    "CheckpointError": "errors",
     "CoordinatedSourceError": "errors",
     "CoordinatorTimeout": "errors",
     "DataLossError": "errors",
@@ -101,19 +92,19 @@ _MODULES: Final = {
     "GroupedQueryFailed": "grouped_types",
     "GroupedRun": "grouped_types",
     "GroupedStatus": "grouped_query",
+    "JdbcStaging": "sinks.staging",
     "KafkaTopicError": "kafka_topics",
     "KafkaUnavailable": "kafka_topics",
-    "JdbcStaging": "sinks.staging",
     "ListenerMetrics": "listener_metrics",
     "LogError": "log",
     "LogFailed": "errors",
     "LogUnavailable": "log",
     "OptionError": "options",
     "PartitionLog": "log",
-    "StatefulQueryError": "errors",
-    "StartingOffsetsError": "starting",
     "SinkError": "sinks.ranges",
     "SqlSink": "sinks.sql",
+    "StartingOffsetsError": "starting",
+    "StatefulQueryError": "errors",
     "checkpoint_offsets": "listener_checkpoint",
     "drain_and_stop": "drain",
     "register": "source",

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pyspark.errors import PySparkException
 
+from client.spark.errors import CheckpointError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -29,10 +31,6 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://(?=/))?(?=/)")
 
 # Spark keeps so many batches by default, spark.sql.streaming.minBatchesToRetain.
 BATCHES_MAX: Final = 100
-
-
-class CheckpointError(Exception):
-    """A checkpoint can't be read; the message says which, and why."""
 
 
 class FinishedBatch(NamedTuple):

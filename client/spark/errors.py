@@ -26,7 +26,7 @@ class LogFailed(CoordinatedSourceError):
 
 
 class CheckpointError(CoordinatedSourceError):
-    """The checkpoint belongs to another group or to other topics."""
+    """A checkpoint can't be read, or belongs to another group or to other topics."""
 
 
 class StatefulQueryError(CoordinatedSourceError):

@@ -17,6 +17,7 @@ from client.exceptions import (
     Rebalanced,
     RetriableError,
 )
+from client.spark.errors import CheckpointError
 from client.spark.grouped_types import (
     GroupedQueryError,
     GroupedRun,
@@ -26,7 +27,7 @@ from client.spark.grouped_types import (
     mark,
     objection,
 )
-from client.spark.run_store import CheckpointError, RunStore
+from client.spark.run_store import RunStore
 from client.types import OffsetAndMetadata
 from protocol.errors import ErrorCode
 from protocol.types import NO_OFFSET, TopicPartition

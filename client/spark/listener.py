@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from client.spark.checkpoint import BEFORE_ALL, CheckpointError, Finished
+from client.spark.checkpoint import BEFORE_ALL, Finished
+from client.spark.errors import CheckpointError
 from client.spark.listener_background import Background
 from client.spark.listener_board import BackgroundCommitter, OffsetBoard
 from client.spark.listener_checkpoint import CheckpointOf, read_one, running_session

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import quote, urlsplit
 
 from client.exceptions import RetriableError
-from client.spark.errors import CoordinatedSourceError
+from client.spark.errors import CheckpointError
 from client.spark.offsets import finished_offsets
 from protocol.types import TopicPartition
 
@@ -31,10 +31,6 @@ _RUN: Final = re.compile(r"(?P<client_id>.+)\.\d+")
 
 class StoreUnavailable(RetriableError):
     """The checkpoints can't be read now."""
-
-
-class CheckpointError(CoordinatedSourceError):
-    """The checkpoints can't be read at all; the message says why."""
 
 
 class RunStore(Protocol):

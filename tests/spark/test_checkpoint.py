@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from client.spark.checkpoint import (
-    CheckpointError,
     FinishedBatch,
     LocalFiles,
     SparkFiles,
@@ -15,6 +14,7 @@ from client.spark.checkpoint import (
     parse_offsets,
     read_finished,
 )
+from client.spark.errors import CheckpointError
 
 BATCH = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}'
 KAFKA = '{"orders":{"0":5}}'

@@ -17,7 +17,7 @@ from client.exceptions import (
 )
 from client.kafka_groups import KafkaGroupError, KafkaRefused, KafkaUnavailable
 from client.spark import checkpoint_offsets, listener as module
-from client.spark.checkpoint import CheckpointError
+from client.spark.errors import CheckpointError
 from client.spark.listener import GroupOffsetListener
 from client.spark.listener_background import Background
 from client.spark.listener_board import BackgroundCommitter, NotNow, Refused
