@@ -38,7 +38,7 @@ from client.spark.positions import (
     hold_partition,
     still_ours,
 )
-from client.spark.session import GroupSession, SessionFactory
+from client.spark.session import ReaderSession, SessionFactory
 from client.types import Assignment, OffsetAndMetadata
 from protocol.errors import ErrorCode
 from protocol.types import TopicPartition
@@ -169,7 +169,7 @@ class Ownership:
         self._place.leave()
 
     @property
-    def _session(self) -> GroupSession:
+    def _session(self) -> ReaderSession:
         assert self._place.session is not None
         return self._place.session
 

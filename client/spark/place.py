@@ -7,7 +7,7 @@ from client.exceptions import MemberLost
 from client.spark.discovery import Discovery
 from client.spark.log import PartitionLog
 from client.spark.options import ReaderOptions
-from client.spark.session import GroupSession, SessionFactory
+from client.spark.session import ReaderSession, SessionFactory
 from client.types import Assignment
 from protocol.types import NO_GENERATION
 
@@ -40,7 +40,7 @@ class Place:
         clock: Callable[[], float],
     ) -> None:
         self.assignment: Assignment | None = None
-        self.session: GroupSession | None = None
+        self.session: ReaderSession | None = None
         self.found = Discovery(options, log, clock)
         self._open_session = open_session
         self._subscribed: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Place:
         """Whether the partitions that stay are kept through a rebalance."""
         return self.session is not None and self.session.cooperative
 
-    def open(self) -> GroupSession | None:
+    def open(self) -> ReaderSession | None:
         """Become a member, unless there is no topic to read; joins with `join`."""
         if self.session is None:
             if self.found.is_due:
@@ -122,7 +122,7 @@ class Place:
         if session is not None:
             session.leave()
 
-    def _must_rebalance(self, session: GroupSession, assignment: Assignment) -> bool:
+    def _must_rebalance(self, session: ReaderSession, assignment: Assignment) -> bool:
         """Look for new topics and partitions now and then; ask for a rebalance if there are."""
         found = self.found
         is_due = found.is_due
@@ -135,7 +135,7 @@ class Place:
         session.request_rejoin("the topics' partitions changed")
         return True
 
-    def _subscribe(self, session: GroupSession) -> bool:
+    def _subscribe(self, session: ReaderSession) -> bool:
         """Tell the group which topics we read if these have changed; return whether they have."""
         topics = self.found.topics
         if topics == self._subscribed:
@@ -144,7 +144,7 @@ class Place:
         self._subscribed = topics
         return True
 
-    def _have_grown(self, session: GroupSession) -> bool:
+    def _have_grown(self, session: ReaderSession) -> bool:
         """Say whether there are partitions that were not shared out.
 
         What counts is what was known when that was done, perhaps by now long ago.

@@ -1,4 +1,4 @@
-"""What the reader core needs of a group: one member of it, blocking.
+"""What readers and grouped queries need of a group: one member of it, blocking.
 
 `client.blocking` has this shape; the tests bring a group in memory.
 """
@@ -17,24 +17,12 @@ class GroupSession(Protocol):
     """
 
     @property
-    def cooperative(self) -> bool:
-        """Whether partitions that stay are kept, and can be committed, during a rebalance."""
-
-    @property
     def rebalance_needed(self) -> bool:
         """Whether the group waits for this member to call `assignment`, or has news for it."""
 
     @property
     def lost(self) -> bool:
         """Whether the group removed this member: its partitions are somebody else's."""
-
-    @property
-    def losses(self) -> int:
-        """How many times `assignment` found that what this member had was somebody else's."""
-
-    @property
-    def listed(self) -> Mapping[str, list[int]]:
-        """The partitions of each topic when this member last shared them out, as the leader."""
 
     def assignment(self, timeout_s: float | None = None) -> Assignment:
         """Join or rejoin where needed; give up what the group takes away.
@@ -55,11 +43,8 @@ class GroupSession(Protocol):
     ) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Return what is stored, for the partitions that have something stored."""
 
-    def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
-        """Ask for a rebalance, to read *topics* from then on (None: the same as before)."""
-
-    def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
-        """Say whether some of the partitions in *listing* are nobody's in the whole group."""
+    def request_rejoin(self, reason: str) -> None:
+        """Ask for a rebalance, because the topics changed."""
 
     def leave(self) -> None:
         """Leave the group and let go of everything; quick, idempotent, never raises.
@@ -68,5 +53,27 @@ class GroupSession(Protocol):
         """
 
 
+class ReaderSession(GroupSession, Protocol):
+    """What a reader of the coordinated source needs besides."""
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether partitions that stay are kept, and can be committed, during a rebalance."""
+
+    @property
+    def losses(self) -> int:
+        """How many times `assignment` found that what this member had was somebody else's."""
+
+    @property
+    def listed(self) -> Mapping[str, list[int]]:
+        """The partitions of each topic when this member last shared them out, as the leader."""
+
+    def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
+        """Ask for a rebalance, to read *topics* from then on (None: the same as before)."""
+
+    def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
+        """Say whether some of the partitions in *listing* are nobody's in the whole group."""
+
+
 # Makes a session for these topics. True: it must hand everything over at each rebalance.
-SessionFactory = Callable[[Sequence[str], bool], GroupSession]
+SessionFactory = Callable[[Sequence[str], bool], ReaderSession]

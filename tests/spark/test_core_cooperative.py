@@ -1,6 +1,7 @@
 """Cooperative and static readers: what stays goes on, what goes is committed and settled first."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,7 +19,7 @@ def make(ends: dict[int, int]) -> tuple[FakeGroup, MemoryLog]:
     return FakeGroup([tp(p) for p in ends]), MemoryLog(ends)
 
 
-def reader(group: FakeGroup, log: MemoryLog, client_id: str = "a", **given: str) -> Query:
+def reader(group: FakeGroup, log: MemoryLog, client_id: str = "a", **given: Any) -> Query:
     """Return a cooperative reader that has published its name."""
     return Query(
         group,

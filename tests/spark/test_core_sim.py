@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ class Kind(Enum):
 class Driver:
     """One Spark driver: a checkpoint that survives, and a process that may not."""
 
-    def __init__(self, name: str, given: dict[str, str]) -> None:
+    def __init__(self, name: str, given: dict[str, Any]) -> None:
         self.name = name
         self.given = given
         self.checkpoint = Checkpoint()
