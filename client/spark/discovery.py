@@ -4,7 +4,7 @@ Nobody else watches the log. Each reader of a pattern looks for topics, and the 
 for partitions as well, every discovery interval; who finds something asks for a rebalance.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from client.spark.errors import CoordinatedSourceError
 from client.spark.log import PartitionLog
@@ -74,17 +74,18 @@ class Discovery:
         """Return the partitions of all topics."""
         return [TopicPartition(topic, p) for topic, ps in self.partitions.items() for p in ps]
 
-    def lacks(self, topics: Collection[str]) -> bool:
-        """Look again, if it is topics of a pattern that can't be read; say whether any is gone.
+    def lost_topics(self) -> bool:
+        """Look, after the log failed, whether that is because topics of a pattern are gone.
 
         Raises:
-            LogError: the log can't tell.
+            CoordinatedSourceError: the log can't tell.
 
         """
         if self._options.topics_pattern is None:
             return False
+        before = set(self.topics)
         self.look()
-        return not set(topics) <= set(self.topics)
+        return not before <= set(self.topics)
 
     def _check_columns(self, topics: tuple[str, ...]) -> None:
         """Refuse a topic whose rows the query could not hold, before any of them is read."""

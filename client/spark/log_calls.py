@@ -105,6 +105,7 @@ class LogCalls(PartitionLog):
         self._clock = clock
         self._run = run
         self._failing: dict[str, _Failing] = {}
+        self._topics: list[str] | None = None
         self._known: dict[str, list[int]] = {}
         self._gone_since_s: dict[str, float] = {}
         self._topic_ids: dict[str, tuple[float, str]] = {}
@@ -210,11 +211,13 @@ class LogCalls(PartitionLog):
         return {tp: self._checked(tp, bounds) for tp, bounds in zip(ordered, found, strict=True)}
 
     def topics(self) -> list[str]:
-        """Return the names of all topics."""
+        """Return the names of all topics; while the log can't be asked, those it had last."""
         found = self._try([Call("topics()", self._log.topics)])[0]
-        if isinstance(found, RetriableError):
+        if not isinstance(found, RetriableError):
+            self._topics = sorted(found)
+        elif self._topics is None:
             raise found
-        return sorted(found)
+        return self._topics
 
     def offsets_at(
         self, partitions: Collection[TopicPartition], timestamp_ms: int
@@ -235,7 +238,10 @@ class LogCalls(PartitionLog):
 
     def schema(self, topic: str) -> "pa.Schema":
         """Return the columns of *topic*."""
-        return self._log.schema(topic)
+        found = self._try([Call(f"{topic}: schema()", partial(self._log.schema, topic))])[0]
+        if isinstance(found, RetriableError):
+            raise found
+        return found
 
     def read(self, topic: str, partition: int, start: int, end: int) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of a range."""

@@ -22,8 +22,7 @@ from client.exceptions import (
     Rebalanced,
     RetriableError,
 )
-from client.spark.errors import CoordinatedSourceError, FencedError, explained
-from client.spark.log import LogError
+from client.spark.errors import CoordinatedSourceError, FencedError, LogFailed, explained
 from client.spark.log_calls import LogCalls
 from client.spark.options import ReaderOptions
 from client.spark.place import Place
@@ -116,7 +115,7 @@ class Ownership:
     def stop_at_ends(self) -> None:
         """Note where all partitions end now, whoever owns them: nothing is planned beyond."""
         self._place.found.look()
-        bounds = self._log.all_bounds(list(self._place.found.all_partitions()))
+        bounds = self._log.all_bounds(self._place.found.all_partitions())
         self.targets = {tp: end for tp, (_, end) in bounds.items()}
 
     def settle(self, wait_s: float) -> dict[TopicPartition, Position]:
@@ -161,6 +160,8 @@ class Ownership:
             DataLossError: it lost rows of it, and that is to fail.
 
         """
+        if tp.topic not in self._place.found.topics:
+            return False
         steps = self._planner.plan({tp: self._positions[tp]}, {}, self._limits(None))
         return steps[tp].pinned and steps[tp].stop > steps[tp].at
 
@@ -301,23 +302,18 @@ class Ownership:
         self, max_rows: int | None, *, plan_ranges: bool = True
     ) -> dict[TopicPartition, Step]:
         limits = self._limits(max_rows, plan_ranges=plan_ranges)
+        found = self._place.found
+        there = {tp: known for tp, known in self._positions.items() if tp.topic in found.topics}
         try:
-            return self._plan_found(limits)
-        except (CoordinatedSourceError, LogError):
-            if not self._place.found.lacks({tp.topic for tp in self._positions}):
+            steps = self._planner.plan(there, self._finished, limits)
+        except LogFailed:
+            if not found.lost_topics():
                 raise
-            return self._plan_found(limits)
-
-    def _plan_found(self, limits: Limits) -> dict[TopicPartition, Step]:
-        """Plan what is there; of topics that are gone only commit what is finished."""
-        topics = self._place.found.topics
-        here = {tp: known for tp, known in self._positions.items() if tp.topic in topics}
-        gone = {
-            tp: hold_partition(known, self._finished.get(tp), "")
-            for tp, known in self._positions.items()
-            if tp not in here
-        }
-        return self._planner.plan(here, self._finished, limits) | gone
+            return self._plan(max_rows, plan_ranges=plan_ranges)
+        for tp in self._positions.keys() - there.keys():
+            # The topic matched the pattern and is gone: only what is finished is committed.
+            steps[tp] = hold_partition(self._positions[tp], self._finished.get(tp), "")
+        return steps
 
     def _limits(self, max_rows: int | None, *, plan_ranges: bool = True) -> Limits:
         return Limits(

@@ -61,6 +61,9 @@ class Planner:
         """
         steps: dict[TopicPartition, Step] = {}
         self.ends = {}
+        self._waiting_since_s = {
+            tp: since_s for tp, since_s in self._waiting_since_s.items() if tp in positions
+        }
         views = self._log.view(positions)
         for tp, position in positions.items():
             view = views[tp]
