@@ -7,8 +7,10 @@ finished, so this is where everything happens, in this order:
 
 1. If *start* is the batch that this process handed over last, its ranges are *finished*.
 2. A commit whose answer was lost is repeated, byte for byte, until there is an answer.
-3. If the group rebalances: commit what is finished (and pin nothing), then rejoin. This is the
-   only place that gives partitions away, so a hand-over never falls into a batch.
+3. If the group rebalances, or has decided: commit what is finished (and pin nothing), then take
+   part. This is the only place that gives partitions away, so a hand-over never falls into a
+   batch. A cooperative reader gives up only what the group takes away, and doesn't wait for the
+   others: it goes on with what it has, whose positions it knows.
 4. Positions that are not known, or not certain any more, are fetched. A finished range stays
    finished only if the coordinator still has its start: else somebody moved the partition.
 5. One commit stores the finished ends and, as metadata, the ends of the ranges that come next

@@ -46,8 +46,8 @@ def drain_and_stop(query: "StreamingQuery", timeout: float = 60.0) -> None:
 
     Args:
         query: a running query over at least one ``coordinated`` source.
-        timeout: how long to wait, in seconds. It must cover the batch that is running and a
-            rebalance of the group.
+        timeout: how long to wait, in seconds. It must cover the batch that is running and the
+            two rounds of a rebalance.
 
     Raises:
         DrainTimeout: not done in time; the query still runs, and a plain ``query.stop()``

@@ -5,9 +5,12 @@
 - A commit whose answer was lost is repeated, byte for byte, until there is an answer; nothing
   else is decided before.
 - Partitions are given away in `settle` only, after committing what is finished, with the pins
-  cleared: Spark runs no batch then.
-- Positions are read back whenever they are not certain: after a rejoin, a loss or a conflict. A
-  finished range is then committed only if the coordinator still has its start.
+  cleared: Spark runs no batch then. A cooperative member hears which ones it loses only while it
+  lets go of them, so everything is committed before.
+- Positions are read back whenever they are not certain: of what was gained, and of everything
+  after a loss or a conflict. A finished range is then committed only if the coordinator still
+  has its start.
+- What was read back is run only after a commit of ours was accepted: a fetch isn't fenced.
 """
 
 import logging
