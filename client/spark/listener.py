@@ -219,8 +219,13 @@ class GroupOffsetListener(StreamingQueryListener):
         return ListenerMetrics(queries, tuple(targets))
 
     def close(self, timeout: float = 10.0) -> None:
-        """Commit what is still due (once, for at most *timeout* seconds) and disconnect."""
+        """Commit what is finished (once, for at most *timeout* seconds) and disconnect."""
         end_s = time.monotonic() + timeout
+        with self._lock:
+            running = [state for state in self._queries.values() if state.active]
+        # Events of a query that has just ended may still be on their way.
+        for state in running:
+            self._read_checkpoint(state, state.batch_id)
         self._background.close(timeout / 2)
         for _, committer in self._targets:
             committer.begin_close()

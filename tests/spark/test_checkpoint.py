@@ -157,6 +157,33 @@ def test_at_most_the_newest_hundred_are_read(made: Made) -> None:
     assert [batch.batch_id for batch in made.read()] == list(range(30, 130))
 
 
+class Vanishing(LocalFiles):
+    """A checkpoint whose oldest batches Spark deletes after they were listed."""
+
+    def batch_ids(self, folder: str) -> set[int]:
+        """Return what was there a moment ago, too."""
+        return super().batch_ids(folder) | {1, 2}
+
+
+def test_batches_that_vanish_while_they_are_read_are_left_out(made: Made) -> None:
+    """Spark cleans up while it runs; the newest ones stay."""
+    made.planned(3, KAFKA)
+    made.done(3)
+
+    finished = read_finished(Vanishing(str(made.folder)))
+
+    assert [batch.batch_id for batch in finished.batches] == [3]
+
+
+def test_commits_without_offsets_do_not_push_out_what_is_complete(made: Made) -> None:
+    """The two folders may be cleaned at different times."""
+    made.planned(0, KAFKA)
+    for batch in range(120):
+        made.done(batch)
+
+    assert [batch.batch_id for batch in made.read()] == [0]
+
+
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.integers(-1, 30))
 def test_exactly_what_both_logs_have_is_finished(
     tmp_path_factory: pytest.TempPathFactory, planned: set[int], done: set[int], after: int

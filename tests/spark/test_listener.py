@@ -182,6 +182,20 @@ def test_dropped_events_and_the_last_batch_heal_from_the_checkpoint(
     assert (query.dropped_events, query.healed, query.active) == (1, 2, False)
 
 
+def test_closing_shows_what_no_event_told_yet(
+    wanted: list[dict[TopicPartition, int]], made: Made
+) -> None:
+    """A script ends right after its query, and events take a while."""
+    listener = GroupOffsetListener("h:1", "lag", checkpoint=str(made.folder))
+    listener.onQueryStarted(life())
+    made.planned(0, '{"t":{"0":5}}')
+    made.done(0)
+
+    listener.close()
+
+    assert wanted == [{A: 5}]
+
+
 def test_another_querys_checkpoint_is_not_taken(
     wanted: list[dict[TopicPartition, int]], made: Made, caplog: pytest.LogCaptureFixture
 ) -> None:

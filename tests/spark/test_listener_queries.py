@@ -75,6 +75,15 @@ def test_a_new_run_may_begin_at_an_older_batch() -> None:
     assert state.late == 1
 
 
+def test_batches_between_two_runs_are_no_dropped_events() -> None:
+    """Nobody listened; the start of a run looks into the checkpoint anyway."""
+    state = started()
+    state.progress(event(40, a=90), 1)
+
+    assert state.progress(event(45, run="r2", a=95), 2).missed_after is None
+    assert state.dropped == 0
+
+
 def test_the_checkpoint_heals_what_no_event_told() -> None:
     """But never what an event told later."""
     state = started()
