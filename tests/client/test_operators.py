@@ -7,6 +7,7 @@ from client import ErrorCode, FatalError, OutcomeUnknown, RetriableError, TopicP
 from client.lag import Lag
 from client.offset_stream import OffsetChanges, PositionTooOld
 from protocol import messages as m
+from protocol.apis import ApiKey
 from protocol.types import PartitionResult, TopicResult
 from tests.client.conftest import World
 from tests.fakes.scripted_server import Answer, Drop
@@ -192,6 +193,73 @@ async def test_a_scan_goes_on_page_by_page_and_keeps_its_first_position(
     assert world.server.requests(m.ScanOffsetsRequest) == [
         m.ScanOffsetsRequest(3, cursor, 2) for cursor in (b"", b"a1", b"a9")
     ]
+
+
+async def test_a_scan_in_columns_goes_on_until_the_last_page(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """A page may be empty and not the last one, where only some topics are wanted."""
+    first, second = (
+        m.OffsetColumns((group,), ("t",), (1).to_bytes(4), b"row", b"\0\3", bytes(8), b"")
+        for group in "ab"
+    )
+    pages = [
+        m.ScanOffsetsResponse(0, 40, (), b"1", (first,)),
+        m.ScanOffsetsResponse(0, 44, (), b"2", (m.OffsetColumns(),)),
+        m.ScanOffsetsResponse(0, 45, (), b"", (second,)),
+    ]
+    world.server.script(m.ScanOffsetsRequest, *map(Answer, pages))
+    async with world.connect() as client:
+        scan = client.scan_offset_columns(3, ["a", "b"], {"t"})
+
+        assert [await scan.page() for _ in range(3)] == [first, second, None]
+        assert scan.position == 40
+
+    assert world.server.requests(m.ScanOffsetsRequest) == [
+        m.ScanOffsetsRequest(3, cursor, 20_000, True, ("a", "b"), ("t",))
+        for cursor in (b"", b"1", b"2")
+    ]
+
+
+async def test_an_old_coordinator_that_knows_no_columns_is_told_of(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """A scan of version 0 would show all groups, in another form."""
+    world.server.versions[ApiKey.SCAN_OFFSETS] = 0, 0
+    async with world.connect() as client:
+        with pytest.raises(FatalError, match="SCAN_OFFSETS only in versions .0, 0."):
+            await client.scan_offset_columns(3).page()
+        world.server.script(m.ScanOffsetsRequest, Answer(m.ScanOffsetsResponse(0, 4, (), b"")))
+
+        assert await client.scan_offsets(3).page() == ()
+
+
+async def test_members_are_removed_by_their_ids(autojump_clock: MockClock, world: World) -> None:
+    """Whoever moves a group's offsets sends its members back to the start."""
+    left = (m.LeftMember("a", None, 0), m.LeftMember("b", None, 25))
+    world.server.script(m.LeaveGroupRequest, Answer(m.LeaveGroupResponse(0, left)))
+    async with world.connect() as client:
+        assert await client.remove_members("g", []) == {}
+        codes = await client.remove_members("g", ["a", "b", "a"], "a reset")
+
+    assert codes == {"a": 0, "b": ErrorCode.UNKNOWN_MEMBER_ID}
+    assert world.server.requests(m.LeaveGroupRequest) == [
+        m.LeaveGroupRequest(
+            "g", (m.LeavingMember("a", None, "a reset"), m.LeavingMember("b", None, "a reset"))
+        )
+    ]
+
+
+async def test_the_offsets_partitions_are_those_that_hold_offsets(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """The node has one more, for its topics."""
+    partitions = tuple(m.NodePartition(number, "active", 7, 7) for number in (1, 0, 65_535))
+    described = m.DescribeNodeResponse(0, 1, 1, "ready", (), partitions, ())
+    world.server.script(m.DescribeNodeRequest, *[Answer(described)] * 2)
+    async with world.connect() as client:
+        assert await client.offsets_partitions() == [0, 1]
+        assert await client.offsets_log_ends() == {0: 7, 1: 7}
 
 
 async def test_an_offsets_partition_that_is_not_there_cannot_be_scanned(

@@ -117,7 +117,7 @@ def by_group(table: pa.Table) -> dict[str, dict[TopicPartition, NewOffset]]:
             raise BulkWriteError(f"column {name} is null in {nulls} rows")
     for name, most in (("partition", INT32_MAX), ("offset", INT64_MAX)):
         _refuse_rows(
-            table, pc.less(table.column(name), 0), f"a {name} is a number from 0 to {most}"
+            table, pc.less(table.column(name), 0), f"every {name} is a number from 0 to {most}"
         )
     keys = ["group", "topic", "partition"]
     counted = table.group_by(keys).aggregate([([], "count_all")])

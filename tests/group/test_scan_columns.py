@@ -1,0 +1,138 @@
+"""Scans in columns, and of some groups and topics, show the same as plain ones."""
+
+import pytest
+from hypothesis import given, strategies as st
+
+from coordinator.group import scans
+from protocol.messages import OffsetColumns, ScannedOffset, ScanOffsetsRequest, ScanOffsetsResponse
+from tests.group.context import Context
+from tests.spark.tables.pages import page_of
+
+Names = tuple[str, ...] | None
+
+
+def page(
+    context: Context,
+    cursor: bytes = b"",
+    size: int = 3,
+    *,
+    in_columns: bool = True,
+    groups: Names = None,
+    topics: Names = None,
+) -> ScanOffsetsResponse:
+    """Return one page."""
+    request = ScanOffsetsRequest(0, cursor, size, in_columns, groups, topics)
+    return context.shard.scan(request, len(context.records))
+
+
+def plain(context: Context, groups: Names = None, topics: Names = None) -> list[ScannedOffset]:
+    """Return all that is wanted, on one plain page."""
+    response = page(context, size=2_000, in_columns=False, groups=groups, topics=topics)
+    assert response.columns == ()
+    assert response.cursor == b""
+    return list(response.offsets)
+
+
+def pages(context: Context, size: int, groups: Names = None, topics: Names = None) -> list[object]:
+    """Return the columns of all pages that aren't empty."""
+    found: list[object] = []
+    cursor = b""
+    while True:
+        response = page(context, cursor, size, groups=groups, topics=topics)
+        assert (response.error, response.offsets) == (0, ())
+        (columns,) = response.columns
+        if columns != OffsetColumns():
+            found.append(columns)
+        cursor = response.cursor
+        if not cursor:
+            return found
+
+
+COMMIT = st.tuples(
+    st.sampled_from("abc"), st.sampled_from("tu"), st.integers(0, 3), st.sampled_from(["", "mä"])
+)
+NAMES = st.none() | st.lists(st.sampled_from(["a", "b", "t", "zz"]), max_size=3).map(tuple)
+
+
+@given(
+    st.lists(COMMIT, max_size=25),
+    st.integers(1, 30),
+    NAMES,
+    st.none() | st.lists(st.sampled_from(["t", "u", "v"]), max_size=3).map(tuple),
+)
+def test_columns_show_what_plain_pages_show(
+    commits: list[tuple[str, str, int, str]], size: int, groups: Names, topics: Names
+) -> None:
+    """In the same order, page by page, and each offset once."""
+    context = Context()
+    for n, (group, topic, partition, metadata) in enumerate(commits):
+        context.advance(1)
+        context.commit("", -1, f"{topic}-{partition}", n, group=group, metadata=metadata)
+    everything = plain(context)
+    wanted = [
+        offset
+        for offset in everything
+        if (groups is None or offset.group_id in groups)
+        and (topics is None or offset.topic in topics)
+    ]
+
+    assert plain(context, groups, topics) == wanted
+    assert pages(context, size, groups, topics) == [
+        page_of(wanted[at : at + size]) for at in range(0, len(wanted), size)
+    ]
+
+
+def test_a_page_is_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is asked for; it always has at least one."""
+    monkeypatch.setattr(scans, "SCAN_COLUMNS_MAX", 3)
+    context = Context()
+    for n in range(8):
+        context.commit("", -1, f"t-{n}", metadata="x" * 100)
+
+    assert [len(found.sizes) // 2 for found in pages(context, 2**31 - 1)] == [3, 3, 2]  # type: ignore[attr-defined] - they are columns.
+
+    monkeypatch.setattr(scans, "SCAN_PAGE_BYTES", 400)  # Room for two, and the names.
+
+    assert [len(found.sizes) // 2 for found in pages(context, 9)] == [2, 2, 2, 2]  # type: ignore[attr-defined] - as above.
+
+    monkeypatch.setattr(scans, "SCAN_PAGE_BYTES", 10)
+
+    assert len(pages(context, 9)) == 8
+
+
+def test_a_page_looks_at_so_many_groups_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of which nothing is wanted hold everybody up, too."""
+    monkeypatch.setattr(scans, "SCAN_GROUPS_MAX", 2)
+    context = Context()
+    for group in "abcde":
+        context.commit("", -1, "t-0", group=group)
+    context.commit("", -1, "u-0", group="d")
+    first = page(context, topics=("u",))
+
+    assert (first.columns, bool(first.cursor)) == ((OffsetColumns(),), True)
+    assert pages(context, 9, topics=("u",)) == [page_of([plain(context, ("d",), ("u",))[0]])]
+    assert pages(context, 9) == [
+        page_of(plain(context, groups)) for groups in (("a", "b"), ("c", "d"), ("e",))
+    ]
+
+
+def test_times_of_each_offset_are_its_own() -> None:
+    """A topic whose partitions were committed at different times keeps them apart."""
+    context = Context()
+    context.commit("", -1, "t-0")
+    context.advance(1_000)
+    context.commit("", -1, "t-1")
+    (found,) = pages(context, 9)
+
+    assert found == page_of(plain(context))
+    assert len({offset.commit_timestamp_ms for offset in plain(context)}) == 2
+
+
+def test_nothing_is_asked_for_and_the_position_told() -> None:
+    """Whoever follows the changes asks for no group, to learn where the log ends."""
+    context = Context()
+    context.commit("", -1, "t-0")
+
+    assert page(context, groups=()) == (
+        ScanOffsetsResponse(0, len(context.records), (), b"", (OffsetColumns(),))
+    )

@@ -1,0 +1,210 @@
+"""The stream of changes: what its reader asks, and what its rows lead to."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from client.spark.tables import offset_log
+from client.spark.tables.log_offsets import LogOffsetError
+from client.spark.tables.offset_log import ARROW, OffsetLogReader, OffsetLogSource
+from tests.spark.tables.fakes import CLUSTER, FakeLog
+
+Key = tuple[str, str, int]
+
+
+class World:
+    """A reader, and a sink that keeps the newest row of each partition."""
+
+    def __init__(self, log: FakeLog, **options: str) -> None:
+        self.log = log
+        source = OffsetLogSource({"coordinator": "h:1", **options})
+        self.reader = source.streamReader(source.schema())
+        self.state: dict[int, dict[Key, int]] = {number: {} for number in log.logs}
+        self.kinds: list[str] = []
+
+    def run(self, at: dict[str, Any], limit: int | None = None) -> dict[str, Any]:
+        """Read until nothing is new, as a query does; return the last offset."""
+        read_limit = ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        while (end := self.reader.latestOffset(at, read_limit)) != at:
+            for task in self.reader.partitions(at, end):
+                for batch in self.reader.read(task):
+                    self.apply(batch)
+            at = end
+        return at
+
+    def apply(self, batch: pa.RecordBatch) -> None:
+        """Do what docs/spark.md tells users to do."""
+        assert batch.schema == ARROW
+        for row in batch.to_pylist():
+            state = self.state[row["offsets_partition"]]
+            self.kinds.append(row["kind"])
+            key = row["group"], row["topic"], row["partition"]
+            match row["kind"]:
+                case "snapshot begins":
+                    state.clear()
+                case "snapshot" | "committed":
+                    state[key] = row["offset"]
+                case "removed":
+                    assert row["offset"] is None
+                    state.pop(key, None)
+                case _:
+                    assert key[1:] == (None, None)
+                    for gone in [known for known in state if known[0] == row["group"]]:
+                        del state[gone]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
+    """A coordinator that every reader finds."""
+    fake = FakeLog()
+    monkeypatch.setattr(offset_log, "client_of", lambda _: fake)
+    return fake
+
+
+STEP = st.tuples(
+    st.sampled_from(["committed", "committed", "removed", "group deleted", "read"]),
+    st.integers(0, 1),
+    st.sampled_from("ab"),
+    st.sampled_from("tu"),
+    st.integers(0, 1),
+)
+
+
+@settings(deadline=None)  # The first one loads pandas.
+@given(st.lists(STEP, max_size=30), st.integers(1, 5), st.booleans())
+def test_the_newest_rows_are_the_state(
+    steps: list[tuple[str, int, str, str, int]], limit: int, rescans: bool
+) -> None:
+    """From a snapshot on, however the batches fall, and whatever is compacted meanwhile."""
+    log = FakeLog()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offset_log, "client_of", lambda _: log)
+        world = World(log, onPositionTooOld="rescan" if rescans else "fail")
+        at = world.reader.initialOffset()
+        for kind, number, group, topic, partition in steps:
+            if kind == "read":
+                at = world.run(at, limit)
+                if rescans:
+                    log.compacted_below[number] = len(log.logs[number]) + 1
+                    log.add(number, "committed", "x", "t", 0)
+                    log.add(number, "committed", "x", "t", 1)
+            elif kind == "group deleted":
+                log.add(number, kind, group)
+            else:
+                log.add(number, kind, group, topic, partition)
+        world.run(at, limit)
+
+    assert world.state == {number: log.state(number) for number in log.logs}
+
+
+def test_a_stream_can_begin_at_the_end(log: FakeLog) -> None:
+    """Who keeps no state wants only what comes."""
+    log.add(0, "committed", "a", "t", 0)
+    world = World(log, startingOffsets="latest")
+    at = world.reader.initialOffset()
+    log.add(0, "committed", "b", "t", 0)
+    world.run(at)
+
+    assert world.kinds == ["committed"]
+    assert world.state[0] == {("b", "t", 0): 1}
+
+
+def test_only_some_groups_and_topics_are_shown(log: FakeLog) -> None:
+    """In the snapshot and after it; of a deleted group, all topics are gone."""
+    for group in "ab":
+        for topic in "tu":
+            log.add(0, "committed", group, topic, 0)
+    world = World(log, groups="a", topics="t")
+    at = world.run(world.reader.initialOffset())
+
+    assert world.state[0] == {("a", "t", 0): 0}
+
+    log.add(0, "removed", "a", "u", 0)
+    log.add(0, "group deleted", "b")
+    log.add(0, "group deleted", "a")
+    world.kinds.clear()
+    world.run(at)
+
+    assert world.kinds == ["group deleted"]
+    assert world.state[0] == {}
+
+
+def test_positions_that_are_gone_fail_the_query_and_say_what_to_do(log: FakeLog) -> None:
+    """A gap that nobody is told of would be for ever."""
+    world = World(log)
+    log.add(1, "committed", "a", "t", 0)
+    at = world.run(world.reader.initialOffset())
+    log.add(1, "committed", "a", "t", 0)
+    log.compacted_below[1] = 2
+
+    with pytest.raises(LogOffsetError, match="set option 'onPositionTooOld' to 'rescan'"):
+        world.run(at)
+
+
+def test_available_now_ends_where_the_log_ended_at_its_start(log: FakeLog) -> None:
+    """Else a busy coordinator would keep it for ever."""
+    log.add(0, "committed", "a", "t", 0)
+    world = World(log)
+    at = world.reader.initialOffset()
+    world.reader.prepareForTriggerAvailableNow()
+    log.add(0, "committed", "b", "t", 0)
+    at = world.run(at)
+
+    assert at["0"] == 1
+
+
+def test_nothing_new_is_the_same_offset_and_asks_only_for_the_ends(log: FakeLog) -> None:
+    """Spark makes no batch then, and the coordinator has next to nothing to do."""
+    world = World(log)
+    at = world.run(world.reader.initialOffset())
+    log.asked.clear()
+
+    assert world.reader.latestOffset(at, ReadAllAvailable()) == at
+    assert log.asked == []
+    assert world.reader.reportLatestOffset() == at
+
+
+def test_a_checkpoint_of_another_coordinator_is_refused(log: FakeLog) -> None:
+    """Also of the same one with its data folder made anew."""
+    world = World(log)
+    at = world.reader.initialOffset()
+    assert at["@"] == {"v": 1, "cluster_id": CLUSTER}
+    log.logs[2] = []
+
+    with pytest.raises(LogOffsetError, match="has 2 offsets partitions, the coordinator 3"):
+        world.reader.latestOffset(at, ReadAllAvailable())
+
+    log.cluster_id = "c2"
+
+    with pytest.raises(LogOffsetError, match="use a new checkpoint"):
+        world.reader.latestOffset(at, ReadAllAvailable())
+
+
+def test_what_is_pickled_for_executors_is_the_options(log: FakeLog) -> None:
+    """A reader that has run may be planned again."""
+    world = World(log)
+    world.reader.prepareForTriggerAvailableNow()
+    world.run(world.reader.initialOffset())
+
+    assert world.reader.__getstate__() == OffsetLogReader(world.reader._options).__getstate__()
+    assert world.reader.getDefaultReadLimit() == ReadMaxRows(500_000)
+
+
+def test_a_log_that_lost_its_end_is_reported(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for ever would look like an idle query."""
+    log.add(0, "committed", "a", "t", 0)
+    world = World(log, startingOffsets="latest", coordinatorTimeout="1ms")
+    at = world.reader.initialOffset()
+    log.add(0, "committed", "a", "t", 0)
+    end = world.reader.latestOffset(at, ReadAllAvailable())
+    (task,) = world.reader.partitions(at, end)
+    log.logs[0].pop()
+    times = iter(range(100))
+    monkeypatch.setattr(offset_log.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(offset_log.time, "sleep", lambda _: None)
+
+    with pytest.raises(LogOffsetError, match="has lost the end of its log"):
+        list(world.reader.read(task))
