@@ -227,7 +227,7 @@ async def test_an_old_coordinator_that_knows_no_columns_is_told_of(
     """A scan of version 0 would show all groups, in another form."""
     world.server.versions[ApiKey.SCAN_OFFSETS] = 0, 0
     async with world.connect() as client:
-        with pytest.raises(FatalError, match="SCAN_OFFSETS only in versions .0, 0."):
+        with pytest.raises(FatalError, match=r"SCAN_OFFSETS only in versions .0, 0."):
             await client.scan_offset_columns(3).page()
         world.server.script(m.ScanOffsetsRequest, Answer(m.ScanOffsetsResponse(0, 4, (), b"")))
 

@@ -33,9 +33,11 @@ def plain(context: Context, groups: Names = None, topics: Names = None) -> list[
     return list(response.offsets)
 
 
-def pages(context: Context, size: int, groups: Names = None, topics: Names = None) -> list[object]:
+def pages(
+    context: Context, size: int, groups: Names = None, topics: Names = None
+) -> list[OffsetColumns]:
     """Return the columns of all pages that aren't empty."""
-    found: list[object] = []
+    found: list[OffsetColumns] = []
     cursor = b""
     while True:
         response = page(context, cursor, size, groups=groups, topics=topics)
@@ -89,11 +91,11 @@ def test_a_page_is_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) 
     for n in range(8):
         context.commit("", -1, f"t-{n}", metadata="x" * 100)
 
-    assert [len(found.sizes) // 2 for found in pages(context, 2**31 - 1)] == [3, 3, 2]  # type: ignore[attr-defined] - they are columns.
+    assert [len(found.sizes) // 2 for found in pages(context, 2**31 - 1)] == [3, 3, 2]
 
     monkeypatch.setattr(scans, "SCAN_PAGE_BYTES", 400)  # Room for two, and the names.
 
-    assert [len(found.sizes) // 2 for found in pages(context, 9)] == [2, 2, 2, 2]  # type: ignore[attr-defined] - as above.
+    assert [len(found.sizes) // 2 for found in pages(context, 9)] == [2, 2, 2, 2]
 
     monkeypatch.setattr(scans, "SCAN_PAGE_BYTES", 10)
 

@@ -56,7 +56,7 @@ def test_offsets_are_read_filtered_and_written(
 
     assert offsets.count() == 600
     assert rows == {(f"g{g}", "b", p, 100 * g + p, None, f"m{g}") for g in (3, 4) for p in range(4)}
-    plan = some._jdf.queryExecution().simpleString()  # type: ignore[operator] - it is classic.
+    plan = some._jdf.queryExecution().simpleString()
     assert "partition" in plan.split("Filter")[1].split("\n")[0]
     assert "topic" not in plan.split("Filter")[1].split("\n")[0]
 
@@ -133,7 +133,7 @@ def test_a_group_in_use_is_written_only_by_force(
     with client.join("live", ["t"], {"t": 1}, session_timeout_ms=2_000) as member:
         member.assignment(30)
         member.commit({TopicPartition("t", 0): 77})
-        with pytest.raises(Exception, match="it is in use .state Stable."):
+        with pytest.raises(Exception, match="it is in use"):
             write(rows, coordinator)
         assert client.fetch_offsets("g1") == offsets_of(1)
 
@@ -164,6 +164,6 @@ def test_rows_that_make_no_sense_end_the_job_with_their_reason(
         with pytest.raises(Exception, match=message):
             write(rows, coordinator)
 
-    with pytest.raises(Exception, match="option 'dryrun' is unknown|option 'report' is missing"):
+    with pytest.raises(Exception, match="option 'report' is missing"):
         write(offsets, coordinator, dryRun="true")
     assert client.fetch_offsets("g5") == offsets_of(5)

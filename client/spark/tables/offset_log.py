@@ -263,15 +263,16 @@ def _changes(
     client: BlockingClient, one: LogRange, options: LogOptions
 ) -> Iterator[pa.RecordBatch]:
     position = one.start
-    deadline_s = time.monotonic() + options.target.timeout_ms / 1000
+    polls_left = options.target.timeout_ms / 1000 / _POLL_S
     while position < one.end:
         found = client.offset_changes(one.number, position)
-        if found.next_position == position and time.monotonic() > deadline_s:
+        if found.next_position == position and polls_left < 1:
             raise LogOffsetError(
                 f"offsets partition {one.number} ends at {found.end_position}, before {one.end}, "
                 "which it had reached: the coordinator has lost the end of its log"
             )
         if found.next_position == position:
+            polls_left -= 1
             time.sleep(_POLL_S)
         rows = [c for c in found.changes if c.position < one.end and _is_wanted(c, options.wanted)]
         if rows:

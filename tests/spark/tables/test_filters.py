@@ -59,8 +59,8 @@ def holds(one: Filter, row: Row) -> bool:
             return True
         case In((column,), values):
             return getattr(row, column) in values
-    (column,) = one.attribute  # type: ignore[attr-defined] - all others compare a column.
-    return _HOLDS[type(one)](getattr(row, column), one.value)  # type: ignore[attr-defined] - with it.
+    (column,) = vars(one)["attribute"]  # All others compare a column.
+    return _HOLDS[type(one)](getattr(row, column), vars(one)["value"])
 
 
 @given(FILTERS)

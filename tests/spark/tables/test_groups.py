@@ -89,7 +89,8 @@ def rows(reader: GroupsReader) -> list[dict[str, Any]]:
     """Return all rows."""
     batches = [batch for task in reader.partitions() for batch in reader.read(task)]
     table = pa.Table.from_batches(batches, to_arrow_schema(reader.columns, timezone="UTC"))
-    return table.to_pylist()
+    found: list[dict[str, Any]] = table.to_pylist()
+    return found
 
 
 def test_a_member_is_a_row_with_what_it_owns(client: FakeClient) -> None:

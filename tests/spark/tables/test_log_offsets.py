@@ -95,7 +95,7 @@ def test_batches_follow_each_other_without_a_gap(
 
 def test_a_log_that_ends_before_the_checkpoint_was_restored() -> None:
     """Its positions mean other changes now: said, or begun anew, never read on."""
-    with pytest.raises(LogOffsetError, match="partition 3 ends at 5, before .* position 9"):
+    with pytest.raises(LogOffsetError, match=r"partition 3 ends at 5, before .* position 9"):
         next_positions({3: 9}, {3: 5}, None, rescans=False)
 
     again = next_positions({3: 9, 4: 1}, {3: 5, 4: 2}, None, rescans=True)

@@ -61,7 +61,7 @@ def test_tasks_share_the_offsets_partitions(log: CountingLog, tasks: int) -> Non
     shares = [[number for number, _ in task.value] for task in reader.partitions()]
 
     assert len(shares) == min(tasks, 10)
-    assert sorted(sum(shares, [])) == list(range(10))
+    assert sorted(number for share in shares for number in share) == list(range(10))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert keys(reader) == [(f"g{n}", topic) for n in range(10) for topic in "tu"]
 
