@@ -35,7 +35,7 @@ _COMMANDS: Final = {
 DAEMON_SETTINGS: Final = ("group.min.session.timeout.ms=500",)
 # Until both drivers, or the one that is left, do nothing but their own batches again.
 _SETTLED_BATCHES: Final = 3
-_TIMEOUT_S: Final = 180.0
+_TIMEOUT_S: Final = 300.0
 _OPTIONS: Final = {
     "group": "pauses",
     "log.partitions": str(PARTITIONS),

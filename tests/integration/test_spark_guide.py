@@ -1,7 +1,7 @@
 """Every snippet of docs/spark.md runs, as it stands there, but for addresses and paths.
 
 What stands in for them: ``127.0.0.1:9310`` is a daemon, ``127.0.0.1:9092`` a Kafka broker with a
-topic ``orders``, ``/data/`` a folder in which ``/data/log`` is a folder log with a topic
+topic ``orders``, ``sc://spark-connect:15002`` a Connect server on this machine, ``/data/`` a folder in which ``/data/log`` is a folder log with a topic
 ``flights`` and ``/data/out`` what two drivers wrote, and ``spark`` a session to which the formats
 are registered. The snippets of a section
 run one after the other and see each other's names. A block that begins with ``# mypkg/logs.py``
@@ -33,6 +33,7 @@ from tests.integration.spark_support import ROOT, Daemon, modules_folder
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 COORDINATOR: Final = "127.0.0.1:9310"
+CONNECT: Final = "sc://spark-connect:15002"
 KAFKA: Final = "127.0.0.1:9092"
 FLIGHTS: Final = pa.schema([("carrier", pa.string()), ("delay", pa.int32())])
 ORDERS_PARTITIONS: Final = 3
@@ -144,7 +145,7 @@ def world(
         out.mkdir(parents=True)
         keys = pa.table({"topic": ["flights"], "partition": [0], "offset": [0]})
         parquet.write_table(keys, out / "part-0.parquet")
-    words = {COORDINATOR: coordinator.address, "/data/": f"{data}/"}
+    words = {COORDINATOR: coordinator.address, "/data/": f"{data}/", CONNECT: "local[2]"}
     if KAFKA in section.text:
         broker: Broker = request.getfixturevalue("kafka")
         words[KAFKA] = broker.address
