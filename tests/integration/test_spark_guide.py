@@ -1,12 +1,12 @@
 """Every snippet of docs/spark.md runs, as it stands there, but for addresses and paths.
 
 What stands in for them: ``127.0.0.1:9310`` is a daemon, ``127.0.0.1:9092`` a Kafka broker with a
-topic ``orders``, ``sc://spark-connect:15002`` a Connect server on this machine, ``/data/`` a folder in which ``/data/log`` is a folder log with a topic
-``flights`` and ``/data/out`` what two drivers wrote, and ``spark`` a session to which the formats
-are registered. The snippets of a section
-run one after the other and see each other's names. A block that begins with ``# mypkg/logs.py``
-is written to that file instead, where readers and executors find it; ``sh`` blocks run in the
-folder of those files.
+topic ``orders``, ``sc://spark-connect:15002`` a Connect server on this machine, ``/data/`` a folder
+in which ``/data/log`` is a folder log with a topic ``flights`` and ``/data/out`` what two drivers
+wrote, and ``spark`` a session to which the formats are registered. The snippets of a section run
+one after the other and see each other's names. A block that begins with ``# mypkg/logs.py`` is
+written to that file instead, where readers and executors find it; ``sh`` blocks run in the folder
+of those files.
 """
 
 import json
