@@ -103,6 +103,31 @@ async def test_a_pattern_is_resolved_before_every_join(
     assert subscription(last).topics == ("t1", "t2", "t3")
 
 
+async def test_a_member_can_change_what_it_reads(autojump_clock: MockClock, world: World) -> None:
+    """For programs that find out themselves which topics there are."""
+    register(world, t1=1, t2=2)
+    async with world.connect() as client, client.join("g", ["t1"]) as member:
+        await member.assignment()
+
+        await member.request_rejoin("one more", ["t2", "t1"])
+        more = await member.assignment()
+        await member.request_rejoin("as before")
+        again = await member.assignment()
+
+    assert {tp.topic for tp in more.partitions} == {"t1", "t2"}
+    assert again.partitions == more.partitions
+    assert [subscription(one).topics for one in joins(world)][-2:] == [("t1", "t2")] * 2
+
+
+async def test_what_matches_a_pattern_is_not_for_the_caller_to_say(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """The next join would ask the registry again, and forget what was said."""
+    async with world.connect() as client, client.join("g", pattern="t") as member:
+        with pytest.raises(ValueError, match="pattern"):
+            await member.request_rejoin("one more", ["u"])
+
+
 @pytest.mark.parametrize(
     ("removed", "named"),
     [
