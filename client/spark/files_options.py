@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from client.spark.options import OptionError
 
@@ -114,6 +112,9 @@ def _schema(given: Mapping[str, str], form: str) -> pa.Schema | None:
     if not text:
         return None
     if text.startswith("{"):
+        from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - slow to load.
+        from pyspark.sql.types import StructType  # noqa: PLC0415
+
         try:
             return to_arrow_schema(StructType.fromJson(json.loads(text)), timezone="UTC")
         except Exception as error:

@@ -27,9 +27,21 @@ TP = TopicPartition("t", 0)
 NOW_S = 2_000_000_000.0
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=str)
-@pytest.mark.parametrize("form", FORMATS)
-def test_every_kind_of_file_keeps_the_rules(check: Check, form: str, tmp_path: Path) -> None:
+# A process is much to start, for each format.
+CASES = [
+    pytest.param(
+        form,
+        check,
+        id=f"{form}-{check}",
+        marks=[pytest.mark.nightly] if check.name == "executor" and form != "json" else [],
+    )
+    for form in FORMATS
+    for check in CHECKS
+]
+
+
+@pytest.mark.parametrize(("form", "check"), CASES)
+def test_every_kind_of_file_keeps_the_rules(form: str, check: Check, tmp_path: Path) -> None:
     """All that the coordinated source relies on."""
     check(FilesSubject(tmp_path, form))
 

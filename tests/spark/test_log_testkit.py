@@ -1,7 +1,6 @@
 """The conformance kit: good logs pass it, and each way to be wrong is told by its rule."""
 
 import threading
-import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from unittest import SkipTest
@@ -235,17 +234,6 @@ class NotThreadSafe(FolderLog):
         return super().partitions(topic)
 
 
-class SlowBounds(FolderLog):
-    """Counts its rows each time."""
-
-    def all_bounds(
-        self, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, tuple[int, int]]:
-        """Take longer than allowed."""
-        time.sleep(0.02)
-        return super().all_bounds(partitions)
-
-
 class WrongTimes(FolderLog):
     """Begins at the end, whatever the time."""
 
@@ -304,7 +292,7 @@ class LosesDeleted(FolderLog):
         (YieldsTables, "ends", r"yielded a Table, not a pyarrow.RecordBatch"),
         (ForgetsInAnotherProcess, "executor", r"another process, .* can't read it: KeyError: 't'"),
         (NotThreadSafe, "while_appending", r"a second thread got RuntimeError"),
-        (SlowBounds, "all_bounds", r"more than 0.01 s \(LogSubject.bounds_limit_s\)"),
+        (FolderLog, "all_bounds", r"more than 0 s \(LogSubject.bounds_limit_s\)"),
         (WrongTimes, "times", r"must be the first offset \(0\) twice"),
         (UnstableId, "names", r"topic_id\(\) returned"),
         (
@@ -319,8 +307,7 @@ def test_a_broken_log_is_told_what_is_wrong(
 ) -> None:
     """By the rule's name, the call, and the rule itself."""
     check = next(check for check in CHECKS if check.name == rule)
-    subject = _Impatient(tmp_path, f"{__name__}:{log.__name__}")
-    subject.bounds_limit_s = 0.01 if log is SlowBounds else 60.0
+    subject = _Impatient(tmp_path, f"{log.__module__}:{log.__name__}")
 
     with pytest.raises(LogCheckFailed, match=f"(?s)^{rule}: .*{message}.*The rule: [A-Z]"):
         check(subject)
@@ -328,3 +315,4 @@ def test_a_broken_log_is_told_what_is_wrong(
 
 class _Impatient(FolderSubject):
     patience_s = 0.2
+    bounds_limit_s = 0.0  # Even a good log is slower.
