@@ -220,11 +220,18 @@ def while_appending(subject: LogSubject) -> None:
     other.start()
     writer.start()
     try:
-        for _ in range(20):
+        grown = 0
+        give_up_s = time.monotonic() + subject.patience_s
+        while grown < 10 and not failures:
             _, end = bounds_of(log, subject)
             if end < at:
                 raise failed(f"the end went back from {at} to {end}")
             offsets_of(log, subject, at, end)
+            if end > at:
+                grown += 1
+                give_up_s = time.monotonic() + subject.patience_s
+            elif time.monotonic() > give_up_s:
+                raise failed(f"rows are appended, but the end stays {end}")
             at = end
     except LogError as error:
         raise failed(f"a range up to the end of the bounds can't be read: {error}") from error
