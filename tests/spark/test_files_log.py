@@ -408,7 +408,7 @@ def test_topics_and_what_is_not_there(folder: Path) -> None:
         log_of(folder / "nope" / "t").topics()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_row_is_lost_or_moved_whatever_files_do(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
