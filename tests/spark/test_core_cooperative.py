@@ -299,6 +299,18 @@ def test_a_static_reader_comes_back_without_a_rebalance() -> None:
     assert {task.tp for task in new.sunk} == set(owned)
 
 
+def test_a_static_reader_that_was_left_behind_is_fenced() -> None:
+    """It keeps its place, but not its partitions: others may have run its batch."""
+    group, log = make({0: 100})
+    query = reader(group, log, groupInstanceId="me", onFence="fail")
+    query.trigger()
+    newcomer(group)
+    group.go_on_without(query.session)
+
+    with pytest.raises(FencedError, match="onFence"):
+        query.trigger()
+
+
 def test_two_readers_of_one_name_end_with_a_reason() -> None:
     """The older one can't know that it was replaced; its user must."""
     group, log = make({0: 100})
@@ -363,6 +375,19 @@ def test_a_pattern_takes_in_topics_that_come_later() -> None:
     assert [(task.tp, task.range.end) for task in written] == [(late, 5)]
     assert query.session.topics == ("flights", "flown")
     assert query.session.rejoins == ["the topics changed"]
+
+
+def test_a_rebalance_is_used_to_look_for_topics() -> None:
+    """Else each reader would ask for a rebalance of its own."""
+    group, log = make({0: 10})
+    query = Query(group, log, assignor="cooperative", topicsPattern="fl.*")
+    query.triggers(2)
+    log.others["flown"] = {0: 5}
+    query.session.asked = True
+
+    query.triggers(1)
+
+    assert query.session.topics == ("flights", "flown")
 
 
 def test_a_pattern_lets_go_of_topics_that_are_gone() -> None:
