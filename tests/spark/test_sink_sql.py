@@ -192,6 +192,17 @@ def test_rows_are_shaped_and_written_as_told(path: Path) -> None:
     assert offsets(path) == {0: [0, 1, 20, 30]}
 
 
+def test_of_a_range_that_reaches_over_the_position_only_the_new_rows_are_written(
+    path: Path,
+) -> None:
+    """After a reset, with a sink that leaves out what it has."""
+    sink = sink_of(path, on_reset="skip")
+    sink(batch_of((0, 0, 5, 1), (1, 0, 2, 1)), 0)
+    sink(batch_of((0, 3, 8, 1), (1, 0, 2, 2)), 1)
+
+    assert offsets(path) == {0: list(range(8)), 1: [0, 1]}
+
+
 def test_forget_lets_rows_be_written_once_more(path: Path) -> None:
     """After a reset that is meant."""
     sink = sink_of(path)
