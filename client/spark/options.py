@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from protocol.groups import NAME_BYTES_MAX, group_id_error, name_error
@@ -23,6 +24,7 @@ KNOWN: Final = (
     "maxRowsPerPartition",
     "maxRowsPerBatch",
     "startingOffsets",
+    "startingTimestamp",
     "onDataLoss",
     "failOnDataLoss",
     "onFence",
@@ -40,6 +42,7 @@ KNOWN: Final = (
 LOG_PREFIXES: Final = ("log.", "kafka.")
 
 MAX_ROWS_PER_PARTITION: Final = 10_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # What the option ``assignor`` may name.
 COOPERATIVE: Final = "cooperative"
@@ -63,6 +66,7 @@ class ReaderOptions(NamedTuple):
     max_rows_per_partition: int | None
     max_rows_per_batch: int | None
     starting_offsets: str
+    starting_timestamp_ms: int | None
     on_data_loss: str
     on_fence: str
     on_stateful: str
@@ -94,6 +98,7 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
         max_rows_per_partition=_max_rows(given, "maxRowsPerPartition", str(MAX_ROWS_PER_PARTITION)),
         max_rows_per_batch=_max_rows(given, "maxRowsPerBatch", "unlimited"),
         starting_offsets=_choice(given, "startingOffsets", ("earliest", "latest")),
+        starting_timestamp_ms=_starting_timestamp_ms(given),
         on_data_loss=_on_data_loss(given),
         on_fence=_choice(given, "onFence", ("rejoin", "fail")),
         on_stateful=_choice(given, "onStateful", ("fail", "warn")),
@@ -233,6 +238,26 @@ def _on_data_loss(given: Mapping[str, str]) -> str:
             f"'onDataLoss' ({policy!r}); give only 'onDataLoss'"
         )
     return policy
+
+
+def _starting_timestamp_ms(given: Mapping[str, str]) -> int | None:
+    value = given.get("startingtimestamp", "").strip()
+    if not value:
+        return None
+    if "startingoffsets" in given:
+        raise OptionError("options 'startingOffsets' and 'startingTimestamp' exclude each other")
+    if value.isdecimal() and value.isascii():
+        return int(value)
+    try:
+        at = datetime.fromisoformat(value)
+    except ValueError:
+        raise OptionError(
+            f"option 'startingTimestamp' is {value!r}: it must be a time such as "
+            "'2026-11-21T08:00:00+01:00' (UTC if no zone is given), or milliseconds since 1970"
+        ) from None
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return max(0, (at - _EPOCH) // timedelta(milliseconds=1))
 
 
 def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:

@@ -325,7 +325,20 @@ class Ownership:
             latest_from=self._latest_from or frozenset(),
             on_data_loss=self._options.on_data_loss,
             plan_ranges=plan_ranges,
+            start_at=self._start_at(),
         )
+
+    def _start_at(self) -> dict[TopicPartition, int]:
+        """Return where those partitions begin that have no offset yet, if a time says so."""
+        if self._options.starting_timestamp_ms is None:
+            return {}
+        topics = self._place.found.topics
+        unset = [
+            tp
+            for tp, known in self._positions.items()
+            if known.offset is None and tp not in self._finished and tp.topic in topics
+        ]
+        return self._log.offsets_at(unset, self._options.starting_timestamp_ms) if unset else {}
 
     def _send(self, steps: Mapping[TopicPartition, Step]) -> None:
         commit = commit_for(steps, self._positions) or Commit({}, {})

@@ -7,6 +7,7 @@ coordinator must say before that range may start.
 """
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple, Self
 
 from client.spark.errors import DataLossError
@@ -76,6 +77,8 @@ class Limits(NamedTuple):
     latest_from: Collection[TopicPartition]  # What begins at the log's end, not at its start.
     on_data_loss: str  # Where to go on when rows are gone: "error", "earliest" or "latest".
     plan_ranges: bool = True  # False before a hand-over: commit only.
+    # Where partitions without an offset begin, if that is neither.
+    start_at: Mapping[TopicPartition, int] = MappingProxyType({})
 
 
 class Step(NamedTuple):
@@ -115,8 +118,9 @@ def plan_partition(
         DataLossError: rows that should come next are gone and that is to fail.
 
     """
-    from_latest = tp in limits.latest_from
-    at = _next_offset(position, finished, seen, from_latest=from_latest)
+    # Such a place is stored as soon as it is found: later it may be another one.
+    from_latest = tp in limits.latest_from or tp in limits.start_at
+    at = _next_offset(position, finished, seen, limits.start_at.get(tp), from_latest=from_latest)
     pinned = position.pinned_end if finished is None else None
     identity = seen.identity
     if limits.plan_ranges and (loss := _loss(position, at, pinned, seen)):
@@ -198,12 +202,19 @@ def still_ours(finished: Finished, position: Position | None) -> bool:
 
 
 def _next_offset(
-    position: Position, finished: Finished | None, seen: Seen, *, from_latest: bool
+    position: Position,
+    finished: Finished | None,
+    seen: Seen,
+    start_at: int | None,
+    *,
+    from_latest: bool,
 ) -> int:
     if finished is not None:
         return finished.range.end
     if position.offset is not None:
         return position.offset
+    if start_at is not None:
+        return max(seen.earliest, min(start_at, seen.end))
     return seen.end if from_latest else seen.earliest
 
 

@@ -17,6 +17,7 @@ def test_the_defaults_are_as_documented() -> None:
         "max_rows_per_partition": 10_000,
         "max_rows_per_batch": None,
         "starting_offsets": "earliest",
+        "starting_timestamp_ms": None,
         "on_data_loss": "error",
         "on_fence": "rejoin",
         "on_stateful": "fail",
@@ -189,3 +190,29 @@ def test_two_policies_that_contradict_each_other_are_refused(policy: str, fails:
     """Nobody knows which is meant."""
     with pytest.raises(OptionError, match="contradicts option 'onDataLoss'"):
         parse_options({**GOOD, "onDataLoss": policy, "failOnDataLoss": fails})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_ms"),
+    [
+        ("1700000000123", 1_700_000_000_123),
+        ("2023-11-14T22:13:20.123Z", 1_700_000_000_123),
+        ("2023-11-14T23:13:20.123+01:00", 1_700_000_000_123),
+        ("2023-11-14 22:13:20", 1_700_000_000_000),
+        ("1969-01-01", 0),
+        ("", None),
+    ],
+)
+def test_a_start_by_time_is_a_time_or_milliseconds(text: str, expected_ms: int | None) -> None:
+    """Milliseconds are what Spark's Kafka source takes; a time is what people write."""
+    parsed = parse_options({**GOOD, "startingTimestamp": text})
+
+    assert parsed.starting_timestamp_ms == expected_ms
+
+
+def test_a_start_by_time_is_told_when_it_is_wrong() -> None:
+    """Also when there are two starts."""
+    with pytest.raises(OptionError, match="option 'startingTimestamp' is 'noon'"):
+        parse_options({**GOOD, "startingTimestamp": "noon"})
+    with pytest.raises(OptionError, match="'startingOffsets' and 'startingTimestamp' exclude"):
+        parse_options({**GOOD, "startingTimestamp": "0", "startingOffsets": "latest"})
