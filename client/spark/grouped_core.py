@@ -259,11 +259,11 @@ class GroupedCore:
             hooks = Hooks(self._on_revoked, self._on_lost, self._partitions_of)
             self._session = self._open_session(hooks)
         assignment = self._join()
-        self._sweep()
         if not assignment.partitions:
             self._look_for_partitions()
         elif self._clock() >= self._not_before_s:
             self._start(self._session, assignment)
+            self._sweep()  # Not before: what a dead driver left tells where to begin.
         return True
 
     def _start(self, session: GroupedSession, assignment: Assignment) -> None:

@@ -73,6 +73,7 @@ class FakeStore:
         self.runs: dict[str, dict[TopicPartition, int]] = {}
         self.is_away = False
         self.removed: list[str] = []
+        self.old: set[str] = set()  # What was not written to for long.
 
     def location(self, run: str) -> str:
         """Return the name."""
@@ -90,8 +91,8 @@ class FakeStore:
         self.removed.append(run)
 
     def sweep(self, alive: Collection[str], older_than_s: float) -> list[str]:
-        """Delete the runs of others."""
-        gone = [run for run in self.runs if run.rpartition(".")[0] not in alive]
+        """Delete the old runs of others."""
+        gone = [run for run in self.old & set(self.runs) if run.rpartition(".")[0] not in alive]
         for run in gone:
             self.remove(run)
         return gone
@@ -233,7 +234,7 @@ class FakeDriver:
         self,
         name: str,
         group: FakeGroup,
-        topics: FakeTopics,
+        cluster: FakeTopics,
         store: FakeStore,
         written: Counter[tuple[int, int]],
         **given: object,
@@ -248,7 +249,7 @@ class FakeDriver:
         self.may_start: Callable[[GroupedRun], None] = lambda _: None
         self.max_rows = 10
         self.start_error: Exception | None = None
-        self._topics = topics
+        self._topics = cluster
         self._store = store
         self._written = written
         settings = {
@@ -270,7 +271,7 @@ class FakeDriver:
             open_session=self._open,
             runs=self,
             store=store,
-            topics=topics,
+            topics=cluster,
             clock=lambda: self.now_s,
             sleep=self.sleep,
         )

@@ -135,3 +135,122 @@ def test_a_query_that_ends_by_itself_commits_and_leaves_nothing_behind(scene: Sc
     assert set(scene.rows.seen.values()) == {1}
     assert scene.offsets() == {0: 11, 1: 10}
     assert scene.checkpoints() == []
+
+
+def test_a_group_of_the_listener_is_where_a_fresh_checkpoint_begins(scene: Scene) -> None:
+    """Migration, or a checkpoint that was lost: Spark takes the text as it is."""
+    with connect_blocking(scene.coordinator.address) as client:
+        client.commit("lag", {TopicPartition(scene.topic, 0): 7})
+    kafka = {"bootstrap.servers": scene.kafka.address}
+    text = starting_offsets(scene.coordinator.address, "lag", [scene.topic], "latest", kafka=kafka)
+    start_s = datetime.now(UTC)
+    begun = starting_offsets_at(start_s, [scene.topic], kafka=kafka)
+    (
+        scene.spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", scene.kafka.address)
+        .option("subscribe", scene.topic)
+        .option("startingOffsets", text)
+        .load()
+        .writeStream.foreachBatch(scene.rows)
+        .option("checkpointLocation", str(scene.root))
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination(60)
+    )
+
+    assert json.loads(text) == {scene.topic: {"0": 7, "1": -1}}
+    assert json.loads(begun) == {scene.topic: {"0": 10, "1": 10}}
+    assert set(scene.rows.seen) == {"0-7", "0-8", "0-9"}
+
+
+@pytest.mark.nightly
+def test_offsets_that_do_not_fit_the_topic_are_told(scene: Scene) -> None:
+    """A topic that was made anew must not be read from somewhere in the middle."""
+    kafka = {"bootstrap.servers": scene.kafka.address}
+    address, topic = scene.coordinator.address, scene.topic
+    with connect_blocking(address) as client:
+        client.commit("lag", {TopicPartition(topic, 0): 700})
+        client.commit("gone", {TopicPartition(topic, 5): 1})
+    with pytest.raises(StartingOffsetsError, match="at offset 700 .* holds 0 to 10"):
+        starting_offsets(address, "lag", [topic], kafka=kafka)
+    text = starting_offsets(address, "lag", [topic], kafka=kafka, out_of_range="earliest")
+    with pytest.raises(StartingOffsetsError, match="has 2 partitions"):
+        starting_offsets(address, "gone", [topic], kafka=kafka)
+    with pytest.raises(StartingOffsetsError, match="nobody knows the partitions"):
+        starting_offsets(address, "new", [topic])
+
+    assert json.loads(text) == {topic: {"0": -2, "1": -2}}
+
+
+@pytest.mark.nightly
+def test_two_queries_share_a_topic_and_a_planned_stop_repeats_nothing(scene: Scene) -> None:
+    """Joining and leaving cost a stop between two batches, and no message."""
+    scene.kafka.produce(scene.topic, {p: [f"{p}-{i}" for i in range(10, 400)] for p in range(2)})
+    first, second = scene.query(), scene.query()
+    with running(first) as failures:
+        wait_until("rows of the first", lambda: len(scene.rows.seen) > 50)
+        with running(second) as more_failures:
+            wait_until("a share for each", lambda: len(second.status.committed) == 1)
+            wait_until("the other share", lambda: len(first.status.committed) == 1)
+            scene.kafka.produce(scene.topic, {p: [f"{p}-more"] for p in range(2)})
+            wait_until("all rows", lambda: len(scene.rows.seen) == 802)
+        wait_until("all back", lambda: len(first.status.committed) == 2)
+    assert not failures + more_failures
+
+    assert scene.offsets() == {0: 401, 1: 401}
+    assert set(scene.rows.seen.values()) == {1}
+    assert scene.checkpoints() == []
+
+
+@pytest.mark.nightly
+def test_a_failing_sink_is_tried_again_and_ends_the_query_if_it_goes_on(scene: Scene) -> None:
+    """From the group's offsets, without a gap; and not for ever."""
+    scene.rows.fail_at = "1-3"
+    query = scene.query(
+        max_failures=1,
+        kafka_options={"kafka.bootstrap.servers": scene.kafka.address, "maxOffsetsPerTrigger": "2"},
+    )
+    with pytest.raises(GroupedQueryFailed, match="the sink fails"):
+        query.run()
+    scene.rows.fail_at = None
+    scene.query(build=available_now(scene.rows)).run()
+
+    assert len(scene.rows.seen) == 20
+    assert set(scene.rows.seen.values()) == {1}
+    assert scene.offsets() == {0: 10, 1: 10}
+
+
+@pytest.mark.nightly
+def test_a_stateful_query_and_a_shared_file_sink_are_refused(scene: Scene, tmp_path: Path) -> None:
+    """Both lose rows with a new checkpoint per run, and neither says so."""
+    out = str(tmp_path / "out")
+
+    def files(df: DataFrame, run: GroupedRun | None) -> Any:
+        path = out if run is None else f"{out}/{run.name}"
+        return df.writeStream.format("parquet").option("path", path).trigger(availableNow=True)
+
+    with pytest.raises(GroupedQueryError, match="skips batch ids"):
+        scene.query(build=lambda df: files(df, None)).run()
+    with pytest.raises(GroupedQueryError, match="stateful"):
+        scene.query(build=lambda df: available_now(scene.rows)(df.dropDuplicates(["value"]))).run()
+    assert scene.offsets() == {0: 0, 1: 0}
+    scene.query(build=files).run()
+
+    assert scene.offsets() == {0: 10, 1: 10}
+    assert scene.spark.read.parquet(f"{out}/grouped-*").count() == 20
+
+
+@pytest.mark.nightly
+def test_the_coordinator_may_be_away_for_a_while(scene: Scene) -> None:
+    """The query goes on, and what it did meanwhile is committed later."""
+    query = scene.query(outage_limit_s=60.0)
+    with running(query) as failures:
+        wait_until("all committed", lambda: scene.offsets() == {0: 10, 1: 10})
+        scene.coordinator.kill()
+        scene.kafka.produce(scene.topic, {0: ["during"]})
+        wait_until("rows in the outage", lambda: "during" in scene.rows.seen)
+        scene.coordinator.start()
+        wait_until("committed at last", lambda: scene.offsets() == {0: 11, 1: 10})
+    assert not failures
+
+    assert set(scene.rows.seen.values()) == {1}

@@ -40,6 +40,8 @@ class World:
             self._check_committed()
         self.group.outage = self.store.is_away = False
         self.group.faults.clear()
+        for driver in self.drivers:
+            driver.fuse.left = None
         for _ in range(400):
             self._expire()
             for driver in list(self.drivers):
