@@ -5,6 +5,7 @@ from itertools import product
 from typing import Final, NamedTuple
 
 from pyspark.sql.datasource import (
+    DataSourceReader,
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -13,6 +14,11 @@ from pyspark.sql.datasource import (
 )
 
 Names = frozenset[str] | None
+
+# Up to 4.3.0, Spark keeps what was pushed down with the DataFrame and not with the query: another
+# query of the same DataFrame, or the other side of a join, would read what the first one asked for
+# and miss the rest. The release that mends it brings the push-down of limits.
+SPARK_SCOPES_FILTERS: Final = hasattr(DataSourceReader, "pushLimit")
 
 # A name takes at most 255 bytes, and a request 1 MiB.
 NAMES_PER_REQUEST: Final = 1_000

@@ -80,6 +80,11 @@ class Given:
         choices = ("true", "false") if default else ("false", "true")
         return self.choice(name, *choices) == "true"
 
+    def pushes_filters(self, *, by_default: bool) -> bool:
+        """Return whether conditions are pushed down; ``auto`` is the default: where it is safe."""
+        value = self.choice("pushFilters", "auto", "true", "false")
+        return by_default if value == "auto" else value == "true"
+
     def number(self, name: str, default: T, *, low: int = 1, high: int = INT32_MAX) -> int | T:
         """Return a whole number of *low* … *high*, *default* if the option was not given."""
         value = self.text(name)

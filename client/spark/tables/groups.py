@@ -4,6 +4,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Final
+from zlib import crc32
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
@@ -22,7 +23,7 @@ from pyspark.sql.types import (
 from client.blocking import BlockingClient
 from client.exceptions import FatalError
 from client.spark.tables.clients import Target, client_of
-from client.spark.tables.filters import Wanted, push
+from client.spark.tables.filters import SPARK_SCOPES_FILTERS, Wanted, push
 from client.spark.tables.given import Given
 from protocol.consumer import decode_assignment, subscribed_topics
 from protocol.errors import ErrorCode
@@ -100,11 +101,20 @@ Row = dict[str, Any]
 
 
 class GroupsPartition(InputPartition):
-    """Some groups to ask about in one task."""
+    """A share of the groups.
 
-    def __init__(self, groups: Sequence[str]) -> None:
-        super().__init__(tuple(groups))
-        self.groups = tuple(groups)
+    Which ones there are is asked for in the task: Spark uses the same tasks for each query of a
+    DataFrame, however much later.
+    """
+
+    def __init__(self, number: int, tasks: int) -> None:
+        super().__init__((number, tasks))
+        self.number = number
+        self.tasks = tasks
+
+    def has(self, group: str) -> bool:
+        """Say whether *group* is in this share, whatever other groups there are."""
+        return crc32(group.encode()) % self.tasks == self.number
 
 
 class GroupsReader(DataSourceReader):
@@ -126,17 +136,13 @@ class GroupsReader(DataSourceReader):
         """Return the rows of one group; none if it is gone meanwhile."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the tasks: the groups that there are now and that are wanted."""
+        """Return the tasks; few for few groups that are named."""
         if self.wanted.is_nothing:
             return []
-        names = sorted(
-            group.group_id
-            for group in client_of(self.target).list_groups()
-            if self.keeps(group.state)
-            and (self.wanted.groups is None or group.group_id in self.wanted.groups)
-        )
-        tasks = min(self.max_tasks, -(-len(names) // GROUPS_PER_TASK))
-        return [GroupsPartition(names[n::tasks]) for n in range(tasks)]
+        tasks = self.max_tasks
+        if self.wanted.groups is not None:
+            tasks = min(tasks, -(-len(self.wanted.groups) // GROUPS_PER_TASK))
+        return [GroupsPartition(number, tasks) for number in range(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Ask about some groups, on an executor."""
@@ -145,7 +151,13 @@ class GroupsReader(DataSourceReader):
         client = client_of(self.target)
         schema = to_arrow_schema(self.columns, timezone="UTC")
         rows: list[Row] = []
-        for group in partition.groups:
+        wanted = self.wanted.groups
+        for listed in client.list_groups():
+            group = listed.group_id
+            if not (self.keeps(listed.state) and partition.has(group)):
+                continue
+            if wanted is not None and group not in wanted:
+                continue
             rows.extend(self.rows(client, group))
             if len(rows) >= ROWS_PER_BATCH:
                 yield pa.RecordBatch.from_pylist(rows, schema=schema)
@@ -216,14 +228,14 @@ class _GroupsSource(DataSource):
         self._target = Target(given.addresses(), given.duration_ms("coordinatorTimeout", "60s"))
         self._wanted = Wanted(given.names("groups"))
         self._max_tasks = given.number("maxTasks", MAX_TASKS)
-        self._pushes = given.flag("pushFilters", default=True)
+        self._pushes = given.pushes_filters(by_default=SPARK_SCOPES_FILTERS)
 
     def schema(self) -> StructType:
         """Return the columns, the same for every coordinator."""
         return self.columns
 
     def reader(self, schema: StructType) -> GroupsReader:  # noqa: ARG002 - Spark's way.
-        """Return what plans and reads; with filters pushed down unless that is switched off."""
+        """Return what plans and reads; with filters pushed down where that is safe."""
         return self.readers[self._pushes](self._target, self._wanted, self._max_tasks)
 
 

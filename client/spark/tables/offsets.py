@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 from client.spark.options import OptionError
 from client.spark.tables.clients import Target, client_of
 from client.spark.tables.columns import page_batch
-from client.spark.tables.filters import Wanted, name_parts, push
+from client.spark.tables.filters import SPARK_SCOPES_FILTERS, Wanted, name_parts, push
 from client.spark.tables.given import Given
 from client.spark.tables.writer import GroupOffsetsWriter, parse_options
 from protocol.groups import offsets_partition
@@ -93,9 +93,13 @@ class GroupOffsetsSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> "GroupOffsetsReader":  # noqa: ARG002 - Spark's way.
-        """Return what plans and reads; with filters pushed down unless that is switched off."""
+        """Return what plans and reads; with filters pushed down where that is safe."""
         given = Given(self._given, OPTIONS)
-        kind = PushingReader if given.flag("pushFilters", default=True) else GroupOffsetsReader
+        kind = (
+            PushingReader
+            if given.pushes_filters(by_default=SPARK_SCOPES_FILTERS)
+            else GroupOffsetsReader
+        )
         return kind(
             Target(given.addresses(), given.duration_ms("coordinatorTimeout", "60s")),
             Wanted(given.names("groups"), given.names("topics")),

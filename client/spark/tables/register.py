@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
+from client.spark.tables.filters import SPARK_SCOPES_FILTERS
 from client.spark.tables.groups import GroupMembersSource, GroupRebalancesSource
 from client.spark.tables.offset_log import OffsetLogSource
 from client.spark.tables.offsets import GroupOffsetsSource
@@ -19,10 +20,12 @@ _PUSH_DOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
 
 def register_tables(spark: "SparkSession") -> None:
-    """Make the formats known, and let Spark push filters down to sources in Python.
+    """Make the formats known.
 
-    Without that setting Spark refuses to read a source that could take them.
+    And let Spark push filters down to sources in Python, if it does that right: without the setting
+    it refuses to read a source that could take them.
     """
-    spark.conf.set(_PUSH_DOWN, "true")
+    if SPARK_SCOPES_FILTERS:
+        spark.conf.set(_PUSH_DOWN, "true")
     for source in SOURCES:
         spark.dataSource.register(source)

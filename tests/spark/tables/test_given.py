@@ -4,6 +4,7 @@ import pytest
 
 from client.spark.options import OptionError
 from client.spark.tables import offset_log, offsets, writer
+from client.spark.tables.filters import SPARK_SCOPES_FILTERS
 from client.spark.tables.given import Given
 from client.spark.tables.groups import GroupMembersSource
 
@@ -22,7 +23,7 @@ HOST = {"coordinator": "h:1"}
         (HOST | {"maxTasks": "0"}, "option 'maxTasks' is '0': it must be a whole number from 1"),
         (HOST | {"maxTasks": "\u00b2"}, "option 'maxTasks' is"),
         (HOST | {"coordinatorTimeout": "1 day"}, "option 'coordinatorTimeout' is '1 day'"),
-        (HOST | {"pushFilters": "yes"}, "option 'pushFilters' is 'yes': it must be 'true' or"),
+        (HOST | {"pushFilters": "yes"}, "option 'pushFilters' is 'yes': it must be 'auto' or"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], message: str) -> None:
@@ -47,7 +48,7 @@ def test_every_table_has_its_defaults() -> None:
     reader = offsets.GroupOffsetsSource(dict(HOST)).reader(offsets.SCHEMA)
     log = offset_log.parse_options(HOST)
 
-    assert isinstance(reader, offsets.PushingReader)
+    assert isinstance(reader, offsets.PushingReader) == SPARK_SCOPES_FILTERS
     assert (reader.target, reader.wanted) == ((("h:1",), 60_000), (None, None))
     assert (log.starts_with_snapshot, log.rescans) == (True, False)
     assert writer.parse_options(HOST).how == (False, False, False)

@@ -139,20 +139,30 @@ def test_a_rebalance_is_a_row_with_those_who_were_late(client: FakeClient) -> No
 
 
 def test_tasks_share_the_groups(client: FakeClient) -> None:
-    """Few groups are one task, many are more, none is forgotten; the empty have no members."""
-    assert reader_of(GroupMembersSource, groups="nope").partitions() == []
+    """Few that are named are one task, else there are more; none is forgotten or read twice."""
     assert len(reader_of(GroupMembersSource, groups="g1,g2").partitions()) == 1
     assert len(reader_of(GroupMembersSource, maxTasks="2").partitions()) == 2
-    tasks = reader_of(GroupMembersSource).partitions()
-    named = [name for task in tasks for name in task.value]
+    reader = reader_of(GroupMembersSource)
 
-    assert len(tasks) == 3
-    assert sorted(named) == sorted(set(client.states) - {"idle"})
+    assert len(reader.partitions()) == 4
+    assert sorted(row["group"] for row in rows(reader)) == sorted(
+        2 * [*set(client.states) - {"idle"}]
+    )
+
+
+def test_groups_that_come_after_the_tasks_were_made_are_read(client: FakeClient) -> None:
+    """Spark plans a DataFrame's tasks once, and reads with them for as long as it lives."""
+    reader = reader_of(GroupRebalancesSource)
+    tasks = reader.partitions()
+    client.states["late"] = "Empty"
+    found = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+
+    assert sum(row["group"] == "late" for row in found) == 2
 
 
 def test_a_condition_on_the_group_is_pushed_down(client: FakeClient) -> None:
     """Only that group is asked about; one on another column is left to Spark."""
-    reader = reader_of(GroupMembersSource)
+    reader = reader_of(GroupMembersSource, pushFilters="true")
     assert isinstance(reader, PushingMembersReader)
     other = EqualTo(("state",), "Stable")
 

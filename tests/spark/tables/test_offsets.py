@@ -68,7 +68,7 @@ def test_tasks_share_the_offsets_partitions(log: CountingLog, tasks: int) -> Non
 
 def test_groups_that_are_named_are_asked_for_where_they_are(log: CountingLog) -> None:
     """Not a thousand tasks that find nothing; by option, by filter, or both."""
-    reader = reader_of(groups="g1,g2", topics="t")
+    reader = reader_of(groups="g1,g2", topics="t", pushFilters="true")
     assert isinstance(reader, offsets.PushingReader)
     list(reader.pushFilters([EqualTo(("group",), "g2")]))
 
@@ -78,7 +78,7 @@ def test_groups_that_are_named_are_asked_for_where_they_are(log: CountingLog) ->
 
 def test_a_contradiction_asks_nobody(log: CountingLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark makes up a task then."""
-    reader = reader_of(groups="g1")
+    reader = reader_of(groups="g1", pushFilters="true")
     assert isinstance(reader, offsets.PushingReader)
     list(reader.pushFilters([EqualTo(("group",), "g2")]))
     monkeypatch.delattr(offsets, "client_of")
