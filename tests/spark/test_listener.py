@@ -182,6 +182,21 @@ def test_dropped_events_and_the_last_batch_heal_from_the_checkpoint(
     assert (query.dropped_events, query.healed, query.active) == (1, 2, False)
 
 
+def test_the_end_of_a_query_shows_its_last_batch(
+    wanted: list[dict[TopicPartition, int]], made: Made
+) -> None:
+    """Its event often never comes."""
+    listener = GroupOffsetListener("h:1", "lag", checkpoint=str(made.folder))
+    listener.onQueryStarted(life())
+    listener.onQueryProgress(event('{"t":{"0":1}}', batch=0))
+    made.planned(1, '{"t":{"0":5}}')
+    made.done(1)
+
+    listener.onQueryTerminated(life())
+
+    assert wanted == [{A: 1}, {A: 5}]
+
+
 def test_closing_shows_what_no_event_told_yet(
     wanted: list[dict[TopicPartition, int]], made: Made
 ) -> None:
