@@ -319,13 +319,7 @@ class GroupedCore:
             return stored.offset
         finished = self._store.finished(run).get(tp, stored.offset)
         if finished > stored.offset:
-            logger.info(
-                "%s: run %s had finished up to %d, though it committed only %d",
-                tp,
-                run,
-                finished,
-                stored.offset,
-            )
+            logger.info("%s: run %s finished up to %d, beyond its commits", tp, run, finished)
         return max(finished, stored.offset)
 
     def _sweep(self) -> None:

@@ -226,6 +226,7 @@ class FakeDriver:
 
     Attributes:
         on_sleep: what the rest of the world does meanwhile.
+        on_stop: told of a query before it is stopped.
         may_start: judges a new run before it starts.
 
     """
@@ -247,6 +248,7 @@ class FakeDriver:
         self.queries: list[FakeQuery] = []
         self.on_sleep: Callable[[], None] = lambda: None
         self.may_start: Callable[[GroupedRun], None] = lambda _: None
+        self.on_stop: Callable[[FakeQuery], None] = lambda _: None
         self.max_rows = 10
         self.start_error: Exception | None = None
         self._topics = cluster
@@ -298,7 +300,12 @@ class FakeDriver:
             raise self.start_error
         self.may_start(run)
         query = FakeQuery(run, self._topics, self._store, self._written, self.max_rows)
-        query.on_stop = self.fuse.burn
+
+        def on_stop() -> None:
+            self.fuse.burn()
+            self.on_stop(query)
+
+        query.on_stop = on_stop
         self.queries.append(query)
         self._store.runs.setdefault(run.name, {})
         self.fuse.burn()

@@ -171,7 +171,7 @@ def test_offsets_that_do_not_fit_the_topic_are_told(scene: Scene) -> None:
     with connect_blocking(address) as client:
         client.commit("lag", {TopicPartition(topic, 0): 700})
         client.commit("gone", {TopicPartition(topic, 5): 1})
-    with pytest.raises(StartingOffsetsError, match="at offset 700 .* holds 0 to 10"):
+    with pytest.raises(StartingOffsetsError, match=r"at offset 700 .* holds 0 to 10"):
         starting_offsets(address, "lag", [topic], kafka=kafka)
     text = starting_offsets(address, "lag", [topic], kafka=kafka, out_of_range="earliest")
     with pytest.raises(StartingOffsetsError, match="has 2 partitions"):

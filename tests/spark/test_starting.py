@@ -1,0 +1,102 @@
+"""Where a fresh checkpoint begins, without a coordinator or Kafka."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, strategies as st
+
+from client.spark.kafka_topics import client_settings
+from client.spark.starting import (
+    Default,
+    StartingOffsetsError,
+    check_default,
+    check_topics,
+    checked,
+    choose,
+    offsets_json,
+)
+from tests.fakes.grouped import FakeTopics, tp
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def test_committed_offsets_win_and_the_rest_begins_at_the_default() -> None:
+    """Spark wants every partition to be named."""
+    found = choose("g", {tp(0): 7}, {"t": range(3)}, {tp(1): 5, "t": "latest"})
+
+    assert json.loads(offsets_json(found)) == {"t": {"0": 7, "1": 5, "2": -1}}
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.integers(0, 2**62)),
+    st.sampled_from(["earliest", "latest", 3]),
+)
+def test_each_partition_is_named_once_whatever_is_committed(
+    committed: dict[int, int], default: str | int
+) -> None:
+    """A missing one makes Spark fail, and a wrong one loses rows."""
+    offsets = {tp(p): offset for p, offset in committed.items()}
+    found = json.loads(offsets_json(choose("g", offsets, {"t": range(10)}, default)))["t"]
+
+    number = {"earliest": -2, "latest": -1}.get(str(default), default)
+    assert found == {str(p): committed.get(p, number) for p in range(10)}
+
+
+@pytest.mark.parametrize(
+    ("committed", "known", "default", "words"),
+    [
+        ({3: 1}, {"t": range(2)}, "earliest", "has offsets of t-3"),
+        ({}, {"t": None}, "earliest", "nobody knows the partitions"),
+        ({}, {"t": range(1)}, {"other": 1}, "names neither t-0"),
+        ({}, {"t": range(1)}, NOON, "only Kafka can turn"),
+    ],
+)
+def test_what_does_not_fit_is_told(
+    committed: dict[int, int], known: dict[str, range | None], default: Default, words: str
+) -> None:
+    """Silence would be a gap."""
+    with pytest.raises(StartingOffsetsError, match=words):
+        offsets_json(choose("g", {tp(p): o for p, o in committed.items()}, known, default))
+
+
+def test_without_any_source_the_partitions_of_the_group_are_taken() -> None:
+    """The listener commits all of them with each batch."""
+    assert choose("g", {tp(0): 1, tp(1): 2}, {"t": None}, 0) == {tp(0): 1, tp(1): 2}
+
+
+def test_offsets_that_kafka_does_not_hold_are_an_error_or_replaced_as_told() -> None:
+    """The end itself is held: nothing comes next yet."""
+    topics = FakeTopics(2)
+    topics.ends = {tp(0): 10, tp(1): 10}
+    committed = {tp(0): 10, tp(1): 11}
+    with pytest.raises(StartingOffsetsError, match="offset 11 of t-1"):
+        checked("g", committed, committed, "error", topics)
+
+    found = checked("g", committed, committed, "latest", topics)
+    assert found == {tp(0): 10, tp(1): "latest"}
+
+
+@pytest.mark.parametrize("default", ["first", -1, True, datetime(2026, 1, 1), {"t": 1.5}])  # noqa: DTZ001 - what is refused.
+def test_a_default_that_is_no_place_is_refused_by_name(default: Default) -> None:
+    """A time without a zone would mean another one on each machine."""
+    with pytest.raises(ValueError, match="default is"):
+        check_default(default)
+
+
+@pytest.mark.parametrize("topics", ["orders", [], [""]])
+def test_topics_that_are_no_list_of_names_are_refused(topics: list[str]) -> None:
+    """A single text is a list of letters to Python."""
+    with pytest.raises(ValueError, match="list of topic names"):
+        check_topics(topics)
+
+
+def test_settings_are_taken_from_sparks_options_unless_they_need_credentials() -> None:
+    """Java's way to name them means nothing to confluent-kafka."""
+    options = {"kafka.bootstrap.servers": "h:1", "maxOffsetsPerTrigger": "5"}
+    secure = {**options, "kafka.security.protocol": "SASL_SSL"}
+    with pytest.raises(ValueError, match="kafka_client="):
+        client_settings(secure, None)
+
+    assert client_settings(options, None) == {"bootstrap.servers": "h:1"}
+    assert client_settings(secure, {"a": "b"}) == {"bootstrap.servers": "h:1", "a": "b"}
