@@ -112,6 +112,18 @@ def test_a_stream_can_begin_at_the_end(log: FakeLog) -> None:
     assert world.state[0] == {("b", "t", 0): 1}
 
 
+def test_a_change_is_in_one_batch_only(log: FakeLog) -> None:
+    """An answer may reach beyond the end of a batch; a sink would count what is there twice."""
+    log.per_answer = 10
+    world = World(log, startingOffsets="latest")
+    at = world.reader.initialOffset()
+    for partition in range(7):
+        log.add(0, "committed", "a", "t", partition)
+    world.run(at, limit=3)
+
+    assert world.kinds == ["committed"] * 7
+
+
 def test_only_some_groups_and_topics_are_shown(log: FakeLog) -> None:
     """In the snapshot and after it; of a deleted group, all topics are gone."""
     for group in "ab":
