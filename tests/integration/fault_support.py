@@ -7,9 +7,12 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.integration.spark_support import AppendingSink, Written, stream
+from tests.integration.spark_support import AppendingSink, Written, stream, wait_until
 
 END_S = 90
+
+# Spark gives a Python process 10 s to start, which a busy machine may need for other things.
+STARTS_MAX = 5
 
 
 class GatedSink(AppendingSink):
@@ -56,7 +59,12 @@ class Scene:
         )
         if available_now:
             writer = writer.trigger(availableNow=True)
-        return writer.start()
+        for _ in range(STARTS_MAX):
+            query = writer.start()
+            wait_until("the reader's start", lambda: _is_underway(query), END_S)  # noqa: B023 - called here only.
+            if query.isActive or "failed to connect back" not in str(query.exception()):
+                break
+        return query
 
     def run(self, address: str, **given: str) -> None:
         """Read all that is there, to the end."""
@@ -85,6 +93,10 @@ class Scene:
     def written(self) -> Written:
         """Return what was written."""
         return Written(self.sink)
+
+
+def _is_underway(query: StreamingQuery) -> bool:
+    return not query.isActive or query.status["message"] != "Initializing sources"
 
 
 def _number(file: Path) -> int:

@@ -259,7 +259,7 @@ def modules_folder() -> Path:
     return Path(os.environ["PYTHONPATH"].split(os.pathsep)[-1])
 
 
-def stream(spark: SparkSession, address: str, log: Path, **given: str) -> DataFrame:
+def stream(spark: SparkSession, address: str, log: Path, /, **given: str) -> DataFrame:
     """Return the stream that all tests read, with a few options changed."""
     options = {
         "coordinator": address,

@@ -19,7 +19,6 @@ from tests.integration.spark_support import (
     Feeder,
     group_of,
     rows,
-    stream,
     wait_until,
 )
 from tests.spark.fault_support import shows
@@ -37,6 +36,7 @@ def scene(spark: SparkSession, tmp_path: Path, feeder: Feeder) -> Iterator[Scene
         query.stop()
 
 
+@pytest.mark.nightly
 @shows("checkpoint of another group", "checkpoint of another topic set")
 @shows("checkpoint from a newer version")
 def test_a_checkpoint_of_something_else_is_refused(
@@ -134,11 +134,22 @@ def test_a_kafka_topic_made_anew_is_noticed_by_its_id(
     spark: SparkSession, coordinator: Daemon, kafka: Broker, tmp_path: Path
 ) -> None:
     """Its offsets begin at 0 again, and soon fit."""
-    given = {"topics": "anew", "log": "kafka", "kafka.bootstrap.servers": kafka.address}
-    writer = stream(spark, coordinator.address, tmp_path, **given).writeStream.format("noop")
-    writer = writer.option("checkpointLocation", str(tmp_path / "ck")).trigger(availableNow=True)
     kafka.create("anew", 1)
     kafka.produce("anew", {0: ["a", "b"]})
+    rows_of = (
+        spark.readStream.format("coordinated")
+        .option("coordinator", coordinator.address)
+        .option("group", "g")
+        .option("topics", "anew")
+        .option("log", "kafka")
+        .option("kafka.bootstrap.servers", kafka.address)
+        .load()
+    )
+    writer = (
+        rows_of.writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "ck"))
+        .trigger(availableNow=True)
+    )
     assert writer.start().awaitTermination(60)
     kafka.delete("anew")
     time.sleep(1)  # Kafka takes a moment to forget the name.

@@ -110,7 +110,7 @@ def test_a_new_owner_with_a_smaller_limit_takes_over_range_by_range() -> None:
     dead.trigger()
     group.evict(dead.session)
 
-    heir = Query(group, log, client_id="b", max_rows=None, maxRowsPerBatch="1100")
+    heir = Query(group, log, client_id="b", max_rows=10, maxRowsPerBatch="1100")
 
     assert ranges(heir.triggers(1)) == [(0, 0, 500), (1, 0, 500)]
     assert ranges(heir.triggers(1)) == [(2, 0, 500)]
