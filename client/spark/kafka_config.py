@@ -1,14 +1,12 @@
-"""The options of a Kafka log, as configuration of librdkafka. Pure but for `resolve`.
+"""The options of a Kafka log, as configuration of librdkafka. Pure.
 
 Everything that begins with ``kafka.`` goes to librdkafka, which checks names and values itself.
 Refused is what the log must set itself, and what only Kafka's Java client knows: there a name
 that is ignored, or an obscure error, would cost most time.
 """
 
-import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from client.spark.options import OptionError
@@ -54,7 +52,6 @@ _CONSUMERS: Final = re.compile(
     r"enable\..*offset.*|enable\.auto\.commit|enable\.partition\.eof|auto\..*|"
     r"allow\.auto\.create\.topics"
 )
-_REFERENCE: Final = re.compile(r"\$\{(env|file):([^}]+)\}")
 _TIMEOUT: Final = re.compile(r"([0-9]{1,6})\s*(ms|s|m)?", re.ASCII)
 _LOG_OPTIONS: Final = ("log.includeHeaders", "log.timeout")
 
@@ -108,7 +105,7 @@ def parse_kafka_options(options: Mapping[str, str]) -> KafkaConfig:
             raise OptionError(
                 f"option {name!r} is for Kafka's Java client; use {_OF_JAVA[setting]}"
             )
-        passed[setting] = resolve(name, value)
+        passed[setting] = value
     if not passed.get("bootstrap.servers", "").strip():
         raise OptionError(
             "option 'kafka.bootstrap.servers' is missing: the brokers of the Kafka log, host:port"
@@ -137,29 +134,6 @@ def parse_kafka_options(options: Mapping[str, str]) -> KafkaConfig:
         _flag(given, "log.includeHeaders"),
         _timeout_s(given),
     )
-
-
-def resolve(name: str, value: str) -> str:
-    """Replace ``${env:NAME}`` and ``${file:/path}`` by what they name on this machine.
-
-    Options are visible in Spark's plans; these references keep secrets out of them.
-
-    Raises:
-        OptionError: there is no such variable or file here.
-
-    """
-
-    def replaced(match: re.Match[str]) -> str:
-        kind, what = match[1], match[2]
-        try:
-            return os.environ[what] if kind == "env" else Path(what).read_text("utf-8").strip()
-        except (KeyError, OSError, UnicodeDecodeError) as error:
-            raise OptionError(
-                f"option {name!r} refers to {match[0]}, which can't be read on this machine "
-                f"({type(error).__name__}); the driver and all executors need it"
-            ) from None
-
-    return _REFERENCE.sub(replaced, value)
 
 
 def _flag(given: Mapping[str, str], name: str) -> bool:

@@ -3,12 +3,11 @@
 import builtins
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from client.spark.kafka_config import parse_kafka_options, resolve
+from client.spark.kafka_config import parse_kafka_options
 from client.spark.kafka_log import KafkaLog
 from client.spark.log import load_log
 from client.spark.options import OptionError
@@ -66,26 +65,12 @@ def test_a_users_value_goes_before_a_default() -> None:
         ({**SERVERS, "log.timeout": "soon"}, "'log.timeout' is 'soon'"),
         ({**SERVERS, "log.timeout": "0s"}, "'log.timeout' is '0s'"),
         ({**SERVERS, "log.timeuot": "1s"}, "'log.timeuot' is unknown to a Kafka log"),
-        ({**SERVERS, "kafka.sasl.password": "${env:NOT_THERE}"}, "'kafka.sasl.password' refers"),
     ],
 )
 def test_a_wrong_option_is_named(given: Mapping[str, str], message: str) -> None:
     """Before anything is connected."""
     with pytest.raises(OptionError, match=message):
         KafkaLog(given)
-
-
-def test_secrets_stay_where_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Options show in Spark's plans; references to them do no harm there."""
-    monkeypatch.setenv("KAFKA_PASSWORD", "from-env")
-    (tmp_path / "pw").write_text("from-file\n")
-
-    assert resolve("o", "${env:KAFKA_PASSWORD}") == "from-env"
-    assert resolve("o", f"${{file:{tmp_path}/pw}}") == "from-file"
-    assert resolve("o", "pre-${env:KAFKA_PASSWORD}-post") == "pre-from-env-post"
-    assert resolve("o", "$plain ${other:x}") == "$plain ${other:x}"
-    with pytest.raises(OptionError, match="FileNotFoundError"):
-        resolve("o", f"${{file:{tmp_path}/nope}}")
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
