@@ -12,6 +12,7 @@ of those files.
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ ORDERS_PARTITIONS: Final = 3
 SHORT: Final = ("A first driver",)
 # These need a network or a cluster; their blocks are checked in tests/spark/test_guide.py.
 _NOT_RUN: Final = re.compile(r"^(pip install|docker|kubectl) ")
-_SHELL_S: Final = 180
+_SHELL_S: Final = 400
 
 
 def cases() -> list[Any]:
@@ -112,7 +113,7 @@ class World:
         lines = text.replace("\\\n", " ").splitlines()
         script = "\n".join(line for line in lines if not _NOT_RUN.match(line))
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        ran = subprocess.run(
+        with subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", script],
             cwd=self.folder,
             env={
@@ -122,12 +123,17 @@ class World:
                 "PYSPARK_PYTHON": sys.executable,
                 "SPARK_LOCAL_IP": "127.0.0.1",
             },
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            check=False,
-            timeout=_SHELL_S,
-        )
-        assert ran.returncode == 0, f"{snippet.place}: {ran.stdout[-2000:]}\n{ran.stderr[-3000:]}"
+            start_new_session=True,
+        ) as ran:
+            try:
+                output, _ = ran.communicate(timeout=_SHELL_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(ran.pid, signal.SIGKILL)  # With its JVM.
+                raise
+        assert ran.returncode == 0, f"{snippet.place}: {output[-4000:]}"
 
 
 @pytest.fixture
