@@ -182,7 +182,7 @@ class HookedSession(FakeSession):
     """A member that is told before its partitions go; eager, unless *keeps*."""
 
     def __init__(self, group: FakeGroup, client_id: str, hooks: Hooks, fuse: Fuse) -> None:
-        super().__init__(group, client_id)
+        super().__init__(group, client_id, cooperative=False, instance=None)
         self.keeps = False
         self.owned: tuple[TopicPartition, ...] = ()
         self._hooks = hooks

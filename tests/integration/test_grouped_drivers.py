@@ -151,7 +151,7 @@ def test_a_killed_driver_costs_one_batch_and_a_restart_goes_on_where_the_group_i
             wait_until("all committed", lambda: group.offsets() == ends, STARTUP_S)
             for one in (again, second):
                 one.process.send_signal(signal.SIGTERM)
-                wait_until("the end", lambda one=one: bool(one.lines.named("stopped")))
+                one.lines.wait("stopped")
             assert group.offsets() == ends
         written = Counter(again.values() + second.values())
     finally:

@@ -1,9 +1,11 @@
 """`GroupedKafkaQuery` and `starting_offsets` against a real broker, daemon and Spark."""
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,11 +13,19 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from client.blocking import connect_blocking
 from client.spark import (
     GroupedKafkaQuery,
+    GroupedQueryError,
+    GroupedQueryFailed,
+    GroupedRun,
+    StartingOffsetsError,
+    starting_offsets,
+    starting_offsets_at,
 )
+from protocol.types import TopicPartition
 from tests.integration.kafka_support import Broker, needs_connector
-from tests.integration.spark_support import Daemon, group_of
+from tests.integration.spark_support import Daemon, group_of, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, needs_connector]
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from client.spark.run_store import CheckpointError, FileRunStore, StoreUnavailable, decode_offsets
+from client.spark.errors import CheckpointError
+from client.spark.run_store import FileRunStore, StoreUnavailable, decode_offsets
 from tests.fakes.grouped import tp
 
 HEAD = 'v1\n{"batchWatermarkMs":0}\n'

@@ -1,7 +1,9 @@
 """Where a fresh checkpoint begins, without a coordinator or Kafka."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -23,7 +25,8 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 def test_committed_offsets_win_and_the_rest_begins_at_the_default() -> None:
     """Spark wants every partition to be named."""
-    found = choose("g", {tp(0): 7}, {"t": range(3)}, {tp(1): 5, "t": "latest"})
+    default: Mapping[Any, Any] = {tp(1): 5, "t": "latest"}
+    found = choose("g", {tp(0): 7}, {"t": range(3)}, default)
 
     assert json.loads(offsets_json(found)) == {"t": {"0": 7, "1": 5, "2": -1}}
 
