@@ -1,6 +1,7 @@
 """The grouped query without Spark: one driver or two, one fault at a time."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 
@@ -9,6 +10,7 @@ from client.spark.errors import CoordinatorTimeout
 from client.spark.grouped_types import GroupedQueryError, GroupedQueryFailed, Progress, mark
 from client.spark.kafka_topics import KafkaTopicError
 from protocol.errors import ErrorCode
+from protocol.types import TopicPartition
 from tests.fakes.group_session import FakeGroup, Fault
 from tests.fakes.grouped import FakeDriver, FakeStore, FakeTopics, tp
 
@@ -134,6 +136,46 @@ def test_a_driver_that_was_removed_stops_at_once_and_commits_nothing(world: Worl
     assert world.offsets() == [0, 0]
     driver.steps()  # It joins again by itself.
     assert len(driver.queries) == 2
+
+
+def test_a_driver_that_was_removed_does_not_wait_for_its_batch(world: World) -> None:
+    """Whatever it still writes, the next owner writes, too; its checkpoint is left to be read."""
+    driver = world.started()
+    driver.query.batch()
+    driver.steps()
+    driver.query.batch()
+    driver.query.work()
+    driver.query.work()
+    commits = len(driver.session.requests)
+    world.group.evict(driver.session)
+    driver.core._drop("fenced")
+
+    assert driver.now_s < 2
+    assert len(driver.session.requests) == commits
+    assert world.store.finished("a.1") == {tp(0): 20, tp(1): 20}
+
+
+def test_what_is_finished_while_the_end_is_noticed_is_committed_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last batch between the two looks would be left to be repeated."""
+    driver = world.started()
+    driver.query.batch()
+    driver.steps()
+    query, finished = driver.query, world.store.finished
+
+    def ends_meanwhile(run: str) -> Mapping[TopicPartition, int]:
+        seen = finished(run)
+        if query.active:
+            query.batch()
+            query.active = False
+        return seen
+
+    monkeypatch.setattr(world.store, "finished", ends_meanwhile)
+    while driver.steps():
+        pass
+
+    assert world.offsets() == [20, 20]
 
 
 def test_a_commit_that_is_fenced_ends_the_run(world: World) -> None:
