@@ -179,30 +179,38 @@ class FakeQuery:
 
 
 class HookedSession(FakeSession):
-    """A member that is told before its partitions go; eager, unless *keeps*."""
+    """A member that is told before its partitions go."""
 
-    def __init__(self, group: FakeGroup, client_id: str, hooks: Hooks, fuse: Fuse) -> None:
-        super().__init__(group, client_id, cooperative=False, instance=None)
-        self.keeps = False
-        self.owned: tuple[TopicPartition, ...] = ()
+    def __init__(
+        self, group: FakeGroup, client_id: str, hooks: Hooks, fuse: Fuse, *, cooperative: bool
+    ) -> None:
+        super().__init__(group, client_id, cooperative=cooperative, instance=None)
+        self.topics = (TOPIC,)
         self._hooks = hooks
         self._fuse = fuse
 
     def assignment(self, timeout_s: float | None = None) -> Assignment:
         """Join or rejoin."""
         self._fuse.burn()
-        if self.owned and self.lost:
-            owned, self.owned = self.owned, ()
-            self._hooks.on_lost(owned)
-        elif self.owned and self.rebalance_needed and not self.keeps:
-            self._hooks.on_revoked(self.owned)
-            self.owned = ()
+        if not self.cooperative and self._owned and self.rebalance_needed and not self.lost:
+            self._hooks.on_revoked(self._owned)
+            self._owned = ()
         found = super().assignment(timeout_s)
-        if gone := tuple(tp for tp in self.owned if tp not in found.partitions):
-            self._hooks.on_revoked(gone)
-        self.owned = found.partitions
         self._fuse.burn()
         return found
+
+    def _take_news(self) -> bool:
+        if self._next is not None:
+            going = tuple(tp for tp in self._owned if tp not in self._next.partitions)
+            if going:
+                self._hooks.on_revoked(going)
+        return super()._take_news()
+
+    def _lose(self) -> None:
+        owned = self._owned
+        super()._lose()
+        if owned:
+            self._hooks.on_lost(owned)
 
     def commit(
         self,
@@ -251,6 +259,7 @@ class FakeDriver:
         self.on_stop: Callable[[FakeQuery], None] = lambda _: None
         self.max_rows = 10
         self.start_error: Exception | None = None
+        self.is_cooperative = False
         self._topics = cluster
         self._store = store
         self._written = written
@@ -325,6 +334,8 @@ class FakeDriver:
         return stored is not None and trusted_run(stored.metadata) == query.run.name
 
     def _open(self, hooks: Hooks) -> HookedSession:
-        session = HookedSession(self.group, self.name, hooks, self.fuse)
+        session = HookedSession(
+            self.group, self.name, hooks, self.fuse, cooperative=self.is_cooperative
+        )
         self.sessions.append(session)
         return session

@@ -110,8 +110,9 @@ def test_a_rebalance_that_leaves_the_partitions_as_they_are_leaves_the_query_alo
     world: World,
 ) -> None:
     """Each restart costs a second or two."""
-    driver = world.started()
-    driver.session.keeps = True
+    driver = world.driver()
+    driver.is_cooperative = True
+    driver.steps()
     driver.session.request_rejoin("why not")
     driver.query.batch()
     driver.steps(2)
@@ -120,6 +121,25 @@ def test_a_rebalance_that_leaves_the_partitions_as_they_are_leaves_the_query_alo
     assert len(driver.queries) == 1
     assert driver.query.active
     assert world.offsets() == [10, 10]
+
+
+def test_a_cooperative_hand_over_keeps_what_stays_and_repeats_nothing(world: World) -> None:
+    """What goes is committed before the group may give it to the other."""
+    first, second = world.driver(), world.driver("b")
+    first.is_cooperative = second.is_cooperative = True
+    first.steps()
+    first.query.batch()
+    second.steps()
+    for _ in range(4):
+        first.steps()
+        second.steps()
+    for driver in (first, second):
+        driver.query.batch()
+        driver.steps()
+
+    assert {len(d.query.run.starting_offsets) for d in (first, second)} == {1}
+    assert world.offsets() == [20, 20]
+    assert max(world.written.values()) == 1
 
 
 def test_a_driver_that_was_removed_stops_at_once_and_commits_nothing(world: World) -> None:

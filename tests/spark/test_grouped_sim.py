@@ -22,6 +22,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.is_cooperative = self.rng.random() < 0.6
         self.topics = FakeTopics(PARTITIONS)
         self.group = FakeGroup([tp(p) for p in range(PARTITIONS)])
         self.store = FakeStore()
@@ -58,6 +59,7 @@ class World:
             f"d{self.num_drivers}", self.group, self.topics, self.store, self.written
         )
         driver.max_rows = self.rng.choice([1, 4, 15])
+        driver.is_cooperative = self.is_cooperative
         driver.on_sleep = self._go_on
         driver.may_start = self._judge_start
         # Its last commit may fail, and then the same holds as in a crash.
