@@ -142,6 +142,23 @@ def test_a_cooperative_hand_over_keeps_what_stays_and_repeats_nothing(world: Wor
     assert max(world.written.values()) == 1
 
 
+def test_a_query_ends_when_more_partitions_come_and_begins_again_with_all(world: World) -> None:
+    """Nobody else would read them; nothing is revoked that could tell."""
+    first, second = world.driver(), world.driver("b")
+    first.is_cooperative = second.is_cooperative = True
+    for _ in range(4):
+        first.steps()
+        second.steps()
+    first.query.batch()
+    first.steps()
+    world.group.evict(second.session)
+    first.query.batch()
+    first.steps(4)
+
+    assert len(first.query.run.starting_offsets) == 2
+    assert sorted(first.query.run.starting_offsets.values()) == [0, 20]
+
+
 def test_a_driver_that_was_removed_stops_at_once_and_commits_nothing(world: World) -> None:
     """Its partitions are somebody else's."""
     driver = world.started()
