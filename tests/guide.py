@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parent.parent
 GUIDE: Final = ROOT / "docs/spark.md"
-# What is not yet a part of the guide has to run as well.
-PARTS: Final = ROOT / "docs/parts"
 
 _FENCE: Final = re.compile(r"^```(\w*)\s*$")
 _HEADING: Final = re.compile(r"^## +(.*?) *$")
@@ -86,17 +84,7 @@ def sections_of(page: str, text: str) -> list[Section]:
     return [Section(page, title, tuple(snippets)) for title, snippets in found if snippets]
 
 
-def pages() -> list[Path]:
-    """Return the guide, and the parts that are not in it yet."""
-    return [GUIDE, *sorted(PARTS.glob("*.md"))]
-
-
 def sections() -> list[Section]:
-    """Return all sections with snippets."""
-    return [
-        section
-        for path in pages()
-        for section in sections_of(
-            path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-        )
-    ]
+    """Return the guide's sections with snippets."""
+    name = GUIDE.relative_to(ROOT).as_posix()
+    return sections_of(name, GUIDE.read_text(encoding="utf-8"))
