@@ -1,6 +1,7 @@
 """The folder sink and its manifest, with Parquet files but without Spark."""
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -119,6 +120,43 @@ def test_a_file_system_without_hard_links_is_named(
     assert list((tmp_path / "_log").iterdir()) == []
 
 
+def test_a_change_whose_answer_was_lost_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS sends a request again; taken for somebody else's change, its files would be deleted."""
+    link = os.link
+
+    def link_twice(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_twice)
+    FolderSink(tmp_path, group="g")(batch_of((0, 0, 3, 1)), 0)
+
+    assert sorted(folder_offsets(live_files(tmp_path))) == [(0, 0), (0, 1), (0, 2)]
+    assert len(history(tmp_path)) == 1
+
+
+def test_a_snapshot_that_comes_late_hides_none_that_is_newer(tmp_path: Path) -> None:
+    """A driver may sleep between its change and its snapshot, while the log is emptied."""
+    manifest = Manifest(tmp_path, fsync=False)
+    states = [manifest.load()]
+    for at in range(1, 2 * SNAPSHOT_EVERY + 3):
+        following = manifest.commit(states[-1], change(at))
+        assert following is not None
+        states.append(following)
+    newest = states[-1]
+    manifest.write_snapshot(newest)
+    manifest.empty_before(newest.version, before_s=2_000_000_000)
+
+    manifest.write_snapshot(states[SNAPSHOT_EVERY])
+
+    assert Manifest(tmp_path).load() == newest
+    following = manifest.commit(newest, change(newest.version + 1))
+    assert manifest.load(newest.version) == newest
+    assert manifest.load(newest.version + 1) == following
+
+
 def test_a_sink_remembers_ranges_over_restarts_and_drivers(tmp_path: Path) -> None:
     """Another driver knows nothing but the folder."""
     FolderSink(tmp_path, group="g")(batch_of((0, 0, 3, 1), (1, 5, 7, 1)), 0)
@@ -235,6 +273,26 @@ def test_vacuum_deletes_what_no_version_counts_and_only_when_it_is_old(tmp_path:
     assert positions(tmp_path)[KEY].end == 4
     with pytest.raises(ValueError, match="at least 1:00:00"):
         vacuum(tmp_path, older_than=timedelta(minutes=1))
+
+
+def test_vacuum_bears_files_that_drivers_move_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Staged files and their folders vanish as soon as a batch is finished."""
+    clock = Clock()
+    FolderSink(tmp_path, group="g", clock=clock)(batch_of((0, 0, 3, 1)), 0)
+    staged = tmp_path / "_staging" / "busy" / "part-0.parquet"
+    staged.parent.mkdir(parents=True)
+    staged.write_bytes(b"of a batch that is being written")
+    load = Manifest.load
+
+    def move_then_load(manifest: Manifest, version: int | None = None) -> State:
+        shutil.rmtree(staged.parent)
+        return load(manifest, version)
+
+    monkeypatch.setattr(Manifest, "load", move_then_load)
+
+    assert vacuum(tmp_path, clock=clock).files == 0
 
 
 def test_small_files_of_one_sub_folder_are_put_together() -> None:

@@ -30,6 +30,7 @@ FORMAT_VERSION: Final = 1
 SNAPSHOT_EVERY: Final = 50
 
 _LAST_SNAPSHOT: Final = "_last_snapshot"
+_SNAPSHOT: Final = ".snapshot.json"
 
 
 class DataFile(NamedTuple):
@@ -142,7 +143,10 @@ class Manifest:
         try:
             os.link(building, self._path(version))
         except FileExistsError:
-            return None
+            # Over a network the answer to a link that was made may be lost; the same request,
+            # sent again, then gets this one.
+            if not building.samefile(self._path(version)):
+                return None
         except OSError as error:
             raise SinkError(
                 f"{self._log} is on a file system without hard links ({error}), which the "
@@ -160,7 +164,7 @@ class Manifest:
         """Write everything up to *state* in one file, to be found by whoever loads next."""
         text = encode_state(state)
         for name, content in (
-            (f"{state.version:020d}.snapshot.json", text),
+            (f"{state.version:020d}{_SNAPSHOT}", text),
             (_LAST_SNAPSHOT, str(state.version).encode()),
         ):
             building = self._log / f".{name}.{uuid.uuid4().hex}.building"
@@ -183,12 +187,12 @@ class Manifest:
             if stat.st_size == 0:
                 break  # Those before were emptied earlier.
             os.truncate(path, 0)
-            (self._log / f"{at:020d}.snapshot.json").unlink(missing_ok=True)
+            (self._log / f"{at:020d}{_SNAPSHOT}").unlink(missing_ok=True)
 
     def _load_at(self, version: int) -> State:
         state = State()
-        for at in range(version - version % SNAPSHOT_EVERY, 0, -SNAPSHOT_EVERY):
-            if (found := self._snapshot(at)) is not None:
+        for at in self._snapshot_versions():
+            if at <= version and (found := self._snapshot(at)) is not None:
                 state = found
                 break
         while state.version < version:
@@ -202,12 +206,18 @@ class Manifest:
         return state
 
     def _newer_snapshot(self, version: int) -> State:
-        snapshot = self._snapshot(self._hint())
-        if snapshot is None or snapshot.version <= version:
-            raise SinkError(
-                f"{self._log} is damaged: change {version + 1} is empty, and no snapshot covers it"
-            )
-        return snapshot
+        # The hint may be older: of a driver that slept between its change and its snapshot.
+        for at in (self._hint(), *self._snapshot_versions()):
+            if at > version and (snapshot := self._snapshot(at)) is not None:
+                return snapshot
+        raise SinkError(
+            f"{self._log} is damaged: change {version + 1} is empty, and no snapshot covers it"
+        )
+
+    def _snapshot_versions(self) -> list[int]:
+        """Return the versions of the snapshots, the newest first."""
+        found = (path.name.removesuffix(_SNAPSHOT) for path in self._log.glob(f"*{_SNAPSHOT}"))
+        return sorted((int(name) for name in found if name.isdecimal()), reverse=True)
 
     def _hint(self) -> int:
         try:
@@ -217,7 +227,7 @@ class Manifest:
 
     def _snapshot(self, version: int) -> State | None:
         try:
-            return decode_state((self._log / f"{version:020d}.snapshot.json").read_bytes())
+            return decode_state((self._log / f"{version:020d}{_SNAPSHOT}").read_bytes())
         except FileNotFoundError:
             return None
 

@@ -1,7 +1,9 @@
 """What keeps a folder of a `FolderSink` fast and small; safe while drivers write and read."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -124,7 +126,7 @@ def vacuum(
     manifest = Manifest(folder, fsync=fsync)
     before_s = clock() - older_than.total_seconds()
     # Files first, the manifest second: a file that moves into place now is young, or is counted.
-    listed = [file for file in folder.rglob("*.parquet") if not _is_log(file.relative_to(folder))]
+    listed = [file for file in _files_below(folder) if file.suffix == ".parquet"]
     state = manifest.load()
     purged = tuple(name for name, at_ms in state.removed.items() if at_ms < before_s * 1000)
     deleted = size = 0
@@ -132,11 +134,12 @@ def vacuum(
         name = file.relative_to(folder).as_posix()
         if name in state.files or (name in state.removed and name not in purged):
             continue
-        stat = file.stat()
-        if name in purged or max(stat.st_mtime, stat.st_ctime) < before_s:
-            file.unlink(missing_ok=True)
-            deleted += 1
-            size += stat.st_size
+        with suppress(FileNotFoundError):  # A driver has just moved it to its place.
+            stat = file.stat()
+            if name in purged or max(stat.st_mtime, stat.st_ctime) < before_s:
+                file.unlink()
+                deleted += 1
+                size += stat.st_size
     _delete_empty(folder / STAGING_FOLDER, before_s)
     if purged:
         change = Change(kind="vacuum", at_ms=int(clock() * 1000), purge=purged)
@@ -160,17 +163,21 @@ def _commit(manifest: Manifest, state: State, change: Change) -> State:
     raise SinkError(f"{manifest.folder} is changed faster than upkeep can follow")
 
 
-def _is_log(name: Path) -> bool:
-    return name.parts[0] == LOG_FOLDER
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield all files but the manifest's. Folders that vanish meanwhile are passed over."""
+    for root, folders, names in os.walk(folder):
+        if Path(root) == folder and LOG_FOLDER in folders:
+            folders.remove(LOG_FOLDER)
+        yield from (Path(root, name) for name in names)
 
 
 def _delete_empty(staging: Path, before_s: float) -> None:
     """Delete staging folders of crashed drivers, whose files are gone by now."""
-    if not staging.is_dir():
-        return
-    for folder in sorted(staging.rglob("*"), key=lambda found: len(found.parts), reverse=True):
-        if folder.is_file() and folder.stat().st_mtime < before_s:
-            folder.unlink(missing_ok=True)  # Markers and checksums of Spark.
-    for folder in sorted(staging.rglob("*"), key=lambda found: len(found.parts), reverse=True):
-        if folder.is_dir() and folder.stat().st_mtime < before_s and not any(folder.iterdir()):
-            folder.rmdir()
+    for file in _files_below(staging):
+        with suppress(FileNotFoundError):
+            if file.stat().st_mtime < before_s:
+                file.unlink()  # Markers and checksums of Spark.
+    for root, _, _ in os.walk(staging, topdown=False):
+        with suppress(OSError):  # It isn't empty, or gone.
+            if Path(root) != staging and Path(root).stat().st_mtime < before_s:
+                Path(root).rmdir()
