@@ -1,5 +1,6 @@
 """A DataFrame as ``foreachBatch`` hands it over, without Spark: only what the sinks use of it."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -58,7 +59,7 @@ class Writer:
     """Writes Parquet as Spark does: some files of some tasks, with names of their own."""
 
     def __init__(self, rows: pa.Table) -> None:
-        self._rows = rows
+        self.rows = rows
         self._by: tuple[str, ...] = ()
 
     def option(self, _name: str, _value: object) -> Self:
@@ -73,13 +74,13 @@ class Writer:
     def parquet(self, path: str) -> None:
         """Write one file per sub-folder."""
         groups: dict[str, list[Row]] = {"": []}
-        for row in self._rows.to_pylist():
+        for row in self.rows.to_pylist():
             folder = "/".join(f"{name}={row[name]}" for name in self._by)
             groups.setdefault(folder, []).append(row)
         for folder, rows in groups.items():
-            target = Path(path) / folder
+            target = Path(path.removeprefix("file://")) / folder
             target.mkdir(parents=True, exist_ok=True)
-            table = pa.Table.from_pylist(rows, self._rows.schema).drop_columns(list(self._by))
+            table = pa.Table.from_pylist(rows, self.rows.schema).drop_columns(list(self._by))
             pq.write_table(table, target / f"part-{uuid4().hex}.parquet")
 
 
@@ -117,11 +118,9 @@ class Frame:
         """Project."""
         return Frame(self.rows.select(list(names)))
 
-    def distinct(self) -> "Frame":
-        """Leave one of each."""
-        rows = dict.fromkeys(tuple(row.values()) for row in self.rows.to_pylist())
-        columns = [dict(zip(self.columns, row, strict=True)) for row in rows]
-        return Frame(pa.Table.from_pylist(columns, self.rows.schema))
+    def groupBy(self, *names: str) -> "Grouped":  # noqa: N802 - Spark's name.
+        """Put rows with equal values together."""
+        return Grouped(self.select(*names).rows)
 
     def collect(self) -> list[tuple[Any, ...]]:
         """Return the rows."""
@@ -138,6 +137,22 @@ class Frame:
     def unpersist(self) -> None:
         """Note it."""
         self.storageLevel = Level(useMemory=False, useDisk=False)
+
+
+class Grouped:
+    """Rows by their values."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self.rows = rows
+
+    def count(self) -> Frame:
+        """Return each one's values, and how many there are of it."""
+        counted = Counter(tuple(row.values()) for row in self.rows.to_pylist())
+        names = [*self.rows.column_names, "count"]
+        rows = [dict(zip(names, (*row, count), strict=True)) for row, count in counted.items()]
+        return Frame(
+            pa.Table.from_pylist(rows, self.rows.schema.append(pa.field("count", pa.int64())))
+        )
 
 
 def batch_of(*ranges: tuple[int, int, int, int], topic: str = "events") -> Any:

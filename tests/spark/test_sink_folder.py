@@ -24,7 +24,7 @@ from client.spark.sinks.manifest import (
 )
 from client.spark.sinks.ranges import PartitionKey, Stored
 from client.spark.sinks.upkeep import small_groups
-from tests.fakes.frames import Frame, batch_of, folder_offsets
+from tests.fakes.frames import Frame, Writer, batch_of, folder_offsets
 
 KEY = PartitionKey("g", "events", 0)
 
@@ -169,6 +169,26 @@ def test_a_sink_remembers_ranges_over_restarts_and_drivers(tmp_path: Path) -> No
     )
     assert positions(tmp_path)[KEY] == Stored(3, 6, 2, late_end=3)
     assert [version.rows for version in history(tmp_path)] == [3, 0, 3, 5]
+
+
+@pytest.mark.parametrize("lost", ["all", "some"])
+def test_files_that_stay_on_other_machines_are_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """A folder that isn't shared, or another default file system: rows would be gone unnoticed."""
+    write = Writer.parquet
+
+    def write_elsewhere(writer: Writer, path: str) -> None:
+        assert path.startswith("file:///")
+        if lost == "some":
+            Writer(writer.rows.slice(1)).parquet_here(path)
+
+    monkeypatch.setattr(Writer, "parquet_here", write, raising=False)
+    monkeypatch.setattr(Writer, "parquet", write_elsewhere)
+
+    with pytest.raises(SinkError, match=r"(no file|2 of 3 rows) can be found .* shared"):
+        FolderSink(tmp_path, group="g")(batch_of((0, 0, 3, 1)), 0)
+    assert positions(tmp_path) == {}
 
 
 def test_a_batch_whose_rows_are_all_dropped_still_moves_the_position(tmp_path: Path) -> None:

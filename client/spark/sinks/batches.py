@@ -60,7 +60,12 @@ def each_range(batch: "DataFrame", group: str) -> Iterator[RangeBatch]:
 
 
 def ranges_of(batch: "DataFrame") -> list[SinkRange]:
-    """Return the ranges of a batch, at most one per partition.
+    """Return the ranges of a batch, as `counted_ranges` does."""
+    return list(counted_ranges(batch))
+
+
+def counted_ranges(batch: "DataFrame") -> dict[SinkRange, int]:
+    """Return the ranges of a batch, at most one per partition, and how many rows each has.
 
     Raises:
         SinkError: the batch isn't one of the coordinated source.
@@ -73,8 +78,11 @@ def ranges_of(batch: "DataFrame") -> list[SinkRange]:
             "range once needs the columns of the coordinated source. Leave them in the query, "
             "and hand what shapes the rows to the sink as transform="
         )
-    found = [SinkRange(*row) for row in batch.select(*RANGE_COLUMNS).distinct().collect()]
-    return checked_ranges(found)
+    counted = {
+        SinkRange(*row[:-1]): int(row[-1])
+        for row in batch.groupBy(*RANGE_COLUMNS).count().collect()
+    }
+    return {one: counted[one] for one in checked_ranges(counted)}
 
 
 def checked_ranges(found: Iterable[SinkRange]) -> list[SinkRange]:

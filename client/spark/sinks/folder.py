@@ -17,9 +17,9 @@ from pyspark.sql.types import StructField, StructType
 from client.spark.sinks.batches import (
     Transform,
     accepted_rows,
+    counted_ranges,
     log_skipped,
     persisted,
-    ranges_of,
 )
 from client.spark.sinks.manifest import Change, DataFile, Manifest, State
 from client.spark.sinks.ranges import (
@@ -28,11 +28,12 @@ from client.spark.sinks.ranges import (
     OnReset,
     PartitionKey,
     SinkError,
+    SinkRange,
     Verdict,
     checked_policy,
     decide_all,
 )
-from client.spark.sinks.table import merge_schemas, schema_of, write_files
+from client.spark.sinks.table import merge_schemas, missing_rows, schema_of, write_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -110,12 +111,12 @@ class FolderSink:
 
         """
         with persisted(batch):
-            ranges = ranges_of(batch)
+            ranges = counted_ranges(batch)
             for _ in range(TRIES_MAX):
                 state = self._refreshed()
                 decisions = decide_all(self.group, ranges, state.positions, self._policy)
                 if not any(d.changes for d in decisions.values()) or self._write(
-                    batch, batch_id, decisions
+                    batch, batch_id, decisions, self._expected_rows(ranges, decisions)
                 ):
                     log_skipped(decisions)
                     return
@@ -157,8 +158,21 @@ class FolderSink:
         """Spark Connect sends the sink to the server; what was loaded is loaded there again."""
         return {**self.__dict__, "_state": None}
 
+    def _expected_rows(
+        self, counted: Mapping[SinkRange, int], decisions: Mapping[PartitionKey, Decision]
+    ) -> int | None:
+        """Return how many rows must be in the files; None if that isn't known."""
+        written = [d for d in decisions.values() if d.verdict is Verdict.WRITE]
+        if self._transform is not None or any(d.from_offset != d.range.start for d in written):
+            return None
+        return sum(counted[d.range] for d in written)
+
     def _write(
-        self, batch: "DataFrame", batch_id: int, decisions: Mapping[PartitionKey, Decision]
+        self,
+        batch: "DataFrame",
+        batch_id: int,
+        decisions: Mapping[PartitionKey, Decision],
+        expected: int | None,
     ) -> bool:
         """Write and count the rows; return False if one of the partitions moved meanwhile."""
         changed = {key: d for key, d in decisions.items() if d.changes}
@@ -170,6 +184,9 @@ class FolderSink:
             rows = rows if self._transform is None else self._transform(rows)
             schema, partition_by = self._checked_schema(rows.schema, state)
             files = self._stage(rows, partition_by or state.partition_by)
+            found = sum(file.rows for file in files.values())
+            if expected is not None and found != expected:
+                raise missing_rows(self.path, found, expected)
         change = Change(
             kind="append",
             at_ms=self._now_ms(),

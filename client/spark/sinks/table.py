@@ -60,8 +60,8 @@ def parquet_of(
     root = folder.absolute()
     rows = (
         spark.read.schema(schema)
-        .option("basePath", str(root))
-        .parquet(*(str(root / name) for name in names))
+        .option("basePath", _for_spark(root))
+        .parquet(*(_for_spark(root / name) for name in names))
     )
     return rows.select(*(f"`{name}`" for name in schema.names))
 
@@ -138,10 +138,13 @@ def write_files(
     if partition_by:
         writer = writer.partitionBy(*partition_by)
     try:
-        writer.parquet(str(staging))
+        writer.parquet(_for_spark(staging))
         files: dict[str, DataFile] = {}
         touched: set[Path] = set()
-        for source in sorted(staging.rglob("part-*.parquet")):
+        written = sorted(staging.rglob("part-*.parquet"))
+        if not written and not partition_by:  # Even of no rows Spark makes a file.
+            raise missing_rows(folder, 0, None)
+        for source in written:
             count = pq.read_metadata(source).num_rows
             if count == 0:
                 continue
@@ -159,6 +162,21 @@ def write_files(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return files
+
+
+def missing_rows(folder: Path, found: int, expected: int | None) -> SinkError:
+    """Return what to raise when rows that Spark has written are not there."""
+    wanted = "no file" if expected is None else f"{found} of {expected} rows"
+    return SinkError(
+        f"{folder}: Spark wrote the rows, but {wanted} can be found there; nothing was counted. "
+        "The folder must be the same one, on a shared file system, under the same path for the "
+        "driver and all executors"
+    )
+
+
+def _for_spark(path: Path) -> str:
+    """Return a path as Spark takes it, whose file system may else be another one by default."""
+    return f"file://{path}"
 
 
 def _fsync_file(path: Path) -> None:
