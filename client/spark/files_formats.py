@@ -22,6 +22,8 @@ PIECE_BYTES: Final = 4 * 2**20
 BATCH_ROWS_MAX: Final = 16_384
 COMPRESSED: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _BLANK: Final = re.compile(rb"^[ \t\r]*$", re.MULTILINE)
+# A text of nothing but nulls would end the process, in pyarrow.
+_NO_OBJECT: Final = re.compile(rb"^[ \t\r]*[^ \t\r\n{]", re.MULTILINE)
 
 
 class UnfinishedError(Exception):
@@ -196,17 +198,33 @@ def _read_json(
 
 def _parsed(lines: list[bytes], schema: pa.Schema) -> pa.Table:
     # A line without an object is a row without values, so that each row keeps its offset.
-    text = _BLANK.sub(b"{}", b"\n".join(lines)) + b"\n"
+    text = b"\n".join(lines) + b"\n"
+    if not text.startswith(b"{") or text.count(b"\n{") != len(lines) - 1:
+        text = _BLANK.sub(b"{}", text[:-1]) + b"\n"
+        if _NO_OBJECT.search(text):
+            raise pa.ArrowInvalid("a line holds no JSON object")
     table = pa_json.read_json(
         io.BytesIO(text),
         read_options=pa_json.ReadOptions(block_size=max(len(text), 1 << 16), use_threads=False),
         parse_options=pa_json.ParseOptions(
-            explicit_schema=schema, unexpected_field_behavior="ignore"
+            explicit_schema=pa.schema([field.with_type(_in_json(field.type)) for field in schema]),
+            unexpected_field_behavior="ignore",
         ),
     )
     if table.num_rows != len(lines):
         raise pa.ArrowInvalid(f"{len(lines)} line(s) hold {table.num_rows} JSON objects")
-    return table
+    return table.cast(schema)
+
+
+def _in_json(kind: pa.DataType) -> pa.DataType:
+    """Return as what to read a type that pyarrow finds in no JSON: dates are texts."""
+    if pa.types.is_date(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_json(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_json(field.type)) for field in kind])
+    return kind
 
 
 def _mended(

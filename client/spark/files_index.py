@@ -95,12 +95,14 @@ class PieceIndex:
         except (FileNotFoundError, NotADirectoryError):
             return
         whole = data[: data.rfind(b"\n") + 1]
+        self._inode = -1  # So that what fails is read from the start, and fails alike, again.
         try:
             for line in whole.splitlines():
                 self._take(json.loads(line))
         except (ValueError, TypeError) as error:
             raise LogError(f"the index {self._path} is damaged: {error}") from error
         self._read_to += len(whole)
+        self._inode = inode
 
     @contextmanager
     def adding(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ links are not followed into folders.
 import fnmatch
 import os
 import re
+import stat
 import threading
 import time
 import zlib
@@ -42,7 +43,8 @@ from client.spark.files_options import parse_files_options
 from client.spark.log import LogError, PartitionLog
 from protocol.types import TopicPartition
 
-_PARTITION: Final = re.compile(r"partition=([0-9]{1,9})", re.ASCII)
+_PARTITION: Final = re.compile(r"partition=(0|[1-9][0-9]{0,8})", re.ASCII)
+_PADDED: Final = re.compile(r"partition=0[0-9]+", re.ASCII)
 SCHEMA_FILE: Final = "schema.arrow"
 _UNFINISHED: Final = (".tmp", ".temp", ".part", ".partial", ".inprogress", ".crc", "._COPYING_")
 
@@ -85,7 +87,13 @@ class FilesLog(PartitionLog):
         folder = self._topic_folder(topic)
         if self._options.partitions is not None:
             return list(range(self._options.partitions))
-        found = (_PARTITION.fullmatch(entry.name) for entry in _entries(folder) if entry.is_dir())
+        names = [entry.name for entry in _entries(folder) if entry.is_dir()]
+        if padded := next(filter(_PADDED.fullmatch, names), None):
+            raise LogError(
+                f"{folder / padded}: a partition's number is written without leading zeros, as "
+                "in 'partition=7'; rename the folder, or set option 'log.partitions' if it's none"
+            )
+        found = map(_PARTITION.fullmatch, names)
         return sorted({int(match[1]) for match in found if match}) or [0]
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
@@ -186,12 +194,12 @@ class FilesLog(PartitionLog):
         for name, seen in files.items():
             known = index.files.get(name)
             once = written_once(self._options, name)
-            if known is not None and (seen.size != known.size if once else seen.size < known.to):
+            if known is not None and _shows_change(self._folder(tp) / name, seen, known, once=once):
                 raise LogError(
                     f"{self._folder(tp) / name} was changed: files of a log may only "
                     f"{'be written once' if once else 'grow'}. Rotate logs under names that stay"
                 )
-            if known is not None and (once or seen.size == known.to):
+            if known is not None and (once or seen.size <= known.to):
                 continue
             if not once and not seen.size:
                 continue
@@ -279,7 +287,7 @@ class FilesLog(PartitionLog):
             name: seen
             for name, seen in _walk(folder, "")
             if fnmatch.fnmatchcase(Path(name).name, self._options.pattern)
-            and (count is None or zlib.crc32(name.encode()) % count == tp.partition)
+            and (count is None or zlib.crc32(os.fsencode(name)) % count == tp.partition)
         }
 
     def _index(self, tp: TopicPartition) -> PieceIndex:
@@ -341,7 +349,13 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, _Seen]]:
-    for entry in _entries(folder):
+    try:
+        entries = _entries(folder)
+    except FileNotFoundError:
+        if prefix:
+            return  # Deleted, with its files, since it was listed.
+        raise
+    for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(folder / entry.name, f"{prefix}{entry.name}/")
         elif not entry.name.endswith(_UNFINISHED):
@@ -349,7 +363,24 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, _Seen]]:
                 status = entry.stat()
             except FileNotFoundError:
                 continue  # Deleted, or renamed, since it was listed.
-            yield prefix + entry.name, _seen(status)
+            if stat.S_ISREG(status.st_mode):
+                yield prefix + entry.name, _seen(status)
+
+
+def _shows_change(path: Path, seen: _Seen, known: Piece, *, once: bool) -> bool:
+    """Say whether a file is no longer the one whose rows have offsets."""
+    if not _differs(seen, known, once=once):
+        return False
+    # On a network file system only who opens a file is sure to see what others wrote.
+    try:
+        with path.open("rb") as file:
+            return _differs(_seen(os.fstat(file.fileno())), known, once=once)
+    except FileNotFoundError:
+        return False
+
+
+def _differs(seen: _Seen, known: Piece, *, once: bool) -> bool:
+    return seen.size != known.size if once else seen.size < known.to
 
 
 def _seen(status: os.stat_result) -> _Seen:

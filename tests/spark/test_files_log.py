@@ -4,7 +4,9 @@ import bz2
 import gzip
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from pyspark.sql.types import ArrayType, DateType, StructType
 
 from client.spark import files_formats, files_index, files_log
 from client.spark.files_index import Piece, PieceIndex
@@ -212,6 +215,10 @@ def test_files_are_spread_over_partitions_by_name(folder: Path) -> None:
     ]
     assert sorted(int(v) for values in found for v in values) == list(range(40))
     assert all(found)
+    other = log_of(folder, given={"log.partitions": "4"})
+    for _ in range(2):
+        with pytest.raises(LogError, match=r"was made with .*'partitions': 3.*not with"):
+            other.bounds("t", 0)
     with pytest.raises(LogError, match=r"was made with .*'partitions': 3.*not with"):
         log_of(folder, given={"log.partitions": "2"}).bounds(*TP)
 
@@ -283,7 +290,9 @@ def test_json_is_read_by_its_schema(folder: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("bad", ["{nope", '{"id": "text"}', "[1]", '{"id": 1} {"id": 2}'])
+@pytest.mark.parametrize(
+    "bad", ["{nope", '{"id": "text"}', "[1]", "null", "7", '{"id": 1} {"id": 2}']
+)
 def test_a_line_that_does_not_fit_is_told_or_null(folder: Path, bad: str) -> None:
     """With its file and offset."""
     write(folder / "a.json", f'{{"id": 1}}\n{bad}\n{{"id": 3}}\n')
@@ -292,6 +301,86 @@ def test_a_line_that_does_not_fit_is_told_or_null(folder: Path, bad: str) -> Non
         rows_of(log_of(folder, "json"))
     found = rows_of(log_of(folder, "json", given={"log.badRows": "null"}))
     assert [row["id"] for row in found] == [1, None, 3]
+
+
+def test_a_range_of_nothing_but_null_is_told(folder: Path) -> None:
+    """It ends the process, in pyarrow."""
+    write(folder / "a.json", "null\n")
+
+    with pytest.raises(LogError, match=r"offset 0 doesn't fit 'log\.schema': a line holds no JSON"):
+        rows_of(log_of(folder, "json"))
+
+
+def test_dates_are_read_from_json_at_any_depth(folder: Path) -> None:
+    """The guide names them among the types."""
+    write(folder / "a.json", '{"d": "2026-11-21", "s": {"l": ["2026-11-22", null]}}\n{}\n')
+    inner = StructType().add("l", ArrayType(DateType()))
+    kind = StructType().add("d", DateType()).add("s", inner).json()
+    log = FilesLog({"path": str(folder.parent), "log.format": "json", "log.schema": kind})
+
+    assert rows_of(log) == [
+        {"d": date(2026, 11, 21), "s": {"l": [date(2026, 11, 22), None]}},
+        {"d": None, "s": None},
+    ]
+
+
+def test_only_files_are_read(folder: Path) -> None:
+    """A link to the newest folder is common; reading a pipe would block for ever."""
+    write(folder / "2026" / "a.log", "x\n")
+    (folder / "latest").symlink_to("2026")
+    os.mkfifo(folder / "pipe")
+
+    assert lines(log_of(folder)) == ["x"]
+
+
+def test_a_padded_number_of_a_partition_is_told(folder: Path) -> None:
+    """Each would else read the files of all."""
+    write(folder / "partition=00" / "a.log", "x\n")
+
+    with pytest.raises(LogError, match=r"partition=00: .* without leading zeros"):
+        log_of(folder).partitions("t")
+    with pytest.raises(LogError, match=r"partition=00: .* without leading zeros"):
+        log_of(folder).bounds("t", 0)
+
+
+def test_names_that_are_no_text_are_spread_too(folder: Path) -> None:
+    """Any bytes may be a name on Linux."""
+    write(Path(os.fsdecode(os.fsencode(folder) + b"/\xff.log")), "x\n")
+    log = log_of(folder, given={"log.partitions": "2"})
+
+    assert sum(log.bounds("t", partition)[1] for partition in (0, 1)) == 1
+
+
+def test_a_folder_that_vanishes_while_it_is_listed_is_passed_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever deletes old days does it at any time."""
+    write(folder / "a.log", "x\n")
+    write(folder / "old" / "b.log", "y\n")
+    scandir = os.scandir
+
+    def deleting(path: Path) -> Any:
+        if path == folder / "old":
+            shutil.rmtree(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", deleting)
+
+    assert lines(log_of(folder)) == ["x"]
+
+
+def test_a_size_from_before_is_no_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system shows what others wrote late, but to who opens the file."""
+    write(folder / "a.log", "x\ny\n")
+    assert lines(log_of(folder)) == ["x", "y"]
+    walk = files_log._walk
+
+    def stale(path: Path, prefix: str) -> Any:
+        return ((name, seen._replace(size=2)) for name, seen in walk(path, prefix))
+
+    monkeypatch.setattr(files_log, "_walk", stale)
+
+    assert lines(log_of(folder)) == ["x", "y"]
 
 
 def test_columns_come_from_the_first_file_and_stay(folder: Path) -> None:
