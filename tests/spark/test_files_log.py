@@ -429,6 +429,59 @@ def test_readers_that_discover_at_once_agree(folder: Path) -> None:
     assert lines(one) == lines(other) == ["b", "a"]
 
 
+def test_a_listing_that_another_reader_has_overtaken_is_no_damage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sizes are smaller than what the index has by then."""
+    one, other = log_of(folder), log_of(folder)
+    write(folder / "a.log", "a\n")
+    real = one._list
+
+    def list_slowly(tp: TopicPartition) -> Any:
+        listed = real(tp)
+        if other.bounds(*TP) == (0, 1):
+            write(folder / "a.log", "b\n", append=True)
+            assert other.bounds(*TP) == (0, 2)
+        return listed
+
+    monkeypatch.setattr(one, "_list", list_slowly)
+
+    assert one.bounds(*TP) == (0, 2)
+
+
+def test_a_file_that_changes_while_it_is_read_waits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What looked like the end of its last line was none."""
+    write(folder / "a.log", "one\ntw", age_s=100)
+
+    def overtaken(*args: Any, **kwargs: Any) -> Any:
+        parts = list(files_formats.parts_of(*args, **kwargs))
+        write(folder / "a.log", "o\n", append=True)
+        return parts
+
+    log = log_of(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(files_log, "parts_of", overtaken)
+        assert log.bounds(*TP) == (0, 0)
+
+    assert lines(log) == ["one", "two"]
+
+
+def test_a_listing_that_lags_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network file system a file may be missing from it for a moment."""
+    write(folder / "a.log", "a\n", age_s=5)
+    write(folder / "b.log", "b\n")
+    log = log_of(folder)
+    assert log.bounds(*TP) == (0, 2)
+
+    monkeypatch.setattr(log, "_list", lambda tp: {})
+    assert log.bounds(*TP) == (0, 2)
+
+    (folder / "a.log").unlink()
+    assert log.bounds(*TP) == (1, 2)
+
+
 def test_the_index_heals_after_a_crash_and_stays_small(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
