@@ -12,13 +12,13 @@ How a call is made is left to a `Runner`, so that one that blocks can be given u
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from client.exceptions import RetriableError
 from client.spark.errors import CoordinatedSourceError, DataLossError, LogFailed
 from client.spark.log import LogUnavailable, PartitionLog
+from client.spark.log_failures import RETRY_MAX_S, Failures, Missing
 from client.spark.offsets import IDENTITY
 from client.spark.options import OptionError, ReaderOptions
 from protocol.types import TopicPartition
@@ -28,16 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How long a log may show less than it did before until that counts as loss: a listing on a
-# network file system lags by as much as its attribute cache, usually up to a minute.
-LAG_MAX_S: Final = 90.0
-
 # How often a topic is asked for its id, which may cost a request each time.
 TOPIC_ID_PERIOD_S: Final = 30.0
-
-# Pauses between two tries of a call that fails; other partitions go on meanwhile.
-RETRY_MIN_S: Final = 0.1
-RETRY_MAX_S: Final = 5.0
 
 
 class Call(NamedTuple):
@@ -57,16 +49,6 @@ class View(NamedTuple):
     earliest: int
     end: int
     identity: str
-
-
-@dataclass
-class _Failing:
-    """A call that fails, for now."""
-
-    since_s: float
-    retry_at_s: float
-    pause_s: float
-    error: str
 
 
 def run_here(calls: Sequence[Call]) -> list[Any]:
@@ -101,14 +83,16 @@ class LogCalls(PartitionLog):
         super().__init__(log.options)
         self._log = log
         self._on_data_loss = options.on_data_loss
-        self._timeout_s = options.log_timeout_ms / 1000
         self._clock = clock
         self._run = run
-        self._failing: dict[str, _Failing] = {}
+        self._name = f"the log {type(log).__name__}"
+        self._failures = Failures(self._name, options.log_timeout_ms / 1000, clock)
+        self._missing = Missing(self._name, clock)
         self._bounds_calls: dict[TopicPartition, Call] = {}
+        self._bounds_asked: Sequence[Call] = ()
         self._topics: list[str] | None = None
         self._known: dict[str, list[int]] = {}
-        self._gone_since_s: dict[str, float] = {}
+        self._no_hosts_before_s = clock()
         self._topic_ids: dict[str, tuple[float, str]] = {}
 
     def partitions(self, topic: str) -> list[int]:
@@ -137,8 +121,10 @@ class LogCalls(PartitionLog):
                 f"{what} of {self._name} returned {found!r:.100}; it must be a list of different "
                 "whole numbers from 0 on"
             )
-        gone = sorted(set(known or ()) - set(partitions))
-        if known is not None and gone and not self._gone_for_good(topic, gone):
+        if self._missing:
+            self._missing.seen(TopicPartition(topic, partition) for partition in partitions)
+        gone = [TopicPartition(topic, p) for p in sorted(set(known or ()) - set(partitions))]
+        if known is not None and gone and not self._gone_for_good(gone):
             return known
         self._known[topic] = partitions
         return partitions
@@ -192,27 +178,41 @@ class LogCalls(PartitionLog):
             LogFailed: the log fails for good; the message names the partition.
 
         """
-        if not partitions:
-            return {}
         ordered = sorted(partitions)
+        calls = self._calls_for_bounds(ordered)
+        if self._failures:  # What nobody asked for in between may have worked.
+            left = {call.what for call in self._bounds_asked} - {call.what for call in calls}
+            self._failures.forget(left)
+        self._bounds_asked = calls
+        if not ordered:
+            return {}
         self._ask_topic_ids({tp.topic for tp in ordered})
-        at_once = type(self._log).all_bounds is not PartitionLog.all_bounds
-        if at_once:
-            more = f" and {len(ordered) - 1} more" if len(ordered) > 1 else ""
-            what = f"{ordered[0]}{more}: all_bounds()"
-            calls = [Call(what, lambda: self._log.all_bounds(ordered))]
-        else:
-            for tp in ordered:  # A thousand names and functions on each trigger would cost 5 ms.
-                if tp not in self._bounds_calls:
-                    self._bounds_calls[tp] = Call(f"{tp}: bounds()", self._bounds(tp))
-            calls = [self._bounds_calls[tp] for tp in ordered]
         found = self._try(calls)
-        if at_once:
+        if self._at_once:
             (every,) = found
             found = [
                 every if isinstance(every, RetriableError) else every.get(tp) for tp in ordered
             ]
-        return {tp: self._checked(tp, bounds) for tp, bounds in zip(ordered, found, strict=True)}
+        views = {tp: self._checked(tp, bounds) for tp, bounds in zip(ordered, found, strict=True)}
+        if self._missing:
+            self._missing.seen(tp for tp, seen in views.items() if isinstance(seen, View))
+        return views
+
+    @property
+    def _at_once(self) -> bool:
+        return type(self._log).all_bounds is not PartitionLog.all_bounds
+
+    def _calls_for_bounds(self, ordered: Sequence[TopicPartition]) -> Sequence[Call]:
+        if not ordered:
+            return ()
+        if self._at_once:
+            more = f" and {len(ordered) - 1} more" if len(ordered) > 1 else ""
+            what = f"{ordered[0]}{more}: all_bounds()"
+            return [Call(what, lambda: self._log.all_bounds(ordered))]
+        for tp in ordered:  # A thousand names and functions on each trigger would cost 5 ms.
+            if tp not in self._bounds_calls:
+                self._bounds_calls[tp] = Call(f"{tp}: bounds()", self._bounds(tp))
+        return [self._bounds_calls[tp] for tp in ordered]
 
     def topics(self) -> list[str]:
         """Return the names of all topics; while the log can't be asked, those it had last."""
@@ -235,10 +235,21 @@ class LogCalls(PartitionLog):
         return found
 
     def hosts(self, topic: str, partition: int) -> Sequence[str]:
-        """Return where a partition is read fastest; nowhere if that can't be told now."""
+        """Return where a partition is read fastest; nowhere if that can't be told now.
+
+        A hint: what keeps the log from answering is no reason to end a query, and for a while no
+        other partition is asked for, as a rebalance waits for this.
+        """
+        if self._clock() < self._no_hosts_before_s:
+            return ()
         call = Call(f"{topic}-{partition}: hosts()", lambda: self._log.hosts(topic, partition))
-        found: Sequence[str] | RetriableError = self._try([call])[0]
-        return () if isinstance(found, RetriableError) else found
+        found: Sequence[str] | Exception = self._run([call])[0]
+        if isinstance(found, LogUnavailable | OSError):
+            logger.warning("%s of %s failed: %s", call.what, self._name, found)
+            self._no_hosts_before_s = self._clock() + RETRY_MAX_S
+            return ()
+        hosts: Sequence[str] = self._sorted(call.what, found)
+        return hosts
 
     def schema(self, topic: str) -> "pa.Schema":
         """Return the columns of *topic*."""
@@ -250,10 +261,6 @@ class LogCalls(PartitionLog):
     def read(self, topic: str, partition: int, start: int, end: int) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of a range."""
         return self._log.read(topic, partition, start, end)
-
-    @property
-    def _name(self) -> str:
-        return f"the log {type(self._log).__name__}"
 
     def _ask_topic_ids(self, topics: Collection[str]) -> None:
         """Learn which log of its name each topic is; one made anew is noticed a little later."""
@@ -296,23 +303,19 @@ class LogCalls(PartitionLog):
 
     def _try(self, calls: Sequence[Call]) -> list[Any]:
         """Make the calls that aren't to rest; a call that may work later gives a RetriableError."""
-        if not self._failing:
+        failures = self._failures
+        if not failures:
             return [
                 self._sorted(call.what, answer) if isinstance(answer, Exception) else answer
                 for call, answer in zip(calls, self._run(calls) if calls else (), strict=True)
             ]
-        now_s = self._clock()
-        resting = {
-            call.what: failing
-            for call in calls
-            if (failing := self._failing.get(call.what)) and now_s < failing.retry_at_s
-        }
+        resting = {call.what: error for call in calls if (error := failures.resting(call.what))}
         awake = [call for call in calls if call.what not in resting]
         answers = dict(
             zip((call.what for call in awake), self._run(awake) if awake else (), strict=True)
         )
         return [
-            RetriableError(resting[call.what].error)
+            RetriableError(resting[call.what])
             if call.what in resting
             else self._sorted(call.what, answers[call.what])
             for call in calls
@@ -320,48 +323,24 @@ class LogCalls(PartitionLog):
 
     def _sorted(self, what: str, answer: Any) -> Any:
         if not isinstance(answer, Exception):
-            self._failing.pop(what, None)
+            self._failures.forget([what])
             return answer
         if isinstance(answer, CoordinatedSourceError | OptionError):
             raise answer
         if isinstance(answer, _GoneError):
             # Where that may be, the group's leader is about to share out what is left.
-            self._gone_for_good(answer.tp.topic, [answer.tp.partition])
+            self._gone_for_good([answer.tp])
             return RetriableError(f"{answer.tp} is not in {self._name} any more")
         why = f"{type(answer).__name__}: {answer}"
         if not isinstance(answer, LogUnavailable | OSError):
             raise LogFailed(f"{what} of {self._name} failed: {why}") from answer
-        return RetriableError(self._passing(what, why, answer))
+        return RetriableError(self._failures.note(what, why, answer))
 
-    def _passing(self, what: str, why: str, cause: Exception) -> str:
-        now_s = self._clock()
-        failing = self._failing.setdefault(what, _Failing(now_s, now_s, RETRY_MIN_S, ""))
-        for_s = now_s - failing.since_s
-        if for_s >= self._timeout_s:
-            raise LogFailed(
-                f"{what} of {self._name} has failed for {for_s:.1f} s, longer than option "
-                f"'logTimeout' allows ({self._timeout_s:g} s): {why}"
-            ) from cause
-        if not failing.error:
-            logger.warning("%s of %s failed, trying again: %s", what, self._name, why)
-        failing.error = f"{what} of {self._name} failed: {why}"
-        failing.retry_at_s = now_s + failing.pause_s
-        failing.pause_s = min(failing.pause_s * 2, RETRY_MAX_S)
-        return failing.error
-
-    def _gone_for_good(self, topic: str, gone: Sequence[int]) -> bool:
+    def _gone_for_good(self, gone: Sequence[TopicPartition]) -> bool:
         """Say whether partitions that were there are gone, and not for a moment only."""
-        key = f"{topic} {gone}"
-        now_s = self._clock()
-        named = ", ".join(f"{topic}-{partition}" for partition in gone)
-        if key not in self._gone_since_s:
-            logger.warning(
-                "%s no longer has %s; waiting up to %g s for it", self._name, named, LAG_MAX_S
-            )
-            self._gone_since_s[key] = now_s
-        if now_s - self._gone_since_s[key] < LAG_MAX_S:
+        if not self._missing.for_long(gone):
             return False
-        self._fail_if_gone(named)
+        self._fail_if_gone(", ".join(map(str, gone)))
         return True
 
     def _fail_if_gone(self, named: str) -> None:

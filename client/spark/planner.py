@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 from client.exceptions import RetriableError
 from client.spark.admission import Admission
-from client.spark.log_calls import LAG_MAX_S, LogCalls
+from client.spark.log_calls import LogCalls
+from client.spark.log_failures import LAG_MAX_S
 from client.spark.options import ReaderOptions
 from client.spark.positions import (
     Finished,

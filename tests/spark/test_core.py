@@ -7,7 +7,7 @@ import pytest
 from client.exceptions import CoordinatorUnavailable
 from client.spark.core import ReaderCore
 from client.spark.errors import DataLossError
-from client.spark.log_calls import LAG_MAX_S
+from client.spark.log_failures import LAG_MAX_S
 from client.spark.offsets import Range, decode_end
 from client.types import OffsetAndMetadata
 from tests.fakes.group_session import FakeGroup
