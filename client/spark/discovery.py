@@ -4,12 +4,16 @@ Nobody else watches the log. Each reader of a pattern looks for topics, and the 
 for partitions as well, every discovery interval; who finds something asks for a rebalance.
 """
 
+import logging
 from collections.abc import Callable
 
+from client.exceptions import RetriableError
 from client.spark.errors import CoordinatedSourceError
 from client.spark.log import PartitionLog
 from client.spark.options import ReaderOptions
 from protocol.types import TopicPartition
+
+logger = logging.getLogger(__name__)
 
 
 def matching_topics(options: ReaderOptions, log: PartitionLog) -> tuple[str, ...]:
@@ -48,12 +52,13 @@ class Discovery:
         self._log = log
         self._clock = clock
         self._next_s = clock()
+        self._looked = False
         self._seen: set[str] = set()
 
     @property
     def is_due(self) -> bool:
-        """Whether the last look was longer ago than the discovery interval."""
-        return self._clock() >= self._next_s
+        """Whether the last look was longer ago than the discovery interval, or none succeeded."""
+        return not self._looked or self._clock() >= self._next_s
 
     def look(self) -> None:
         """Look at the log now.
@@ -61,6 +66,7 @@ class Discovery:
         Raises:
             CoordinatedSourceError: a topic that matches has other columns than those before.
             LogError: the log can't tell.
+            RetriableError: it can't tell now.
 
         """
         self._next_s = self._clock() + self._options.discovery_interval_ms / 1000
@@ -69,6 +75,19 @@ class Discovery:
             self._check_columns(topics)
         self.partitions = {topic: sorted(self._log.partitions(topic)) for topic in topics}
         self.topics = topics
+        self._looked = True
+
+    def look_again(self) -> None:
+        """Look at the log now; while it can't tell, what was seen last stands.
+
+        Raises what `look` does, but a `RetriableError` only if there was no look before.
+        """
+        try:
+            self.look()
+        except RetriableError as error:
+            if not self._looked:
+                raise
+            logger.warning("can't look for topics and partitions now: %s", error)
 
     def all_partitions(self) -> list[TopicPartition]:
         """Return the partitions of all topics."""

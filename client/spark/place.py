@@ -95,7 +95,7 @@ class Place:
         session = self.session
         if session is None:
             return _NOTHING
-        self.found.look()
+        self.found.look_again()  # The group must not wait for the log.
         self._subscribe(session)
         before, losses = self.assignment, self._losses
         assignment = session.assignment(wait_s)
@@ -127,7 +127,7 @@ class Place:
         found = self.found
         is_due = found.is_due
         if is_due:
-            found.look()
+            found.look_again()
         if self._subscribe(session):
             return True
         if not (is_due and assignment.is_leader and self._have_grown(session)):

@@ -6,6 +6,7 @@ interrupted, so its thread stays with it, and the log is asked nothing else befo
 """
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -62,13 +63,14 @@ class Watchdog:
         self._poll_s = min(POLL_S, patience_s)
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._stuck: _Job | None = None
+        self._waited_until_s = -math.inf
         self._started = False
         self._lock = threading.Lock()
 
     def run(self, calls: Sequence[Call]) -> list[Any]:
         """Make the calls in order; those that were given up give a `LogUnavailable`."""
         with self._lock:  # The group's leader asks for partitions in another thread.
-            if self._stuck is not None and not self._wait(self._stuck.done, self._poll_s):
+            if self._stuck is not None and not self._is_back(self._stuck):
                 return [self._too_slow(self._stuck)] * len(calls)
             self._stuck = None
             job = _Job(calls, self._clock)
@@ -85,6 +87,14 @@ class Watchdog:
                     answered = list(job.results)
                     return answered + [error] * (len(calls) - len(answered))
             return job.results
+
+    def _is_back(self, stuck: _Job) -> bool:
+        """Wait a little for a call that was given up; many others may be behind it."""
+        waited_s = self._clock() - self._waited_until_s
+        back = self._wait(stuck.done, self._poll_s if waited_s >= self._poll_s else 0.0)
+        if waited_s >= self._poll_s:
+            self._waited_until_s = self._clock()
+        return back
 
     def _too_slow(self, job: _Job) -> LogUnavailable:
         at = min(len(job.results), len(job.calls) - 1)
