@@ -243,11 +243,12 @@ class ReaderCore:
         for tp, planned in decode_end(end).ranges.items():
             position = positions.get(tp)
             if position is not None and (position.offset, position.pinned_end) == planned[:2]:
-                if self._ownership.has_rows(tp):
-                    run[tp] = Finished(planned, position.resets)
-                # Else the next trigger waits for them, or goes on with what is there.
+                run[tp] = Finished(planned, position.resets)
             else:
                 logger.info("%s: %s is not replayed, the group is past it", tp, planned)
+        # For those without, the next trigger waits, or goes on with what is there.
+        with_rows = self._ownership.with_rows(run.keys())
+        run = {tp: finished for tp, finished in run.items() if tp in with_rows}
         self._ownership.prove(run.keys())
         self._handed = Handed(end, run)
 
@@ -261,8 +262,12 @@ class ReaderCore:
 
     def _find_all(self) -> None:
         """Make sure that the log still has what the checkpoint has read from."""
+        pattern = self._options.topics_pattern
+        there = set(self.log.topics()) if pattern is not None and self._to_find else set()
         while self._to_find:
-            self.log.has(self._to_find[-1])
+            tp = self._to_find[-1]
+            if pattern is None or tp.topic in there:  # Else it dropped out of the pattern.
+                self.log.has(tp)
             self._to_find.pop()
 
     def _reads(self, topic: str) -> bool:

@@ -156,17 +156,17 @@ class Ownership:
         """Return the reset counter of an owned partition."""
         return self._positions[tp].resets
 
-    def has_rows(self, tp: TopicPartition) -> bool:
-        """Say whether the log holds the range of an owned partition that is pinned now.
+    def with_rows(self, tps: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Return those of some owned partitions whose ranges that are pinned now the log holds.
 
         Raises:
-            DataLossError: it lost rows of it, and that is to fail.
+            DataLossError: it lost rows of them, and that is to fail.
 
         """
-        if tp.topic not in self._place.found.topics:
-            return False
-        steps = self._planner.plan({tp: self._positions[tp]}, {}, self._limits(None))
-        return steps[tp].pinned and steps[tp].stop > steps[tp].at
+        topics = self._place.found.topics
+        there = {tp: self._positions[tp] for tp in tps if tp.topic in topics}
+        steps = self._planner.plan(there, {}, self._limits(None))
+        return {tp for tp, step in steps.items() if step.pinned and step.stop > step.at}
 
     def leave(self) -> None:
         """Leave the group. Never raises; may be called again, and from another thread."""
@@ -178,8 +178,15 @@ class Ownership:
         return self._place.session
 
     def _pin_next(self, max_rows: int | None, wait_s: float) -> Batch:
-        assignment = self._settle_once(wait_s)
-        steps = self._plan(max_rows)
+        try:
+            assignment = self._settle_once(wait_s)
+            steps = self._plan(max_rows)
+        except CoordinatedSourceError:
+            # The query ends, but for another reason than what it has finished.
+            if self._finished and self._place.assignment is not None:
+                self._refresh(self._place.assignment)
+                self._send(self._only_finished())
+            raise
         self._send(steps)
         self._planner.started(steps)
         if self.targets is not None and all(step.stop == step.at for step in steps.values()):
@@ -222,9 +229,10 @@ class Ownership:
             assert place.assignment is not None
             return place.assignment
         if place.assignment is not None:
-            if self._finished or self._starts_unset(place.assignment):
+            if self._finished or self._unset_starts(place.assignment):
                 self._refresh(place.assignment)
-                self._send(self._plan(None, plan_ranges=False))
+                self._send(self._only_finished())
+                self._send(self._plan_starts(place.assignment))
             if not place.keeps:
                 self._forget_positions()
         # A cooperative member hears in here what it loses, and gives it up: no range of it is
@@ -246,16 +254,17 @@ class Ownership:
         known = frozenset(self._place.found.all_partitions())
         return frozenset() if known and self._session.fetch(sorted(known)) else known
 
-    def _starts_unset(self, assignment: Assignment) -> bool:
-        """Say whether partitions that begin at the log's end may have no offset yet.
+    def _unset_starts(self, assignment: Assignment) -> list[TopicPartition]:
+        """Return the partitions that begin at the log's end and may have no offset yet.
 
         The next owner may have joined too late to see that the group had no offsets.
         """
-        return any(
-            tp in (self._latest_from or ())
-            and (tp not in self._positions or self._positions[tp].offset is None)
+        return [
+            tp
             for tp in assignment.partitions
-        )
+            if tp in (self._latest_from or ())
+            and (tp not in self._positions or self._positions[tp].offset is None)
+        ]
 
     def _moved_on(self, error: Rebalanced) -> None:
         self._in_doubt = None  # Fenced: what was not stored by now never will be.
@@ -301,10 +310,22 @@ class Ownership:
             if still_ours(finished, self._positions.get(tp))
         }
 
-    def _plan(
-        self, max_rows: int | None, *, plan_ranges: bool = True
-    ) -> dict[TopicPartition, Step]:
-        limits = self._limits(max_rows, plan_ranges=plan_ranges)
+    def _only_finished(self) -> dict[TopicPartition, Step]:
+        """Return steps that start nothing. The log is not asked: it may be away, or broken."""
+        return {
+            tp: hold_partition(position, self._finished.get(tp), "")
+            for tp, position in self._positions.items()
+        }
+
+    def _plan_starts(self, assignment: Assignment) -> dict[TopicPartition, Step]:
+        """Return the steps that store where partitions begin that begin at the log's end."""
+        topics = self._place.found.topics
+        unset = {tp for tp in self._unset_starts(assignment) if tp.topic in topics}
+        limits = self._limits(None, plan_ranges=False)
+        return self._planner.plan({tp: self._positions[tp] for tp in unset}, {}, limits)
+
+    def _plan(self, max_rows: int | None) -> dict[TopicPartition, Step]:
+        limits = self._limits(max_rows)
         found = self._place.found
         there = {tp: known for tp, known in self._positions.items() if tp.topic in found.topics}
         try:
@@ -312,7 +333,7 @@ class Ownership:
         except LogFailed:
             if not found.lost_topics():
                 raise
-            return self._plan(max_rows, plan_ranges=plan_ranges)
+            return self._plan(max_rows)
         for tp in self._positions.keys() - there.keys():
             # The topic matched the pattern and is gone: only what is finished is committed.
             steps[tp] = hold_partition(self._positions[tp], self._finished.get(tp), "")
