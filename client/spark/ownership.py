@@ -229,9 +229,11 @@ class Ownership:
             assert place.assignment is not None
             return place.assignment
         if place.assignment is not None:
-            if self._finished or self._unset_starts(place.assignment):
+            starts_unset = bool(self._unset_starts(place.assignment))
+            if self._finished or starts_unset:
                 self._refresh(place.assignment)
                 self._send(self._only_finished())
+            if starts_unset:
                 self._send(self._plan_starts(place.assignment))
             if not place.keeps:
                 self._forget_positions()

@@ -9,6 +9,7 @@ from client.exceptions import RetriableError
 from client.spark.errors import DataLossError, LogFailed
 from client.spark.log import LogError, LogUnavailable
 from client.spark.log_calls import LogCalls
+from client.spark.log_failures import LAG_MAX_S
 from client.spark.watchdog import Watchdog
 from protocol.types import TopicPartition
 from tests.fakes.group_session import FakeGroup
@@ -180,6 +181,23 @@ def test_a_log_that_fails_for_good_does_not_keep_what_is_finished_from_the_heir(
     query.triggers(1)
 
     assert [group.offset(tp(p)) for p in (0, 1)] == [20, 20]
+
+
+def test_rows_that_are_gone_are_judged_although_the_group_rebalances_all_the_time() -> None:
+    """A hand-over of other partitions says nothing about them."""
+    group, log = make({0: 10, 1: 1_000})
+    query = Query(group, log, assignor="cooperative", client_id="a")
+    query.triggers(2)
+    log.ends[0] = 5
+
+    def go_on() -> None:
+        for _ in range(5):
+            query.clock.now_s += LAG_MAX_S / 3
+            query.session.asked = True
+            query.triggers(2)
+
+    with pytest.raises(DataLossError, match="offset 10 comes next"):
+        go_on()
 
 
 def test_calls_behind_one_that_blocks_wait_for_it_once() -> None:
