@@ -27,13 +27,13 @@ from typing import Final
 
 from client.exceptions import (
     CommitRefused,
-    CoordinatorError,
     MemberLost,
     OutcomeUnknown,
     Rebalanced,
     RetriableError,
 )
 from client.spark.errors import CoordinatorTimeout
+from client.spark.grouped_leftovers import Leftovers
 from client.spark.grouped_run import ActiveRun, Moved
 from client.spark.grouped_types import (
     GroupedQueryError,
@@ -46,14 +46,13 @@ from client.spark.grouped_types import (
     Partitions,
     Runs,
     mark,
-    trusted_run,
 )
 from client.spark.kafka_topics import KafkaTopicError, KafkaUnavailable, Topics
 from client.spark.run_store import RunStore
 from client.spark.starting import where_of
 from client.types import Assignment, OffsetAndMetadata
 from protocol.errors import ErrorCode
-from protocol.types import NO_OFFSET, TopicPartition
+from protocol.types import NO_OFFSET
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +64,10 @@ PAUSE_MIN_S: Final = 0.2
 PAUSE_MAX_S: Final = 5.0
 RESTART_MIN_S: Final = 1.0
 RESTART_MAX_S: Final = 60.0
+RESTART_DOUBLINGS_MAX: Final = 6
 
 # How often the leader looks whether topics have got more partitions.
 LOOK_S: Final = 60.0
-
-# How often to look for checkpoints that nobody will come back for, and how old they must be.
-SWEEP_S: Final = 3600.0
 
 
 class GroupedCore:
@@ -105,6 +102,7 @@ class GroupedCore:
         self._runs = runs
         self._store = store
         self._topics = topics
+        self._leftovers = Leftovers(settings, store, topics, clock)
         self._clock = clock
         self._sleep = sleep
         self._session: GroupedSession | None = None
@@ -113,7 +111,6 @@ class GroupedCore:
         self._num_failures = 0
         self._not_before_s = clock()
         self._look_at_s = clock() + LOOK_S
-        self._sweep_at_s = clock()
         self._away_since_s: float | None = None
         self._pause_s = PAUSE_MIN_S
         self._num_stops = 0
@@ -176,6 +173,7 @@ class GroupedCore:
         if has_ended:
             return self._ended(active, is_clean=is_clean)
         self._look_for_partitions()
+        self._leftovers.sweep(self._session, active.run.name)
         return True
 
     def _ended(self, active: ActiveRun, *, is_clean: bool) -> bool:
@@ -199,7 +197,8 @@ class GroupedCore:
                 f"the query failed {self._num_failures} times in a row without finishing a batch "
                 f"(max_failures is {self._settings.max_failures}): {failure}"
             ) from failure
-        wait_s = min(RESTART_MIN_S * 2 ** (self._num_failures - 1), RESTART_MAX_S)
+        doublings = min(self._num_failures - 1, RESTART_DOUBLINGS_MAX)
+        wait_s = min(RESTART_MIN_S * 2**doublings, RESTART_MAX_S)
         self._not_before_s = self._clock() + wait_s
         logger.warning(
             "run %s failed; beginning again at the group's offsets in %g s: %s",
@@ -248,6 +247,9 @@ class GroupedCore:
         active, self.active = self.active, None
         if active is not None:
             active.stop_between_batches()
+            # What it finished counts no more, even if the offsets were put back to ones that
+            # bear its name.
+            self._store.remove(active.run.name)
 
     # --- No query runs -------------------------------------------------------------------
 
@@ -263,7 +265,6 @@ class GroupedCore:
             self._look_for_partitions()
         elif self._clock() >= self._not_before_s:
             self._start(self._session, assignment)
-            self._sweep()  # Not before: what a dead driver left tells where to begin.
         return True
 
     def _start(self, session: GroupedSession, assignment: Assignment) -> None:
@@ -290,7 +291,7 @@ class GroupedCore:
         self._num_runs += 1
         name = f"{self._settings.client_id}.{self._num_runs}"
         stored = session.fetch(assignment.partitions)
-        starts = {tp: self._reached(tp, value) for tp, value in stored.items()}
+        starts = {tp: self._leftovers.reached(tp, value) for tp, value in stored.items()}
         places = {
             tp: where_of(self._settings.starting_offsets, tp)
             for tp in assignment.partitions
@@ -311,30 +312,6 @@ class GroupedCore:
                 raise GroupedQueryError(f"the coordinator refuses the claim: {error}") from error
             raise RetriableError(str(error)) from error
         return GroupedRun(name, assignment.generation, dict(sorted(starts.items())))
-
-    def _reached(self, tp: TopicPartition, stored: OffsetAndMetadata) -> int:
-        """Return how far a partition's last run came, which may be further than it could commit."""
-        run = trusted_run(stored.metadata)
-        if run is None:
-            return stored.offset
-        finished = self._store.finished(run).get(tp, stored.offset)
-        if finished > stored.offset:
-            logger.info("%s: run %s finished up to %d, beyond its commits", tp, run, finished)
-        return max(finished, stored.offset)
-
-    def _sweep(self) -> None:
-        """Delete what drivers that died have left behind."""
-        assert self._session is not None
-        if self._clock() < self._sweep_at_s:
-            return
-        self._sweep_at_s = self._clock() + SWEEP_S
-        try:
-            alive = self._session.alive_clients() | {self._settings.client_id}
-        except CoordinatorError as error:
-            logger.warning("old checkpoints are left for later: %s", error)
-            return
-        for run in self._store.sweep(alive, SWEEP_S):
-            logger.info("the checkpoint of run %s, whose driver is gone, was deleted", run)
 
     # --- Topics --------------------------------------------------------------------------
 

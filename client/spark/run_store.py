@@ -6,7 +6,6 @@ newest batch that has both says how far the sink is. Other drivers read it, too:
 over a partition goes on where the sink of the last run really was.
 """
 
-import json
 import logging
 import re
 import time
@@ -16,14 +15,12 @@ from typing import Any, Final, Protocol
 from urllib.parse import quote, urlsplit
 
 from client.exceptions import RetriableError
-from client.spark.errors import CheckpointError
+from client.spark.checkpoint import BEFORE_ALL, FinishedBatch, newest_finished
 from client.spark.offsets import finished_offsets
 from protocol.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-_VERSION: Final = "v1"
-_OFFSETS_LINE: Final = 2  # After the version and the batch's own settings.
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}  # Hadoop's names for what pyarrow calls otherwise.
 _LOCAL: Final = frozenset({"", "file"})
 _RUN: Final = re.compile(r"(?P<client_id>.+)\.\d+")
@@ -51,10 +48,13 @@ class RunStore(Protocol):
     def remove(self, run: str) -> None:
         """Delete the checkpoint of a run. Never raises: the next `sweep` tries again."""
 
-    def sweep(self, alive: Collection[str], older_than_s: float) -> list[str]:
+    def sweep(
+        self, alive: Collection[str], in_use: Collection[str], older_than_s: float
+    ) -> list[str]:
         """Delete the runs of all client ids but *alive*; return those that were deleted.
 
-        A run that was written to within the last *older_than_s* seconds is left. Never raises.
+        A run that is named *in_use* is left, and one that was written to within the last
+        *older_than_s* seconds. Never raises.
         """
 
 
@@ -100,8 +100,8 @@ class FileRunStore:
         self._location = f"{location.rstrip('/')}/{folder}"
         self._path = f"{path.rstrip('/')}/{folder}"
         self._fs: Any = filesystem if filesystem is not None else opened
-        self._fs_module: Any = fs
-        self._seen: dict[str, tuple[int, dict[TopicPartition, int]]] = {}
+        # The run that was last asked for, its newest batch, and what that finished.
+        self._seen: tuple[str, int, dict[TopicPartition, int]] = ("", BEFORE_ALL, {})
 
     def location(self, run: str) -> str:
         """See `RunStore.location`."""
@@ -109,21 +109,19 @@ class FileRunStore:
 
     def finished(self, run: str) -> Mapping[TopicPartition, int]:
         """See `RunStore.finished`."""
-        with _answers(f"checkpoint {self.location(run)}"):
-            committed = self._batches(f"{self._path}/{run}/commits")
-            if not committed:
-                return {}
-            newest = max(committed)
-            seen = self._seen.get(run)
-            if seen is None or seen[0] != newest:
-                text = self._read(f"{self._path}/{run}/offsets/{newest}")
-                seen = newest, decode_offsets(text, self.location(run))
-                self._seen[run] = seen
-            return seen[1]
+        files = _ArrowFiles(self._fs, f"{self._path}/{run}", self.location(run))
+        if self._seen[0] != run:
+            self._seen = run, BEFORE_ALL, {}
+        with _answers(f"checkpoint {files.location}"):
+            batch = newest_finished(files, self._seen[1])
+        if batch is not None:
+            self._seen = run, batch.batch_id, _offsets(batch)
+        return self._seen[2]
 
     def remove(self, run: str) -> None:
         """See `RunStore.remove`."""
-        self._seen.pop(run, None)
+        if self._seen[0] == run:
+            self._seen = "", BEFORE_ALL, {}
         try:
             self._fs.delete_dir(f"{self._path}/{run}")
         except FileNotFoundError:
@@ -131,13 +129,15 @@ class FileRunStore:
         except OSError as error:
             logger.warning("checkpoint %s is left for later: %s", self.location(run), error)
 
-    def sweep(self, alive: Collection[str], older_than_s: float) -> list[str]:
+    def sweep(
+        self, alive: Collection[str], in_use: Collection[str], older_than_s: float
+    ) -> list[str]:
         """See `RunStore.sweep`."""
         removed = []
         try:
-            for info in self._list(self._path):
+            for info in _listed(self._fs, self._path):
                 match = _RUN.fullmatch(info.base_name)
-                if match is None or match["client_id"] in alive:
+                if match is None or match["client_id"] in alive or info.base_name in in_use:
                     continue
                 if time.time() - self._written_s(info) >= older_than_s:
                     self.remove(info.base_name)
@@ -150,44 +150,53 @@ class FileRunStore:
         """Return when a run last began or ended a batch; file systems without folders say 0."""
         times = [folder.mtime_ns or 0]
         for name in ("commits", "offsets"):
-            inside = self._list(f"{self._path}/{folder.base_name}/{name}")
+            inside = _listed(self._fs, f"{self._path}/{folder.base_name}/{name}")
             times += [info.mtime_ns or 0 for info in inside]
         return float(max(times)) / 1e9
 
-    def _batches(self, path: str) -> list[int]:
-        return [int(i.base_name) for i in self._list(path) if i.base_name.isdecimal()]
 
-    def _list(self, path: str) -> list[Any]:
-        selector = self._fs_module.FileSelector(path, allow_not_found=True)
-        found: list[Any] = self._fs.get_file_info(selector)
+class _ArrowFiles:
+    """A checkpoint in a file system of pyarrow; see `CheckpointFiles`.
+
+    Unlike Spark's own reader it needs no job for each look, and a query is looked at twice a
+    second.
+    """
+
+    def __init__(self, filesystem: Any, path: str, location: str) -> None:
+        self.location = location
+        self._fs = filesystem
+        self._path = path
+
+    def batch_ids(self, folder: str) -> set[int]:
+        """Return the numbers that are names of files."""
+        names = [info.base_name for info in _listed(self._fs, f"{self._path}/{folder}")]
+        return {int(name) for name in names if name.isascii() and name.isdecimal()}
+
+    def texts(self, folder: str, names: Collection[str]) -> dict[str, str]:
+        """Return the text of the files that are there."""
+        found = {}
+        for name in names:
+            try:
+                with self._fs.open_input_stream(f"{self._path}/{folder}/{name}") as file:
+                    data: bytes = file.read()
+            except FileNotFoundError:
+                continue
+            found[name] = data.decode()
         return found
 
-    def _read(self, path: str) -> str:
-        with self._fs.open_input_stream(path) as file:
-            data: bytes = file.read()
-        return data.decode()
+
+def _listed(filesystem: Any, path: str) -> list[Any]:
+    from pyarrow import fs  # noqa: PLC0415 - slow to load, and needed here only.
+
+    found: list[Any] = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    return found
 
 
-def decode_offsets(text: str, where: str) -> dict[TopicPartition, int]:
-    """Return the end offsets that a file of the offset log holds.
-
-    Of a partition that several sources of the query read, the one that is furthest behind counts.
-
-    Raises:
-        CheckpointError: another version than this release knows.
-
-    """
-    lines = text.splitlines()
-    if not lines or lines[0] != _VERSION:
-        raise CheckpointError(
-            f"checkpoint {where} has version {lines[0] if lines else ''!r}, this release reads "
-            f"{_VERSION!r}: a newer Spark wrote it. Set "
-            "spark.sql.streaming.offsetLog.formatVersion to 1, or use a newer release of this "
-            "package"
-        )
+def _offsets(batch: FinishedBatch) -> dict[TopicPartition, int]:
+    """Return where a batch ended; if several sources read a partition, the one that is behind."""
     finished: dict[TopicPartition, int] = {}
-    for line in lines[_OFFSETS_LINE:]:
-        for tp, offset in finished_offsets(line).items():
+    for text in batch.sources.values():
+        for tp, offset in finished_offsets(text).items():
             finished[tp] = min(offset, finished.get(tp, offset))
     return finished
 
@@ -196,5 +205,5 @@ def decode_offsets(text: str, where: str) -> dict[TopicPartition, int]:
 def _answers(what: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise StoreUnavailable(f"{what} can't be read now: {error}") from error

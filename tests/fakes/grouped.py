@@ -90,9 +90,12 @@ class FakeStore:
         self.runs.pop(run, None)
         self.removed.append(run)
 
-    def sweep(self, alive: Collection[str], older_than_s: float) -> list[str]:
+    def sweep(
+        self, alive: Collection[str], in_use: Collection[str], older_than_s: float
+    ) -> list[str]:
         """Delete the old runs of others."""
-        gone = [run for run in self.old & set(self.runs) if run.rpartition(".")[0] not in alive]
+        old = self.old & set(self.runs) - set(in_use)
+        gone = [run for run in old if run.rpartition(".")[0] not in alive]
         for run in gone:
             self.remove(run)
         return gone

@@ -466,7 +466,7 @@ def test_checkpoints_of_dead_drivers_are_deleted_and_those_of_members_are_not(
     driver.steps()
     for other in world.group.members.values():
         other.assignment()
-    driver.steps()
+    driver.steps(2)
 
     assert "dead.7" in world.store.removed
     assert {"dead.8", "b.9"} <= world.store.runs.keys()

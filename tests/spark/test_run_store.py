@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from client.spark.errors import CheckpointError
-from client.spark.run_store import FileRunStore, StoreUnavailable, decode_offsets
+from client.spark.run_store import FileRunStore, StoreUnavailable
 from tests.fakes.grouped import tp
 
 HEAD = 'v1\n{"batchWatermarkMs":0}\n'
@@ -40,39 +40,72 @@ def test_only_batches_in_the_commit_log_are_finished(store: FileRunStore) -> Non
     assert store.finished("a.1") == {tp(0): 100}
 
 
-def test_a_batch_whose_offsets_are_gone_is_an_error_that_passes(store: FileRunStore) -> None:
-    """Guessing would be a gap."""
+def test_a_batch_whose_offsets_are_gone_does_not_count(store: FileRunStore) -> None:
+    """What came before it is still finished; guessing would be a gap."""
+    batch(store, "a.1", 2, 4, done=True)
+    assert store.finished("a.1") == {tp(0): 4}
     folder = batch(store, "a.1", 3, 5, done=True)
     (folder / "offsets" / "3").unlink()
+
+    assert store.finished("a.1") == {tp(0): 4}
+
+
+def test_files_that_are_no_text_are_an_error_that_passes(store: FileRunStore) -> None:
+    """A file system that is ill may recover."""
+    folder = batch(store, "a.1", 3, 5, done=True)
+    (folder / "offsets" / "3").write_bytes(b"\xff")
     with pytest.raises(StoreUnavailable, match="can't be read now"):
         store.finished("a.1")
 
 
-def test_of_two_sources_the_one_behind_counts() -> None:
-    """As in a union of the rows with themselves."""
-    text = HEAD + '{"t":{"0":7,"1":3}}\n-\n{"t":{"0":5}}\n{"logOffset":3}'
+@pytest.mark.parametrize(
+    "text",
+    [
+        'v1\n{}\n{"t":{"0":7,"1":3}}\n-\n{"t":{"0":5}}\n{"logOffset":3}',
+        'v2\n{}\n0:{"t":{"0":7,"1":3}}\nother:{"t":{"0":5}}\n2:{"logOffset":3}',
+    ],
+)
+def test_of_two_sources_the_one_behind_counts(store: FileRunStore, text: str) -> None:
+    """As in a union of the rows with themselves; Spark has two forms of the offset log."""
+    folder = batch(store, "a.1", 3, 5, done=True)
+    (folder / "offsets" / "3").write_text(text)
 
-    assert decode_offsets(text, "ck") == {tp(0): 5, tp(1): 3}
+    assert store.finished("a.1") == {tp(0): 5, tp(1): 3}
 
 
-@pytest.mark.parametrize("text", ["", "v2\n{}\n{}"])
-def test_another_version_is_refused_by_name(text: str) -> None:
+def test_one_runs_checkpoint_says_nothing_of_another(store: FileRunStore) -> None:
+    """A driver that takes over looks at several, in turns with its own."""
+    batch(store, "a.1", 9, 90, done=True)
+    batch(store, "b.1", 3, 5, done=True)
+
+    assert [store.finished(run) for run in ("a.1", "b.1", "c.1", "a.1")] == [
+        {tp(0): 90},
+        {tp(0): 5},
+        {},
+        {tp(0): 90},
+    ]
+
+
+@pytest.mark.parametrize(("folder", "text"), [("offsets", "v3\n{}"), ("commits", "v99\n{}")])
+def test_another_version_is_refused_by_name(store: FileRunStore, folder: str, text: str) -> None:
     """It may mean something else."""
-    with pytest.raises(CheckpointError, match=r"ck.* 'v1'"):
-        decode_offsets(text, "ck")
+    (batch(store, "a.1", 0, 1, done=True) / folder / "0").write_text(text)
+    with pytest.raises(CheckpointError, match=rf"a.1/{folder}/0 .*a newer Spark wrote it"):
+        store.finished("a.1")
 
 
 def test_only_old_runs_of_clients_that_are_gone_are_swept(store: FileRunStore) -> None:
     """A run that is written to may be a zombie's, and its successor looks there."""
-    for run in ("dead.1", "dead.2", "alive.1"):
+    for run in ("dead.1", "dead.2", "dead.3", "alive.1"):
         folder = batch(store, run, 0, 1, done=True)
         if run != "dead.2":
             for path in (folder, *folder.rglob("*")):
                 os.utime(path, (0, 0))
 
-    assert store.sweep({"alive"}, 3600.0) == ["dead.1"]
+    assert store.sweep({"alive"}, {"dead.3"}, 3600.0) == ["dead.1"]
     assert store.finished("dead.1") == {}
-    assert store.finished("dead.2") == store.finished("alive.1") == {tp(0): 1}
+    for kept in ("dead.2", "dead.3", "alive.1"):
+        assert store.finished(kept) == {tp(0): 1}
 
 
 def test_removing_what_is_not_there_is_fine(store: FileRunStore) -> None:
