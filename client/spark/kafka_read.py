@@ -117,6 +117,7 @@ class _RangeReader:
                     raise self._stalled(lease.reasons)
                 if rows:
                     yield rows
+                    heard_s = time.monotonic()  # The task may have been busy with them for long.
             consumer.unassign()
             whole = True
         finally:

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -13,7 +14,9 @@ from client.spark.kafka_log import KafkaLog
 from client.spark.log import LogError, LogUnavailable
 from client.spark.log_testkit import CHECKS, Check, LogSubject
 from client.spark.options import OptionError
+from client.spark.sinks import FolderSink, SinkError
 from protocol.types import TopicPartition
+from tests.fakes.frames import batch_of
 from tests.integration.kafka_support import ANSWER_S, Broker
 from tests.integration.spark_support import Daemon, wait_until
 
@@ -145,6 +148,26 @@ def test_only_committed_transactions_are_read(kafka: Broker, topic: str) -> None
     producer.commit_transaction(ANSWER_S)
     wait_until("the last marker", lambda: log.bounds(topic, 0) == (0, 13))
     assert values(log, topic, 5, 13) == {10: b"10", 11: b"11"}
+
+
+@pytest.mark.nightly
+def test_markers_and_aborted_rows_are_no_gap_to_a_sink(
+    kafka: Broker, topic: str, tmp_path: Path
+) -> None:
+    """A range of nothing else comes to no sink, so the next one begins later than it expects."""
+    kafka.create(topic, 1)
+    _transactions(kafka, topic).commit_transaction(ANSWER_S)
+    log = {"log": "kafka", "kafka.bootstrap.servers": kafka.address}
+    sink = FolderSink(tmp_path / "a", group="g", log=log)
+    short = FolderSink(tmp_path / "b", group="g", log=log)
+
+    sink(batch_of((0, 0, 5, 1), topic=topic), 0)
+    sink(batch_of((0, 10, 13, 1), topic=topic), 1)
+    short(batch_of((0, 0, 4, 1), topic=topic), 0)
+    with pytest.raises(SinkError, match="up to 4 only"):
+        short(batch_of((0, 10, 13, 1), topic=topic), 1)
+
+    assert list(sink.positions().values()) == [13]
 
 
 @pytest.mark.nightly

@@ -181,9 +181,8 @@ def test_files_that_stay_on_other_machines_are_no_batch(
     def write_elsewhere(writer: Writer, path: str) -> None:
         assert path.startswith("file:///")
         if lost == "some":
-            Writer(writer.rows.slice(1)).parquet_here(path)
+            write(Writer(writer.rows.slice(1)), path)
 
-    monkeypatch.setattr(Writer, "parquet_here", write, raising=False)
     monkeypatch.setattr(Writer, "parquet", write_elsewhere)
 
     with pytest.raises(SinkError, match=r"(no file|2 of 3 rows) can be found .* shared"):

@@ -1,9 +1,17 @@
 """What a sink makes of a range."""
 
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from client.spark import FolderLogWriter
+from client.spark.folder import FolderLog
 from client.spark.sinks.batches import checked_ranges, each_range, ranges_of
+from client.spark.sinks.gaps import looks_into
 from client.spark.sinks.ranges import (
     PartitionKey,
     Policy,
@@ -18,6 +26,7 @@ from tests.fakes.frames import Frame, batch_of
 
 KEY = PartitionKey("g", "events", 0)
 STRICT = Policy()
+SCHEMA = pa.schema([("id", pa.int64())])
 
 
 def one(start: int, end: int, generation: int = 5) -> SinkRange:
@@ -81,6 +90,35 @@ def test_on_reset_append_goes_on_from_where_the_group_is() -> None:
 
     assert decision.from_offset == 20
     assert decide(KEY, one(30, 40), decision.after, STRICT).verdict is Verdict.WRITE
+
+
+def test_offsets_without_rows_are_no_gap(tmp_path: Path) -> None:
+    """Markers of transactions have offsets in Kafka; no range of nothing else comes to a sink."""
+    FolderLogWriter.create(tmp_path, "events", SCHEMA, 1).close()
+    with FolderLogWriter(tmp_path, "events") as writer:
+        writer.append(0, pa.table({"id": list(range(45))}, SCHEMA))
+    named = f"{__name__}:{WithGaps.__name__}"
+    policy = checked_policy("error", "error", looks_into({"log": named, "Path": str(tmp_path)}))
+
+    assert decide(KEY, one(40, 42), Stored(0, 30, 5), policy).verdict is Verdict.WRITE
+    with pytest.raises(SinkError, match=r"as Kafka's have .*log="):
+        decide(KEY, one(41, 42), Stored(0, 30, 5), policy)  # There is a row at 40.
+    with pytest.raises(SinkError, match=r"as Kafka's have .*log="):
+        decide(KEY, one(60, 62), Stored(0, 50, 5), policy)  # That can't be read any more.
+    assert pickle.loads(pickle.dumps(policy)).is_empty("events", 0, 30, 40)
+
+
+class WithGaps(FolderLog):
+    """A log without rows from 30 to 39."""
+
+    dense_offsets = False
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Leave them out."""
+        if start < 30:
+            yield from super().read(topic, partition, start, min(end, 30))
+        if end > 40:
+            yield from super().read(topic, partition, max(start, 40), end)
 
 
 def test_a_gap_is_refused_unless_it_is_accepted() -> None:

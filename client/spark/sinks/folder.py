@@ -21,6 +21,7 @@ from client.spark.sinks.batches import (
     log_skipped,
     persisted,
 )
+from client.spark.sinks.gaps import looks_into
 from client.spark.sinks.manifest import Change, DataFile, Manifest, State
 from client.spark.sinks.ranges import (
     Decision,
@@ -63,6 +64,8 @@ class FolderSink:
         on_gap: what to do when rows before a range never came: ``error`` or ``accept``.
         on_reset: what to do when rows come again because the group's offsets were moved back:
             ``error``, ``skip`` them, or ``append`` them once more.
+        log: the options of the log that the query reads, if its offsets have gaps, as those of
+            Kafka have: the sink then looks whether a gap holds rows.
         fsync: whether files are on disk before they count.
         clock: returns the time in seconds since 1970.
 
@@ -83,6 +86,7 @@ class FolderSink:
         merge_schema: bool = False,
         on_gap: OnGap = "error",
         on_reset: OnReset = "error",
+        log: Mapping[str, str] | None = None,
         fsync: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -97,7 +101,7 @@ class FolderSink:
         self._files_per_batch = files_per_batch
         self._compression = compression
         self._merge_schema = merge_schema
-        self._policy = checked_policy(on_gap, on_reset)
+        self._policy = checked_policy(on_gap, on_reset, looks_into(log))
         self._fsync = fsync
         self._clock = clock
         self._manifest = Manifest(self.path, fsync=fsync)

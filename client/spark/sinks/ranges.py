@@ -11,14 +11,15 @@ has a partition (`Stored`) can therefore tell from a range alone:
 - it is the last one again: its first writer died before it could say so, or is still at it;
 - it is older, and of an older generation: a late writer, which the group removed meanwhile;
 - it is older, and of the same or a newer generation: the group's offsets were moved back;
-- it begins later: rows in between never came here.
+- it begins later: rows in between never came here, or there are none: offsets of Kafka have gaps,
+  and a range that lies in one comes to no sink.
 
 A late writer runs one batch, then learns from the coordinator that it was removed. So two late
 ranges in a row are none: that is a group that was deleted and made anew, whose generations
 began again. The end of the last late range is kept for this.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Final, Literal, NamedTuple
 
@@ -63,11 +64,16 @@ class Stored(NamedTuple):
     late_end: int | None = None
 
 
+# Says whether a log has no rows of a topic's partition from one offset to another.
+IsEmpty = Callable[[str, int, int, int], bool]
+
+
 class Policy(NamedTuple):
     """What to do about what only the owner of the data can judge."""
 
     on_gap: OnGap = "error"
     on_reset: OnReset = "error"
+    is_empty: IsEmpty | None = None
 
 
 class Verdict(Enum):
@@ -93,7 +99,7 @@ class Decision(NamedTuple):
         return self.after != self.before
 
 
-def checked_policy(on_gap: str, on_reset: str) -> Policy:
+def checked_policy(on_gap: str, on_reset: str, is_empty: IsEmpty | None = None) -> Policy:
     """Return the policy.
 
     Raises:
@@ -103,7 +109,7 @@ def checked_policy(on_gap: str, on_reset: str) -> Policy:
     for name, value, known in (("on_gap", on_gap, ON_GAP), ("on_reset", on_reset, ON_RESET)):
         if value not in known:
             raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(known)}")
-    return Policy(on_gap, on_reset)  # type: ignore[arg-type]  # Checked just above.
+    return Policy(on_gap, on_reset, is_empty)  # type: ignore[arg-type]  # Checked just above.
 
 
 def decide_all(
@@ -135,7 +141,7 @@ def decide(key: PartitionKey, one: SinkRange, stored: Stored | None, policy: Pol
     if stored is None:
         return _write(one, None)
     if one.start >= stored.end:
-        if one.start > stored.end and policy.on_gap == "error":
+        if one.start > stored.end and not _may_miss(one, stored, policy):
             raise _gap(key, one, stored)
         return _write(one, stored)
     if (one.start, one.end) == (stored.start, stored.end):
@@ -145,6 +151,14 @@ def decide(key: PartitionKey, one: SinkRange, stored: Stored | None, policy: Pol
         after = stored._replace(late_end=one.end)
         return Decision(one, Verdict.LATE, one.end, stored, after)
     return _moved_back(key, one, stored, policy)
+
+
+def _may_miss(one: SinkRange, stored: Stored, policy: Policy) -> bool:
+    if policy.on_gap == "accept":
+        return True
+    return policy.is_empty is not None and policy.is_empty(
+        one.topic, one.partition, stored.end, one.start
+    )
 
 
 def _write(one: SinkRange, stored: Stored | None) -> Decision:
@@ -175,7 +189,8 @@ def _gap(key: PartitionKey, one: SinkRange, stored: Stored) -> SinkError:
     return SinkError(
         f"{key}: the rows from {one.start} on come next, but the sink has them up to "
         f"{stored.end} only. The rows between were lost from the log, the group's offsets were "
-        "moved forward, the sink was restored from a backup, or a filter before the sink dropped "
-        "a whole range (hand it to the sink as transform= instead). To go on without these rows "
-        "set on_gap='accept'"
+        "moved forward, the sink was restored from a backup, a filter before the sink dropped a "
+        "whole range (hand it to the sink as transform= instead), or the log's offsets have gaps, "
+        "as Kafka's have (hand the log's options to the sink as log=, so that it can look). To go "
+        "on without these rows set on_gap='accept'"
     )

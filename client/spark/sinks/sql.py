@@ -20,6 +20,7 @@ from client.spark.sinks.batches import (
     persisted,
     ranges_of,
 )
+from client.spark.sinks.gaps import looks_into
 from client.spark.sinks.ranges import (
     Decision,
     OnGap,
@@ -76,6 +77,8 @@ class SqlSink:
         on_gap: what to do when rows before a range never came: ``error`` or ``accept``.
         on_reset: what to do when rows come again because the group's offsets were moved back:
             ``error``, ``skip`` them, or ``append`` them once more.
+        log: the options of the log that the query reads, if its offsets have gaps, as those of
+            Kafka have: the sink then looks whether a gap holds rows.
         clock: returns the time in seconds since 1970.
 
     Raises:
@@ -97,6 +100,7 @@ class SqlSink:
         quote: str = '"',
         on_gap: OnGap = "error",
         on_reset: OnReset = "error",
+        log: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         for name, value in (
@@ -119,7 +123,7 @@ class SqlSink:
         self._positions_table = positions_table
         self._paramstyle = paramstyle
         self._quote = quote
-        self._policy = checked_policy(on_gap, on_reset)
+        self._policy = checked_policy(on_gap, on_reset, looks_into(log))
         self._clock = clock
 
     def __call__(self, batch: "DataFrame", batch_id: int) -> None:
