@@ -126,6 +126,10 @@ class Frame:
         """Return the rows."""
         return [tuple(row.values()) for row in self.rows.to_pylist()]
 
+    def count(self) -> int:
+        """Return how many rows there are."""
+        return int(self.rows.num_rows)
+
     def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name.
         """Return the rows."""
         return self.rows

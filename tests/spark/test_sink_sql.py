@@ -306,3 +306,37 @@ def table_count(db: sqlite3.Connection) -> int:
     # An index of a primary key has another name.
     assert found == listed
     return int(found[0])
+
+
+class Staging(JdbcStaging):
+    """Writes as executors do, and lets the database go away once the rows are moved."""
+
+    def write(self, rows: Any, table: str) -> None:
+        """Insert the rows."""
+        db = sqlite3.connect(self.url)
+        marks = ", ".join("?" * len(rows.columns))
+        db.executemany(f"INSERT INTO {table} VALUES ({marks})", rows.collect())
+        db.commit()
+        db.close()
+
+
+def test_a_database_that_goes_away_after_the_commit_fails_no_batch(path: Path) -> None:
+    """Only the staging table is left, for a later batch to drop."""
+    left = [3]  # Connections: positions, staging table, transaction.
+
+    def connect() -> sqlite3.Connection:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Broken
+        return sqlite3.connect(path)
+
+    sink = sink_of(path, connect, staging=Staging(str(path)))
+    left[0] = 4
+    sink.create_tables()
+    left[0] = 3
+
+    sink(batch_of((0, 0, 3, 1)), 0)
+
+    assert offsets(path) == {0: [0, 1, 2]}
+    left[0] = 9
+    assert list(sink.positions().values()) == [3]

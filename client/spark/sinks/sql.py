@@ -284,8 +284,15 @@ class SqlSink:
                 self._staging.write(rows, dialect.name(staged.name))
                 yield staged
             finally:
-                with self._connection() as (db, dialect):
-                    self._staging_tables(dialect).drop(db, staged.name)
+                self._drop_staged(staged.name)
+
+    def _drop_staged(self, name: str) -> None:
+        """Drop a staging table; what was stored stays stored if the database is away by now."""
+        try:
+            with self._connection() as (db, dialect):
+                self._staging_tables(dialect).drop(db, name)
+        except Exception:
+            logger.warning("the staging table %s is not dropped yet", name, exc_info=True)
 
     def _staging_tables(self, dialect: Dialect) -> StagingTables:
         return StagingTables(dialect, self._table, self._positions_table + "_staging")
