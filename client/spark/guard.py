@@ -3,8 +3,8 @@
 State and watermark live in a query's own checkpoint and don't move with a partition, so after a
 rebalance such a query is wrong without any error. A source can't see the plan of its query, and
 Spark has no plan before the first batch; the progress of that batch is the earliest place that
-tells. The guard then leaves a `Refusals` note, with which the reader fails before a second batch.
-The first one is never committed, so no restart creeps forward.
+tells, about 0.1 s after it. The guard then leaves a `Refusals` note, with which the reader fails on
+its next trigger: before the second batch, or after a few where they follow each other at once.
 """
 
 # ruff: noqa: N802 - Spark chose the names of the callbacks.

@@ -19,6 +19,7 @@ from tests.integration.spark_support import (
     Feeder,
     group_of,
     rows,
+    stream,
     wait_until,
 )
 from tests.spark.fault_support import shows
@@ -301,3 +302,27 @@ def test_while_a_log_blocks_its_reader_stays_in_the_group_and_hands_over(
     failure = scene.failure(scene.start(coordinator.address, log=FAULTY, logTimeout="4s"))
     (feeder.root / "block").unlink()
     assert "events-1: bounds() has not answered for" in failure
+
+
+@pytest.mark.nightly
+def test_a_stateful_query_ends_with_an_error(
+    spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
+) -> None:
+    """Else it would be wrong after a rebalance; with the option it goes on."""
+    feeder.feed(5)
+    for name, given in (("fails", {}), ("warns", {"onStateful": "warn"})):
+        query = (
+            stream(spark, coordinator.address, feeder.root, group=name, **given)
+            .dropDuplicates(["id"])
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path / name))
+            .start()
+        )
+        if name == "fails":
+            with pytest.raises(Exception, match=r"is stateful \(dedupe\) and reads a coordinated"):
+                query.awaitTermination(60)
+        else:
+            with group_of(coordinator, name) as group:
+                wait_until("many rows", lambda: min(group.offsets().values(), default=0) > 50)
+            assert query.isActive
+        query.stop()
