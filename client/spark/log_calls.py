@@ -191,7 +191,10 @@ class LogCalls(PartitionLog):
         if self._at_once:
             (every,) = found
             found = [
-                every if isinstance(every, RetriableError) else every.get(tp) for tp in ordered
+                every
+                if isinstance(every, RetriableError)
+                else self._sorted(calls[0].what, every.get(tp))
+                for tp in ordered
             ]
         views = {tp: self._checked(tp, bounds) for tp, bounds in zip(ordered, found, strict=True)}
         if self._missing:
@@ -208,11 +211,25 @@ class LogCalls(PartitionLog):
         if self._at_once:
             more = f" and {len(ordered) - 1} more" if len(ordered) > 1 else ""
             what = f"{ordered[0]}{more}: all_bounds()"
-            return [Call(what, lambda: self._log.all_bounds(ordered))]
+            return [Call(what, lambda: self._bounds_at_once(ordered))]
         for tp in ordered:  # A thousand names and functions on each trigger would cost 5 ms.
             if tp not in self._bounds_calls:
                 self._bounds_calls[tp] = Call(f"{tp}: bounds()", self._bounds(tp))
         return [self._bounds_calls[tp] for tp in ordered]
+
+    def _bounds_at_once(self, ordered: Sequence[TopicPartition]) -> dict[TopicPartition, Any]:
+        try:
+            return {**self._log.all_bounds(ordered)}
+        except (LogUnavailable, OSError):
+            raise
+        except Exception:
+            # As in `_bounds`; the others must not stop for one that is gone.
+            there = {topic: self._log.partitions(topic) for topic in {tp.topic for tp in ordered}}
+            left = [tp for tp in ordered if tp.partition in there[tp.topic]]
+            if len(left) == len(ordered):
+                raise
+            found: dict[TopicPartition, Any] = {tp: _GoneError(tp) for tp in ordered}
+            return found | (self._log.all_bounds(left) if left else {})
 
     def topics(self) -> list[str]:
         """Return the names of all topics; while the log can't be asked, those it had last."""

@@ -1,6 +1,7 @@
 """Faults of a log that meet a hand-over, a start or each other."""
 
 import threading
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -198,6 +199,41 @@ def test_rows_that_are_gone_are_judged_although_the_group_rebalances_all_the_tim
 
     with pytest.raises(DataLossError, match="offset 10 comes next"):
         go_on()
+
+
+class AtOnceLog(FaultyLog):
+    """A log that is asked for all bounds at once, as Kafka is."""
+
+    def all_bounds(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """Return all bounds, or fail as a whole."""
+        if any(one.partition not in self.ends for one in partitions):
+            raise LogError("no such partition")
+        return {one: self.bounds(*one) for one in partitions}
+
+
+@pytest.mark.parametrize("policy", ["error", "earliest"])
+def test_a_partition_that_vanishes_from_a_log_asked_at_once_is_told_from_the_others(
+    policy: str,
+) -> None:
+    """Kafka refuses the whole request for one partition of a topic that was made anew."""
+    group, log = FakeGroup([tp(0), tp(1)]), AtOnceLog({0: 100, 1: 100})
+    query = Query(group, log, onDataLoss=policy)
+    query.triggers(1)
+    del log.ends[1]
+    group.partitions.remove(tp(1))
+
+    assert ranges(query.triggers(2)) == [(0, 10, 20), (0, 20, 30)]
+    query.clock.now_s += LAG_MAX_S
+
+    if policy == "error":
+        with pytest.raises(DataLossError, match="no longer has flights-1"):
+            query.triggers(1)
+        assert group.offset(tp(0)) == 30
+    else:
+        finish(query)
+        assert group.offset(tp(0)) == 100
 
 
 def test_calls_behind_one_that_blocks_wait_for_it_once() -> None:
