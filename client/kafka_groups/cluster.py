@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
+from client.exceptions import RetriableError
 from client.types import OffsetAndMetadata, Offsets
 from protocol.types import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
 
@@ -41,7 +42,7 @@ class KafkaGroupError(Exception):
     """The cluster said no, or can't be asked at all; repeating it does not help."""
 
 
-class KafkaUnavailable(KafkaGroupError):
+class KafkaUnavailable(KafkaGroupError, RetriableError):
     """No definite answer in time. The same call again may well succeed."""
 
 

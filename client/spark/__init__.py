@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from client.kafka_groups.cluster import KafkaUnavailable
     from client.spark.drain import drain_and_stop
     from client.spark.errors import (
         CheckpointError,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from client.spark.folder import FolderLog, FolderLogWriter
     from client.spark.grouped_query import GroupedKafkaQuery, GroupedStatus
     from client.spark.grouped_types import GroupedQueryError, GroupedQueryFailed, GroupedRun
-    from client.spark.kafka_topics import KafkaTopicError, KafkaUnavailable
+    from client.spark.kafka_topics import KafkaTopicError
     from client.spark.listener import GroupOffsetListener
     from client.spark.listener_checkpoint import checkpoint_offsets
     from client.spark.listener_metrics import ListenerMetrics

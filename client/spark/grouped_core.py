@@ -32,6 +32,7 @@ from client.exceptions import (
     Rebalanced,
     RetriableError,
 )
+from client.kafka_groups.cluster import KafkaUnavailable
 from client.spark.errors import CoordinatorTimeout
 from client.spark.grouped_leftovers import Leftovers
 from client.spark.grouped_run import ActiveRun, Moved
@@ -47,7 +48,7 @@ from client.spark.grouped_types import (
     Runs,
     mark,
 )
-from client.spark.kafka_topics import KafkaTopicError, KafkaUnavailable, Topics
+from client.spark.kafka_topics import KafkaTopicError, Topics
 from client.spark.run_store import RunStore
 from client.spark.starting import where_of
 from client.types import Assignment, OffsetAndMetadata

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from client.exceptions import RetriableError
+from client.kafka_groups.cluster import KafkaUnavailable
 from client.spark.errors import CoordinatedSourceError
 from protocol.types import TopicPartition
 
@@ -30,10 +30,6 @@ _SHARED: Final = ("bootstrap.servers", "security.protocol", "sasl.mechanism", "c
 _PREFIX: Final = "kafka."
 
 ANSWER_S: Final = 10.0
-
-
-class KafkaUnavailable(RetriableError):
-    """The cluster can't be reached, or did not answer in time. Trying again may well succeed."""
 
 
 class KafkaTopicError(CoordinatedSourceError):

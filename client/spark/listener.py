@@ -204,6 +204,8 @@ class GroupOffsetListener(StreamingQueryListener):
         assert finished.query_id is not None
         with self._lock:
             state = self._state(finished.query_id, self._query_name)
+            if state.run == 0:
+                state.ended(time.monotonic())  # As far as is known: no event told of it.
         return self._take(state, state.run, finished)
 
     def metrics(self) -> ListenerMetrics:

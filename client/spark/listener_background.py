@@ -38,9 +38,11 @@ class Background:
                 self._thread.start()
 
     def do(self, task: Task) -> None:
-        """Have *task* run soon."""
+        """Have *task* run soon; after `close`, never."""
         self.start()
-        self._tasks.put(task)
+        with self._lock:
+            if not self._closing:
+                self._tasks.put(task)
 
     def close(self, timeout_s: float) -> None:
         """Run what is waiting, and end."""

@@ -1,5 +1,6 @@
 """What a listener knows of each query: how far it got, and whether it missed something. Pure."""
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -10,6 +11,9 @@ from protocol.types import TopicPartition
 Mark = tuple[int, int]
 
 NO_BATCH: Final = -1
+
+# Events come late by seconds, but a query that is started each minute has many runs.
+EARLIER_RUNS_MAX: Final = 20
 
 
 class Event(NamedTuple):
@@ -59,7 +63,8 @@ class QueryState:
         self.healed = 0
         self.heard_s = now_s
         self.progress_s = now_s
-        self._runs: list[str] = []
+        self._num_runs = 0
+        self._earlier: deque[str] = deque(maxlen=EARLIER_RUNS_MAX)
         self._offsets: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
         self._marks: dict[TopicPartition, Mark] = {}
@@ -68,12 +73,14 @@ class QueryState:
     @property
     def run(self) -> int:
         """Which run of the query this is, counted from 1; 0 before the first."""
-        return len(self._runs)
+        return self._num_runs
 
     def started(self, run_id: str, now_s: float) -> None:
         """Note a new run. It may begin at an older batch, from a restored checkpoint."""
-        if run_id not in self._runs:
-            self._runs.append(run_id)
+        if run_id != self.run_id and run_id not in self._earlier:
+            if self.run_id is not None:
+                self._earlier.append(self.run_id)
+            self._num_runs += 1
             self.run_id = run_id
             # The batches that ran while nobody listened are in the checkpoint.
             self.batch_id = NO_BATCH
@@ -83,7 +90,7 @@ class QueryState:
     def progress(self, event: Event, now_s: float) -> Step:
         """Take one batch's event."""
         self.name = event.name
-        if event.run_id in self._runs[:-1] or (
+        if event.run_id in self._earlier or (
             event.run_id == self.run_id and event.batch_id < self.batch_id
         ):
             self.late += 1

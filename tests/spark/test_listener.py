@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from client import spark
 from client.exceptions import (
     CommitRefused,
     CoordinatorError,
     CoordinatorUnavailable,
     FatalError,
     OutcomeUnknown,
+    RetriableError,
 )
 from client.kafka_groups import KafkaGroupError, KafkaRefused, KafkaUnavailable
 from client.spark import checkpoint_offsets, listener as module
@@ -271,6 +273,7 @@ def test_a_checkpoint_can_be_shown_without_a_query(
 
     assert listener.catch_up(str(made.folder)) == {A: 5}
     assert wanted == [{A: 5}]
+    assert [query.active for query in listener.metrics().queries] == [False]
     with pytest.raises(CheckpointError, match="no checkpoint"):
         listener.catch_up(str(tmp_path / "none"))
 
@@ -451,3 +454,20 @@ def test_many_partitions_are_committed_in_parts() -> None:
 
     assert storing.commits == [10_000, 10_000, 5_000]
     assert storing.reports == []
+
+
+def test_kafka_being_away_is_one_error_for_all() -> None:
+    """Whoever catches it, and whatever waits out what passes, must not miss the other's."""
+    assert spark.KafkaUnavailable is KafkaUnavailable
+    assert issubclass(KafkaUnavailable, KafkaGroupError)
+    assert issubclass(KafkaUnavailable, RetriableError)
+
+
+def test_a_listener_that_was_closed_takes_no_more_tasks() -> None:
+    """If it isn't removed from the session, events go on for as long as that lives."""
+    background = Background(lambda: None, None)
+    background.close(1.0)
+    for _ in range(10):
+        background.do(lambda: None)
+
+    assert background._tasks.qsize() <= 1  # The word to end.

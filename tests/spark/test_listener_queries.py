@@ -154,3 +154,15 @@ def _json(some: dict[str, int]) -> str:
 
 def _reached(some: dict[str, int]) -> Reached:
     return Reached({NAMES[name]: offset for name, offset in some.items()}, {})
+
+
+def test_a_query_that_is_started_each_minute_for_months_needs_no_more_room() -> None:
+    """Each run has an id; late events come only from the last few."""
+    state = started()
+    for number in range(2, 2000):
+        state.progress(event(number, f"r{number}", a=number), number)
+
+    assert state.run == 1999
+    assert len(state._earlier) < 100
+    assert state.progress(event(5000, "r1998", a=1), 1).news == {}
+    assert state.late == 1
