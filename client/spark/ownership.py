@@ -182,7 +182,6 @@ class Ownership:
             assignment = self._settle_once(wait_s)
             steps = self._plan(max_rows)
         except CoordinatedSourceError:
-            # The query ends, but for another reason than what it has finished.
             if self._finished and self._place.assignment is not None:
                 self._refresh(self._place.assignment)
                 self._send(self._only_finished())
@@ -229,11 +228,10 @@ class Ownership:
             assert place.assignment is not None
             return place.assignment
         if place.assignment is not None:
-            starts_unset = bool(self._unset_starts(place.assignment))
-            if self._finished or starts_unset:
+            if (unset := self._unset_starts(place.assignment)) or self._finished:
                 self._refresh(place.assignment)
                 self._send(self._only_finished())
-            if starts_unset:
+            if unset:
                 self._send(self._plan_starts(place.assignment))
             if not place.keeps:
                 self._forget_positions()
@@ -321,9 +319,8 @@ class Ownership:
 
     def _plan_starts(self, assignment: Assignment) -> dict[TopicPartition, Step]:
         """Return the steps that store where partitions begin that begin at the log's end."""
-        topics = self._place.found.topics
-        unset = {tp for tp in self._unset_starts(assignment) if tp.topic in topics}
-        limits = self._limits(None, plan_ranges=False)
+        topics, limits = self._place.found.topics, self._limits(None, plan_ranges=False)
+        unset = (tp for tp in self._unset_starts(assignment) if tp.topic in topics)
         return self._planner.plan({tp: self._positions[tp] for tp in unset}, {}, limits)
 
     def _plan(self, max_rows: int | None) -> dict[TopicPartition, Step]:
