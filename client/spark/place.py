@@ -47,6 +47,7 @@ class Place:
         self._listed: dict[str, list[int]] = {}
         self._losses = 0
         self._eager = False
+        self._seen_in = self._complete_in = NO_GENERATION
 
     @property
     def keeps(self) -> bool:
@@ -130,10 +131,29 @@ class Place:
             found.look_again()
         if self._subscribe(session):
             return True
-        if not (is_due and assignment.is_leader and self._have_grown(session)):
+        if not (is_due and assignment.is_leader):
             return False
-        session.request_rejoin("the topics' partitions changed")
-        return True
+        if self._have_grown(session):
+            session.request_rejoin("the topics' partitions changed")
+            return True
+        if self._is_left_over(session, assignment.generation):
+            session.request_rejoin("partitions were given up, and nobody has them")
+            return True
+        return False
+
+    def _is_left_over(self, session: ReaderSession, generation: int) -> bool:
+        """Say whether partitions that were to move are nobody's, an interval after the rebalance.
+
+        Who gives up a partition asks for the round that gives it to another; a static reader that
+        was restarted in between doesn't know of it. Asked once per generation.
+        """
+        if self._complete_in == generation or self._seen_in != generation:
+            self._seen_in = generation
+            return False
+        if session.unassigned(self.found.partitions):
+            return True
+        self._complete_in = generation
+        return False
 
     def _subscribe(self, session: ReaderSession) -> bool:
         """Tell the group which topics we read if these have changed; return whether they have."""

@@ -201,6 +201,28 @@ def test_rows_that_are_gone_are_judged_although_the_group_rebalances_all_the_tim
         go_on()
 
 
+def test_a_partition_on_its_way_when_its_static_owner_restarts_is_not_left_over() -> None:
+    """The restarted reader doesn't know that the group waits for it to ask once more."""
+    group, log = make({0: 50, 1: 50})
+    given: dict[str, Any] = {"assignor": "cooperative", "groupInstanceId": "b"}
+    static = Query(group, log, client_id="b", **given)
+    static.triggers(2)
+    leader = Query(
+        group, log, client_id="a", assignor="cooperative", checkpoint=Checkpoint(["{}"], 1)
+    )
+    leader.trigger()
+    static.trigger()
+    assert len(group.owners) == 1
+    restarted = Query(group, log, client_id="c", checkpoint=static.checkpoint, **given)
+
+    for _ in range(20):
+        restarted.trigger()
+        leader.trigger()
+        leader.clock.now_s += 5
+
+    assert [group.offset(tp(p)) for p in (0, 1)] == [50, 50]
+
+
 class AtOnceLog(FaultyLog):
     """A log that is asked for all bounds at once, as Kafka is."""
 
