@@ -76,9 +76,18 @@ GOOD: Final = frozenset({"written", "unchanged", "planned"})
 
 
 def bulk_write(
-    client: BlockingClient, wanted: Mapping[str, Mapping[TopicPartition, NewOffset]], how: How
+    client: BlockingClient,
+    wanted: Mapping[str, Mapping[TopicPartition, NewOffset]],
+    how: How,
+    planned: Callable[[list[GroupResult]], object] | None = None,
 ) -> list[GroupResult]:
     """Write the offsets of some groups, each as a whole; return what became of each, by group.
+
+    Args:
+        client: Of the coordinator.
+        wanted: What the rows say, by group.
+        how: What to do.
+        planned: Is given what is to be done, before any of it is; nothing is if it raises.
 
     Raises:
         CoordinatorUnavailable: no answer while looking at the groups; nothing was written.
@@ -89,6 +98,9 @@ def bulk_write(
         return [_planned(plan, "planned") for plan in plans]
     if refused(plans) and not how.skip_refused:
         return [_planned(plan, "not written") for plan in plans]
+
+    if planned is not None:
+        planned([_planned(plan, "planned") for plan in plans])
 
     def write(plan: GroupPlan) -> GroupResult:
         if plan.refusal is not None or not plan.changes:

@@ -109,15 +109,22 @@ def write_table(rows: pa.Table, options: WriteOptions) -> list[GroupResult]:
     Raises:
         BulkWriteError: the rows can't be written as they are; nothing was.
         CoordinatorUnavailable: nobody answered; nothing was written.
+        OSError: the report can't be written; the offsets weren't either if it was at once.
 
     """
     groups = by_group(rows)
+
+    def planned(plans: list[GroupResult]) -> None:
+        if options.report is not None:
+            write_report(plans, options.report)
+
     with connect_blocking(
         options.target.addresses,
         client_id=CLIENT_ID,
         request_timeout_ms=options.target.timeout_ms,
     ) as client:
-        results = bulk_write(client, groups, options.how)
+        # What was committed before is on file before it is overwritten, whatever happens then.
+        results = bulk_write(client, groups, options.how, planned)
     if options.report is not None:
         write_report(results, options.report)
     logger.info("wrote offsets from a DataFrame: %s", summary(results))

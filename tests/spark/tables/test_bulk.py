@@ -163,6 +163,21 @@ def test_an_unknown_outcome_is_said_and_the_others_go_on(groups: FakeGroups) -> 
         check(results, How())
 
 
+def test_what_is_overwritten_is_told_before_it_is(groups: FakeGroups) -> None:
+    """A report that can't be written must not be found out when the old offsets are gone."""
+    table = normal_columns(pa.Table.from_pylist([row("idle", 0, 1)]))
+    before = groups.fetch_offsets("idle", None)
+
+    def planned(plans: list[bulk.GroupResult]) -> None:
+        assert statuses(plans) == {"idle": "planned"}
+        raise OSError("no such folder")
+
+    with pytest.raises(OSError, match="no such folder"):
+        bulk_write(cast("BlockingClient", groups), by_group(table), How(), planned)
+    assert groups.fetch_offsets("idle", None) == before
+    assert groups.commits == []
+
+
 def test_the_report_has_what_it_takes_to_undo(groups: FakeGroups, tmp_path: Path) -> None:
     """A line for each partition, and one for a group without a change."""
     results = written(groups, [row("idle", 0, 1), row("busy", 0, 5)], How(force=True))
