@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.messages import OffsetColumns
+from protocol.types import INT32_MAX, INT64_MAX, NO_LEADER_EPOCH
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
@@ -47,7 +48,7 @@ class Rows:
     """The rows of a page, read field by field; each method reads the next one."""
 
     def __init__(self, data: bytes, sizes: bytes) -> None:
-        self.lengths = np.frombuffer(sizes, ">u2").astype(np.int64)
+        self.lengths = _numbers(sizes, ">u2")
         self.ends = np.cumsum(self.lengths)
         if len(self.ends) == 0 or self.ends[-1] != len(data):
             raise Unreadable("the sizes of the rows aren't those of the page")
@@ -65,14 +66,20 @@ class Rows:
         if not holds.all():
             raise Unreadable("a row of the page isn't one of a committed offset")
 
+    def _first(self) -> Bytes:
+        """Return the first byte of the next field."""
+        self._expect(self._at < self.ends)
+        first: Bytes = self.bytes[self._at]
+        return first
+
     def _value(self, at: Numbers, widths: Numbers) -> Numbers:
         """Return the numbers of *widths* bytes from *at* on; of width 0, anything."""
         words: npt.NDArray[np.uint64] = self._words[at].astype(np.uint64)
         return (words >> np.minimum(64 - 8 * widths, 63).astype(np.uint64)).view(np.int64)
 
-    def ints(self) -> Numbers:
-        """Return a field that is an int of 64 bits in every row."""
-        first = self.bytes[self._at]
+    def ints(self, low: int, high: int) -> Numbers:
+        """Return a field that is an int from *low* to *high* in every row."""
+        first = self._first()
         self._expect(_IS_INT[first])
         widths = _INT_BYTES[first]
         values: Numbers = _SMALL_INT[first]
@@ -83,12 +90,13 @@ class Rows:
         if is_signed.any():
             unused = np.where(is_signed, 64 - 8 * widths, 0)
             values = (values << unused) >> unused
+        self._expect((low <= values) & (values <= high))
         self._at = self._at + 1 + widths
         return values
 
     def texts(self) -> pa.Array:
         """Return a field that is a text in every row."""
-        first = self.bytes[self._at]
+        first = self._first()
         self._expect(_IS_TEXT[first])
         widths = _TEXT_LENGTH_BYTES[first]
         lengths = (first & _SHORT_TEXT).astype(np.int64)
@@ -116,8 +124,18 @@ class Rows:
 
 def _text_array(ends: npt.NDArray[np.int32], data: bytes) -> pa.Array:
     array = pa.StringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(data))
-    array.validate(full=True)
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise Unreadable(f"a text of the page is no UTF-8: {error}") from error
     return array
+
+
+def _numbers(data: bytes, form: str) -> Numbers:
+    try:
+        return np.frombuffer(data, form).astype(np.int64)
+    except ValueError as error:
+        raise Unreadable(f"a column of the page breaks off: {error}") from error
 
 
 def _times(data: bytes) -> pa.Array:
@@ -139,7 +157,7 @@ def page_columns(page: OffsetColumns, offsets_partition: int) -> dict[str, pa.Ar
         Unreadable: the page isn't what the protocol says.
 
     """
-    counts = np.frombuffer(page.counts, ">u4").astype(np.int64)
+    counts = _numbers(page.counts, ">u4")
     rows = Rows(page.rows, page.sizes)
     count = len(rows.lengths)
     if not (
@@ -149,7 +167,9 @@ def page_columns(page: OffsetColumns, offsets_partition: int) -> dict[str, pa.Ar
         and len(page.expire_ms) in {0, 8 * count}
     ):
         raise Unreadable("the columns of the page differ in length")
-    partitions, offsets, epochs = rows.ints(), rows.ints(), rows.ints()
+    partitions = rows.ints(0, INT32_MAX)
+    offsets = rows.ints(0, INT64_MAX)
+    epochs = rows.ints(NO_LEADER_EPOCH, INT32_MAX)
     metadata = rows.texts()
     rows.done()
     no_epoch = epochs < 0

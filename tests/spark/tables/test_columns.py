@@ -3,7 +3,6 @@
 import struct
 
 import msgpack
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -106,6 +105,8 @@ GOOD = page_of([ScannedOffset("g", "t", 0, 5, -1, "m", 1, 2)])
     [
         GOOD._replace(sizes=b"\x00\x01"),
         GOOD._replace(sizes=b""),
+        GOOD._replace(sizes=GOOD.sizes + b"\x00"),
+        GOOD._replace(counts=GOOD.counts + b"\x00"),
         GOOD._replace(counts=struct.pack(">I", 2)),
         GOOD._replace(topics=("t", "u")),
         GOOD._replace(group_ids=()),
@@ -119,6 +120,13 @@ GOOD = page_of([ScannedOffset("g", "t", 0, 5, -1, "m", 1, 2)])
                 row(0, 5, -1, b"m", 0),
                 row(0, 5, "x", "m", 0),
                 row(None, 5, -1, "m", 0),
+                row(-1, 5, -1, "m", 0),
+                row(2**31, 5, -1, "m", 0),
+                row(0, -1, -1, "m", 0),
+                row(0, 2**63, -1, "m", 0),
+                row(0, 5, 2**31, "m", 0),
+                b"\x95\xcf",
+                b"\x95\x00\xcf",
                 row(0, 5, -1, "m", 0) + b"\x00",
                 b"\x95\x00\x05\xff\xda\xff\xff" + b"m\x00",
             )
@@ -127,7 +135,7 @@ GOOD = page_of([ScannedOffset("g", "t", 0, 5, -1, "m", 1, 2)])
 )
 def test_a_page_that_is_not_of_the_protocol_is_refused(page: OffsetColumns) -> None:
     """Rather an error than a number that nobody committed."""
-    with pytest.raises((Unreadable, ValueError)):
+    with pytest.raises(Unreadable):
         page_columns(page, 0)
 
 
@@ -135,5 +143,5 @@ def test_a_text_that_is_no_utf_8_is_refused() -> None:
     """Spark would fail later, and say nothing of where it came from."""
     bad = row(0, 5, -1, "m", 0).replace(b"m", b"\xff")
 
-    with pytest.raises(pa.ArrowInvalid):
+    with pytest.raises(Unreadable):
         page_columns(GOOD._replace(rows=bad), 0)
