@@ -142,17 +142,26 @@ def _required(given: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _addresses(given: Mapping[str, str]) -> str:
-    value = _required(given, "coordinator")
-    addresses = [address.strip() for address in value.split(",")]
+def read_addresses(name: str, value: str) -> tuple[str, ...]:
+    """Return one or more of ``host:port``, the value of the option *name*.
+
+    Raises:
+        OptionError: it is something else.
+
+    """
+    addresses = tuple(address.strip() for address in value.split(","))
     for address in addresses:
         match = _ADDRESS.fullmatch(address)
         if not match or not 0 < int(match[2]) < 65_536:
             raise OptionError(
-                f"option 'coordinator' is {value!r}: it must be host:port, or several of them "
+                f"option '{name}' is {value!r}: it must be host:port, or several of them "
                 "separated by commas"
             )
-    return ",".join(addresses)
+    return addresses
+
+
+def _addresses(given: Mapping[str, str]) -> str:
+    return ",".join(read_addresses("coordinator", _required(given, "coordinator")))
 
 
 def _group(given: Mapping[str, str]) -> str:
@@ -269,7 +278,16 @@ def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> st
 
 
 def _duration_ms(given: Mapping[str, str], name: str, default: str) -> int:
-    value = given.get(name.lower(), default).strip()
+    return read_duration_ms(name, given.get(name.lower(), default).strip())
+
+
+def read_duration_ms(name: str, value: str) -> int:
+    """Return the duration in ms that is the value of the option *name*.
+
+    Raises:
+        OptionError: it is something else.
+
+    """
     match = _DURATION.fullmatch(value)
     if not match or not 0 < (duration_ms := int(match[1]) * _UNIT_MS[match[2]]) < 2**31:
         raise OptionError(

@@ -1,15 +1,11 @@
 """The options of the tables, checked before anything is asked. Pure."""
 
-import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final, TypeVar
 
-from client.spark.options import OptionError
+from client.spark.options import OptionError, read_addresses, read_duration_ms
 
-_DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h)?", re.ASCII)
-_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, None: 1}
-_ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:,\[\]]+):([0-9]{1,5})")
 INT32_MAX: Final = 2**31 - 1
 
 T = TypeVar("T")
@@ -47,15 +43,7 @@ class Given:
         value = self.text(name)
         if value is None:
             raise OptionError(f"option '{name}' is missing: the coordinator's host:port")
-        addresses = tuple(address.strip() for address in value.split(","))
-        for address in addresses:
-            match = _ADDRESS.fullmatch(address)
-            if not match or not 0 < int(match[2]) < 65_536:
-                raise OptionError(
-                    f"option '{name}' is {value!r}: it must be host:port, or several of them "
-                    "separated by commas"
-                )
-        return addresses
+        return read_addresses(name, value)
 
     def names(self, name: str) -> frozenset[str] | None:
         """Return names that are separated by commas, None if the option was not given."""
@@ -98,11 +86,4 @@ class Given:
 
     def duration_ms(self, name: str, default: str) -> int:
         """Return a duration in ms."""
-        value = self.text(name) or default
-        match = _DURATION.fullmatch(value)
-        if not match or not 0 < (duration_ms := int(match[1]) * _UNIT_MS[match[2]]) < 2**31:
-            raise OptionError(
-                f"option '{name}' is {value!r}: it must be a duration such as '500ms', '45s', "
-                "'5m' (a bare number is milliseconds)"
-            )
-        return duration_ms
+        return read_duration_ms(name, self.text(name) or default)
