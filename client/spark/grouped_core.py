@@ -48,12 +48,12 @@ from client.spark.grouped_types import (
     Runs,
     mark,
 )
-from client.spark.kafka_topics import KafkaTopicError, Topics
+from client.spark.kafka_topics import EARLIEST, LATEST, KafkaTopicError, Topics, Where
 from client.spark.run_store import RunStore
 from client.spark.starting import where_of
 from client.types import Assignment, OffsetAndMetadata
 from protocol.errors import ErrorCode
-from protocol.types import NO_OFFSET
+from protocol.types import NO_OFFSET, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +107,7 @@ class GroupedCore:
         self._clock = clock
         self._sleep = sleep
         self._session: GroupedSession | None = None
+        self._untouched: frozenset[TopicPartition] | None = None
         self._listed: dict[str, list[int]] = {}
         self._num_runs = 0
         self._num_failures = 0
@@ -261,6 +262,8 @@ class GroupedCore:
                 self._topics.partitions(topic)  # A wrong name is told before joining.
             hooks = Hooks(self._on_revoked, self._on_lost, self._partitions_of)
             self._session = self._open_session(hooks)
+            if self._untouched is None:
+                self._untouched = self._find_untouched(self._session)
         assignment = self._join()
         if not assignment.partitions:
             self._look_for_partitions()
@@ -293,11 +296,7 @@ class GroupedCore:
         name = f"{self._settings.client_id}.{self._num_runs}"
         stored = session.fetch(assignment.partitions)
         starts = {tp: self._leftovers.reached(tp, value) for tp, value in stored.items()}
-        places = {
-            tp: where_of(self._settings.starting_offsets, tp)
-            for tp in assignment.partitions
-            if tp not in stored
-        }
+        places = {tp: self._place_of(tp) for tp in assignment.partitions if tp not in stored}
         starts |= self._topics.offsets(places)
         metadata = mark(name, is_trusted=False)
         try:
@@ -313,6 +312,28 @@ class GroupedCore:
                 raise GroupedQueryError(f"the coordinator refuses the claim: {error}") from error
             raise RetriableError(str(error)) from error
         return GroupedRun(name, assignment.generation, dict(sorted(starts.items())))
+
+    def _find_untouched(self, session: GroupedSession) -> frozenset[TopicPartition]:
+        """Return the partitions of topics in which the group has no offset yet.
+
+        Asked before the join, when no member of the same generation can have committed.
+        """
+        known = [
+            TopicPartition(topic, partition)
+            for topic in self._settings.topics
+            for partition in self._topics.partitions(topic)
+        ]
+        touched = {tp.topic for tp in session.fetch(known)}
+        return frozenset(tp for tp in known if tp.topic not in touched)
+
+    def _place_of(self, tp: TopicPartition) -> Where:
+        """Return where a partition without an offset begins.
+
+        One that comes to a topic that the group is reading begins at its start: what was
+        written before anybody noticed it must not be skipped.
+        """
+        where = where_of(self._settings.starting_offsets, tp)
+        return EARLIEST if where == LATEST and tp not in (self._untouched or ()) else where
 
     # --- Topics --------------------------------------------------------------------------
 

@@ -56,6 +56,21 @@ def test_a_run_claims_its_starting_offsets_before_it_starts(world: World) -> Non
     assert world.offsets() == [30, 30]
 
 
+def test_a_partition_that_comes_later_is_read_from_its_start(world: World) -> None:
+    """Nobody may skip what was written before the group noticed it, whatever "latest" says."""
+    driver = world.driver(starting_offsets="latest")
+    driver.steps()
+    world.topics.ends[tp(2)] = 7
+    world.group.partitions.append(tp(2))
+    newcomer = world.driver(starting_offsets="latest")
+    for _ in range(4):
+        newcomer.steps()
+        driver.steps()
+
+    assert world.offsets() == [30, 30]
+    assert world.group.offset(tp(2)) == 0
+
+
 def test_only_what_the_sink_finished_is_committed(world: World) -> None:
     """A batch that is written and not logged as finished may still fail."""
     driver = world.started()
