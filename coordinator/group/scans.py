@@ -4,8 +4,9 @@ Theory of operation
 ===================
 
 A page holds up everybody else, so it is bounded in what it shows, in bytes, and in how many groups
-it looks at. In columns it shows ten times as much in the same time: the rows are in memory as
-they are on the wire, and only have to be joined.
+and topics it looks at. In columns it shows ten times as much in the same time: the rows are in
+memory as they are on the wire, and only have to be joined. That is so where a topic has many; each
+topic takes as long as ten rows.
 
 The order of the groups is made at the first page and used for the next ones. Groups that come later
 are missing in it, but not in the changes from the first page's position on.
@@ -13,7 +14,7 @@ are missing in it, but not in the changes from the first page's position on.
 
 import bisect
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple, Protocol
 
@@ -30,7 +31,9 @@ from protocol.messages import (
 # So many take 8 ms.
 SCAN_PAGE_MAX: Final = 2_000
 SCAN_COLUMNS_MAX: Final = 20_000
-SCAN_GROUPS_MAX: Final = 20_000
+# Groups, and topics of them, that are looked at although they may have nothing to show.
+SCAN_LOOKS_MAX: Final = 20_000
+_RUN_ROWS: Final = 10
 # What a page may take, counted so that it is never less than in the answer; half of the largest
 # answer where that is smaller.
 SCAN_PAGE_BYTES: Final = 8 * 1024 * 1024
@@ -147,19 +150,23 @@ class Scans:
     def _runs(self, request: ScanOffsetsRequest, after: Cursor | None) -> Iterator[_Run | Cursor]:
         """Yield what comes after *after*; in the end a cursor if there may be more."""
         group_ids = self._order(request, after)
-        topics = None if request.topics is None else sorted(set(request.topics))
+        topics = None if request.topics is None else frozenset(request.topics)
         start = 0 if after is None else bisect.bisect_left(group_ids, after.group_id)
+        looks = 0
         for n in range(start, len(group_ids)):
             group_id = group_ids[n]
-            if n - start >= SCAN_GROUPS_MAX:
+            if looks >= SCAN_LOOKS_MAX:
                 yield Cursor(group_id, "", 0)  # No topic has an empty name.
                 return
+            looks += 1
             group = self._core.groups.get(group_id)
             if group is None:
                 continue
             offsets = group.offsets
-            for topic in sorted(offsets) if topics is None else topics:
-                if topic not in offsets or (after is not None and (group_id, topic) < after[:2]):
+            if topics is not None:
+                looks += min(len(offsets), len(topics))
+            for topic in sorted(offsets if topics is None else _both(offsets, topics)):
+                if after is not None and (group_id, topic) < after[:2]:
                     continue
                 stored = offsets[topic]
                 partitions = sorted(stored)
@@ -173,6 +180,13 @@ class Scans:
         if after is None or self._group_ids is None:
             self._group_ids = sorted(self._core.groups)
         return self._group_ids
+
+
+def _both(offsets: Mapping[str, StoredOffsets], topics: frozenset[str]) -> list[str]:
+    """Return the topics that are in both; takes as long as the smaller of them."""
+    if len(offsets) < len(topics):
+        return [topic for topic in offsets if topic in topics]
+    return [topic for topic in topics if topic in offsets]
 
 
 class _Offsets:
@@ -205,6 +219,7 @@ class _Columns:
 
     def __init__(self, max_offsets: int, room: int) -> None:
         self._left = max_offsets
+        self._work_left = SCAN_COLUMNS_MAX
         self._room = room
         self._group_ids: list[str] = []
         self._topics: list[str] = []
@@ -215,7 +230,7 @@ class _Columns:
         self._expire_ms: list[bytes] = []
 
     def take(self, run: _Run) -> int:
-        partitions = run.partitions[: self._left]
+        partitions = run.partitions[: max(0, min(self._left, self._work_left))]
         stored = run.stored.rows
         rows = [stored[partition] for partition in partitions]
         sizes = list(map(len, rows))
@@ -229,6 +244,7 @@ class _Columns:
         if not rows:
             return 0
         self._left -= len(rows)
+        self._work_left -= len(rows) + _RUN_ROWS
         self._room = room - used
         self._group_ids.append(run.group_id)
         self._topics.append(run.topic)

@@ -104,7 +104,7 @@ def test_a_page_is_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_page_looks_at_so_many_groups_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of which nothing is wanted hold everybody up, too."""
-    monkeypatch.setattr(scans, "SCAN_GROUPS_MAX", 2)
+    monkeypatch.setattr(scans, "SCAN_LOOKS_MAX", 2)
     context = Context()
     for group in "abcde":
         context.commit("", -1, "t-0", group=group)
@@ -138,3 +138,33 @@ def test_nothing_is_asked_for_and_the_position_told() -> None:
     assert page(context, groups=()) == (
         ScanOffsetsResponse(0, len(context.records), (), b"", (OffsetColumns(),))
     )
+
+
+def test_a_page_looks_at_so_many_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of many groups, asked for many topics that they don't have, holds up everybody."""
+    context = Context()
+    for group in "abcde":
+        for topic in "tuvw":
+            context.commit("", -1, f"{topic}-0", 1, group=group)
+    monkeypatch.setattr(scans, "SCAN_LOOKS_MAX", 6)
+    absent = tuple(f"absent-{n}" for n in range(100))
+    cursors = []
+    response = page(context, topics=absent)
+    while response.cursor:
+        cursors.append(scans.decode_cursor(response.cursor).group_id)
+        response = page(context, response.cursor, topics=absent)
+
+    assert cursors == ["c", "e"]
+
+
+def test_a_page_of_many_short_topics_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic takes as long as ten offsets, so fewer of them fit in the time of a page."""
+    context = Context()
+    for partition in range(20):
+        context.commit("", -1, f"one-{partition}", 1, group="a")
+    for topic in "tuvwxyz":
+        context.commit("", -1, f"{topic}-0", 1, group="b")
+    monkeypatch.setattr(scans, "SCAN_COLUMNS_MAX", 32)
+    counts = [len(columns.sizes) // 2 for columns in pages(context, size=1_000)]
+
+    assert counts == [21, 3, 3]
