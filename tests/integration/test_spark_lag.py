@@ -128,6 +128,19 @@ def lags(spark: SparkSession) -> DataFrame:
 
 
 @nightly
+def test_a_group_may_be_further_behind_if_a_partition_may(spark: SparkSession) -> None:
+    """Also where another partition's lag in seconds is larger, and exact."""
+    offsets = spark.createDataFrame([("a", "t", 0, 10), ("a", "t", 1, 10)], OFFSETS)
+    ends = spark.createDataFrame(
+        [("t", 0, 0, ago(100)), ("t", 0, 100, ago(0)), ("t", 1, 50, ago(50))],
+        "topic string, partition int, end_offset long, sampled_at timestamp",
+    )
+    (found,) = group_lag(partition_lag(offsets, ends, at=NOW)).collect()
+
+    assert (found["lag_seconds"], found["at_least"]) == (pytest.approx(90.0), True)
+
+
+@nightly
 def test_what_is_not_known_is_counted_and_never_taken_for_nothing(lags: DataFrame) -> None:
     """A group that never committed is no group without lag."""
     found = {(row["group"], row["topic"]): row.asDict() for row in group_lag(lags).collect()}

@@ -75,8 +75,9 @@ def group_lag(lags: DataFrame, by: Sequence[str] = ("group", "topic")) -> DataFr
     Returns:
         ``at``, the columns *by*, ``partitions``, ``unknown`` (how many of them have no known lag),
         ``behind`` (how many have one above 0), ``lag`` (the sum of what is known), ``lag_max``,
-        ``worst_topic`` and ``worst_partition``, ``lag_seconds`` (the largest), ``at_least``,
-        ``expired`` and ``last_commit``.
+        ``worst_topic`` and ``worst_partition``, ``lag_seconds`` (the largest), ``at_least``
+        (whether it may be more, since that of any partition may be), ``expired`` and
+        ``last_commit``.
 
     """
     worst_one = F.max_by(F.struct("topic", "partition"), F.col("lag"))
@@ -90,7 +91,7 @@ def group_lag(lags: DataFrame, by: Sequence[str] = ("group", "topic")) -> DataFr
             F.max("lag").alias("lag_max"),
             worst_one.alias("_worst"),
             F.max("lag_seconds").alias("lag_seconds"),
-            F.max_by("at_least", "lag_seconds").alias("at_least"),
+            F.bool_or("at_least").alias("at_least"),
             F.sum("expired").alias("expired"),
             F.max("committed_at").alias("last_commit"),
         )
