@@ -1,7 +1,10 @@
 """Lag on real Spark: against a model in Python, from real sources, and as a job."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +31,7 @@ from client.spark.lag import (
 from client.spark.lag.job import main
 from protocol.types import TopicPartition
 from tests.integration.kafka_support import Broker
-from tests.integration.spark_support import TOPIC, Daemon, Feeder, wait_until
+from tests.integration.spark_support import ROOT, TOPIC, Daemon, Feeder, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 nightly = pytest.mark.nightly
@@ -381,3 +384,21 @@ def test_the_job_reads_tables_of_any_origin(spark: SparkSession, tmp_path: Path)
 
     assert code == 0, text
     assert text.splitlines()[1].split()[:3] == ["g", "t", "5"]
+
+
+@pytest.mark.nightly
+def test_the_notebook_runs_as_a_script_and_leaves_its_plots(tmp_path: Path) -> None:
+    """Whoever has no notebook at hand runs it first."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "lag_notebook.py")],
+        cwd=tmp_path,
+        env={**environment, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "lag.png").stat().st_size > 20_000
