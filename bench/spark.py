@@ -64,6 +64,11 @@ class SparkBench:
                 print(f"  {name}", flush=True)
                 parts[name]()
 
+    def stop_spark(self) -> None:
+        """Stop the session, before anything that its processes are connected to."""
+        if (spark := self.__dict__.get("_spark")) is not None:
+            spark.stop()
+
     def _keep(self, name: str, sample: Sample) -> None:
         self.samples.setdefault(name, []).append(sample)
 
@@ -128,7 +133,6 @@ class SparkBench:
     @cached_property
     def _spark(self) -> SparkSession:
         made = spark_session.session(self._folder / "scratch", _CORES)
-        self._stack.callback(made.stop)
         register(made)
         for source in (GroupSource, PlainSource, spark_rates.MadeUpTable):
             made.dataSource.register(source)
@@ -190,7 +194,11 @@ def _address(server: Server) -> str:
 def _bench(folder: Path, choice: Choice) -> Iterator[SparkBench]:
     with ExitStack() as stack:
         # Spark's own processes have other working folders.
-        yield SparkBench(folder.resolve(), choice, stack)
+        bench = SparkBench(folder.resolve(), choice, stack)
+        try:
+            yield bench
+        finally:
+            bench.stop_spark()
 
 
 def _settings(quick: bool) -> Mapping[str, str | float]:
