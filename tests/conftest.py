@@ -26,6 +26,7 @@ def searching_longer(once: settings, factor: int) -> settings:
     return settings(once, max_examples=once.max_examples * factor)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups in the same hook.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Have the property tests search longer where that is asked for, and sort what is shared."""
     _one_worker_for_the_session(items)
