@@ -48,7 +48,9 @@ check: $(INSTALLED) ## Format, lint, types, layers, tidiness (under 2 minutes)
 .PHONY: test
 test: $(INSTALLED) java peers ## All tests: real processes, real Spark, a smoke run of the benchmark (under 8 minutes)
 	$(BIN)/python -m pytest -q -n auto -m "not integration and not spark and not nightly"
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "(integration or spark) and not nightly"
+	@tools/beside \
+		"$(BIN)/python -m pytest -q -m 'spark and not nightly'" \
+		"$(BIN)/python -m pytest -q -m 'integration and not spark and not nightly'"
 
 .PHONY: nightly
 nightly: export EXAMPLES_FACTOR := $(EXAMPLES_FACTOR_NIGHTLY)

@@ -4,18 +4,10 @@ import os
 from typing import Final
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 # The nightly run multiplies every property test's number of examples.
 EXAMPLES_FACTOR: Final = int(os.environ.get("EXAMPLES_FACTOR", "1"))
-
-# No test depends on how fast the machine is at the moment. Before the property tests are read,
-# because their settings begin with these.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tests")
-
-# Fixtures that are made once and take long.
-_SHARED: Final = frozenset({"spark", "kafka"})
 
 # Hypothesis keeps a test's settings here, and lets nobody decorate a test twice.
 _SETTINGS: Final = "_hypothesis_internal_use_settings"
@@ -26,31 +18,10 @@ def searching_longer(once: settings, factor: int) -> settings:
     return settings(once, max_examples=once.max_examples * factor)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups in the same hook.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have the property tests search longer where that is asked for, and sort what is shared."""
-    _one_worker_for_the_session(items)
-    if EXAMPLES_FACTOR != 1:
-        _search_longer(items)
-
-
-def _one_worker_for_the_session(items: list[pytest.Item]) -> None:
-    """Keep all tests that share the Spark session or the broker in one process, and first.
-
-    Each process would start its own else; and they are what takes longest, so that the other
-    processes (``pytest -n 2 --dist loadgroup``) have the rest done meanwhile.
-    """
-
-    def shares(item: pytest.Item) -> bool:
-        return not _SHARED.isdisjoint(getattr(item, "fixturenames", ()))
-
-    for item in items:
-        if shares(item):
-            item.add_marker(pytest.mark.xdist_group("session"))
-    items.sort(key=lambda item: not shares(item))
-
-
-def _search_longer(items: list[pytest.Item]) -> None:
+    """Have the property tests search longer where that is asked for."""
+    if EXAMPLES_FACTOR == 1:
+        return
     seen: set[object] = set()
     for item in items:
         test = getattr(item, "obj", None)

@@ -82,3 +82,29 @@ def test_a_missing_python_is_named() -> None:
 
     assert status == 1
     assert "there is no python-that-is-not-there" in said
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [("true", "true", 0), ("exit 3", "true", 3), ("true", "exit 4", 4)],
+)
+def test_two_commands_run_at_once_and_both_count(
+    tmp_path: Path, first: str, second: str, status: int
+) -> None:
+    """A failure of either must not be lost."""
+    begun = [f"touch {tmp_path}/{name}; " for name in ("a", "b")]
+    # Each waits for the other one, so one after the other they would never end.
+    meet = f"until [ -e {tmp_path}/a ] && [ -e {tmp_path}/b ]; do sleep 0.05; done; "
+    done = subprocess.run(
+        [
+            ROOT / "tools" / "beside",
+            f"{begun[0]}{meet}echo one; {first}",
+            f"{begun[1]}{meet}echo two; {second}",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stdout) == (status, "one\ntwo\n")
