@@ -4,10 +4,15 @@ import os
 from typing import Final
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The nightly run multiplies every property test's number of examples.
 EXAMPLES_FACTOR: Final = int(os.environ.get("EXAMPLES_FACTOR", "1"))
+
+# No test depends on how fast the machine is at the moment. Before the property tests are read,
+# because their settings begin with these.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 # Hypothesis keeps a test's settings here, and lets nobody decorate a test twice.
 _SETTINGS: Final = "_hypothesis_internal_use_settings"
