@@ -1,22 +1,18 @@
 """The real group session: a member of the blocking client."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from client.blocking import connect_blocking
-from client.exceptions import CoordinatorUnavailable
 from client.spark.assigning import LeadersLog, assignors_of
+from client.spark.joined_session import JoinedSession
 from client.spark.log import PartitionLog
 from client.spark.options import ReaderOptions
-from client.types import Assignment, OffsetAndMetadata
 from protocol.consumer import decode_assignment
 from protocol.types import TopicPartition
 
-logger = logging.getLogger(__name__)
 
-
-class BlockingSession:
+class BlockingSession(JoinedSession):
     """Owns a connection of its own and one membership; see `client.spark.session`.
 
     Args:
@@ -43,14 +39,14 @@ class BlockingSession:
         self._cooperative = all(assignor.cooperative for assignor in assignors)
         self._losses = 0
         with ExitStack() as stack:
-            self._client = client = stack.enter_context(
+            client = stack.enter_context(
                 connect_blocking(
                     options.coordinator.split(","),
                     client_id=client_id,
                     request_timeout_ms=options.request_timeout_ms,
                 )
             )
-            self._member = stack.enter_context(
+            member = stack.enter_context(
                 client.join(
                     options.group,
                     topics=topics,
@@ -64,22 +60,12 @@ class BlockingSession:
                     on_lost=self._note_loss,
                 )
             )
-            self._stack = stack.pop_all()
+            super().__init__(client, member, stack.pop_all())
 
     @property
     def cooperative(self) -> bool:
         """Whether partitions that stay are kept during a rebalance."""
         return self._cooperative
-
-    @property
-    def rebalance_needed(self) -> bool:
-        """Whether the group waits for `assignment`, or has news for it."""
-        return self._member.rebalance_needed
-
-    @property
-    def lost(self) -> bool:
-        """Whether the group removed this member."""
-        return self._member.lost
 
     @property
     def losses(self) -> int:
@@ -90,32 +76,6 @@ class BlockingSession:
     def listed(self) -> Mapping[str, list[int]]:
         """The partitions of each topic when this member last shared them out, as the leader."""
         return self._leaders_log.listed
-
-    def assignment(self, timeout_s: float | None = None) -> Assignment:
-        """Join or rejoin where needed, and wait unless partitions are kept meanwhile.
-
-        Raises:
-            CoordinatorUnavailable: not within *timeout_s*; joining goes on, call again.
-
-        """
-        try:
-            return self._member.assignment(timeout_s=timeout_s)
-        except TimeoutError as error:
-            raise CoordinatorUnavailable(f"the group has no new generation yet: {error}") from error
-
-    def commit(
-        self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        expected: Mapping[TopicPartition, int],
-    ) -> None:
-        """Store offsets, fenced and conditional."""
-        self._member.commit(offsets, expected=expected)
-
-    def fetch(
-        self, partitions: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return what is stored."""
-        return self._member.fetch(partitions)
 
     def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
         """Ask for a rebalance, to read *topics* from then on."""
@@ -130,14 +90,6 @@ class BlockingSession:
             given.update(decoded.partitions if decoded else ())
         listed = {TopicPartition(topic, p) for topic, ps in listing.items() for p in ps}
         return not listed <= given
-
-    def leave(self) -> None:
-        """Leave the group and close the connection. Never raises."""
-        try:
-            self._member.leave(reason="the Spark query stops")
-            self._stack.close()
-        except Exception as error:  # noqa: BLE001 - the process is about to end anyway.
-            logger.warning("could not leave the group: %s", error)
 
     def _note_loss(self, _partitions: tuple[TopicPartition, ...]) -> None:
         self._losses += 1

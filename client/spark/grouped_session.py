@@ -1,19 +1,15 @@
 """The coordinator's side of a grouped query: a member of the blocking client."""
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
 from client.assignors import Assignor
 from client.blocking import connect_blocking
-from client.exceptions import CoordinatorUnavailable, RetriableError
+from client.exceptions import RetriableError
 from client.spark.grouped_types import Hooks
-from client.types import Assignment, OffsetAndMetadata
+from client.spark.joined_session import JoinedSession
 from protocol.errors import ErrorCode
-from protocol.types import TopicPartition
-
-logger = logging.getLogger(__name__)
 
 
 class MemberSettings(NamedTuple):
@@ -31,21 +27,23 @@ class MemberSettings(NamedTuple):
     host: str | None
 
 
-class MemberSession:
+class MemberSession(JoinedSession):
     """Owns a connection of its own and one membership; see `GroupedSession`."""
+
+    leave_reason = "the grouped Spark query stops"
 
     def __init__(self, settings: MemberSettings, hooks: Hooks) -> None:
         self._group = settings.group
         with ExitStack() as stack:
-            self._client = stack.enter_context(
+            client = stack.enter_context(
                 connect_blocking(
                     settings.coordinator.split(","),
                     client_id=settings.client_id,
                     request_timeout_ms=settings.request_timeout_ms,
                 )
             )
-            self._member = stack.enter_context(
-                self._client.join(
+            member = stack.enter_context(
+                client.join(
                     settings.group,
                     topics=settings.topics,
                     partitions=hooks.partitions_of,
@@ -59,43 +57,7 @@ class MemberSession:
                     on_lost=hooks.on_lost,
                 )
             )
-            self._stack = stack.pop_all()
-
-    @property
-    def rebalance_needed(self) -> bool:
-        """Whether the group waits for `assignment`, or that has news."""
-        return self._member.rebalance_needed
-
-    @property
-    def lost(self) -> bool:
-        """Whether the group removed this member."""
-        return self._member.lost
-
-    def assignment(self, timeout_s: float | None = None) -> Assignment:
-        """Join or rejoin where needed, and wait.
-
-        Raises:
-            CoordinatorUnavailable: not within *timeout_s*; joining goes on, call again.
-
-        """
-        try:
-            return self._member.assignment(timeout_s=timeout_s)
-        except TimeoutError as error:
-            raise CoordinatorUnavailable(f"the group has no new generation yet: {error}") from error
-
-    def commit(
-        self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        expected: Mapping[TopicPartition, int],
-    ) -> None:
-        """Store offsets, fenced and conditional."""
-        self._member.commit(offsets, expected=expected)
-
-    def fetch(
-        self, partitions: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return what is stored."""
-        return self._member.fetch(partitions)
+            super().__init__(client, member, stack.pop_all())
 
     def request_rejoin(self, reason: str) -> None:
         """Ask for a rebalance."""
@@ -112,11 +74,3 @@ class MemberSession:
         if group.error != ErrorCode.NONE:
             raise RetriableError(f"group {self._group!r} can't be described: error {group.error}")
         return {member.client_id for member in group.members}
-
-    def leave(self) -> None:
-        """Leave the group and close the connection. Never raises."""
-        try:
-            self._member.leave(reason="the grouped Spark query stops")
-            self._stack.close()
-        except Exception as error:  # noqa: BLE001 - the query has ended, whatever this is.
-            logger.warning("could not leave the group: %s", error)
