@@ -133,7 +133,8 @@ class Child:
         assert self._process.stdout is not None
         with suppress(OSError):
             self._process.stdin.close()
-        self._process.stdout.close()
+        if not self._reader.is_alive():  # Else closing would wait for whoever still writes.
+            self._process.stdout.close()
 
     def error_tail(self) -> str:
         """Return the last lines of its standard error, for a report of what went wrong."""

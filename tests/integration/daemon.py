@@ -74,7 +74,7 @@ class Daemon:
         until(lambda: self.events(name) or self.process.poll() is not None, f"event {name}")
         found = self.events(name)
         if not found:
-            self._reader.join(5)
+            self._reader.join(WAIT_S)
             found = self.events(name)
         assert found, f"no {name} in {self.lines} {self.stray}"
         return found[0]
@@ -112,7 +112,9 @@ class Daemon:
         return status
 
     def _close(self) -> None:
-        self._reader.join(5)
+        self._reader.join(WAIT_S)
+        # Closing a file that is being read would wait for its end, which may never come.
+        assert not self._reader.is_alive(), "another process has the daemon's standard output"
         assert self.process.stdout is not None
         self.process.stdout.close()
 

@@ -76,6 +76,8 @@ class Lines:
     def close(self) -> None:
         """Wait for the end of the output."""
         self._thread.join(DEADLINE_S)
+        # Closing a file that is being read would wait for its end, which may never come.
+        assert not self._thread.is_alive(), "another process has the child's standard output"
         assert self._stdout is not None
         self._stdout.close()
 

@@ -75,9 +75,18 @@ def children(one: Daemon) -> list[int]:
     return pids
 
 
+def is_begun(pid: int) -> bool:
+    """Say whether a child runs its own program: until then it holds all that its parent has open.
+
+    Stopped before, it would also keep the daemon waiting for it, and the pipe that the test reads.
+    """
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return compact_child.__name__.encode("ascii") in command.split(b"\0")
+
+
 def the_child(one: Daemon) -> int:
     """Return the process that compacts, once it is there, and let it stand still."""
-    until(lambda: children(one), "child")
+    until(lambda: any(map(is_begun, children(one))), "child")
     (pid,) = children(one)
     os.kill(pid, signal.SIGSTOP)
     return pid

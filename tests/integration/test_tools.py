@@ -8,6 +8,7 @@ import pytest
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parent.parent.parent
+TIMED_OUT = 124  # The exit status of timeout(1).
 
 
 def check(tool: str, *arguments: str, **environment: str) -> tuple[int, str]:
@@ -108,3 +109,17 @@ def test_two_commands_run_at_once_and_both_count(
     )
 
     assert (done.returncode, done.stdout) == (status, "one\ntwo\n")
+
+
+def test_a_command_that_hangs_is_aborted_and_its_output_is_not_lost() -> None:
+    """Else the whole run would hang with it, and nobody would know where."""
+    done = subprocess.run(
+        [ROOT / "tools" / "beside", "echo one", "echo two; sleep 300"],
+        env={"PATH": "/usr/bin:/bin", "LIMIT_S": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stdout) == (TIMED_OUT, "one\ntwo\n")

@@ -119,18 +119,20 @@ def test_topics_with_different_columns_are_refused(given: dict[str, str]) -> Non
         CoordinatedSource({**given, "topics": "t,u"}).schema()
 
 
+# No print(): the signal may come while the main thread is inside one, and holds its lock.
 SIGTERM_SCRIPT = """
+import os
 import threading
 from client.spark.process import LeaveOnSigterm
 
 def leave():
-    print("left", flush=True)
+    os.write(1, b"left\\n")
     {leave}
 
 LeaveOnSigterm(leave).install()
 lock = threading.Lock()
 lock.acquire()
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 lock.acquire()  # As a reader that blocks for a rebalance.
 """
 
