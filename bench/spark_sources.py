@@ -1,13 +1,12 @@
 # ruff: noqa: N802 - Spark chose the names of these methods.
 """What the Spark rows read: a log of made-up rows, and the reader with and without its group.
 
-The rows are the same at every offset and cost next to nothing to make. A task of Spark's costs
-some ms in Python whatever it does, so both readers here put all ranges of a batch into two tasks:
-else a thousand tasks would hide what is measured, which is the reader.
+The rows are the same at every offset and cost next to nothing to make, and both readers put them
+into the same tasks: what is measured is the reader.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,13 +16,16 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from client.spark import PartitionLog
+from client.spark.core import Task
 from client.spark.log import load_log
-from client.spark.source import CoordinatedSource, CoordinatedStreamReader, RangePartition
+from client.spark.offsets import Range
+from client.spark.options import parse_options
+from client.spark.source import CoordinatedSource, CoordinatedStreamReader, ranges_partitions
+from protocol.types import TopicPartition
 
 TOPIC: Final = "made-up"
 LOG: Final = "bench.spark_sources:MadeUpLog"
 _END: Final = 2**50
-_TASKS: Final = 2
 _SCHEMA: Final = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 
@@ -65,29 +67,7 @@ class MadeUpLog(PartitionLog):
         yield pa.RecordBatch.from_arrays([ids, names], schema=_SCHEMA)
 
 
-class SomeRanges(InputPartition):
-    """Several ranges, read by one task."""
-
-    def __init__(self, ranges: Sequence[InputPartition]) -> None:
-        super().__init__(tuple(one.value for one in ranges))
-        self.ranges = ranges
-
-
-class GroupReader(CoordinatedStreamReader):
-    """The coordinated reader, but for the number of tasks."""
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return few tasks for all ranges."""
-        return _few(super().partitions(start, end))
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range after the other."""
-        assert isinstance(partition, SomeRanges)
-        for one in partition.ranges:
-            yield from super().read(one)
-
-
-class PlainReader(GroupReader):
+class PlainReader(CoordinatedStreamReader):
     """Plans the same ranges from the offset that Spark hands back, in no group."""
 
     _log: PartitionLog | None = None
@@ -120,29 +100,16 @@ class PlainReader(GroupReader):
         start: dict[str, Any],  # noqa: ARG002 - the end says all.
         end: dict[str, Any],
     ) -> list[InputPartition]:
-        """Return few tasks for all ranges."""
-        return _few(
-            [
-                RangePartition(TOPIC, int(key.rpartition("-")[2]), at["s"], at["e"], at["g"])
-                for key, at in sorted(end.items())
-            ]
-        )
+        """Return the same tasks as the coordinated reader."""
+        options = parse_options(self._given)
+        ranges = [
+            Task(TopicPartition(TOPIC, int(key.rpartition("-")[2])), Range(at["s"], at["e"], 0))
+            for key, at in end.items()
+        ]
+        return ranges_partitions(sorted(ranges), options)
 
     def stop(self) -> None:
         """Nobody has to be told."""
-
-
-class GroupSource(CoordinatedSource):
-    """`GroupReader` as a format."""
-
-    @classmethod
-    def name(cls) -> str:
-        """Return the name for ``spark.readStream.format``."""
-        return "in-group"
-
-    def streamReader(self, schema: StructType) -> GroupReader:
-        """Return the reader."""
-        return GroupReader(self._given, schema)
 
 
 class PlainSource(CoordinatedSource):
@@ -156,7 +123,3 @@ class PlainSource(CoordinatedSource):
     def streamReader(self, schema: StructType) -> PlainReader:
         """Return the reader."""
         return PlainReader(self._given, schema)
-
-
-def _few(ranges: Sequence[InputPartition]) -> list[InputPartition]:
-    return [SomeRanges(some) for at in range(_TASKS) if (some := ranges[at::_TASKS])]

@@ -71,6 +71,23 @@ class KafkaGroup(NamedTuple):
         return self.state not in INACTIVE
 
 
+class _LastError:
+    """What librdkafka said last: its timeouts don't tell why.
+
+    Not a method of `KafkaCluster`: that would be a cycle, which the garbage collector may break in
+    a thread of librdkafka's own, where its client must not be closed.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def __call__(self, error: Any) -> None:
+        self._text = f" (last: {error.name()}: {error.str()})"
+
+    def __str__(self) -> str:
+        return self._text
+
+
 class KafkaCluster:
     """The groups of a cluster. Each call blocks, at most *timeout_s*.
 
@@ -91,14 +108,14 @@ class KafkaCluster:
         self.address = str(given["bootstrap.servers"])
         self._timeout_s = timeout_s
         self._kafka, self._admin_api = _confluent()
-        self._last_error: str | None = None
+        self._last_error = _LastError()
         settings = {
             "client.id": "group-coordinator",
             # Its own lines on standard error, one per failed attempt to connect, say nothing that
             # isn't in the exceptions here.
             "log_level": 0,
             **given,
-            "error_cb": self._on_error,
+            "error_cb": self._last_error,
         }
         try:
             self._admin = self._admin_api.AdminClient(settings)
@@ -213,13 +230,9 @@ class KafkaCluster:
     def _error(self, error: Any, what: str) -> KafkaGroupError:
         text = f"Kafka at {self.address}: {what}: {_reason(error)}"
         if error.name() in _PASSING:
-            self._admin.poll(0)  # Calls `_on_error`.
-            hint = f" (last: {self._last_error})" if self._last_error else ""
-            return KafkaUnavailable(text + hint)
+            self._admin.poll(0)  # Calls `_last_error`.
+            return KafkaUnavailable(f"{text}{self._last_error}")
         return KafkaGroupError(text)
-
-    def _on_error(self, error: Any) -> None:
-        self._last_error = f"{error.name()}: {error.str()}"
 
 
 def _confluent() -> tuple[Any, Any]:

@@ -23,6 +23,8 @@ KNOWN: Final = (
     "path",
     "maxRowsPerPartition",
     "maxRowsPerBatch",
+    "minTasks",
+    "rowsPerTask",
     "startingOffsets",
     "startingTimestamp",
     "onDataLoss",
@@ -42,6 +44,8 @@ KNOWN: Final = (
 LOG_PREFIXES: Final = ("log.", "kafka.")
 
 MAX_ROWS_PER_PARTITION: Final = 10_000
+MIN_TASKS: Final = 8
+ROWS_PER_TASK: Final = 50_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # What the option ``assignor`` may name.
@@ -65,6 +69,8 @@ class ReaderOptions(NamedTuple):
     topics_pattern: re.Pattern[str] | None
     max_rows_per_partition: int | None
     max_rows_per_batch: int | None
+    min_tasks: int
+    rows_per_task: int
     starting_offsets: str
     starting_timestamp_ms: int | None
     on_data_loss: str
@@ -97,6 +103,8 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
         topics_pattern=_topics_pattern(given),
         max_rows_per_partition=_max_rows(given, "maxRowsPerPartition", str(MAX_ROWS_PER_PARTITION)),
         max_rows_per_batch=_max_rows(given, "maxRowsPerBatch", "unlimited"),
+        min_tasks=_count(given, "minTasks", MIN_TASKS),
+        rows_per_task=_count(given, "rowsPerTask", ROWS_PER_TASK),
         starting_offsets=_choice(given, "startingOffsets", ("earliest", "latest")),
         starting_timestamp_ms=_starting_timestamp_ms(given),
         on_data_loss=_on_data_loss(given),
@@ -225,10 +233,17 @@ def _max_rows(given: Mapping[str, str], name: str, default: str) -> int | None:
     value = given.get(name.lower(), default).strip()
     if value.lower() == "unlimited":
         return None
-    if not value.isdecimal() or not 0 < int(value) < 2**31:
+    return _whole(name, value, or_else=", or 'unlimited'")
+
+
+def _count(given: Mapping[str, str], name: str, default: int) -> int:
+    return _whole(name, given.get(name.lower(), str(default)).strip())
+
+
+def _whole(name: str, value: str, or_else: str = "") -> int:
+    if not (value.isascii() and value.isdecimal() and 0 < int(value) < 2**31):
         raise OptionError(
-            f"option '{name}' is {value!r}: it must be a whole number from 1 to "
-            "2147483647, or 'unlimited'"
+            f"option '{name}' is {value!r}: it must be a whole number from 1 to 2147483647{or_else}"
         )
     return int(value)
 

@@ -5,7 +5,7 @@ or out of order would be silent loss.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,28 +13,14 @@ import pyarrow.compute as pc
 from client.spark.log import OFFSET_COLUMN
 
 
-class SourceRange(Protocol):
-    """The range that the rows belong to."""
+class SourceRange(NamedTuple):
+    """Rows ``start <= offset < end`` of a partition, planned in *generation*."""
 
-    @property
-    def topic(self) -> str:
-        """The topic."""
-
-    @property
-    def partition(self) -> int:
-        """The partition."""
-
-    @property
-    def start(self) -> int:
-        """The first offset."""
-
-    @property
-    def end(self) -> int:
-        """The offset after the last one."""
-
-    @property
-    def generation(self) -> int:
-        """The generation of the group that the range was planned in."""
+    topic: str
+    partition: int
+    start: int
+    end: int
+    generation: int
 
 
 def with_source_columns(

@@ -9,7 +9,7 @@ join the group, so nothing happens before `initialOffset`, `latestOffset`, `part
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -24,15 +24,16 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from client.spark.blocking_session import open_session
-from client.spark.core import ReaderCore
+from client.spark.core import ReaderCore, Task
 from client.spark.discovery import matching_topics
 from client.spark.guard import StatefulGuard
 from client.spark.log import PartitionLog, load_log
 from client.spark.options import OptionError, ReaderOptions, parse_options
+from client.spark.packing import pack_ranges
 from client.spark.process import LeaveOnSigterm
 from client.spark.reading import read_range
 from client.spark.refusal import Refusals
-from client.spark.rows import with_source_columns
+from client.spark.rows import SourceRange, with_source_columns
 from client.spark.secrets import with_secrets
 from client.spark.tables.register import register_tables
 from client.spark.watchdog import Watchdog, patience_s
@@ -54,16 +55,12 @@ _AFTER: Final = (
 )
 
 
-class RangePartition(InputPartition):
-    """One range of one partition, on its way to an executor."""
+class RangesPartition(InputPartition):
+    """The ranges that one task reads, on their way to an executor."""
 
-    def __init__(self, topic: str, partition: int, start: int, end: int, generation: int) -> None:
-        super().__init__((topic, partition, start, end, generation))
-        self.topic = topic
-        self.partition = partition
-        self.start = start
-        self.end = end
-        self.generation = generation
+    def __init__(self, ranges: Sequence[SourceRange]) -> None:
+        super().__init__(tuple(ranges))
+        self.ranges = ranges
 
 
 class CoordinatedSource(DataSource):
@@ -137,18 +134,18 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._joined().prepare_available_now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return one task per range of the batch."""
-        return [
-            RangePartition(*task.tp, *task.range) for task in self._joined().partitions(start, end)
-        ]
+        """Return the ranges of the batch, shared out to tasks."""
+        return ranges_partitions(self._joined().partitions(start, end), parse_options(self._given))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range, on an executor."""
-        assert isinstance(partition, RangePartition)
+        """Read one range after the other, on an executor."""
+        assert isinstance(partition, RangesPartition)
         log = _load(self._given)
-        rows = read_range(log, partition, patience_s(parse_options(self._given)))
+        silence_s = patience_s(parse_options(self._given))
         columns = to_arrow_schema(self._schema, timezone="UTC")
-        return with_source_columns(rows, partition, columns, dense=log.dense_offsets)
+        for one in partition.ranges:
+            rows = read_range(log, one, silence_s)
+            yield from with_source_columns(rows, one, columns, dense=log.dense_offsets)
 
     def stop(self) -> None:
         """Leave the group."""
@@ -176,6 +173,14 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             self._core = core
             LeaveOnSigterm(core.stop).install()
         return self._core
+
+
+def ranges_partitions(ranges: Sequence[Task], options: ReaderOptions) -> list[InputPartition]:
+    """Return *ranges* shared out to tasks, as Spark takes them."""
+    return [
+        RangesPartition([SourceRange(*one.tp, *one.range) for one in task])
+        for task in pack_ranges(ranges, options.min_tasks, options.rows_per_task)
+    ]
 
 
 def register(spark: "SparkSession") -> None:

@@ -22,11 +22,11 @@ from client.spark.folder import FolderLogWriter
 from client.spark.guard import StatefulGuard
 from client.spark.options import OptionError
 from client.spark.refusal import Refusals
-from client.spark.rows import with_source_columns
+from client.spark.rows import SourceRange, with_source_columns
 from client.spark.source import (
     CoordinatedSource,
     CoordinatedStreamReader,
-    RangePartition,
+    RangesPartition,
 )
 
 SCHEMA = pa.schema([("id", pa.int64()), ("when", pa.timestamp("us", tz="UTC"))])
@@ -50,7 +50,7 @@ def test_an_executor_reads_with_a_pickled_copy(given: dict[str, str]) -> None:
     """The membership must not travel."""
     reader = pickle.loads(pickle.dumps(reader_of(given)))
 
-    batches = list(reader.read(RangePartition("t", 0, 1, 3, 7)))
+    batches = list(reader.read(RangesPartition([SourceRange("t", 0, 1, 3, 7)])))
 
     assert pa.Table.from_batches(batches).drop_columns(["when"]).to_pylist() == [
         {
@@ -98,7 +98,7 @@ def test_a_log_that_returns_too_few_or_too_many_rows_is_caught(missing: int) -> 
     rows = pa.RecordBatch.from_pydict({"id": [1, 2, 3]})
 
     with pytest.raises(ValueError, match="for a range that ends at"):
-        list(with_source_columns(iter([rows]), RangePartition("t", 0, 0, 3 + missing, 1), schema))
+        list(with_source_columns(iter([rows]), SourceRange("t", 0, 0, 3 + missing, 1), schema))
 
 
 def test_columns_that_clash_with_the_sources_own_are_refused(tmp_path: Path) -> None:
