@@ -23,7 +23,7 @@ from bench.processes import Server, run_json, serving
 from bench.spark_pauses import DAEMON_SETTINGS, JOIN, KILL, LEAVE, pair
 from bench.spark_rates import Folders
 from bench.spark_rows import COST, LOGS, PARTS, PAUSES, TABLES
-from bench.spark_sources import GroupSource, PlainSource
+from bench.spark_sources import PlainSource
 from client.spark import register
 
 # Of each event, in a repetition: with three of them, a few more than twenty.
@@ -134,7 +134,7 @@ class SparkBench:
     def _spark(self) -> SparkSession:
         made = spark_session.session(self._folder / "scratch", _CORES)
         register(made)
-        for source in (GroupSource, PlainSource, spark_rates.MadeUpTable):
+        for source in (PlainSource, spark_rates.MadeUpTable):
             made.dataSource.register(source)
         return made
 

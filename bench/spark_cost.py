@@ -15,7 +15,7 @@ from bench.spark_sources import LOG, TOPIC
 SIZES: Final[Mapping[int, int]] = {6: 40, 100: 40, 1_000: 20}
 QUICK_SIZES: Final[Mapping[int, int]] = {6: 2, 100: 2, 1_000: 2}
 # Without a coordinator, and with one.
-FORMATS: Final = ("plain", "in-group")
+FORMATS: Final = ("plain", "coordinated")
 ROWS_PER_RANGE: Final = 10
 # The first batches of a query load classes and start workers.
 _WARM_UP: Final = 3

@@ -25,9 +25,9 @@ def pack_ranges(ranges: Sequence[Task], tasks_min: int, rows_per_task: int) -> l
     tasks = min(len(ranges), max(tasks_min, -(-sum(rows) // rows_per_task)))
     packed: list[list[int]] = [[] for _ in range(tasks)]
     # The largest first, each to the task that has least: none is then much longer than the others.
-    load = [(0, task) for task in range(tasks)]
+    loads = [(0, 0, task) for task in range(tasks)]  # Rows, ranges, and whose.
     for index in sorted(range(len(ranges)), key=lambda index: -rows[index]):
-        least, task = load[0]
+        held, count, task = loads[0]
         packed[task].append(index)
-        heapq.heapreplace(load, (least + rows[index], task))
+        heapq.heapreplace(loads, (held + rows[index], count + 1, task))
     return [[ranges[index] for index in sorted(one)] for one in packed]

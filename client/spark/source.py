@@ -37,6 +37,7 @@ from client.spark.rows import SourceRange, with_source_columns
 from client.spark.secrets import with_secrets
 from client.spark.tables.register import register_tables
 from client.spark.watchdog import Watchdog, patience_s
+from client.spark.worker_memory import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,6 +141,7 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range after the other, on an executor."""
         assert isinstance(partition, RangesPartition)
+        settle()
         log = _load(self._given)
         silence_s = patience_s(parse_options(self._given))
         columns = to_arrow_schema(self._schema, timezone="UTC")

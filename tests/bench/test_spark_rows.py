@@ -61,7 +61,7 @@ def samples(**changed: Mapping[str, float | None]) -> Samples:
     found: dict[str, Mapping[str, float | None]] = {}
     for size in SIZES:
         found[row_name("plain", size)] = batch(100)
-        found[row_name("in-group", size)] = batch(130)
+        found[row_name("coordinated", size)] = batch(130)
     found |= {name: rate(1_000_000) for name in RATE_TITLES}
     found |= {"folder_log": rate(500_000), "kafka_log": rate(500_000)}
     found["group_offsets"] = rate(800_000, 2.0)
@@ -88,7 +88,7 @@ def test_aims_are_reached_at_their_bound() -> None:
 @pytest.mark.parametrize(
     ("row", "sample", "aims"),
     [
-        *((row_name("in-group", size), batch(131), [f"cost_{size}"]) for size in SIZES),
+        *((row_name("coordinated", size), batch(131), [f"cost_{size}"]) for size in SIZES),
         ("folder_log", rate(490_000), ["folder_log/spark_files"]),
         ("kafka_log", rate(490_000), ["kafka_log/spark_kafka"]),
         ("group_offsets", rate(800_000, 2.1), ["group_offsets_s"]),

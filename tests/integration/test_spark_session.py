@@ -65,7 +65,9 @@ def test_available_now_reads_all_rows_and_commits_them(
     """A run that looks complete must be complete, in the sink and at the coordinator."""
     feeder.append(25)
     sink = tmp_path / "sink.jsonl"
-    query = start(spark, coordinator, feeder, sink, available_now=True, maxRowsPerPartition="10")
+    # Four ranges a batch, in fewer tasks.
+    limits = {"maxRowsPerPartition": "10", "minTasks": "3"}
+    query = start(spark, coordinator, feeder, sink, available_now=True, **limits)
 
     assert query.awaitTermination(60)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from client.spark.kafka_rows import columns, record_batch
-from client.spark.rows import with_source_columns
+from client.spark.rows import SourceRange, with_source_columns
 
 OUT = pa.schema(
     [
@@ -23,14 +23,9 @@ OUT = pa.schema(
 )
 
 
-class Range(NamedTuple):
-    """A range of t-0."""
-
-    start: int
-    end: int
-    topic: str = "t"
-    partition: int = 0
-    generation: int = 7
+def of(start: int, end: int) -> SourceRange:
+    """Return a range of t-0."""
+    return SourceRange("t", 0, start, end, generation=7)
 
 
 def batches(*parts: Sequence[int]) -> list[pa.RecordBatch]:
@@ -45,7 +40,7 @@ def batches(*parts: Sequence[int]) -> list[pa.RecordBatch]:
 
 def sparse(*parts: Sequence[int], start: int = 10, end: int = 20) -> pa.Table:
     """Return what the source makes of such batches."""
-    rows = with_source_columns(iter(batches(*parts)), Range(start, end), OUT, dense=False)
+    rows = with_source_columns(iter(batches(*parts)), of(start, end), OUT, dense=False)
     return pa.Table.from_batches(rows, OUT)
 
 
@@ -75,14 +70,14 @@ def test_gaps_need_a_column_that_tells_them() -> None:
     rows = pa.RecordBatch.from_pydict({"id": [1]})
 
     with pytest.raises(ValueError, match="no column 'offset'"):
-        list(with_source_columns(iter([rows]), Range(0, 5), OUT, dense=False))
+        list(with_source_columns(iter([rows]), of(0, 5), OUT, dense=False))
 
 
 def test_dense_rows_are_counted_over_empty_batches() -> None:
     """A log may yield whatever cut it likes."""
     ids = [pa.RecordBatch.from_pydict({"id": pa.array(p, pa.int64())}) for p in ([1], [], [2, 3])]
 
-    made = with_source_columns(iter(ids), Range(4, 7), OUT)
+    made = with_source_columns(iter(ids), of(4, 7), OUT)
 
     assert [row["offset"] for batch in made for row in batch.to_pylist()] == [4, 5, 6]
 

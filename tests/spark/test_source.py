@@ -18,16 +18,20 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from client.spark.core import Task
 from client.spark.folder import FolderLogWriter
 from client.spark.guard import StatefulGuard
-from client.spark.options import OptionError
+from client.spark.offsets import Range
+from client.spark.options import OptionError, parse_options
 from client.spark.refusal import Refusals
 from client.spark.rows import SourceRange, with_source_columns
 from client.spark.source import (
     CoordinatedSource,
     CoordinatedStreamReader,
     RangesPartition,
+    ranges_partitions,
 )
+from protocol.types import TopicPartition
 
 SCHEMA = pa.schema([("id", pa.int64()), ("when", pa.timestamp("us", tz="UTC"))])
 
@@ -66,6 +70,27 @@ def test_an_executor_reads_with_a_pickled_copy(given: dict[str, str]) -> None:
     ]
     # Spark compares the schema exactly, and says nothing helpful about a difference.
     assert batches[0].schema == to_arrow_schema(CoordinatedSource(given).schema(), timezone="UTC")
+
+
+def test_one_task_reads_several_ranges(given: dict[str, str]) -> None:
+    """Each with its own range columns, as if it had been a task of its own."""
+    ranges = [SourceRange("t", 0, 2, 3, 7), SourceRange("t", 0, 0, 1, 8)]
+
+    batches = list(reader_of(given).read(RangesPartition(ranges)))
+
+    columns = ["offset", "range_start", "range_end", "generation"]
+    rows = pa.Table.from_batches(batches).select(columns).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [(2, 2, 3, 7), (0, 0, 1, 8)]
+
+
+def test_ranges_are_packed_as_the_options_say(given: dict[str, str]) -> None:
+    """Spark makes a task of each partition that it gets."""
+    ranges = [Task(TopicPartition("t", p), Range(0, 10, 1)) for p in range(6)]
+    options = parse_options({**given, "minTasks": "2", "rowsPerTask": "20"})
+
+    packed = ranges_partitions(ranges, options)
+
+    assert [len(one.ranges) for one in packed if isinstance(one, RangesPartition)] == [2, 2, 2]
 
 
 def test_making_a_reader_connects_to_nothing(given: dict[str, str]) -> None:

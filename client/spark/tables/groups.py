@@ -25,6 +25,7 @@ from client.exceptions import FatalError
 from client.spark.tables.clients import Target, client_of
 from client.spark.tables.filters import SPARK_SCOPES_FILTERS, Wanted, push
 from client.spark.tables.given import Given
+from client.spark.worker_memory import settle
 from protocol.consumer import decode_assignment, subscribed_topics
 from protocol.errors import ErrorCode
 from protocol.messages import DescribedGroup, DescribedMember, Rebalance
@@ -148,6 +149,7 @@ class GroupsReader(DataSourceReader):
         """Ask about some groups, on an executor."""
         if not isinstance(partition, GroupsPartition):
             return  # Spark makes up one where there is none.
+        settle()
         client = client_of(self.target)
         schema = to_arrow_schema(self.columns, timezone="UTC")
         rows: list[Row] = []

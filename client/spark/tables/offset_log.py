@@ -42,6 +42,7 @@ from client.spark.tables.log_offsets import (
     next_positions,
     ranges,
 )
+from client.spark.worker_memory import settle
 from protocol.messages import OffsetChange
 
 FORMAT_NAME: Final = "group_offset_log"
@@ -202,6 +203,7 @@ class OffsetLogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read some ranges, on an executor."""
         assert isinstance(partition, LogPartition)
+        settle()
         client = client_of(self._options.target)
         for one in partition.ranges:
             yield from read_range(client, one, self._options)

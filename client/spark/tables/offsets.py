@@ -22,6 +22,7 @@ from client.spark.tables.columns import page_batch
 from client.spark.tables.filters import SPARK_SCOPES_FILTERS, Wanted, name_parts, push
 from client.spark.tables.given import Given
 from client.spark.tables.writer import GroupOffsetsWriter, parse_options
+from client.spark.worker_memory import settle
 from protocol.groups import offsets_partition
 
 FORMAT_NAME: Final = "group_offsets"
@@ -142,6 +143,7 @@ class GroupOffsetsReader(DataSourceReader):
         """Read one offsets partition, on an executor."""
         if not isinstance(partition, ScanPartition):
             return  # Spark makes up one where there is none.
+        settle()
         client = client_of(self.target)
         for number, wanted in partition.scans:
             for groups, topics in name_parts(self.wanted._replace(groups=wanted)):
