@@ -34,9 +34,9 @@ class OffsetCalls:
     async def commit(self, request: OffsetCommitRequest, timeout_ms: int | None) -> None:
         """Send *request* until its outcome is known; see `client.member.Member.commit`."""
         keys = [
-            (request.group_id, topic.topic, partition.partition)
-            for topic in request.topics
-            for partition in topic.partitions
+            (request.group_id, topic, partition[0])
+            for topic, partitions in request.topics
+            for partition in partitions
         ]
         if not keys:
             return

@@ -1,6 +1,7 @@
 """Between the offsets that users see and the messages of the wire. Pure."""
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from client.exceptions import CommitRefused, FatalError, OutcomeUnknown, code_text
 from client.types import OffsetAndMetadata, Offsets
@@ -16,6 +17,9 @@ from protocol.messages import (
     TopicPartitions,
 )
 from protocol.types import INT64_MAX, NO_OFFSET, TopicPartition
+
+# A member of an enum takes longer to look up than a partition to look at.
+_NONE: Final = ErrorCode.NONE.value
 
 
 def commit_request(
@@ -36,15 +40,15 @@ def commit_request(
         listed = ", ".join(map(str, sorted(strangers)))
         raise ValueError(f"expected offsets of partitions that are not committed: {listed}")
     topics: dict[str, list[PartitionCommit]] = {}
-    for tp, value in sorted(offsets.items(), key=lambda item: item[0]):
+    for tp in sorted(offsets):
+        value = offsets[tp]
         entry = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
-        if isinstance(entry.offset, bool) or not 0 <= entry.offset <= INT64_MAX:
-            raise ValueError(f"{entry.offset!r} is no offset (of {tp})")
+        offset, metadata, leader_epoch = entry
+        if isinstance(offset, bool) or not 0 <= offset <= INT64_MAX:
+            raise ValueError(f"{offset!r} is no offset (of {tp})")
         topic, partition = tp
         topics.setdefault(topic, []).append(
-            PartitionCommit(
-                partition, entry.offset, entry.leader_epoch, entry.metadata, expected.get(tp)
-            )
+            PartitionCommit(partition, offset, leader_epoch, metadata, expected.get(tp))
         )
     return OffsetCommitRequest(
         group_id,
@@ -65,19 +69,15 @@ def check_commit(
         OutcomeUnknown: Of some partitions nobody knows.
         FatalError: The answer is about other partitions than the request.
     """
-    asked = {
-        TopicPartition(topic.topic, partition.partition)
-        for topic in request.topics
-        for partition in topic.partitions
-    }
+    asked = {(topic, row[0]) for topic, partitions in request.topics for row in partitions}
     codes = {
-        TopicPartition(topic.topic, partition.partition): partition.error
-        for topic in response.topics
-        for partition in topic.partitions
+        (topic, partition): code
+        for topic, partitions in response.topics
+        for partition, code in partitions
     }
     if asked != codes.keys():
         raise FatalError("the answer to a commit is about other partitions than were committed")
-    errors = {tp: code for tp, code in codes.items() if code != ErrorCode.NONE}
+    errors = {TopicPartition(*tp): code for tp, code in codes.items() if code != _NONE}
     if not errors:
         return
     if any(_is_unknown(code) for code in errors.values()):

@@ -23,7 +23,7 @@ from protocol.apis import (
     request_body,
     response_body,
 )
-from protocol.body import Unreadable, pack, unpack_request, unpack_response
+from protocol.body import Unreadable, pack, unpack_packed, unpack_request, unpack_response
 from protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from protocol.frames import (
     REQUEST_HEADER,
@@ -205,7 +205,7 @@ class ClientConnection:
             version = latest_version(key)
         frame_body = pack(request_body(request, version))
         try:
-            sent = unpack_request(frame_body, REQUEST_CHECKS[key, version][1])
+            sent = unpack_packed(frame_body, REQUEST_CHECKS[key, version][1])
         except (Invalid, Unreadable, KeyError) as exc:
             raise LocalProtocolError(f"{key.name} version {version}: {exc}") from exc
         if version != latest_version(key) and sent != request:

@@ -213,11 +213,12 @@ class ReaderCore:
     ) -> Mapping[str, object]:
         self._find_all()
         batch = self._ownership.pin_next(max_rows, self._wait_s())
-        ranges = {
-            tp: Range(step.at, step.stop, batch.generation)
-            for tp, step in batch.steps.items()
-            if step.stop > step.at
-        }
+        ranges: dict[TopicPartition, Range] = {}
+        run: dict[TopicPartition, Finished] = {}
+        for tp, (at, stop, needs, _, _) in batch.steps.items():
+            if stop > at:
+                ranges[tp] = planned = Range(at, stop, batch.generation)
+                run[tp] = Finished(planned, needs.resets)
         if not ranges and decode_end(start).reader == self.identity:
             return start
         # Without ranges this is the one empty batch that publishes who we are.
@@ -231,9 +232,7 @@ class ReaderCore:
             # The same range again, as in a group that was deleted and made anew. Spark would
             # take an equal offset for "nothing new".
             end[READER_KEY]["again"] = True
-        self._handed = Handed(
-            end, {tp: Finished(r, self._ownership.resets(tp)) for tp, r in ranges.items()}
-        )
+        self._handed = Handed(end, run)
         return end
 
     def _replay(self, end: Mapping[str, object]) -> None:

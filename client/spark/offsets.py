@@ -55,8 +55,8 @@ class Pin(NamedTuple):
 
     def to_metadata(self) -> str:
         """Return the text that is stored with the commit."""
-        text = f"gc1:{self.end}:{self.resets}"
-        return f"{text}:{self.identity}" if self.identity else text
+        end, resets, identity = self
+        return f"gc1:{end}:{resets}:{identity}" if identity else f"gc1:{end}:{resets}"
 
 
 class ReaderIdentity(NamedTuple):
@@ -182,7 +182,8 @@ def _decode_key(key: str, offset: object) -> TopicPartition:
 
 def _decode_range(value: Mapping[object, object], offset: object) -> Range:
     match value.get("s"), value.get("e"), value.get("g"):
-        case int(start), int(end), int(generation) if 0 <= start < end:
+        # Not `int(start)`, which takes ten times as long.
+        case int() as start, int() as end, int() as generation if 0 <= start < end:
             return Range(start, end, generation)
     raise _unreadable(offset)
 

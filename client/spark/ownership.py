@@ -41,7 +41,7 @@ from client.spark.positions import (
     still_ours,
 )
 from client.spark.session import ReaderSession, SessionFactory
-from client.types import Assignment, OffsetAndMetadata
+from client.types import Assignment
 from protocol.errors import ErrorCode
 from protocol.types import TopicPartition
 
@@ -141,7 +141,8 @@ class Ownership:
         A fetch isn't fenced: a reader that was frozen since it joined would not know. Raises
         `RetriableError` where they are not ours any more; `settle` then says what is.
         """
-        proof = self._proof(tps, Commit({}, {}))
+        proof = Commit.empty()
+        self._add_proof(tps, proof)
         try:
             if proof.offsets:
                 self._transmit(_InDoubt(proof, unknown=False))
@@ -151,10 +152,6 @@ class Ownership:
         except CommitRefused as error:
             self._refused(error)
             raise RetriableError(f"not ours as they were: {error}") from error
-
-    def resets(self, tp: TopicPartition) -> int:
-        """Return the reset counter of an owned partition."""
-        return self._positions[tp].resets
 
     def with_rows(self, tps: Collection[TopicPartition]) -> set[TopicPartition]:
         """Return those of some owned partitions whose ranges that are pinned now the log holds.
@@ -361,20 +358,18 @@ class Ownership:
         return self._log.offsets_at(unset, self._options.starting_timestamp_ms) if unset else {}
 
     def _send(self, steps: Mapping[TopicPartition, Step]) -> None:
-        commit = commit_for(steps, self._positions) or Commit({}, {})
-        starting = [tp for tp, step in steps.items() if step.stop > step.at]
-        commit = self._proof(starting, commit)
+        commit = commit_for(steps, self._positions)
+        if self._unproven:
+            self._add_proof([tp for tp, step in steps.items() if step.stop > step.at], commit)
         if commit.offsets:
             self._transmit(_InDoubt(commit, unknown=False))
 
-    def _proof(self, tps: Collection[TopicPartition], commit: Commit) -> Commit:
+    def _add_proof(self, tps: Collection[TopicPartition], commit: Commit) -> None:
         """Add to *commit* what is stored already, for those of *tps* that need a proof."""
         for tp in self._unproven.intersection(tps) - commit.offsets.keys():
-            offset, metadata, _ = self._positions[tp]
-            if offset is not None:
-                commit.offsets[tp] = OffsetAndMetadata(offset, metadata)
-                commit.expected[tp] = offset
-        return commit
+            position = self._positions[tp]
+            if position.offset is not None:
+                commit.add(tp, position, position.offset)
 
     def _transmit(self, doubt: _InDoubt) -> None:
         """Send a commit; it stays in doubt until there is a definite answer."""
@@ -392,9 +387,11 @@ class Ownership:
             self._in_doubt = None
             raise
         self._in_doubt = None
-        self._unproven.difference_update(doubt.commit.offsets)
-        for tp, stored in doubt.commit.offsets.items():
-            self._positions[tp] = Position.of(stored)
-            finished = self._finished.get(tp)
-            if finished is not None and finished.range.end <= stored.offset:
-                del self._finished[tp]
+        stored = doubt.commit.offsets
+        self._unproven.difference_update(stored)
+        self._positions |= doubt.commit.positions
+        self._finished = {
+            tp: finished
+            for tp, finished in self._finished.items()
+            if tp not in stored or finished.range.end > stored[tp].offset
+        }

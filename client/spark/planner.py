@@ -17,7 +17,6 @@ from client.spark.positions import (
     Finished,
     Limits,
     Position,
-    Seen,
     Step,
     hold_partition,
     plan_partition,
@@ -62,7 +61,7 @@ class Planner:
         """
         steps: dict[TopicPartition, Step] = {}
         self.ends = {}
-        self._waiting_since_s = {
+        self._waiting_since_s = waiting = {
             tp: since_s for tp, since_s in self._waiting_since_s.items() if tp in positions
         }
         views = self._log.view(positions)
@@ -72,9 +71,11 @@ class Planner:
                 steps[tp] = hold_partition(position, finished.get(tp), str(view))
                 continue
             self.ends[tp] = view.end
-            seen = Seen(*view, self._lag_over(tp))
-            steps[tp] = step = plan_partition(tp, position, finished.get(tp), seen, limits)
-            self._note_waiting(tp, step)
+            if tp in waiting:
+                view = view._replace(lag_over=self._lag_over(tp))
+            steps[tp] = step = plan_partition(tp, position, finished.get(tp), view, limits)
+            if step.waiting or tp in waiting:
+                self._note_waiting(tp, step)
         return self._admission.admit(steps, positions)
 
     def started(self, steps: Mapping[TopicPartition, Step]) -> None:
@@ -86,8 +87,7 @@ class Planner:
         self._waiting_since_s.clear()
 
     def _lag_over(self, tp: TopicPartition) -> bool:
-        since_s = self._waiting_since_s.get(tp)
-        return since_s is not None and self._clock() - since_s >= LAG_MAX_S
+        return self._clock() - self._waiting_since_s[tp] >= LAG_MAX_S
 
     def _note_waiting(self, tp: TopicPartition, step: Step) -> None:
         if not step.waiting:

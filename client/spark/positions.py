@@ -92,10 +92,26 @@ class Step(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """One OffsetCommit: what to store, and what must be stored before."""
+    """One OffsetCommit: what to store, and what must be stored before.
+
+    *positions* is what the coordinator keeps once it is stored: *offsets*, with the pins as read.
+    """
 
     offsets: dict[TopicPartition, OffsetAndMetadata]
     expected: dict[TopicPartition, int]
+    positions: dict[TopicPartition, Position]
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return one that stores nothing yet."""
+        return cls({}, {}, {})
+
+    def add(self, tp: TopicPartition, position: Position, expected: int | None) -> None:
+        """Store *position*, which has an offset, where *expected* is stored, or nothing (None)."""
+        assert position.offset is not None
+        self.offsets[tp] = OffsetAndMetadata(position.offset, position.metadata)
+        self.expected[tp] = NO_OFFSET if expected is None else expected
+        self.positions[tp] = position
 
 
 def plan_partition(
@@ -118,10 +134,15 @@ def plan_partition(
         DataLossError: rows that should come next are gone and that is to fail.
 
     """
+    pinned = None
+    if finished is not None:
+        at = finished.range.end
+    elif position.offset is not None:
+        at, pinned = position.offset, position.pinned_end
+    else:
+        at = _first_offset(tp, seen, limits)
     # Such a place is stored as soon as it is found: later it may be another one.
-    from_latest = tp in limits.latest_from or tp in limits.start_at
-    at = _next_offset(position, finished, seen, limits.start_at.get(tp), from_latest=from_latest)
-    pinned = position.pinned_end if finished is None else None
+    from_latest = position.offset is None and (tp in limits.latest_from or tp in limits.start_at)
     identity = seen.identity
     if limits.plan_ranges and (loss := _loss(position, at, pinned, seen)):
         if (
@@ -180,16 +201,14 @@ def cut_step(step: Step, rows: int, position: Position) -> Step:
 
 def commit_for(
     steps: Mapping[TopicPartition, Step], positions: Mapping[TopicPartition, Position]
-) -> Commit | None:
-    """Return the one commit that brings the coordinator to what the steps need; None if there."""
-    commit = Commit({}, {})
+) -> Commit:
+    """Return the one commit that brings the coordinator to what the steps need."""
+    commit = Commit.empty()
     for tp, step in steps.items():
         position, needs = positions[tp], step.needs
-        if needs.offset is None or needs == position:
-            continue
-        commit.offsets[tp] = OffsetAndMetadata(needs.offset, needs.metadata)
-        commit.expected[tp] = NO_OFFSET if position.offset is None else position.offset
-    return commit if commit.offsets else None
+        if needs.offset is not None and needs != position:
+            commit.add(tp, needs, position.offset)
+    return commit
 
 
 def still_ours(finished: Finished, position: Position | None) -> bool:
@@ -201,21 +220,12 @@ def still_ours(finished: Finished, position: Position | None) -> bool:
     )
 
 
-def _next_offset(
-    position: Position,
-    finished: Finished | None,
-    seen: Seen,
-    start_at: int | None,
-    *,
-    from_latest: bool,
-) -> int:
-    if finished is not None:
-        return finished.range.end
-    if position.offset is not None:
-        return position.offset
+def _first_offset(tp: TopicPartition, seen: Seen, limits: Limits) -> int:
+    """Return where a partition begins for which nothing is committed."""
+    start_at = limits.start_at.get(tp)
     if start_at is not None:
         return max(seen.earliest, min(start_at, seen.end))
-    return seen.end if from_latest else seen.earliest
+    return seen.end if tp in limits.latest_from else seen.earliest
 
 
 def _loss(position: Position, at: int, pinned: int | None, seen: Seen) -> str:
@@ -239,8 +249,8 @@ def _kept(position: Position, at: int, pinned: int | None, *, from_latest: bool)
 
 
 def _pinned(at: int, stop: int, before: Position, identity: str) -> Position:
-    known = before.pin.identity if before.pin is not None else ""
-    pin = Pin(stop, before.resets, identity or known)
+    resets, known = (0, "") if before.pin is None else before.pin[1:]
+    pin = Pin(stop, resets, identity or known)
     return Position(at, pin.to_metadata(), pin)
 
 
