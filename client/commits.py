@@ -152,7 +152,7 @@ class Commits:
     ) -> None:
         """Commit also while the group rebalances, repeated in the new generation if need be."""
         machine = self._machine
-        had = offsets.keys() & frozenset(machine.usable)
+        usable = machine.usable
         refusal: Rebalanced | None = None
         refused_in: int | None = None
         async with AsyncExitStack() as turn:
@@ -167,7 +167,7 @@ class Commits:
                     raise why_lost(machine)
                 if refusal and machine.generation == refused_in:
                     raise refusal
-                if gone := had.difference(machine.usable):
+                if gone := _not_kept(offsets, usable, machine.usable):
                     listed = ", ".join(map(str, sorted(gone)))
                     raise refusal or Rebalanced(f"given up meanwhile; nothing was stored: {listed}")
                 refused_in = machine.generation
@@ -209,6 +209,13 @@ class Commits:
             if exc.group_code is not None:
                 self._do(machine.observe(exc.group_code, generation, member_id, exc.group_message))
             raise
+
+
+def _not_kept(
+    offsets: Offsets, before: tuple[TopicPartition, ...], now: tuple[TopicPartition, ...]
+) -> set[TopicPartition]:
+    """Return which partitions of *offsets* are of those *before*, and not of those *now*."""
+    return set() if now == before else offsets.keys() & frozenset(before).difference(now)
 
 
 def why_lost(machine: Membership) -> CoordinatorError:

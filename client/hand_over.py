@@ -115,5 +115,7 @@ class HandOver:
 
 
 def _without(partitions: Owned, others: Owned) -> Owned:
+    if not partitions:
+        return ()
     gone = frozenset(others)
     return tuple([tp for tp in partitions if tp not in gone])

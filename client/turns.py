@@ -11,13 +11,15 @@ class Turns:
 
     def __init__(self) -> None:
         """Begin with nobody in line."""
-        self._line: list[tuple[frozenset[Hashable], trio.Event]] = []
+        self._line: list[tuple[tuple[Hashable, ...], trio.Event]] = []
 
     @asynccontextmanager
     async def turn(self, keys: Iterable[Hashable]) -> AsyncIterator[None]:
         """Wait until everyone who came before with one of *keys* is done."""
-        mine = (frozenset(keys), trio.Event())
-        before = [done for others, done in self._line if others & mine[0]]
+        mine = (tuple(keys), trio.Event())
+        # Usually there is nobody, and thousands of keys needn't be hashed.
+        own = frozenset(mine[0]) if self._line else frozenset()
+        before = [done for others, done in self._line if not own.isdisjoint(others)]
         self._line.append(mine)
         try:
             for done in before:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Makes a NamedTuple in half the time: each trigger makes thousands.
+_new: Final = tuple.__new__
+
 # How often a topic is asked for its id, which may cost a request each time.
 TOPIC_ID_PERIOD_S: Final = 30.0
 
@@ -46,13 +49,15 @@ Runner = Callable[[Sequence[Call]], list[Any]]
 
 def run_here(calls: Sequence[Call]) -> list[Any]:
     """Make the calls in this thread, and wait for as long as they take."""
-    results: list[Any] = []
-    for call in calls:
-        try:
-            results.append(call.function())
-        except Exception as error:  # noqa: BLE001 - sorted by the caller.
-            results.append(error)
-    return results
+    return [answer_of(call) for call in calls]
+
+
+def answer_of(call: Call) -> Any:
+    """Make one call, and return its result or the exception."""
+    try:
+        return call.function()
+    except Exception as error:  # noqa: BLE001 - sorted by the caller.
+        return error
 
 
 class LogCalls(PartitionLog):
@@ -312,7 +317,7 @@ class LogCalls(PartitionLog):
         match bounds:
             # Not `int(earliest)`, which takes ten times as long.
             case (int() as earliest, int() as end) if 0 <= earliest <= end:
-                return Seen(earliest, end, identities.get(tp.topic, ""))
+                return _new(Seen, (earliest, end, identities.get(tp.topic, ""), False))
             case RetriableError():
                 return bounds
         raise LogFailed(

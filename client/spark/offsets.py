@@ -95,7 +95,9 @@ def encode_end(
 ) -> dict[str, dict[str, object]]:
     """Return the offset, ready for JSON, of a batch of exactly these ranges; see `EndOffset`."""
     end: dict[str, dict[str, object]] = {
-        str(tp): {"s": r.start, "e": r.end, "g": r.generation} for tp, r in sorted(ranges.items())
+        str(tp): {"s": start, "e": stop, "g": generation}
+        for tp in sorted(ranges)
+        for start, stop, generation in (ranges[tp],)
     }
     end[READER_KEY] = {"v": FORMAT_VERSION, **reader._asdict()}
     if topics:

@@ -367,9 +367,7 @@ class Ownership:
     def _add_proof(self, tps: Collection[TopicPartition], commit: Commit) -> None:
         """Add to *commit* what is stored already, for those of *tps* that need a proof."""
         for tp in self._unproven.intersection(tps) - commit.offsets.keys():
-            position = self._positions[tp]
-            if position.offset is not None:
-                commit.add(tp, position, position.offset)
+            commit.add(tp, self._positions[tp], self._positions[tp])
 
     def _transmit(self, doubt: _InDoubt) -> None:
         """Send a commit; it stays in doubt until there is a definite answer."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from client.spark.log import LogUnavailable
-from client.spark.log_calls import Call, run_here
+from client.spark.log_calls import Call, answer_of
 from client.spark.options import ReaderOptions
 
 logger = logging.getLogger(__name__)
@@ -109,5 +109,5 @@ class Watchdog:
                 if job.given_up:
                     break
                 job.since_s = self._clock()
-                job.results += run_here([call])
+                job.results.append(answer_of(call))
             job.done.set()
