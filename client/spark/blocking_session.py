@@ -8,6 +8,7 @@ from client.spark.assigning import LeadersLog, assignors_of
 from client.spark.joined_session import JoinedSession
 from client.spark.log import PartitionLog
 from client.spark.options import ReaderOptions
+from protocol.admin_messages import DescribedGroup, DescribedMember
 from protocol.consumer import decode_assignment
 from protocol.types import TopicPartition
 
@@ -81,18 +82,31 @@ class BlockingSession(JoinedSession):
         """Ask for a rebalance, to read *topics* from then on."""
         self._member.request_rejoin(reason, topics)
 
+    def others_read(self) -> bool:
+        """Say whether others have partitions, and no member has this one's instance id."""
+        instance_id = self._options.group_instance_id
+        members = self._described().members
+        if instance_id is not None and instance_id in {one.group_instance_id for one in members}:
+            return False  # Its partitions wait for it.
+        return any(map(_partitions, members))
+
     def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
         """Say whether some of the partitions in *listing* are nobody's in the whole group."""
-        (group,) = self._client.describe_groups([self._options.group])
-        given: set[TopicPartition] = set()
-        for member in group.members:
-            decoded = decode_assignment(member.assignment)
-            given.update(decoded.partitions if decoded else ())
+        given = {tp for member in self._described().members for tp in _partitions(member)}
         listed = {TopicPartition(topic, p) for topic, ps in listing.items() for p in ps}
         return not listed <= given
 
+    def _described(self) -> DescribedGroup:
+        (group,) = self._client.describe_groups([self._options.group])
+        return group
+
     def _note_loss(self, _partitions: tuple[TopicPartition, ...]) -> None:
         self._losses += 1
+
+
+def _partitions(member: DescribedMember) -> tuple[TopicPartition, ...]:
+    decoded = decode_assignment(member.assignment)
+    return decoded.partitions if decoded else ()
 
 
 def open_session(

@@ -19,6 +19,9 @@ finished, so this is where everything happens, in this order:
 Why pins: whoever owns a partition next begins with exactly the pinned range, so a range that was
 written by a member that died is written again with the same bounds, and a sink can tell.
 
+A reader that comes into a group at work hands Spark one batch without rows before it joins: while
+Spark compiles and starts its workers, which takes seconds, nobody waits for its partitions.
+
 An outage never ends a query: `latest_offset` then returns *start*, which means "nothing new".
 Where that would be read as "done" (a replay, AvailableNow, the first offset) it blocks instead
 and raises after the coordinator timeout.
@@ -81,6 +84,10 @@ class ReaderCore:
         sleep: waits for so many seconds.
         run: makes the calls of *log*.
         refused: returns why this query must not go on, or None.
+        warms_up: whether Spark runs a batch without rows first, if others read meanwhile.
+
+    Attributes:
+        warming_up: whether the batch that Spark was given last is that one.
 
     """
 
@@ -95,6 +102,7 @@ class ReaderCore:
         sleep: Callable[[float], None],
         run: Runner = run_here,
         refused: Callable[[], str | None] = lambda: None,
+        warms_up: bool = False,
     ) -> None:
         self.identity = ReaderIdentity(options.coordinator, options.group, client_id)
         self._options = options
@@ -104,6 +112,8 @@ class ReaderCore:
         self._refused = refused
         self._ownership = Ownership(options, self.log, open_session, clock)
         self._handed: Handed | None = None
+        self.warming_up = False
+        self._is_cold = warms_up
         self._triggered = False
         self._checked = False
         self._to_find: list[TopicPartition] = []
@@ -116,13 +126,16 @@ class ReaderCore:
     def initial_offset(self) -> dict[str, object]:
         """Return the offset before any batch, once this reader is a member with an assignment.
 
+        Or once it is known that others read, and it is to warm up.
+
         Raises:
             CoordinatorTimeout: the coordinator was away for too long.
 
         """
-        if not self._triggered and self._handed is None:
+        if not self._triggered and self._handed is None and not self._is_to_warm_up():
             # Spark asks once more between the first batch's plan and its start, where nothing
             # may be given away, and after a first trigger in vain.
+            self._is_cold = False
             self._until_done("the first assignment", self._settle)
         return {}
 
@@ -136,6 +149,7 @@ class ReaderCore:
             CoordinatorTimeout: the coordinator was away for too long.
 
         """
+        self._is_cold = False  # It is to end, not to begin, when there is nothing to read.
         self._ownership.hand_over_all()
         self._until_done("the first assignment", self._settle)
         self._until_done("the log's ends", self._ownership.stop_at_ends)
@@ -166,7 +180,13 @@ class ReaderCore:
             if start == self._handed.end:
                 self._ownership.finish(self._handed.ranges)
             self._handed = None
-        if self._ownership.targets is not None:
+        # Without a limit this may be the only trigger there is (Spark's Trigger.Once).
+        self.warming_up = max_rows is not None and self._is_to_warm_up()
+        self._is_cold = False
+        if self.warming_up:
+            logger.info("others read: warming up with a batch without rows before joining them")
+            end = self._hand(start, {}, {})
+        elif self._ownership.targets is not None:
             end = self._until_done("the next batch", lambda: self._next_batch(start, max_rows))
         else:
             try:
@@ -197,6 +217,7 @@ class ReaderCore:
                     "Spark asks for a batch that this reader did not plan; restart the query"
                 )
             self._check_checkpoint(end)
+            self._is_cold = False  # A replay warms up as well.
             self._until_done("the replay of the last batch", lambda: self._replay(end))
         assert self._handed is not None
         handed = self._handed.ranges
@@ -226,6 +247,14 @@ class ReaderCore:
         if not ranges and decode_end(start).reader == self.identity:
             return start
         # Without ranges this is the one empty batch that publishes who we are.
+        return self._hand(start, ranges, run)
+
+    def _hand(
+        self,
+        start: Mapping[str, object],
+        ranges: Mapping[TopicPartition, Range],
+        run: dict[TopicPartition, Finished],
+    ) -> Mapping[str, object]:
         end = encode_end(
             ranges,
             self.identity,
@@ -238,6 +267,12 @@ class ReaderCore:
             end[READER_KEY]["again"] = True
         self._handed = Handed(end, run)
         return end
+
+    def _is_to_warm_up(self) -> bool:
+        try:
+            return self._is_cold and self._ownership.others_read()
+        except (RetriableError, OutcomeUnknown):
+            return False  # Whoever joins waits for the coordinator.
 
     def _replay(self, end: Mapping[str, object]) -> None:
         self._find_all()

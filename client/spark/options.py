@@ -25,6 +25,7 @@ KNOWN: Final = (
     "maxRowsPerBatch",
     "minTasks",
     "rowsPerTask",
+    "warmUp",
     "startingOffsets",
     "startingTimestamp",
     "onDataLoss",
@@ -71,6 +72,7 @@ class ReaderOptions(NamedTuple):
     max_rows_per_batch: int | None
     min_tasks: int
     rows_per_task: int
+    warm_up: bool
     starting_offsets: str
     starting_timestamp_ms: int | None
     on_data_loss: str
@@ -105,6 +107,7 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
         max_rows_per_batch=_max_rows(given, "maxRowsPerBatch", "unlimited"),
         min_tasks=_count(given, "minTasks", MIN_TASKS),
         rows_per_task=_count(given, "rowsPerTask", ROWS_PER_TASK),
+        warm_up=_choice(given, "warmUp", ("true", "false")) == "true",
         starting_offsets=_choice(given, "startingOffsets", ("earliest", "latest")),
         starting_timestamp_ms=_starting_timestamp_ms(given),
         on_data_loss=_on_data_loss(given),

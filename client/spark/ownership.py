@@ -121,6 +121,11 @@ class Ownership:
         bounds = self._log.all_bounds(self._place.found.all_partitions())
         self.targets = {tp: end for tp, (_, end) in bounds.items()}
 
+    def others_read(self) -> bool:
+        """Say whether the group has members that read, and no place of ours; joins nothing."""
+        session = self._place.open()
+        return session is not None and session.others_read()
+
     def settle(self, wait_s: float) -> dict[TopicPartition, Position]:
         """Be a member with an assignment and nothing in doubt; return the positions we own.
 

@@ -60,6 +60,9 @@ class ReaderSession(GroupSession, Protocol):
     def cooperative(self) -> bool:
         """Whether partitions that stay are kept, and can be committed, during a rebalance."""
 
+    def others_read(self) -> bool:
+        """Say whether others have partitions, and no member has this one's instance id."""
+
     @property
     def losses(self) -> int:
         """How many times `assignment` found that what this member had was somebody else's."""

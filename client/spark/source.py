@@ -171,6 +171,7 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 sleep=time.sleep,
                 run=Watchdog(patience_s(options)).run,
                 refused=lambda: refusals.reason(client_id),
+                warms_up=options.warm_up,
             )
             self._core = core
             LeaveOnSigterm(core.stop).install()

@@ -298,6 +298,12 @@ class FakeSession:
         """Whether a heartbeat was answered with UNKNOWN_MEMBER_ID."""
         return self.noticed_loss or self.fenced
 
+    def others_read(self) -> bool:
+        """As a description of the group says."""
+        if self.group.outage:
+            raise CoordinatorUnavailable("outage")
+        return bool(self.group.owners) and self.instance not in self.group.instances
+
     def claim(self) -> MemberSubscription:
         """Return what its JoinGroup says."""
         owned = self._owned if self.cooperative else ()

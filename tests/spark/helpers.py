@@ -121,6 +121,7 @@ class Query:
         run: Runner = run_here,
         clock: Clock | None = None,
         refused: Callable[[], str | None] = lambda: None,
+        warms_up: bool = False,
         **given: str,
     ) -> None:
         self.group = group
@@ -144,6 +145,7 @@ class Query:
             sleep=self.clock.sleep,
             run=run,
             refused=refused,
+            warms_up=warms_up,
         )
 
     def _open(self, topics: Sequence[str], eager: bool) -> FakeSession:

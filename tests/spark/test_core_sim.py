@@ -177,6 +177,7 @@ class World:
                 checkpoint=driver.checkpoint,
                 client_id=f"{driver.name}{driver.runs}",
                 max_rows=self.rng.choice([3, 10, 25]),
+                warms_up=self.rng.random() < 0.5,
                 **driver.given,
             )
             driver.steps = iter(())
