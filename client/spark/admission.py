@@ -102,6 +102,8 @@ class Admission:
 
     def served(self, steps: Mapping[TopicPartition, Step]) -> None:
         """Note the ranges of a batch that may start: their partitions had their turn."""
+        if self._rows_max is None:
+            return
         self._turn += 1
         for tp, step in steps.items():
             if step.stop > step.at:

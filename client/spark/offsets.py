@@ -55,8 +55,7 @@ class Pin(NamedTuple):
 
     def to_metadata(self) -> str:
         """Return the text that is stored with the commit."""
-        end, resets, identity = self
-        return f"gc1:{end}:{resets}:{identity}" if identity else f"gc1:{end}:{resets}"
+        return pin_metadata(*self)
 
 
 class ReaderIdentity(NamedTuple):
@@ -78,6 +77,11 @@ class EndOffset(NamedTuple):
     reader: ReaderIdentity | None
     topics: tuple[str, ...] = ()
     stateful: str = ""
+
+
+def pin_metadata(end: int, resets: int, identity: str) -> str:
+    """Return the text of a `Pin`."""
+    return f"gc1:{end}:{resets}:{identity}" if identity else f"gc1:{end}:{resets}"
 
 
 def parse_pin(metadata: str | None) -> Pin | None:

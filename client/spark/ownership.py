@@ -38,6 +38,7 @@ from client.spark.positions import (
     Step,
     commit_for,
     hold_partition,
+    is_stored,
     still_ours,
 )
 from client.spark.session import ReaderSession, SessionFactory
@@ -149,7 +150,7 @@ class Ownership:
         proof = Commit.empty()
         self._add_proof(tps, proof)
         try:
-            if proof.offsets:
+            if proof.positions:
                 self._transmit(_InDoubt(proof, unknown=False))
         except Rebalanced as error:
             self._moved_on(error)
@@ -366,12 +367,12 @@ class Ownership:
         commit = commit_for(steps, self._positions)
         if self._unproven:
             self._add_proof([tp for tp, step in steps.items() if step.stop > step.at], commit)
-        if commit.offsets:
+        if commit.positions:
             self._transmit(_InDoubt(commit, unknown=False))
 
     def _add_proof(self, tps: Collection[TopicPartition], commit: Commit) -> None:
         """Add to *commit* what is stored already, for those of *tps* that need a proof."""
-        for tp in self._unproven.intersection(tps) - commit.offsets.keys():
+        for tp in self._unproven.intersection(tps) - commit.positions.keys():
             commit.add(tp, self._positions[tp], self._positions[tp])
 
     def _transmit(self, doubt: _InDoubt) -> None:
@@ -390,11 +391,11 @@ class Ownership:
             self._in_doubt = None
             raise
         self._in_doubt = None
-        stored = doubt.commit.offsets
+        stored = doubt.commit.positions
         self._unproven.difference_update(stored)
-        self._positions |= doubt.commit.positions
+        self._positions |= stored
         self._finished = {
             tp: finished
             for tp, finished in self._finished.items()
-            if tp not in stored or finished.range.end > stored[tp].offset
+            if not is_stored(finished, stored.get(tp))
         }

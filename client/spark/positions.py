@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Self
 
 from client.spark.errors import DataLossError
-from client.spark.offsets import Pin, Range, parse_pin
+from client.spark.offsets import Range, parse_pin, pin_metadata
 from client.types import OffsetAndMetadata
 from protocol.types import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
 
@@ -25,31 +25,35 @@ _DELETED: Final = "Rows were deleted before the group read them"
 
 
 class Position(NamedTuple):
-    """What the coordinator keeps for a partition; *offset* None where nothing is committed."""
+    """What the coordinator keeps for a partition; *offset* None where nothing is committed.
+
+    *end*, *resets* and *identity* are those of the `Pin` in *metadata*, if that holds one.
+    """
 
     offset: int | None
-    metadata: str
-    pin: Pin | None
+    metadata: str = ""
+    end: int = 0
+    resets: int = 0
+    identity: str = ""
 
     @classmethod
     def of(cls, stored: OffsetAndMetadata | None) -> Self:
         """Read what a fetch returned."""
         if stored is None:
-            return cls(None, "", None)
+            return cls(None)
         pin = parse_pin(stored.metadata)
-        return cls(stored.offset, stored.metadata, pin)
+        return cls(stored.offset, stored.metadata, *(pin or ()))
 
-    @property
-    def resets(self) -> int:
-        """How often the group's offsets were reset, as far as the pin tells."""
-        return self.pin.resets if self.pin else 0
+    @classmethod
+    def pinned(cls, offset: int | None, end: int, resets: int, identity: str) -> Self:
+        """Return a position with the pin of a range that ends at *end*."""
+        metadata = pin_metadata(end, resets, identity)
+        return _new(cls, (offset, metadata, end, resets, identity))
 
     @property
     def pinned_end(self) -> int | None:
         """The end of the range that must come next, or None where none is planned."""
-        if self.pin is None or self.offset is None or self.pin.end <= self.offset:
-            return None
-        return self.pin.end
+        return None if self.offset is None or self.end <= self.offset else self.end
 
 
 class Finished(NamedTuple):
@@ -95,27 +99,29 @@ class Step(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """One OffsetCommit: what to store, and what must be stored before.
+    """One OffsetCommit: what to store, and what must be stored before."""
 
-    *positions* is what the coordinator keeps once it is stored: *offsets*, with the pins as read.
-    """
-
-    offsets: dict[TopicPartition, OffsetAndMetadata]
-    expected: dict[TopicPartition, int]
     positions: dict[TopicPartition, Position]
+    expected: dict[TopicPartition, int]
 
     @classmethod
     def empty(cls) -> Self:
         """Return one that stores nothing yet."""
-        return cls({}, {}, {})
+        return cls({}, {})
+
+    @property
+    def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What to store, as it is sent."""
+        return {
+            tp: _new(OffsetAndMetadata, (offset, metadata, NO_LEADER_EPOCH))
+            for tp, (offset, metadata, _, _, _) in self.positions.items()
+        }
 
     def add(self, tp: TopicPartition, position: Position, before: Position) -> None:
         """Store *position* where *before* is stored; without an offset it is not stored."""
-        offset, metadata, _ = position
-        if offset is not None:
-            self.offsets[tp] = _new(OffsetAndMetadata, (offset, metadata, NO_LEADER_EPOCH))
-            self.expected[tp] = NO_OFFSET if before.offset is None else before.offset
+        if position.offset is not None:
             self.positions[tp] = position
+            self.expected[tp] = NO_OFFSET if before.offset is None else before.offset
 
 
 def plan_partition(
@@ -160,8 +166,8 @@ def plan_partition(
             raise _data_loss(tp, at, pinned, seen, loss)
         at = seen.end if limits.on_data_loss == "latest" else seen.earliest
         # Rows of a log made anew are others than those that had these offsets before.
-        pin = Pin(at, position.resets + (loss != _DELETED), identity)
-        position, pinned = Position(position.offset, pin.to_metadata(), pin), None
+        resets = position.resets + (loss != _DELETED)
+        position, pinned = Position.pinned(position.offset, at, resets, identity), None
     target = seen.end if limits.targets is None else limits.targets.get(tp, 0)
     if not limits.plan_ranges or at >= target:
         return Step(at, at, _kept(position, at, pinned, from_latest=from_latest))
@@ -214,6 +220,11 @@ def commit_for(
     return commit
 
 
+def is_stored(finished: Finished, stored: Position | None) -> bool:
+    """Say whether what was *stored* tells that a range is finished."""
+    return stored is not None and stored.offset is not None and finished.range.end <= stored.offset
+
+
 def still_ours(finished: Finished, position: Position | None) -> bool:
     """Say whether a finished range may be committed: nobody moved the partition meanwhile."""
     return (
@@ -233,8 +244,7 @@ def _first_offset(tp: TopicPartition, seen: Seen, limits: Limits) -> int:
 
 def _loss(position: Position, at: int, pinned: int | None, seen: Seen) -> str:
     """Return how the rows that come next were lost, or an empty text."""
-    known = position.pin.identity if position.pin is not None else ""
-    if known and seen.identity and known != seen.identity:
+    if position.identity and seen.identity and position.identity != seen.identity:
         return _MADE_ANEW
     if max(at, pinned or 0) > seen.end:
         # A pinned range was in the log once, as its owner then saw it.
@@ -252,9 +262,7 @@ def _kept(position: Position, at: int, pinned: int | None, *, from_latest: bool)
 
 
 def _pinned(at: int, stop: int, before: Position, identity: str) -> Position:
-    resets, known = (0, "") if before.pin is None else before.pin[1:]
-    pin = _new(Pin, (stop, resets, identity or known))
-    return _new(Position, (at, pin.to_metadata(), pin))
+    return Position.pinned(at, stop, before.resets, identity or before.identity)
 
 
 def _early(tp: TopicPartition, at: int, pinned: int | None, seen: Seen) -> str:
