@@ -152,6 +152,20 @@ async def test_a_commit_answered_for_other_partitions_is_no_success(
             await client.commit("g", {T0: 1})
 
 
+async def test_a_commit_answered_in_another_order_is_the_same(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """Nothing says that the partitions of an answer are sorted."""
+    results = (m.PartitionResult(1, ErrorCode.NONE), m.PartitionResult(0, 4711))
+    answer = m.OffsetCommitResponse(0, (m.TopicResult("t", results),))
+    world.server.script(m.OffsetCommitRequest, Answer(answer))
+    async with world.connect() as client:
+        with pytest.raises(CommitRefused) as caught:
+            await client.commit("g", {T0: 1, TopicPartition("t", 1): 1})
+
+    assert caught.value.errors == {T0: 4711}
+
+
 @pytest.mark.parametrize("offset", [-1, 2**63, True])
 async def test_nonsense_offsets_are_refused_here(
     autojump_clock: MockClock, world: World, offset: int

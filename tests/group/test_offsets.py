@@ -1,6 +1,7 @@
 """OffsetCommit and OffsetFetch: what is stored, what is refused, what is shown."""
 
 import pytest
+from hypothesis import given, strategies as st
 
 from coordinator.group import GroupConfig
 from coordinator.group.records import OffsetsCommitted
@@ -138,6 +139,41 @@ def test_an_expected_offset_must_be_the_stored_one(
 
     assert error == context.commit("", -1, offset=9, expected=expected)
     assert (9 if not error else -1 if stored is None else stored) == context.offset().offset
+
+
+@given(
+    partitions=st.dictionaries(
+        st.integers(0, 2_000),
+        st.tuples(
+            st.none() | st.integers(0, 2**63 - 2),
+            st.sampled_from(["anything", "nothing", "what is stored", "another offset"]),
+        ),
+        min_size=2,
+    )
+)
+def test_expectations_of_a_large_commit_are_judged_one_by_one(
+    partitions: dict[int, tuple[int | None, str]],
+) -> None:
+    """They are compared all at once, which must not be seen in any of the answers."""
+    context = Context()
+    commit: list[tuple[str, int, int | None, str | None]] = []
+    errors = []
+    for partition, (stored, wanted) in partitions.items():
+        name = f"t-{partition}"
+        if stored is not None:
+            context.commit("", -1, name, stored, metadata="gc1:5:0")
+        there = -1 if stored is None else stored
+        expected = {"anything": None, "nothing": -1, "what is stored": there}.get(wanted, there + 1)
+        commit.append((name, 7, expected, None))
+        errors.append(PartitionResult(partition, 0 if expected in {None, there} else 1003))
+
+    (answer,) = context.commit_raw("", -1, commit).topics
+
+    assert answer.partitions == tuple(errors)
+    for (name, offset, _, _), (partition, error) in zip(commit, errors, strict=True):
+        before = partitions[partition][0]
+        kept = -1 if before is None else before
+        assert context.offset(name).offset == (kept if error else offset)
 
 
 def test_ownership_is_that_of_this_generation() -> None:

@@ -30,9 +30,12 @@ from protocol.messages import (
     ListGroupsRequest,
     ListGroupsResponse,
     MemberAssignment,
+    OffsetCommitRequest,
+    PartitionCommit,
     Request,
     Response,
     SyncGroupRequest,
+    TopicCommit,
 )
 from tests.protocol.examples import EXAMPLES
 from tests.protocol.frames import received
@@ -195,6 +198,15 @@ def test_a_request_that_breaks_the_protocol_is_not_sent(request_: Request) -> No
     with pytest.raises(LocalProtocolError):
         client.send(request_)
     assert client.send(BEAT)[0] == 0
+
+
+def test_a_request_of_too_many_values_is_not_sent() -> None:
+    """The server would refuse it, however few bytes it has."""
+    rows = tuple([PartitionCommit(0, 0, -1, None)] * 9_000)
+    topics = tuple(TopicCommit(topic, rows) for topic in ("a", "b"))
+
+    with pytest.raises(LocalProtocolError, match="more than 100000 values"):
+        ClientConnection().send(OffsetCommitRequest("g", -1, "", None, topics))
 
 
 def test_a_request_over_the_limit_is_not_sent() -> None:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from client.spark.errors import CoordinatedSourceError
-from client.spark.offsets import Pin
 from client.spark.positions import Limits, Position, Seen, plan_partition
 from protocol.types import TopicPartition
 from tests.fakes.group_session import FakeGroup
@@ -74,10 +73,10 @@ def test_a_time_only_counts_where_nothing_is_stored(
 ) -> None:
     """And never outside of what the log holds."""
     seen = Seen(earliest, earliest + rows)
-    position = Position(None, "", None)
+    position = Position(None)
     if stored is not None:
         at = min(max(stored, seen.earliest), seen.end)
-        position = Position(at, Pin(at, 0).to_metadata(), Pin(at, 0))
+        position = Position.pinned(at, at, 0, "")
     limits = Limits(None, None, (), "error", start_at={tp(0): found})
 
     step = plan_partition(tp(0), position, None, seen, limits)

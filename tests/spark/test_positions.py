@@ -1,0 +1,48 @@
+"""What the reader takes for stored after its own commit."""
+
+from hypothesis import given, strategies as st
+
+from client.spark.offsets import IDENTITY
+from client.spark.positions import Position, Step, commit_for
+from client.types import OffsetAndMetadata
+from protocol.types import TopicPartition
+
+positions = st.builds(
+    Position.pinned,
+    st.none() | st.integers(0, 2**62),
+    st.integers(0, 2**62),
+    st.integers(0, 10**18),
+    st.just("") | st.from_regex(IDENTITY, fullmatch=True),
+)
+
+
+@given(
+    before=st.dictionaries(st.integers(0, 9), st.just(Position(None)) | positions),
+    needs=st.lists(positions, min_size=10, max_size=10),
+)
+def test_what_a_commit_has_stored_is_known_as_a_fetch_would_tell_it(
+    before: dict[int, Position], needs: list[Position]
+) -> None:
+    """The reader doesn't read its own pins: after a commit it goes on with what it planned."""
+    known = {TopicPartition("flights", partition): stored for partition, stored in before.items()}
+    steps = {tp: Step(0, 0, needs[tp.partition]) for tp in known}
+
+    commit = commit_for(steps, known)
+
+    assert commit.positions == {
+        tp: step.needs
+        for tp, step in steps.items()
+        if step.needs.offset is not None and step.needs != known[tp]
+    }
+    assert commit.positions == {tp: Position.of(stored) for tp, stored in commit.offsets.items()}
+    assert commit.expected == {
+        tp: -1 if known[tp].offset is None else known[tp].offset for tp in commit.offsets
+    }
+
+
+def test_metadata_of_somebody_else_is_no_pin() -> None:
+    """Another client may have committed; its offset counts, and no range is planned."""
+    position = Position.of(OffsetAndMetadata(7, "mine"))
+
+    assert position == (7, "mine", 0, 0, "")
+    assert position.pinned_end is None
