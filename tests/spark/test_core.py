@@ -313,6 +313,23 @@ def test_a_log_that_ends_too_early_may_only_lag_for_a_while() -> None:
     assert ranges(query.triggers(1)) == [(0, 12, 15)]
 
 
+def test_each_time_that_a_log_ends_too_early_is_a_lag_of_its_own() -> None:
+    """Two short ones, far apart, are no loss."""
+    group, log = make({0: 9})
+    group.reset(tp(0), 12)
+    query = Query(group, log)
+    query.triggers(2)
+    log.ends[0] = 15
+    assert ranges(query.triggers(2)) == [(0, 12, 15)]
+    query.clock.now_s += LAG_MAX_S
+
+    log.ends[0] = 9
+    assert query.triggers(1) == []
+    log.ends[0] = 18
+
+    assert ranges(query.triggers(1)) == [(0, 15, 18)]
+
+
 def test_a_log_that_stays_too_short_ends_the_query() -> None:
     """It was made anew, or cut: what comes next never comes."""
     group, log = make({0: 9})

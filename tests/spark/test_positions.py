@@ -1,9 +1,10 @@
 """What the reader takes for stored after its own commit."""
 
+import pytest
 from hypothesis import given, strategies as st
 
-from client.spark.offsets import IDENTITY
-from client.spark.positions import Position, Step, commit_for
+from client.spark.offsets import IDENTITY, Range
+from client.spark.positions import Finished, Position, Step, commit_for, is_stored
 from client.types import OffsetAndMetadata
 from protocol.types import TopicPartition
 
@@ -38,6 +39,20 @@ def test_what_a_commit_has_stored_is_known_as_a_fetch_would_tell_it(
     assert commit.expected == {
         tp: -1 if known[tp].offset is None else known[tp].offset for tp in commit.offsets
     }
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        (None, False),
+        (Position(None), False),
+        (Position.pinned(4, 9, 0, ""), False),
+        (Position.pinned(5, 9, 0, ""), True),
+    ],
+)
+def test_a_range_is_stored_once_its_end_is(stored: Position | None, expected: bool) -> None:
+    """What is kept for longer could be committed over somebody's reset."""
+    assert is_stored(Finished(Range(0, 5, 1), 0), stored) == expected
 
 
 def test_metadata_of_somebody_else_is_no_pin() -> None:
