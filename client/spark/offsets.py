@@ -100,8 +100,7 @@ def encode_end(
     """Return the offset, ready for JSON, of a batch of exactly these ranges; see `EndOffset`."""
     end: dict[str, dict[str, object]] = {
         str(tp): {"s": start, "e": stop, "g": generation}
-        for tp in sorted(ranges)
-        for start, stop, generation in (ranges[tp],)
+        for tp, (start, stop, generation) in sorted(ranges.items())
     }
     end[READER_KEY] = {"v": FORMAT_VERSION, **reader._asdict()}
     if topics:

@@ -59,5 +59,5 @@ def test_metadata_of_somebody_else_is_no_pin() -> None:
     """Another client may have committed; its offset counts, and no range is planned."""
     position = Position.of(OffsetAndMetadata(7, "mine"))
 
-    assert position == (7, "mine", 0, 0, "")
+    assert position == Position(7, "mine")
     assert position.pinned_end is None
