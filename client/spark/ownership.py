@@ -124,8 +124,7 @@ class Ownership:
 
     def others_read(self) -> bool:
         """Say whether the group has members that read, and no place of ours; joins nothing."""
-        session = self._place.open()
-        return session is not None and session.others_read()
+        return (session := self._place.open()) is not None and session.others_read()
 
     def settle(self, wait_s: float) -> dict[TopicPartition, Position]:
         """Be a member with an assignment and nothing in doubt; return the positions we own.
