@@ -17,6 +17,7 @@ SETTINGS = {
     "offsets.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
     "log.retention.check.interval.ms": "200",
+    "log.retention.ms": "-1",  # Rows of a test may be years old.
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
     "transaction.state.log.num.partitions": "1",
