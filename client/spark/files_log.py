@@ -34,12 +34,12 @@ from client.spark.files_formats import (
     UnfinishedError,
     ends_a_line,
     parts_of,
-    read_piece,
     schema_of,
     written_once,
 )
 from client.spark.files_index import Piece, PieceIndex, unwritable
 from client.spark.files_options import parse_files_options
+from client.spark.files_read import read_piece
 from client.spark.log import LogError, PartitionLog
 from protocol.types import TopicPartition
 
