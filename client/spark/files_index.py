@@ -16,16 +16,18 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from client.spark.log import LogError, LogUnavailable
 
 _VERSION: Final = 1
 # When the file holds so many lines that were replaced, it is written anew.
 _STALE_MAX: Final = 1000
+# So much of the file is searched line by line.
+SCAN_BYTES: Final = 2**13
 LOCK_WAIT_S: Final = 30.0
 _LOCK_POLL_S: Final = 0.05
 
@@ -100,9 +102,31 @@ class PieceIndex:
             for line in whole.splitlines():
                 self._take(json.loads(line))
         except (ValueError, TypeError) as error:
-            raise LogError(f"the index {self._path} is damaged: {error}") from error
+            raise self._damaged(error) from error
         self._read_to += len(whole)
         self._inode = inode
+
+    def find(self, start: int, end: int) -> list[Piece]:
+        """Return the pieces with the rows ``start <= offset < end``, as far as they are known.
+
+        Without loading the index: that of many files is long, and a range needs a line or two.
+
+        Raises:
+            LogError: the index is damaged, or was made with other options.
+
+        """
+        try:
+            with self._path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                header = file.readline()
+                if header.endswith(b"\n"):
+                    self._check(json.loads(header))
+                file.seek(_begin_of_search(file, len(header), size, start))
+                return _between(file, start, end)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except (ValueError, TypeError) as error:
+            raise self._damaged(error) from error
 
     @contextmanager
     def adding(self) -> Iterator[None]:
@@ -174,12 +198,7 @@ class PieceIndex:
     def _take(self, record: Any) -> None:
         self._lines += 1
         if self._lines == 1:
-            if record != self._header:
-                raise LogError(
-                    f"the index {self._path} was made with {record}, not with {self._header}: the "
-                    "format and the number of partitions can't change; use another 'log.index' "
-                    "(and another group, as offsets begin anew)"
-                )
+            self._check(record)
             return
         piece = Piece(*record)
         if self.pieces and piece[:2] == self.pieces[-1][:2]:
@@ -189,6 +208,17 @@ class PieceIndex:
         self.pieces.append(piece)
         self.files[piece.file] = piece
 
+    def _check(self, record: Any) -> None:
+        if record != self._header:
+            raise LogError(
+                f"the index {self._path} was made with {record}, not with {self._header}: the "
+                "format and the number of partitions can't change; use another 'log.index' "
+                "(and another group, as offsets begin anew)"
+            )
+
+    def _damaged(self, error: Exception) -> LogError:
+        return LogError(f"the index {self._path} is damaged: {error}")
+
 
 def unwritable(folder: Path, error: OSError) -> LogError:
     """Return what to raise where the index can't be written."""
@@ -197,6 +227,45 @@ def unwritable(folder: Path, error: OSError) -> LogError:
         "row has which offset; name another folder, that all drivers and executors share, with "
         "option 'log.index'"
     )
+
+
+def _piece(line: bytes) -> Piece | None:
+    """Return the piece of a line; None of half a line."""
+    return Piece(*json.loads(line)) if line.endswith(b"\n") else None
+
+
+def _begin_of_search(file: BinaryIO, low: int, high: int, offset: int) -> int:
+    """Return where a line begins, not far before that of the first piece that ends behind *offset*.
+
+    It is between *low*, where a line begins, and *high*. Ends never fall from line to line.
+    """
+    while high - low > SCAN_BYTES:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline()
+        at = file.tell()
+        piece = _piece(file.readline())
+        if piece is None or piece.end > offset:
+            high = middle
+        else:
+            low = at
+    return low
+
+
+def _between(lines: Iterable[bytes], start: int, end: int) -> list[Piece]:
+    """Return the pieces of *lines* that have rows ``start <= offset < end``."""
+    found: list[Piece] = []
+    for line in lines:
+        piece = _piece(line)
+        if piece is None or piece.base >= end:
+            break
+        if found and piece[:2] == found[-1][:2]:
+            found.pop()  # It has grown.
+        if found and piece.base != found[-1].end:
+            raise ValueError(f"{piece} does not begin where the piece before ends")
+        if piece.end > max(start, piece.base):
+            found.append(piece)
+    return found
 
 
 def _line(record: object) -> bytes:

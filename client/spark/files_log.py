@@ -22,7 +22,6 @@ import stat
 import threading
 import time
 import zlib
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -145,20 +144,17 @@ class FilesLog(PartitionLog):
             return
         tp = TopicPartition(topic, partition)
         index = self._new_index(tp)
-        index.load()
-        first = index.pieces[0].base if index.pieces else 0
-        if not first <= start <= end <= index.end:
+        pieces = index.find(start, end)
+        if not pieces or pieces[0].base > start or pieces[-1].end < end:
+            index.load()
+            first = index.pieces[0].base if index.pieces else 0
             raise LogError(
                 f"{tp}: the rows from {start} to {end} are missing: the log holds {first} to "
                 f"{index.end}"
             )
         schema, folder = self.schema(topic), self._folder(tp)
-        at = bisect_right(index.pieces, start, key=lambda piece: piece.end)
-        for piece in index.pieces[at:]:
-            if piece.base >= end:
-                break
-            if piece.end > piece.base:
-                yield from read_piece(self._options, schema, folder, piece, start, end)
+        for piece in pieces:
+            yield from read_piece(self._options, schema, folder, piece, start, end)
 
     def topics(self) -> list[str]:
         """Return the folders below ``path``, ascending."""
