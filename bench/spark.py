@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -82,11 +82,11 @@ class SparkBench:
                 self._keep(spark_cost.row_name(source, size), measured)
 
     def _logs(self) -> None:
-        spark, address = self._spark, _address(self._daemon)
-        self._read(spark_rows.SPARK_FILES, lambda: spark_rates.spark_files(spark, self._folders))
-        self._read(
-            spark_rows.FOLDER_LOG, lambda: spark_rates.folder_log(spark, self._folders, address)
-        )
+        spark, address, folders = self._spark, _address(self._daemon), self._folders
+        for form, (ours, theirs) in spark_rows.FILES_LOG.items():
+            self._read(theirs, partial(spark_rates.spark_files, spark, folders, form))
+            self._read(ours, partial(spark_rates.files_log, spark, folders, address, form))
+        self._read(spark_rows.FOLDER_LOG, lambda: spark_rates.folder_log(spark, folders, address))
         if (kafka := self._kafka) is None:
             return
         self._read(spark_rows.SPARK_KAFKA, lambda: spark_rates.spark_kafka(spark, kafka))

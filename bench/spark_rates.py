@@ -1,6 +1,7 @@
 # ruff: noqa: D102 - Spark chose the methods of a source.
 """Rows a second of sources on the same rows: ours, and what they are held against."""
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -55,23 +56,28 @@ QUICK: Final = Amount(2, 500, 50, 20)
 
 
 class Folders(NamedTuple):
-    """The same rows as a folder log and as Parquet files."""
+    """The same rows as a folder log, and as Parquet files and JSON lines in a topic's folders."""
 
     log: Path
-    files: Path
+    parquet: Path
+    json: Path
 
 
 def write_files(folder: Path, amount: Amount) -> Folders:
-    """Write the rows both ways, in as many files of as many rows each."""
-    made = Folders(folder / "log", folder / "files")
-    made.files.mkdir(parents=True)
+    """Write the rows in each way, in as many files of as many rows each."""
+    made = Folders(folder / "log", folder / "parquet", folder / "json")
     with FolderLogWriter.create(made.log, TOPIC, COLUMNS, PARTITIONS, fsync=False) as writer:
         for partition in range(PARTITIONS):
+            own = Path(TOPIC) / f"partition={partition}"
+            for root in (made.parquet, made.json):
+                (root / own).mkdir(parents=True)
             for chunk in range(amount.chunks):
                 first = (partition * amount.chunks + chunk) * amount.rows_per_chunk
                 rows = _rows(first, amount.rows_per_chunk)
                 writer.append(partition, rows)
-                parquet.write_table(rows, made.files / f"{partition}-{chunk}.parquet")
+                parquet.write_table(rows, made.parquet / own / f"{chunk}.parquet")
+                with (made.json / own / f"{chunk}.json").open("w", encoding="utf-8") as file:
+                    file.writelines(json.dumps(row) + "\n" for row in rows.to_pylist())
     return made
 
 
@@ -103,9 +109,26 @@ def folder_log(spark: SparkSession, folders: Folders, address: str) -> DataFrame
     return _in_group(spark, address, log="folder", path=str(folders.log))
 
 
-def spark_files(spark: SparkSession, folders: Folders) -> DataFrame:
-    """Read the Parquet files with Spark's own source."""
-    return spark.readStream.schema(from_arrow_schema(COLUMNS)).parquet(str(folders.files))
+def files_log(spark: SparkSession, folders: Folders, address: str, form: str) -> DataFrame:
+    """Read files in a group that nobody has read before: parquet, json, or lines."""
+    root = folders.parquet if form == "parquet" else folders.json
+    options = {"log.format": form, "log.index": str(root / f"_index-{uuid4().hex}")}
+    if form == "json":
+        options["log.schema"] = _spark_columns().json()
+    return _in_group(spark, address, log="files", path=str(root), **options)
+
+
+def spark_files(spark: SparkSession, folders: Folders, form: str) -> DataFrame:
+    """Read the same files with Spark's own source: parquet, json, or lines."""
+    # Else the names of folders would make a column.
+    reader = spark.readStream.option("recursiveFileLookup", "true")
+    match form:
+        case "parquet":
+            return reader.schema(_spark_columns()).parquet(str(folders.parquet / TOPIC))
+        case "json":
+            return reader.schema(_spark_columns()).json(str(folders.json / TOPIC))
+        case _:
+            return reader.text(str(folders.json / TOPIC))
 
 
 def kafka_log(spark: SparkSession, kafka: str, address: str) -> DataFrame:
@@ -226,6 +249,10 @@ def _in_group(spark: SparkSession, address: str, **options: str) -> DataFrame:
         .options(**options)
         .load()
     )
+
+
+def _spark_columns() -> StructType:
+    return from_arrow_schema(COLUMNS)
 
 
 def _rows(first: int, count: int) -> pa.Table:

@@ -32,11 +32,22 @@ PAUSE_TITLES: Final[Mapping[str, str]] = {
 }
 # Rows a second, or seconds, of the one held against those of the other.
 FOLDER_LOG, SPARK_FILES = "folder_log", "spark_files"
+# By the format of the files: the files log, and Spark's own source on the same files.
+FILES_LOG: Final[Mapping[str, tuple[str, str]]] = {
+    "lines": ("files_log_lines", "spark_text"),
+    "json": ("files_log_json", "spark_json"),
+    "parquet": ("files_log_parquet", SPARK_FILES),
+}
 KAFKA_LOG, SPARK_KAFKA = "kafka_log", "spark_kafka"
 GROUP_OFFSETS, MADE_UP_TABLE = "group_offsets", "made_up_table"
 RATE_TITLES: Final[Mapping[str, str]] = {
     FOLDER_LOG: "folder log",
     SPARK_FILES: "Spark's file source, Parquet",
+    "files_log_parquet": "files log, Parquet",
+    "files_log_json": "files log, JSON lines",
+    "spark_json": "Spark's file source, JSON",
+    "files_log_lines": "files log, lines",
+    "spark_text": "Spark's file source, text",
     KAFKA_LOG: "Kafka log",
     SPARK_KAFKA: "Spark's Kafka source",
     GROUP_OFFSETS: "group_offsets",
@@ -85,6 +96,7 @@ def _rate_aim(row: str, against: str, bound: float) -> Aim:
 SPARK_AIMS: Final = (
     *(_cost_aim(size) for size in SIZES),
     _rate_aim(FOLDER_LOG, SPARK_FILES, 0.5),
+    *(_rate_aim(*rows, 0.5) for rows in FILES_LOG.values()),
     _rate_aim(KAFKA_LOG, SPARK_KAFKA, 0.5),
     Aim(
         "group_offsets_s",
