@@ -33,7 +33,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
-from client.exceptions import OutcomeUnknown, RetriableError
+from client.exceptions import CoordinatorError, OutcomeUnknown, RetriableError
 from client.spark.checkpoint_check import check_checkpoint
 from client.spark.errors import CoordinatedSourceError, CoordinatorTimeout, StatefulQueryError
 from client.spark.log import PartitionLog
@@ -114,6 +114,7 @@ class ReaderCore:
         self._handed: Handed | None = None
         self.warming_up = False
         self._is_cold = warms_up
+        self._is_to_settle = False
         self._triggered = False
         self._checked = False
         self._to_find: list[TopicPartition] = []
@@ -132,11 +133,13 @@ class ReaderCore:
             CoordinatorTimeout: the coordinator was away for too long.
 
         """
-        if not self._triggered and self._handed is None and not self._is_to_warm_up():
-            # Spark asks once more between the first batch's plan and its start, where nothing
-            # may be given away, and after a first trigger in vain.
-            self._is_cold = False
-            self._until_done("the first assignment", self._settle)
+        # Spark asks once more between the first batch's plan and its start, where nothing may be
+        # given away, and after a first trigger in vain.
+        if not self._triggered and self._handed is None:
+            self._is_to_settle = self._is_to_warm_up()
+            if not self._is_to_settle:
+                self._is_cold = False
+                self._until_done("the first assignment", self._settle)
         return {}
 
     def prepare_available_now(self) -> None:
@@ -183,6 +186,9 @@ class ReaderCore:
         # Without a limit this may be the only trigger there is (Spark's Trigger.Once).
         self.warming_up = max_rows is not None and self._is_to_warm_up()
         self._is_cold = False
+        if self._is_to_settle and not self.warming_up:
+            self._until_done("the first assignment", self._settle)
+        self._is_to_settle = False
         if self.warming_up:
             logger.info("others read: warming up with a batch without rows before joining them")
             end = self._hand(start, {}, {})
@@ -269,10 +275,15 @@ class ReaderCore:
         return end
 
     def _is_to_warm_up(self) -> bool:
+        if not self._is_cold:
+            return False
         try:
-            return self._is_cold and self._ownership.others_read()
-        except (RetriableError, OutcomeUnknown):
-            return False  # Whoever joins waits for the coordinator.
+            self._find_all()  # The end of a batch without rows doesn't say what was read before.
+            return self._ownership.others_read()
+        except CoordinatorError as error:
+            # Joining waits for the coordinator, or says why it is refused.
+            logger.info("not warming up, as nobody says whether others read: %s", error)
+            return False
 
     def _replay(self, end: Mapping[str, object]) -> None:
         self._find_all()
@@ -352,7 +363,7 @@ class ReaderCore:
 
     def _warn_of_long_batch(self) -> None:
         """A hand-over waits for the batch; past the rebalance timeout the group evicts us."""
-        if self._returned_at_s is None:
+        if self._returned_at_s is None or self.warming_up:  # That one isn't in the group yet.
             return
         gap_s = self._clock() - self._returned_at_s
         timeout_s = self._options.rebalance_timeout_ms / 1000

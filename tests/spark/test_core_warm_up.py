@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from client.exceptions import FatalError
+from client.spark.errors import CoordinatorTimeout, DataLossError
 from tests.fakes.group_session import FakeGroup
 from tests.spark.helpers import MemoryLog, Query, ranges, tp
 
@@ -72,16 +74,6 @@ def test_a_static_reader_whose_place_waits_for_it_begins_at_once(
     assert ranges(new.triggers(1)) == [(0, 0, 10), (1, 0, 10)]
 
 
-def test_the_only_trigger_there_is_reads(group: FakeGroup, log: MemoryLog) -> None:
-    """Spark's Trigger.Once sets no limit; a batch without rows would be all that it does."""
-    at_work(group, log)
-    new = Query(group, log, client_id="new", max_rows=None, warms_up=True)
-
-    new.trigger()
-
-    assert not new.core.warming_up
-
-
 def test_a_replay_is_warm_enough(group: FakeGroup, log: MemoryLog) -> None:
     """A reader that takes up a batch has started its workers with it."""
     old = at_work(group, log)
@@ -113,3 +105,74 @@ def test_available_now_does_not_warm_up(group: FakeGroup, log: MemoryLog) -> Non
     new.core.prepare_available_now()  # It is a member that reads from here on, and sees itself.
 
     assert ranges(new.triggers(1)) == [(0, 0, 10), (1, 0, 10)]
+
+
+def test_a_partition_that_the_log_lost_is_missed_before_the_warm_up(
+    group: FakeGroup, log: MemoryLog
+) -> None:
+    """The end of the batch without rows names no partition: a restart would miss nothing."""
+    old = at_work(group, log)
+    group.evict(old.session)
+    group.partitions.remove(tp(1))
+    at_work(group, MemoryLog({0: 100}))
+    checkpoint = old.checkpoint
+
+    for _ in range(2):
+        new = Query(group, MemoryLog({0: 100}), checkpoint=checkpoint, warms_up=True)
+        with pytest.raises(DataLossError, match="flights-1"):
+            new.trigger()
+
+
+def test_a_description_that_is_refused_ends_no_query(
+    group: FakeGroup, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether others read is a hint; joining says what is really wrong."""
+    new = Query(group, log, warms_up=True)
+
+    def refuse() -> bool:
+        raise FatalError("the answer would be too large")
+
+    monkeypatch.setattr(new.session, "others_read", refuse)
+
+    assert ranges(new.triggers(1)) == [(0, 0, 10), (1, 0, 10)]
+
+
+def test_the_only_trigger_waits_for_its_place(group: FakeGroup, log: MemoryLog) -> None:
+    """Spark's Trigger.Once sets no limit; a batch without rows would be all that it does."""
+    other = at_work(group, log)
+    new = Query(group, log, client_id="new", max_rows=None, warms_up=True)
+
+    def let_the_other_go_on() -> None:
+        other.trigger()
+
+    new.clock.on_sleep = let_the_other_go_on
+
+    assert new.trigger()
+
+    assert not new.core.warming_up
+    assert ranges(new.sunk) == [(1, 10, 100)]
+
+
+def test_an_only_trigger_that_gets_no_place_ends_with_an_error(
+    group: FakeGroup, log: MemoryLog
+) -> None:
+    """And not as if there were nothing to read."""
+    at_work(group, log)
+    new = Query(group, log, client_id="new", max_rows=None, warms_up=True)
+
+    with pytest.raises(CoordinatorTimeout, match="the first assignment"):
+        new.trigger()
+
+
+def test_a_long_warm_up_is_no_long_batch(
+    group: FakeGroup, log: MemoryLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No rebalance waits for a reader that hasn't joined."""
+    at_work(group, log)
+    new = Query(group, log, client_id="new", warms_up=True)
+    new.trigger()
+    new.clock.now_s += 59
+
+    new.trigger()
+
+    assert "between two triggers" not in caplog.text
