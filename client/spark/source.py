@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 FORMAT_NAME: Final = "coordinated"
 
+# Who sets 'minTasks' to a thousand has so many partitions, not so many cores to warm.
+WARM_TASKS_MAX: Final = 64
+
 _BEFORE: Final = (
     StructField("topic", StringType(), nullable=True),
     StructField("partition", IntegerType(), nullable=True),
@@ -137,12 +140,15 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the ranges of the batch, shared out to tasks."""
-        return ranges_partitions(self._joined().partitions(start, end), parse_options(self._given))
+        core, options = self._joined(), parse_options(self._given)
+        ranges = core.partitions(start, end)
+        return warm_partitions(options) if core.warming_up else ranges_partitions(ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range after the other, on an executor."""
         assert isinstance(partition, RangesPartition)
-        settle()
+        if partition.ranges:  # Else there is more to load.
+            settle()
         log = _load(self._given)
         silence_s = patience_s(parse_options(self._given))
         columns = to_arrow_schema(self._schema, timezone="UTC")
@@ -186,6 +192,11 @@ def ranges_partitions(ranges: Sequence[Task], options: ReaderOptions) -> list[In
         RangesPartition([SourceRange(*one.tp, *one.range) for one in task])
         for task in pack_ranges(ranges, options.min_tasks, options.rows_per_task)
     ]
+
+
+def warm_partitions(options: ReaderOptions) -> list[InputPartition]:
+    """Return the tasks without rows that let Spark start its Python workers, which load the log."""
+    return [RangesPartition(()) for _ in range(min(options.min_tasks, WARM_TASKS_MAX))]
 
 
 def register(spark: "SparkSession") -> None:

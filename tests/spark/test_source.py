@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from client.spark import source
 from client.spark.core import Task
 from client.spark.folder import FolderLogWriter
 from client.spark.guard import StatefulGuard
@@ -30,8 +31,11 @@ from client.spark.source import (
     CoordinatedStreamReader,
     RangesPartition,
     ranges_partitions,
+    warm_partitions,
 )
 from protocol.types import TopicPartition
+from tests.fakes.group_session import FakeGroup
+from tests.spark.helpers import MemoryLog, Query, tp
 
 SCHEMA = pa.schema([("id", pa.int64()), ("when", pa.timestamp("us", tz="UTC"))])
 
@@ -91,6 +95,28 @@ def test_ranges_are_packed_as_the_options_say(given: dict[str, str]) -> None:
     packed = ranges_partitions(ranges, options)
 
     assert [len(one.ranges) for one in packed if isinstance(one, RangesPartition)] == [2, 2, 2]
+
+
+def test_a_warm_up_starts_workers_that_load_the_log(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a task Spark would start none; and they are not settled before there are rows."""
+    group, log = FakeGroup([tp(0)]), MemoryLog({0: 100})
+    Query(group, log, client_id="at-work").trigger()
+    settled: list[bool] = []
+    monkeypatch.setattr(source, "settle", lambda: settled.append(True))
+    reader = reader_of({**given, "minTasks": "3"})
+    monkeypatch.setattr(reader, "_core", Query(group, log, warms_up=True).core)
+
+    tasks = reader.partitions({}, reader.latestOffset({}, ReadMaxRows(10)))
+
+    assert [list(reader.read(pickle.loads(pickle.dumps(task)))) for task in tasks] == [[], [], []]
+    assert not settled
+
+
+def test_a_warm_up_has_no_more_tasks_than_are_worth_it(given: dict[str, str]) -> None:
+    """With many partitions on a slow log 'minTasks' may be as many; the warm-up reads none."""
+    assert len(warm_partitions(parse_options({**given, "minTasks": "2147483647"}))) == 64
 
 
 def test_making_a_reader_connects_to_nothing(given: dict[str, str]) -> None:
