@@ -1,5 +1,7 @@
 """OffsetCommit and OffsetFetch: what is stored, what is refused, what is shown."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -174,6 +176,22 @@ def test_expectations_of_a_large_commit_are_judged_one_by_one(
         before = partitions[partition][0]
         kept = -1 if before is None else before
         assert context.offset(name).offset == (kept if error else offset)
+
+
+def test_expectations_of_long_rows_are_not_judged_at_once() -> None:
+    """A request of 100 KB may name ten thousand rows of 4 KB, which all others would wait for."""
+    context = Context()
+    names = [f"t-{partition}" for partition in range(1_000)]
+    context.commit_raw("", -1, [(name, 1, None, "m" * 4_000) for name in names])
+    request = [(name, 2, 1, None) for name in names]
+    tracemalloc.start()
+
+    (answer,) = context.commit_raw("", -1, request).topics
+
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert {error for _, error in answer.partitions} == {0}
+    assert peak < 3_000_000
 
 
 def test_ownership_is_that_of_this_generation() -> None:
