@@ -39,6 +39,7 @@ class Reader:
             "coordinatorTimeout": "40s",
             "requestTimeout": "5s",
             "discoveryInterval": "200ms",
+            "warmUp": "false",
             **given,
         }
         if "topicsPattern" in given:
@@ -57,6 +58,7 @@ class Reader:
             client_id=client_id,
             clock=time.monotonic,
             sleep=time.sleep,
+            warms_up=options.warm_up,
         )
 
     def trigger(self) -> list[Task]:
@@ -244,3 +246,56 @@ def test_available_now_readers_end_only_when_all_is_read(scene: Scene) -> None:
 
     expect_each_range_once(*readers)
     assert scene.group.offsets() == dict.fromkeys(range(PARTITIONS), 50)
+
+
+def test_a_reader_joins_after_it_has_warmed_up(scene: Scene) -> None:
+    """Until then the others go on with all partitions, and nobody waits for it."""
+    at_work, new = scene.reader(), scene.reader(warmUp="true")
+    scene.share(at_work)
+
+    assert new.trigger() == []
+
+    assert new.core.warming_up
+    assert len(scene.members()) == 1
+    assert len(at_work.trigger()) == PARTITIONS
+    scene.share(at_work, new)
+    expect_each_range_once(at_work, new)
+
+
+def test_a_reader_begins_at_once_where_nobody_reads(scene: Scene) -> None:
+    """All have left, or the group isn't known yet."""
+    gone, new = scene.reader(), scene.reader(warmUp="true")
+    scene.share(gone)
+    gone.core.stop()
+
+    assert len(new.trigger()) == PARTITIONS
+    assert len(scene.reader(group="other", warmUp="true").trigger()) == PARTITIONS
+
+
+@pytest.mark.parametrize(("instance", "warms_up"), [("a", False), ("b", True)])
+def test_a_static_reader_warms_up_only_where_it_is_new(
+    scene: Scene, instance: str, *, warms_up: bool
+) -> None:
+    """The partitions of a place that is kept are nobody's until it is taken."""
+    at_work = scene.reader(groupInstanceId="a")
+    scene.share(at_work)
+
+    new = scene.reader(groupInstanceId=instance, warmUp="true")
+    new.trigger()
+
+    assert new.core.warming_up == warms_up
+
+
+def test_a_reader_that_stops_while_it_warms_up_was_never_there(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is nothing to leave, and nobody notices."""
+    at_work, new = scene.reader(), scene.reader(warmUp="true")
+    scene.share(at_work)
+    generation = at_work.last[0].range.generation
+    new.trigger()
+
+    new.core.stop()
+
+    assert "could not leave" not in caplog.text
+    assert {task.range.generation for task in at_work.trigger()} == {generation}

@@ -1,5 +1,6 @@
 """The coordinated source in one real Spark session, against a real daemon."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from client.spark import GroupOffsetListener, drain_and_stop
+from client.spark.offsets import READER_KEY
 from tests.integration.spark_support import (
+    GROUP,
+    TOPIC,
     AppendingSink,
     Daemon,
     Feeder,
@@ -84,6 +88,26 @@ def test_available_now_reads_all_rows_and_commits_them(
     again = Written(sink)
     again.expect_all(feeder.ends())
     assert not again.repeated
+
+
+def test_a_query_warms_up_while_others_read(
+    spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
+) -> None:
+    """Spark runs a batch without rows whose tasks are empty; then it has all of them."""
+    feeder.append(5)
+    counts = {TOPIC: feeder.num_partitions}
+    with group_of(coordinator) as group, group.client.join(GROUP, [TOPIC], counts) as other:
+        other.assignment()
+        query = start(spark, coordinator, feeder, tmp_path / "sink.jsonl", assignor="range")
+        wait_until("the first batch", lambda: bool(query.recentProgress))
+        other.leave()
+        wait_until("the rows", lambda: group.offsets() == feeder.ends())
+        first, *_ = query.recentProgress
+        query.stop()
+
+    assert first["numInputRows"] == 0
+    assert set(json.loads(first["sources"][0]["endOffset"])) == {READER_KEY}
+    Written(tmp_path / "sink.jsonl").expect_all(feeder.ends())
 
 
 def test_a_drain_stops_without_a_duplicate(
