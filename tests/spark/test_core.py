@@ -313,6 +313,18 @@ def test_a_log_that_ends_too_early_may_only_lag_for_a_while() -> None:
     assert ranges(query.triggers(1)) == [(0, 12, 15)]
 
 
+def test_what_is_committed_is_not_committed_once_more_after_a_reset() -> None:
+    """An operator who moves the group back while a reader is lost means that its rows run again."""
+    group, log = make({0: 10})
+    query = Query(group, log)
+    query.triggers(2)
+    assert group.offset(tp(0)) == 10
+    group.evict(query.session)
+    group.reset(tp(0), 0)
+
+    assert ranges(query.triggers(1)) == [(0, 0, 10)]
+
+
 def test_each_time_that_a_log_ends_too_early_is_a_lag_of_its_own() -> None:
     """Two short ones, far apart, are no loss."""
     group, log = make({0: 9})

@@ -97,6 +97,35 @@ def test_a_skipped_range_is_never_committed() -> None:
     assert group.offset(tp(0)) == 0
 
 
+def test_a_replay_keeps_to_the_pin_that_stands_now() -> None:
+    """Whoever ran the range since has other bounds, and a sink must see one of the two only."""
+    group, log = make({0: 40})
+    crashed = Query(group, log, client_id="a")
+    crashed.trigger()
+    crashed.checkpoint.commits -= 1
+    group.evict(crashed.session)
+    group.reset(tp(0), 0, "gc1:5:0")
+
+    again = Query(group, log, client_id="a2", checkpoint=crashed.checkpoint)
+
+    assert ranges(again.triggers(2)) == [(0, 0, 5)]
+
+
+def test_a_replay_after_a_reset_is_committed() -> None:
+    """It was planned under the counter of resets that the pin has."""
+    group, log = make({0: 40})
+    group.reset(tp(0), 0, "gc1:0:3")
+    crashed = Query(group, log, client_id="a")
+    crashed.trigger()
+    crashed.checkpoint.commits -= 1
+    group.evict(crashed.session)
+
+    again = Query(group, log, client_id="a2", checkpoint=crashed.checkpoint)
+
+    assert ranges(again.triggers(2)) == [(0, 0, 10), (0, 10, 20)]
+    assert group.offsets[tp(0)].metadata == "gc1:20:3"
+
+
 def test_a_restart_after_the_commit_log_runs_at_most_that_batch_again() -> None:
     """Spark finished it, the coordinator never heard of it: the coordinator's position counts."""
     group, log = make({0: 40})

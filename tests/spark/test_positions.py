@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 from client.spark.offsets import IDENTITY, Range
-from client.spark.positions import Finished, Position, Step, commit_for, is_stored
+from client.spark.positions import (
+    Finished,
+    Limits,
+    Position,
+    Seen,
+    Step,
+    commit_for,
+    is_stored,
+    plan_partition,
+)
 from client.types import OffsetAndMetadata
 from protocol.types import TopicPartition
 
@@ -61,3 +70,14 @@ def test_metadata_of_somebody_else_is_no_pin() -> None:
 
     assert position == Position(7, "mine")
     assert position.pinned_end is None
+
+
+def test_which_log_an_offset_is_of_is_not_forgotten_while_the_log_can_not_tell() -> None:
+    """Else one that is made anew meanwhile would be read as if it went on."""
+    position = Position.pinned(5, 5, 0, "first")
+
+    step = plan_partition(
+        TopicPartition("flights", 0), position, None, Seen(0, 9), Limits(None, None, (), "error")
+    )
+
+    assert step.needs == Position.pinned(5, 9, 0, "first")
