@@ -37,6 +37,7 @@ class BlockingSession(JoinedSession):
         self._leaders_log = LeadersLog(options, log)
         assignors = assignors_of(options, self._leaders_log, eager=eager)
         self._options = options
+        self._topics = frozenset(topics)
         self._cooperative = all(assignor.cooperative for assignor in assignors)
         self._losses = 0
         with ExitStack() as stack:
@@ -82,13 +83,17 @@ class BlockingSession(JoinedSession):
         """Ask for a rebalance, to read *topics* from then on."""
         self._member.request_rejoin(reason, topics)
 
-    def others_read(self) -> bool:
-        """Say whether others have partitions, and no member has this one's instance id."""
+    def others_read(self, before: str) -> bool:
+        """Say whether others have partitions of our topics, and nobody has our instance id.
+
+        Whoever has the client id *before* is no other: this reader, before it was restarted.
+        """
         instance_id = self._options.group_instance_id
         members = self._described().members
         if instance_id is not None and instance_id in {one.group_instance_id for one in members}:
             return False  # Its partitions wait for it.
-        return any(map(_partitions, members))
+        others = [one for one in members if one.client_id != before]
+        return any(tp.topic in self._topics for one in others for tp in _partitions(one))
 
     def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
         """Say whether some of the partitions in *listing* are nobody's in the whole group."""

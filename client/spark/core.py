@@ -136,7 +136,7 @@ class ReaderCore:
         # Spark asks once more between the first batch's plan and its start, where nothing may be
         # given away, and after a first trigger in vain.
         if not self._triggered and self._handed is None:
-            self._is_to_settle = self._is_to_warm_up()
+            self._is_to_settle = self._is_to_warm_up({})
             if not self._is_to_settle:
                 self._is_cold = False
                 self._until_done("the first assignment", self._settle)
@@ -184,7 +184,7 @@ class ReaderCore:
                 self._ownership.finish(self._handed.ranges)
             self._handed = None
         # Without a limit this may be the only trigger there is (Spark's Trigger.Once).
-        self.warming_up = max_rows is not None and self._is_to_warm_up()
+        self.warming_up = max_rows is not None and self._is_to_warm_up(start)
         self._is_cold = False
         if self._is_to_settle and not self.warming_up:
             self._until_done("the first assignment", self._settle)
@@ -274,12 +274,14 @@ class ReaderCore:
         self._handed = Handed(end, run)
         return end
 
-    def _is_to_warm_up(self) -> bool:
+    def _is_to_warm_up(self, start: Mapping[str, object]) -> bool:
         if not self._is_cold:
             return False
         try:
             self._find_all()  # The end of a batch without rows doesn't say what was read before.
-            return self._ownership.others_read()
+            # A process that was killed is a member for a while; it doesn't read.
+            before = decode_end(start).reader
+            return self._ownership.others_read(before.client_id if before else "")
         except CoordinatorError as error:
             # Joining waits for the coordinator, or says why it is refused.
             logger.info("not warming up, as nobody says whether others read: %s", error)

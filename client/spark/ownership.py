@@ -122,9 +122,12 @@ class Ownership:
         bounds = self._log.all_bounds(self._place.found.all_partitions())
         self.targets = {tp: end for tp, (_, end) in bounds.items()}
 
-    def others_read(self) -> bool:
-        """Say whether the group has members that read, and no place of ours; joins nothing."""
-        return (session := self._place.open()) is not None and session.others_read()
+    def others_read(self, before: str) -> bool:
+        """Say whether the group has members that read, and no place of ours; joins nothing.
+
+        The client id *before* was ours, in an earlier process.
+        """
+        return (session := self._place.open()) is not None and session.others_read(before)
 
     def settle(self, wait_s: float) -> dict[TopicPartition, Position]:
         """Be a member with an assignment and nothing in doubt; return the positions we own.

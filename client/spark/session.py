@@ -60,8 +60,11 @@ class ReaderSession(GroupSession, Protocol):
     def cooperative(self) -> bool:
         """Whether partitions that stay are kept, and can be committed, during a rebalance."""
 
-    def others_read(self) -> bool:
-        """Say whether others have partitions, and no member has this one's instance id."""
+    def others_read(self, before: str) -> bool:
+        """Say whether others have partitions of our topics, and nobody has our instance id.
+
+        Whoever has the client id *before* is no other: this reader, before it was restarted.
+        """
 
     @property
     def losses(self) -> int:

@@ -298,11 +298,13 @@ class FakeSession:
         """Whether a heartbeat was answered with UNKNOWN_MEMBER_ID."""
         return self.noticed_loss or self.fenced
 
-    def others_read(self) -> bool:
+    def others_read(self, before: str) -> bool:
         """As a description of the group says."""
-        if self.group.outage:
+        group = self.group
+        if group.outage:
             raise CoordinatorUnavailable("outage")
-        return bool(self.group.owners) and self.instance not in self.group.instances
+        ours = {m for m, session in group.members.items() if session.client_id == before}
+        return self.instance not in group.instances and not ours >= set(group.owners.values())
 
     def claim(self) -> MemberSubscription:
         """Return what its JoinGroup says."""

@@ -25,6 +25,9 @@ pytestmark = [pytest.mark.integration]
 
 PARTITIONS = 4
 
+# Of a reader that joins, but isn't let in.
+IMPATIENT = {"rebalanceTimeout": "500ms", "requestTimeout": "500ms"}
+
 
 class Reader:
     """One reader process, in this one; `trigger` is what Spark does between two batches."""
@@ -60,6 +63,10 @@ class Reader:
             sleep=time.sleep,
             warms_up=options.warm_up,
         )
+
+    def resume(self, other: "Reader") -> None:
+        """Begin with another one's checkpoint."""
+        self._at = other._at
 
     def trigger(self) -> list[Task]:
         """Run one batch to its end; return what it wrote."""
@@ -270,6 +277,29 @@ def test_a_reader_begins_at_once_where_nobody_reads(scene: Scene) -> None:
 
     assert len(new.trigger()) == PARTITIONS
     assert len(scene.reader(group="other", warmUp="true").trigger()) == PARTITIONS
+
+
+def test_others_are_those_that_read_the_same_topics(scene: Scene) -> None:
+    """A group may have a query for each of its topics; they never give each other anything."""
+    at_work = scene.reader()
+    scene.share(at_work)
+    scene.log.others["trains"] = {0: 100}
+    new = scene.reader(topics="trains", warmUp="true", **IMPATIENT)
+
+    new.core.latest_offset({}, 5)
+
+    assert not new.core.warming_up
+
+
+def test_a_reader_that_was_killed_is_no_other(scene: Scene) -> None:
+    """Its session goes on for a while; nobody reads its partitions."""
+    killed, again = scene.reader(), scene.reader(warmUp="true", **IMPATIENT)
+    scene.share(killed)
+
+    again.resume(killed)
+    again.trigger()
+
+    assert not again.core.warming_up
 
 
 @pytest.mark.parametrize(("instance", "warms_up"), [("a", False), ("b", True)])

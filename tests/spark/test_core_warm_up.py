@@ -87,6 +87,16 @@ def test_a_replay_is_warm_enough(group: FakeGroup, log: MemoryLog) -> None:
     assert ranges(new.triggers(2)) == [(0, 10, 20), (1, 10, 20), (0, 20, 30), (1, 20, 30)]
 
 
+def test_a_reader_that_was_killed_is_no_other(group: FakeGroup, log: MemoryLog) -> None:
+    """It is a member until its session ends, and with a long interval nobody would read for one."""
+    killed = at_work(group, log)
+    again = Query(group, log, client_id="again", checkpoint=killed.checkpoint, warms_up=True)
+
+    again.trigger()
+
+    assert not again.core.warming_up
+
+
 def test_an_outage_is_waited_for_as_ever(group: FakeGroup, log: MemoryLog) -> None:
     """Whether others read is not known then, and joining says why it can't go on."""
     at_work(group, log)
@@ -129,7 +139,7 @@ def test_a_description_that_is_refused_ends_no_query(
     """Whether others read is a hint; joining says what is really wrong."""
     new = Query(group, log, warms_up=True)
 
-    def refuse() -> bool:
+    def refuse(_before: str) -> bool:
         raise FatalError("the answer would be too large")
 
     monkeypatch.setattr(new.session, "others_read", refuse)
