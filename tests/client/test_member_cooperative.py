@@ -231,6 +231,32 @@ async def test_a_commit_that_can_not_be_repeated_says_so(
         assert sent(world) == [(2, 3)]
 
 
+async def test_a_commit_of_what_is_kept_is_repeated_though_another_partition_went(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """Only what it names itself must still be there."""
+    held = trio.Event()
+    async with (
+        world.connect() as client,
+        join(client) as member,
+    ):
+        await member.assignment()
+        await rebalance(world, member, joined(2), synced(T0))
+        await member.assignment()
+        await member.wait_rebalance_needed()
+        world.server.script(m.OffsetCommitRequest, Hold(held, m.OffsetCommitResponse(22, ())))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(member.commit, {T0: 3})
+            await trio.testing.wait_all_tasks_blocked()
+            answer(world, m.JoinGroupRequest, joined(3))
+            answer(world, m.SyncGroupRequest, synced(T0))
+            assert (await member.assignment()).partitions == (T0,)
+            await trio.sleep(1)
+            held.set()
+
+        assert sent(world) == [(2, 3), (3, 3)]
+
+
 async def test_a_commit_waits_for_a_sync_no_longer_than_it_may(
     autojump_clock: MockClock, world: World
 ) -> None:

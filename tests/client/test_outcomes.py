@@ -146,10 +146,19 @@ async def test_a_commit_answered_for_other_partitions_is_no_success(
     autojump_clock: MockClock, world: World
 ) -> None:
     """An empty answer must not pass for "no errors"."""
-    world.server.script(m.OffsetCommitRequest, Answer(m.OffsetCommitResponse(0, ())))
+    answers = [
+        m.OffsetCommitResponse(0, topics)
+        for topics in (
+            (),
+            (m.TopicResult("t", (m.PartitionResult(1, 0),)),),
+            (m.TopicResult("t", (m.PartitionResult(0, 0), m.PartitionResult(1, 0))),),
+        )
+    ]
+    world.server.script(m.OffsetCommitRequest, *map(Answer, answers))
     async with world.connect() as client:
-        with pytest.raises(FatalError, match="other partitions"):
-            await client.commit("g", {T0: 1})
+        for _ in answers:
+            with pytest.raises(FatalError, match="other partitions"):
+                await client.commit("g", {T0: 1})
 
 
 async def test_a_commit_answered_in_another_order_is_the_same(

@@ -342,6 +342,24 @@ def test_each_time_that_a_log_ends_too_early_is_a_lag_of_its_own() -> None:
     assert ranges(query.triggers(1)) == [(0, 15, 18)]
 
 
+def test_each_time_that_a_partition_is_gone_is_a_lag_of_its_own() -> None:
+    """A listing that misses it now and then is no loss."""
+    group, log = make({0: 9, 1: 9})
+    query = Query(group, log, discoveryInterval="1h")
+    query.triggers(2)
+    end = log.ends.pop(1)
+    query.triggers(1)
+    log.ends[1] = end
+    query.triggers(1)
+    query.clock.now_s += LAG_MAX_S
+
+    del log.ends[1]
+    assert query.triggers(1) == []
+    log.ends[1] = end + 5
+
+    assert ranges(query.triggers(1)) == [(1, 9, 14)]
+
+
 def test_a_log_that_stays_too_short_ends_the_query() -> None:
     """It was made anew, or cut: what comes next never comes."""
     group, log = make({0: 9})

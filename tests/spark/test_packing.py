@@ -1,6 +1,6 @@
 """Ranges packed into tasks."""
 
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from client.spark.core import Task
 from client.spark.offsets import Range
@@ -45,6 +45,8 @@ def test_a_large_range_has_a_task_to_itself() -> None:
     assert sorted(sizes(packed)) == [40, 10_000]
 
 
+@example([0, 0, 0], 3, 1)
+@example([1, 2, 3], 1, 10)
 @given(st.lists(st.integers(0, 10**6)), st.integers(1, 50), st.integers(1, 10**6))
 def test_every_range_is_in_one_task(rows: list[int], tasks_min: int, rows_per_task: int) -> None:
     """In none it would be lost, in two it would be there twice; and no task is empty."""

@@ -112,6 +112,8 @@ def test_a_warm_up_starts_workers_that_load_the_log(
 
     assert [list(reader.read(pickle.loads(pickle.dumps(task)))) for task in tasks] == [[], [], []]
     assert not settled
+    list(reader.read(RangesPartition([SourceRange("t", 0, 0, 3, 1)])))
+    assert settled == [True]
 
 
 def test_a_warm_up_has_no_more_tasks_than_are_worth_it(given: dict[str, str]) -> None:
