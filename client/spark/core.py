@@ -223,7 +223,7 @@ class ReaderCore:
                     "Spark asks for a batch that this reader did not plan; restart the query"
                 )
             self._check_checkpoint(end)
-            self._is_cold = False  # A replay warms up as well.
+            self._is_cold = self._is_to_settle = False  # A replay warms up, and joins, as well.
             self._until_done("the replay of the last batch", lambda: self._replay(end))
         assert self._handed is not None
         handed = self._handed.ranges

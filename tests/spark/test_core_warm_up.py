@@ -97,6 +97,31 @@ def test_a_reader_that_was_killed_is_no_other(group: FakeGroup, log: MemoryLog) 
     assert not again.core.warming_up
 
 
+def test_a_batch_without_rows_is_replayed_as_one(group: FakeGroup, log: MemoryLog) -> None:
+    """The driver may die in it; whoever takes it up joins, and is then idle in an outage."""
+    other = at_work(group, log)
+    died = Query(group, log, client_id="died", warms_up=True)
+    for _ in zip(range(4), died.steps(), strict=False):
+        pass  # Up to the log of the batch, before its sink.
+    assert (len(died.checkpoint.offsets), died.checkpoint.commits) == (1, 0)
+    again = Query(group, log, client_id="again", checkpoint=died.checkpoint, warms_up=True)
+
+    def let_the_other_go_on() -> None:
+        other.trigger()
+
+    again.clock.on_sleep = let_the_other_go_on
+
+    assert again.trigger()
+
+    assert (again.sunk, len(group.members)) == ([], 2)
+    group.evict(again.session)
+    group.outage = True
+    assert not again.trigger()
+    group.outage = False
+    again.triggers(2)
+    assert again.sunk
+
+
 def test_an_outage_is_waited_for_as_ever(group: FakeGroup, log: MemoryLog) -> None:
     """Whether others read is not known then, and joining says why it can't go on."""
     at_work(group, log)
