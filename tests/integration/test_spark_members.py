@@ -269,6 +269,21 @@ def test_a_reader_joins_after_it_has_warmed_up(scene: Scene) -> None:
     expect_each_range_once(at_work, new)
 
 
+def test_a_topic_may_come_while_a_reader_warms_up(scene: Scene) -> None:
+    """It has said by then what it reads, and not joined."""
+    at_work = scene.reader(topicsPattern="fl.*")
+    new = scene.reader(topicsPattern="fl.*", warmUp="true")
+    scene.share(at_work)
+    new.trigger()
+    assert new.core.warming_up
+    scene.log.others["flown"] = dict.fromkeys(range(2), 100_000)
+
+    def counts() -> list[int]:
+        return sorted(len(reader.last) for reader in (at_work, new))
+
+    scene.run_until("the new topic", lambda: counts() == [3, 3], at_work, new)
+
+
 def test_a_reader_begins_at_once_where_nobody_reads(scene: Scene) -> None:
     """All have left, or the group isn't known yet."""
     gone, new = scene.reader(), scene.reader(warmUp="true")
