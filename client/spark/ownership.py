@@ -123,10 +123,7 @@ class Ownership:
         self.targets = {tp: end for tp, (_, end) in bounds.items()}
 
     def others_read(self, before: str) -> bool:
-        """Say whether the group has members that read, and no place of ours; joins nothing.
-
-        The client id *before* was ours, in an earlier process.
-        """
+        """Ask what `ReaderSession.others_read` says; joins nothing."""
         return (session := self._place.open()) is not None and session.others_read(before)
 
     def settle(self, wait_s: float) -> dict[TopicPartition, Position]:
