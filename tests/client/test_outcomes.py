@@ -142,6 +142,15 @@ async def test_a_code_from_the_future_is_never_success(
     assert caught.value.errors == {T0: 4711}
 
 
+async def test_a_negative_code_is_no_success(autojump_clock: MockClock, world: World) -> None:
+    """Kafka's code of an error without a name is -1."""
+    answer = m.OffsetCommitResponse(0, (m.TopicResult("t", (m.PartitionResult(0, -1),)),))
+    world.server.script(m.OffsetCommitRequest, Answer(answer))
+    async with world.connect() as client:
+        with pytest.raises((CommitRefused, OutcomeUnknown)):
+            await client.commit("g", {T0: 5})
+
+
 async def test_a_commit_answered_for_other_partitions_is_no_success(
     autojump_clock: MockClock, world: World
 ) -> None:

@@ -45,6 +45,11 @@ def test_what_a_commit_has_stored_is_known_as_a_fetch_would_tell_it(
         if step.needs.offset is not None and step.needs != known[tp]
     }
     assert commit.positions == {tp: Position.of(stored) for tp, stored in commit.offsets.items()}
+    assert commit.offsets == {
+        tp: OffsetAndMetadata(stored.offset, stored.metadata)
+        for tp, stored in commit.positions.items()
+        if stored.offset is not None
+    }
     assert commit.expected == {
         tp: -1 if known[tp].offset is None else known[tp].offset for tp in commit.offsets
     }
