@@ -114,7 +114,7 @@ class ReaderCore:
         self._handed: Handed | None = None
         self.warming_up = False
         self._is_cold = warms_up
-        self._is_to_settle = False
+        self._put_off_joining = False
         self._triggered = False
         self._checked = False
         self._to_find: list[TopicPartition] = []
@@ -136,8 +136,8 @@ class ReaderCore:
         # Spark asks once more between the first batch's plan and its start, where nothing may be
         # given away, and after a first trigger in vain.
         if not self._triggered and self._handed is None:
-            self._is_to_settle = self._is_to_warm_up({})
-            if not self._is_to_settle:
+            self._put_off_joining = self._is_to_warm_up({})
+            if not self._put_off_joining:
                 self._is_cold = False
                 self._until_done("the first assignment", self._settle)
         return {}
@@ -186,22 +186,10 @@ class ReaderCore:
         # Without a limit this may be the only trigger there is (Spark's Trigger.Once).
         self.warming_up = max_rows is not None and self._is_to_warm_up(start)
         self._is_cold = False
-        if self._is_to_settle and not self.warming_up:
-            self._until_done("the first assignment", self._settle)
-        self._is_to_settle = False
         if self.warming_up:
-            logger.info("others read: warming up with a batch without rows before joining them")
-            end = self._hand(start, {}, {})
-        elif self._ownership.targets is not None:
-            end = self._until_done("the next batch", lambda: self._next_batch(start, max_rows))
-        else:
-            try:
-                end = self._next_batch(start, max_rows)
-                self._pause_s = PAUSE_MIN_S
-            except (RetriableError, OutcomeUnknown) as error:
-                logger.warning("no new batch, trying again: %s", error)
-                self._pause()
-                end = start
+            logger.info("others read: one batch without rows, then this reader joins them")
+        end = self._hand(start, {}, {}) if self.warming_up else self._end_of_next(start, max_rows)
+        self._put_off_joining = False
         self._returned_at_s = self._clock()
         return end
 
@@ -223,7 +211,7 @@ class ReaderCore:
                     "Spark asks for a batch that this reader did not plan; restart the query"
                 )
             self._check_checkpoint(end)
-            self._is_cold = self._is_to_settle = False  # A replay warms up, and joins, as well.
+            self._is_cold = self._put_off_joining = False  # A replay warms up, and joins, as well.
             self._until_done("the replay of the last batch", lambda: self._replay(end))
         assert self._handed is not None
         handed = self._handed.ranges
@@ -238,6 +226,23 @@ class ReaderCore:
         self._ownership.leave()
 
     # --- One trigger ---------------------------------------------------------------------
+
+    def _end_of_next(
+        self, start: Mapping[str, object], max_rows: int | None
+    ) -> Mapping[str, object]:
+        """Return the end of the next batch, or *start* where an outage leaves none."""
+        if self._put_off_joining:
+            self._until_done("the first assignment", self._settle)
+        if self._ownership.targets is not None:
+            return self._until_done("the next batch", lambda: self._next_batch(start, max_rows))
+        try:
+            end = self._next_batch(start, max_rows)
+        except (RetriableError, OutcomeUnknown) as error:
+            logger.warning("no new batch, trying again: %s", error)
+            self._pause()
+            return start
+        self._pause_s = PAUSE_MIN_S
+        return end
 
     def _next_batch(
         self, start: Mapping[str, object], max_rows: int | None
