@@ -8,7 +8,7 @@ _tasks = itertools.count(1)
 
 
 def settle(task: int | None = None, freeze: Callable[[], None] = gc.freeze) -> None:
-    """Take what is loaded by now out of the garbage collector's sight; said at each task's start.
+    """Take what is loaded by now out of the garbage collector's sight; for each task's start.
 
     Spark's worker collects all garbage after every task (pyspark's ``daemon.py``). That takes as
     long as there are objects, and with pyarrow, pandas and pyspark there are so many that it is

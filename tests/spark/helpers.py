@@ -163,6 +163,11 @@ class Query:
                 return batch_planned
         raise AssertionError("a trigger ends with a verdict")
 
+    def crash_before_commit_log(self) -> None:
+        """Die after the sink, before Spark notes that the batch is done; the group notices."""
+        self.checkpoint.commits -= 1
+        self.group.evict(self.session)
+
     def triggers(self, count: int) -> list[Task]:
         """Run some triggers; return what they wrote."""
         before = len(self.sunk)

@@ -197,8 +197,7 @@ def test_a_replay_does_not_run_what_its_heir_has_pinned(monkeypatch: pytest.Monk
     group, log = make({0: 100})
     crashed = reader(group, log, "crashed")
     crashed.trigger()
-    crashed.checkpoint.commits -= 1
-    group.evict(crashed.session)
+    crashed.crash_before_commit_log()
     again = Query(group, log, client_id="z", checkpoint=crashed.checkpoint, assignor="cooperative")
     heir = reader(group, log, "heir")
     fetch = again.session.fetch

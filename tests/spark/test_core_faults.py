@@ -297,8 +297,7 @@ def test_a_replay_waits_for_the_coordinator() -> None:
     group, log = make({0: 40})
     crashed = Query(group, log, client_id="a")
     crashed.trigger()
-    crashed.checkpoint.commits -= 1
-    group.evict(crashed.session)
+    crashed.crash_before_commit_log()
     group.outage = True
     again = Query(group, log, client_id="a2", checkpoint=crashed.checkpoint)
 
@@ -413,8 +412,7 @@ def test_a_replay_of_rows_that_the_log_no_longer_shows_is_left_to_the_next_trigg
     group, log = make({0: 10})
     crashed = Query(group, log, client_id="a")
     crashed.trigger()
-    crashed.checkpoint.commits -= 1
-    group.evict(crashed.session)
+    crashed.crash_before_commit_log()
     log.ends[0] = 4
     again = Query(group, log, client_id="a2", checkpoint=crashed.checkpoint)
     assert again.triggers(2) == []

@@ -19,8 +19,7 @@ def test_a_replay_of_an_uncommitted_batch_runs_it_again() -> None:
     group, log = make({0: 40})
     crashed = Query(group, log, client_id="a")
     crashed.triggers(1)
-    crashed.checkpoint.commits -= 1
-    group.evict(crashed.session)
+    crashed.crash_before_commit_log()
     log.ends[0] = 60
 
     again = Query(group, log, client_id="a2", checkpoint=crashed.checkpoint)
@@ -34,8 +33,7 @@ def test_a_replay_skips_what_the_group_is_past() -> None:
     group, log = make({0: 40})
     crashed = Query(group, log, client_id="a")
     crashed.trigger()
-    crashed.checkpoint.commits -= 1
-    group.evict(crashed.session)
+    crashed.crash_before_commit_log()
     group.reset(tp(0), 10, "gc1:20:0")
 
     again = Query(group, log, client_id="a2", checkpoint=crashed.checkpoint)
@@ -49,8 +47,7 @@ def test_a_replay_skips_what_is_not_ours() -> None:
     group, log = make({0: 40})
     crashed = Query(group, log, client_id="a")
     crashed.trigger()
-    crashed.checkpoint.commits -= 1
-    group.evict(crashed.session)
+    crashed.crash_before_commit_log()
     heir = Query(group, log, client_id="0-heir", max_rows=10)
     heir.trigger()
     again = Query(group, log, client_id="z", checkpoint=crashed.checkpoint)
@@ -84,8 +81,7 @@ def test_a_skipped_range_is_never_committed() -> None:
     group, log = make({0: 40})
     crashed = Query(group, log, client_id="a")
     crashed.trigger()
-    crashed.checkpoint.commits -= 1
-    group.evict(crashed.session)
+    crashed.crash_before_commit_log()
     group.reset(tp(0), 0, "")  # Reset: the pin is gone, so this is no longer that range.
 
     again = Query(group, log, client_id="a2", checkpoint=crashed.checkpoint)
@@ -102,8 +98,7 @@ def test_a_replay_keeps_to_the_pin_that_stands_now() -> None:
     group, log = make({0: 40})
     crashed = Query(group, log, client_id="a")
     crashed.trigger()
-    crashed.checkpoint.commits -= 1
-    group.evict(crashed.session)
+    crashed.crash_before_commit_log()
     group.reset(tp(0), 0, "gc1:5:0")
 
     again = Query(group, log, client_id="a2", checkpoint=crashed.checkpoint)
@@ -117,8 +112,7 @@ def test_a_replay_after_a_reset_is_committed() -> None:
     group.reset(tp(0), 0, "gc1:0:3")
     crashed = Query(group, log, client_id="a")
     crashed.trigger()
-    crashed.checkpoint.commits -= 1
-    group.evict(crashed.session)
+    crashed.crash_before_commit_log()
 
     again = Query(group, log, client_id="a2", checkpoint=crashed.checkpoint)
 

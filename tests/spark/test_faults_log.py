@@ -31,8 +31,7 @@ def test_a_partition_that_vanishes_ends_the_query(restarted: bool) -> None:
     query = Query(group, log)
     query.trigger()
     if restarted:
-        query.checkpoint.commits -= 1
-        group.evict(query.session)
+        query.crash_before_commit_log()
         query = Query(group, log, checkpoint=query.checkpoint)
     shrink(group, log)
 
@@ -57,8 +56,7 @@ def test_a_query_goes_on_without_a_partition_on_request(policy: str, replayed: b
     shrink(group, log)
     sunk = query.sunk
     if replayed:
-        query.checkpoint.commits -= 1
-        group.evict(query.session)
+        query.crash_before_commit_log()
         query = Query(group, log, checkpoint=query.checkpoint, onDataLoss=policy)
     query.triggers(3)
     query.clock.now_s += LAG_MAX_S
@@ -358,8 +356,7 @@ def test_a_replay_of_a_range_that_the_log_cannot_show_now_is_left_for_later() ->
     group, log = make({0: 25})
     query = Query(group, log)
     query.trigger()
-    query.checkpoint.commits -= 1
-    group.evict(query.session)
+    query.crash_before_commit_log()
     log.failing[0] = OSError("stale")
     again = Query(group, log, checkpoint=query.checkpoint)
     assert again.triggers(2) == []

@@ -123,8 +123,7 @@ def test_a_replay_goes_on_without_a_topic_that_dropped_out_of_the_pattern(policy
     query = Query(group, log, **given)
     query.triggers(1)
     assert len(query.sunk) == 2
-    query.checkpoint.commits -= 1
-    group.evict(query.session)
+    query.crash_before_commit_log()
     group.partitions.remove(gone)
     del log.others["flown"]
 
