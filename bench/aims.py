@@ -73,11 +73,6 @@ AIMS: Final = (
     _rate(
         "commit_8x64", "zookeeper_commit_8x64", "commit, pipelined 8 x 64, of ZooKeeper's set", 2
     ),
-    _rate(
-        *("commit_8x64_p100", "redis_commit_8x64_p100"),
-        "offsets of pipelined commits of 100 partitions, of Redis' HSET of 100 fields",
-        0.8,
-    ),
     _rate("fetch_64", "kafka_fetch_64", "fetch, 64 connections, of Kafka's", 1.2),
     _rate("fetch_64_p100", "kafka_fetch_64_p100", "fetch of 100 partitions, of Kafka's", 1.0),
     _rate("heartbeat_64", "echo_heartbeat_64", "heartbeat, 64 connections, of the echo's", 0.6),

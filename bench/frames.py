@@ -83,48 +83,6 @@ class AnswerReader:
         return slots
 
 
-class OrderedReader:
-    """Finds answers that come in the order of the requests and don't say to which they belong.
-
-    A closed loop uses a connection's slots in turn, and so does an open one: the next answer is
-    the next slot's. Each must have the bytes that are expected of it.
-
-    Args:
-        answers: What is expected, by slot.
-
-    Attributes:
-        wrong: How many answers were not the expected ones; after one of another length, all.
-        wrong_example: The first of them.
-    """
-
-    __slots__ = ("_answers", "_next", "_rest", "wrong", "wrong_example")
-
-    def __init__(self, answers: Sequence[bytes]) -> None:
-        self._answers = answers
-        self._next = 0
-        self._rest = b""
-        self.wrong = 0
-        self.wrong_example = b""
-
-    def feed(self, data: bytes) -> list[int]:
-        """Take what was read; return the slots that were answered, in the order of arrival."""
-        if self._rest:
-            data = self._rest + data
-        answers, slot = self._answers, self._next
-        slots: list[int] = []
-        at, end = 0, len(data)
-        while (answer_end := at + len(answers[slot])) <= end:
-            if not data.startswith(answers[slot], at):
-                self.wrong += 1
-                self.wrong_example = self.wrong_example or data[at:answer_end]
-            slots.append(slot)
-            slot = (slot + 1) % len(answers)
-            at = answer_end
-        self._next = slot
-        self._rest = data[at:]
-        return slots
-
-
 def split_frames(data: bytes) -> tuple[list[bytes], bytes]:
     """Cut complete frames off the front; return them and the incomplete rest."""
     frames: list[bytes] = []

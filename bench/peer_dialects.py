@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from bench.dialect_kafka import KafkaDialect
-from bench.dialect_redis import RedisDialect
 from bench.dialect_zookeeper import ZooKeeperDialect
 from bench.dialects import DIALECTS, Dialect, Load
 
@@ -12,5 +11,4 @@ ALL_DIALECTS: Final[Mapping[str, Callable[[Load], Dialect]]] = {
     **DIALECTS,
     "kafka": KafkaDialect,
     "zookeeper": ZooKeeperDialect,
-    "redis": RedisDialect,
 }

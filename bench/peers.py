@@ -1,7 +1,7 @@
 """The peers: other stores of offsets, started on loopback with their own programs.
 
-Kafka and ZooKeeper run from jars that ``python -m bench.peer_jars`` puts into ``build/peers``,
-Redis from the ``redis-server`` of the PATH. A peer that isn't there is skipped, and said to be.
+They run from jars that ``python -m bench.peer_jars`` puts into ``build/peers``. A peer that isn't
+there is skipped, and said to be.
 """
 
 import shutil
@@ -52,24 +52,18 @@ ZOOKEEPER_SETTINGS: Final[Mapping[str, str]] = {
     "maxClientCnxns": "0",
     "admin.enableServer": "false",
 }
-REDIS_SETTINGS: Final[Mapping[str, str]] = {
-    "appendonly": "yes",
-    "appendfsync": "always",
-    "save": "",
-}
 
 
 class Peer(NamedTuple):
     """One peer in one configuration.
 
     Attributes:
-        program: ``kafka``, ``zookeeper`` or ``redis``: what has to be installed.
+        program: ``kafka`` or ``zookeeper``: what has to be installed.
         dialect: A name of `bench.peer_dialects.ALL_DIALECTS`.
         settings: What differs from its defaults.
         start: Writes its configuration into a folder and returns the command, given a free port.
         ready: Asks it something, on a fresh connection, that it only answers when it serves.
         patience_s: How long to wait for that answer before asking anew.
-        on_java: It gets faster while it runs.
     """
 
     name: str
@@ -80,15 +74,14 @@ class Peer(NamedTuple):
     start: Callable[["Peer", Path, int], Sequence[str]]
     ready: Callable[[socket.socket], None] = lambda _sock: None
     patience_s: float = 60
-    on_java: bool = True
 
 
 def _java(jvm: Sequence[str], program: str, main: str, *arguments: str) -> list[str]:
     return ["java", *jvm, "-cp", class_path(program), main, *arguments]
 
 
-def _write(path: Path, settings: Mapping[str, str], separator: str = "=") -> None:
-    lines = [f"{name}{separator}{value}\n" for name, value in settings.items()]
+def _write(path: Path, settings: Mapping[str, str]) -> None:
+    lines = [f"{name}={value}\n" for name, value in settings.items()]
     path.write_text("".join(lines), encoding="utf-8")
 
 
@@ -133,13 +126,6 @@ def _zookeeper(peer: Peer, folder: Path, port: int) -> list[str]:
     return _java(_ZOOKEEPER_JVM, "zookeeper", main, str(config))
 
 
-def _redis(peer: Peer, folder: Path, port: int) -> list[str]:
-    config = folder / "redis.conf"
-    words = {name: value or '""' for name, value in peer.settings.items()}
-    _write(config, {**words, "bind": _HOST, "port": str(port), "dir": str(folder)}, " ")
-    return ["redis-server", str(config)]
-
-
 def _kafka_ready(sock: socket.socket) -> None:
     make_ready(sock, KAFKA_PARTITIONS)
 
@@ -166,15 +152,12 @@ ZOOKEEPER: Final = Peer(
     open_session,
     0.5,
 )
-REDIS: Final = Peer("redis", "Redis", "redis", "redis", REDIS_SETTINGS, _redis, on_java=False)
-PEERS: Final = (KAFKA, KAFKA_DURABLE, ZOOKEEPER, REDIS)
-PROGRAMS: Final = ("kafka", "zookeeper", "redis")
+PEERS: Final = (KAFKA, KAFKA_DURABLE, ZOOKEEPER)
+PROGRAMS: Final = ("kafka", "zookeeper")
 
 
 def missing(program: str) -> str | None:
     """Return why a program can't be run here, None if it can."""
-    if program == "redis":
-        return None if shutil.which("redis-server") else "there is no redis-server on the PATH"
     if not shutil.which("java"):
         return "there is no java on the PATH"
     if not class_path(program):
@@ -184,13 +167,7 @@ def missing(program: str) -> str | None:
 
 def version(program: str) -> str:
     """Return the version of an installed program."""
-    if program != "redis":
-        return version_of(program)
-    done = subprocess.run(
-        ["redis-server", "--version"], capture_output=True, check=False, text=True
-    )
-    words = [word for word in done.stdout.split() if word.startswith("v=")]
-    return words[0].removeprefix("v=") if words else "unknown"
+    return version_of(program)
 
 
 def java_version() -> str:

@@ -17,7 +17,6 @@ class Target(Enum):
     KAFKA = "kafka"
     KAFKA_FSYNC = "kafka_fsync"
     ZOOKEEPER = "zookeeper"
-    REDIS = "redis"
 
 
 _WHO: Final[Mapping[Target, str]] = {
@@ -28,7 +27,6 @@ _WHO: Final[Mapping[Target, str]] = {
     Target.KAFKA: ": Kafka",
     Target.KAFKA_FSYNC: ": Kafka, fsync",
     Target.ZOOKEEPER: ": ZooKeeper",
-    Target.REDIS: ": Redis",
 }
 
 # What ``--only`` chooses from.
@@ -107,10 +105,7 @@ ROWS: Final = (
     ),
     *_rows(
         *(CLOSED_LOOP, "commit, 64 connections", COMMIT, 64),
-        against=[
-            *(Target.FILLED, Target.KAFKA, Target.KAFKA_FSYNC),
-            *(Target.ZOOKEEPER, Target.REDIS),
-        ],
+        against=[Target.FILLED, Target.KAFKA, Target.KAFKA_FSYNC, Target.ZOOKEEPER],
     ),
     *_rows(
         *("commit_256", "commit, 256 connections", COMMIT, 256),
@@ -126,7 +121,7 @@ ROWS: Final = (
     ),
     *_rows(
         *("commit_8x64_p100", "commit of 100 partitions, 8 x 64", COMMIT, 8, 64, 100),
-        against=[Target.REDIS],
+        against=[],
     ),
     *_rows(
         *("fetch_64", "fetch, 64 connections", FETCH, 64),

@@ -47,8 +47,8 @@ class Scale(NamedTuple):
     """How long it takes, and how much it is.
 
     Attributes:
-        jvm_warmup_s: Of each row of a peer on Java, in place of ``warmup_s``.
-        first_warmup_s: Of each kind of load, once, before a peer on Java is measured.
+        jvm_warmup_s: Of each row of a peer, in place of ``warmup_s``.
+        first_warmup_s: Of each kind of load, once, before a peer is measured.
         filled: What the daemon holds that has much in memory.
         big_log: What is loaded and compacted.
     """
@@ -103,7 +103,7 @@ class Bench:
                 here.add(program)
             self.about[program] = version(program) if reason is None else f"skipped: {reason}"
             print(f"{program}: {self.about[program]}", flush=True)
-        if here & {"kafka", "zookeeper"}:
+        if here:
             self.about["Java"] = java_version()
         for target, peer in _PEER_OF.items():
             if peer.program in here and any(
@@ -144,8 +144,6 @@ class Bench:
 
     def _warm_up(self, target: Target, server: Server) -> None:
         """Let a peer's compiler see every kind of load before any of it is measured."""
-        if not _PEER_OF[target].on_java:
-            return
         kinds = {(row.workload, row.partitions) for row in ROWS if row.target is target}
         for workload, partitions in sorted(kinds):
             row = Row("warm-up", "", target, workload, 64, 1, partitions)
@@ -179,8 +177,8 @@ class Bench:
         for row in ROWS:
             if row.part not in self._only or row.target not in servers:
                 continue
-            on_java = row.target in _PEER_OF and _PEER_OF[row.target].on_java
-            warmup_s = self._scale.jvm_warmup_s if on_java else self._scale.warmup_s
+            is_peer = row.target in _PEER_OF
+            warmup_s = self._scale.jvm_warmup_s if is_peer else self._scale.warmup_s
             run = f"{number}-{row.name}"
             self._keep(
                 row.name,
@@ -268,7 +266,7 @@ def _settings(quick: bool) -> dict[str, str | float]:
     return {
         "warm-up, s": scale.warmup_s,
         "measured, s": scale.duration_s,
-        "warm-up of a row of a peer on Java, s": scale.jvm_warmup_s,
+        "warm-up of a row of a peer, s": scale.jvm_warmup_s,
         "and once of each kind of load, s": scale.first_warmup_s,
         "much in memory": f"{scale.filled.groups:,} groups x {scale.filled.partitions}",
         "large log": f"{scale.big_log.groups:,} groups x {scale.big_log.partitions}",

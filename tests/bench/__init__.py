@@ -1,1 +1,1 @@
-"""Tests of the benchmarks themselves."""
+"""The measuring tools: that they run, and what in them would falsify a result unseen."""

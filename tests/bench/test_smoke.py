@@ -1,0 +1,125 @@
+"""Each tool runs on tiny input, answers rightly and prints its tables; its numbers mean nothing."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.peers import missing
+
+
+def run(module: str, *options: str) -> str:
+    """Run a tool to its end, and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *options],
+        env=os.environ | {"QUICK": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def quick_run(module: str, folder: Path, *options: str) -> dict[str, Any]:
+    """Run a benchmark as a smoke test, and return its result after a look at its page."""
+    work, results = folder / "work", folder / "results"
+    places = (f"--work-dir={work}", f"--results={results}", "--name=smoke")
+    printed = run(module, *places, *options)
+    assert "A smoke run" in printed
+    page = (results / "smoke.md").read_text(encoding="utf-8")
+    raw = (results / "smoke.json").read_text(encoding="utf-8")
+    for secret in (str(folder), str(Path.cwd()), socket.gethostname(), sys.prefix):
+        assert secret not in page + raw
+    assert not list(work.iterdir())
+    content: dict[str, Any] = json.loads(raw)
+    for row in content["rows"].values():
+        for sample in row["samples"]:
+            wrong = [sample.get(field) or 0 for field in ("wrong", "unanswered", "differences")]
+            assert sum(wrong) == 0, row
+    for aim in content["aims"]:
+        assert aim["title"] in page
+    return content
+
+
+def unjudged(content: dict[str, Any]) -> set[str]:
+    """Return the aims that could not be judged."""
+    return {aim["name"] for aim in content["aims"] if aim["reached"] is None}
+
+
+@pytest.mark.integration
+def test_a_quick_run_judges_every_aim_that_needs_no_peer(tmp_path: Path) -> None:
+    """A row that is missing, or misspelt, would leave its aims unjudged."""
+    content = quick_run("bench.run", tmp_path)
+
+    peers = ("kafka", "zookeeper")
+    assert unjudged(content) == {
+        aim["name"] for aim in content["aims"] if any(peer in aim["name"] for peer in peers)
+    }
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(missing("zookeeper") is not None, reason="ZooKeeper's jars are not here")
+def test_a_peer_that_is_installed_is_measured_along(tmp_path: Path) -> None:
+    """With one real peer, and only with it."""
+    content = quick_run("bench.run", tmp_path, "--only=commit", "--peer=zookeeper")
+
+    assert content["rows"]["zookeeper_commit_64"]["samples"][0]["requests"] > 0
+    assert content["environment"]["kafka"] == "skipped: not asked for"
+    assert not [row for row in content["rows"] if "kafka" in row or "fetch" in row]
+    assert content["repeat"].endswith("--quick --only commit --peer zookeeper")
+
+
+@pytest.mark.integration
+def test_a_quick_run_of_groups_judges_every_aim(tmp_path: Path) -> None:
+    """Rebalances, heartbeats, memory and the assignor."""
+    assert unjudged(quick_run("bench.groups", tmp_path)) == set()
+
+
+@pytest.mark.integration
+@pytest.mark.spark
+@pytest.mark.nightly
+def test_a_quick_run_of_spark_judges_every_aim_but_that_of_kafka(tmp_path: Path) -> None:
+    """Three sessions start for it, which every run of the tests has no time for."""
+    content = quick_run("bench.spark", tmp_path)
+
+    assert unjudged(content) == {"kafka_log/spark_kafka"}
+    assert content["environment"]["pyspark"]
+
+
+@pytest.mark.integration
+def test_a_daemon_is_profiled_under_load(tmp_path: Path) -> None:
+    """From start to stop, with functions of the daemon in the table."""
+    printed = run("bench.hot_spots", "commit_8x64", "--seconds=0.5", f"--work-dir={tmp_path}")
+
+    assert "us of CPU each" in printed
+    assert "MainThread" in printed
+    assert ".py:" in printed
+
+
+@pytest.mark.integration
+def test_a_small_log_is_loaded_and_told_in_parts() -> None:
+    """The floor and the ratio to it stand beside the load."""
+    first, *lines = run("bench.loading", "--entries=400", "--rounds=1").splitlines()
+
+    assert first.startswith("400 entries in ")
+    assert {"load_s", "floor_s", "ratio"} <= {line.split()[0] for line in lines}
+
+
+def test_an_unknown_part_or_peer_is_refused() -> None:
+    """A misspelt part would measure nothing and say that all is well."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.run", "--only=comit"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert "not one of" in done.stderr
