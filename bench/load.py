@@ -14,7 +14,6 @@ and so measure it once instead of once per request.
 
 import gc
 import json
-import os
 import resource
 import select
 import socket
@@ -24,7 +23,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from bench.compacting import COMPACT_REQUEST, compaction_error
 from bench.dialects import Dialect, DialectError, Exchange, Load, Reader
@@ -38,6 +36,7 @@ from bench.measures import (
     percentile,
 )
 from bench.peer_dialects import ALL_DIALECTS
+from bench.processes import cpu_ns
 
 _READ_BYTES = 1 << 15
 _POLL_S = 0.5
@@ -352,15 +351,11 @@ class Generator:
 
 
 def _cpu_seconds(pid: int | None) -> float | None:
-    """Return the CPU time of a process and all its threads, where the system tells it."""
-    if pid is None:
-        return None
+    """Return the CPU time of a process and all its threads; None if there is none."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+        return None if pid is None else cpu_ns(pid) / NS_PER_S
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # The command's name may hold anything.
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _connect(

@@ -81,7 +81,12 @@ def moved(pid: int, core: int | None) -> None:
 
 @contextmanager
 def serving(
-    module: Sequence[str], *, output: Path, core: int | None, graceful: bool
+    module: Sequence[str],
+    *,
+    output: Path,
+    core: int | None,
+    graceful: bool,
+    checkout: Path | None = None,
 ) -> Iterator[Server]:
     """Start ``python -m module…``, wait until it is ready, and stop it at the end.
 
@@ -90,13 +95,20 @@ def serving(
         output: Where its output goes; JSON lines with the events "listening" and "ready".
         core: Where it runs.
         graceful: It must end with status 0 on SIGTERM; else SIGTERM just ends it.
+        checkout: Whose code it runs, with this interpreter and its packages; None: as this process.
 
     Raises:
         ProcessError: It doesn't start, or doesn't stop as it should.
     """
+    # The working folder comes first on the path of what -m starts.
+    env = None if checkout is None else {**os.environ, "PYTHONPATH": str(checkout)}
     with output.open("wb") as file, on_core(core):
         process = subprocess.Popen(
-            [sys.executable, "-m", *module], stdout=file, stderr=subprocess.STDOUT
+            [sys.executable, "-m", *module],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=checkout,
+            env=env,
         )
     try:
         yield _wait_until_ready(process, output)

@@ -12,6 +12,8 @@ import pytest
 
 from bench.peers import missing
 
+ROOT = Path(__file__).parents[2]
+
 
 def run(module: str, *options: str) -> str:
     """Run a tool to its end, and return what it printed."""
@@ -101,6 +103,18 @@ def test_a_daemon_is_profiled_under_load(tmp_path: Path) -> None:
     assert "us of CPU each" in printed
     assert "MainThread" in printed
     assert ".py:" in printed
+
+
+@pytest.mark.integration
+def test_two_checkouts_are_compared_row_by_row(tmp_path: Path) -> None:
+    """Here one with itself: the other one need not be on this machine."""
+    only = "--only=commit_64,load"
+    printed = run("bench.compare", "--quick", only, f"--work-dir={tmp_path}", str(ROOT))
+
+    assert "new/old" in printed
+    assert "commit, 64 connections, us" in printed
+    assert "load alone, s" in printed
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.integration

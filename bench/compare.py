@@ -1,0 +1,250 @@
+"""CPU per request of two checkouts in one run: ``python -m bench.compare OLD [NEW]``.
+
+In each round a daemon of either checkout is started anew, and every row is measured on the one and
+right after that on the other; who comes first changes from round to round. So both see the same
+weather, and the ratio of a round compares what stood side by side. The load comes from this
+checkout: the protocol on the wire is the same. At last each round starts a daemon of either on a
+log of many live offsets, and takes the time until it is ready.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import click
+
+from bench.big_log import DAEMON_SETTINGS, Size
+from bench.fill import FillPlan, is_there
+from bench.load import Plan
+from bench.measures import median
+from bench.processes import (
+    LOAD_CORE,
+    SERVER_CORE,
+    ProcessError,
+    Server,
+    cores_of_this_machine,
+    cpu_ns,
+    events_of,
+    run_json,
+    serving,
+)
+from bench.report import text
+from bench.rows import LOAD, ROWS, Row, Target
+
+OURS: Final = {row.name: row for row in ROWS if row.target is Target.DAEMON and not row.open_share}
+DEFAULT: Final = ("commit_64", "fetch_64", "heartbeat_64", "commit_64_p100", "fetch_64_p100", LOAD)
+_SETTINGS: Final = (*DAEMON_SETTINGS, "storage.reserve.bytes=0", "log.cleaner.enable=false")
+_SETUP_S: Final = 120
+_FILL_S: Final = 900
+# Of the start on many live offsets; the first two count from the start of the process.
+_LOAD_FIELDS: Final = {
+    "start and load, s of CPU": "cpu_s",
+    "start and load, s until ready": "ready_s",
+    "load alone, s": "load_s",
+}
+
+
+class Amount(NamedTuple):
+    """How much is measured."""
+
+    rounds: int
+    warmup_s: float
+    duration_s: float
+    big_log: Size
+
+
+FULL: Final = Amount(5, 0.7, 2.0, Size(10_000, 100))
+QUICK: Final = Amount(1, 0.1, 0.3, Size(100, 100))
+
+
+class Side(NamedTuple):
+    """One of the two checkouts."""
+
+    name: str
+    checkout: Path
+
+
+class Comparison:
+    """Collects, by row, a pair of samples a round: the old checkout's and the new one's."""
+
+    def __init__(self, sides: tuple[Side, Side], folder: Path, amount: Amount) -> None:
+        pinned = cores_of_this_machine().pinned
+        self._server_core = SERVER_CORE if pinned else None
+        self._load_core = LOAD_CORE if pinned else None
+        self._sides = sides
+        self._folder = folder
+        self._amount = amount
+        self.pairs: dict[str, list[dict[str, float]]] = {}
+        self.wrong = 0
+
+    def fill(self) -> None:
+        """Make a log of many live offsets for either side, with its own daemon."""
+        for side in self._sides:
+            with self._daemon(side, f"large-{side.name}") as server:
+                plan = FillPlan(server.host, server.port, "coordinator", *self._amount.big_log)
+                module = ["bench.fill", json.dumps(asdict(plan))]
+                run_json(module, core=self._load_core, timeout_s=_FILL_S)
+
+    def round(self, number: int, rows: Sequence[Row], *, with_load: bool) -> None:
+        """Measure each row on both sides, one right after the other."""
+        order = self._sides if number % 2 else self._sides[::-1]
+        if rows:
+            with ExitStack() as stack:
+                servers = {
+                    side: stack.enter_context(self._daemon(side, f"{number}-{side.name}"))
+                    for side in self._sides
+                }
+                for row in rows:
+                    found = {side: self._row(row, servers[side], number) for side in order}
+                    self._keep(f"{row.title}, us", found, "server_cpu_us")
+                    for sample in found.values():
+                        names = ("wrong", "unanswered", "differences")
+                        self.wrong += sum(sample[name] for name in names)
+            for side in self._sides:
+                shutil.rmtree(self._folder / f"{number}-{side.name}")
+        if with_load:
+            found = {side: self._load(side) for side in order}
+            for title, field in _LOAD_FIELDS.items():
+                self._keep(title, found, field)
+
+    def _keep(self, title: str, found: dict[Side, dict[str, Any]], field: str) -> None:
+        pair = {side.name: float(sample[field]) for side, sample in found.items()}
+        self.pairs.setdefault(title, []).append(pair)
+
+    def _row(self, row: Row, server: Server, number: int) -> dict[str, Any]:
+        plan = Plan(
+            host=server.host,
+            port=server.port,
+            dialect="coordinator",
+            workload=row.workload,
+            connections=row.connections,
+            window=row.window,
+            partitions=row.partitions,
+            warmup_s=self._amount.warmup_s,
+            duration_s=self._amount.duration_s,
+            run=f"{number}-{row.name}",
+            server_pid=server.pid,
+        )
+        timeout_s = _SETUP_S + plan.warmup_s + plan.duration_s
+        return run_json(
+            ["bench.load", json.dumps(asdict(plan))], core=self._load_core, timeout_s=timeout_s
+        )
+
+    def _load(self, side: Side) -> dict[str, float]:
+        name = f"large-{side.name}"
+        began_s = time.monotonic()
+        with self._daemon(side, name) as server:
+            ready_s, cpu_s = time.monotonic() - began_s, cpu_ns(server.pid) / 1e9
+            plan = FillPlan(server.host, server.port, "coordinator", *self._amount.big_log)
+            if not is_there(plan):
+                raise ProcessError(f"the {side.name} daemon doesn't hold what was stored")
+            load_ms = events_of(self._folder / f"{name}.log")["ready"]["load_ms"]
+        return {"ready_s": ready_s, "cpu_s": cpu_s, "load_s": load_ms / 1000}
+
+    @contextmanager
+    def _daemon(self, side: Side, name: str) -> Iterator[Server]:
+        arguments = ["serve", "--listen", "127.0.0.1:0", "--data-dir", str(self._folder / name)]
+        for setting in _SETTINGS:
+            arguments += ["--set", setting]
+        with serving(
+            ["coordinator", *arguments],
+            output=self._folder / f"{name}.log",
+            core=self._server_core,
+            graceful=True,
+            checkout=side.checkout,
+        ) as server:
+            yield server
+
+
+def table(pairs: dict[str, list[dict[str, float]]]) -> list[tuple[str, ...]]:
+    """Return a line a row: lowest, median, highest of either side, and of the rounds' ratios."""
+    lines: list[tuple[str, ...]] = [
+        ("", "old min", "median", "max", "new min", "median", "max", "new/old", "min", "max")
+    ]
+    for title, rounds in pairs.items():
+        digits = 1 if title.endswith("us") else 2
+        cells = [title]
+        for side in ("old", "new"):
+            cells += _three([pair[side] for pair in rounds], digits, median_at=1)
+        cells += _three([pair["new"] / pair["old"] for pair in rounds], 3, median_at=0)
+        lines.append(tuple(cells))
+    return lines
+
+
+def _three(values: Sequence[float], digits: int, *, median_at: int) -> list[str]:
+    shown = [min(values), max(values)]
+    shown.insert(median_at, median(values))
+    return [f"{value:.{digits}f}" for value in shown]
+
+
+@click.command()
+@click.argument("old", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument(
+    "new",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path(__file__).parent.parent,
+)
+@click.option("--quick", is_flag=True, help="One small round: a smoke test.")
+@click.option("--rounds", type=click.IntRange(1), help=f"How many  [default: {FULL.rounds}]")
+@click.option(
+    "--seconds", type=click.FloatRange(0.1), help=f"Of each row  [default: {FULL.duration_s:g}]"
+)
+@click.option("--only", help=f"Of {','.join((*OURS, LOAD))}  [default: {','.join(DEFAULT)}]")
+@click.option(
+    "--work-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("build/bench"),
+    show_default=True,
+    help="On the disk to be measured; data folders come and go in it.",
+)
+def main(
+    old: Path,
+    new: Path,
+    *,
+    quick: bool,
+    rounds: int | None,
+    seconds: float | None,
+    only: str | None,
+    work_dir: Path,
+) -> None:
+    """Compare the CPU time that a request costs the daemon of checkout OLD and that of NEW.
+
+    Exit status 1: something failed, or an answer was wrong.
+    """
+    names = DEFAULT if only is None else tuple(only.split(","))
+    if unknown := set(names).difference(OURS, {LOAD}):
+        raise click.UsageError(f"no such row: {', '.join(sorted(unknown))}")
+    amount = QUICK if quick else FULL
+    amount = amount._replace(
+        rounds=rounds or amount.rounds, duration_s=seconds or amount.duration_s
+    )
+    work_dir.mkdir(parents=True, exist_ok=True)
+    print(f"cores: {cores_of_this_machine().note}")
+    with tempfile.TemporaryDirectory(prefix="compare-", dir=work_dir.resolve()) as folder:
+        sides = (Side("old", old.resolve()), Side("new", new.resolve()))
+        comparison = Comparison(sides, Path(folder), amount)
+        try:
+            if LOAD in names:
+                comparison.fill()
+            for number in range(1, amount.rounds + 1):
+                print(f"round {number} of {amount.rounds}", flush=True)
+                rows = [OURS[name] for name in names if name in OURS]
+                comparison.round(number, rows, with_load=LOAD in names)
+        except ProcessError as exc:
+            print(f"bench.compare: {exc}", file=sys.stderr)
+            sys.exit(1)
+    print(f"\n{text(table(comparison.pairs))}")
+    if comparison.wrong:
+        print(f"FAILED: {comparison.wrong} answers were wrong", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
