@@ -19,14 +19,7 @@ from bench.dialects import COMMIT
 from bench.fill import FillPlan, is_there
 from bench.load import Plan
 from bench.peers import KAFKA, peer_serving
-from bench.processes import (
-    ProcessError,
-    Server,
-    events_of,
-    resident_mb,
-    run_json,
-    serving,
-)
+from bench.processes import ProcessError, Server, events_of, resident_mb, run_json, serving
 from bench.rows import (
     BEFORE_COMPACTION,
     COMPACTION,

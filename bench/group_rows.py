@@ -8,14 +8,7 @@ from typing import Any, Final, NamedTuple
 from bench import report
 from bench.group_load import ENDURANCE, HEARTBEATS, REBALANCES
 from bench.judging import Aim, Medians, Samples, judge
-from bench.report import (
-    HOW_TO_READ,
-    SMOKE_NOTE,
-    Run,
-    aim_lines,
-    markdown_table,
-    number,
-)
+from bench.report import HOW_TO_READ, SMOKE_NOTE, Run, aim_lines, markdown_table, number
 
 
 class GroupRow(NamedTuple):

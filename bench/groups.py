@@ -17,12 +17,7 @@ from bench.command import Benchmark, command
 from bench.group_load import GroupPlan
 from bench.group_rows import ASSIGN_ROWS, GROUP_AIMS, GROUP_ROWS, AssignRow, GroupRow
 from bench.judging import Medians, judge
-from bench.processes import (
-    LOAD_CORE,
-    SERVER_CORE,
-    run_json,
-    serving,
-)
+from bench.processes import LOAD_CORE, SERVER_CORE, run_json, serving
 from bench.report import Run, aim_lines
 
 _TIMEOUT_S: Final = 600

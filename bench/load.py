@@ -27,14 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from bench.compacting import COMPACT_REQUEST, compaction_error
 from bench.dialects import Dialect, DialectError, Exchange, Load, Reader
 from bench.frames import split_frames
-from bench.measures import (
-    NS_PER_S,
-    NS_PER_US,
-    due_count,
-    intended_ns,
-    latency_of,
-    percentile,
-)
+from bench.measures import NS_PER_S, NS_PER_US, due_count, intended_ns, latency_of, percentile
 from bench.peer_dialects import ALL_DIALECTS
 from bench.processes import cpu_ns
 

@@ -22,9 +22,9 @@ import trio
 import trio.lowlevel
 
 from coordinator.config import load_settings
+from coordinator.log.directory import OsDirectory
 from coordinator.log.format import HEADER_BYTES, PREFIX, Entry, batch_at
 from coordinator.log.journal import Journal
-from coordinator.log.os_directory import OsDirectory
 from coordinator.runtime.node import Node
 from coordinator.runtime.worker import DiskThread
 from coordinator.server.run import collector_at_rest, make_node

@@ -19,7 +19,7 @@ from bench.fill import group_name
 from bench.processes import ProcessError
 from bench.spark_session import batches_of
 from client.spark import FolderLogWriter
-from client.spark.tables.offsets import SCHEMA
+from client.spark.tables.offset_table import SCHEMA
 
 TOPIC: Final = "rows"
 PARTITIONS: Final = 6

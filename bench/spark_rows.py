@@ -6,14 +6,7 @@ from typing import Any, Final
 from bench import report, spark_pauses
 from bench.judging import Aim, Medians, Samples, judge
 from bench.measures import median, percentile
-from bench.report import (
-    HOW_TO_READ,
-    SMOKE_NOTE,
-    Run,
-    aim_lines,
-    markdown_table,
-    number,
-)
+from bench.report import HOW_TO_READ, SMOKE_NOTE, Run, aim_lines, markdown_table, number
 from bench.spark_cost import FORMATS, SIZES, row_name
 
 # What ``--only`` chooses from.

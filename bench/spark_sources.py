@@ -16,11 +16,15 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from client.spark import PartitionLog
-from client.spark.core import Task
-from client.spark.log import load_log
-from client.spark.offsets import Range
+from client.spark.logs.partition_log import load_log
 from client.spark.options import parse_options
-from client.spark.source import CoordinatedSource, CoordinatedStreamReader, ranges_partitions
+from client.spark.source.core import Task
+from client.spark.source.data_source import (
+    CoordinatedSource,
+    CoordinatedStreamReader,
+    ranges_partitions,
+)
+from client.spark.source.stream_offsets import Range
 from protocol.types import TopicPartition
 
 TOPIC: Final = "made-up"

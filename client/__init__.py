@@ -25,11 +25,11 @@ from client.exceptions import (
     Rebalanced,
     RetriableError,
 )
-from client.lag import Lag
 from client.member import Member
 from client.offset_stream import PositionTooOld
+from client.offsets import Assignment, OffsetAndMetadata
+from client.operators import Lag
 from client.topics import TopicSource
-from client.types import Assignment, OffsetAndMetadata
 from protocol.errors import ErrorCode
 from protocol.types import TopicPartition
 

@@ -6,17 +6,49 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from client.actions import MembershipConfig
-from client.address import parse_addresses
 from client.assignors import Assignor, RangeAssignor
 from client.backoff import RetrySettings
 from client.member import Member
+from client.membership import MembershipConfig
 from client.offset_calls import OffsetCalls
-from client.offsets import commit_request
-from client.operator_calls import OperatorCalls
+from client.offsets import (
+    Callback,
+    Callbacks,
+    OffsetAndMetadata,
+    Offsets,
+    Partitions,
+    commit_request,
+)
+from client.operators import OperatorCalls
 from client.router import OpenStream, Router
-from client.types import Callback, Callbacks, OffsetAndMetadata, Offsets, Partitions
 from protocol.types import NO_GENERATION, TopicPartition
+
+# ------------------------------------------------------------------------------------------
+# Addresses as people write them.
+
+
+def parse_addresses(address: str | Sequence[str]) -> list[tuple[str, int]]:
+    """Return host and port of "host:port", "[v6]:port", or of each of several.
+
+    Raises:
+        ValueError: One of them is neither, or there is none.
+    """
+    texts = [address] if isinstance(address, str) else list(address)
+    if not texts:
+        raise ValueError("at least one address is needed")
+    return [_parse(text) for text in texts]
+
+
+def _parse(text: str) -> tuple[str, int]:
+    host, colon, port = text.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+        raise ValueError(f"{text!r} is not of the form host:port")
+    return host, int(port)
+
+
+# ------------------------------------------------------------------------------------------
+# `connect` and `Client`: the way in.
 
 REQUEST_TIMEOUT_MS = 30_000
 LEAVE_TIMEOUT_MS = 1_000

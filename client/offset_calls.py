@@ -1,7 +1,7 @@
 """Commit and fetch, for members and for those who only look at a group."""
 
-from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Hashable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import trio
 
@@ -14,13 +14,42 @@ from client.exceptions import (
     Rebalanced,
     code_text,
 )
-from client.offsets import check_commit, fetch_request, fetched
+from client.offsets import OffsetAndMetadata, check_commit, fetch_request, fetched
 from client.router import Router
-from client.turns import Turns
-from client.types import OffsetAndMetadata
 from protocol.errors import ErrorCode
 from protocol.messages import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchResponse
 from protocol.types import TopicPartition
+
+# ------------------------------------------------------------------------------------------
+# One commit in flight per partition, in the order in which they were asked for.
+
+
+class Turns:
+    """First come, first served, per key. Two commits of different partitions don't wait."""
+
+    def __init__(self) -> None:
+        """Begin with nobody in line."""
+        self._line: list[tuple[tuple[Hashable, ...], trio.Event]] = []
+
+    @asynccontextmanager
+    async def turn(self, keys: Iterable[Hashable]) -> AsyncIterator[None]:
+        """Wait until everyone who came before with one of *keys* is done."""
+        mine = (tuple(keys), trio.Event())
+        # Usually there is nobody, and thousands of keys needn't be hashed.
+        own = frozenset(mine[0]) if self._line else frozenset()
+        before = [done for others, done in self._line if not own.isdisjoint(others)]
+        self._line.append(mine)
+        try:
+            for done in before:
+                await done.wait()
+            yield
+        finally:
+            self._line.remove(mine)
+            mine[1].set()
+
+
+# ------------------------------------------------------------------------------------------
+# Commit and fetch, for members and for those who only look at a group.
 
 
 class OffsetCalls:

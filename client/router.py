@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from client.backoff import RetrySettings, pause_ms
-from client.connection import Connection, ConnectionLost
+from client.connection import Connection, ConnectionLost, Verdict, error_of, verdict
 from client.exceptions import (
     ClientClosed,
     CoordinatorUnavailable,
@@ -17,7 +17,6 @@ from client.exceptions import (
     RetriableError,
     code_text,
 )
-from client.outcomes import Verdict, error_of, verdict
 from protocol.connection import ResponseEvent
 from protocol.errors import ErrorCode
 from protocol.messages import (

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from client.spark import drain_and_stop, register
-from client.spark.offsets import reader_of
+from client.spark.source.stream_offsets import reader_of
 from demo.names import GROUP, TOPIC, Folders
 from demo.spark_session import spark_session
 

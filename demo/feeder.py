@@ -14,7 +14,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from client.spark.folder import FolderLogWriter
+from client.spark.logs.folder import FolderLogWriter
 from demo.dataset import partition_column
 from demo.names import NUM_PARTITIONS
 

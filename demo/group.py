@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from client.types import OffsetAndMetadata
+from client.offsets import OffsetAndMetadata
 from demo.judge import Eviction
 from demo.names import FLIGHTS, NUM_PARTITIONS, TOPIC
 from demo.processes import Line

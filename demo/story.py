@@ -10,7 +10,7 @@ from typing import Final
 
 from client.blocking import BlockingClient, connect_blocking
 from client.exceptions import CoordinatorError
-from client.spark.folder import FolderLogWriter
+from client.spark.logs.folder import FolderLogWriter
 from demo.dataset import ARCHIVE, check_complete, extract_csv, parse
 from demo.driver import SESSION_TIMEOUT_MS
 from demo.feeder import Feed, Feeder

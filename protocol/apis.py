@@ -34,12 +34,7 @@ from protocol.membership_apis import DRAIN_MEMBER, HEARTBEAT, JOIN_GROUP, LEAVE_
 from protocol.node_apis import DESCRIBE_NODE, RELOAD_PARTITION
 from protocol.offset_apis import OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
 from protocol.schema import Check, of_single_elements
-from protocol.topic_apis import (
-    DELETE_TOPICS,
-    DESCRIBE_TOPICS,
-    REGISTER_TOPICS,
-    REPORT_END_OFFSETS,
-)
+from protocol.topic_apis import DELETE_TOPICS, DESCRIBE_TOPICS, REGISTER_TOPICS, REPORT_END_OFFSETS
 
 __all__ = [
     "APIS",

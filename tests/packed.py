@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgpack
 
 from coordinator.group import GroupShard, records, topic_records
-from coordinator.group.stored import CommittedOffset, pack_row
+from coordinator.group.offset_store import CommittedOffset, pack_row
 from protocol.apis import RESPONSE_CHECKS, api_of, join_fields, latest_version
 from protocol.body import unpack_response
 from protocol.messages import (

@@ -7,14 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli.main import main
-from coordinator.config import (
-    ENV_PREFIX,
-    SETTINGS,
-    Address,
-    ConfigError,
-    Settings,
-    load_settings,
-)
+from coordinator.config import ENV_PREFIX, SETTINGS, Address, ConfigError, Settings, load_settings
 from coordinator.server.run import group_config
 
 ENV = ENV_PREFIX + "GROUP_MAX_SIZE"

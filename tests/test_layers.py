@@ -198,14 +198,14 @@ def test_the_product_is_found() -> None:
         ("coordinator.log.journal", "from protocol import types"),
         ("coordinator.log.journal", "from coordinator.group import shard"),
         ("coordinator.log.format", "import os"),
-        ("coordinator.runtime.gate", "from coordinator.server import session"),
+        ("coordinator.runtime.shard", "from coordinator.server import session"),
         ("coordinator.server.session", "from client import connect"),
         ("coordinator.cli.main", "import client"),
         ("coordinator.cli.main", "import pyspark"),
         ("client.connection", "from coordinator.config import Config"),
         ("client.connection", "import pyarrow"),
         ("client.connection", "from client.spark import register"),
-        ("client.spark.source", "from coordinator import config"),
+        ("client.spark.source.data_source", "from coordinator import config"),
     ],
 )
 def test_a_forbidden_import_is_found(module: str, source: str) -> None:
@@ -219,11 +219,14 @@ def test_a_forbidden_import_is_found(module: str, source: str) -> None:
         ("protocol.frames", "import struct, msgpack\nfrom protocol.types import TopicPartition"),
         ("coordinator.group.shard", "from protocol import messages\nfrom . import records"),
         ("coordinator.log.journal", "import os\nfrom coordinator.log.format import Entry"),
-        ("coordinator.runtime.gate", "import trio\nfrom coordinator.group.shard import Outcome"),
+        ("coordinator.runtime.shard", "import trio\nfrom coordinator.group.shard import Outcome"),
         ("coordinator.server.session", "from coordinator.runtime import node"),
         ("coordinator.cli.main", "import click\nfrom coordinator.server import serve"),
         ("client.connection", "import trio\nfrom protocol import apis"),
-        ("client.spark.source", "import pyspark\nfrom client.blocking import connect_blocking"),
+        (
+            "client.spark.source.data_source",
+            "import pyspark\nfrom client.blocking import connect_blocking",
+        ),
     ],
 )
 def test_an_allowed_import_is_not_held_against_a_module(module: str, source: str) -> None:

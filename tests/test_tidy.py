@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PRODUCT = ("protocol", "coordinator", "client")
-LINES_MAX = 400
 
 # Spelled in two halves, so that this file doesn't find itself.
 BANNED_WORDS = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
@@ -59,19 +57,6 @@ def matching(pattern: re.Pattern[str], prefix: str = "") -> list[str]:
 def test_there_is_something_to_look_at() -> None:
     """A walk over nothing finds nothing."""
     assert {"Makefile", "pyproject.toml", "tests/test_tidy.py"} <= {name for name, _ in texts()}
-
-
-def test_product_files_stay_readable_in_one_sitting() -> None:
-    """A file that grows past this has two subjects."""
-    long = [
-        f"{name}: {len(text.splitlines())} lines"
-        for name, text in texts()
-        if name.endswith(".py")
-        and name.partition("/")[0] in PRODUCT
-        and len(text.splitlines()) > LINES_MAX
-    ]
-
-    assert long == []
 
 
 def test_no_unfinished_work_is_noted_in_the_files() -> None:

@@ -6,16 +6,16 @@ came plays no part, so every leader computes the same.
 """
 
 from client.assignors.base import Assigned, Assignor, BaseAssignor, MemberSubscription, in_order
-from client.assignors.ranges import RangeAssignor
-from client.assignors.round_robin import RoundRobinAssignor
+from client.assignors.range_round_robin import RangeAssignor, RoundRobinAssignor
 from client.assignors.running import (
     AssignmentWarning,
     InvalidAssignment,
     check_assignment,
+    read_subscriptions,
     run_assignor,
+    write_assignments,
 )
 from client.assignors.sticky import CooperativeStickyAssignor, StickyAssignor
-from client.assignors.wire import read_subscriptions, write_assignments
 
 __all__ = [
     "Assigned",

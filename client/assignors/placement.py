@@ -7,12 +7,105 @@ near to it can cost balance.
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush, heapreplace
-from typing import Generic, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
-from client.assignors.locality import Near
+from client.assignors.base import MemberSubscription, in_order
+from protocol.types import TopicPartition
+
+# ------------------------------------------------------------------------------------------
+# Which topics have the same readers: among those, partitions can be exchanged.
+
+
+class Audience(NamedTuple):
+    """Some members (in order), and the topics (sorted) that they and nobody else read."""
+
+    members: tuple[str, ...]
+    topics: tuple[str, ...]
+
+    def partitions(self, of: Mapping[str, Sequence[int]]) -> list[TopicPartition]:
+        """Return all partitions of these topics, by topic and number."""
+        return [TopicPartition(topic, number) for topic in self.topics for number in of[topic]]
+
+
+def audiences(
+    members: Sequence[MemberSubscription], partitions: Mapping[str, Sequence[int]]
+) -> list[Audience]:
+    """Group the topics that have partitions and readers; the smallest audience first.
+
+    Members that read nothing (that exists) are in no audience.
+    """
+    readers: dict[str, list[str]] = {}
+    for member in in_order(members):
+        for topic in set(member.topics):
+            if partitions.get(topic):
+                readers.setdefault(topic, []).append(member.member_id)
+    topics: dict[tuple[str, ...], list[str]] = {}
+    for topic in sorted(readers):
+        topics.setdefault(tuple(readers[topic]), []).append(topic)
+    grouped = [Audience(ids, tuple(names)) for ids, names in topics.items()]
+    return sorted(grouped, key=lambda audience: (len(audience.members), audience.topics))
+
+
+def are_disjoint(grouped: Sequence[Audience]) -> bool:
+    """Return whether nobody is in two audiences, so that each can be served on its own.
+
+    Equal subscriptions are the plainest case of it.
+    """
+    ids = [member_id for audience in grouped for member_id in audience.members]
+    return len(ids) == len(set(ids))
+
+
+# ------------------------------------------------------------------------------------------
+# Which member is on the same host as which partition (KIP-881; Kafka says rack).
+#
+# All copies of a partition count, whether in sync or not.
+
+U = TypeVar("U", bound=Hashable)
+
+
+class Near(Generic[U]):
+    """The hosts of some members and of what they are to share.
+
+    Attributes:
+        host_of: The host of each member that has one.
+        hosts_of: The hosts of each unit that is to be handed out.
+
+    """
+
+    def __init__(self, host_of: Mapping[str, str], hosts_of: Mapping[U, frozenset[str]]) -> None:
+        """Take both as they are."""
+        self.host_of = host_of
+        self.hosts_of = hosts_of
+
+    def near(self, unit: U, member_id: str | None) -> bool:
+        """Return whether *member_id* (None: nobody) is on a host of *unit*."""
+        return member_id is not None and self.host_of.get(member_id) in self.hosts_of[unit]
+
+    def makes_a_difference(self) -> bool:
+        """Return whether somebody is near to something, and not everything is everywhere."""
+        everywhere = frozenset().union(*self.hosts_of.values())
+        return not everywhere.isdisjoint(self.host_of.values()) and any(
+            hosts != everywhere for hosts in self.hosts_of.values()
+        )
+
+
+def near_partitions(
+    members: Sequence[MemberSubscription],
+    tps: Iterable[TopicPartition],
+    hosts: Mapping[TopicPartition, Sequence[str]] | None,
+) -> Near[TopicPartition] | None:
+    """Return who is near to which of *tps*; None where hosts make no difference."""
+    host_of = {one.member_id: one.host for one in members if one.host is not None}
+    if not hosts or not host_of:
+        return None
+    found = Near(host_of, {tp: frozenset(hosts.get(tp, ())) for tp in tps})
+    return found if found.makes_a_difference() else None
+
+
+# ------------------------------------------------------------------------------------------
+# Who gets which of some interchangeable partitions, once it is clear how many each gets.
 
 # What is handed out: one partition, or the partitions with one number of several topics.
-U = TypeVar("U", bound=Hashable)
 
 
 class Seats:

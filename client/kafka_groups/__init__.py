@@ -11,12 +11,12 @@ from client.kafka_groups.cluster import (
     KafkaRefused,
     KafkaUnavailable,
 )
-from client.kafka_groups.importing import import_groups
-from client.kafka_groups.plan import (
+from client.kafka_groups.importing import (
     Existing,
     GroupImport,
     ImportReport,
     PartitionImport,
+    import_groups,
 )
 
 __all__ = [

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
 from client.exceptions import RetriableError
-from client.types import OffsetAndMetadata, Offsets
+from client.offsets import OffsetAndMetadata, Offsets
 from protocol.types import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
 
 TIMEOUT_S: Final = 10.0

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from client.kafka_groups.cluster import KafkaUnavailable
-    from client.spark.drain import drain_and_stop
     from client.spark.errors import (
         CheckpointError,
         CoordinatedSourceError,
@@ -20,23 +19,26 @@ if TYPE_CHECKING:
         LogFailed,
         StatefulQueryError,
     )
-    from client.spark.folder import FolderLog, FolderLogWriter
     from client.spark.grouped_query import GroupedKafkaQuery, GroupedStatus
     from client.spark.grouped_types import GroupedQueryError, GroupedQueryFailed, GroupedRun
     from client.spark.kafka_topics import KafkaTopicError
-    from client.spark.listener import GroupOffsetListener
-    from client.spark.listener_checkpoint import checkpoint_offsets
-    from client.spark.listener_metrics import ListenerMetrics
-    from client.spark.log import LogError, LogUnavailable, PartitionLog
+    from client.spark.listener.checkpoint import checkpoint_offsets
+    from client.spark.listener.listener import GroupOffsetListener
+    from client.spark.listener.metrics import ListenerMetrics
+    from client.spark.logs.folder import FolderLog, FolderLogWriter
+    from client.spark.logs.partition_log import LogError, LogUnavailable, PartitionLog
     from client.spark.options import OptionError
     from client.spark.sinks.folder import FolderSink
     from client.spark.sinks.ranges import SinkError
-    from client.spark.sinks.sql import SqlSink
-    from client.spark.sinks.staging import JdbcStaging
-    from client.spark.source import register
-    from client.spark.starting import StartingOffsetsError, starting_offsets, starting_offsets_at
-    from client.spark.tables.bulk_plan import BulkWriteError
-    from client.spark.tables.writer import write_group_offsets
+    from client.spark.sinks.sql import JdbcStaging, SqlSink
+    from client.spark.source.data_source import register
+    from client.spark.source.drain import drain_and_stop
+    from client.spark.starting_offsets import (
+        StartingOffsetsError,
+        starting_offsets,
+        starting_offsets_at,
+    )
+    from client.spark.tables.bulk import BulkWriteError, write_group_offsets
 
 __all__ = [
     "BulkWriteError",
@@ -77,41 +79,41 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "BulkWriteError": "tables.bulk_plan",
+    "BulkWriteError": "tables.bulk",
     "CheckpointError": "errors",
     "CoordinatedSourceError": "errors",
     "CoordinatorTimeout": "errors",
     "DataLossError": "errors",
     "DrainTimeout": "errors",
     "FencedError": "errors",
-    "FolderLog": "folder",
-    "FolderLogWriter": "folder",
+    "FolderLog": "logs.folder",
+    "FolderLogWriter": "logs.folder",
     "FolderSink": "sinks.folder",
-    "GroupOffsetListener": "listener",
+    "GroupOffsetListener": "listener.listener",
     "GroupedKafkaQuery": "grouped_query",
     "GroupedQueryError": "grouped_types",
     "GroupedQueryFailed": "grouped_types",
     "GroupedRun": "grouped_types",
     "GroupedStatus": "grouped_query",
-    "JdbcStaging": "sinks.staging",
+    "JdbcStaging": "sinks.sql",
     "KafkaTopicError": "kafka_topics",
     "KafkaUnavailable": "kafka_topics",
-    "ListenerMetrics": "listener_metrics",
-    "LogError": "log",
+    "ListenerMetrics": "listener.metrics",
+    "LogError": "logs.partition_log",
     "LogFailed": "errors",
-    "LogUnavailable": "log",
+    "LogUnavailable": "logs.partition_log",
     "OptionError": "options",
-    "PartitionLog": "log",
+    "PartitionLog": "logs.partition_log",
     "SinkError": "sinks.ranges",
     "SqlSink": "sinks.sql",
-    "StartingOffsetsError": "starting",
+    "StartingOffsetsError": "starting_offsets",
     "StatefulQueryError": "errors",
-    "checkpoint_offsets": "listener_checkpoint",
-    "drain_and_stop": "drain",
-    "register": "source",
-    "starting_offsets": "starting",
-    "starting_offsets_at": "starting",
-    "write_group_offsets": "tables.writer",
+    "checkpoint_offsets": "listener.checkpoint",
+    "drain_and_stop": "source.drain",
+    "register": "source.data_source",
+    "starting_offsets": "starting_offsets",
+    "starting_offsets_at": "starting_offsets",
+    "write_group_offsets": "tables.bulk",
 }
 
 

@@ -25,14 +25,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from client.exceptions import (
-    CommitRefused,
-    MemberLost,
-    OutcomeUnknown,
-    Rebalanced,
-    RetriableError,
-)
+from client.exceptions import CommitRefused, MemberLost, OutcomeUnknown, Rebalanced, RetriableError
 from client.kafka_groups.cluster import KafkaUnavailable
+from client.offsets import Assignment, OffsetAndMetadata
 from client.spark.errors import CoordinatorTimeout
 from client.spark.grouped_leftovers import Leftovers
 from client.spark.grouped_run import ActiveRun, Moved
@@ -50,8 +45,7 @@ from client.spark.grouped_types import (
 )
 from client.spark.kafka_topics import EARLIEST, LATEST, KafkaTopicError, Topics, Where
 from client.spark.run_store import RunStore
-from client.spark.starting import where_of
-from client.types import Assignment, OffsetAndMetadata
+from client.spark.starting_offsets import where_of
 from protocol.errors import ErrorCode
 from protocol.types import NO_OFFSET, TopicPartition
 

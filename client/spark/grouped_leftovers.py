@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Final
 
 from client.exceptions import CoordinatorError
+from client.offsets import OffsetAndMetadata
 from client.spark.errors import CheckpointError
 from client.spark.grouped_types import GroupedSession, GroupedSettings, trusted_run
 from client.spark.kafka_topics import KafkaTopicError, Topics
 from client.spark.run_store import RunStore
-from client.types import OffsetAndMetadata
 from protocol.types import TopicPartition
 
 logger = logging.getLogger(__name__)

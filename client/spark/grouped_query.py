@@ -20,7 +20,7 @@ from client.spark.grouped_spark import Build, SparkRuns
 from client.spark.grouped_types import GroupedSettings
 from client.spark.kafka_topics import EARLIEST, KafkaTopics, client_settings
 from client.spark.run_store import FileRunStore
-from client.spark.starting import Default, check_default, check_topics
+from client.spark.starting_offsets import Default, check_default, check_topics
 from protocol.types import TopicPartition
 
 if TYPE_CHECKING:

@@ -10,13 +10,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
-from client.exceptions import (
-    CommitRefused,
-    FatalError,
-    OutcomeUnknown,
-    Rebalanced,
-    RetriableError,
-)
+from client.exceptions import CommitRefused, FatalError, OutcomeUnknown, Rebalanced, RetriableError
+from client.offsets import OffsetAndMetadata
 from client.spark.errors import CheckpointError
 from client.spark.grouped_types import (
     GroupedQueryError,
@@ -28,7 +23,6 @@ from client.spark.grouped_types import (
     objection,
 )
 from client.spark.run_store import RunStore
-from client.types import OffsetAndMetadata
 from protocol.errors import ErrorCode
 from protocol.types import NO_OFFSET, TopicPartition
 

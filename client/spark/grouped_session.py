@@ -8,7 +8,7 @@ from client.assignors import Assignor
 from client.blocking import connect_blocking
 from client.exceptions import RetriableError
 from client.spark.grouped_types import Hooks
-from client.spark.joined_session import JoinedSession
+from client.spark.source.session import JoinedSession
 from protocol.errors import ErrorCode
 
 

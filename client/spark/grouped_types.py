@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from client.spark.errors import CoordinatedSourceError
-from client.spark.session import GroupSession
-from client.spark.starting import Default
+from client.spark.source.session import GroupSession
+from client.spark.starting_offsets import Default
 from protocol.types import TopicPartition
 
 Partitions = tuple[TopicPartition, ...]

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from client.exceptions import RetriableError
 from client.spark.checkpoint import BEFORE_ALL, FinishedBatch, newest_finished
-from client.spark.offsets import finished_offsets
+from client.spark.source.stream_offsets import finished_offsets
 from protocol.types import TopicPartition
 
 logger = logging.getLogger(__name__)

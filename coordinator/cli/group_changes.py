@@ -1,23 +1,38 @@
 """The commands that change groups: delete them or offsets, remove static members, keep offsets."""
 
-from collections.abc import Iterable
-from typing import Final
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import click
 
-from coordinator.cli import retention_time
-from coordinator.cli.asking import AskFailed, Coordinator, describe_error
+from coordinator.cli import options
 from coordinator.cli.options import (
+    AskFailed,
+    Coordinator,
+    GroupRefused,
+    InDoubt,
+    Scope,
+    Unreachable,
     asks,
+    describe_error,
     described,
+    described_or_dead,
     for_each,
     groups_asked_for,
     several_groups,
     topic_scope,
 )
-from coordinator.cli.output import clean, note, table
+from coordinator.cli.output import clean, note, some, table, time_of
 from protocol import messages as m
-from protocol.types import TopicPartition
+from protocol.errors import ErrorCode
+from protocol.messages import EndOffset
+from protocol.types import INT32_MAX, INT64_MAX, NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
+
+# ------------------------------------------------------------------------------------------
+# The commands that change groups: delete them or offsets, remove static members, keep offsets.
 
 # Of one request; with the longest names they stay below the largest request.
 PARTITIONS_PER_REQUEST: Final = 2_000
@@ -141,7 +156,7 @@ def _kept(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int
     if text is None or text == "default":
         return text
     try:
-        return retention_time.parse(text)
+        return options.parse(text)
     except ValueError as exc:
         raise click.BadParameter(str(exc)) from exc
 
@@ -163,4 +178,452 @@ def retention(coordinator: Coordinator, group: str, kept: int | str | None) -> N
         kept_ms = kept if isinstance(kept, int) else None
         coordinator.ask(m.AlterGroupRetentionRequest(group, kept_ms))
         found = described(coordinator, group)
-    click.echo(f"{clean(group)}: {retention_time.in_words(found.offsets_retention_ms)}")
+    click.echo(f"{clean(group)}: {options.in_words(found.offsets_retention_ms)}")
+
+
+# ------------------------------------------------------------------------------------------
+# Where a reset would put the offsets of a group: no input or output, only what is known.
+
+Offsets = dict[TopicPartition, int]
+
+NO_END: Final = "no end offset is registered (ReportEndOffsets), so name one by --to-offset"
+NO_COMMIT: Final = "no offset is committed"
+
+
+class CannotReset(Exception):
+    """For some partition there is no offset to reset to; the message says which and why."""
+
+
+class Known(NamedTuple):
+    """What is known of one partition; None is what isn't. The count is its topic's."""
+
+    committed: int | None
+    end: EndOffset | None
+    partition_count: int | None
+
+
+class Reset(NamedTuple):
+    """Where one partition is, and where it is to go."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    offset: int
+
+
+class Spec(NamedTuple):
+    """How the new offset is found, and whether it must lie between 0 and the end."""
+
+    find: Callable[[TopicPartition, Known], int]
+    is_clamped: bool
+
+
+def at_offset(offset: int) -> Spec:
+    """Put every partition to *offset*."""
+    return Spec(lambda _, __: offset, is_clamped=True)
+
+
+def to_offsets(offsets: Offsets) -> Spec:
+    """Put each partition to its own offset."""
+    return Spec(lambda partition, _: offsets[partition], is_clamped=True)
+
+
+def shifted_by(count: int) -> Spec:
+    """Move every partition on, or back where *count* is negative."""
+
+    def find(_: TopicPartition, known: Known) -> int:
+        if known.committed is None:
+            raise CannotReset(NO_COMMIT)
+        return known.committed + count
+
+    return Spec(find, is_clamped=True)
+
+
+def _latest(_: TopicPartition, known: Known) -> int:
+    if known.end is None:
+        raise CannotReset(NO_END)
+    return known.end.end_offset
+
+
+def _current(partition: TopicPartition, known: Known) -> int:
+    return _latest(partition, known) if known.committed is None else known.committed
+
+
+TO_LATEST: Final = Spec(_latest, is_clamped=False)
+# What is committed stays: the end may have been reported long ago.
+TO_CURRENT: Final = Spec(_current, is_clamped=False)
+
+
+def plan(known: Mapping[TopicPartition, Known], spec: Spec) -> tuple[list[Reset], list[str]]:
+    """Return the resets in the order of topics and partitions, and warnings.
+
+    Raises:
+        CannotReset: Some partition has no offset to go to, so that none is reset.
+    """
+    resets: list[Reset] = []
+    warnings: list[str] = []
+    troubles: dict[str, list[TopicPartition]] = {}
+    for partition in sorted(known):
+        facts = known[partition]
+        try:
+            offset = _find(partition, facts, spec)
+        except CannotReset as exc:
+            troubles.setdefault(str(exc), []).append(partition)
+            continue
+        if spec.is_clamped:
+            offset, warning = _clamp(partition, offset, facts.end)
+            warnings += [warning] if warning else []
+        resets.append(Reset(*partition, facts.committed, offset))
+    if troubles:
+        raise CannotReset("; ".join(f"{some(where)}: {why}" for why, where in troubles.items()))
+    return resets, warnings
+
+
+def _find(partition: TopicPartition, known: Known, spec: Spec) -> int:
+    if known.partition_count is not None and partition.partition >= known.partition_count:
+        raise CannotReset(f"the topic has {known.partition_count} partitions")
+    return spec.find(partition, known)
+
+
+def _clamp(partition: TopicPartition, offset: int, end: EndOffset | None) -> tuple[int, str]:
+    if offset < 0:
+        return 0, f"{partition}: {offset} is below 0, so 0"
+    if end is not None and offset > end.end_offset:
+        reported = time_of(end.reported_ms)
+        why = f"beyond the end {end.end_offset} (reported {reported})"
+        return end.end_offset, f"{partition}: {offset} is {why}, so {end.end_offset}"
+    if offset > INT64_MAX:
+        return INT64_MAX, f"{partition}: {offset} is no offset, so {INT64_MAX}"
+    return offset, ""
+
+
+def read_csv(lines: Iterable[str], group_ids: list[str], only: str | None) -> dict[str, Offsets]:
+    """Return the offsets by group in a file of lines ``[group,]topic,partition,offset``.
+
+    The group may be left out where *only* says which one is meant.
+
+    Raises:
+        ValueError: The file is wrong; the message names the line.
+    """
+    found: dict[str, Offsets] = {group_id: {} for group_id in group_ids}
+    reader = csv.reader(lines, strict=True)
+    try:
+        for row in reader:
+            if row:
+                _add(found, *_line(row, only))
+    except (csv.Error, ValueError) as exc:
+        raise ValueError(f"line {reader.line_num}: {exc}") from exc
+    return found
+
+
+def _add(found: dict[str, Offsets], group_id: str, partition: TopicPartition, offset: int) -> None:
+    if group_id not in found:
+        raise ValueError(f"group {group_id!r} is none of those to reset")
+    if partition in found[group_id]:
+        raise ValueError(f"{partition} is there twice")
+    found[group_id][partition] = offset
+
+
+def _line(row: list[str], only: str | None) -> tuple[str, TopicPartition, int]:
+    columns = [column.strip() for column in row]
+    if len(columns) == 3 and only is not None:
+        columns.insert(0, only)
+    if len(columns) != 4:
+        wanted = "topic,partition,offset" if only else "group,topic,partition,offset"
+        raise ValueError(f"{len(columns)} columns; {wanted} is wanted")
+    group_id, topic, partition, offset = columns
+    where = TopicPartition(topic, _number(partition, INT32_MAX, "partition"))
+    return group_id, where, _number(offset, INT64_MAX, "offset")
+
+
+def _number(text: str, limit: int, what: str) -> int:
+    # isdecimal alone would also take digits of other scripts.
+    if not (text.isascii() and text.isdecimal()) or len(text) > 19 or int(text) > limit:
+        raise ValueError(f"{text!r} is no {what}")
+    return int(text)
+
+
+# ------------------------------------------------------------------------------------------
+# ``group-coordinator groups reset-offsets``: put a group without members elsewhere.
+
+NO_START: Final = (
+    "The coordinator does not know where the partitions of a source begin. If that is offset 0, "
+    "say --to-offset 0; if older records are gone already, name the first offset that is left."
+)
+HEAD: Final = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET")
+NO_TIMES: Final = (
+    "The coordinator keeps no timestamps of the source's records. Find the offsets of that time at "
+    "the source, and name them by --to-offset or --from-file."
+)
+
+
+class Facts:
+    """What the registry knows of topics, each asked for once."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._topics: dict[str, tuple[int | None, dict[int, m.EndOffset]]] = {}
+
+    def of(self, topic: str) -> tuple[int | None, dict[int, m.EndOffset]]:
+        """Return how many partitions there are, None if that isn't known, and their ends."""
+        if topic not in self._topics:
+            request = m.DescribeTopicsRequest((topic,), None, True, "", 1)
+            (found,) = self._coordinator.ask(request).topics
+            if found.error not in {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
+                raise AskFailed(f"topic {topic}: {describe_error(found.error)}")
+            count = None if found.error else found.partition_count
+            self._topics[topic] = count, {end.partition: end for end in found.end_offsets}
+        return self._topics[topic]
+
+
+class Wanted(NamedTuple):
+    """What is to be reset, and how: with a file, ``by_group``; all topics have no scope."""
+
+    spec: Spec | None
+    scope: Scope | None
+    by_group: dict[str, Offsets] | None
+
+
+def _refused(why: str) -> Any:
+    def callback(_ctx: click.Context, _param: click.Parameter, value: object) -> None:
+        if value:
+            raise click.UsageError(why)
+
+    return callback
+
+
+def _knows_no_start(command: Any) -> Any:
+    """Take what Kafka's tool has and this can't, to say why, and what to do instead."""
+    options = {"--to-datetime": NO_TIMES, "--by-duration": NO_TIMES, "--to-earliest": NO_START}
+    for name, why in options.items():
+        command = click.option(
+            name,
+            is_flag=name == "--to-earliest",
+            hidden=True,
+            expose_value=False,
+            callback=_refused(why),
+        )(command)
+    return command
+
+
+@click.command("reset-offsets")
+@several_groups
+@click.option("--all-topics", is_flag=True, help="All partitions that the group has committed.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="T[:P,P]",
+    help="All partitions of a topic, or these; may be given several times.",
+)
+@click.option(
+    "--from-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="CSV",
+    help="Lines topic,partition,offset (one GROUP) or group,topic,partition,offset.",
+)
+@click.option("--to-offset", type=click.IntRange(0), metavar="N", help="This offset.")
+@click.option("--shift-by", type=int, metavar="N", help="So many on; back if negative.")
+@click.option("--to-current", is_flag=True, help="What is committed; else the end.")
+@click.option("--to-latest", is_flag=True, help="The registered end.")
+@_knows_no_start
+@click.option("--dry-run", is_flag=True, help="Only show what would be done (the default).")
+@click.option("--execute", is_flag=True, help="Do it.")
+@click.option(
+    "--export",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    metavar="CSV",
+    help="Write the new offsets for --from-file; - prints them instead of the table.",
+)
+@asks
+def reset_offsets(
+    coordinator: Coordinator,
+    group_ids: tuple[str, ...],
+    all_groups: bool,
+    all_topics: bool,
+    topics: tuple[str, ...],
+    from_file: Path | None,
+    to_offset: int | None,
+    shift_by: int | None,
+    to_current: bool,
+    to_latest: bool,
+    dry_run: bool,
+    execute: bool,
+    export: str | None,
+) -> bool:
+    """Put groups without members to other offsets, unless they moved meanwhile.
+
+    New offsets are kept between 0 and the registered end, where there is one.
+    """
+    if dry_run and execute:
+        raise click.UsageError("Either --dry-run or --execute.")
+    if all_topics + bool(topics) + (from_file is not None) != 1:
+        raise click.UsageError("Say exactly one of --all-topics, --topic and --from-file.")
+    specs = {
+        "--to-offset": None if to_offset is None else at_offset(to_offset),
+        "--shift-by": None if shift_by is None else shifted_by(shift_by),
+        "--to-current": TO_CURRENT if to_current else None,
+        "--to-latest": TO_LATEST if to_latest else None,
+    }
+    given = [spec for spec in specs.values() if spec is not None]
+    if len(given) + (from_file is not None) != 1:
+        names = ", ".join(specs)
+        raise click.UsageError(f"Say exactly one of {names} and --from-file.")
+    scope = topic_scope(topics) if topics else None
+    wanted_groups = groups_asked_for(coordinator, group_ids, all_groups=all_groups)
+    only = wanted_groups[0] if len(wanted_groups) == 1 and not all_groups else None
+    by_group = None if from_file is None else _read(from_file, wanted_groups, only)
+    plans = Plans(coordinator, Wanted(given[0] if given else None, scope, by_group))
+    failed = for_each(wanted_groups, plans.add)
+    if export is not None:
+        _export(export, plans.resets, with_group=only is None)
+    if execute:
+        return plans.execute(quiet=export == "-") or failed
+    if export != "-" and plans.resets:
+        rows = [(group_id, *reset) for group_id, found in plans.resets.items() for reset in found]
+        table(HEAD, rows)
+    note("Dry run: nothing was changed; --execute does it.")
+    return failed
+
+
+class Plans:
+    """What will be reset in each group, looked up group by group and then done."""
+
+    def __init__(self, coordinator: Coordinator, wanted: Wanted) -> None:
+        self._coordinator = coordinator
+        self._wanted = wanted
+        self._facts = Facts(coordinator)
+        self.resets: dict[str, list[Reset]] = {}
+        self._rows: list[tuple[object, ...]] = []
+
+    def add(self, group_id: str) -> None:
+        """Plan for one group.
+
+        Raises:
+            GroupRefused: It has members, or isn't there and nothing names partitions.
+            AskFailed: For some partition there is no offset to go to.
+        """
+        group = self._inactive(group_id)
+        committed = committed_offsets(self._coordinator, group_id)
+        partitions, spec = self._partitions(group_id, committed)
+        missing = f"Consumer group '{group_id}' does not exist"
+        is_missing = group.error == ErrorCode.GROUP_ID_NOT_FOUND
+        if not partitions:
+            if is_missing:
+                raise GroupRefused(f"{missing}.")
+            note(f"{group_id}: there is nothing to reset")
+        known = {}
+        for partition in partitions:
+            count, ends = self._facts.of(partition.topic)
+            end = ends.get(partition.partition)
+            known[partition] = Known(committed.get(partition), end, count)
+        try:
+            self.resets[group_id], warnings = plan(known, spec)
+        except CannotReset as exc:
+            raise AskFailed(str(exc)) from exc
+        if is_missing:
+            note(f"{missing}; a reset makes it.")
+        for warning in warnings:
+            note(f"Warning: {group_id}: {warning}")
+
+    def _inactive(self, group_id: str) -> m.DescribedGroup:
+        group = described_or_dead(self._coordinator, group_id)
+        if group.state not in {"Empty", "Dead"}:
+            raise GroupRefused(
+                f"Offsets can only be reset if the group '{group_id}' is inactive, "
+                f"but the current state is {group.state}."
+            )
+        return group
+
+    def _partitions(self, group_id: str, committed: Offsets) -> tuple[set[TopicPartition], Spec]:
+        spec, scope, by_group = self._wanted
+        if by_group is not None:
+            return set(by_group[group_id]), to_offsets(by_group[group_id])
+        assert spec is not None
+        if scope is None:
+            return set(committed), spec
+        found = set()
+        committed_by_topic = by_topic(committed)
+        for topic, named in scope.items():
+            numbers = named
+            if numbers is None:
+                count = self._facts.of(topic)[0] or 0
+                numbers = {*range(count), *committed_by_topic.get(topic, ())}
+            if not numbers:
+                hint = f"name its partitions, as in --topic {topic}:0,1"
+                raise AskFailed(f"topic {topic} is neither registered nor committed; {hint}")
+            found |= {TopicPartition(topic, number) for number in numbers}
+        return found, spec
+
+    def execute(self, *, quiet: bool) -> bool:
+        """Commit what was planned, show what became of it, and return whether some failed."""
+        try:
+            failed = for_each(self.resets, self._commit)
+        finally:
+            if not quiet and self._rows:
+                table((*HEAD, "STATUS"), self._rows)
+        return failed
+
+    def _commit(self, group_id: str) -> None:
+        resets = self.resets[group_id]
+        moved = [reset for reset in resets if reset.offset != reset.committed]
+        status = {reset[:2]: "unchanged" for reset in resets if reset.offset == reset.committed}
+        try:
+            for at in range(0, len(moved), PARTITIONS_PER_REQUEST):
+                chunk = moved[at : at + PARTITIONS_PER_REQUEST]
+                status |= dict.fromkeys([reset[:2] for reset in chunk], "unknown")
+                status |= self._commit_some(group_id, chunk)
+        except (InDoubt, Unreachable):
+            raise
+        except AskFailed:
+            status = {key: "refused" if s == "unknown" else s for key, s in status.items()}
+            self._inactive(group_id)  # That it has members again says more than the error.
+            raise
+        finally:
+            self._rows += [(group_id, *r, status.get(r[:2], "not tried")) for r in resets]
+        refused = [
+            f"{topic}-{partition} was not reset: {text}"
+            for (topic, partition), text in status.items()
+            if text not in {"reset", "unchanged"}
+        ]
+        if refused:
+            raise AskFailed(some(refused))
+
+    def _commit_some(self, group_id: str, resets: list[Reset]) -> dict[tuple[str, int], str]:
+        topics: dict[str, list[m.PartitionCommit]] = {}
+        for topic, partition, committed, offset in resets:
+            expected = NO_OFFSET if committed is None else committed
+            commit = m.PartitionCommit(partition, offset, NO_LEADER_EPOCH, None, expected)
+            topics.setdefault(topic, []).append(commit)
+        commits = tuple(m.TopicCommit(topic, tuple(found)) for topic, found in topics.items())
+        answer = self._coordinator.ask(m.OffsetCommitRequest(group_id, -1, "", None, commits))
+        return {
+            (topic, partition): describe_error(error) if error else "reset"
+            for topic, results in answer.topics
+            for partition, error in results
+        }
+
+
+def _read(path: Path, group_ids: list[str], only: str | None) -> dict[str, Offsets]:
+    try:
+        # Spreadsheets put a byte order mark in front.
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            return read_csv(lines, group_ids, only)
+    except (OSError, ValueError) as exc:
+        raise click.BadParameter(clean(f"{path}: {exc}"), param_hint="--from-file") from exc
+
+
+def _export(path: str, resets: dict[str, list[Reset]], *, with_group: bool) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for group_id, found in resets.items():
+        for topic, partition, _, offset in found:
+            group = (group_id,) if with_group else ()
+            writer.writerow((*group, topic, partition, offset))
+    if path == "-":
+        click.echo(text.getvalue(), nl=False)
+        return
+    try:
+        Path(path).write_text(text.getvalue(), encoding="utf-8")
+    except OSError as exc:
+        raise AskFailed(f"--export: {exc}; nothing was changed") from exc

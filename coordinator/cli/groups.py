@@ -8,18 +8,25 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from coordinator.cli.asking import AskFailed, Coordinator, describe_error
-from coordinator.cli.group_changes import delete, delete_offsets, remove_static, retention
+from coordinator.cli.group_changes import (
+    delete,
+    delete_offsets,
+    remove_static,
+    reset_offsets,
+    retention,
+)
 from coordinator.cli.options import (
+    AskFailed,
+    Coordinator,
     asks,
+    describe_error,
     described,
     for_each,
     groups_asked_for,
+    in_words,
     several_groups,
 )
 from coordinator.cli.output import note, show, show_json, table, time_of
-from coordinator.cli.reset import reset_offsets
-from coordinator.cli.retention_time import in_words
 from protocol import messages as m
 from protocol.consumer import decode_assignment
 

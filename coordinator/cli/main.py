@@ -7,18 +7,15 @@ from pathlib import Path
 import click
 import trio
 
-from coordinator.cli.compact import compact
 from coordinator.cli.groups import groups
 from coordinator.cli.log import log
-from coordinator.cli.node import health, reload
-from coordinator.cli.ping import ping as ping_address
+from coordinator.cli.node import compact, health, ping as ping_address, reload
 from coordinator.cli.topics import topics
 from coordinator.config import SETTINGS, Address, ConfigError, load_settings
 from coordinator.log.errors import EXIT_REFUSED
 from coordinator.server.dispatch import SERVER_SOFTWARE
-from coordinator.server.progress import Bar
 from coordinator.server.run import serve as serve_daemon
-from coordinator.server.telemetry import configure_logging
+from coordinator.server.terminal import Bar, configure_logging
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,14 +1,21 @@
 """``group-coordinator health`` and ``reload``: the coordinator itself."""
 
+import socket
 import sys
+from functools import partial
 from typing import Final
 
 import click
 
-from coordinator.cli.asking import Coordinator
-from coordinator.cli.options import asks
+from coordinator.cli.options import Coordinator, asks
 from coordinator.cli.output import note, show_json, table
 from protocol import messages as m
+from protocol.connection import ClientConnection
+from protocol.errors import RemoteProtocolError
+from protocol.messages import ApiVersionsRequest
+
+# ------------------------------------------------------------------------------------------
+# ``group-coordinator health`` and ``reload``: the coordinator itself.
 
 EXIT_OF_STATUS: Final = {"ready": 0, "unhealthy": 1, "loading": 3}
 ACTIVE: Final = "active"
@@ -74,3 +81,42 @@ def reload(coordinator: Coordinator, partition: int) -> None:
     """
     answer: m.ReloadPartitionResponse = coordinator.ask(m.ReloadPartitionRequest(partition))
     click.echo(f"ok: {answer.entries} entries in {answer.load_ms} ms")
+
+
+# ------------------------------------------------------------------------------------------
+# Ask a coordinator whether it is there: one ApiVersions over one connection.
+
+
+def ping(host: str, port: int, *, timeout_s: float) -> str | None:
+    """Return None if a coordinator answers at *host*:*port*, else what is wrong."""
+    connection = ClientConnection()
+    _, frame = connection.send(ApiVersionsRequest("ping", "group-coordinator", ""))
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as sock:
+            sock.sendall(frame)
+            while data := sock.recv(65536):
+                if connection.receive(data):
+                    return None
+    except (OSError, ValueError) as exc:  # The latter for a timeout that is none.
+        return f"{host}:{port}: {exc}"
+    except RemoteProtocolError as exc:
+        return f"{host}:{port} is no coordinator: {exc}"
+    return f"{host}:{port} closed the connection"
+
+
+# ------------------------------------------------------------------------------------------
+# ``group-coordinator compact``: let a running coordinator compact its log.
+
+# The answer comes when it is done, which for a large log takes a while.
+TIMEOUT_MS: Final = 600_000
+
+
+@click.command()
+@partial(asks, timeout_ms=TIMEOUT_MS)
+def compact(coordinator: Coordinator) -> None:
+    """Compact the offsets log now. It goes on while groups are served."""
+    done: m.CompactLogResponse = coordinator.ask(m.CompactLogRequest())
+    click.echo(
+        f"removed {done.removed_bytes} bytes in {done.duration_ms} ms; the log has "
+        f"{done.log_bytes} bytes, of which about {done.live_bytes} are live"
+    )

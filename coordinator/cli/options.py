@@ -6,18 +6,168 @@
 
 import functools
 import re
+import socket
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 
 import click
 
-from coordinator.cli.asking import AskFailed, Coordinator, GroupRefused, Unreachable, describe_error
 from coordinator.cli.output import end, note
 from coordinator.config import Address, ConfigError
 from protocol import messages as m
-from protocol.errors import ErrorCode
-from protocol.types import INT32_MAX
+from protocol.connection import ClientConnection
+from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError, ProtocolError
+from protocol.messages import ApiVersionsRequest, BareError, Request, Response
+from protocol.types import INT32_MAX, INT64_MAX
+
+# ------------------------------------------------------------------------------------------
+# Questions to a running coordinator over one connection, for the command line.
+
+_IN_DOUBT: Final = {code for code, info in ERRORS.items() if info.applied is Applied.UNKNOWN}
+
+
+class AskFailed(Exception):
+    """There is no useful answer; the message says why."""
+
+
+class GroupRefused(AskFailed):
+    """One group can't be served; the message names it."""
+
+
+class InDoubt(AskFailed):
+    """The coordinator answered that it doesn't know what became of the request."""
+
+
+class Unreachable(AskFailed):
+    """Nobody answered, or somebody who is no coordinator."""
+
+
+class Coordinator:
+    """Where the questions go. It is connected at the first one, and anew after a failure."""
+
+    def __init__(self, host: str, port: int, *, timeout_ms: int) -> None:
+        self._host = host
+        self._port = port
+        self._timeout_s = timeout_ms / 1000
+        self._socket: socket.socket | None = None
+        self._protocol = ClientConnection()
+
+    def __enter__(self) -> Self:
+        """Return it; nothing is connected yet."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the connection."""
+        self._close()
+
+    def ask(self, request: Request) -> Any:
+        """Return the answer to *request*.
+
+        Raises:
+            AskFailed: The coordinator refuses the request as a whole, or it can't be sent.
+        InDoubt: It may have been applied.
+            Unreachable: It can't be reached or doesn't answer in time.
+        """
+        try:
+            return _checked(self._exchange(request))
+        except LocalProtocolError as exc:
+            raise AskFailed(str(exc)) from exc
+        except (OSError, ProtocolError) as exc:
+            self._close()
+            raise Unreachable(f"{self._host}:{self._port}: {exc}") from exc
+
+    def _exchange(self, request: Request) -> Response:
+        sock = self._socket
+        hello = b""
+        if sock is None:
+            self._protocol = ClientConnection()
+            name = "group-coordinator"
+            _, hello = self._protocol.send(ApiVersionsRequest(name, name, ""))
+        wanted, frame = self._protocol.send(request)
+        if sock is None:
+            sock = socket.create_connection((self._host, self._port), timeout=self._timeout_s)
+            self._socket = sock
+        sock.sendall(hello + frame)
+        while data := sock.recv(65536):
+            for event in self._protocol.receive(data):
+                if event.correlation_id == wanted:
+                    return event.response
+        raise ConnectionResetError("it closed the connection without an answer")
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _checked(response: Response) -> Response:
+    error = getattr(response, "error", 0)
+    if type(response) is BareError or error:
+        text = describe_error(error, getattr(response, "message", None))
+        raise InDoubt(text) if error in _IN_DOUBT else AskFailed(text)
+    return response
+
+
+def describe_error(error: int, message: str | None = None) -> str:
+    """Return *error* in words: the server's own, or what the code means."""
+    try:
+        code = ErrorCode(error)
+    except ValueError:
+        return f"error {error}"
+    return f"{message or ERRORS[code].meaning} ({code.name})"
+
+
+# ------------------------------------------------------------------------------------------
+# For how long offsets are kept, as people write it: 14d, 36h, never.
+
+FOR_EVER: Final = -1
+
+_UNITS_MS: Final = {
+    "w": 604_800_000,
+    "d": 86_400_000,
+    "h": 3_600_000,
+    "m": 60_000,
+    "s": 1_000,
+    "ms": 1,
+}
+_TIME: Final = re.compile(r"([0-9]{1,19})(ms|[smhdw])")
+
+
+def parse(text: str) -> int:
+    """Return the milliseconds in *text*, -1 for "never".
+
+    Raises:
+        ValueError: It is neither, or no time at all.
+    """
+    if text == "never":
+        return FOR_EVER
+    match = _TIME.fullmatch(text)
+    kept_ms = int(match[1]) * _UNITS_MS[match[2]] if match else 0
+    if not 0 < kept_ms <= INT64_MAX:
+        raise ValueError(f"{text!r} is none of 14d, 36h, 90m (also w, s, ms), never, default")
+    return kept_ms
+
+
+def in_words(kept_ms: int) -> str:
+    """Return the time in the largest unit that gives a whole number; a week stays 7d."""
+    if kept_ms < 0:
+        return "never"
+    if kept_ms:
+        for unit in ("d", "h", "m", "s"):
+            if kept_ms % _UNITS_MS[unit] == 0:
+                return f"{kept_ms // _UNITS_MS[unit]}{unit}"
+    return f"{kept_ms}ms"
+
+
+# ------------------------------------------------------------------------------------------
+# What the commands for a running coordinator share: where it is, which groups, and exit statuses.
 
 EXIT_SOME_FAILED: Final = 1
 EXIT_UNREACHABLE: Final = 69

@@ -2,8 +2,7 @@
 
 import click
 
-from coordinator.cli.asking import AskFailed, Coordinator, describe_error
-from coordinator.cli.options import asks
+from coordinator.cli.options import AskFailed, Coordinator, asks, describe_error
 from coordinator.cli.output import table
 from protocol import messages as m
 

@@ -1,7 +1,6 @@
 """The group state machine and the offsets cache: pure, no I/O, no clock, no randomness."""
 
-from coordinator.group.config import GroupConfig
-from coordinator.group.effects import Caller, Event, Now, Outcome, Reply
+from coordinator.group.core import Caller, Event, GroupConfig, Now, Outcome, Reply
 from coordinator.group.records import Record, RecordError, UnknownRecord
 from coordinator.group.shard import GroupShard
 

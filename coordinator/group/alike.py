@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 
 import msgpack
 
+from coordinator.group.offset_store import Rows
 from coordinator.group.records import OFFSET_COMMITTED, VERSIONS, OffsetsCommitted
-from coordinator.group.stored import Rows
 
 # With fewer it doesn't pay, and the distance of more takes more than a byte.
 _COUNT_MIN: Final = 8

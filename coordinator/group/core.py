@@ -1,12 +1,12 @@
 """What all request handlers share: the groups, replay, and one decision in the making."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from coordinator.group.config import GroupConfig
-from coordinator.group.effects import Event, Now, Outcome, Reply
 from coordinator.group.group import Group
-from coordinator.group.member import Member, Parked, PendingId, Watched
+from coordinator.group.member import Member, Parked, PendingId, Timers, Watched
+from coordinator.group.offset_store import CommittedOffset, StoredOffsets
 from coordinator.group.records import (
     REBALANCES_KEPT,
     GroupDeleted,
@@ -19,17 +19,116 @@ from coordinator.group.records import (
     Record,
 )
 from coordinator.group.registry import Registry
-from coordinator.group.stored import CommittedOffset, StoredOffsets
-from coordinator.group.timers import Timers
 from protocol.errors import ErrorCode
 from protocol.failures import join_error, sync_error
 from protocol.messages import (
+    Answer,
     HeartbeatResponse,
     JoinGroupResponse,
     Rebalance,
     Response,
     SyncGroupResponse,
 )
+
+# ------------------------------------------------------------------------------------------
+# The limits and times that groups live by.
+
+MIB = 1024 * 1024
+MINUTE_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """Settings of a shard, with Kafka's defaults where Kafka has the setting."""
+
+    group_min_session_timeout_ms: int = 6_000
+    group_max_session_timeout_ms: int = 1_800_000
+    group_initial_rebalance_delay_ms: int = 3_000
+    # Members and pending ids together: an id that was given out keeps its place.
+    group_max_size: int = 10_000
+    group_max_offsets: int = 100_000
+    offset_metadata_max_bytes: int = 4_096
+    # How long the offsets of a group are kept once nobody uses them (-1 for ever), and how
+    # often that is looked at.
+    offsets_retention_ms: int = 10_080 * MINUTE_MS
+    offsets_retention_check_interval_ms: int = 10 * MINUTE_MS
+    ownership_check: bool = True
+    # What the leader's JoinGroup answer, and the group's record as one batch, must fit in.
+    max_response_bytes: int = 16 * MIB
+    max_batch_bytes: int = 32 * MIB
+    # Room that a joiner must leave for the assignments in the group's record: the largest
+    # SyncGroup request.
+    max_assignments_bytes: int = 8 * MIB
+    # How long a new member's first JoinGroup may stay parked; Kafka fixes it at 5 minutes.
+    new_member_join_timeout_ms: int = 300_000
+
+
+# ------------------------------------------------------------------------------------------
+# What goes into a decision besides the request, and what the pure core asks for in return.
+
+
+class Now(NamedTuple):
+    """The time, as an argument: the core never asks for it."""
+
+    mono_ms: int  # For deadlines and measured gaps; never jumps.
+    wall_ms: int  # For timestamps in records, since the epoch.
+
+
+class Caller(NamedTuple):
+    """Who sent a request."""
+
+    client_id: str
+    client_host: str
+
+
+class Reply(NamedTuple):
+    """The one answer to the request that came with ``token``.
+
+    A gated reply waits until everything that the shard appended for the group before it is
+    committed. ``member`` is opaque outside: whoever holds the reply back hands it to
+    `GroupShard.released` when it leaves.
+    """
+
+    token: object
+    response: Answer
+    gated: bool
+    member: Watched | None
+
+
+class Event(NamedTuple):
+    """Something that an operator wants to know, for the structured log."""
+
+    name: str
+    fields: dict[str, object]
+
+
+class Outcome:
+    """One decision about one group: records to keep (already replayed), replies, events.
+
+    The records are one batch: all of them are on disk, or none.
+    """
+
+    __slots__ = ("events", "group_id", "records", "replies")
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.records: list[Record] = []
+        self.replies: list[Reply] = []
+        self.events: list[Event] = []
+
+    def __bool__(self) -> bool:
+        """Say whether there is anything to do."""
+        return bool(self.records or self.replies or self.events)
+
+    def __repr__(self) -> str:
+        return (
+            f"Outcome({self.group_id!r}, records={self.records}, "
+            f"replies={self.replies}, events={self.events})"
+        )
+
+
+# ------------------------------------------------------------------------------------------
+# What all request handlers share: the groups, replay, and one decision in the making.
 
 # What the leader's answer, and the batch with the group's record, hold besides their members: most
 # of it is the rebalance that ends in the same batch, with everybody who was late.

@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from coordinator.group.member import Member, PendingId
+from coordinator.group.member import Member, PendingId, Timer, TimerKind
+from coordinator.group.offset_store import CommittedOffset, StoredOffsets
 from coordinator.group.records import GroupMetadata, MemberMetadata
 from coordinator.group.states import GroupState, Trigger, next_state
-from coordinator.group.stored import CommittedOffset, StoredOffsets
-from coordinator.group.timers import Timer, TimerKind
 from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode
 from protocol.messages import JoinGroupMember, JoinProtocol, Rebalance

@@ -1,22 +1,55 @@
 """Heartbeat, LeaveGroup, and what happens to members that are not heard from."""
 
-from coordinator.group.core import HEARTBEAT, Core, Decision
-from coordinator.group.effects import Now, Outcome, Reply
+from typing import Final
+
+from coordinator.group import history, maintenance
+from coordinator.group.core import (
+    HEARTBEAT,
+    Caller,
+    Core,
+    Decision,
+    GroupConfig,
+    Now,
+    Outcome,
+    Reply,
+)
 from coordinator.group.group import Group
-from coordinator.group.member import Member, PendingId
-from coordinator.group.rebalance import maybe_complete_join, members_lost
-from coordinator.group.states import GroupState
-from coordinator.group.words import refusal, seconds, unknown_member, with_reason
+from coordinator.group.member import CONSUMER, NOTHING, Member, PendingId, read_assignment
+from coordinator.group.rebalance import (
+    joined,
+    maybe_complete_join,
+    member_parked,
+    members_lost,
+    start_rebalance,
+)
+from coordinator.group.records import GroupMetadata, MemberMetadata
+from coordinator.group.refusals import (
+    STORAGE_FULL,
+    cut,
+    held,
+    refusal,
+    seconds,
+    unknown_member,
+    with_reason,
+)
+from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode
+from protocol.failures import join_error, sync_error
 from protocol.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
+    JoinGroupRequest,
     LeaveGroupRequest,
     LeaveGroupResponse,
     LeavingMember,
     LeftMember,
+    SyncGroupRequest,
+    SyncGroupResponse,
 )
-from protocol.types import NO_GENERATION
+from protocol.types import INT32_MAX, NO_GENERATION
+
+# ------------------------------------------------------------------------------------------
+# Heartbeat, LeaveGroup, and what happens to members that are not heard from.
 
 _ALIVE = HEARTBEAT[ErrorCode.NONE]
 _REJOIN = HEARTBEAT[ErrorCode.REBALANCE_IN_PROGRESS]
@@ -147,3 +180,525 @@ def withdraw(core: Core, token: object, now: Now) -> Outcome | None:
         group.unsynced += 1
     core.touch(member, now.mono_ms)
     return Outcome(group.group_id)
+
+
+# ------------------------------------------------------------------------------------------
+# Static members: a group instance id outlives the member ids that hold it (KIP-345).
+
+# Theory of operation
+# ===================
+#
+# A client that starts with an instance id gets a new member id each time. If the instance is in
+# the group already, the new id takes the place of the old one, in whatever state the group is:
+# its order, leadership and partitions stay, and the old id is fenced. So a member that restarts
+# within its session moves no partition.
+#
+# A fenced id stays fenced, restart or not: where the last stable generation is in the log with
+# the old id, it is written again with the new one, and every answer waits for that.
+#
+# In a stable group the newcomer is answered at once, in the same generation, if nothing that
+# the assignment depends on has changed: the protocol that all vote for, and the topics. Else
+# the group rebalances. Kafka ignores changed topics here; they would never be assigned.
+
+
+def replaced_member(group: Group | None, request: JoinGroupRequest) -> Member | None:
+    """Return the member whose place the sender of *request* takes, None if it takes none."""
+    if group is None or request.member_id or request.group_instance_id is None:
+        return None
+    member_id = group.static.get(request.group_instance_id)
+    return None if member_id is None else group.members[member_id]
+
+
+def new_member(
+    d: Decision, group: Group, member_id: str, request: JoinGroupRequest, caller: Caller
+) -> Member:
+    """Return a member as *request* describes it, not yet in the group."""
+    return Member(
+        group,
+        member_id,
+        client_id=caller.client_id,
+        client_host=caller.client_host,
+        session_timeout_ms=request.session_timeout_ms,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
+        protocols=request.protocols,
+        heard_ms=d.now.mono_ms,
+        group_instance_id=request.group_instance_id,
+        topic_pattern=request.topic_pattern,
+    )
+
+
+def replace(
+    d: Decision,
+    group: Group,
+    old: Member,
+    request: JoinGroupRequest,
+    token: object,
+    caller: Caller,
+) -> None:
+    """Put the sender of *request* in the place of *old*, and answer it or park its JoinGroup."""
+    member_id = f"{request.group_instance_id}-{d.core.new_uuid()}"
+    member = new_member(d, group, member_id, request, caller)
+    answer_bytes = member.answer_bytes() - old.answer_bytes()
+    record_bytes = member.record_bytes() - old.record_bytes()
+    if max(answer_bytes, record_bytes) > 0 and not d.core.has_room(
+        group, answer_bytes, record_bytes
+    ):
+        text = "its subscription has no room in the largest answer or record that fits"
+        d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", text))
+        return
+    detail = _swap(d, group, old, member)
+    if (
+        group.state is GroupState.STABLE
+        and not _may_be_drained(old)
+        and _wants_the_same(group, old, member)
+        and group.vote() == group.protocol
+    ):
+        put_on_record(d, group, member, is_current=True)
+        d.answer(token, joined(group, member.member_id, skip_assignment=True), member)
+        return
+    put_on_record(d, group, member)
+    d.park_join(group, member, token)
+    detail = with_reason(detail, request.reason)
+    cause = "static member replaced"
+    member_parked(d, group, Trigger.MEMBER_REJOINED, cause, member, detail)
+
+
+def _swap(d: Decision, group: Group, old: Member, member: Member) -> str:
+    """Let *member* be what *old* was, fence the old id, and say so in words."""
+    group.replace(old, member)
+    assert member.group_instance_id is not None
+    fence = held(group, member.group_instance_id)
+    if old.join is not None:
+        error = join_error(ErrorCode.FENCED_INSTANCE_ID, old.member_id, fence)
+        d.finish_join(group, old, error)
+    if old.sync is not None:
+        d.finish_sync(old, sync_error(ErrorCode.FENCED_INSTANCE_ID, fence))
+    d.core.timers.cancel(old.timer)
+    by = f"member {member.member_id} (client {member.client_id}) from host {member.client_host}"
+    group.bury(old.member_id, f"replaced by {by}")
+    # It is no newcomer: nothing but the rebalance bounds the wait of its first JoinGroup.
+    member.is_new = False
+    member.read_topics(group.protocol_type, group.protocol)
+    d.core.touch(member, d.now.mono_ms)
+    d.event(
+        "group.member_replaced",
+        member_id=member.member_id,
+        group_instance_id=member.group_instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        replaced=old.member_id,
+        generation=group.generation,
+    )
+    return f"instance id {member.group_instance_id!r}: {old.member_id} replaced by {by}"
+
+
+def _may_be_drained(old: Member) -> bool:
+    """Say whether the newcomer would wait for partitions that nobody gives it.
+
+    A crash forgets the mark; who has nothing then may have had it.
+    """
+    return old.drained or (old.is_loaded and old.owned == NOTHING)
+
+
+def _wants_the_same(group: Group, old: Member, member: Member) -> bool:
+    """Say whether the assignment that *old* had a part in suits *member*."""
+    if old.topic_pattern != member.topic_pattern:
+        return False
+    if old.topics is None or member.topics is None:
+        # Topics of a consumer that can't be read may differ wherever the bytes do.
+        protocol = group.protocol
+        return group.protocol_type != CONSUMER or (
+            old.metadata_for(protocol) == member.metadata_for(protocol)
+        )
+    return frozenset(old.topics) == frozenset(member.topics)
+
+
+def put_on_record(d: Decision, group: Group, member: Member, *, is_current: bool = False) -> None:
+    """Write the last stable generation again where *member*'s instance had another id in it.
+
+    Also for an instance that had left since: a crash brings back what was stable, and must not
+    bring back a member that fences the living one. *is_current*: the member is all that the
+    record says of it now.
+    """
+    stable = group.stable
+    instance_id = member.group_instance_id
+    if stable is None or instance_id is None:
+        return
+    old = next((m for m in stable.members if m.group_instance_id == instance_id), None)
+    if old is None:
+        return
+    new = old._replace(member_id=member.member_id)
+    if is_current:
+        new = MemberMetadata(
+            member.member_id,
+            instance_id,
+            member.client_id,
+            member.client_host,
+            member.rebalance_timeout_ms,
+            member.session_timeout_ms,
+            member.metadata_for(group.protocol),
+            old.assignment,
+            member.topic_pattern,
+        )
+    leader = member.member_id if stable.leader == old.member_id else stable.leader
+    members = tuple(new if m is old else m for m in stable.members)
+    d.emit(stable._replace(leader=leader, members=members))
+
+
+# ------------------------------------------------------------------------------------------
+# JoinGroup.
+
+# Different patterns in a group. Each is matched with every topic, and one that is new takes up to
+# a quarter of a second for 100,000 of them.
+PATTERNS_MAX: Final = 32
+
+# Why nothing of a request is done: the error, and the same in words.
+_Refusal = tuple[int, str | None]
+_TOO_LARGE = "the members' subscriptions fill the largest answer or record that fits"
+
+
+def join(core: Core, request: JoinGroupRequest, token: object, caller: Caller, now: Now) -> Outcome:
+    """Answer or park a JoinGroup."""
+    d = Decision(core, request.group_id, now)
+    group = core.groups.get(request.group_id)
+    replaced = replaced_member(group, request)
+    refused = _join_refusal(core, group, request, replaced, now)
+    if refused is not None:
+        error, message = refused
+        d.answer(token, join_error(error, _echoed(error, request.member_id), message))
+    elif replaced is not None:
+        assert group is not None
+        replace(d, group, replaced, request, token, caller)
+    elif not request.member_id:
+        group = group or _make_group(d, request.group_id)
+        if request.group_instance_id is None:
+            _give_id(d, group, request, token, caller)
+        else:
+            member_id = f"{request.group_instance_id}-{core.new_uuid()}"
+            _add(d, group, member_id, request, token, caller)
+    else:
+        assert group is not None
+        member = group.members.get(request.member_id)
+        if member is None:
+            d.forget_pending(group, group.pending[request.member_id])
+            _add(d, group, request.member_id, request, token, caller)
+        else:
+            _rejoin(d, group, member, request, token)
+    return d.outcome
+
+
+def _echoed(error: int, member_id: str) -> str:
+    return "" if error == ErrorCode.GROUP_MAX_SIZE_REACHED else member_id
+
+
+def _join_refusal(
+    core: Core, group: Group | None, request: JoinGroupRequest, replaced: Member | None, now: Now
+) -> _Refusal | None:
+    """Return why nothing of the request is done, None if it goes on."""
+    config = core.config
+    timeout_ms = request.session_timeout_ms
+    if not (
+        config.group_min_session_timeout_ms <= timeout_ms <= config.group_max_session_timeout_ms
+    ):
+        return ErrorCode.INVALID_SESSION_TIMEOUT, _span(config, timeout_ms)
+    pattern = request.topic_pattern
+    problem = None if pattern is None else core.registry.pattern_problem(pattern)
+    if problem is not None:
+        return ErrorCode.INVALID_REGULAR_EXPRESSION, f"pattern {pattern!r}: {problem}"
+    member_id, instance_id = request.member_id, request.group_instance_id
+    if group is None:
+        return _no_group(core, request)
+    is_member = replaced is not None or member_id in group.members
+    size = len(group.members) + len(group.pending)
+    has_place = is_member or member_id in group.pending
+    if not has_place and size >= config.group_max_size:
+        return (
+            ErrorCode.GROUP_MAX_SIZE_REACHED,
+            f"the group has {size} members, group.max.size is {config.group_max_size}",
+        )
+    if not group.supports(request.protocol_type, request.protocols, replaced):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL, _misfit(group, request)
+    if member_id and (instance_id is not None or member_id not in group.pending):
+        _, unknown = group.find(member_id, instance_id)
+        if unknown:
+            return unknown, refusal(group, unknown, member_id, instance_id, -1, now.mono_ms)
+    return _over_limit(core, group, pattern, is_member=is_member)
+
+
+def _over_limit(
+    core: Core, group: Group, pattern: str | None, *, is_member: bool
+) -> _Refusal | None:
+    patterns = len(group.patterns)
+    if pattern is not None and pattern not in group.patterns and patterns >= PATTERNS_MAX:
+        text = f"the members have {patterns} different patterns already"
+        return ErrorCode.QUOTA_EXCEEDED, text
+    if not is_member and core.storage_full:
+        return ErrorCode.STORAGE_FULL, STORAGE_FULL
+    if not is_member and group.generation == INT32_MAX:
+        return ErrorCode.QUOTA_EXCEEDED, f"generation {INT32_MAX} is the last one; delete the group"
+    return None
+
+
+def _span(config: GroupConfig, timeout_ms: int) -> str:
+    shortest = seconds(config.group_min_session_timeout_ms)
+    longest = seconds(config.group_max_session_timeout_ms)
+    return f"a session timeout of {seconds(timeout_ms)}; {shortest} to {longest} are allowed"
+
+
+def _no_group(core: Core, request: JoinGroupRequest) -> _Refusal | None:
+    if request.member_id:
+        return ErrorCode.UNKNOWN_MEMBER_ID, unknown_member(None, request.member_id, None)
+    if not (request.protocol_type and request.protocols):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "no protocol type, or no protocols"
+    return (ErrorCode.STORAGE_FULL, STORAGE_FULL) if core.storage_full else None
+
+
+def _misfit(group: Group, request: JoinGroupRequest) -> str:
+    if not group.members:
+        return "no protocol type, or no protocols"
+    if request.protocol_type != group.protocol_type:
+        return f"protocol type {request.protocol_type!r}, the group has {group.protocol_type!r}"
+    everyone = len(group.members)
+    names = ", ".join(name for name, count in group.support.items() if count == everyone)
+    offered = ", ".join(protocol.name for protocol in request.protocols)
+    return f"protocols {cut(offered)}; all members support {cut(names)}"
+
+
+def _make_group(d: Decision, group_id: str) -> Group:
+    # The group is there from now on for whoever looks, also after a crash.
+    d.emit(GroupMetadata(group_id, "", 0, None, None, d.wall_ms, ()))
+    return d.core.groups[group_id]
+
+
+def _give_id(
+    d: Decision, group: Group, request: JoinGroupRequest, token: object, caller: Caller
+) -> None:
+    """Give out a member id, so that a lost answer leaves no member behind."""
+    member_id = f"{caller.client_id}-{d.core.new_uuid()}"
+    pending = PendingId(group, member_id, request.session_timeout_ms)
+    group.pending[member_id] = pending
+    d.core.timers.arm(pending.timer, d.now.mono_ms + pending.session_timeout_ms)
+    d.answer(token, join_error(ErrorCode.MEMBER_ID_REQUIRED, member_id), pending)
+
+
+def _add(
+    d: Decision,
+    group: Group,
+    member_id: str,
+    request: JoinGroupRequest,
+    token: object,
+    caller: Caller,
+) -> None:
+    """Make the sender a member, and park its JoinGroup."""
+    member = new_member(d, group, member_id, request, caller)
+    if not d.core.has_room(group, member.answer_bytes(), member.record_bytes()):
+        d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", _TOO_LARGE))
+        maybe_complete_join(d, group)
+        return
+    if not group.members:
+        group.protocol_type = request.protocol_type
+    group.add(member)
+    if group.is_initial:
+        group.member_added = True
+    d.event(
+        "group.member_added",
+        member_id=member.member_id,
+        group_instance_id=member.group_instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        generation=group.generation,
+    )
+    put_on_record(d, group, member)
+    d.park_join(group, member, token)
+    d.core.timers.arm(member.timer, d.now.mono_ms + d.core.config.new_member_join_timeout_ms)
+    cause = "member joined"
+    detail = with_reason(cause, request.reason)
+    member_parked(d, group, Trigger.MEMBER_JOINED, cause, member, detail)
+
+
+def _rejoin(
+    d: Decision, group: Group, member: Member, request: JoinGroupRequest, token: object
+) -> None:
+    is_unchanged = (
+        member.protocols == request.protocols and member.topic_pattern == request.topic_pattern
+    )
+    if is_unchanged and group.state is not GroupState.PREPARING:
+        is_leader = member.member_id == group.leader
+        if group.state is GroupState.COMPLETING or not is_leader:
+            member.heard_ms = d.now.mono_ms
+            in_completing = group.state is GroupState.COMPLETING
+            response = joined(group, member.member_id, show_members=in_completing)
+            d.answer(token, response, member)
+            return
+    if not is_unchanged and not _update(d, group, member, request, token):
+        return
+    if _is_surplus(d.core, group, member):
+        detail = f"group full: group.max.size is {d.core.config.group_max_size}"
+        d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", detail))
+        d.remove(group, member, "group full", detail)
+        members_lost(d, group, "group full", member, detail)
+        return
+    member.session_timeout_ms = request.session_timeout_ms
+    member.rebalance_timeout_ms = request.rebalance_timeout_ms
+    d.park_join(group, member, token)
+    cause = "leader rejoined" if is_unchanged else "member changed its protocols"
+    detail = with_reason(cause, request.reason)
+    member_parked(d, group, Trigger.MEMBER_REJOINED, cause, member, detail)
+
+
+def _update(
+    d: Decision, group: Group, member: Member, request: JoinGroupRequest, token: object
+) -> bool:
+    """Take over the new protocols unless they are too large for the group."""
+    answer_bytes, record_bytes = member.answer_bytes(), member.record_bytes()
+    before = member.protocols, member.topic_pattern
+    group.update(member, request.protocols, request.topic_pattern)
+    grew = member.answer_bytes() > answer_bytes or member.record_bytes() > record_bytes
+    if grew and not d.core.has_room(group, 0, 0):
+        group.update(member, *before)
+        detail = "group full: its protocols grew past the limit of the group"
+        d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", _TOO_LARGE))
+        d.remove(group, member, "group full", detail)
+        members_lost(d, group, "group full", member, detail)
+        return False
+    return True
+
+
+def _is_surplus(core: Core, group: Group, member: Member) -> bool:
+    """Say whether the group, loaded with more members than fit, is full without this one."""
+    return (
+        group.state is GroupState.PREPARING
+        and member.join is None
+        and group.parked_joins >= core.config.group_max_size
+    )
+
+
+# ------------------------------------------------------------------------------------------
+# SyncGroup: the second barrier of a rebalance.
+
+
+def sync(core: Core, request: SyncGroupRequest, token: object, now: Now) -> Outcome:
+    """Answer or park a SyncGroup; the leader's brings the assignment into force."""
+    d = Decision(core, request.group_id, now)
+    group = core.groups.get(request.group_id)
+    error = _sync_refusal(group, request)
+    if error:
+        d.answer(token, sync_error(error, _in_words(group, request, error, now)))
+        return d.outcome
+    assert group is not None
+    member = group.members[request.member_id]
+    if not member.synced:
+        member.synced = True
+        group.unsynced -= 1
+    if group.state is GroupState.STABLE:
+        member.heard_ms = now.mono_ms
+        d.answer(token, assigned(group, member), member)
+    else:
+        d.park_sync(member, token)
+        if member.member_id == group.leader:
+            _assign(d, group, member, request)
+    if group.state is GroupState.STABLE and not group.unsynced:
+        core.timers.cancel(group.sync_timer)
+    return d.outcome
+
+
+def _sync_refusal(group: Group | None, request: SyncGroupRequest) -> int:
+    if group is None:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    _, error = group.find(request.member_id, request.group_instance_id)
+    if error:
+        return error
+    if request.generation_id != group.generation:
+        return ErrorCode.ILLEGAL_GENERATION
+    for asked, actual in (
+        (request.protocol_type, group.protocol_type),
+        (request.protocol_name, group.protocol),
+    ):
+        # A group that has not voted yet has no name to differ from.
+        if asked is not None and actual is not None and asked != actual:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if group.state is GroupState.PREPARING:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return 0
+
+
+def _in_words(group: Group | None, request: SyncGroupRequest, error: int, now: Now) -> str | None:
+    _, generation_id, member_id, instance_id, *_ = request
+    if error == ErrorCode.INCONSISTENT_GROUP_PROTOCOL and group is not None:
+        asked = f"{request.protocol_type} {request.protocol_name}"
+        return f"protocol {asked}, the group has {group.protocol_type} {group.protocol}"
+    return refusal(group, error, member_id, instance_id, generation_id, now.mono_ms)
+
+
+def assigned(group: Group, member: Member) -> SyncGroupResponse:
+    """Return the SyncGroup answer of a stable group for *member*."""
+    return SyncGroupResponse(
+        ErrorCode.NONE.value, group.protocol_type, group.protocol, member.assignment
+    )
+
+
+def _assign(d: Decision, group: Group, leader: Member, request: SyncGroupRequest) -> None:
+    problem = _take_over(group, request)
+    if problem:
+        # The leader's own answer is 42 where everyone else's is 27, so it goes first.
+        for member in group.members.values():
+            member.assignment, member.owned = b"", NOTHING
+        d.remove(group, leader, "bad assignment", problem, ErrorCode.INVALID_REQUEST)
+        cause = "bad assignment"
+        start_rebalance(d, group, Trigger.MEMBER_LOST, cause, leader, f"{cause}: {problem}")
+        return
+    _let_hand_over(group)
+    assignments = {m.member_id: m.assignment for m in group.members.values()}
+    d.emit(group.to_record(d.wall_ms, assignments))
+    history.assigning(d, group)
+    group.move(Trigger.ASSIGNED)
+    for member in group.members.values():
+        if member.sync is not None:
+            d.finish_sync(member, assigned(group, member))
+            d.core.touch(member, d.now.mono_ms)
+    d.event("group.stable", generation=group.generation, members=len(group.members))
+    history.ended(d, group, history.STABLE)
+    maintenance.recheck(d, group)
+
+
+def _let_hand_over(group: Group) -> None:
+    """Leave to each member what it had in the last assigned generation and nobody has now."""
+    owned = [member.owned for member in group.members.values()]
+    taken = None if None in owned else frozenset().union(*(o for o in owned if o))
+    for member in group.members.values():
+        # Nobody knows who owns what an assignment that can't be read names.
+        member.former = NOTHING if taken is None else member.former - taken
+
+
+def _take_over(group: Group, request: SyncGroupRequest) -> str:
+    """Give the members what the leader sent; return what is wrong with it, "" if nothing."""
+    given = dict(request.assignments)
+    if len(given) != len(request.assignments):
+        return "the leader named a member twice"
+    for member_id in given:
+        if member_id not in group.members:
+            return f"the leader named {member_id!r}, which is no member"
+    taken: set[tuple[str, int]] = set()
+    for member in group.members.values():
+        # A drained member gets nothing whatever the leader sends.
+        member.assignment = b"" if member.drained else given.get(member.member_id, b"")
+        listed = read_assignment(group.protocol_type, member.assignment)
+        if listed is None:
+            member.owned = None
+            continue
+        owned = frozenset(listed)
+        if not taken.isdisjoint(owned):
+            return _given_twice(group, member, min(taken & owned))
+        if len(owned) != len(listed):
+            return f"one partition given to {member.member_id} twice"
+        member.owned = owned
+        taken |= owned
+    return ""
+
+
+def _given_twice(group: Group, member: Member, topic_partition: tuple[str, int]) -> str:
+    first = next(m for m in group.members.values() if m.owned and topic_partition in m.owned)
+    topic, partition = topic_partition
+    # The topic comes from the assignment's bytes: nothing has looked at its length.
+    name = f"{cut(topic)}-{partition}"
+    return f"{name} given to both {first.member_id} and {member.member_id}"

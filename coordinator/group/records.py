@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from coordinator.group.stored import NO_EXPIRY, Rows, value_start
+from coordinator.group.offset_store import NO_EXPIRY, Rows, value_start
 from protocol.body import array_header
 from protocol.messages import LateMember, Rebalance
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
-from coordinator.group.effects import Caller, Event, Now, Outcome, Reply
+from coordinator.group.core import Caller, Event, Now, Outcome, Reply
 from coordinator.group.registry import HardRegistry, InvalidPattern, Registry, Topic, TopicChange
 from coordinator.group.topic_records import (
     EndReported,

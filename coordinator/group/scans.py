@@ -19,14 +19,9 @@ from itertools import accumulate
 from typing import Final, NamedTuple, Protocol
 
 from coordinator.group.core import Core
-from coordinator.group.stored import PACKED_NO_EXPIRY, StoredOffsets
+from coordinator.group.offset_store import PACKED_NO_EXPIRY, StoredOffsets
 from protocol.errors import ErrorCode
-from protocol.messages import (
-    OffsetColumns,
-    ScannedOffset,
-    ScanOffsetsRequest,
-    ScanOffsetsResponse,
-)
+from protocol.messages import OffsetColumns, ScannedOffset, ScanOffsetsRequest, ScanOffsetsResponse
 
 # So many take 8 ms.
 SCAN_PAGE_MAX: Final = 2_000

@@ -1,30 +1,30 @@
 """All groups of one offsets partition: decide with `handle` and friends, change by `replay`."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
-from coordinator.group import (
-    admin,
-    history,
-    insight,
-    loading,
-    membership,
-    offset_admin,
-    offsets,
+from coordinator.group import admin, commits, history, membership
+from coordinator.group.core import (
+    Caller,
+    Core,
+    Decision,
+    GroupConfig,
+    HardGroup,
+    Now,
+    Outcome,
+    Reply,
 )
-from coordinator.group.config import GroupConfig
-from coordinator.group.core import Core, Decision, HardGroup
-from coordinator.group.effects import Caller, Now, Outcome, Reply
 from coordinator.group.group import Group
-from coordinator.group.join import join
-from coordinator.group.member import Member, PendingId
-from coordinator.group.rebalance import join_timer_fired, sync_timer_fired
-from coordinator.group.records import Record
+from coordinator.group.maintenance import Sweeper
+from coordinator.group.member import Member, PendingId, Timer, TimerKind, read_assignment
+from coordinator.group.membership import join, sync
+from coordinator.group.rebalance import join_timer_fired, start_rebalance, sync_timer_fired
+from coordinator.group.records import GroupMetadata, MemberMetadata, Record
 from coordinator.group.registry import Registry
 from coordinator.group.scans import Scans
-from coordinator.group.sweeper import Sweeper
-from coordinator.group.sync import sync
-from coordinator.group.timers import Timer, TimerKind
+from coordinator.group.states import Trigger
+from protocol.errors import ErrorCode
+from protocol.failures import join_error, sync_error
 from protocol.messages import (
     AlterGroupRetentionRequest,
     DescribedGroup,
@@ -35,6 +35,7 @@ from protocol.messages import (
     GroupFetch,
     HeartbeatRequest,
     JoinGroupRequest,
+    JoinProtocol,
     LeaveGroupRequest,
     ListedGroup,
     ListGroupsRequest,
@@ -45,6 +46,9 @@ from protocol.messages import (
     ScanOffsetsResponse,
     SyncGroupRequest,
 )
+
+# ------------------------------------------------------------------------------------------
+# All groups of one offsets partition: decide with `handle` and friends, change by `replay`.
 
 # So that a thousand sessions that end at once don't hold up everybody else's requests.
 EXPIRE_SLICE = 256
@@ -82,10 +86,10 @@ class GroupShard:
             SyncGroupRequest: lambda r, token, _, now: sync(core, r, token, now),
             LeaveGroupRequest: lambda r, token, _, now: membership.leave(core, r, token, now),
             DrainMemberRequest: lambda r, token, _, now: admin.drain(core, r, token, now),
-            OffsetDeleteRequest: lambda r, token, _, now: offset_admin.delete_offsets(
+            OffsetDeleteRequest: lambda r, token, _, now: commits.delete_offsets(
                 core, r, token, now
             ),
-            AlterGroupRetentionRequest: lambda r, token, _, now: offset_admin.alter_retention(
+            AlterGroupRetentionRequest: lambda r, token, _, now: commits.alter_retention(
                 core, r, token, now
             ),
         }
@@ -112,7 +116,7 @@ class GroupShard:
         """
         self._core.latest = None
         if type(request) is OffsetCommitRequest:  # Nearly all of them.
-            return offsets.commit(self._core, request, token, now)
+            return commits.commit(self._core, request, token, now)
         return self._handlers[type(request)](request, token, caller, now)
 
     def interrupted(self) -> Outcome | None:
@@ -127,7 +131,7 @@ class GroupShard:
 
         No offset is -1, -1, "", error 0. None: they would take more than *max_bytes*.
         """
-        return offsets.fetch(self._core, fetch, max_bytes)
+        return commits.fetch(self._core, fetch, max_bytes)
 
     def describe_group(self, group_id: str) -> DescribedGroup:
         """Return one group with its members; 69 and state Dead if there is none."""
@@ -139,7 +143,7 @@ class GroupShard:
 
     def describe_lag(self, group_id: str) -> DescribeLagResponse:
         """Return how far one group is behind, by partition; 69 if there is no such group."""
-        return insight.describe_lag(self._core, group_id)
+        return admin.describe_lag(self._core, group_id)
 
     def describe_rebalances(self, request: DescribeRebalancesRequest) -> DescribeRebalancesResponse:
         """Return why one group rebalanced, newest first; 69 if there is no such group."""
@@ -171,13 +175,13 @@ class GroupShard:
     def finish_load(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
         """Do the same in slices; until the last one is taken, nothing else may be asked."""
         self._sweeper.start(now())
-        yield from loading.load(self._core, now)
+        yield from load(self._core, now)
 
     def unload(self, now: Now) -> list[Outcome]:
         """Stop serving: answer what is parked with 16, and forget everything."""
         self._sweeper.stop()
         self._scans.stop()
-        return loading.unload(self._core, now)
+        return unload(self._core, now)
 
     def topics_changed(self, deleted: Iterable[str], now: Now) -> None:
         """Take note that the registry has changed; *deleted* names the topics that are gone.
@@ -270,3 +274,115 @@ class GroupShard:
         It gets no reply. Its member counts as not (re)joined, and its session runs on.
         """
         return membership.withdraw(self._core, token, now)
+
+
+# ------------------------------------------------------------------------------------------
+# From hard state to a living group, and back out of service.
+
+# Giving so many members their soft state took 5 ms.
+SLICE_MEMBERS: Final = 500
+# What a group takes without members, in members.
+_GROUP_ROOM: Final = 0.1
+
+
+def load(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
+    """Give every replayed group its soft state: fresh sessions, and a rebalance if needed.
+
+    Yields whenever a slice is done.
+    """
+    outcomes: list[Outcome] = []
+    room: float = SLICE_MEMBERS
+    for group in list(core.groups.values()):
+        stable = group.stable
+        if stable is not None:
+            group.protocol_type = stable.protocol_type
+        if stable is not None and stable.members:
+            group.protocol = stable.protocol
+            group.topics_version = stable.topics_version
+            for metadata in stable.members:
+                now_ms = now().mono_ms
+                member = _load_member(group, metadata, now_ms)
+                group.add(member)
+                core.touch(member, now_ms)
+                room -= 1
+                if room <= 0:
+                    yield outcomes
+                    outcomes, room = [], SLICE_MEMBERS
+            outcome = _start_group(core, group, stable, now())
+            if outcome:
+                outcomes.append(outcome)
+        room -= _GROUP_ROOM
+    yield outcomes
+
+
+def _start_group(core: Core, group: Group, stable: GroupMetadata, now: Now) -> Outcome:
+    d = Decision(core, group.group_id, now)
+    group.leader = stable.leader
+    group.subscribed = group.topics_wanted()
+    if group.is_unassigned():
+        # Its members were told, or may have been told, a generation that came to nothing.
+        group.is_recovering = True
+        # What they agreed on for that generation is not in the log: no SyncGroup of it is
+        # wrong for naming another protocol than the last stable generation's.
+        group.protocol = None
+        group.move(Trigger.LOADED_UNASSIGNED)
+        core.timers.arm(group.join_timer, now.mono_ms + group.rebalance_timeout_ms())
+        detail = f"restarted at generation {group.generation}, which was told but never assigned"
+        running = history.Running("generation was never assigned", detail, None)
+        history.started(d, group, running)
+    else:
+        group.move(Trigger.LOADED_STABLE)
+        size, limit = len(group.members), core.config.group_max_size
+        if size > limit:
+            detail = f"loaded with {size} members, group.max.size is {limit}"
+            start_rebalance(d, group, Trigger.TOO_MANY, "too many members", None, detail)
+    return d.outcome
+
+
+def _load_member(group: Group, metadata: MemberMetadata, now_ms: int) -> Member:
+    rebalance_timeout_ms = metadata.rebalance_timeout_ms
+    member = Member(
+        group,
+        metadata.member_id,
+        group_instance_id=metadata.group_instance_id,
+        client_id=metadata.client_id,
+        client_host=metadata.client_host,
+        session_timeout_ms=metadata.session_timeout_ms,
+        # -1 is Kafka's "as the session".
+        rebalance_timeout_ms=metadata.session_timeout_ms
+        if rebalance_timeout_ms < 0
+        else rebalance_timeout_ms,
+        protocols=(JoinProtocol(group.protocol or "", metadata.subscription),),
+        heard_ms=now_ms,
+        topic_pattern=metadata.topic_pattern,
+    )
+    member.is_loaded = True
+    member.read_topics(group.protocol_type, group.protocol)
+    member.is_new = False
+    member.synced = True
+    member.assignment = metadata.assignment
+    listed = read_assignment(group.protocol_type, metadata.assignment)
+    member.owned = None if listed is None else frozenset(listed)
+    return member
+
+
+def unload(core: Core, now: Now) -> list[Outcome]:
+    """Take all groups out of service: what is parked is answered with 16."""
+    outcomes = []
+    for group in core.groups.values():
+        d = Decision(core, group.group_id, now)
+        for member in group.members.values():
+            if member.join is not None:
+                error = join_error(ErrorCode.NOT_COORDINATOR, member.member_id)
+                d.finish_join(group, member, error)
+            if member.sync is not None:
+                d.finish_sync(member, sync_error(ErrorCode.NOT_COORDINATOR))
+            member.gone = True
+        for pending in group.pending.values():
+            pending.gone = True
+        group.move(Trigger.REMOVED)
+        if d.outcome:
+            outcomes.append(d.outcome)
+        group.part()
+    core.reset()
+    return outcomes

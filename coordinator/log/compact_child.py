@@ -14,10 +14,9 @@ import sys
 from contextlib import suppress
 from typing import Any, Final
 
-from coordinator.log.compaction import Compacted, Job
-from coordinator.log.compaction_work import Progress, compact
+from coordinator.log.compaction import Compacted, Job, Progress, compact
+from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import LogError
-from coordinator.log.os_directory import OsDirectory
 from coordinator.log.state_files import SegmentInfo
 
 NICE: Final = 19

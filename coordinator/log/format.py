@@ -1,5 +1,20 @@
 """Batches as bytes, and where a journal stops being readable. No I/O in this file."""
 
+import struct
+import sys
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from coordinator.log.errors import LogCorrupt
+
+# ------------------------------------------------------------------------------------------
+# Batches as bytes, and where a journal stops being readable. No I/O in this file.
+
 # Theory of operation
 # ===================
 #
@@ -22,14 +37,6 @@
 # The search for such a batch must look at every byte, because behind damage nobody knows where
 # a batch begins. It stays linear because the cheap tests come first (`find_later_flush`).
 
-import struct
-import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
-
-import msgpack
-
-from coordinator.log.errors import LogCorrupt
 
 FORMAT: Final = 1
 PREFIX: Final = struct.Struct(">II")  # length, crc
@@ -259,3 +266,131 @@ def find_later_flush(data: bytes, damage: int, base_position: int) -> RawBatch |
                 return raw
         at = data.find(marker, at + 1)
     return None
+
+
+# ------------------------------------------------------------------------------------------
+# The index at the end of a sealed segment: where each partition's batches are. No I/O here.
+#
+#     msgpack [format, base, end, [[partition, end_offset, positions]...], cluster_id]
+#     u32 length of that | u32 crc of that | 8 bytes magic
+#
+# `positions` are big-endian u32 byte positions in the file; the partition's list may be empty:
+# then
+# the segment has none of its batches, and `end_offset` carries on what is known from the older
+# ones.
+# Older footers end without the cluster id.
+
+TRAILER: Final = struct.Struct(">II8s")  # length and crc of the index, magic
+MAGIC: Final = b"OFFINDEX"
+_POSITION: Final = "I"
+
+
+class Index(NamedTuple):
+    """What a footer says."""
+
+    base: int
+    end: int
+    end_offsets: dict[int, int]
+    positions: dict[int, "array[int]"]
+    cluster_id: str = ""  # Not known.
+
+
+def encode_footer(index: Index) -> bytes:
+    """Return the bytes that seal a segment."""
+    rows = [
+        [partition, index.end_offsets[partition], _packed(index.positions.get(partition))]
+        for partition in sorted(index.end_offsets)
+    ]
+    body: bytes = msgpack.packb([FORMAT, index.base, index.end, rows, index.cluster_id])
+    return body + TRAILER.pack(len(body), zlib.crc32(body), MAGIC)
+
+
+def decode_footer(data: bytes) -> Index | None:
+    """Read a footer of exactly these bytes; None if they are not a whole, undamaged one."""
+    body = len(data) - TRAILER.size
+    if body < 0:
+        return None
+    length, crc, magic = TRAILER.unpack_from(data, body)
+    if magic != MAGIC or length != body or zlib.crc32(data[:body]) != crc:
+        return None
+    try:
+        version, base, end, rows, *newer = msgpack.unpackb(data[:body])
+        if version != FORMAT:
+            return None
+        return Index(
+            base,
+            end,
+            {partition: end_offset for partition, end_offset, _ in rows},
+            {partition: _unpacked(positions) for partition, _, positions in rows},
+            newer[0] if newer else "",
+        )
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
+
+
+def _packed(positions: "array[int] | None") -> bytes:
+    big_endian = array(_POSITION, positions or ())
+    if sys.byteorder == "little":
+        big_endian.byteswap()
+    return big_endian.tobytes()
+
+
+def _unpacked(data: bytes) -> "array[int]":
+    positions = array(_POSITION)
+    positions.frombytes(data)
+    if sys.byteorder == "little":
+        positions.byteswap()
+    return positions
+
+
+# ------------------------------------------------------------------------------------------
+# What is written and synced at once. No I/O in this file.
+
+_REST_BYTES: Final = REST.size
+
+# partition, base_offset, timestamp_ms, packed entries
+OpenBatch = tuple[int, int, int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """What is written and synced at once.
+
+    Attributes:
+        start: The journal position of its first byte.
+        data: The bytes of its batches.
+        rolls: Whether it begins a new segment.
+        ends: For each partition in it, the end offset that is durable once it is written.
+        batches: Partition and position within `data` of each batch.
+    """
+
+    start: int
+    data: bytes
+    rolls: bool
+    ends: dict[int, int]
+    batches: tuple[tuple[int, int], ...]
+
+
+def encode_flush(
+    batches: Sequence[OpenBatch], leader_epoch: int, start: int
+) -> tuple[bytes, tuple[tuple[int, int], ...]]:
+    """Return the bytes of *batches*, and partition and position in them of each.
+
+    Args:
+        batches: In the order in which they were appended.
+        leader_epoch: What each of them carries.
+        start: The journal position of the flush, known only now that it is sealed.
+    """
+    # Written out instead of calling `encode_batch`: 1.0 µs a batch instead of 1.6.
+    pack_rest, pack_prefix, crc32 = REST.pack, PREFIX.pack, zlib.crc32
+    pieces: list[bytes] = []
+    places: list[tuple[int, int]] = []
+    position = 0
+    for partition, base_offset, timestamp_ms, packed in batches:
+        rest = pack_rest(FORMAT, partition, leader_epoch, base_offset, start, timestamp_ms)
+        size_bytes = len(packed)
+        crc = crc32(packed, crc32(rest))
+        pieces += (pack_prefix(_REST_BYTES + size_bytes, crc), rest, packed)
+        places.append((partition, position))
+        position += HEADER_BYTES + size_bytes
+    return b"".join(pieces), tuple(places)

@@ -1,5 +1,174 @@
 """The journal: batches of all partitions in one sequence of segments, one fsync per flush."""
 
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+import msgpack
+
+from coordinator.log.compaction import sealed_sizes
+from coordinator.log.directory import Directory
+from coordinator.log.errors import BatchTooLarge, LogFailed
+from coordinator.log.format import (
+    BATCH_BYTES_MAX,
+    HEADER_BYTES,
+    NODE_PARTITION,
+    PARTITIONS_MAX,
+    Batch,
+    Entry,
+    Flush,
+    Index,
+    OpenBatch,
+    encode_flush,
+    encode_footer,
+)
+from coordinator.log.recovery import Expected, RecoveryEvent, create_segment, open_folder
+from coordinator.log.replay import (
+    PART_BYTES,
+    JournalReplay,
+    PartitionReplay,
+    all_batches,
+    read_from,
+)
+from coordinator.log.segments import ActiveSegment, read_footer
+from coordinator.log.state_files import (
+    CLEAN_NAME,
+    MANIFEST_NAME,
+    CleanStop,
+    Manifest,
+    Meta,
+    SegmentInfo,
+    encode_clean_stop,
+    encode_manifest,
+    write_whole,
+)
+
+# ------------------------------------------------------------------------------------------
+# The bounds of a journal's settings.
+
+SEGMENT_BYTES_MIN: Final = 64
+# The index has 32-bit positions; the last flush of a segment may go past the limit, and so may a
+# compaction, up to twice as far.
+SEGMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
+
+
+def check_settings(num_partitions: int, segment_bytes: int) -> None:
+    """Refuse what can't be.
+
+    Raises:
+        ValueError: A setting is out of its bounds.
+    """
+    if not 1 <= num_partitions <= PARTITIONS_MAX:
+        message = f"num_partitions must be 1 to {PARTITIONS_MAX}, not {num_partitions}"
+        raise ValueError(message)
+    if not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
+        message = (
+            f"segment_bytes must be {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}, not {segment_bytes}"
+        )
+        raise ValueError(message)
+
+
+# ------------------------------------------------------------------------------------------
+# Who is reading the journal, so that no file is removed under anybody.
+
+
+class Mark:
+    """One read that is going on: until the last reference to this is gone."""
+
+    def __init__(self, reading: set[int], number: int) -> None:
+        self._reading = reading
+        self._number = number
+        reading.add(number)
+
+    def __del__(self) -> None:
+        """Count no more."""
+        self._reading.discard(self._number)
+
+
+class Readers:
+    """The reads that are going on, in any thread.
+
+    A read takes a mark before it looks at the manifest, so whoever has replaced the manifest and
+    then asks for `now` gets every read that may still need an old file. A generator keeps
+    its mark in a local variable: then it is gone when it has ended, or nobody wants more of it.
+    """
+
+    def __init__(self) -> None:
+        # Whose methods are atomic, each by itself.
+        self._reading: set[int] = set()
+        self._numbers = count()
+
+    def mark(self) -> Mark:
+        """Count as a reader as long as what is returned is kept."""
+        return Mark(self._reading, next(self._numbers))
+
+    def now(self) -> frozenset[int]:
+        """Return the reads that are going on."""
+        return frozenset(self._reading.copy())
+
+    def any_left(self, of: frozenset[int]) -> bool:
+        """Return whether one of these is still going on."""
+        return not of.isdisjoint(self._reading.copy())
+
+
+class _HasReaders(Protocol):
+    readers: Readers
+
+
+S = TypeVar("S", bound=_HasReaders)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def counted(
+    read: Callable[Concatenate[S, P], Iterator[T]],
+) -> Callable[Concatenate[S, P], Iterator[T]]:
+    """Let a method that yields count as a reader, from its first item until it is closed."""
+
+    def reading(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        mark = self.readers.mark()
+        yield from read(self, *args, **kwargs)
+        del mark
+
+    reading.__name__, reading.__doc__ = read.__name__, read.__doc__
+    return reading
+
+
+# ------------------------------------------------------------------------------------------
+# The step from one segment to the next.
+
+
+def roll(
+    directory: Directory, manifest: Manifest, old: ActiveSegment, end_offsets: dict[int, int]
+) -> tuple[Manifest, ActiveSegment]:
+    """Seal *old*, which ends with these offsets, and begin a segment behind it.
+
+    Sealed and synced, then the new file and its name, then the manifest: a crash between any two
+    of them finds either the old segment as the newest, or the new one, empty.
+    """
+    index = Index(old.base, old.end, end_offsets, old.positions, manifest.cluster_id)
+    old.file.append(encode_footer(index))
+    old.file.sync()
+    name, file = create_segment(directory, old.end, manifest.next_serial)
+    try:
+        sealed = SegmentInfo(old.name, old.base, old.end, old.data_bytes, compacted=False)
+        newest = SegmentInfo(name, old.end, None, None, compacted=False)
+        manifest = manifest._replace(
+            segments=(*manifest.segments[:-1], sealed, newest),
+            next_serial=manifest.next_serial + 1,
+        )
+        write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
+    except BaseException:
+        file.close()
+        raise
+    old.file.close()
+    return manifest, ActiveSegment(name, old.end, 0, {}, file)
+
+
+# ------------------------------------------------------------------------------------------
+# The journal: batches of all partitions in one sequence of segments, one fsync per flush.
+
 # Who may call what, from where
 # =============================
 #
@@ -11,39 +180,6 @@
 # runs in that worker, too. `read` and the sizes look at what is durable; each takes its view of
 # it at once, and may run in a thread of its own. No file is removed that a read may need.
 
-from array import array
-from collections.abc import Callable, Iterator, Sequence
-
-import msgpack
-
-from coordinator.log.compaction import sealed_sizes
-from coordinator.log.directory import Directory
-from coordinator.log.errors import BatchTooLarge, LogFailed
-from coordinator.log.flush import Flush, OpenBatch, encode_flush
-from coordinator.log.footer import Index
-from coordinator.log.format import (
-    BATCH_BYTES_MAX,
-    HEADER_BYTES,
-    NODE_PARTITION,
-    Batch,
-    Entry,
-)
-from coordinator.log.limits import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, check_settings
-from coordinator.log.partition_replay import PartitionReplay
-from coordinator.log.readers import Readers, counted
-from coordinator.log.recovery import Expected, RecoveryEvent, open_folder
-from coordinator.log.replay import PART_BYTES, JournalReplay, all_batches, read_from
-from coordinator.log.roll import roll
-from coordinator.log.segments import ActiveSegment, read_footer
-from coordinator.log.state_files import (
-    CLEAN_NAME,
-    CleanStop,
-    Manifest,
-    Meta,
-    SegmentInfo,
-    encode_clean_stop,
-    write_whole,
-)
 
 __all__ = ["SEGMENT_BYTES_MAX", "SEGMENT_BYTES_MIN", "Flush", "Journal"]
 

@@ -1,5 +1,285 @@
 """Opening a data folder: first start, clean stop, or what a crash left."""
 
+import contextlib
+from array import array
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from coordinator.log.directory import Directory, File
+from coordinator.log.errors import LogCorrupt, LogIncompatible, LogRefused
+from coordinator.log.format import (
+    FORMAT,
+    batch_at,
+    decode_batch,
+    decode_footer,
+    end_offset_of,
+    find_later_flush,
+)
+from coordinator.log.segments import ActiveSegment, Chain, read_footer
+from coordinator.log.state_files import (
+    CLEAN_NAME,
+    MANIFEST_NAME,
+    MARK_NAME,
+    META_NAME,
+    SEGMENT_SUFFIX,
+    STATE_NAMES,
+    TEMPORARY_SUFFIX,
+    CleanStop,
+    Manifest,
+    Mark,
+    Meta,
+    SegmentInfo,
+    decode_clean_stop,
+    decode_manifest,
+    decode_meta,
+    encode_manifest,
+    encode_meta,
+    first_serial,
+    move_aside,
+    read_mark,
+    save,
+    segment_name,
+    write_whole,
+)
+
+# ------------------------------------------------------------------------------------------
+# Whether a data folder can be served as it is. Nothing in this file changes anything.
+
+
+class Expected(NamedTuple):
+    """What the settings say the folder must be."""
+
+    num_partitions: int
+    node_id: int
+    new_cluster_id: Callable[[], str]
+    leader_epoch_at_least: int
+    cluster_id: str = ""  # "": any.
+
+
+class Newest(NamedTuple):
+    """What of the newest segment can be read."""
+
+    data: bytes
+    valid_bytes: int
+    positions: "dict[int, array[int]]"
+    end_offsets: dict[int, int]
+    torn: bool
+
+
+class Checked(NamedTuple):
+    """A folder that can be served, and the offsets at which its partitions end."""
+
+    meta: Meta
+    manifest: Manifest
+    stop: CleanStop | None
+    end_offsets: dict[int, int]
+    newest: Newest
+
+
+def check_unused(directory: Directory, names: list[str]) -> None:
+    """See that a folder without a meta file was never served from.
+
+    Raises:
+        LogRefused: It was, or it isn't a data folder.
+    """
+    for name in names:
+        if name in STATE_NAMES or name.endswith(TEMPORARY_SUFFIX) or name.startswith("."):
+            continue
+        if not name.endswith(SEGMENT_SUFFIX):
+            message = (
+                f"the data folder has no file {META_NAME!r} and is not empty ({name!r}): "
+                "not a data folder; name an empty or a new one"
+            )
+            raise LogIncompatible(message)
+        if directory.size(name):
+            message = (
+                f"the data folder has no file {META_NAME!r}, but {name} holds data: "
+                "restore the meta file"
+            )
+            raise LogCorrupt(message)
+    served = bool({CLEAN_NAME, MARK_NAME} & set(names))
+    if MANIFEST_NAME in names:
+        manifest = decode_manifest(directory.read(MANIFEST_NAME))
+        served |= manifest.next_serial > first_serial(manifest.cluster_id) + 1
+    if served:
+        message = f"the data folder was in use, but has no file {META_NAME!r}: restore it"
+        raise LogCorrupt(message)
+
+
+def check_folder(directory: Directory, names: list[str], expected: Expected | None) -> Checked:
+    """Check everything but the data of the sealed segments, of a folder with a meta file.
+
+    Args:
+        directory: The folder, locked.
+        names: Its files.
+        expected: None takes any folder.
+
+    Raises:
+        LogRefused: See the subclasses.
+        OSError: The disk fails.
+    """
+    meta = decode_meta(directory.read(META_NAME))
+    if expected is not None:
+        _check_meta(meta, expected)
+    manifest = _read_manifest(directory, names, meta)
+    stop = decode_clean_stop(directory.read(CLEAN_NAME)) if CLEAN_NAME in names else None
+    end_offsets = _check_sealed(directory, manifest, meta)
+    newest = _read_newest(directory, manifest.segments[-1], end_offsets, meta, stop)
+    _check_mark(read_mark(directory, names), manifest.segments[-1], newest)
+    end_offsets.update(newest.end_offsets)
+    return Checked(meta, manifest, stop, end_offsets, newest)
+
+
+def _check_meta(meta: Meta, expected: Expected) -> None:
+    if meta.num_partitions != expected.num_partitions:
+        message = (
+            f"the data folder was made with {meta.num_partitions} offsets partitions, the settings "
+            f"say {expected.num_partitions}: the number can't be changed, it decides which "
+            "partition a group is in"
+        )
+        raise LogIncompatible(message)
+    if meta.node_id != expected.node_id:
+        message = (
+            f"the data folder belongs to node {meta.node_id}, the settings say {expected.node_id}"
+        )
+        raise LogIncompatible(message)
+    if expected.cluster_id not in {"", meta.cluster_id}:
+        message = (
+            f"the data folder belongs to the cluster {meta.cluster_id}, the setting cluster.id "
+            f"says {expected.cluster_id}"
+        )
+        raise LogIncompatible(message)
+
+
+def _read_manifest(directory: Directory, names: list[str], meta: Meta) -> Manifest:
+    if MANIFEST_NAME not in names:
+        message = f"the data folder has no file {MANIFEST_NAME!r}: restore it from a backup"
+        raise LogCorrupt(message)
+    manifest = decode_manifest(directory.read(MANIFEST_NAME))
+    if manifest.cluster_id not in {"", meta.cluster_id}:
+        message = (
+            f"the file {MANIFEST_NAME!r} belongs to the cluster {manifest.cluster_id}, the file "
+            f"{META_NAME!r} to {meta.cluster_id}: files of two data folders are mixed"
+        )
+        raise LogCorrupt(message)
+    if not manifest.segments or manifest.segments[-1].end is not None:
+        message = f"the file {MANIFEST_NAME!r} lists no segment to append to"
+        raise LogCorrupt(message)
+    position = manifest.segments[0].base
+    for segment in manifest.segments:
+        if segment.name not in names:
+            message = (
+                f"segment {segment.name} is missing, which begins at position {segment.base} of "
+                "the journal: restore it from a backup"
+            )
+            raise LogCorrupt(message)
+        if segment.base != position or (segment.end is None) != (segment is manifest.segments[-1]):
+            message = f"the file {MANIFEST_NAME!r} has a gap before segment {segment.name}"
+            raise LogCorrupt(message)
+        position = segment.base if segment.end is None else segment.end
+    return manifest
+
+
+def _check_sealed(directory: Directory, manifest: Manifest, meta: Meta) -> dict[int, int]:
+    end_offsets: dict[int, int] = {}
+    for segment in manifest.segments[:-1]:
+        index = read_footer(directory, segment)
+        if index.cluster_id not in {"", meta.cluster_id}:
+            message = (
+                f"segment {segment.name} belongs to the cluster {index.cluster_id}, the data "
+                f"folder to {meta.cluster_id}: files of two data folders are mixed"
+            )
+            raise LogCorrupt(message)
+        for partition, end_offset in end_offsets.items():
+            if index.end_offsets.get(partition, -1) < end_offset:
+                message = f"segment {segment.name} goes back in partition {partition}"
+                raise LogCorrupt(message)
+        end_offsets = dict(index.end_offsets)
+    return end_offsets
+
+
+def _read_newest(
+    directory: Directory,
+    info: SegmentInfo,
+    end_offsets: dict[int, int],
+    meta: Meta,
+    stop: CleanStop | None,
+) -> Newest:
+    if stop is None:
+        # What a killed process wrote, or a failed fsync left behind, may be in memory only.
+        directory.drop_cache(info.name)
+    newest = _scan(directory.read(info.name), info, end_offsets, meta)
+    if stop is not None:
+        found = (info.name, info.base + newest.valid_bytes)
+        if (stop.segment, stop.end) != found or newest.valid_bytes < len(newest.data):
+            message = (
+                f"the log was closed in good order at position {stop.end} in {stop.segment}, but "
+                f"{info.name} can be read up to position {info.base + newest.valid_bytes}: "
+                "it was damaged, cut or replaced since"
+            )
+            raise LogCorrupt(message)
+    elif newest.torn:
+        later = find_later_flush(newest.data, newest.valid_bytes, info.base)
+        if later is not None:
+            message = (
+                f"segment {info.name} is damaged at byte {newest.valid_bytes}, and a later write "
+                f"at byte {later.start} is whole: no crash does that; a repair would lose "
+                "acknowledged data"
+            )
+            raise LogCorrupt(message)
+    return newest
+
+
+def _check_mark(durable: int, info: SegmentInfo, newest: Newest) -> None:
+    end = info.base + newest.valid_bytes
+    if end < durable:
+        message = (
+            f"the log was on disk up to position {durable}, and segment {info.name} can be read "
+            f"up to position {end}: it was damaged, cut or replaced since, and acknowledged data "
+            "is missing"
+        )
+        raise LogCorrupt(message)
+
+
+def _scan(data: bytes, info: SegmentInfo, end_offsets: dict[int, int], meta: Meta) -> Newest:
+    chain = Chain(info, meta.num_partitions)
+    positions: dict[int, array[int]] = {}
+    base_offsets = dict(end_offsets)
+    position = 0
+    while (raw := batch_at(data, position)) is not None:
+        chain.check(position, raw)
+        if raw.leader_epoch > meta.leader_epoch:
+            message = (
+                f"segment {info.name}: the batch at byte {position} was written in leader epoch "
+                f"{raw.leader_epoch}, the file {META_NAME!r} knows {meta.leader_epoch} only: it is "
+                "older than the log, or another folder's"
+            )
+            raise LogCorrupt(message)
+        if raw.base_offset < base_offsets.get(raw.partition, 0):
+            message = (
+                f"segment {info.name}: the batch at byte {position} goes back in partition "
+                f"{raw.partition}, to offset {raw.base_offset}"
+            )
+            raise LogCorrupt(message)
+        base_offsets[raw.partition] = raw.base_offset + 1
+        if raw.partition not in positions:
+            positions[raw.partition] = array("I")
+        positions[raw.partition].append(position)
+        position = raw.end
+    ends = {}
+    for partition, starts in positions.items():
+        last = batch_at(data, starts[-1])
+        assert last is not None
+        ends[partition] = end_offset_of(decode_batch(data, last))
+    rest = data[position:]
+    # A crash between sealing the segment and listing the next one leaves a whole index behind.
+    torn = bool(rest) and decode_footer(rest) is None
+    return Newest(data, position, positions, ends, torn)
+
+
+# ------------------------------------------------------------------------------------------
+# Opening a data folder: first start, clean stop, or what a crash left.
+
 # The order of a run's life, and why a crash between any two steps is harmless:
 #
 # * First start: segment, manifest, and the meta file last. Without a meta file nothing was ever
@@ -11,31 +291,6 @@
 #   What the manifest doesn't name is moved aside.
 # * The marker of a clean stop is removed, durably, before the first batch can be written.
 
-import contextlib
-from typing import Final, NamedTuple
-
-from coordinator.log.aside import move_aside, save
-from coordinator.log.checks import Expected, Newest, check_folder, check_unused
-from coordinator.log.directory import Directory, File
-from coordinator.log.errors import LogRefused
-from coordinator.log.format import FORMAT
-from coordinator.log.mark import Mark
-from coordinator.log.segments import ActiveSegment
-from coordinator.log.state_files import (
-    CLEAN_NAME,
-    MANIFEST_NAME,
-    META_NAME,
-    SEGMENT_SUFFIX,
-    TEMPORARY_SUFFIX,
-    Manifest,
-    Meta,
-    SegmentInfo,
-    encode_manifest,
-    encode_meta,
-    first_serial,
-    segment_name,
-    write_whole,
-)
 
 __all__ = [
     "LEADER_EPOCH_MAX",

@@ -7,15 +7,17 @@ from typing import Final
 
 from coordinator.log.directory import Directory, File
 from coordinator.log.errors import LogCorrupt, LogIncompatible
-from coordinator.log.footer import TRAILER, Index, decode_footer
 from coordinator.log.format import (
     BATCH_BYTES_MAX,
     FORMAT,
     HEADER_BYTES,
     NODE_PARTITION,
     REST,
+    TRAILER,
+    Index,
     RawBatch,
     batch_at,
+    decode_footer,
 )
 from coordinator.log.state_files import SegmentInfo
 

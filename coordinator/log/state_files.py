@@ -6,13 +6,17 @@ crash leaves the old one or the new one; anything else is damage.
 """
 
 import json
+import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeVar
 
-from coordinator.log.directory import Directory
+from coordinator.log.directory import Directory, Overwritten
 from coordinator.log.errors import LogCorrupt, LogIncompatible
 from coordinator.log.format import FORMAT
+
+# ------------------------------------------------------------------------------------------
+# The small files beside the segments: meta, manifest and the marker of a clean stop.
 
 META_NAME: Final = "meta"
 MANIFEST_NAME: Final = "manifest"
@@ -176,3 +180,115 @@ def _decode(name: str, data: bytes, build: Callable[[dict[str, Any]], T]) -> T:
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         message = f"the file {name!r} of the data folder can't be understood: {exc!r}"
         raise LogCorrupt(message) from exc
+
+
+# ------------------------------------------------------------------------------------------
+# Up to where the journal was on disk at least: a lower bound, noted after each flush.
+#
+# The end of the newest segment can be cut off, and what is left is a valid log. After a clean stop
+# its marker tells; after any other stop this does. It is overwritten in place and not synced, so
+# a process that is killed leaves the last one, and a power cut perhaps an older one: what it says
+# was
+# true, whichever of them is found. One that can't be read says nothing.
+#
+#     u64 position | u32 crc32 of that
+
+MARK_NAME: Final = "durable"
+_POSITION: Final = struct.Struct(">Q")
+_CRC: Final = struct.Struct(">I")
+
+
+def encode_mark(position: int) -> bytes:
+    """Return the file's bytes."""
+    data = _POSITION.pack(position)
+    return data + _CRC.pack(zlib.crc32(data))
+
+
+def decode_mark(data: bytes) -> int:
+    """Return the position that *data* vouches for; 0 if it doesn't for any."""
+    position, crc = data[: _POSITION.size], data[_POSITION.size :]
+    if len(crc) != _CRC.size or _CRC.unpack(crc)[0] != zlib.crc32(position):
+        return 0
+    value: int = _POSITION.unpack(position)[0]
+    return value
+
+
+def read_mark(directory: Directory, names: list[str]) -> int:
+    """Return the folder's mark, 0 if there is none. Raises OSError."""
+    return decode_mark(directory.read(MARK_NAME)) if MARK_NAME in names else 0
+
+
+class Mark:
+    """The mark of a folder that is being written to."""
+
+    def __init__(self, directory: Directory, position: int) -> None:
+        """Begin at *position*, which is on disk. Raises OSError."""
+        write_whole(directory, MARK_NAME, encode_mark(position))
+        self._file: Overwritten = directory.open_overwrite(MARK_NAME)
+
+    def put(self, position: int) -> None:
+        """Note that the journal is on disk up to *position*."""
+        self._file.overwrite(encode_mark(position))
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+
+
+# ------------------------------------------------------------------------------------------
+# What isn't replayed is kept: files and bytes that are put into the folder's `aside/`.
+
+ASIDE: Final = "aside"
+LOCK_NAME: Final = "lock"
+STATE_NAMES: Final = frozenset({LOCK_NAME, META_NAME, MANIFEST_NAME, CLEAN_NAME, MARK_NAME})
+
+
+def move_aside(
+    directory: Directory,
+    names: Iterable[str],
+    listed: frozenset[str],
+    dispensable: frozenset[str] = frozenset(),
+) -> list[tuple[str, str]]:
+    """Move what of *names* isn't *listed* in the manifest; return old and new names.
+
+    What was only being written, or is *dispensable*, is removed; hidden files are left alone.
+    """
+    moved = []
+    for name in names:
+        if name in listed or name in STATE_NAMES or name.startswith("."):
+            continue
+        if name.endswith(TEMPORARY_SUFFIX) or name in dispensable:
+            directory.remove(name)
+            continue
+        target = _free_name(directory, name)
+        directory.rename(name, target)
+        moved.append((name, target))
+    if moved:
+        directory.sync(ASIDE)
+    if moved or dispensable:
+        # Before a manifest is written that no longer knows the dispensable ones.
+        directory.sync()
+    return moved
+
+
+def save(directory: Directory, name: str, content: bytes) -> str:
+    """Write *content* to a new file in `aside/`, durably; return its name."""
+    target = _free_name(directory, name)
+    file = directory.create(target)
+    try:
+        file.append(content)
+        file.sync()
+    finally:
+        file.close()
+    directory.sync(ASIDE)
+    directory.sync()
+    return target
+
+
+def _free_name(directory: Directory, name: str) -> str:
+    target = f"{ASIDE}/{name}"
+    number = 1
+    while directory.exists(target):
+        number += 1
+        target = f"{ASIDE}/{name}.{number}"
+    return target

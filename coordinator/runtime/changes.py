@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import trio
 
-from coordinator.group.insight import offset_change
+from coordinator.group.admin import offset_change
 from coordinator.group.records import GROUP_DELETED, OFFSET_COMMITTED, from_entry
 from coordinator.log.errors import LogError
 from coordinator.log.format import Entry, end_offset_of

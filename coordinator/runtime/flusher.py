@@ -6,7 +6,7 @@ from functools import partial
 import outcome
 import trio
 
-from coordinator.log.flush import Flush
+from coordinator.log.format import Flush
 from coordinator.log.journal import Journal
 from coordinator.runtime.worker import Submit
 

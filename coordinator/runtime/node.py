@@ -24,7 +24,8 @@ offsets, the topic is forgotten.
 Time, threads and the disk come in from outside, so that a simulation can replace them.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -41,18 +42,18 @@ from coordinator.runtime.calls import Call, Token
 from coordinator.runtime.changes import ChangesReader, EmitEvent
 from coordinator.runtime.compactor import Compaction, Compactor
 from coordinator.runtime.flusher import Flusher
-from coordinator.runtime.health import Health
-from coordinator.runtime.loading import Loader, Progress
-from coordinator.runtime.metrics import node_metrics
-from coordinator.runtime.purges import Purges
-from coordinator.runtime.reloads import Reloader
+from coordinator.runtime.health import Health, StorageWatch
+from coordinator.runtime.loading import Abandoned, Loader, Progress
 from coordinator.runtime.shard import GROUP_CODEC, TOPIC_CODEC, ShardRunner, Status
-from coordinator.runtime.storage import StorageWatch
 from coordinator.runtime.timekeeper import Timekeeper
 from coordinator.runtime.worker import ByTask, RunBlocking, Submit
+from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.groups import offsets_partition
-from protocol.messages import ReadOffsetChangesRequest, Request
+from protocol.messages import ReadOffsetChangesRequest, ReloadPartitionResponse, Request
+
+# ------------------------------------------------------------------------------------------
+# One node: all its shards over one journal, and the tasks that keep them going.
 
 FORGET_SLICE: Final = 200
 
@@ -388,3 +389,169 @@ class Node:
             self._compactor.look(storage_is_full=self.storage.is_full)
         for runner in self._runners:
             runner.core.storage_full = self.storage.refuses
+
+
+# ------------------------------------------------------------------------------------------
+# What a node can tell about itself in numbers.
+#
+# Nothing here costs a request anything: what isn't counted once a flush is looked at when somebody
+# asks. Names end in their unit; what only grows ends in `_total`.
+
+
+def node_metrics(node: "Node") -> dict[str, Callable[[], float]]:
+    """Return the node's own metrics; what compacts, and what serves, adds more."""
+    journal = node.journal
+    return {
+        "uptime_ms": lambda: node.now().mono_ms - node.started_ms,
+        "flushes_total": lambda: node.flusher.flushes,
+        "flushed_bytes_total": lambda: node.flusher.flushed_bytes,
+        "log_bytes": lambda: journal.size_bytes,
+        "log_unflushed_bytes": lambda: journal.open_bytes,
+        "disk_free_bytes": journal.free_bytes,
+        "disk_size_bytes": journal.disk_bytes,
+        "groups": lambda: sum(shard.core.group_count() for shard in node.shards),
+        "offsets": lambda: sum(shard.core.offset_count() for shard in node.shards),
+        "topics": lambda: len(node.registry.core.registry.topics),
+        "answers_waiting_for_disk": lambda: sum(len(shard.gate) for shard in node.shards),
+        "partitions_active": lambda: _partitions(node, Status.ACTIVE),
+        "partitions_loading": lambda: _partitions(node, Status.LOADING),
+        "loading_entries": lambda: 0 if (p := node.loader.progress) is None else p.entries,
+        "loading_done_bytes": lambda: 0 if (p := node.loader.progress) is None else p.done_bytes,
+        "loading_size_bytes": lambda: 0 if (p := node.loader.progress) is None else p.total_bytes,
+        "last_load_ms": lambda: node.last_load_ms,
+    }
+
+
+def _partitions(node: "Node", status: Status) -> int:
+    return sum(shard.status is status for shard in node.shards)
+
+
+# ------------------------------------------------------------------------------------------
+# Partitions that an operator wants to be loaded again: one after the other.
+
+
+class Reloader:
+    """Answers ReloadPartition when it is done."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self._waiting: deque[Call] = deque()
+        self._at_work = -1
+        self._wanted = trio.Event()
+
+    def submit(self, call: Call) -> None:
+        """Unload the partition of *call*, a valid ReloadPartition; answer when it is loaded."""
+        partition = _partition(call)
+        status = self._node.shards[partition].status
+        waiting = (self._at_work, *map(_partition, self._waiting))
+        if status is Status.LOADING or partition in waiting:
+            call.fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
+        elif self._node.draining:
+            call.fail(ErrorCode.NOT_COORDINATOR, -1)
+        else:
+            if status is Status.ACTIVE:
+                self._node.unload(partition)
+            self._waiting.append(call)
+            self._wanted.set()
+
+    def refuse_all(self, error: int) -> None:
+        """Answer what waits with *error*."""
+        waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            call.fail(error, -1)
+
+    async def run(self) -> None:
+        """Load until cancelled."""
+        while True:
+            if not self._waiting:
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+                continue
+            call = self._waiting.popleft()
+            self._at_work = _partition(call)
+            try:
+                progress = await self._node.load_partition(self._at_work)
+            except Abandoned:
+                call.fail(ErrorCode.NOT_COORDINATOR, -1)
+            except (LogError, RecordError) as exc:
+                error = ErrorCode.UNKNOWN_SERVER_ERROR
+                call.resolve(ReloadPartitionResponse(error, str(exc), -1, -1), -1)
+            else:
+                done = ReloadPartitionResponse(
+                    ErrorCode.NONE, None, progress.entries, progress.load_ms
+                )
+                call.resolve(done, -1)
+            finally:
+                self._at_work = -1
+            self._node.after_release()
+
+
+def _partition(call: Call) -> int:
+    request: Any = call.request
+    partition: int = request.offsets_partition
+    return partition
+
+
+# ------------------------------------------------------------------------------------------
+# Which shards have removed their offsets of which deleted topics.
+
+
+class Purges:
+    """A deleted topic is forgotten once every shard is done with it, loaded anew or not."""
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._done_in: dict[str, set[int]] = {}
+
+    def begin(self, topics: Iterable[str]) -> None:
+        """Take note of deleted *topics*."""
+        for topic in topics:
+            self._done_in.setdefault(topic, set())
+
+    def left_for(self, partition: int) -> list[str]:
+        """Return the topics that the shard of *partition* still has to remove."""
+        return [topic for topic, done in self._done_in.items() if partition not in done]
+
+    def done(self, partition: int, topics: Iterable[str]) -> list[str]:
+        """Take note that a shard is done with *topics*; return those that all are done with."""
+        over = []
+        for topic in topics:
+            done_in = self._done_in[topic]
+            done_in.add(partition)
+            if len(done_in) == self._shards:
+                del self._done_in[topic]
+                over.append(topic)
+        return over
+
+
+# ------------------------------------------------------------------------------------------
+# How a node is: its answer to DescribeNode.
+
+
+def described(node: Node, node_id: int) -> m.DescribeNodeResponse:
+    """Return status, problems, partitions and metrics of the moment."""
+    runners: list[ShardRunner[Any]] = [*node.shards, node.registry]
+    partitions = tuple(_describe_partition(node, runner) for runner in runners)
+    return m.DescribeNodeResponse(
+        0,
+        node_id,
+        node.journal.leader_epoch,
+        _status(node, partitions),
+        tuple(m.NodeProblem(*item) for item in sorted(node.health.problems.items())),
+        partitions,
+        tuple(m.NodeMetric(name, int(node.metrics[name]())) for name in sorted(node.metrics)),
+    )
+
+
+def _status(node: Node, partitions: tuple[m.NodePartition, ...]) -> str:
+    if node.health.problems:
+        return "unhealthy"
+    is_ready = all(partition.status == Status.ACTIVE.value for partition in partitions)
+    return "ready" if is_ready else "loading"
+
+
+def _describe_partition(node: Node, runner: ShardRunner[Any]) -> m.NodePartition:
+    number, status = runner.partition, runner.status
+    end_offset = node.journal.end_offset(number)
+    loaded_offset = end_offset if status is Status.ACTIVE else node.loader.loaded_offset(number)
+    return m.NodePartition(number, status.value, loaded_offset, end_offset)

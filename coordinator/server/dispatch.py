@@ -4,7 +4,7 @@ The order of the gates is Kafka's: group id syntax and session timeout are answe
 loading, then the shard's status, then whatever the group says.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -12,24 +12,238 @@ from coordinator.config import Settings
 from coordinator.group import Caller, GroupShard, Now
 from coordinator.runtime.calls import Call, Gather, Token
 from coordinator.runtime.coordination import Coordination
-from coordinator.runtime.describe import described
-from coordinator.runtime.node import Node
+from coordinator.runtime.node import Node, described
 from coordinator.runtime.shard import ShardRunner, Status
-from coordinator.server.budget import Budget, NoGroup, WholeFetch, fitting
-from coordinator.server.checks import (
-    Problem,
-    content_problem,
-    group_id_problem,
-    group_problem,
-    partition_problem,
-    refusal,
-)
 from protocol import messages as m
 from protocol.apis import APIS
 from protocol.body import array_header, pack
 from protocol.errors import ErrorCode
-from protocol.failures import describe_error, find_coordinator_error
+from protocol.failures import (
+    REQUEST_PARTITIONS_MAX,
+    content_error,
+    describe_error,
+    error_response,
+    find_coordinator_error,
+)
 from protocol.groups import group_id_error, offsets_partition
+
+# ------------------------------------------------------------------------------------------
+# The room that an answer has: counted while it is made, not after it is packed.
+
+# What an offset, a member or a group adds to an answer besides its names and bytes.
+_ITEM_BYTES: Final = 24
+_ONE_GROUP: Final = array_header(1)
+
+
+class Budget:
+    """The room that an answer has left, counted while it is made.
+
+    A small request can ask for the same large group ten thousand times; the limit of a
+    response must hold before the answer is in memory, not after it is packed.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._left_bytes = limit_bytes
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the answer would be too large."""
+        return self._left_bytes < 0
+
+    @property
+    def left_bytes(self) -> int:
+        """How much is left."""
+        return self._left_bytes
+
+    def for_offsets(self, packed: bytes | None) -> bytes | None:
+        """Count packed offsets and return them; None is what was too large by itself."""
+        self._left_bytes = -1 if packed is None else self._left_bytes - len(packed)
+        return packed
+
+    def for_members(self, group: m.DescribedGroup) -> m.DescribedGroup:
+        """Count the members of *group* and return it."""
+        for member in group.members:
+            names_bytes = len(member.member_id) + len(member.client_id) + len(member.client_host)
+            bytes_ = len(member.metadata) + len(member.assignment)
+            self._left_bytes -= _ITEM_BYTES + names_bytes + bytes_
+        self._left_bytes -= _ITEM_BYTES + len(group.group_id)
+        return group
+
+    def for_groups(self, groups: tuple[m.ListedGroup, ...]) -> tuple[m.ListedGroup, ...]:
+        """Count *groups* and return them."""
+        self._left_bytes -= sum([_ITEM_BYTES + len(group.group_id) for group in groups])
+        return groups
+
+    def for_topic(self, topic: m.DescribedTopic) -> m.DescribedTopic:
+        """Count *topic* with its hosts and end offsets, and return it."""
+        hosts_bytes = sum([len(host) for item in topic.hosts for host in item.hosts])
+        items = 1 + len(topic.hosts) + len(topic.end_offsets)
+        self._left_bytes -= len(topic.topic) + hosts_bytes + items * 4
+        return topic
+
+
+class WholeFetch:
+    """The token of an OffsetFetch for one group."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def resolve(self, answer: bytes | None, leader_epoch: int) -> None:
+        """Send the group's packed offsets, if they are not too many."""
+        if answer is None:
+            self._call.resolve(m.BareError(ErrorCode.RESPONSE_TOO_LARGE), -1)
+        else:
+            self._call.resolve(m.PackedResponse((_ONE_GROUP + answer,)), leader_epoch)
+
+    def fail(self, error: int, leader_epoch: int) -> None:
+        """Send the group with *error*."""
+        self._call.fail(error, leader_epoch)
+
+
+class NoGroup:
+    """The token of a call that names no group: its header carries no leader epoch."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def resolve(self, answer: m.Response, _leader_epoch: int) -> None:
+        """Send the answer."""
+        self._call.resolve(answer, -1)
+
+    def fail(self, error: int, _leader_epoch: int) -> None:
+        """Send the failure."""
+        self._call.fail(error, -1)
+
+
+def fitting(look: Callable[[], Any], limit_bytes: int) -> Callable[[], Any]:
+    """Return *look*, which says RESPONSE_TOO_LARGE if what it sees takes more than the limit."""
+
+    def look_and_count() -> Any:
+        answer = look()
+        if _least_bytes(answer, limit_bytes) > limit_bytes:
+            return m.BareError(ErrorCode.RESPONSE_TOO_LARGE)
+        return answer
+
+    return look_and_count
+
+
+def _least_bytes(value: Any, enough_bytes: int) -> int:
+    """Return how many bytes *value* takes at least; it stops counting beyond *enough_bytes*."""
+    if isinstance(value, str | bytes):
+        return 1 + len(value)
+    total = 1
+    if isinstance(value, tuple):
+        for item in value:
+            total += _least_bytes(item, enough_bytes)
+            if total > enough_bytes:
+                break
+    return total
+
+
+# ------------------------------------------------------------------------------------------
+# What is wrong with a request before anybody's state is looked at, in words.
+
+Problem = tuple[ErrorCode, str]
+
+
+def group_id_problem(group_id: str) -> Problem | None:
+    """Return what is wrong with a group id. It comes before all else, as in Kafka."""
+    reason = group_id_error(group_id)
+    if reason is None:
+        return None
+    return ErrorCode.INVALID_GROUP_ID, f"the group id is not legal: {reason}"
+
+
+def group_problem(request: Any, settings: Settings) -> Problem | None:
+    """Return what is wrong with a request of one group besides its id: 26, then the rest."""
+    kind = type(request)
+    if kind is m.OffsetCommitRequest:
+        return content_error(request)
+    if kind is m.JoinGroupRequest:
+        low = settings.group_min_session_timeout_ms
+        high = settings.group_max_session_timeout_ms
+        if not low <= request.session_timeout_ms <= high:
+            message = (
+                f"a session timeout of {request.session_timeout_ms} ms is not between "
+                f"{low} (group.min.session.timeout.ms) and {high} (group.max.session.timeout.ms)"
+            )
+            return ErrorCode.INVALID_SESSION_TIMEOUT, message
+    return content_problem(request)
+
+
+def content_problem(request: Any) -> Problem | None:
+    """Return what the content of *request* is refused with, whatever the state."""
+    check = _CHECKS.get(type(request))
+    reason = None if check is None else check(request)
+    return None if reason is None else (ErrorCode.INVALID_REQUEST, reason)
+
+
+def partition_problem(request: Any, num_partitions: int) -> Problem | None:
+    """Return what is wrong with a request about one offsets partition."""
+    if request.offsets_partition >= num_partitions:
+        message = f"there is no offsets partition {request.offsets_partition} of {num_partitions}"
+        return ErrorCode.INVALID_REQUEST, message
+    return content_problem(request)
+
+
+def refusal(request: m.Request, problem: Problem) -> m.Response:
+    """Return the answer that says *problem*, in words where its shape has room for them."""
+    error, message = problem
+    response: Any = error_response(request, error)
+    said: m.Response = response
+    if "message" in response._fields:
+        said = response._replace(message=message)
+    return said
+
+
+def _repeats(topics: Iterable[tuple[str, list[int]]], what: str) -> str | None:
+    seen: set[tuple[str, int]] = set()
+    total = 0
+    for topic, partitions in topics:
+        total += len(partitions)
+        seen.update([(topic, partition) for partition in partitions])
+    if total > REQUEST_PARTITIONS_MAX:
+        return f"{what} of {total} partitions; at most {REQUEST_PARTITIONS_MAX} at a time"
+    if len(seen) != total:
+        return f"{what} that names the same partition twice"
+    return None
+
+
+def _offset_delete(request: m.OffsetDeleteRequest) -> str | None:
+    return _repeats([(t.topic, list(t.partitions)) for t in request.topics], "an OffsetDelete")
+
+
+def _report_ends(request: m.ReportEndOffsetsRequest) -> str | None:
+    topics = [(t.topic, [p.partition for p in t.partitions]) for t in request.topics]
+    return _repeats(topics, "a ReportEndOffsets")
+
+
+def _register(request: m.RegisterTopicsRequest) -> str | None:
+    names = {registration.topic for registration in request.topics}
+    return None if len(names) == len(request.topics) else "a topic is registered twice"
+
+
+def _describe_topics(request: m.DescribeTopicsRequest) -> str | None:
+    return "max_topics is 0" if request.topics is None and not request.max_topics else None
+
+
+_CHECKS: Final[Mapping[type, Callable[[Any], str | None]]] = {
+    m.OffsetDeleteRequest: _offset_delete,
+    m.ReportEndOffsetsRequest: _report_ends,
+    m.RegisterTopicsRequest: _register,
+    m.DescribeTopicsRequest: _describe_topics,
+    m.DescribeRebalancesRequest: lambda r: None if r.max_rebalances else "max_rebalances is 0",
+    m.ScanOffsetsRequest: lambda r: None if r.max_offsets else "max_offsets is 0",
+    m.ReadOffsetChangesRequest: lambda r: None if r.max_changes else "max_changes is 0",
+}
+
+
+# ------------------------------------------------------------------------------------------
+# From a request to the shards that decide it, and the answers that need no shard.
 
 SERVER_SOFTWARE: Final = "group-coordinator/0.1.0"
 GROUP_KEY_TYPE: Final = 0

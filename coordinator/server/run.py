@@ -25,18 +25,17 @@ import trio
 from coordinator.config import Address, Settings
 from coordinator.group import GroupConfig
 from coordinator.group.records import RecordError, UnknownRecord
+from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, LogError
 from coordinator.log.journal import Journal
-from coordinator.log.os_directory import OsDirectory
-from coordinator.runtime.compaction_child import ChildProcess
-from coordinator.runtime.compactor import Compaction
+from coordinator.runtime.compactor import ChildProcess, Compaction
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.worker import DiskThread, Mailbox
 from coordinator.server.dispatch import SERVER_SOFTWARE, Dispatcher
-from coordinator.server.progress import Bar
 from coordinator.server.server import Listener, Server, SocketListener, listen
+from coordinator.server.terminal import Bar
 
 log: Final = structlog.get_logger()
 

@@ -14,12 +14,12 @@ because most clients wait for their answers anyway, and only if it gets readable
 the poller is told to leave it alone. What one read brought beyond the limits waits in `_untaken`.
 """
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from coordinator.config import Settings
 from coordinator.group import Caller, Now
-from coordinator.server.calls import SessionCall
-from coordinator.server.deadlines import Deadlines
-from coordinator.server.outbox import Outbox
+from coordinator.runtime.calls import Call
 from coordinator.server.resting import SOON_MS
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
@@ -39,6 +39,163 @@ from protocol.messages import (
     JoinGroupRequest,
     SyncGroupRequest,
 )
+
+# ------------------------------------------------------------------------------------------
+# A request of a session, until it is answered.
+
+
+class SessionCall(Call):
+    """A request of this session that has not been answered.
+
+    It refers to the session and not to a callback made for it: that would be a cycle per
+    request, which only the garbage collector ends.
+    """
+
+    __slots__ = ("event", "held_bytes", "is_open", "parks", "session")
+
+    def __init__(self, session: "Session", event: RequestEvent, parks: bool) -> None:
+        self.request = event.request
+        self.session = session
+        self.event = event
+        self.held_bytes = 0  # Counted by the queue while it waits for its answer.
+        self.parks = parks
+        self.is_open = True
+
+    def resolve(self, answer: Answer, leader_epoch: int) -> None:
+        """Put the answer into the session's outbox."""
+        self.session.answer(self, answer, leader_epoch)
+
+
+# ------------------------------------------------------------------------------------------
+# Until when the peer of one session must have done something.
+#
+# Plain numbers that the server's sweeper compares once a second; arming a timer per read would
+# cost
+# more than a heartbeat.
+
+NEVER_MS: Final = 2**63
+_BYTES_PER_READ_SECOND: Final = 64 * 1024
+
+
+class Deadlines:
+    """Times in milliseconds of the monotonic clock.
+
+    Attributes:
+        read_ms: When the peer must have sent a request, or the rest of one.
+        send_ms: When it must have taken some of the answers that wait for it.
+        is_reading_frame: Whether `read_ms` counts from the beginning of an unfinished frame.
+    """
+
+    __slots__ = ("_settings", "idle_ms", "is_reading_frame", "read_ms", "send_ms")
+
+    def __init__(self, settings: Settings, now_ms: int) -> None:
+        self._settings = settings
+        self.idle_ms = settings.connections_max_idle_ms
+        self.read_ms = now_ms + settings.first_request_timeout_ms
+        self.send_ms = 0
+        self.is_reading_frame = False
+
+    def between_frames(self, now_ms: int) -> None:
+        """The peer may be silent now."""
+        self.is_reading_frame = False
+        self.read_ms = now_ms + self.idle_ms
+
+    def inside_frame(self, announced_bytes: int, now_ms: int) -> None:
+        """A frame was begun; how slowly its bytes drip doesn't matter."""
+        if not self.is_reading_frame:
+            self.is_reading_frame = True
+            allowed_s = announced_bytes / _BYTES_PER_READ_SECOND
+            allowed_ms = self._settings.request_read_timeout_ms + int(allowed_s * 1000)
+            self.read_ms = now_ms + allowed_ms
+
+    def not_reading(self) -> None:
+        """Time in which we don't read is not the peer's."""
+        self.is_reading_frame = False
+        self.read_ms = NEVER_MS
+
+    def sending(self, now_ms: int) -> None:
+        """The peer took something, or is about to."""
+        self.send_ms = now_ms + self._settings.send_timeout_ms
+
+    def shift(self, by_ms: int) -> None:
+        """Give the peer back the time in which this process could not have heard it."""
+        self.read_ms += by_ms
+        self.send_ms += by_ms
+
+
+# ------------------------------------------------------------------------------------------
+# The answers of one session on their way to the peer.
+
+
+class Outbox:
+    """Frames in the order in which they leave, sent together as far as the peer takes them.
+
+    Attributes:
+        frames: What has not left; the first one may have left in part.
+        unsent_bytes: Their size.
+        is_blocked: The peer takes no more; go on with `send_rest` when it does again.
+    """
+
+    __slots__ = ("_transport", "frames", "is_blocked", "unsent_bytes")
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.frames: deque[bytes] = deque()
+        self.unsent_bytes = 0
+        self.is_blocked = False
+
+    def add(self, frame: bytes) -> None:
+        """Put *frame* behind the others."""
+        self.frames.append(frame)
+        self.unsent_bytes += len(frame)
+
+    def send(self) -> None:
+        """Send everything at once. Raises an error of the network."""
+        frames = self.frames
+        data = frames[0] if len(frames) == 1 else b"".join(frames)
+        sent = self._transport.send_now(data)
+        if sent == len(data):
+            frames.clear()
+            self.unsent_bytes = 0
+        else:
+            self._forget(sent)
+            self.is_blocked = True
+
+    def send_rest(self) -> bool:
+        """Send frame by frame what the peer takes; say whether it took anything.
+
+        Raises an error of the network.
+        """
+        took = False
+        frames = self.frames
+        while frames:
+            size = len(frames[0])
+            sent = self._transport.send_now(frames[0])
+            took = took or sent > 0
+            self._forget(sent)
+            if sent < size:
+                return took
+        self.is_blocked = False
+        return took
+
+    def clear(self) -> None:
+        """Forget everything: the connection is over."""
+        self.frames.clear()
+        self.unsent_bytes = 0
+        self.is_blocked = False
+
+    def _forget(self, sent: int) -> None:
+        """Take *sent* bytes off the front; a frame cut in two stays whole behind."""
+        self.unsent_bytes -= sent
+        frames = self.frames
+        while sent and sent >= len(frames[0]):
+            sent -= len(frames.popleft())
+        if sent:
+            frames[0] = frames[0][sent:]
+
+
+# ------------------------------------------------------------------------------------------
+# One client's connection: frames in, calls out, answers back as they are ready.
 
 if TYPE_CHECKING:
     from coordinator.server.server import Server

@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from bench.dialects import (
-    COMMIT,
-    FETCH,
-    FIRST_OFFSET,
-    CoordinatorDialect,
-    EchoDialect,
-    Load,
-)
+from bench.dialects import COMMIT, FETCH, FIRST_OFFSET, CoordinatorDialect, EchoDialect, Load
 from bench.frames import AnswerReader
 from bench.group_rows import SIZES, growth, rebalance_row
 from bench.judging import Aim, Medians, judge
@@ -24,15 +17,7 @@ from bench.measures import due_count, intended_ns, percentile
 from bench.peer_jars import ALL_ROOTS, LOCK, Jar, parse_lock, wrong_jars
 from bench.processes import ProcessError
 from bench.report import failures
-from bench.spark_pauses import (
-    JOIN,
-    KILL,
-    LEAVE,
-    PARTITIONS,
-    SESSION_TIMEOUT_MS,
-    Batch,
-    pauses,
-)
+from bench.spark_pauses import JOIN, KILL, LEAVE, PARTITIONS, SESSION_TIMEOUT_MS, Batch, pauses
 from tests.integration.daemon import daemon
 
 BODIES = [b"zero", b"", b"second answer", b"\x00" * 300]

@@ -7,8 +7,7 @@ from typing import Final
 import trio
 
 from coordinator.group import GroupShard
-from coordinator.group.config import GroupConfig
-from coordinator.group.effects import Caller, Now, Outcome
+from coordinator.group.core import Caller, GroupConfig, Now, Outcome
 from protocol import messages as m
 from protocol.connection import RequestEvent, encode_response
 from tests.fakes.scripted_server import ScriptedServer, Step

@@ -1,7 +1,6 @@
 """Steps of a member's life, for tests of the membership machine."""
 
-from client.actions import MembershipConfig, Send, State
-from client.membership import Membership
+from client.membership import Membership, MembershipConfig, Send, State
 from protocol import consumer
 from protocol.messages import (
     HeartbeatRequest,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from client.assignors import MemberSubscription, StickyAssignor
-from client.assignors.user_data import Previous, decode_previous, encode_previous
+from client.assignors.sticky import Previous, decode_previous, encode_previous
 from protocol.errors import LocalProtocolError
 from protocol.types import TopicPartition
 from tests.client.groups import (

@@ -3,7 +3,7 @@
 import pytest
 
 from client import FatalError
-from client.lag import Lag
+from client.operators import Lag
 from protocol import messages as m
 from tests.client.threads import T0, connect_to
 from tests.fakes.scripted_server import Answer, ScriptedServer

@@ -21,9 +21,9 @@ from client.kafka_groups import (
     __main__ as command_line,
     import_groups,
 )
+from client.kafka_groups.__main__ import parse_settings, read_settings
 from client.kafka_groups.importing import import_from
-from client.kafka_groups.settings import parse_settings, read_settings
-from client.types import OffsetAndMetadata
+from client.offsets import OffsetAndMetadata
 from protocol.messages import DescribedGroup
 from protocol.types import TopicPartition
 

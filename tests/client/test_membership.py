@@ -4,11 +4,19 @@ import itertools
 
 import pytest
 
-from client.actions import Assigned, Compute, GaveUp, State
 from client.exceptions import CoordinatorUnavailable, FatalError
-from client.membership import Membership
-from client.reactions import REACTIONS, Asked, Reaction, reaction
-from client.types import Assignment
+from client.membership import (
+    REACTIONS,
+    Asked,
+    Assigned,
+    Compute,
+    GaveUp,
+    Membership,
+    Reaction,
+    State,
+    reaction,
+)
+from client.offsets import Assignment
 from protocol import consumer
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -18,17 +26,7 @@ from protocol.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from tests.client.machine import (
-    CONFIG,
-    T0,
-    T1,
-    joined,
-    joining,
-    one_send,
-    stable,
-    synced,
-    syncing,
-)
+from tests.client.machine import CONFIG, T0, T1, joined, joining, one_send, stable, synced, syncing
 
 
 def test_a_new_member_follows_the_id_that_it_is_given_at_once() -> None:

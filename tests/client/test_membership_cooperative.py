@@ -5,10 +5,8 @@ import itertools
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from client.actions import Action, Compute, MembershipConfig, Send, State
 from client.assignors import CooperativeStickyAssignor, read_subscriptions, write_assignments
-from client.hand_over import Change
-from client.membership import Membership
+from client.membership import Action, Change, Compute, Membership, MembershipConfig, Send, State
 from protocol.messages import (
     HeartbeatRequest,
     HeartbeatResponse,

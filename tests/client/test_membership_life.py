@@ -2,9 +2,8 @@
 
 import pytest
 
-from client.actions import GaveUp, State
 from client.exceptions import ClientClosed, CoordinatorUnavailable, FatalError
-from client.membership import Membership
+from client.membership import GaveUp, Membership, State
 from protocol.messages import (
     HeartbeatResponse,
     JoinGroupRequest,

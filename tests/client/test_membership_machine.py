@@ -3,19 +3,20 @@
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from client.actions import (
+from client.exceptions import CoordinatorError, CoordinatorUnavailable, FatalError
+from client.membership import (
     Action,
     Assigned,
+    Change,
     Compute,
     GaveUp,
+    Membership,
     MembershipConfig,
     Resolve,
     Send,
     State,
+    Step,
 )
-from client.exceptions import CoordinatorError, CoordinatorUnavailable, FatalError
-from client.hand_over import Change, Step
-from client.membership import Membership
 from protocol import consumer
 from protocol.errors import ErrorCode
 from protocol.messages import (

@@ -4,8 +4,8 @@ import pytest
 from trio.testing import MockClock
 
 from client import ErrorCode, FatalError, OutcomeUnknown, RetriableError, TopicPartition
-from client.lag import Lag
 from client.offset_stream import OffsetChanges, PositionTooOld
+from client.operators import Lag
 from protocol import messages as m
 from protocol.apis import ApiKey
 from protocol.types import PartitionResult, TopicResult

@@ -9,9 +9,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from client import shadowing
-from client.address import parse_addresses
+from client.api import parse_addresses
 from client.exceptions import CommitRefused, FatalError, code_text
-from client.turns import Turns
+from client.offset_calls import Turns
 from protocol.types import TopicPartition
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from client.spark.folder import FolderLog, FolderLogWriter
+from client.spark.logs.folder import FolderLog, FolderLogWriter
 from demo.dataset import partition_of
 from demo.feeder import Feed, Feeder, pace
 from demo.names import NUM_PARTITIONS, TOPIC

@@ -1,6 +1,6 @@
 """How the demo reads the group's state and the coordinator's events."""
 
-from client.types import OffsetAndMetadata
+from client.offsets import OffsetAndMetadata
 from demo.group import DriverState, evictions, owners, snapshot
 from demo.judge import Eviction
 from demo.names import TOPIC

@@ -4,11 +4,10 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from coordinator.log.compaction import Compacted, Job
-from coordinator.log.compaction_work import STEP_BYTES, Progress, compact
+from coordinator.log.compaction import STEP_BYTES, Compacted, Job, Progress, compact
 from coordinator.log.directory import Directory
 from coordinator.log.errors import LogCorrupt
-from coordinator.runtime.compaction_child import CompactionFailed
+from coordinator.runtime.compactor import CompactionFailed
 
 
 async def at_once() -> None:

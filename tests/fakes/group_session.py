@@ -18,7 +18,7 @@ from client.exceptions import (
     OutcomeUnknown,
     Rebalanced,
 )
-from client.types import Assignment, OffsetAndMetadata
+from client.offsets import Assignment, OffsetAndMetadata
 from protocol.errors import ErrorCode
 from protocol.types import NO_OFFSET, TopicPartition
 

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from client.exceptions import CoordinatorUnavailable
+from client.offsets import Assignment, OffsetAndMetadata
 from client.spark.grouped_core import GroupedCore
 from client.spark.grouped_types import GroupedRun, GroupedSettings, Hooks, Progress, trusted_run
 from client.spark.kafka_topics import EARLIEST, KafkaTopicError, Where
 from client.spark.run_store import StoreUnavailable
-from client.types import Assignment, OffsetAndMetadata
 from protocol.types import TopicPartition
 from tests.fakes.group_session import FakeGroup, FakeSession
 

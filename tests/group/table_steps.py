@@ -6,14 +6,7 @@ from typing import Final, NamedTuple
 from coordinator.group import GroupConfig
 from protocol import messages as m
 from protocol.consumer import Subscription, encode_subscription
-from tests.group.context import (
-    GROUP,
-    REBALANCE_MS,
-    SESSION_MS,
-    Context,
-    assignment,
-    subscription,
-)
+from tests.group.context import GROUP, REBALANCE_MS, SESSION_MS, Context, assignment, subscription
 from tests.packed import fetched
 
 PARKED: Final = "park"

@@ -5,7 +5,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis.strategies import integers
 
-from coordinator.group.after_loss import CHANGE_BYTES_MIN, ENTRIES_PER_BATCH, Survivors
 from coordinator.group.records import (
     GroupDeleted,
     GroupGeneration,
@@ -14,6 +13,7 @@ from coordinator.group.records import (
     pack,
     read_items,
 )
+from coordinator.group.repair import CHANGE_BYTES_MIN, ENTRIES_PER_BATCH, Survivors
 from coordinator.group.topic_records import (
     RegistryChanged,
     TopicRegistered,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from coordinator.group.alike import read_alike
+from coordinator.group.offset_store import pack_row, unpack_row
 from coordinator.group.records import OffsetsCommitted, pack, read_items
-from coordinator.group.stored import pack_row, unpack_row
 
 TIME_MS = 1_700_000_000_000
 PARTITIONS = st.integers(0, 2**31 - 1) | st.integers(0, 300)

@@ -5,12 +5,12 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from coordinator.group import GroupConfig, offset_admin, registry_shard
+from coordinator.group import GroupConfig, commits, registry_shard
 from coordinator.group.core import PARTITIONS_TOLD
 from coordinator.group.group import Group
-from coordinator.group.join import PATTERNS_MAX
+from coordinator.group.member import PRUNE_MIN, Timer, TimerKind, Timers
+from coordinator.group.membership import PATTERNS_MAX
 from coordinator.group.records import OffsetRemoved, Record
-from coordinator.group.timers import PRUNE_MIN, Timer, TimerKind, Timers
 from coordinator.group.topic_records import EndReported
 from protocol.failures import REQUEST_PARTITIONS_MAX
 from protocol.messages import (
@@ -44,14 +44,14 @@ def test_the_largest_deletion_of_offsets_is_one_batch() -> None:
     """A larger one would be in memory, and never in the log."""
     largest = OffsetRemoved("g" * 255, "t" * 249, INT32_MAX)
 
-    assert packed(largest) * offset_admin.DELETE_MAX < BATCH_BYTES_MAX
+    assert packed(largest) * commits.DELETE_MAX < BATCH_BYTES_MAX
 
 
 def test_a_larger_deletion_of_offsets_is_refused_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """42 while deciding, and every offset stays."""
-    monkeypatch.setattr(offset_admin, "DELETE_MAX", 2)
+    monkeypatch.setattr(commits, "DELETE_MAX", 2)
     context = Context()
     for name in ("t-0", "t-1", "u-0"):
         context.commit("", -1, name)
@@ -283,4 +283,4 @@ def test_the_protocol_says_how_many_partitions_a_request_may_name() -> None:
     text = (Path(__file__).parents[2] / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
 
     assert text.count(f"ore than {REQUEST_PARTITIONS_MAX:,} partitions") == 3
-    assert {offset_admin.DELETE_MAX, registry_shard.REPORT_MAX} == {REQUEST_PARTITIONS_MAX}
+    assert {commits.DELETE_MAX, registry_shard.REPORT_MAX} == {REQUEST_PARTITIONS_MAX}

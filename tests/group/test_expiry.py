@@ -6,6 +6,8 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from coordinator.group import GroupConfig
+from coordinator.group.maintenance import SLICE
+from coordinator.group.offset_store import CommittedOffset
 from coordinator.group.records import (
     GroupDeleted,
     GroupMetadata,
@@ -13,8 +15,6 @@ from coordinator.group.records import (
     OffsetRemoved,
     OffsetsCommitted,
 )
-from coordinator.group.stored import CommittedOffset
-from coordinator.group.sweep import SLICE
 from protocol.messages import AlterGroupRetentionRequest, AlterGroupRetentionResponse
 from tests.group.context import GROUP, Context, subscription
 from tests.packed import committed

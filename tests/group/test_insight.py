@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from coordinator.group.insight import offset_change
+from coordinator.group.admin import offset_change
 from coordinator.group.records import GroupGeneration
 from coordinator.group.scans import Cursor, decode_cursor
 from protocol.messages import (

@@ -30,9 +30,9 @@ from hypothesis.stateful import (
 
 from coordinator.group import GroupConfig
 from coordinator.group.group import Group
+from coordinator.group.offset_store import unpack_row
 from coordinator.group.records import GroupGeneration, GroupMetadata, OffsetsCommitted
 from coordinator.group.states import GroupState
-from coordinator.group.stored import unpack_row
 from protocol.consumer import decode_assignment
 from protocol.messages import (
     HeartbeatResponse,

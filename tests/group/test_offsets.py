@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from coordinator.group import GroupConfig
+from coordinator.group.offset_store import pack_row
 from coordinator.group.records import OffsetsCommitted
-from coordinator.group.stored import pack_row
 from protocol.messages import GroupFetch, PartitionOffset, PartitionResult, TopicPartitions
 from tests.group.context import GROUP, Context, assignment, subscription
 from tests.packed import fetched

@@ -5,6 +5,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from coordinator.group.offset_store import pack_row
 from coordinator.group.records import (
     GroupDeleted,
     GroupGeneration,
@@ -19,7 +20,6 @@ from coordinator.group.records import (
     UnknownRecord,
     from_entry,
 )
-from coordinator.group.stored import pack_row
 from protocol.messages import LateMember, Rebalance
 from tests.group.context import roundtrip
 from tests.packed import entries_of

@@ -23,12 +23,7 @@ from protocol.messages import (
     RegisterTopicsRequest,
     TopicRegistration,
 )
-from tests.group.topics_context import (
-    TopicsContext,
-    last_per_key,
-    replayed,
-    topic_roundtrip,
-)
+from tests.group.topics_context import TopicsContext, last_per_key, replayed, topic_roundtrip
 from tests.packed import topic_entry
 
 RECORDS: list[TopicRecord] = [

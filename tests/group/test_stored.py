@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from coordinator.group import GroupConfig, records
-from coordinator.group.records import OffsetsCommitted, pack, read_items
-from coordinator.group.stored import (
+from coordinator.group.offset_store import (
     NO_EXPIRY,
     CommittedOffset,
     StoredOffsets,
@@ -17,6 +16,7 @@ from coordinator.group.stored import (
     unpack_row,
     value_start,
 )
+from coordinator.group.records import OffsetsCommitted, pack, read_items
 from protocol.messages import (
     GroupFetch,
     GroupOffsets,

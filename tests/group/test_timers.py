@@ -3,7 +3,7 @@
 from hypothesis import given, strategies as st
 
 from coordinator.group.group import Group
-from coordinator.group.timers import Timer, TimerKind, Timers
+from coordinator.group.member import Timer, TimerKind, Timers
 
 STEPS = st.lists(
     st.tuples(

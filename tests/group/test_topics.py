@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from coordinator.group import GroupConfig
+from coordinator.group.maintenance import SLICE
 from coordinator.group.records import GroupMetadata, OffsetRemoved
-from coordinator.group.sweep import SLICE
 from protocol.messages import OffsetDeleteRequest, SyncGroupRequest, TopicPartitions
 from tests.group.context import GROUP, Context, assignment, subscription
 from tests.group.topics_context import TopicsContext
@@ -17,7 +17,7 @@ from tests.group.topics_context import TopicsContext
 @pytest.fixture(autouse=True, params=[100, 0], ids=["changes walked", "topics looked up"])
 def _from_either_side(request: pytest.FixtureRequest) -> Iterator[None]:
     """Few changes are looked at one by one; of many, those of the group's own topics."""
-    with mock.patch("coordinator.group.subscriptions.CHANGES_WALKED", request.param):
+    with mock.patch("coordinator.group.rebalance.CHANGES_WALKED", request.param):
         yield
 
 
@@ -446,7 +446,7 @@ def test_a_purge_reaches_every_group(
     groups: list[set[str]], changes: list[tuple[str, str]]
 ) -> None:
     """Whatever else changes meanwhile, between which slices, and of which groups."""
-    with mock.patch("coordinator.group.sweep.SLICE", 3):
+    with mock.patch("coordinator.group.maintenance.SLICE", 3):
         purge_while_things_change(groups, changes)
 
 
@@ -499,7 +499,7 @@ def test_growth_reaches_every_group_exactly_once(
     context.register({"flights": 1})
     names = stable_groups(context, count)
     context.events.clear()
-    with mock.patch("coordinator.group.sweep.SLICE", 3):
+    with mock.patch("coordinator.group.maintenance.SLICE", 3):
         context.register({"flights": 2})
         for _ in range(slices):
             for outcome in context.shard.expire(context.now):

@@ -12,10 +12,10 @@ import trio
 
 from coordinator.log import compact_child
 from coordinator.log.compaction import Job, plan
+from coordinator.log.directory import OsDirectory
 from coordinator.log.format import Entry
 from coordinator.log.journal import Journal
-from coordinator.log.os_directory import OsDirectory
-from coordinator.runtime.compaction_child import ChildProcess, CompactionFailed
+from coordinator.runtime.compactor import ChildProcess, CompactionFailed
 from protocol.groups import offsets_partition
 from protocol.messages import (
     GroupFetch,

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from client.kafka_groups import KafkaCluster, KafkaGroup, KafkaRefused, import_groups
-from client.types import OffsetAndMetadata
+from client.offsets import OffsetAndMetadata
 from protocol.types import TopicPartition
 from tests.integration.kafka_support import Broker
 from tests.integration.spark_support import ROOT, Daemon, group_of

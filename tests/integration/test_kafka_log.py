@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from client.spark.kafka_log import KafkaLog
-from client.spark.log import LogError, LogUnavailable
-from client.spark.log_testkit import CHECKS, Check, LogSubject
+from client.spark.logs.kafka_log import KafkaLog
+from client.spark.logs.partition_log import LogError, LogUnavailable
+from client.spark.logs.testkit import CHECKS, Check, LogSubject
 from client.spark.options import OptionError
 from client.spark.sinks import FolderSink, SinkError
 from protocol.types import TopicPartition

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.log.directory import OsDirectory
 from coordinator.log.format import Entry
 from coordinator.log.journal import Journal
-from coordinator.log.os_directory import OsDirectory
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.groups import offsets_partition

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from client.spark import GroupOffsetListener, drain_and_stop
-from client.spark.offsets import READER_KEY
+from client.spark.source.stream_offsets import READER_KEY
 from tests.integration.spark_support import (
     GROUP,
     TOPIC,

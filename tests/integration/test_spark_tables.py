@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession, functions as F  # noqa: N812 - 
 from pyspark.sql.streaming.query import StreamingQuery
 
 from client.blocking import BlockingClient, connect_blocking
+from client.offsets import OffsetAndMetadata
 from client.spark import write_group_offsets
-from client.types import OffsetAndMetadata
 from protocol.types import TopicPartition
 from tests.integration.spark_support import Daemon
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from coordinator.log.os_directory import OsDirectory, OsFile, OsOverwritten
+from coordinator.log.directory import OsDirectory, OsFile, OsOverwritten
 
 # What a write, a sync or a rename can end with, on a real disk.
 ERRORS: Final = (errno.EIO, errno.ENOSPC)

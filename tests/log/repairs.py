@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from coordinator.log.errors import LogRefused
 from coordinator.log.format import Batch, Entry
-from coordinator.log.inspect import inspect
-from coordinator.log.repair import repair
-from coordinator.log.repair_plan import Plan, Wanted, plan_repair, repaired_meta
-from coordinator.log.survey import survey
+from coordinator.log.offline.repair import Plan, Wanted, plan_repair, repair, repaired_meta
+from coordinator.log.offline.survey import survey
+from coordinator.log.offline.whole import inspect
 from tests.fakes.disk import Disk
 from tests.log.helpers import NOW_MS
 

@@ -6,8 +6,7 @@ import msgpack
 import pytest
 
 from coordinator.log.errors import LogCorrupt
-from coordinator.log.footer import Index, encode_footer
-from coordinator.log.format import encode_batch
+from coordinator.log.format import Index, encode_batch, encode_footer
 from coordinator.log.state_files import (
     Manifest,
     SegmentInfo,

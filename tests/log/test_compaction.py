@@ -6,20 +6,20 @@ import msgpack
 import pytest
 from hypothesis import example, given, strategies as st
 
-from coordinator.log.compact_folder import Saved, compact_stopped
 from coordinator.log.compaction import (
     Compacted,
     Job,
+    compact,
     find_live,
     goes_into_same_output,
     is_due,
     replaced,
     sealed_sizes,
 )
-from coordinator.log.compaction_work import compact
 from coordinator.log.errors import LogCorrupt
 from coordinator.log.format import NODE_PARTITION, SCOPE_TOMBSTONE, Batch, Entry
 from coordinator.log.journal import Journal
+from coordinator.log.offline.whole import Saved, compact_stopped
 from coordinator.log.state_files import Manifest, SegmentInfo
 from tests.fakes.disk import Disk
 from tests.log.helpers import NOW_MS, flush, open_journal, segments_of

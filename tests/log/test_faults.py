@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import LogFailed
 from coordinator.log.journal import Journal
-from coordinator.log.os_directory import OsDirectory
 from tests.log.faults import ERRORS, Faults, FaultyDirectory
 from tests.log.helpers import CLUSTER_ID, append, flush, replayed
 

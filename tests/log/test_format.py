@@ -11,15 +11,18 @@ import pytest
 from hypothesis import given, strategies as st
 
 from coordinator.log.errors import LogCorrupt
-from coordinator.log.flush import OpenBatch, encode_flush
-from coordinator.log.footer import Index, decode_footer, encode_footer
 from coordinator.log.format import (
     HEADER_BYTES,
     Batch,
     Entry,
+    Index,
+    OpenBatch,
     batch_at,
     decode_batch,
+    decode_footer,
     encode_batch,
+    encode_flush,
+    encode_footer,
     find_later_flush,
 )
 

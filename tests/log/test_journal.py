@@ -9,8 +9,7 @@ import pytest
 from coordinator.log import format as log_format
 from coordinator.log.directory import Directory
 from coordinator.log.errors import BatchTooLarge, LogFailed
-from coordinator.log.footer import Index
-from coordinator.log.format import HEADER_BYTES, NODE_PARTITION, Entry
+from coordinator.log.format import HEADER_BYTES, NODE_PARTITION, Entry, Index
 from coordinator.log.journal import Journal
 from coordinator.log.segments import ActiveSegment, read_footer
 from coordinator.log.state_files import SegmentInfo

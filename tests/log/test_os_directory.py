@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import LogFailed, LogLocked, LogRefused
 from coordinator.log.journal import Journal
-from coordinator.log.os_directory import OsDirectory
 from tests.log.helpers import CLUSTER_ID, append, events_of, flush, numbers_of, replayed, write
 
 
@@ -71,7 +71,7 @@ def test_a_folder_is_locked_against_this_and_other_processes(tmp_path: Path) -> 
     with pytest.raises(LogLocked, match="in use by another process"):
         open_real(tmp_path)
     code = (
-        "import sys; from coordinator.log.os_directory import OsDirectory\n"
+        "import sys; from coordinator.log.directory import OsDirectory\n"
         "from coordinator.log.errors import LogLocked\n"
         "try: OsDirectory(sys.argv[1]).lock()\n"
         "except LogLocked: sys.exit(78)\n"

@@ -10,7 +10,7 @@ import pytest
 from coordinator.log.errors import LogCorrupt, LogIncompatible, LogLocked, LogRefused
 from coordinator.log.format import encode_batch
 from coordinator.log.journal import Flush, Journal
-from coordinator.log.mark import encode_mark
+from coordinator.log.state_files import encode_mark
 from tests.fakes.disk import Disk
 from tests.log.helpers import (
     append,

@@ -12,13 +12,12 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
-from coordinator.cli.log_folder import verdict_of
+from coordinator.cli.log_dump import verdict_of
+from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import LogCorrupt, LogError, LogFailed, LogLocked, LogRefused
 from coordinator.log.format import Entry, encode_batch
 from coordinator.log.journal import Journal
-from coordinator.log.mark import decode_mark
-from coordinator.log.os_directory import OsDirectory
-from coordinator.log.state_files import encode_manifest, encode_meta
+from coordinator.log.state_files import decode_mark, encode_manifest, encode_meta
 from tests.fakes.disk import Disk
 from tests.log.helpers import (
     NOW_MS,

@@ -6,12 +6,11 @@ from typing import Final
 
 import pytest
 
-from coordinator.log.compact_folder import compact_stopped
-from coordinator.log.compaction import Job, plan
-from coordinator.log.compaction_work import compact, finish
+from coordinator.log.compaction import Job, compact, finish, plan
 from coordinator.log.errors import LogCorrupt, LogFailed
 from coordinator.log.format import Entry
 from coordinator.log.journal import Journal
+from coordinator.log.offline.whole import compact_stopped
 from coordinator.log.swap import Swap, remove_outputs
 from tests.fakes.disk import CrashNow, Disk
 from tests.log.helpers import NOW_MS, flush, open_journal

@@ -8,14 +8,7 @@ from typing import Final
 
 from protocol import messages as m
 from protocol.errors import ErrorCode
-from tests.protocol.example import (
-    ASSIGNMENT,
-    GROUP,
-    LEADER_EPOCH,
-    MEMBER,
-    SUBSCRIPTION,
-    Example,
-)
+from tests.protocol.example import ASSIGNMENT, GROUP, LEADER_EPOCH, MEMBER, SUBSCRIPTION, Example
 from tests.protocol.later_examples import LATER_EXAMPLES
 
 EXAMPLES: Final[tuple[Example, ...]] = (

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from protocol import schema
-from protocol.apis import (
-    APIS,
-    REQUEST_CHECKS,
-    RESPONSE_CHECKS,
-    api_of,
-    request_body,
-    response_body,
-)
+from protocol.apis import APIS, REQUEST_CHECKS, RESPONSE_CHECKS, api_of, request_body, response_body
 from protocol.messages import (
     GroupFetch,
     OffsetCommitRequest,

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from coordinator.group.effects import Reply
-from coordinator.runtime.gate import ReplyGate
+from coordinator.group.core import Reply
+from coordinator.runtime.shard import ReplyGate
 from protocol.messages import HeartbeatResponse
 
 LATER_MS = 10_000

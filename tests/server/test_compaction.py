@@ -7,10 +7,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from coordinator.log.aside import STATE_NAMES
 from coordinator.log.journal import Journal
+from coordinator.log.state_files import STATE_NAMES
 from coordinator.runtime import compactor
-from coordinator.runtime.compaction_child import CompactionFailed
+from coordinator.runtime.compactor import CompactionFailed
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.failures import error_response

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.cli import retention_time
+from coordinator.cli import options
 from coordinator.cli.options import topic_scope
 from protocol import messages as m
 from protocol.types import PartitionResult, TopicResult
@@ -185,9 +185,9 @@ def test_retention_alone_only_tells(line: CommandLine) -> None:
 )  # fmt: skip
 def test_retention_is_told_as_it_can_be_set(kept_ms: int, words: str) -> None:
     """What is read can be typed again."""
-    assert retention_time.in_words(kept_ms) == words
+    assert options.in_words(kept_ms) == words
     if kept_ms:
-        assert retention_time.parse(words) == kept_ms
+        assert options.parse(words) == kept_ms
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 
 from coordinator.cli.main import main
 from coordinator.group import records as r, topic_records as t
+from coordinator.log.directory import OsDirectory
 from coordinator.log.format import NODE_PARTITION, Entry
 from coordinator.log.journal import Journal
-from coordinator.log.os_directory import OsDirectory
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.messages import LateMember, PartitionHosts, Rebalance
 from protocol.types import TopicPartition

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from coordinator.server.telemetry import configure_logging, tame
+from coordinator.server.terminal import configure_logging, tame
 
 
 @pytest.fixture

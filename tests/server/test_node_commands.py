@@ -10,8 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from coordinator.cli.main import main
-from coordinator.server.progress import WIDTH, Bar
-from coordinator.server.telemetry import configure_logging
+from coordinator.server.terminal import WIDTH, Bar, configure_logging
 from protocol import messages as m
 from tests.fakes.command_line import CommandLine
 from tests.server.world import world

@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from coordinator.group import Caller
 from coordinator.runtime import changes
-from coordinator.server.budget import Budget
+from coordinator.server.dispatch import Budget
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.failures import error_response

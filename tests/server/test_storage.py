@@ -7,7 +7,7 @@ from trio.testing import MockClock
 from coordinator.group import Caller
 from coordinator.log.errors import EXIT_WRITE_FAILED, LogFailed
 from coordinator.log.journal import Journal
-from coordinator.runtime import storage
+from coordinator.runtime import health
 from coordinator.runtime.calls import Call
 from coordinator.runtime.shard import Status
 from coordinator.server.run import _exit_status_of
@@ -185,7 +185,7 @@ async def test_what_waits_for_a_disk_that_hangs_has_a_bound(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients repeat what was answered "outcome unknown", for as long as the disk hangs."""
-    monkeypatch.setattr(storage, "UNWRITTEN_BYTES_MAX", 2_000)
+    monkeypatch.setattr(health, "UNWRITTEN_BYTES_MAX", 2_000)
     async with world() as w:
         w.slow_disk.hold()
         for offset in range(500):

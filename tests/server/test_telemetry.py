@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import structlog
 
-from coordinator.server.telemetry import configure_logging
+from coordinator.server.terminal import configure_logging
 
 
 def test_a_log_reader_that_goes_away_ends_nothing() -> None:

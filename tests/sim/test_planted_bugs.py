@@ -5,15 +5,14 @@ from typing import Any, Final
 
 import pytest
 
-from coordinator.group import offsets, static, sync
+from coordinator.group import commits, membership
 from coordinator.group.core import Core, Decision
 from coordinator.group.group import Group
 from coordinator.group.records import GroupGeneration, Record
 from coordinator.log.compaction import Live, LiveSearch
 from coordinator.log.swap import Swap
 from coordinator.runtime import timekeeper
-from coordinator.runtime.gate import ReplyGate
-from coordinator.runtime.shard import ShardRunner
+from coordinator.runtime.shard import ReplyGate, ShardRunner
 from protocol.errors import ErrorCode
 from protocol.messages import OffsetCommitRequest
 from tests.fakes.disk import DiskFile
@@ -46,7 +45,7 @@ def _skip_generation_record(patch: pytest.MonkeyPatch) -> None:
 
 
 def _skip_generation_check(patch: pytest.MonkeyPatch) -> None:
-    committer = offsets._committer
+    committer = commits._committer
 
     def lenient(core: Core, group: Group | None, request: OffsetCommitRequest) -> Any:
         member, error = committer(core, group, request)
@@ -54,7 +53,7 @@ def _skip_generation_check(patch: pytest.MonkeyPatch) -> None:
             return group.members[request.member_id], 0
         return member, error
 
-    patch.setattr(offsets, "_committer", lenient)
+    patch.setattr(commits, "_committer", lenient)
 
 
 def _read_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
@@ -75,7 +74,7 @@ def _never_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _let_the_leader_assign_anything(patch: pytest.MonkeyPatch) -> None:
-    take_over = sync._take_over
+    take_over = membership._take_over
 
     def lenient(group: Group, request: Any) -> str:
         problem = take_over(group, request)
@@ -86,7 +85,7 @@ def _let_the_leader_assign_anything(patch: pytest.MonkeyPatch) -> None:
             member.assignment = given.get(member.member_id, b"")
         return ""
 
-    patch.setattr(sync, "_take_over", lenient)
+    patch.setattr(membership, "_take_over", lenient)
 
 
 def _compact_away_what_came_last(patch: pytest.MonkeyPatch) -> None:
@@ -122,7 +121,7 @@ def _let_the_fenced_go_on(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_replacements_in_a_crash(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(static, "put_on_record", lambda *_args, **_options: None)
+    patch.setattr(membership, "put_on_record", lambda *_args, **_options: None)
 
 
 @pytest.mark.parametrize(

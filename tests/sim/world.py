@@ -13,12 +13,10 @@ from coordinator.config import Settings, load_settings
 from coordinator.group import GroupShard
 from coordinator.group.core import HardGroup
 from coordinator.group.records import from_entry
-from coordinator.log.compaction import Compacted, Job
-from coordinator.log.compaction_work import Progress
+from coordinator.log.compaction import Compacted, Job, Progress
 from coordinator.log.errors import LogError
 from coordinator.log.journal import Journal
-from coordinator.runtime.compaction_child import CompactionFailed
-from coordinator.runtime.compactor import Compaction
+from coordinator.runtime.compactor import Compaction, CompactionFailed
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.loading import Abandoned
 from coordinator.runtime.node import Node

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from client.spark.core import Task
+from client.spark.source.core import Task
 from tests.fakes.group_session import FakeGroup
 from tests.spark.helpers import MemoryLog, Query, tp
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from client.spark.files_index import PieceIndex
-from client.spark.folder import FolderLogWriter
-from client.spark.log_testkit import LogSubject
+from client.spark.logs.files_index import PieceIndex
+from client.spark.logs.folder import FolderLogWriter
+from client.spark.logs.testkit import LogSubject
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 

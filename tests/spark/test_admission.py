@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from client.spark.admission import SHARE_MIN, Demand, share_rows
+from client.spark.source.planning import SHARE_MIN, Demand, share_rows
 from protocol.types import TopicPartition
 from tests.fakes.group_session import FakeGroup
 from tests.spark.fault_support import expect_all, finish

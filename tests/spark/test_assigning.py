@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from client.assignors import MemberSubscription, run_assignor
-from client.spark.assigning import LeadersLog, assignors_of
-from client.spark.folder import FolderLog
-from client.spark.log import LogError
+from client.spark.logs.folder import FolderLog
+from client.spark.logs.partition_log import LogError
+from client.spark.source.session import LeadersLog, assignors_of
 from tests.spark.helpers import TOPIC, MemoryLog, options, tp
 
 

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from client.exceptions import CoordinatorUnavailable
-from client.spark.core import ReaderCore
+from client.offsets import OffsetAndMetadata
 from client.spark.errors import DataLossError
-from client.spark.log_failures import LAG_MAX_S
-from client.spark.offsets import Range, decode_end
-from client.types import OffsetAndMetadata
+from client.spark.source.core import ReaderCore
+from client.spark.source.log_calls import LAG_MAX_S
+from client.spark.source.stream_offsets import Range, decode_end
 from tests.fakes.group_session import FakeGroup
 from tests.spark.helpers import Checkpoint, MemoryLog, Query, options, ranges, tp
 

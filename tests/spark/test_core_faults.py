@@ -3,14 +3,14 @@
 import pytest
 
 from client.exceptions import FatalError
-from client.spark.core import PAUSE_MAX_S
+from client.offsets import OffsetAndMetadata
 from client.spark.errors import (
     CoordinatedSourceError,
     CoordinatorTimeout,
     FencedError,
     StatefulQueryError,
 )
-from client.types import OffsetAndMetadata
+from client.spark.source.core import PAUSE_MAX_S
 from protocol.errors import ErrorCode
 from protocol.types import TopicPartition
 from tests.fakes.group_session import FakeGroup, Fault

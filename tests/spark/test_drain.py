@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from client.exceptions import CoordinatorUnavailable, FatalError
-from client.spark.drain import drain, readers_of
 from client.spark.errors import DrainTimeout
-from client.spark.offsets import ReaderIdentity, encode_end
+from client.spark.source.drain import drain, readers_of
+from client.spark.source.stream_offsets import ReaderIdentity, encode_end
 from protocol.errors import ErrorCode
 from protocol.messages import DrainedMember
 from tests.spark.helpers import Clock

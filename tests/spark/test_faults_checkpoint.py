@@ -5,7 +5,7 @@ import json
 import pytest
 
 from client.spark.errors import CheckpointError
-from client.spark.offsets import OffsetFormatError
+from client.spark.source.stream_offsets import OffsetFormatError
 from tests.spark.fault_support import expect_all, finish, make, shows
 from tests.spark.helpers import Checkpoint, Query
 

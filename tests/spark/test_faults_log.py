@@ -7,10 +7,8 @@ from itertools import pairwise
 import pytest
 
 from client.spark.errors import DataLossError, LogFailed
-from client.spark.log import LogError, LogUnavailable
-from client.spark.log_calls import TOPIC_ID_PERIOD_S
-from client.spark.log_failures import LAG_MAX_S, RETRY_MAX_S
-from client.spark.watchdog import Watchdog
+from client.spark.logs.partition_log import LogError, LogUnavailable
+from client.spark.source.log_calls import LAG_MAX_S, RETRY_MAX_S, TOPIC_ID_PERIOD_S, Watchdog
 from tests.fakes.group_session import FakeGroup
 from tests.spark.fault_support import FaultyLog, expect_all, finish, make, shows
 from tests.spark.helpers import Checkpoint, Clock, MemoryLog, Query, ranges, tp

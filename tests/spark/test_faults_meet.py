@@ -8,10 +8,8 @@ import pytest
 
 from client.exceptions import RetriableError
 from client.spark.errors import DataLossError, LogFailed
-from client.spark.log import LogError, LogUnavailable
-from client.spark.log_calls import LogCalls
-from client.spark.log_failures import LAG_MAX_S
-from client.spark.watchdog import Watchdog
+from client.spark.logs.partition_log import LogError, LogUnavailable
+from client.spark.source.log_calls import LAG_MAX_S, LogCalls, Watchdog
 from protocol.types import TopicPartition
 from tests.fakes.group_session import FakeGroup
 from tests.spark.fault_support import FaultyLog, expect_all, finish, make

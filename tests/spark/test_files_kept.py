@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from client.spark.files_kept import KeptFiles
+from client.spark.logs.files_read import KeptFiles
 
 
 class Opened:

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pyspark.sql.types import ArrayType, DateType, StructType
 
-from client.spark import files_formats, files_index, files_log
-from client.spark.files_index import Piece, PieceIndex
-from client.spark.files_log import FilesLog
-from client.spark.files_options import FORMATS, parse_files_options
-from client.spark.log import LogError, LogUnavailable
-from client.spark.log_testkit import CHECKS, Check
+from client.spark.logs import files_formats, files_index, files_log
+from client.spark.logs.files_formats import FORMATS, parse_files_options
+from client.spark.logs.files_index import Piece, PieceIndex
+from client.spark.logs.files_log import FilesLog
+from client.spark.logs.partition_log import LogError, LogUnavailable
+from client.spark.logs.testkit import CHECKS, Check
 from client.spark.options import OptionError
 from protocol.types import TopicPartition
 from tests.spark.log_subjects import SCHEMA, FilesSubject, write_file

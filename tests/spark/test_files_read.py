@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from client.spark import files_formats, files_index, files_log, files_read
-from client.spark.files_index import Piece, PieceIndex
-from client.spark.files_lines import count_lines, lines_of, strings_of, without_returns
-from client.spark.files_log import FilesLog
-from client.spark.log import LogError
+from client.spark.logs import files_formats, files_index, files_log, files_read
+from client.spark.logs.files_formats import count_lines, lines_of, strings_of, without_returns
+from client.spark.logs.files_index import Piece, PieceIndex
+from client.spark.logs.files_log import FilesLog
+from client.spark.logs.partition_log import LogError
 from tests.spark.log_subjects import SCHEMA, write_file
 
 ROWS = 60

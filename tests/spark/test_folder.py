@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from client.spark.folder import BATCH_ROWS_MAX, FolderLog, FolderLogWriter
-from client.spark.log import LogError, PartitionLog, load_log
+from client.spark.logs.folder import BATCH_ROWS_MAX, FolderLog, FolderLogWriter
+from client.spark.logs.partition_log import LogError, PartitionLog, load_log
 from client.spark.options import OptionError
 from protocol.types import TopicPartition
 from tests.spark.helpers import MemoryLog
@@ -56,7 +56,7 @@ def test_a_new_topic_is_on_disk_before_its_first_chunk(
     """A chunk that survives a power failure is worth nothing in a folder that doesn't."""
     synced: list[str] = []
     monkeypatch.setattr(
-        "client.spark.folder.os.fsync",
+        "client.spark.logs.folder.os.fsync",
         lambda fd: synced.append(Path(f"/dev/fd/{fd}").readlink().name),
     )
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from client.spark.kafka_config import parse_kafka_options
-from client.spark.kafka_log import KafkaLog
-from client.spark.log import load_log
+from client.spark.logs.kafka_log import KafkaLog, parse_kafka_options
+from client.spark.logs.partition_log import load_log
 from client.spark.options import OptionError
 
 SERVERS = {"kafka.bootstrap.servers": "b:9092"}
@@ -82,7 +81,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
             raise ImportError(name)
         return real(name, *args, **kwargs)
 
-    for module in [m for m in sys.modules if m.startswith("client.spark.kafka_")]:
+    for module in [m for m in sys.modules if m.startswith("client.spark.logs.kafka_")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(builtins, "__import__", without)
 

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("confluent_kafka")
 
-from client.spark import kafka_read
-from client.spark.kafka_config import parse_kafka_options
-from client.spark.log import LogUnavailable
+from client.spark.logs import kafka_log
+from client.spark.logs.kafka_log import parse_kafka_options
+from client.spark.logs.partition_log import LogUnavailable
 from protocol.types import TopicPartition
 
 CONFIG = parse_kafka_options({"kafka.bootstrap.servers": "nowhere:1", "log.timeout": "30s"})
@@ -61,16 +61,16 @@ class Broker:
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     """Three rows, with nothing for a moment after the first."""
     made = Broker([[Message(0)], [], [Message(1), Message(2)]])
-    monkeypatch.setattr(kafka_read, "_take", lambda _config: made)
-    monkeypatch.setattr(kafka_read, "_give_back", lambda _lease: None)
-    monkeypatch.setattr(kafka_read, "time", SimpleNamespace(monotonic=lambda: made.now_s))
+    monkeypatch.setattr(kafka_log, "_take", lambda _config: made)
+    monkeypatch.setattr(kafka_log, "_give_back", lambda _lease: None)
+    monkeypatch.setattr(kafka_log, "time", SimpleNamespace(monotonic=lambda: made.now_s))
     return made
 
 
 def test_a_task_may_be_busy_with_rows_for_longer_than_the_timeout(broker: Broker) -> None:
     """That time is the task's, not Kafka's."""
     found = []
-    for rows in kafka_read._RangeReader(CONFIG, TP, 0, 3):
+    for rows in kafka_log._RangeReader(CONFIG, TP, 0, 3):
         found += [row.offset() for row in rows]
         broker.now_s += 3600
 
@@ -80,6 +80,6 @@ def test_a_task_may_be_busy_with_rows_for_longer_than_the_timeout(broker: Broker
 def test_a_silent_broker_is_given_up_after_the_timeout(broker: Broker) -> None:
     """Else the batch would wait for ever."""
     with pytest.raises(LogUnavailable, match="nothing from offset 3 on within 30 s"):
-        list(kafka_read._RangeReader(CONFIG, TP, 0, 4))
+        list(kafka_log._RangeReader(CONFIG, TP, 0, 4))
 
     assert 30 < broker.now_s < 31

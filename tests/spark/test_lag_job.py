@@ -7,8 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from client.spark.lag.ends import registered
-from client.spark.lag.job import main
-from client.spark.lag.output import table
+from client.spark.lag.job import main, table
 from protocol.topic_messages import DescribedTopic, EndOffset
 
 

@@ -18,12 +18,12 @@ from client.exceptions import (
     RetriableError,
 )
 from client.kafka_groups import KafkaGroupError, KafkaRefused, KafkaUnavailable
-from client.spark import checkpoint_offsets, listener as module
+from client.spark import checkpoint_offsets
 from client.spark.errors import CheckpointError
-from client.spark.listener import GroupOffsetListener
-from client.spark.listener_background import Background
-from client.spark.listener_board import BackgroundCommitter, NotNow, Refused
-from client.spark.listener_targets import CoordinatorTarget, KafkaTarget, Target
+from client.spark.listener import listener as module
+from client.spark.listener.board import BackgroundCommitter, NotNow, Refused
+from client.spark.listener.listener import Background, GroupOffsetListener
+from client.spark.listener.targets import CoordinatorTarget, KafkaTarget, Target
 from protocol.types import TopicPartition
 from tests.spark.test_checkpoint import Made
 

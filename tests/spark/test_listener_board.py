@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from client.spark import listener_board as module
-from client.spark.listener_board import BackgroundCommitter, NotNow, OffsetBoard, Refused
+from client.spark.listener import board as module
+from client.spark.listener.board import BackgroundCommitter, NotNow, OffsetBoard, Refused
 from protocol.types import TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)

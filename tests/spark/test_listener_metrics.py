@@ -2,7 +2,7 @@
 
 import json
 
-from client.spark.listener_metrics import (
+from client.spark.listener.metrics import (
     ListenerMetrics,
     PartitionLag,
     QueryMetrics,

@@ -3,8 +3,7 @@
 from hypothesis import given, strategies as st
 
 from client.spark.checkpoint import FinishedBatch
-from client.spark.listener_queries import Event, QueryState
-from client.spark.listener_sources import Reached, Rules, batch_offsets
+from client.spark.listener.queries import Event, QueryState, Reached, Rules, batch_offsets
 from protocol.types import TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from client.spark.checkpoint import FinishedBatch
-from client.spark.listener_sources import (
+from client.spark.listener.queries import (
     DecodeFailed,
     Reached,
     Rules,

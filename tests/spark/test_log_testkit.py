@@ -8,9 +8,9 @@ from unittest import SkipTest
 import pyarrow as pa
 import pytest
 
-from client.spark.folder import FolderLog
-from client.spark.log import LogError
-from client.spark.log_testkit import CHECKS, Check, LogCheckFailed, LogSubject, check_log
+from client.spark.logs.folder import FolderLog
+from client.spark.logs.partition_log import LogError
+from client.spark.logs.testkit import CHECKS, Check, LogCheckFailed, LogSubject, check_log
 from protocol.types import TopicPartition
 from tests.spark.log_subjects import FolderSubject
 

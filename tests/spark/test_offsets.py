@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from client.spark.offsets import (
+from client.spark.source.stream_offsets import (
     IDENTITY,
     EndOffset,
     OffsetFormatError,

@@ -2,9 +2,9 @@
 
 from hypothesis import example, given, strategies as st
 
-from client.spark.core import Task
-from client.spark.offsets import Range
-from client.spark.packing import pack_ranges
+from client.spark.source.core import Task
+from client.spark.source.data_source import pack_ranges
+from client.spark.source.stream_offsets import Range
 from protocol.types import TopicPartition
 
 

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from client.spark.offsets import IDENTITY, Range
-from client.spark.positions import (
+from client.offsets import OffsetAndMetadata
+from client.spark.source.planning import (
     Finished,
     Limits,
     Position,
@@ -14,7 +14,7 @@ from client.spark.positions import (
     is_stored,
     plan_partition,
 )
-from client.types import OffsetAndMetadata
+from client.spark.source.stream_offsets import IDENTITY, Range
 from protocol.types import TopicPartition
 
 positions = st.builds(

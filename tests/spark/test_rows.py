@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from client.spark.kafka_rows import columns, record_batch
-from client.spark.rows import SourceRange, with_source_columns
+from client.spark.logs.kafka_log import columns, record_batch
+from client.spark.source.reading import SourceRange, with_source_columns
 
 OUT = pa.schema(
     [

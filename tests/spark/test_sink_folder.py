@@ -23,7 +23,7 @@ from client.spark.sinks.manifest import (
     encode_state,
 )
 from client.spark.sinks.ranges import PartitionKey, Stored
-from client.spark.sinks.upkeep import small_groups
+from client.spark.sinks.table import small_groups
 from tests.fakes.frames import Frame, Writer, batch_of, folder_offsets
 
 KEY = PartitionKey("g", "events", 0)

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from client.spark import FolderLogWriter
-from client.spark.folder import FolderLog
-from client.spark.sinks.batches import checked_ranges, each_range, ranges_of
-from client.spark.sinks.gaps import looks_into
+from client.spark.logs.folder import FolderLog
 from client.spark.sinks.ranges import (
     PartitionKey,
     Policy,
@@ -20,7 +18,11 @@ from client.spark.sinks.ranges import (
     Stored,
     Verdict,
     checked_policy,
+    checked_ranges,
     decide,
+    each_range,
+    looks_into,
+    ranges_of,
 )
 from tests.fakes.frames import Frame, batch_of
 

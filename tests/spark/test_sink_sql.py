@@ -13,14 +13,15 @@ from hypothesis import given, settings, strategies as st
 
 from client.spark.sinks import JdbcStaging, SinkError, SqlSink
 from client.spark.sinks.ranges import PartitionKey
-from client.spark.sinks.sql_text import (
+from client.spark.sinks.sql import (
+    LEFT_OVER_S,
     Dialect,
+    StagingTables,
     create_like,
     insert_from,
     insert_rows,
     position_statements,
 )
-from client.spark.sinks.staging import LEFT_OVER_S, StagingTables
 from tests.fakes.frames import Frame, batch_of
 
 COLUMNS = "topic, partition, offset, name, range_start, range_end, generation"

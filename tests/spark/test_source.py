@@ -18,21 +18,21 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from client.spark import source
-from client.spark.core import Task
-from client.spark.folder import FolderLogWriter
-from client.spark.guard import StatefulGuard
-from client.spark.offsets import Range
+from client.spark.logs.folder import FolderLogWriter
 from client.spark.options import OptionError, parse_options
-from client.spark.refusal import Refusals
-from client.spark.rows import SourceRange, with_source_columns
-from client.spark.source import (
+from client.spark.source import data_source
+from client.spark.source.core import Task
+from client.spark.source.data_source import (
     CoordinatedSource,
     CoordinatedStreamReader,
     RangesPartition,
+    Refusals,
+    StatefulGuard,
     ranges_partitions,
     warm_partitions,
 )
+from client.spark.source.reading import SourceRange, with_source_columns
+from client.spark.source.stream_offsets import Range
 from protocol.types import TopicPartition
 from tests.fakes.group_session import FakeGroup
 from tests.spark.helpers import MemoryLog, Query, tp
@@ -50,8 +50,8 @@ def given(tmp_path: Path) -> dict[str, str]:
 
 def reader_of(given: dict[str, str]) -> CoordinatedStreamReader:
     """Make a reader as Spark does."""
-    source = CoordinatedSource(given)
-    return source.streamReader(source.schema())
+    data_source = CoordinatedSource(given)
+    return data_source.streamReader(data_source.schema())
 
 
 def test_an_executor_reads_with_a_pickled_copy(given: dict[str, str]) -> None:
@@ -104,7 +104,7 @@ def test_a_warm_up_starts_workers_that_load_the_log(
     group, log = FakeGroup([tp(0)]), MemoryLog({0: 100})
     Query(group, log, client_id="at-work").trigger()
     settled: list[bool] = []
-    monkeypatch.setattr(source, "settle", lambda: settled.append(True))
+    monkeypatch.setattr(data_source, "settle", lambda: settled.append(True))
     reader = reader_of({**given, "minTasks": "3"})
     monkeypatch.setattr(reader, "_core", Query(group, log, warms_up=True).core)
 
@@ -176,7 +176,7 @@ def test_topics_with_different_columns_are_refused(given: dict[str, str]) -> Non
 SIGTERM_SCRIPT = """
 import os
 import threading
-from client.spark.process import LeaveOnSigterm
+from client.spark.source.data_source import LeaveOnSigterm
 
 def leave():
     os.write(1, b"left\\n")
@@ -243,12 +243,12 @@ def test_a_stateful_query_is_told_to_end(tmp_path: Path) -> None:
     guard, refusals = StatefulGuard(Refusals(tmp_path)), Refusals(tmp_path)
     for client_id in ("spark-old", "spark-new"):
         about = {"v": 1, "coordinator": "h:1", "group": "g", "client_id": client_id}
-        source = SimpleNamespace(endOffset=json.dumps({"@": {**about, "stateful": "fail"}}))
+        data_source = SimpleNamespace(endOffset=json.dumps({"@": {**about, "stateful": "fail"}}))
         operators = [SimpleNamespace(operatorName="dedupe")]
         guard.onQueryProgress(
             SimpleNamespace(  # type: ignore[arg-type] # Only what it looks at.
                 progress=SimpleNamespace(
-                    runId="r", id="i", name="q", stateOperators=operators, sources=[source]
+                    runId="r", id="i", name="q", stateOperators=operators, sources=[data_source]
                 )
             )
         )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from client.spark.kafka_topics import client_settings
-from client.spark.starting import (
+from client.spark.starting_offsets import (
     Default,
     StartingOffsetsError,
     check_default,

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pytest
 
 from client.spark.errors import LogFailed
-from client.spark.log import LogError, LogUnavailable
-from client.spark.log_calls import Call
-from client.spark.reading import ReadMonitor, read_range
-from client.spark.watchdog import Watchdog, patience_s
+from client.spark.logs.partition_log import LogError, LogUnavailable
+from client.spark.source.log_calls import Call, Watchdog, patience_s
+from client.spark.source.reading import ReadMonitor, read_range
 from tests.spark.helpers import MemoryLog, options
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from client.blocking import connect_blocking
-from client.spark.log import load_log
+from client.spark.logs.partition_log import load_log
 from protocol.topic_messages import DescribedTopic
 
 if TYPE_CHECKING:

@@ -15,7 +15,46 @@ from client.exceptions import CoordinatorError
 from client.spark.lag.compute import windowed, worst
 from client.spark.lag.ends import kafka_ends, log_ends, registry_ends
 from client.spark.lag.history import Sample, keep_sample, read_samples, take_sample, watch
-from client.spark.lag.output import table
+
+# ------------------------------------------------------------------------------------------
+# Tables for a terminal. Pure.
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return rows under their names, numbers to the right; nothing known is a dash."""
+    texts = [[_cell(value) for value in row] for row in rows]
+    right = [
+        all(row[at] is None or isinstance(row[at], int | float) for row in rows)
+        for at in range(len(names))
+    ]
+    widths = [
+        max(len(name), *(len(row[at]) for row in texts)) if texts else len(name)
+        for at, name in enumerate(names)
+    ]
+    lines = [list(names), *texts]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    return str(value)
+
+
+# ------------------------------------------------------------------------------------------
+# ``python -m client.spark.lag``: who is behind, once or again and again.
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,7 +120,8 @@ class Wanted:
 
     def _offsets(self, spark: "SparkSession") -> "DataFrame":
         if self.offsets is None:
-            from client.spark.source import register  # noqa: PLC0415 - It needs more of Spark.
+            # It needs more of Spark.
+            from client.spark.source.data_source import register  # noqa: PLC0415
 
             register(spark)
             assert self.coordinator is not None

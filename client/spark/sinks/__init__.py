@@ -1,12 +1,9 @@
 """Sinks for ``foreachBatch`` that take each range of a coordinated source once."""
 
-from client.spark.sinks.batches import RangeBatch, each_range
 from client.spark.sinks.folder import FolderSink
-from client.spark.sinks.ranges import SinkError
-from client.spark.sinks.sql import SqlSink
-from client.spark.sinks.staging import JdbcStaging
-from client.spark.sinks.table import history, live_files, positions, read
-from client.spark.sinks.upkeep import compact, vacuum
+from client.spark.sinks.ranges import RangeBatch, SinkError, each_range
+from client.spark.sinks.sql import JdbcStaging, SqlSink
+from client.spark.sinks.table import compact, history, live_files, positions, read, vacuum
 
 __all__ = [
     "FolderSink",

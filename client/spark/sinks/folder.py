@@ -14,14 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import StructField, StructType
 
-from client.spark.sinks.batches import (
-    Transform,
-    accepted_rows,
-    counted_ranges,
-    log_skipped,
-    persisted,
-)
-from client.spark.sinks.gaps import looks_into
 from client.spark.sinks.manifest import Change, DataFile, Manifest, State
 from client.spark.sinks.ranges import (
     Decision,
@@ -30,9 +22,15 @@ from client.spark.sinks.ranges import (
     PartitionKey,
     SinkError,
     SinkRange,
+    Transform,
     Verdict,
+    accepted_rows,
     checked_policy,
+    counted_ranges,
     decide_all,
+    log_skipped,
+    looks_into,
+    persisted,
 )
 from client.spark.sinks.table import merge_schemas, missing_rows, schema_of, write_files
 

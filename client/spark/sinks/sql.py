@@ -9,18 +9,12 @@ position moved, and rolls back. What the coordinator believes doesn't matter to 
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from client.spark.sinks.batches import (
-    Transform,
-    accepted_rows,
-    log_skipped,
-    persisted,
-    ranges_of,
-)
-from client.spark.sinks.gaps import looks_into
 from client.spark.sinks.ranges import (
     Decision,
     OnGap,
@@ -28,12 +22,260 @@ from client.spark.sinks.ranges import (
     PartitionKey,
     SinkError,
     Stored,
+    Transform,
     Verdict,
+    accepted_rows,
     checked_policy,
     decide_all,
+    log_skipped,
+    looks_into,
+    persisted,
+    ranges_of,
 )
-from client.spark.sinks.sql_text import PARAMSTYLES, Dialect, insert_rows, position_statements
-from client.spark.sinks.staging import JdbcStaging, Staged, StagingTables
+
+# ------------------------------------------------------------------------------------------
+# The SQL that the sink runs, for any parameter style of the DB-API. Pure.
+
+# ruff: noqa: S608 - Names are quoted here, and values are parameters.
+
+
+PARAMSTYLES: Final = ("qmark", "numeric", "named", "format", "pyformat")
+
+_POSITION_COLUMNS: Final = (
+    "group_id",
+    "topic",
+    "partition_id",
+    "range_start",
+    "range_end",
+    "generation",
+    "late_end",
+)
+
+
+class Dialect(NamedTuple):
+    """How a database wants its parameters and its names."""
+
+    paramstyle: str = "qmark"
+    quote: str = '"'
+
+    def name(self, text: str) -> str:
+        """Quote a name; dots separate a schema from a table."""
+        return ".".join(map(self.column, text.split(".")))
+
+    def column(self, text: str) -> str:
+        """Quote a column's name, in which dots are dots."""
+        quoted = f"{self.quote}{text.replace(self.quote, self.quote * 2)}{self.quote}"
+        # Where parameters are marked by a percent sign, any other one is doubled.
+        return quoted.replace("%", "%%") if "format" in self.paramstyle else quoted
+
+    def parameters(self, count: int, first: int = 1) -> list[str]:
+        """Return *count* markers; all values are passed as one sequence."""
+        markers: dict[str, Callable[[int], str]] = {
+            "qmark": lambda _: "?",
+            "format": lambda _: "%s",
+            "pyformat": lambda _: "%s",
+            "numeric": lambda n: f":{n}",
+            "named": lambda n: f":{n}",
+        }
+        return [markers[self.paramstyle](n) for n in range(first, first + count)]
+
+
+class Statements(NamedTuple):
+    """The statements about positions, for one table that keeps them."""
+
+    create: str
+    select: str
+    insert: str
+    update: str
+    delete: str
+
+
+def position_statements(dialect: Dialect, table: str) -> Statements:
+    """Return the statements for the table that keeps positions."""
+    name = dialect.name(table)
+    columns = ", ".join(_POSITION_COLUMNS)
+    keys = _POSITION_COLUMNS[:3]
+    values = _POSITION_COLUMNS[3:]
+    marks = dialect.parameters(len(_POSITION_COLUMNS))
+    setting = ", ".join(
+        f"{column} = {mark}"
+        for column, mark in zip(values, dialect.parameters(len(values)), strict=True)
+    )
+    where = _equal(dialect, keys, first=1 + len(values))
+    # The whole row must be as it was read: end and generation alone could come again.
+    unchanged = _equal(dialect, values[:3], first=1 + len(values) + len(keys))
+    late = dialect.parameters(1, first=1 + len(values) + len(keys) + 3)[0]
+    return Statements(
+        create=(
+            f"CREATE TABLE IF NOT EXISTS {name} (group_id VARCHAR(255) NOT NULL, "
+            "topic VARCHAR(249) NOT NULL, partition_id INTEGER NOT NULL, "
+            "range_start BIGINT NOT NULL, range_end BIGINT NOT NULL, "
+            "generation INTEGER NOT NULL, late_end BIGINT NOT NULL, "
+            "PRIMARY KEY (group_id, topic, partition_id))"
+        ),
+        select=(
+            f"SELECT {', '.join(_POSITION_COLUMNS[1:])} FROM {name} "
+            f"WHERE {_equal(dialect, keys[:1], first=1)}"
+        ),
+        insert=f"INSERT INTO {name} ({columns}) VALUES ({', '.join(marks)})",
+        update=f"UPDATE {name} SET {setting} WHERE {where} AND {unchanged} AND late_end = {late}",
+        delete=f"DELETE FROM {name} WHERE {_equal(dialect, keys, first=1)}",
+    )
+
+
+def insert_rows(dialect: Dialect, table: str, columns: Sequence[str]) -> str:
+    """Return the statement that inserts one row."""
+    names = ", ".join(map(dialect.column, columns))
+    marks = ", ".join(dialect.parameters(len(columns)))
+    return f"INSERT INTO {dialect.name(table)} ({names}) VALUES ({marks})"
+
+
+def insert_from(dialect: Dialect, table: str, staging: str, columns: Sequence[str]) -> str:
+    """Return the statement that moves all rows of a staging table."""
+    names = ", ".join(map(dialect.column, columns))
+    return (
+        f"INSERT INTO {dialect.name(table)} ({names}) SELECT {names} FROM {dialect.name(staging)}"
+    )
+
+
+def create_like(dialect: Dialect, staging: str, table: str, columns: Sequence[str]) -> str:
+    """Return the statement that makes an empty staging table with the columns of *table*."""
+    names = ", ".join(map(dialect.column, columns))
+    return (
+        f"CREATE TABLE {dialect.name(staging)} AS "
+        f"SELECT {names} FROM {dialect.name(table)} WHERE 1 = 0"
+    )
+
+
+def _equal(dialect: Dialect, columns: Sequence[str], first: int) -> str:
+    marks = dialect.parameters(len(columns), first)
+    return " AND ".join(f"{column} = {mark}" for column, mark in zip(columns, marks, strict=True))
+
+
+# ------------------------------------------------------------------------------------------
+# Tables to which executors write a batch by JDBC, before a transaction moves it.
+#
+# Spark writes each task in a transaction of its own, so a batch that failed in the middle, or a
+# task that ran twice, leaves too few or too many rows. They are in a table that nobody reads, with
+# a name that is used once; it is moved only if it holds as many rows as the batch.
+
+# ruff: noqa: S608 - Names are quoted, and values are parameters.
+
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Nobody writes a batch for so long; what is older was left by a crash.
+LEFT_OVER_S: Final = 24 * 3600
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JdbcStaging:
+    """How executors reach the database.
+
+    Args:
+        url: such as ``jdbc:postgresql://host/db``; the driver's jar must be on Spark's class
+            path.
+        properties: Spark's options for it, such as ``user``, ``password``, ``driver`` and
+            ``batchsize``. They are not shown.
+
+    """
+
+    url: str
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def write(self, rows: "DataFrame", table: str) -> None:
+        """Write the rows to a table that exists; its name is quoted already."""
+        rows.write.format("jdbc").options(
+            **{"batchsize": "10000", **self.properties, "url": self.url, "dbtable": table}
+        ).mode("append").save()
+
+
+class Staged(NamedTuple):
+    """A staging table, and how many rows it has to hold."""
+
+    name: str
+    target: str
+    columns: tuple[str, ...]
+    rows: int
+
+    def move(self, cursor: Any, dialect: Dialect) -> None:
+        """Insert its rows into the target.
+
+        Raises:
+            SinkError: there are too many or too few.
+
+        """
+        cursor.execute(f"SELECT COUNT(*) FROM {dialect.name(self.name)}")
+        (found,) = cursor.fetchone()
+        if found != self.rows:
+            raise SinkError(
+                f"the staging table {self.name} has {found} rows, the batch has {self.rows}: a "
+                "task of Spark ran twice, or transform= returns other rows each time. Restart "
+                "the query; switch spark.speculation off"
+            )
+        cursor.execute(insert_from(dialect, self.target, self.name, self.columns))
+
+
+class StagingTables(NamedTuple):
+    """Makes and drops staging tables, and keeps a list of them in the table *registry*."""
+
+    dialect: Dialect
+    target: str
+    registry: str
+
+    @property
+    def create(self) -> str:
+        """The statement that makes the list."""
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self.dialect.name(self.registry)} "
+            "(name VARCHAR(255) NOT NULL PRIMARY KEY, created_s BIGINT NOT NULL)"
+        )
+
+    def make(self, db: Any, columns: Sequence[str], rows: int, *, now_s: int) -> Staged:
+        """Make a staging table for *rows* rows, and drop what crashed drivers left."""
+        self._drop_left_over(db, now_s)
+        schema, dot, _ = self.target.rpartition(".")
+        name = f"{schema}{dot}gc_stage_{uuid.uuid4().hex[:16]}"
+        cursor = db.cursor()
+        marks = ", ".join(self.dialect.parameters(2))
+        listed = self.dialect.name(self.registry)
+        cursor.execute(f"INSERT INTO {listed} VALUES ({marks})", (name, now_s))
+        cursor.execute(create_like(self.dialect, name, self.target, columns))
+        db.commit()
+        return Staged(name, self.target, tuple(columns), rows)
+
+    def drop(self, db: Any, name: str) -> None:
+        """Drop a staging table. What goes wrong is only logged: it is dropped a day later."""
+        try:
+            cursor = db.cursor()
+            cursor.execute(f"DROP TABLE IF EXISTS {self.dialect.name(name)}")
+            (mark,) = self.dialect.parameters(1)
+            listed = self.dialect.name(self.registry)
+            cursor.execute(f"DELETE FROM {listed} WHERE name = {mark}", (name,))
+            db.commit()
+        except Exception:
+            logger.warning("the staging table %s is not dropped yet", name, exc_info=True)
+            db.rollback()
+
+    def _drop_left_over(self, db: Any, now_s: int) -> None:
+        cursor = db.cursor()
+        (mark,) = self.dialect.parameters(1)
+        listed = self.dialect.name(self.registry)
+        cursor.execute(
+            f"SELECT name FROM {listed} WHERE created_s < {mark}",
+            (now_s - LEFT_OVER_S,),
+        )
+        names = [name for (name,) in cursor.fetchall()]
+        db.rollback()
+        for name in names:
+            self.drop(db, name)
+
+
+# ------------------------------------------------------------------------------------------
+# A table of an SQL database that takes each range once, in one transaction with its position.
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,8 +292,6 @@ TRIES_MAX: Final = 100
 ROWS_PER_CALL: Final = 5_000
 
 _NONE: Final = -1
-
-logger = logging.getLogger(__name__)
 
 
 class SqlSink:

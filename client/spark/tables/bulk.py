@@ -3,24 +3,249 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from client.blocking import BlockingClient
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from client.blocking import BlockingClient, connect_blocking
 from client.exceptions import CommitRefused, CoordinatorError, FatalError, OutcomeUnknown
-from client.spark.tables.bulk_plan import (
-    PARTITIONS_MAX,
-    BulkWriteError,
-    GroupPlan,
-    NewOffset,
-    plan_group,
-    refused,
-)
-from client.types import OffsetAndMetadata
+from client.offsets import OffsetAndMetadata, commit_request
+from client.spark.options import OptionError
+from client.spark.source.stream_offsets import Pin, parse_pin
+from client.spark.tables.clients import CLIENT_ID, Target
+from client.spark.tables.options import Given
+from protocol.apis import REQUEST_BYTES_MAX
+from protocol.body import pack
 from protocol.errors import ErrorCode
-from protocol.types import TopicPartition
+from protocol.groups import group_id_error, name_error
+from protocol.types import INT32_MAX, INT64_MAX, NO_GENERATION, NO_LEADER_EPOCH, TopicPartition
+
+# ------------------------------------------------------------------------------------------
+# What a bulk write would do to each group, and why it may not. Pure.
+#
+# Everything is checked before anything is written, and a group is written as a whole: with one
+# commit, which stores all of its partitions or none.
+
+PARTITIONS_MAX: Final = 10_000  # What one commit may name.
+TOPIC_BYTES_MAX: Final = 249
+REQUIRED: Final = ("group", "topic", "partition", "offset")
+COLUMNS: Final = pa.schema(
+    [
+        ("group", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("leader_epoch", pa.int32()),
+        ("metadata", pa.string()),
+    ]
+)
+_EXAMPLES: Final = 5
+# Room for the request's header and for what a member id would take.
+_HEADER_BYTES: Final = 1_024
+
+
+class BulkWriteError(ValueError):
+    """The rows can't be written as they are, or some groups were not; the message says which."""
+
+
+class NewOffset(NamedTuple):
+    """What a row says; ``metadata`` is None where the row says nothing of it."""
+
+    offset: int
+    leader_epoch: int | None
+    metadata: str | None
+
+
+class Change(NamedTuple):
+    """What is to become of one partition."""
+
+    tp: TopicPartition
+    old: OffsetAndMetadata | None
+    new: OffsetAndMetadata
+
+
+class GroupPlan(NamedTuple):
+    """What is to become of one group; with a *refusal*, nothing."""
+
+    group: str
+    changes: tuple[Change, ...]
+    refusal: str | None = None
+
+    @property
+    def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What to commit."""
+        return {change.tp: change.new for change in self.changes}
+
+
+def normal_columns(table: pa.Table) -> pa.Table:
+    """Return the columns of `COLUMNS` that *table* has, in their types; others are dropped.
+
+    Raises:
+        BulkWriteError: a required column is missing, or can't be read as its type.
+
+    """
+    if missing := [name for name in REQUIRED if name not in table.column_names]:
+        raise BulkWriteError(
+            f"the rows have no column {', '.join(missing)}; to write group_offsets takes "
+            f"{', '.join(REQUIRED)}, and may have leader_epoch and metadata"
+        )
+    columns = {}
+    for field in COLUMNS:
+        if field.name not in table.column_names:
+            columns[field.name] = pa.nulls(table.num_rows, field.type)
+            continue
+        try:
+            columns[field.name] = table.column(field.name).cast(field.type)
+        except pa.ArrowInvalid as error:
+            raise BulkWriteError(
+                f"column {field.name} can't be read as {field.type}: {error}"
+            ) from error
+    return pa.table(columns, schema=COLUMNS)
+
+
+def by_group(table: pa.Table) -> dict[str, dict[TopicPartition, NewOffset]]:
+    """Return what the rows say of each group.
+
+    Args:
+        table: In the columns of `COLUMNS`.
+
+    Raises:
+        BulkWriteError: a row has no value where it needs one, or one that is impossible; or two
+            rows are about the same partition of the same group.
+
+    """
+    for name in REQUIRED:
+        if nulls := table.column(name).null_count:
+            raise BulkWriteError(f"column {name} is null in {nulls} rows")
+    for name, most in (("partition", INT32_MAX), ("offset", INT64_MAX)):
+        _refuse_rows(
+            table, pc.less(table.column(name), 0), f"every {name} is a number from 0 to {most}"
+        )
+    keys = ["group", "topic", "partition"]
+    counted = table.group_by(keys).aggregate([([], "count_all")])
+    twice = pc.greater(counted.column("count_all"), 1)
+    _refuse_rows(counted, twice, "a partition of a group can be written only once")
+    groups: dict[str, dict[TopicPartition, NewOffset]] = {}
+    columns = [table.column(name).to_pylist() for name in COLUMNS.names]
+    for group, topic, partition, *new in zip(*columns, strict=True):
+        groups.setdefault(group, {})[TopicPartition(topic, partition)] = NewOffset(*new)
+    return groups
+
+
+def _refuse_rows(table: pa.Table, are_bad: Any, rule: str) -> None:
+    bad = table.filter(are_bad)
+    if bad.num_rows:
+        shown = bad.slice(0, _EXAMPLES).to_pylist()
+        listed = "; ".join(
+            f"group {row['group']!r}, {row['topic']}-{row['partition']}"
+            + (f": offset {row['offset']}" if "offset" in row else "")
+            for row in shown
+        )
+        raise BulkWriteError(f"{rule}; {bad.num_rows} are otherwise, such as {listed}")
+
+
+def plan_group(
+    group: str,
+    wanted: Mapping[TopicPartition, NewOffset],
+    stored: Mapping[TopicPartition, OffsetAndMetadata],
+    *,
+    state: str,
+    num_partitions: Mapping[str, int],
+    force: bool,
+) -> GroupPlan:
+    """Decide what one group needs; what is stored already needs nothing.
+
+    Args:
+        group: Its id.
+        wanted: What the rows say.
+        stored: What is committed.
+        state: The group's state, such as "Empty", "Stable", or "Dead" if there is none.
+        num_partitions: How many partitions each registered topic has.
+        force: Whether a group with members is written, too.
+
+    """
+    changes = []
+    for tp in sorted(wanted):
+        old = stored.get(tp)
+        new = next_offset(wanted[tp], old)
+        if new != old:
+            changes.append(Change(tp, old, new))
+    plan = GroupPlan(group, tuple(changes))
+    return plan._replace(refusal=_refusal(plan, wanted, state, num_partitions, force=force))
+
+
+def next_offset(wanted: NewOffset, stored: OffsetAndMetadata | None) -> OffsetAndMetadata:
+    """Return what to commit where *stored* is committed.
+
+    Metadata that a coordinated stream has left there is kept up: the counter in it of how often
+    the offset was reset goes up with every move, so that a sink that remembers ranges by it takes
+    those that come again.
+    """
+    epoch = NO_LEADER_EPOCH if wanted.leader_epoch is None else wanted.leader_epoch
+    metadata = wanted.metadata
+    pin = parse_pin(stored.metadata) if stored is not None else None
+    if stored is not None and wanted.offset == stored.offset:
+        if metadata is None:
+            metadata = stored.metadata
+        if wanted.leader_epoch is None:
+            epoch = stored.leader_epoch
+    elif pin is not None:
+        given = parse_pin(metadata)
+        if given is not None:
+            metadata = Pin(given.end, max(given.resets, pin.resets) + 1).to_metadata()
+        elif not metadata:
+            metadata = Pin(wanted.offset, pin.resets + 1).to_metadata()
+    return OffsetAndMetadata(wanted.offset, metadata or "", epoch)
+
+
+def _refusal(
+    plan: GroupPlan,
+    wanted: Mapping[TopicPartition, NewOffset],
+    state: str,
+    num_partitions: Mapping[str, int],
+    *,
+    force: bool,
+) -> str | None:
+    if error := group_id_error(plan.group):
+        return f"the group id isn't legal: {error}"
+    for topic in {tp.topic for tp in wanted}:
+        if error := name_error(topic, TOPIC_BYTES_MAX):
+            return f"the topic {topic!r} isn't legal: {error}"
+    for tp in wanted:
+        count = num_partitions.get(tp.topic)
+        if count is not None and tp.partition >= count:
+            return f"there is no {tp}: the topic is registered with {count} partitions"
+    if state not in {"Empty", "Dead"} and not force:
+        return (
+            f"it is in use (state {state}): stop its members, or set option 'force' to 'true' to "
+            "remove them; they then begin at the new offsets"
+        )
+    if len(plan.changes) > PARTITIONS_MAX:
+        return (
+            f"{len(plan.changes)} partitions are more than one commit stores ({PARTITIONS_MAX}), "
+            "and a group is written as a whole: write it in parts, one after the other"
+        )
+    request = commit_request(plan.group, NO_GENERATION, "", None, plan.offsets, None)
+    if (size := len(pack(request))) > REQUEST_BYTES_MAX - _HEADER_BYTES:
+        return (
+            f"its commit of {size} bytes is larger than a request may be, and a group is written "
+            "as a whole: write it in parts, one after the other, or with less metadata"
+        )
+    return None
+
+
+def refused(plans: Iterable[GroupPlan]) -> list[GroupPlan]:
+    """Return those that can't be carried out."""
+    return [plan for plan in plans if plan.refusal is not None]
+
+
+# ------------------------------------------------------------------------------------------
+# Carries out a bulk write: looks at all groups, decides, and commits group by group.
 
 logger = logging.getLogger(__name__)
 
@@ -242,3 +467,160 @@ def _undone(client: BlockingClient, plan: GroupPlan, refusal: CommitRefused) -> 
         message += f"; {len(stored)} others were stored ({listed}) and can't be put back: {error}"
         return GroupResult(plan, "unknown", message)
     return GroupResult(plan, "failed", message)
+
+
+# ------------------------------------------------------------------------------------------
+# Writes the committed offsets of whole groups from a DataFrame: a reset, or a migration.
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+OPTIONS: Final = (
+    "coordinator",
+    "dryRun",
+    "force",
+    "skipRefused",
+    "report",
+    "coordinatorTimeout",
+)
+
+
+class WriteOptions(NamedTuple):
+    """The checked options of one write."""
+
+    target: Target
+    how: How
+    report: str | None
+
+
+class Rows(WriterCommitMessage):
+    """What one task has read, on its way to the driver, which alone sees whole groups."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+def parse_options(options: Mapping[str, str]) -> WriteOptions:
+    """Check all options and fill in the defaults.
+
+    Raises:
+        OptionError: with a message that names the option and what it may be.
+
+    """
+    given = Given(options, OPTIONS)
+    parsed = WriteOptions(
+        Target(given.addresses(), given.duration_ms("coordinatorTimeout", "60s")),
+        How(
+            dry_run=given.flag("dryRun", default=False),
+            force=given.flag("force", default=False),
+            skip_refused=given.flag("skipRefused", default=False),
+        ),
+        given.text("report"),
+    )
+    if parsed.how.dry_run and parsed.report is None:
+        raise OptionError(
+            "option 'report' is missing: a dry run writes nothing but a report, so name a file "
+            "for it (or call write_group_offsets, which returns it)"
+        )
+    return parsed
+
+
+class GroupOffsetsWriter(DataSourceArrowWriter):
+    """Brings the rows to the driver, checks all of them, and writes group by group."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Rows:
+        """Take the rows of one task, on an executor."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, COLUMNS) as out:
+            for batch in iterator:
+                out.write_table(normal_columns(pa.Table.from_batches([batch])))
+        return Rows(sink.getvalue().to_pybytes())
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Write what all tasks have read, on the driver.
+
+        Raises:
+            BulkWriteError: some groups were not written.
+
+        """
+        parts = [
+            pa.ipc.open_stream(message.data).read_all()
+            for message in messages
+            if isinstance(message, Rows)
+        ]
+        rows = pa.concat_tables(parts) if parts else COLUMNS.empty_table()
+        results = write_table(rows, self._options)
+        check(results, self._options.how)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: nothing was written before all rows were there."""
+
+
+def write_table(rows: pa.Table, options: WriteOptions) -> list[GroupResult]:
+    """Write the offsets in *rows*, and the report; return what became of each group.
+
+    Raises:
+        BulkWriteError: the rows can't be written as they are; nothing was.
+        CoordinatorUnavailable: nobody answered; nothing was written.
+        OSError: the report can't be written; the offsets weren't either if it was at once.
+
+    """
+    groups = by_group(rows)
+
+    def planned(plans: list[GroupResult]) -> None:
+        if options.report is not None:
+            write_report(plans, options.report)
+
+    with connect_blocking(
+        options.target.addresses,
+        client_id=CLIENT_ID,
+        request_timeout_ms=options.target.timeout_ms,
+    ) as client:
+        # What was committed before is on file before it is overwritten, whatever happens then.
+        results = bulk_write(client, groups, options.how, planned)
+    if options.report is not None:
+        write_report(results, options.report)
+    logger.info("wrote offsets from a DataFrame: %s", summary(results))
+    return results
+
+
+def write_group_offsets(
+    df: "DataFrame",
+    coordinator: str,
+    *,
+    dry_run: bool = False,
+    force: bool = False,
+    skip_refused: bool = False,
+    timeout: str = "60s",
+) -> list[GroupResult]:
+    """Write the committed offsets of whole groups, from this process; return what became of each.
+
+    The same as ``df.write.format("group_offsets")``, for programs that look at the report and
+    decide for themselves: it raises for nothing that is in it.
+
+    Args:
+        df: With the columns group, topic, partition and offset, and maybe leader_epoch and
+            metadata. All rows come to this process.
+        coordinator: Its host:port.
+        dry_run: Write nothing, only report.
+        force: Write groups that have members, too: these are removed and join again.
+        skip_refused: Write the others where a group can't be written; else, write none.
+        timeout: How long to try to reach the coordinator.
+
+    Raises:
+        OptionError: an argument is impossible.
+        BulkWriteError: the rows can't be written as they are; nothing was.
+        CoordinatorUnavailable: nobody answered; nothing was written.
+
+    """
+    given = Given({"coordinator": coordinator, "timeout": timeout}, ("coordinator", "timeout"))
+    options = WriteOptions(
+        Target(given.addresses(), given.duration_ms("timeout", timeout)),
+        How(dry_run=dry_run, force=force, skip_refused=skip_refused),
+        None,
+    )
+    return write_table(normal_columns(df.toArrow()), options)

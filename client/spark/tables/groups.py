@@ -23,8 +23,7 @@ from pyspark.sql.types import (
 from client.blocking import BlockingClient
 from client.exceptions import FatalError
 from client.spark.tables.clients import Target, client_of
-from client.spark.tables.filters import SPARK_SCOPES_FILTERS, Wanted, push
-from client.spark.tables.given import Given
+from client.spark.tables.options import SPARK_SCOPES_FILTERS, Given, Wanted, push
 from client.spark.worker_memory import settle
 from protocol.consumer import decode_assignment, subscribed_topics
 from protocol.errors import ErrorCode

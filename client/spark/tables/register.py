@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Final
 
-from client.spark.tables.filters import SPARK_SCOPES_FILTERS
 from client.spark.tables.groups import GroupMembersSource, GroupRebalancesSource
 from client.spark.tables.offset_log import OffsetLogSource
-from client.spark.tables.offsets import GroupOffsetsSource
+from client.spark.tables.offset_table import GroupOffsetsSource
+from client.spark.tables.options import SPARK_SCOPES_FILTERS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from client.exceptions import CommitRefused, FatalError
 from client.offset_stream import OffsetChanges, PositionTooOld
-from client.types import OffsetAndMetadata
+from client.offsets import OffsetAndMetadata
 from protocol.errors import ErrorCode
 from protocol.messages import (
     DescribedGroup,

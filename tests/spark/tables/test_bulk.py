@@ -10,18 +10,22 @@ from hypothesis import given, strategies as st
 
 from client.blocking import BlockingClient
 from client.exceptions import OutcomeUnknown
-from client.spark.offsets import parse_pin
+from client.offsets import OffsetAndMetadata
+from client.spark.source.stream_offsets import parse_pin
 from client.spark.tables import bulk
-from client.spark.tables.bulk import How, bulk_write, check, summary, write_report
-from client.spark.tables.bulk_plan import (
+from client.spark.tables.bulk import (
     BulkWriteError,
+    How,
     NewOffset,
+    bulk_write,
     by_group,
+    check,
     next_offset,
     normal_columns,
     plan_group,
+    summary,
+    write_report,
 )
-from client.types import OffsetAndMetadata
 from protocol.errors import ErrorCode
 from protocol.types import TopicPartition
 from tests.spark.tables.fakes import FakeGroups

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from client.spark.tables.columns import Unreadable, page_batch, page_columns
-from client.spark.tables.offsets import ARROW
+from client.spark.tables.offset_table import ARROW
 from protocol.messages import OffsetColumns, ScannedOffset
 from tests.spark.tables.pages import page_of
 

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from client.spark.tables.filters import Wanted, name_parts, push
+from client.spark.tables.options import Wanted, name_parts, push
 
 NEVER_NULL = ("group", "topic")
 

@@ -3,10 +3,9 @@
 import pytest
 
 from client.spark.options import OptionError
-from client.spark.tables import offset_log, offsets, writer
-from client.spark.tables.filters import SPARK_SCOPES_FILTERS
-from client.spark.tables.given import Given
+from client.spark.tables import bulk, offset_log, offset_table
 from client.spark.tables.groups import GroupMembersSource
+from client.spark.tables.options import SPARK_SCOPES_FILTERS, Given
 
 HOST = {"coordinator": "h:1"}
 
@@ -28,9 +27,9 @@ HOST = {"coordinator": "h:1"}
 )
 def test_a_wrong_option_is_named(options: dict[str, str], message: str) -> None:
     """A misspelt one that is ignored reads the wrong groups."""
-    source = offsets.GroupOffsetsSource(options)
+    source = offset_table.GroupOffsetsSource(options)
     with pytest.raises(OptionError) as caught:
-        source.reader(offsets.SCHEMA)
+        source.reader(offset_table.SCHEMA)
 
     assert str(caught.value).startswith(message)
 
@@ -45,31 +44,33 @@ def test_names_of_options_come_in_any_case() -> None:
 
 def test_every_table_has_its_defaults() -> None:
     """Only the coordinator must be given."""
-    reader = offsets.GroupOffsetsSource(dict(HOST)).reader(offsets.SCHEMA)
+    reader = offset_table.GroupOffsetsSource(dict(HOST)).reader(offset_table.SCHEMA)
     log = offset_log.parse_options(HOST)
 
-    assert isinstance(reader, offsets.PushingReader) == SPARK_SCOPES_FILTERS
+    assert isinstance(reader, offset_table.PushingReader) == SPARK_SCOPES_FILTERS
     assert (reader.target, reader.wanted) == ((("h:1",), 60_000), (None, None))
     assert (log.starts_with_snapshot, log.rescans) == (True, False)
-    assert writer.parse_options(HOST).how == (False, False, False)
+    assert bulk.parse_options(HOST).how == (False, False, False)
     assert GroupMembersSource(dict(HOST)).schema().names[0] == "group"
 
 
 def test_a_reader_without_push_down_has_no_such_method_of_its_own() -> None:
     """Spark refuses one that has it while its setting is off."""
-    reader = offsets.GroupOffsetsSource(HOST | {"pushFilters": "false"}).reader(offsets.SCHEMA)
+    reader = offset_table.GroupOffsetsSource(HOST | {"pushFilters": "false"}).reader(
+        offset_table.SCHEMA
+    )
 
     assert "pushFilters" not in vars(type(reader))
-    assert type(reader) is offsets.GroupOffsetsReader
+    assert type(reader) is offset_table.GroupOffsetsReader
 
 
 def test_a_dry_run_needs_a_place_for_its_report() -> None:
     """Without one it would do nothing that anybody sees."""
     with pytest.raises(OptionError, match="option 'report' is missing"):
-        writer.parse_options(HOST | {"dryRun": "true"})
+        bulk.parse_options(HOST | {"dryRun": "true"})
 
 
 def test_to_overwrite_is_refused() -> None:
     """It would say that all other offsets are to be forgotten."""
     with pytest.raises(OptionError, match="mode 'overwrite' is not supported"):
-        offsets.GroupOffsetsSource(dict(HOST)).writer(offsets.SCHEMA, overwrite=True)
+        offset_table.GroupOffsetsSource(dict(HOST)).writer(offset_table.SCHEMA, overwrite=True)

@@ -20,13 +20,7 @@ from client.spark.tables.groups import (
 )
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
-from protocol.messages import (
-    DescribedGroup,
-    DescribedMember,
-    LateMember,
-    ListedGroup,
-    Rebalance,
-)
+from protocol.messages import DescribedGroup, DescribedMember, LateMember, ListedGroup, Rebalance
 from protocol.types import TopicPartition
 
 MEMBER = DescribedMember(

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from client.spark.tables.log_offsets import (
+from client.spark.tables.offset_log import (
     LogOffsetError,
     LogRange,
     decode_positions,

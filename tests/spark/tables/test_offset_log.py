@@ -8,8 +8,7 @@ from hypothesis import given, settings, strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from client.spark.tables import offset_log
-from client.spark.tables.log_offsets import LogOffsetError
-from client.spark.tables.offset_log import ARROW, OffsetLogReader, OffsetLogSource
+from client.spark.tables.offset_log import ARROW, LogOffsetError, OffsetLogReader, OffsetLogSource
 from tests.spark.tables.fakes import CLUSTER, FakeLog
 
 Key = tuple[str, str, int]

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import EqualTo, InputPartition
 
-from client.spark.tables import offsets
-from client.spark.tables.offsets import ARROW, SCHEMA, GroupOffsetsReader, GroupOffsetsSource
+from client.spark.tables import offset_table
+from client.spark.tables.offset_table import ARROW, SCHEMA, GroupOffsetsReader, GroupOffsetsSource
 from protocol.groups import offsets_partition
 from tests.spark.tables.fakes import FakeLog, FakeScan
 
@@ -38,7 +38,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> CountingLog:
     for n in range(10):
         for topic in "tu":
             fake.add(offsets_partition(f"g{n}", 10), "committed", f"g{n}", topic, 0)
-    monkeypatch.setattr(offsets, "client_of", lambda _: fake)
+    monkeypatch.setattr(offset_table, "client_of", lambda _: fake)
     return fake
 
 
@@ -69,7 +69,7 @@ def test_tasks_share_the_offsets_partitions(log: CountingLog, tasks: int) -> Non
 def test_groups_that_are_named_are_asked_for_where_they_are(log: CountingLog) -> None:
     """Not a thousand tasks that find nothing; by option, by filter, or both."""
     reader = reader_of(groups="g1,g2", topics="t", pushFilters="true")
-    assert isinstance(reader, offsets.PushingReader)
+    assert isinstance(reader, offset_table.PushingReader)
     list(reader.pushFilters([EqualTo(("group",), "g2")]))
 
     assert keys(reader) == [("g2", "t")]
@@ -79,9 +79,9 @@ def test_groups_that_are_named_are_asked_for_where_they_are(log: CountingLog) ->
 def test_a_contradiction_asks_nobody(log: CountingLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark makes up a task then."""
     reader = reader_of(groups="g1", pushFilters="true")
-    assert isinstance(reader, offsets.PushingReader)
+    assert isinstance(reader, offset_table.PushingReader)
     list(reader.pushFilters([EqualTo(("group",), "g2")]))
-    monkeypatch.delattr(offsets, "client_of")
+    monkeypatch.delattr(offset_table, "client_of")
 
     assert reader.partitions() == []
     assert list(reader.read(InputPartition(None))) == []

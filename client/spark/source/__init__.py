@@ -1,0 +1,1 @@
+"""The format ``coordinated``: drivers of a group share the partitions of a source."""

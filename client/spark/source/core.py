@@ -1,0 +1,443 @@
+"""The reader of the coordinated source, without Spark: what to hand over, pin and commit, when.
+
+Theory of operation
+-------------------
+Spark calls ``latest_offset(start)`` on every trigger. Its *start* is always work whose sink has
+finished, so this is where everything happens, in this order:
+
+1. If *start* is the batch that this process handed over last, its ranges are *finished*.
+2. A commit whose answer was lost is repeated, byte for byte, until there is an answer.
+3. If the group rebalances, or has decided: commit what is finished (and pin nothing), then take
+   part. This is the only place that gives partitions away, so a hand-over never falls into a
+   batch. A cooperative reader gives up only what the group takes away, and doesn't wait for the
+   others: it goes on with what it has, whose positions it knows.
+4. Positions that are not known, or not certain any more, are fetched. A finished range stays
+   finished only if the coordinator still has its start: else somebody moved the partition.
+5. One commit stores the finished ends and, as metadata, the ends of the ranges that come next
+   (the pins). Only after a definite OK do these ranges become the new end offset.
+
+Why pins: whoever owns a partition next begins with exactly the pinned range, so a range that was
+written by a member that died is written again with the same bounds, and a sink can tell.
+
+A reader that comes into a group at work hands Spark one batch without rows before it joins: while
+Spark compiles and starts its workers, which takes seconds, nobody waits for its partitions.
+
+An outage never ends a query: `latest_offset` then returns *start*, which means "nothing new".
+Where that would be read as "done" (a replay, AvailableNow, the first offset) it blocks instead
+and raises after the coordinator timeout.
+
+Not thread-safe, except for `stop`, which may be called while another method blocks.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, TypeVar
+
+from client.exceptions import CoordinatorError, OutcomeUnknown, RetriableError
+from client.spark.errors import (
+    CheckpointError,
+    CoordinatedSourceError,
+    CoordinatorTimeout,
+    StatefulQueryError,
+)
+from client.spark.logs.partition_log import PartitionLog
+from client.spark.options import ReaderOptions
+from client.spark.source.log_calls import LogCalls, Runner, run_here
+from client.spark.source.ownership import Ownership
+from client.spark.source.planning import Finished, Position
+from client.spark.source.session import SessionFactory
+from client.spark.source.stream_offsets import (
+    READER_KEY,
+    EndOffset,
+    Range,
+    ReaderIdentity,
+    decode_end,
+    encode_end,
+)
+from protocol.types import TopicPartition
+
+# ------------------------------------------------------------------------------------------
+# Whether a checkpoint may belong to this query. Pure.
+#
+# Offsets come from the group, so a wrong checkpoint loses nothing by itself. But it is a sign of a
+# mix-up, and batch ids and output folders go with a checkpoint: better say so at once.
+
+logger = logging.getLogger(__name__)
+
+
+def check_checkpoint(
+    end: EndOffset, options: ReaderOptions, is_subscribed: Callable[[str], bool]
+) -> None:
+    """Refuse a checkpoint of another group, or of other topics only.
+
+    Args:
+        end: the last offset in the checkpoint.
+        options: those of this query.
+        is_subscribed: whether this query reads a topic.
+
+    Raises:
+        CheckpointError: it is not this query's; the message says whose.
+
+    """
+    if end.reader is not None and end.reader.group != options.group:
+        raise CheckpointError(
+            f"the checkpoint is of group {end.reader.group!r}, but option 'group' is "
+            f"{options.group!r}: give this query a new checkpoint (and output folder), or the "
+            "group its old name. Offsets are kept by the group, not by the checkpoint"
+        )
+    before = {*end.topics, *(tp.topic for tp in end.ranges)}
+    dropped = sorted(topic for topic in before if not is_subscribed(topic))
+    if not dropped:
+        return
+    named = ", ".join(map(repr, dropped))
+    if len(dropped) == len(before):
+        raise CheckpointError(
+            f"the checkpoint is of the topics {named}, which this query doesn't read (option "
+            "'topics'): give it a new checkpoint (and output folder)"
+        )
+    logger.warning(
+        "the checkpoint also has the topics %s, which this query doesn't read any more; the group "
+        "keeps their offsets",
+        named,
+    )
+
+
+# ------------------------------------------------------------------------------------------
+# The reader of the coordinated source, without Spark: what to hand over, pin and commit, when.
+
+
+T = TypeVar("T")
+
+# Makes a NamedTuple in half the time: each trigger makes thousands.
+_new: Final = tuple.__new__
+
+# Pauses after a failed trigger: short enough to notice the coordinator's return, long enough
+# that a thousand idle readers don't keep it busy.
+PAUSE_MIN_S: Final = 0.1
+PAUSE_MAX_S: Final = 5.0
+
+
+class Task(NamedTuple):
+    """One range to read on an executor."""
+
+    tp: TopicPartition
+    range: Range
+
+
+class Handed(NamedTuple):
+    """The batch that Spark was given last."""
+
+    end: Mapping[str, object]
+    ranges: dict[TopicPartition, Finished]
+
+
+class ReaderCore:
+    """One reader process of one query.
+
+    Args:
+        options: the checked options of the stream.
+        log: where the rows are.
+        open_session: makes this reader a member of its group; called on first use.
+        client_id: names this reader process, and no other, in the group.
+        clock: a monotonic clock in seconds.
+        sleep: waits for so many seconds.
+        run: makes the calls of *log*.
+        refused: returns why this query must not go on, or None.
+        warms_up: whether Spark runs a batch without rows first, if others read meanwhile.
+
+    Attributes:
+        warming_up: whether the batch that Spark was given last is that one.
+
+    """
+
+    def __init__(
+        self,
+        options: ReaderOptions,
+        log: PartitionLog,
+        *,
+        open_session: SessionFactory,
+        client_id: str,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+        run: Runner = run_here,
+        refused: Callable[[], str | None] = lambda: None,
+        warms_up: bool = False,
+    ) -> None:
+        self.identity = ReaderIdentity(options.coordinator, options.group, client_id)
+        self._options = options
+        self.log = LogCalls(log, options, clock, run)
+        self._clock = clock
+        self._sleep = sleep
+        self._refused = refused
+        self._ownership = Ownership(options, self.log, open_session, clock)
+        self._handed: Handed | None = None
+        self.warming_up = False
+        self._is_cold = warms_up
+        self._put_off_joining = False
+        self._triggered = False
+        self._checked = False
+        self._to_find: list[TopicPartition] = []
+        self._returned_at_s: float | None = None
+        self._deadline_s: float | None = None
+        self._pause_s = PAUSE_MIN_S
+
+    # --- What Spark calls ----------------------------------------------------------------
+
+    def initial_offset(self) -> dict[str, object]:
+        """Return the offset before any batch, once this reader is a member with an assignment.
+
+        Or once it is known that others read, and it is to warm up.
+
+        Raises:
+            CoordinatorTimeout: the coordinator was away for too long.
+
+        """
+        # Spark asks once more between the first batch's plan and its start, where nothing may be
+        # given away, and after a first trigger in vain.
+        if not self._triggered and self._handed is None:
+            self._put_off_joining = self._is_to_warm_up({})
+            if not self._put_off_joining:
+                self._is_cold = False
+                self._until_done("the first assignment", self._settle)
+        return {}
+
+    def prepare_available_now(self) -> None:
+        """Note where the log ends now: the query is to end there.
+
+        From now on a rebalance is waited for. "Nothing left to read" must not be said while the
+        group has more for us, and while partitions move nobody has them.
+
+        Raises:
+            CoordinatorTimeout: the coordinator was away for too long.
+
+        """
+        self._is_cold = False  # It is to end, not to begin, when there is nothing to read.
+        self._ownership.hand_over_all()
+        self._until_done("the first assignment", self._settle)
+        self._until_done("the log's ends", self._ownership.stop_at_ends)
+
+    def latest_offset(
+        self, start: Mapping[str, object], max_rows: int | None
+    ) -> Mapping[str, object]:
+        """Commit what *start* finished, hand over if asked, pin the next ranges; return their end.
+
+        Returns *start* itself when there is nothing new, or nothing certain.
+
+        Args:
+            start: the offset up to which Spark's sink has finished.
+            max_rows: the most rows per partition; None for no limit. A pinned range is taken
+                whole even if it is longer.
+
+        Raises:
+            CoordinatedSourceError: the query must end; the message says why.
+            FatalError: the coordinator refuses this reader for good.
+
+        """
+        self._check_checkpoint(start)
+        if reason := self._refused():
+            raise StatefulQueryError(reason)
+        self._warn_of_long_batch()
+        self._triggered = True
+        if self._handed is not None:
+            if start == self._handed.end:
+                self._ownership.finish(self._handed.ranges)
+            self._handed = None
+        # Without a limit this may be the only trigger there is (Spark's Trigger.Once).
+        self.warming_up = max_rows is not None and self._is_to_warm_up(start)
+        self._is_cold = False
+        if self.warming_up:
+            logger.info("others read: one batch without rows, then this reader joins them")
+        end = self._hand(start, {}, {}) if self.warming_up else self._end_of_next(start, max_rows)
+        self._put_off_joining = False
+        self._returned_at_s = self._clock()
+        return end
+
+    def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> list[Task]:
+        """Return the ranges of a batch: of the one just planned, or of one that is replayed.
+
+        Of a replayed batch only those ranges run that are ours and that the coordinator still
+        has as the next ones; the others were finished, or will be run, by their owner.
+
+        Raises:
+            CoordinatorTimeout: the coordinator was away for too long to say.
+
+        """
+        if start == end:
+            return []  # Another source of the query has news, this one hasn't.
+        if self._handed is None or self._handed.end != end:
+            if self._triggered:
+                raise CoordinatedSourceError(
+                    "Spark asks for a batch that this reader did not plan; restart the query"
+                )
+            self._check_checkpoint(end)
+            self._is_cold = self._put_off_joining = False  # A replay warms up, and joins, as well.
+            self._until_done("the replay of the last batch", lambda: self._replay(end))
+        assert self._handed is not None
+        handed = self._handed.ranges
+        return [_new(Task, (tp, handed[tp].range)) for tp in sorted(handed)]
+
+    def report_latest(self) -> dict[str, int] | None:
+        """Return the log's end of each owned partition as last seen, for the query's progress."""
+        return {str(tp): end for tp, end in sorted(self._ownership.ends.items())} or None
+
+    def stop(self) -> None:
+        """Leave the group. Never raises; may be called again, and from another thread."""
+        self._ownership.leave()
+
+    # --- One trigger ---------------------------------------------------------------------
+
+    def _end_of_next(
+        self, start: Mapping[str, object], max_rows: int | None
+    ) -> Mapping[str, object]:
+        """Return the end of the next batch, or *start* where an outage leaves none."""
+        if self._put_off_joining:
+            self._until_done("the first assignment", self._settle)
+        if self._ownership.targets is not None:
+            return self._until_done("the next batch", lambda: self._next_batch(start, max_rows))
+        try:
+            end = self._next_batch(start, max_rows)
+        except (RetriableError, OutcomeUnknown) as error:
+            logger.warning("no new batch, trying again: %s", error)
+            self._pause()
+            return start
+        self._pause_s = PAUSE_MIN_S
+        return end
+
+    def _next_batch(
+        self, start: Mapping[str, object], max_rows: int | None
+    ) -> Mapping[str, object]:
+        self._find_all()
+        batch = self._ownership.pin_next(max_rows, self._wait_s())
+        ranges: dict[TopicPartition, Range] = {}
+        run: dict[TopicPartition, Finished] = {}
+        for tp, (at, stop, needs, _, _) in batch.steps.items():
+            if stop > at:
+                ranges[tp] = planned = _new(Range, (at, stop, batch.generation))
+                run[tp] = _new(Finished, (planned, needs.resets))
+        if not ranges and decode_end(start).reader == self.identity:
+            return start
+        # Without ranges this is the one empty batch that publishes who we are.
+        return self._hand(start, ranges, run)
+
+    def _hand(
+        self,
+        start: Mapping[str, object],
+        ranges: Mapping[TopicPartition, Range],
+        run: dict[TopicPartition, Finished],
+    ) -> Mapping[str, object]:
+        end = encode_end(
+            ranges,
+            self.identity,
+            topics=self._options.topics,
+            stateful=self._options.on_stateful,
+        )
+        if end == start:
+            # The same range again, as in a group that was deleted and made anew. Spark would
+            # take an equal offset for "nothing new".
+            end[READER_KEY]["again"] = True
+        self._handed = Handed(end, run)
+        return end
+
+    def _is_to_warm_up(self, start: Mapping[str, object]) -> bool:
+        if not self._is_cold:
+            return False
+        try:
+            self._find_all()  # The end of a batch without rows doesn't say what was read before.
+            # A process that was killed is a member for a while; it doesn't read.
+            before = decode_end(start).reader
+            return self._ownership.others_read(before.client_id if before else "")
+        except CoordinatorError as error:
+            # Joining waits for the coordinator, or says why it is refused.
+            logger.info("not warming up, as nobody says whether others read: %s", error)
+            return False
+
+    def _replay(self, end: Mapping[str, object]) -> None:
+        self._find_all()
+        positions = self._settle()
+        run: dict[TopicPartition, Finished] = {}
+        for tp, planned in decode_end(end).ranges.items():
+            position = positions.get(tp)
+            if position is not None and (position.offset, position.pinned_end) == planned[:2]:
+                run[tp] = Finished(planned, position.resets)
+            else:
+                logger.info("%s: %s is not replayed, the group is past it", tp, planned)
+        # For those without, the next trigger waits, or goes on with what is there.
+        with_rows = self._ownership.with_rows(run.keys())
+        run = {tp: finished for tp, finished in run.items() if tp in with_rows}
+        self._ownership.prove(run.keys())
+        self._handed = Handed(end, run)
+
+    def _check_checkpoint(self, offset: Mapping[str, object]) -> None:
+        """Look once at what Spark begins with: from then on it only has what we gave it."""
+        if not self._checked:
+            before = decode_end(offset)
+            check_checkpoint(before, self._options, self._reads)
+            self._to_find = [tp for tp in before.ranges if self._reads(tp.topic)]
+            self._checked = True
+
+    def _find_all(self) -> None:
+        """Make sure that the log still has what the checkpoint has read from."""
+        pattern = self._options.topics_pattern
+        there = set(self.log.topics()) if pattern is not None and self._to_find else set()
+        while self._to_find:
+            tp = self._to_find[-1]
+            if pattern is None or tp.topic in there:  # Else it dropped out of the pattern.
+                self.log.has(tp)
+            self._to_find.pop()
+
+    def _reads(self, topic: str) -> bool:
+        pattern = self._options.topics_pattern
+        return topic in self._options.topics if pattern is None else bool(pattern.fullmatch(topic))
+
+    def _settle(self) -> dict[TopicPartition, Position]:
+        return self._ownership.settle(self._wait_s())
+
+    # --- Time ----------------------------------------------------------------------------
+
+    def _until_done(self, what: str, action: Callable[[], T]) -> T:
+        """Do *action*, again through any outage, for at most the coordinator timeout."""
+        timeout_s = self._options.coordinator_timeout_ms / 1000
+        self._deadline_s = deadline_s = self._clock() + timeout_s
+        try:
+            while True:
+                try:
+                    result = action()
+                except (RetriableError, OutcomeUnknown) as error:
+                    if self._clock() >= deadline_s:
+                        raise CoordinatorTimeout(
+                            f"no answer about {what} within {timeout_s:g} s (option "
+                            f"'coordinatorTimeout') from {self.identity.coordinator}: {error}"
+                        ) from error
+                    logger.warning("waiting for %s: %s", what, error)
+                    self._pause()
+                else:
+                    self._pause_s = PAUSE_MIN_S
+                    return result
+        finally:
+            self._deadline_s = None
+
+    def _wait_s(self) -> float:
+        """How long to wait for an assignment."""
+        if self._deadline_s is not None:
+            return max(self._deadline_s - self._clock(), 0.0)
+        # The others hand over between their batches, within the rebalance timeout.
+        return (self._options.rebalance_timeout_ms + self._options.request_timeout_ms) / 1000
+
+    def _pause(self) -> None:
+        self._sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
+
+    def _warn_of_long_batch(self) -> None:
+        """A hand-over waits for the batch; past the rebalance timeout the group evicts us."""
+        if self._returned_at_s is None or self.warming_up:  # That one isn't in the group yet.
+            return
+        gap_s = self._clock() - self._returned_at_s
+        timeout_s = self._options.rebalance_timeout_ms / 1000
+        if gap_s > timeout_s / 2:
+            logger.warning(
+                "%.1f s between two triggers; a rebalance waits at most %.1f s (option "
+                "'rebalanceTimeout') before the group removes this reader and its batch runs "
+                "twice. Make batches smaller (option 'maxRowsPerPartition') or the timeout longer",
+                gap_s,
+                timeout_s,
+            )

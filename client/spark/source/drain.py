@@ -1,0 +1,128 @@
+"""Stopping a query so that nothing is processed twice."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from client.blocking import connect_blocking
+from client.exceptions import CoordinatorError, FatalError
+from client.spark.errors import DrainTimeout
+from client.spark.source.stream_offsets import ReaderIdentity, reader_of
+from protocol.errors import ErrorCode
+from protocol.messages import DrainedMember
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger(__name__)
+
+# How often the coordinator is asked; a drain takes a batch and a rebalance.
+POLL_S: Final = 0.2
+
+# How long one question to the coordinator goes on trying, if there is so much time left.
+ASK_MS_MAX: Final = 10_000
+
+
+class DrainClient(Protocol):
+    """What is needed of a client; `client.blocking.BlockingClient` has it."""
+
+    def drain_member(
+        self, group: str, client_id: str, *, timeout_ms: int | None = None
+    ) -> list[DrainedMember]:
+        """Take all partitions away from the members with this client id."""
+
+
+# Returns the client for a coordinator; connecting takes at most so many milliseconds.
+ClientOf = Callable[[str, int], DrainClient]
+
+
+def drain_and_stop(query: "StreamingQuery", timeout: float = 60.0) -> None:
+    """Let the readers of *query* commit what they finished, take their partitions, then stop it.
+
+    The other members of the group go on with the partitions; nothing runs twice. Returns when
+    the query has stopped, also if it had ended by itself.
+
+    Args:
+        query: a running query over at least one ``coordinated`` source.
+        timeout: how long to wait, in seconds. It must cover the batch that is running and the
+            two rounds of a rebalance.
+
+    Raises:
+        DrainTimeout: not done in time; the query still runs, and a plain ``query.stop()``
+            would repeat at most its last batch.
+        StreamingQueryException: the query failed meanwhile.
+
+    """
+    with ExitStack() as stack:
+        clients: dict[str, DrainClient] = {}
+
+        def client_of(coordinator: str, timeout_ms: int) -> DrainClient:
+            if coordinator not in clients:
+                clients[coordinator] = stack.enter_context(
+                    connect_blocking(
+                        coordinator.split(","),
+                        client_id="spark-drain",
+                        request_timeout_ms=timeout_ms,
+                    )
+                )
+            return clients[coordinator]
+
+        drain(query, client_of, timeout, clock=time.monotonic, sleep=time.sleep)
+
+
+def drain(
+    query: "StreamingQuery",
+    client_of: ClientOf,
+    timeout_s: float,
+    *,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    """Do what `drain_and_stop` says, with clients from *client_of* and this clock."""
+    deadline_s = clock() + timeout_s
+
+    def left_ms() -> int:
+        return max(1, min(ASK_MS_MAX, int((deadline_s - clock()) * 1000)))
+
+    why = "the query has made no progress that names its readers"
+    while query.isActive:
+        try:
+            # Readers are looked up each time: those of a replayed batch may be gone, and the
+            # names of their successors come with the next batch.
+            readers = readers_of(query.lastProgress)
+            waiting = [reader for reader in readers if not _drained(client_of, reader, left_ms)]
+            if readers and not waiting:
+                query.stop()
+                return
+            if waiting:
+                why = f"{', '.join(r.client_id for r in waiting)} still own partitions"
+        except CoordinatorError as error:
+            why = str(error)
+        if clock() >= deadline_s:
+            raise DrainTimeout(f"not drained within {timeout_s:g} s: {why}")
+        sleep(min(POLL_S, max(deadline_s - clock(), 0.0)))
+    failure = query.exception()
+    if failure is not None:
+        raise failure
+
+
+def readers_of(progress: Mapping[str, Any] | None) -> list[ReaderIdentity]:
+    """Return the readers that the sources of a query's progress name."""
+    sources = progress["sources"] if progress else []
+    found = (reader_of(source["endOffset"]) for source in sources)
+    return sorted({reader for reader in found if reader is not None})
+
+
+def _drained(client_of: ClientOf, reader: ReaderIdentity, left_ms: Callable[[], int]) -> bool:
+    try:
+        client = client_of(reader.coordinator, left_ms())
+        members = client.drain_member(reader.group, reader.client_id, timeout_ms=left_ms())
+    except FatalError as error:
+        if error.code in {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND}:
+            # It is joining (again), or it belongs to an earlier process of this query.
+            logger.info("no member %s to drain yet", reader.client_id)
+            return False
+        raise
+    return bool(members) and all(member.drained for member in members)

@@ -1,0 +1,377 @@
+"""What readers and grouped queries need of a group: one member of it, blocking.
+
+`client.blocking` has this shape; the tests bring a group in memory.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Final, Protocol
+
+from client.assignors import (
+    Assigned,
+    BaseAssignor,
+    CooperativeStickyAssignor,
+    MemberSubscription,
+    RangeAssignor,
+    StickyAssignor,
+)
+from client.blocking import BlockingClient, BlockingMember, connect_blocking
+from client.exceptions import CoordinatorUnavailable
+from client.offsets import Assignment, OffsetAndMetadata
+from client.spark.logs.partition_log import PartitionLog
+from client.spark.options import COOPERATIVE, ReaderOptions
+from client.spark.source.discovery import matching_topics
+from protocol.admin_messages import DescribedGroup, DescribedMember
+from protocol.consumer import decode_assignment
+from protocol.types import TopicPartition
+
+# ------------------------------------------------------------------------------------------
+# What readers and grouped queries need of a group: one member of it, blocking.
+
+
+class GroupSession(Protocol):
+    """A member of a group. Its heartbeats go on by themselves, whatever its user does.
+
+    All methods raise the exceptions of `client.exceptions`.
+    """
+
+    @property
+    def rebalance_needed(self) -> bool:
+        """Whether the group waits for this member to call `assignment`, or has news for it."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the group removed this member: its partitions are somebody else's."""
+
+    def assignment(self, timeout_s: float | None = None) -> Assignment:
+        """Join or rejoin where needed; give up what the group takes away.
+
+        Blocks until there is an assignment, but not a cooperative member that has partitions:
+        that gets those, and hears with a later call what has changed.
+        """
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        expected: Mapping[TopicPartition, int],
+    ) -> None:
+        """Store offsets where what is stored before is as expected (-1: nothing)."""
+
+    def fetch(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """Return what is stored, for the partitions that have something stored."""
+
+    def request_rejoin(self, reason: str) -> None:
+        """Ask for a rebalance, because the topics changed."""
+
+    def leave(self) -> None:
+        """Leave the group and let go of everything; quick, idempotent, never raises.
+
+        The place of a member with a group instance id is kept until its session ends.
+        """
+
+
+class ReaderSession(GroupSession, Protocol):
+    """What a reader of the coordinated source needs besides."""
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether partitions that stay are kept, and can be committed, during a rebalance."""
+
+    def others_read(self, before: str) -> bool:
+        """Say whether others have partitions of our topics, and nobody has our instance id.
+
+        Whoever has the client id *before* is no other: this reader, before it was restarted.
+        """
+
+    @property
+    def losses(self) -> int:
+        """How many times `assignment` found that what this member had was somebody else's."""
+
+    @property
+    def listed(self) -> Mapping[str, list[int]]:
+        """The partitions of each topic when this member last shared them out, as the leader."""
+
+    def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
+        """Ask for a rebalance, to read *topics* from then on (None: the same as before)."""
+
+    def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
+        """Say whether some of the partitions in *listing* are nobody's in the whole group."""
+
+
+# Makes a session for these topics. True: it must hand everything over at each rebalance.
+SessionFactory = Callable[[Sequence[str], bool], ReaderSession]
+
+
+# ------------------------------------------------------------------------------------------
+# A membership with a connection of its own: what both kinds of group session do alike.
+
+logger = logging.getLogger(__name__)
+
+
+class JoinedSession:
+    """Owns *stack*, which leaves the group and closes the connection; see `GroupSession`."""
+
+    leave_reason = "the Spark query stops"
+
+    def __init__(self, client: BlockingClient, member: BlockingMember, stack: ExitStack) -> None:
+        self._client = client
+        self._member = member
+        self._stack = stack
+
+    @property
+    def rebalance_needed(self) -> bool:
+        """Whether the group waits for `assignment`, or has news for it."""
+        return self._member.rebalance_needed
+
+    @property
+    def lost(self) -> bool:
+        """Whether the group removed this member."""
+        return self._member.lost
+
+    def assignment(self, timeout_s: float | None = None) -> Assignment:
+        """Join or rejoin where needed, and wait unless partitions are kept meanwhile.
+
+        Raises:
+            CoordinatorUnavailable: not within *timeout_s*; joining goes on, call again.
+
+        """
+        try:
+            return self._member.assignment(timeout_s=timeout_s)
+        except TimeoutError as error:
+            raise CoordinatorUnavailable(f"the group has no new generation yet: {error}") from error
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        expected: Mapping[TopicPartition, int],
+    ) -> None:
+        """Store offsets, fenced and conditional."""
+        self._member.commit(offsets, expected=expected)
+
+    def fetch(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """Return what is stored."""
+        return self._member.fetch(partitions)
+
+    def leave(self) -> None:
+        """Leave the group and close the connection. Never raises."""
+        try:
+            self._member.leave(reason=self.leave_reason)
+            self._stack.close()
+        except Exception as error:  # noqa: BLE001 - the query has ended, whatever this is.
+            logger.warning("could not leave the group: %s", error)
+
+
+# ------------------------------------------------------------------------------------------
+# How the group's leader shares partitions: what the log knows, given to the client's assignors.
+
+
+_ASSIGNORS: Final[Mapping[str, type[BaseAssignor]]] = {
+    COOPERATIVE: CooperativeStickyAssignor,
+    "range": RangeAssignor,
+    "sticky": StickyAssignor,
+}
+
+
+class LeadersLog:
+    """What a leader finds out from its log, topic by topic.
+
+    Attributes:
+        listed: the partitions of each topic that was asked for.
+        hosts: where they lie, as far as the log knows.
+
+    """
+
+    def __init__(self, options: ReaderOptions, log: PartitionLog) -> None:
+        self.listed: dict[str, list[int]] = {}
+        self.hosts: dict[TopicPartition, tuple[str, ...]] = {}
+        self._options = options
+        self._log = log
+
+    def partitions(self, topic: str) -> list[int]:
+        """Return the partitions of a topic that some member of the group reads.
+
+        A topic that only others read, and that this log can't tell of, has none: a member with
+        a wrong topic, or another log, must not end the query of whoever leads the group.
+
+        Raises:
+            LogError: one of our own topics can't be read.
+
+        """
+        try:
+            partitions = self._log.partitions(topic)
+        except Exception as error:
+            if topic in matching_topics(self._options, self._log):
+                raise
+            logger.warning("a member reads %r, which this log can't tell of: %s", topic, error)
+            return []
+        for partition in partitions:
+            if hosts := tuple(self._log.hosts(topic, partition)):
+                self.hosts[TopicPartition(topic, partition)] = hosts
+            else:
+                self.hosts.pop(TopicPartition(topic, partition), None)
+        self.listed[topic] = sorted(partitions)
+        return partitions
+
+
+class LogAssignor(BaseAssignor):
+    """An assignor of the client that knows where the log's partitions lie.
+
+    Args:
+        inner: does the work.
+        log: has been asked for all partitions before.
+        cooperative: False has this member give up everything at each rebalance, though *inner*
+            would let it keep what stays.
+
+    """
+
+    def __init__(self, inner: BaseAssignor, log: LeadersLog, *, cooperative: bool) -> None:
+        self.name = inner.name
+        self.cooperative = inner.cooperative and cooperative
+        self._inner = inner
+        self._log = log
+
+    def assign(
+        self,
+        members: Sequence[MemberSubscription],
+        partitions: Mapping[str, Sequence[int]],
+        hosts: Mapping[TopicPartition, Sequence[str]] | None = None,
+    ) -> Assigned:
+        """Return the partitions of each member; see `BaseAssignor.assign`."""
+        return self._inner.assign(members, partitions, {**(hosts or {}), **self._log.hosts})
+
+    def user_data(
+        self, topics: Sequence[str], owned: Sequence[TopicPartition], generation: int
+    ) -> bytes | None:
+        """Return what the assignor wants to know of this member."""
+        return self._inner.user_data(topics, owned, generation)
+
+
+def assignors_of(options: ReaderOptions, log: LeadersLog, *, eager: bool) -> list[BaseAssignor]:
+    """Return the assignors that the option names, the preferred one first.
+
+    Args:
+        options: the checked options of the stream.
+        log: where the partitions are.
+        eager: whether this member is to give up everything at each rebalance.
+
+    """
+    return [
+        LogAssignor(_ASSIGNORS[name](), log, cooperative=not eager) for name in options.assignors
+    ]
+
+
+# ------------------------------------------------------------------------------------------
+# The real group session: a member of the blocking client.
+
+
+class BlockingSession(JoinedSession):
+    """Owns a connection of its own and one membership; see `client.spark.source.session`.
+
+    Args:
+        options: the checked options of the stream.
+        client_id: names the reader process.
+        log: asked in a thread of the client if this member leads the group.
+        topics: what to read.
+        eager: whether to give up everything at each rebalance, whatever the assignor.
+
+    """
+
+    def __init__(
+        self,
+        options: ReaderOptions,
+        client_id: str,
+        log: PartitionLog,
+        topics: Sequence[str],
+        *,
+        eager: bool,
+    ) -> None:
+        self._leaders_log = LeadersLog(options, log)
+        assignors = assignors_of(options, self._leaders_log, eager=eager)
+        self._options = options
+        self._topics = frozenset(topics)
+        self._cooperative = all(assignor.cooperative for assignor in assignors)
+        self._losses = 0
+        with ExitStack() as stack:
+            client = stack.enter_context(
+                connect_blocking(
+                    options.coordinator.split(","),
+                    client_id=client_id,
+                    request_timeout_ms=options.request_timeout_ms,
+                )
+            )
+            member = stack.enter_context(
+                client.join(
+                    options.group,
+                    topics=topics,
+                    partitions=self._leaders_log.partitions,
+                    session_timeout_ms=options.session_timeout_ms,
+                    rebalance_timeout_ms=options.rebalance_timeout_ms,
+                    assignors=assignors,
+                    group_instance_id=options.group_instance_id,
+                    host=options.host,
+                    reason="a Spark query starts",
+                    on_lost=self._note_loss,
+                )
+            )
+            super().__init__(client, member, stack.pop_all())
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether partitions that stay are kept during a rebalance."""
+        return self._cooperative
+
+    @property
+    def losses(self) -> int:
+        """How many times the partitions turned out to be somebody else's."""
+        return self._losses
+
+    @property
+    def listed(self) -> Mapping[str, list[int]]:
+        """The partitions of each topic when this member last shared them out, as the leader."""
+        return self._leaders_log.listed
+
+    def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
+        """Ask for a rebalance, to read *topics* from then on."""
+        self._member.request_rejoin(reason, topics)
+
+    def others_read(self, before: str) -> bool:
+        """Say whether others have partitions of our topics, and nobody has our instance id.
+
+        Whoever has the client id *before* is no other: this reader, before it was restarted.
+        """
+        instance_id = self._options.group_instance_id
+        members = self._described().members
+        if instance_id is not None and instance_id in {one.group_instance_id for one in members}:
+            return False  # Its partitions wait for it.
+        others = [one for one in members if one.client_id != before]
+        return any(tp.topic in self._topics for one in others for tp in _partitions(one))
+
+    def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
+        """Say whether some of the partitions in *listing* are nobody's in the whole group."""
+        given = {tp for member in self._described().members for tp in _partitions(member)}
+        listed = {TopicPartition(topic, p) for topic, ps in listing.items() for p in ps}
+        return not listed <= given
+
+    def _described(self) -> DescribedGroup:
+        (group,) = self._client.describe_groups([self._options.group])
+        return group
+
+    def _note_loss(self, _partitions: tuple[TopicPartition, ...]) -> None:
+        self._losses += 1
+
+
+def _partitions(member: DescribedMember) -> tuple[TopicPartition, ...]:
+    decoded = decode_assignment(member.assignment)
+    return decoded.partitions if decoded else ()
+
+
+def open_session(
+    options: ReaderOptions, client_id: str, log: PartitionLog, topics: Sequence[str], *, eager: bool
+) -> BlockingSession:
+    """Become a member of the group that the options name; joins on the first `assignment`."""
+    return BlockingSession(options, client_id, log, topics, eager=eager)

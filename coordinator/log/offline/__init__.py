@@ -1,0 +1,1 @@
+"""Tools for the data folder of a stopped daemon: survey, salvage and repair."""

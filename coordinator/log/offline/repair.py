@@ -1,0 +1,455 @@
+"""Make a refused folder one that can be served again, without what can't be read.
+
+Theory of operation
+===================
+
+Segments that can be used as they are stay. Of each other one, what can be read is written to a
+new, sealed segment of the same stretch of the journal, in the form of a compacted one, which may
+have gaps; the original goes to `aside/`. If anything was lost:
+
+- Nobody knows what it said, but how much it can have been: an offset, or a generation, takes
+  at least some bytes. All partitions go on beyond every offset that can have been given, and
+  streams of changes can't start below that. What the entries mean is the caller's: it says
+  which entries put everything else beyond what can have been told (`Fences`). They are
+  the last segment but the newest, which is empty.
+
+A crash leaves the folder refused as it was, until the manifest is replaced: the new segments have
+temporary names before, and the last one, with the fences, gets its name first. The meta file comes
+before the manifest, so that no batch has an epoch that it doesn't know; behind the manifest come
+the marker of a clean stop and what goes aside.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import msgpack
+
+from coordinator.log.directory import Directory
+from coordinator.log.errors import LogRefused
+from coordinator.log.format import (
+    FORMAT,
+    HEADER_BYTES,
+    NODE_PARTITION,
+    Batch,
+    Entry,
+    Index,
+    encode_batch,
+    encode_footer,
+)
+from coordinator.log.journal import SEGMENT_BYTES_MAX
+from coordinator.log.offline.salvage import Damage, Kept, Salvage, partition_name
+from coordinator.log.offline.survey import Problem, Source, Survey, serial_of
+from coordinator.log.recovery import LEADER_EPOCH_MAX
+from coordinator.log.state_files import (
+    CLEAN_NAME,
+    MANIFEST_NAME,
+    META_NAME,
+    TEMPORARY_SUFFIX,
+    CleanStop,
+    Manifest,
+    Meta,
+    SegmentInfo,
+    encode_clean_stop,
+    encode_manifest,
+    encode_meta,
+    first_serial,
+    move_aside,
+    save,
+    segment_name,
+    write_whole,
+)
+
+# ------------------------------------------------------------------------------------------
+# What is wrong with a folder as a whole, and what it would take to repair it.
+
+# A run that wrote nothing leaves no trace of its epoch; so many of them are allowed for.
+EPOCHS_UNKNOWN: Final = 1_000_000
+
+
+class Wanted(NamedTuple):
+    """What an operator says of the folder, as far as it can't tell it itself; "" or 0: nothing."""
+
+    cluster_id: str = ""
+    node_id: int | None = None
+    num_partitions: int = 0
+    leader_epoch_at_least: int = 0
+
+
+class Plan(NamedTuple):
+    """What a repair would do."""
+
+    survey: Survey
+    num_partitions: int
+    problems: tuple[Problem, ...]
+    damages: tuple[Damage, ...]
+    affected: frozenset[int]  # Of the survey's sources: what is written anew,
+    damaged: frozenset[int]  # and that because something in it is lost.
+    newest_end: int  # The journal position up to which the newest segment can be read.
+    batches: int  # That can be read, in all.
+    entries: int
+    lost_bytes: int  # Of the journal, at most; 0: nothing is lost.
+    leader_epoch: int  # The highest of any batch.
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to repair."""
+        return bool(self.problems or self.damages)
+
+
+def plan_repair(
+    directory: Directory, survey: Survey, num_partitions: int, saw: Callable[[Batch], None]
+) -> Plan:
+    """Read everything that can be read, and show it to *saw*.
+
+    Raises:
+        LogIncompatible: A newer release wrote a batch.
+        OSError: The disk fails.
+    """
+    reader = Salvage(directory, survey, num_partitions)
+    damages: list[Damage] = []
+    affected: set[int] = set()
+    damaged: set[int] = set()
+    batches = entries = lost_bytes = leader_epoch = 0
+    newest_end = torn_bytes = 0
+    for at, source in enumerate(survey.sources):
+        kept_bytes, newest_end = 0, source.segment.base
+        for item in reader.read(source):
+            if type(item) is Kept:
+                saw(item.batch)
+                batches += 1
+                entries += len(item.batch.entries)
+                kept_bytes += len(item.found.data)
+                newest_end = source.segment.base + item.found.end
+                leader_epoch = max(leader_epoch, item.batch.leader_epoch)
+            elif type(item) is Damage and item.is_torn:
+                torn_bytes = item.end - item.start
+            elif type(item) is Damage:
+                damages.append(item)
+                damaged.add(at)
+        if at in damaged:
+            lost_bytes += _lost_bytes(survey, source, kept_bytes)
+        if at in damaged or not source.is_in_place:
+            affected.add(at)
+    at = _last_compacted(survey)
+    ends_lost = _ends_lost(survey, at, reader.ends)
+    if ends_lost and at not in damaged:
+        damages += ends_lost
+        damaged.add(at)
+        lost_bytes += _lost_bytes(survey, survey.sources[at], 0)
+    problems = [
+        *survey.problems,
+        *([] if damages else _wrong_stop(survey, newest_end)),
+        *_old_meta(survey, leader_epoch),
+    ]
+    if lost_bytes:
+        # What puts everything beyond the loss comes behind the newest. And in a folder that was
+        # damaged, nobody knows what a torn tail was.
+        affected.add(len(survey.sources) - 1)
+        lost_bytes += torn_bytes
+    return Plan(
+        survey,
+        num_partitions,
+        tuple(problems),
+        tuple(damages),
+        frozenset(affected),
+        frozenset(damaged),
+        newest_end,
+        batches,
+        entries,
+        lost_bytes,
+        leader_epoch,
+    )
+
+
+def repaired_meta(plan: Plan, wanted: Wanted) -> Meta:
+    """Return the meta file that the repaired folder gets.
+
+    Raises:
+        LogRefused: Something isn't known; the message says which options say it.
+    """
+    survey = plan.survey
+    old = survey.meta
+    cluster_id = wanted.cluster_id or known_cluster_id(survey)
+    node_id = wanted.node_id if old is None else old.node_id
+    num_partitions = wanted.num_partitions if old is None else old.num_partitions
+    unknown = [
+        option
+        for option, value in (
+            ("--cluster-id", cluster_id or None),
+            ("--node-id", node_id),
+            ("--partitions", num_partitions or None),
+        )
+        if value is None
+    ]
+    if unknown:
+        message = f"without a good file {META_NAME!r} say what was in it: {', '.join(unknown)}"
+        raise LogRefused(message)
+    assert node_id is not None
+    if old is None or plan.leader_epoch > old.leader_epoch:
+        leader_epoch = plan.leader_epoch + EPOCHS_UNKNOWN
+    else:
+        leader_epoch = old.leader_epoch + 1
+    leader_epoch = max(leader_epoch, wanted.leader_epoch_at_least)
+    if leader_epoch > LEADER_EPOCH_MAX:
+        message = f"the leader epoch {leader_epoch} is over the limit of {LEADER_EPOCH_MAX}"
+        raise LogRefused(message)
+    return Meta(FORMAT, cluster_id, node_id, num_partitions, leader_epoch)
+
+
+def known_cluster_id(survey: Survey) -> str:
+    """Return whose folder it is, as far as its files know it; "" if none does.
+
+    Raises:
+        LogRefused: They don't agree.
+    """
+    found = {part.cluster_id for part in (survey.meta, survey.manifest) if part is not None}
+    found |= {s.footer.cluster_id for s in survey.sources if s.footer is not None}
+    found |= survey.foreign_ids
+    found -= {""}
+    if len(found) > 1:
+        message = (
+            f"files of several clusters are mixed: {', '.join(sorted(found))}; "
+            "say whose folder it is: --cluster-id"
+        )
+        raise LogRefused(message)
+    return found.pop() if found else ""
+
+
+def _lost_bytes(survey: Survey, source: Source, kept_bytes: int) -> int:
+    """Return how much of the journal may be gone in a damaged source: at least 1."""
+    segment, stop = source.segment, survey.stop
+    known_bytes = survey.known_end(segment) - segment.base
+    if segment.end is not None:
+        span = known_bytes
+    elif source.file is None and (stop is None or stop.segment != segment.name):
+        span = max(known_bytes, SEGMENT_BYTES_MAX)
+    else:
+        span = max(known_bytes, source.data_bytes)
+    # In a compacted segment a batch stands for more than its bytes.
+    return max(1, span if segment.compacted else span - kept_bytes)
+
+
+def _last_compacted(survey: Survey) -> int:
+    """Return which source is the last that was compacted; -1 if none was."""
+    return max((at for at, s in enumerate(survey.sources) if s.segment.compacted), default=-1)
+
+
+def _ends_lost(survey: Survey, at: int, ends: dict[int, int]) -> list[Damage]:
+    """Return which partitions end before what is known of them, after all was read.
+
+    Behind the last entry that a compaction has left, it may have dropped tombstones. Then only the
+    segment's index says where the partition ends, and without it offsets would be given again.
+    """
+    if at < 0 or survey.manifest is None or survey.sources[at].footer is not None:
+        return []
+    source = survey.sources[at]
+    return [
+        Damage(
+            source,
+            source.data_bytes,
+            source.data_bytes,
+            f"its index alone said where {partition_name(partition)} ends, at {below} or behind it",
+        )
+        for partition, below in survey.manifest.compacted_below.items()
+        if ends.get(partition, 0) < below
+    ]
+
+
+def _wrong_stop(survey: Survey, newest_end: int) -> list[Problem]:
+    stop, newest = survey.stop, survey.sources[-1].segment.name
+    if stop is None or stop == CleanStop(newest, newest_end):
+        return []
+    what = f"it says that {stop.segment} ends at {stop.end}, and {newest} ends at {newest_end}"
+    return [Problem(CLEAN_NAME, what)]
+
+
+def _old_meta(survey: Survey, leader_epoch: int) -> list[Problem]:
+    if survey.meta is None or leader_epoch <= survey.meta.leader_epoch:
+        return []
+    what = (
+        f"it knows leader epoch {survey.meta.leader_epoch}, and there are batches of "
+        f"{leader_epoch}: it is older than the log"
+    )
+    return [Problem(META_NAME, what)]
+
+
+# ------------------------------------------------------------------------------------------
+# Make a refused folder one that can be served again, without what can't be read.
+
+_BUFFER_BYTES: Final = 1024 * 1024
+
+# From the bytes that were lost: what to append to which partition.
+Fences = Callable[[int], Iterable[tuple[int, Sequence[Entry]]]]
+
+
+def repair(
+    directory: Directory, plan: Plan, meta: Meta, fences: Fences, wall_clock_ms: int
+) -> list[str]:
+    """Carry out *plan*; return the names in `aside/` of what was taken out of service.
+
+    Raises:
+        OSError: The disk fails; the folder is refused as before, or repaired.
+    """
+    survey = plan.survey
+    segments, ends = _Rewriting(directory, plan, meta, wall_clock_ms).write(fences)
+    asides = [
+        save(directory, f"{name}.damaged", directory.read(name))
+        for name, state in ((META_NAME, survey.meta), (MANIFEST_NAME, survey.manifest))
+        if state is None and name in survey.names
+    ]
+    write_whole(directory, META_NAME, encode_meta(meta))
+    if plan.lost_bytes or survey.manifest is None:
+        compacted_below = ends
+    else:
+        compacted_below = survey.manifest.compacted_below
+    serial = 1 + max(serial_of(name) for name in (*survey.names, *(s.name for s in segments)))
+    old_serial = 0 if survey.manifest is None else survey.manifest.next_serial
+    serial = max(serial, old_serial, first_serial(meta.cluster_id) + 1)
+    manifest = Manifest(segments, compacted_below, serial, cluster_id=meta.cluster_id)
+    write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
+    newest = segments[-1]
+    if plan.lost_bytes:
+        stop = CleanStop(newest.name, newest.base)
+        write_whole(directory, CLEAN_NAME, encode_clean_stop(stop))
+    elif survey.stop != CleanStop(newest.name, plan.newest_end):
+        # It is of no use; the next start reads the newest segment as after a crash.
+        directory.remove(CLEAN_NAME)
+        directory.sync()
+    listed = frozenset(segment.name for segment in segments)
+    return asides + [target for _, target in move_aside(directory, survey.names, listed)]
+
+
+class _Rewriting:
+    """Makes the segments of a repaired folder."""
+
+    def __init__(self, directory: Directory, plan: Plan, meta: Meta, wall_clock_ms: int) -> None:
+        manifest = plan.survey.manifest
+        self._directory = directory
+        self._plan = plan
+        self._meta = meta
+        self._wall_clock_ms = wall_clock_ms
+        self._next_serial = max(
+            first_serial(meta.cluster_id),
+            0 if manifest is None else manifest.next_serial,
+            1 + max((serial_of(name) for name in plan.survey.names), default=0),
+        )
+        self._made: list[str] = []
+
+    def write(self, fences: Fences) -> tuple[tuple[SegmentInfo, ...], dict[int, int]]:
+        """Return the segments, all on disk, and below which offsets nothing can be told."""
+        plan = self._plan
+        reader = Salvage(self._directory, plan.survey, plan.num_partitions)
+        segments: list[SegmentInfo] = []
+        for at, source in enumerate(plan.survey.sources):
+            if at in plan.affected:
+                segments += self._rewritten(reader, source, is_damaged=at in plan.damaged)
+            else:
+                for _ in reader.read(source):
+                    pass
+                segments.append(source.segment)
+        ends = reader.ends
+        if plan.lost_bytes:
+            # An entry takes more than a byte.
+            partitions = (*range(self._meta.num_partitions), NODE_PARTITION)
+            ends = {p: ends.get(p, 0) + plan.lost_bytes for p in partitions}
+            segments.append(self._fenced(_end_of(segments), dict(ends), fences))
+        if not segments or segments[-1].end is not None:
+            segments.append(self._newest(_end_of(segments)))
+        for name in reversed(self._made):
+            # Each behind the one before, also on the disk: no mended segment without the fences.
+            self._directory.rename(name + TEMPORARY_SUFFIX, name)
+            self._directory.sync()
+        return tuple(segments), ends
+
+    def _rewritten(self, reader: Salvage, source: Source, *, is_damaged: bool) -> list[SegmentInfo]:
+        old = source.segment
+        writer = _Writer(self._directory, self._name(old.base))
+        for item in reader.read(source):
+            if type(item) is Kept:
+                data = item.found.data
+                if is_damaged:
+                    b = item.batch
+                    raw = (b.partition, b.leader_epoch, b.base_offset, 0, b.timestamp_ms)
+                    data = b"".join(encode_batch(raw, data[HEADER_BYTES:]))
+                writer.add(item.batch.partition, data)
+        end = old.end
+        if end is None:
+            if not self._plan.lost_bytes:
+                writer.end()
+                return [old._replace(name=writer.name)]
+            known = self._plan.survey.known_end(old)
+            end = max(old.base + source.data_bytes, old.base + writer.data_bytes, known)
+            if end == old.base:
+                writer.end()
+                self._directory.remove(writer.name + TEMPORARY_SUFFIX)
+                self._made.remove(writer.name)
+                return []
+            if not is_damaged:
+                end = old.base + writer.data_bytes
+        compacted = old.compacted or is_damaged
+        return [writer.seal(old.base, end, reader.ends, self._meta, compacted=compacted)]
+
+    def _fenced(self, base: int, ends: dict[int, int], fences: Fences) -> SegmentInfo:
+        writer = _Writer(self._directory, self._name(base))
+        for partition, entries in fences(self._plan.lost_bytes):
+            packed: bytes = msgpack.packb([(delta, *e) for delta, e in enumerate(entries)])
+            raw = (partition, self._meta.leader_epoch, ends[partition], 0, self._wall_clock_ms)
+            writer.add(partition, b"".join(encode_batch(raw, packed)))
+            ends[partition] += len(entries)
+        end = base + writer.data_bytes + 1
+        return writer.seal(base, end, ends, self._meta, compacted=True)
+
+    def _newest(self, base: int) -> SegmentInfo:
+        writer = _Writer(self._directory, self._name(base))
+        writer.end()
+        return SegmentInfo(writer.name, base, None, None, compacted=False)
+
+    def _name(self, base: int) -> str:
+        name = segment_name(base, self._next_serial)
+        self._next_serial += 1
+        self._directory.remove(name + TEMPORARY_SUFFIX)
+        self._made.append(name)
+        return name
+
+
+class _Writer:
+    """Writes one segment, under a temporary name."""
+
+    def __init__(self, directory: Directory, name: str) -> None:
+        self.name = name
+        self.data_bytes = 0
+        self._file = directory.create(name + TEMPORARY_SUFFIX)
+        self._buffer = bytearray()
+        self._positions: dict[int, array[int]] = {}
+
+    def add(self, partition: int, data: bytes) -> None:
+        self._positions.setdefault(partition, array("I")).append(self.data_bytes)
+        self._buffer += data
+        self.data_bytes += len(data)
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self._file.append(bytes(self._buffer))
+            self._buffer.clear()
+
+    def seal(
+        self, base: int, end: int, ends: dict[int, int], meta: Meta, *, compacted: bool
+    ) -> SegmentInfo:
+        self._buffer += encode_footer(
+            Index(base, end, dict(ends), self._positions, meta.cluster_id)
+        )
+        self.end()
+        return SegmentInfo(self.name, base, end, self.data_bytes, compacted=compacted)
+
+    def end(self) -> None:
+        try:
+            if self._buffer:
+                self._file.append(bytes(self._buffer))
+            self._file.sync()
+        finally:
+            self._file.close()
+
+
+def _end_of(segments: list[SegmentInfo]) -> int:
+    end = segments[-1].end if segments else 0
+    assert end is not None
+    return end

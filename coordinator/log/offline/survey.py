@@ -1,0 +1,470 @@
+"""What a data folder consists of, damaged or not: where the batches of the journal can be found.
+
+The daemon takes the manifest at its word or refuses. A tool that looks at a refused folder goes
+on: with a segment under another name, with one whose index is damaged, without a manifest. It
+changes nothing.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple, TypeVar
+
+from coordinator.log.directory import Directory
+from coordinator.log.errors import LogCorrupt, LogIncompatible
+from coordinator.log.format import (
+    BATCH_BYTES_MAX,
+    FORMAT,
+    HEADER_BYTES,
+    NODE_PARTITION,
+    PREFIX,
+    REST,
+    TRAILER,
+    Index,
+    RawBatch,
+    batch_at,
+    decode_footer,
+)
+from coordinator.log.state_files import (
+    CLEAN_NAME,
+    MANIFEST_NAME,
+    META_NAME,
+    SEGMENT_SUFFIX,
+    STATE_NAMES,
+    TEMPORARY_SUFFIX,
+    CleanStop,
+    Manifest,
+    Meta,
+    SegmentInfo,
+    decode_clean_stop,
+    decode_manifest,
+    decode_meta,
+    read_mark,
+)
+
+# ------------------------------------------------------------------------------------------
+# All batches of a segment file that can be read, in front of damage and behind it.
+
+_WINDOW_BYTES: Final = 1024 * 1024
+_LENGTH_MAX: Final = BATCH_BYTES_MAX - PREFIX.size
+
+
+class Stretch(NamedTuple):
+    """Where to look: the first *data_bytes* of a file, and what a batch in it may be."""
+
+    file: str
+    data_bytes: int
+    base: int  # Journal position of the first byte.
+    end: int | None  # And behind the last one, None if that isn't known.
+    num_partitions: int
+
+
+class Found(NamedTuple):
+    """A batch whose checksum is right. `raw` speaks of `data`, which is only the batch."""
+
+    start: int  # Byte in the file.
+    raw: RawBatch
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        """The byte behind it."""
+        return self.start + len(self.data)
+
+
+class Gap(NamedTuple):
+    """Bytes that are no batch."""
+
+    start: int
+    end: int
+
+
+def walk(directory: Directory, stretch: Stretch, start: int = 0) -> Iterator[Found | Gap]:
+    """Yield everything from byte *start* on, without a hole, in bounded memory.
+
+    Raises:
+        OSError: The disk fails.
+    """
+    window = _Window(directory, stretch)
+    while start < stretch.data_bytes:
+        found = window.batch_at(start)
+        if found is None:
+            found = _next(window, stretch, start + 1)
+            gap_end = stretch.data_bytes if found is None else found.start
+            yield Gap(start, gap_end)
+            if found is None:
+                return
+        yield found
+        start = found.end
+
+
+def is_compacted(directory: Directory, file: str, data_bytes: int) -> bool:
+    """Say whether a segment was compacted: in all of its batches flush_start is 0."""
+    stretch = Stretch(file, data_bytes, 0, None, NODE_PARTITION)
+    starts = (item.raw.flush_start for item in walk(directory, stretch) if type(item) is Found)
+    first = next(starts, None)
+    # In the journal's first flush it is 0, too: then the next flush tells.
+    return first == 0 and not any(starts)
+
+
+class _Window:
+    """The part of the file that is in memory."""
+
+    def __init__(self, directory: Directory, stretch: Stretch) -> None:
+        self._directory = directory
+        self._stretch = stretch
+        self._start = 0
+        self._data = b""
+
+    def read(self, start: int, size_bytes: int) -> bytes:
+        """Return that many bytes, fewer at the end of the data."""
+        size_bytes = min(size_bytes, self._stretch.data_bytes - start)
+        offset = start - self._start
+        if offset < 0 or offset + size_bytes > len(self._data):
+            wanted = min(max(size_bytes, _WINDOW_BYTES), self._stretch.data_bytes - start)
+            self._data = self._directory.read(self._stretch.file, start, wanted)
+            self._start, offset = start, 0
+        return self._data[offset : offset + size_bytes]
+
+    def batch_at(self, start: int) -> Found | None:
+        """Return the whole valid batch that begins there."""
+        header = self.read(start, HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            return None
+        length, _ = PREFIX.unpack_from(header)
+        if not REST.size <= length <= _LENGTH_MAX:
+            return None
+        data = self.read(start, PREFIX.size + length)
+        raw = batch_at(data, 0)
+        return None if raw is None else Found(start, raw, data)
+
+
+def _next(window: _Window, stretch: Stretch, start: int) -> Found | None:
+    """Return the first batch that begins at or behind *start*.
+
+    As in `find_later_flush`, what is cheap comes first: of random bytes hardly any get to the crc.
+    """
+    marker = bytes((FORMAT,))
+    while start + HEADER_BYTES <= stretch.data_bytes:
+        data = window.read(start, _WINDOW_BYTES)
+        if len(data) < HEADER_BYTES:
+            return None
+        at = data.find(marker, PREFIX.size)
+        while at >= 0 and at - PREFIX.size + HEADER_BYTES <= len(data):
+            if _may_be(stretch, data, at):
+                found = window.batch_at(start + at - PREFIX.size)
+                if found is not None:
+                    return found
+            at = data.find(marker, at + 1)
+        # The next window begins with the first header that wasn't whole in this one.
+        start += len(data) - HEADER_BYTES + 1
+    return None
+
+
+def _may_be(stretch: Stretch, data: bytes, at: int) -> bool:
+    _, partition, _, _, flush_start, _ = REST.unpack_from(data, at)
+    if partition >= stretch.num_partitions and partition != NODE_PARTITION:
+        return False
+    # 0 in a compacted segment. Bytes may have been removed, so a batch may lie before its place.
+    return flush_start == 0 or (
+        stretch.base <= flush_start and (stretch.end is None or flush_start < stretch.end)
+    )
+
+
+# ------------------------------------------------------------------------------------------
+# What a data folder consists of, damaged or not: where the batches of the journal can be found.
+
+_SEGMENT_NAME: Final = re.compile(r"([0-9]{20})-([0-9]+)" + re.escape(SEGMENT_SUFFIX))
+_FLUSH_START_FIELD: Final = 4
+# The name of a segment that must have been there, where the manifest can't tell it.
+NAMELESS: Final = "(a segment)"
+
+T = TypeVar("T")
+
+
+class Problem(NamedTuple):
+    """Something that is not as the daemon left it."""
+
+    file: str
+    what: str
+
+
+class Source(NamedTuple):
+    """One stretch of the journal, and the file that has its batches."""
+
+    segment: SegmentInfo
+    file: str | None  # None: there is none.
+    data_bytes: int  # How far batches may reach in it.
+    footer: Index | None  # None: it has no good one; the newest segment has none either.
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the manifest's entry can stay as it is."""
+        is_sealed = self.segment.end is not None
+        return self.file == self.segment.name and is_sealed == (self.footer is not None)
+
+
+class Survey(NamedTuple):
+    """A folder. What is missing, damaged or another cluster's is None."""
+
+    names: list[str]
+    meta: Meta | None
+    manifest: Manifest | None
+    stop: CleanStop | None
+    sources: tuple[Source, ...]
+    problems: tuple[Problem, ...]
+    foreign_ids: frozenset[str]  # Of the clusters whose files were left out.
+    mark: int  # The journal was on disk up to this position, at least.
+
+    def known_end(self, segment: SegmentInfo) -> int:
+        """Return the journal position up to which a segment is known to have reached."""
+        if segment.end is not None:
+            return segment.end
+        is_told = self.stop is not None and self.stop.segment == segment.name
+        return max(segment.base, self.mark, self.stop.end if self.stop and is_told else 0)
+
+    @property
+    def was_closed(self) -> bool:
+        """Whether there is the marker of a clean stop, readable or not."""
+        return CLEAN_NAME in self.names
+
+
+def survey(directory: Directory, cluster_id: str = "") -> Survey:
+    """Look at the files of a folder.
+
+    Args:
+        directory: The folder.
+        cluster_id: Whose folder it is, if its files don't agree; "" takes the meta file's word.
+
+    Raises:
+        LogIncompatible: It is no data folder, or a newer release's.
+        OSError: The disk fails.
+    """
+    names = directory.names()
+    files = [n for n in names if n not in STATE_NAMES and not n.endswith(TEMPORARY_SUFFIX)]
+    if not {META_NAME, MANIFEST_NAME} & set(names) and not any(map(_SEGMENT_NAME.match, files)):
+        raise LogIncompatible("it is no data folder: there is no meta file, manifest or segment")
+    problems: list[Problem] = []
+    foreign_ids = set()
+    meta = _state_file(directory, names, META_NAME, decode_meta, problems)
+    manifest = _state_file(directory, names, MANIFEST_NAME, decode_manifest, problems)
+    stop = None
+    if CLEAN_NAME in names:
+        stop = _state_file(directory, names, CLEAN_NAME, decode_clean_stop, problems)
+    wanted = cluster_id or ("" if meta is None else meta.cluster_id)
+    if meta is not None and meta.cluster_id != wanted:
+        problems.append(Problem(META_NAME, f"it belongs to the cluster {meta.cluster_id}"))
+        foreign_ids.add(meta.cluster_id)
+        meta = None
+    if manifest is not None and wanted and manifest.cluster_id not in {"", wanted}:
+        what = f"it belongs to the cluster {manifest.cluster_id}, the folder to {wanted}"
+        problems.append(Problem(MANIFEST_NAME, what))
+        foreign_ids.add(manifest.cluster_id)
+        manifest = None
+    unfit = "" if manifest is None else _unfit(manifest)
+    if unfit:
+        problems.append(Problem(MANIFEST_NAME, unfit))
+        manifest = None
+    indexes = _Indexes(directory, files, wanted)
+    if manifest is None:
+        sources = _rebuilt(directory, indexes)
+    else:
+        sources = [_source_of(directory, names, s, manifest, indexes) for s in manifest.segments]
+    problems += [problem for source in sources if (problem := _problem_of(source)) is not None]
+    problems += [
+        Problem(name, f"this segment belongs to the cluster {foreign_id}")
+        for name, foreign_id in indexes.foreign.items()
+    ]
+    foreign_ids |= set(indexes.foreign.values())
+    return Survey(
+        names,
+        meta,
+        manifest,
+        stop,
+        tuple(sources),
+        tuple(problems),
+        frozenset(foreign_ids),
+        read_mark(directory, names),
+    )
+
+
+def trailing_index(directory: Directory, name: str) -> tuple[Index, int] | None:
+    """Return the index at the end of a file, and at which byte it begins; None without one."""
+    size_bytes = directory.size(name)
+    if size_bytes < TRAILER.size:
+        return None
+    length, _, _ = TRAILER.unpack(directory.read(name, size_bytes - TRAILER.size))
+    data_bytes = size_bytes - TRAILER.size - length
+    if data_bytes < 0:
+        return None
+    index = decode_footer(directory.read(name, data_bytes))
+    return None if index is None else (index, data_bytes)
+
+
+def serial_of(name: str) -> int:
+    """Return the serial number in a segment's name; -1 where there is none."""
+    match = _SEGMENT_NAME.match(name)
+    return int(match[2]) if match else -1
+
+
+class _Indexes:
+    """The indexes of all files, without those of other clusters."""
+
+    def __init__(self, directory: Directory, files: list[str], cluster_id: str) -> None:
+        self.files = []
+        self.of: dict[str, tuple[Index, int]] = {}
+        self.foreign: dict[str, str] = {}
+        for name in files:
+            found = trailing_index(directory, name)
+            if found is not None and cluster_id and found[0].cluster_id not in {"", cluster_id}:
+                self.foreign[name] = found[0].cluster_id
+                continue
+            self.files.append(name)
+            if found is not None:
+                self.of[name] = found
+
+
+def _state_file(
+    directory: Directory,
+    names: list[str],
+    name: str,
+    decode: Callable[[bytes], T],
+    problems: list[Problem],
+) -> T | None:
+    if name not in names:
+        problems.append(Problem(name, "it is missing"))
+        return None
+    try:
+        return decode(directory.read(name))
+    except LogCorrupt as exc:
+        problems.append(Problem(name, str(exc)))
+        return None
+
+
+def _unfit(manifest: Manifest) -> str:
+    """Say why a readable manifest is of no use; "" if it is."""
+    segments = manifest.segments
+    if not segments or segments[-1].end is not None:
+        return "it lists no segment to append to"
+    if [segment.end for segment in segments[:-1]] != [segment.base for segment in segments[1:]]:
+        return "it has a gap"
+    return ""
+
+
+def _source_of(
+    directory: Directory,
+    names: list[str],
+    segment: SegmentInfo,
+    manifest: Manifest,
+    indexes: _Indexes,
+) -> Source:
+    name = segment.name
+    is_here = name in names and name in indexes.files
+    if segment.data_bytes is None:
+        if is_here:
+            return Source(segment, name, directory.size(name), None)
+        listed = {s.name for s in manifest.segments}
+        for other in indexes.files:
+            if other not in listed and _begins_at(directory, other, segment.base):
+                return Source(segment, other, directory.size(other), None)
+        return Source(segment, None, 0, None)
+    # Its own file first; a renamed or swapped one says itself which it is.
+    for other in sorted(indexes.of, key=lambda other: other != name):
+        index, data_bytes = indexes.of[other]
+        if (index.base, index.end, data_bytes) == (segment.base, segment.end, segment.data_bytes):
+            return Source(segment, other, data_bytes, index)
+    if not is_here:
+        return Source(segment, None, 0, None)
+    return Source(segment, name, min(directory.size(name), segment.data_bytes), None)
+
+
+def _problem_of(source: Source) -> Problem | None:
+    segment = source.segment
+    if source.is_in_place:
+        return None
+    if source.file is None:
+        reach = "on" if segment.end is None else f"to {segment.end}"
+        what = f"this segment is missing, from position {segment.base} of the journal {reach}"
+    elif source.file != segment.name:
+        what = f"what should be in this segment is in {source.file}"
+    else:
+        what = "its index is damaged, or it was cut or replaced"
+    return Problem(segment.name, what)
+
+
+def _begins_at(directory: Directory, name: str, position: int) -> bool:
+    """Say whether a file begins with the flush at *position* of the journal."""
+    header = directory.read(name, 0, HEADER_BYTES)
+    if len(header) < HEADER_BYTES:
+        return False
+    flush_start: int = REST.unpack_from(header, PREFIX.size)[_FLUSH_START_FIELD]
+    return flush_start == position
+
+
+class _Candidate(NamedTuple):
+    base: int
+    serial: int
+    name: str
+    data_bytes: int
+    footer: Index | None
+
+    @property
+    def rank(self) -> tuple[int, bool, int, int]:
+        """By place; then a sealed one, one that reaches further, one that is newer."""
+        reach = self.data_bytes if self.footer is None else self.footer.end - self.base
+        return self.base, self.footer is None, -reach, -self.serial
+
+
+def _rebuilt(directory: Directory, indexes: _Indexes) -> list[Source]:
+    """Return what the manifest must have listed, as far as the files say it themselves."""
+    chosen: list[_Candidate] = []
+    for candidate in sorted(_candidates(directory, indexes), key=lambda c: c.rank):
+        last = chosen[-1] if chosen else None
+        if last is not None:
+            reached = last.base + 1 if last.footer is None else last.footer.end
+            # Another one of the same place, or what a compacted segment has replaced.
+            if candidate.base < reached:
+                continue
+        chosen.append(candidate)
+    sources: list[Source] = []
+    if not chosen:
+        return [_missing(0, None)]
+    if chosen[0].base > 0:
+        sources.append(_missing(0, chosen[0].base))
+    for at, candidate in enumerate(chosen):
+        following = chosen[at + 1].base if at + 1 < len(chosen) else None
+        end = following if candidate.footer is None else candidate.footer.end
+        compacted = end is not None and is_compacted(
+            directory, candidate.name, candidate.data_bytes
+        )
+        data_bytes, readable = candidate.data_bytes, candidate.data_bytes
+        if candidate.footer is None and end is not None:
+            # Of one without an index, the next one says how much there was.
+            data_bytes, readable = end - candidate.base, min(readable, end - candidate.base)
+        segment = SegmentInfo(
+            candidate.name,
+            candidate.base,
+            end,
+            None if end is None else data_bytes,
+            compacted=compacted,
+        )
+        sources.append(Source(segment, candidate.name, readable, candidate.footer))
+        if end is not None and end != following:
+            # One between two that are there; or, behind the last, the one to append to.
+            sources.append(_missing(end, following))
+    return sources
+
+
+def _missing(base: int, end: int | None) -> Source:
+    data_bytes = None if end is None else end - base
+    return Source(SegmentInfo(NAMELESS, base, end, data_bytes, compacted=False), None, 0, None)
+
+
+def _candidates(directory: Directory, indexes: _Indexes) -> Iterable[_Candidate]:
+    for name in indexes.files:
+        match = _SEGMENT_NAME.fullmatch(name)
+        serial = int(match[2]) if match else -1
+        if name in indexes.of:
+            index, data_bytes = indexes.of[name]
+            yield _Candidate(index.base, serial, name, data_bytes, index)
+        elif match:
+            yield _Candidate(int(match[1]), serial, name, directory.size(name), None)

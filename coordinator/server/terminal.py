@@ -1,0 +1,143 @@
+"""A bar on the operator's terminal while the log is loaded, out of the way of log lines."""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, TextIO
+
+import structlog
+import trio
+
+from coordinator.runtime.loading import Progress
+
+# ------------------------------------------------------------------------------------------
+# How the daemon speaks: readable lines on a terminal, one JSON object a line elsewhere.
+
+_VALUE_CHARS_MAX: Final = 512
+
+
+def configure_logging(
+    stream: TextIO | None = None, around: Callable[[Callable[[], None]], None] | None = None
+) -> None:
+    """Send structlog's events to *stream* (standard output), for a person or for a program.
+
+    *around* is called to write each line, such as by whoever has something else on the terminal.
+    """
+    out = sys.stdout if stream is None else stream
+    renderer: Any
+    if out.isatty():
+        renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    else:
+        renderer = structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _tame_values,
+            renderer,
+        ],
+        logger_factory=structlog.WriteLoggerFactory(file=_Forgiving(out, around)),  # type: ignore[arg-type]  # it only writes and flushes
+        cache_logger_on_first_use=False,
+    )
+
+
+class _Forgiving:
+    """A stream whose reader may go away, or whose disk may fill: lines are lost, nothing else."""
+
+    def __init__(self, stream: TextIO, around: Callable[[Callable[[], None]], None] | None) -> None:
+        self._stream = stream
+        self._around = around
+
+    def write(self, text: str) -> None:
+        """Write *text* if that is possible."""
+        if self._around is None:
+            self._write(text)
+        else:
+            self._around(lambda: self._write(text))
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+            if self._around is not None:
+                self._stream.flush()
+
+    def flush(self) -> None:
+        """Flush if that is possible."""
+        with suppress(OSError):
+            self._stream.flush()
+
+
+def _tame_values(_logger: Any, _method: str, event: Any) -> Any:
+    """Escape control characters and cut long text: names come from clients."""
+    for key, value in event.items():
+        if key != "exception" and isinstance(value, str):
+            event[key] = tame(value)
+    return event
+
+
+def tame(text: str) -> str:
+    """Return *text* without control characters and of bounded length."""
+    if len(text) > _VALUE_CHARS_MAX:
+        text = text[:_VALUE_CHARS_MAX] + "…"
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+# ------------------------------------------------------------------------------------------
+# A bar on the operator's terminal while the log is loaded, out of the way of log lines.
+
+WIDTH: Final = 30
+PERIOD_S: Final = 0.1
+_CLEAR: Final = "\r\x1b[K"  # To the start of the line, and nothing behind it.
+
+
+class Bar:
+    """One line at the bottom; without a terminal nothing at all."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream if stream.isatty() else None
+        self._line = ""
+
+    def draw(self, progress: Progress) -> None:
+        """Show how far *progress* is."""
+        total_bytes, done_bytes = max(progress.total_bytes, 1), progress.done_bytes
+        done = min(WIDTH * done_bytes // total_bytes, WIDTH)
+        percent = min(100 * done_bytes // total_bytes, 100)
+        self._show(
+            f"loading [{'#' * done}{'.' * (WIDTH - done)}] {percent:3} %  "
+            f"{progress.entries:,} entries"
+        )
+
+    def remove(self) -> None:
+        """Leave nothing of it."""
+        self._show("")
+
+    def around(self, write: Callable[[], None]) -> None:
+        """Have *write* put whole lines where the bar is, and the bar below them."""
+        line = self._line
+        self._show("")
+        write()
+        self._show(line)
+
+    def _show(self, line: str) -> None:
+        if self._stream is None or not (line or self._line):
+            return
+        self._line = line
+        try:
+            self._stream.write(_CLEAR + line)
+            self._stream.flush()
+        except OSError:
+            self._stream = None  # The terminal is gone, which is no reason to stop.
+
+    async def follow(self, look: Callable[[], Progress | None]) -> None:
+        """Draw what *look* shows until cancelled."""
+        if self._stream is None:
+            return
+        try:
+            while True:
+                progress = look()
+                if progress is not None:
+                    self.draw(progress)
+                await trio.sleep(PERIOD_S)
+        finally:
+            self.remove()
