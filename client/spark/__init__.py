@@ -19,9 +19,6 @@ if TYPE_CHECKING:
         LogFailed,
         StatefulQueryError,
     )
-    from client.spark.grouped_query import GroupedKafkaQuery, GroupedStatus
-    from client.spark.grouped_types import GroupedQueryError, GroupedQueryFailed, GroupedRun
-    from client.spark.kafka_topics import KafkaTopicError
     from client.spark.listener.checkpoint import checkpoint_offsets
     from client.spark.listener.listener import GroupOffsetListener
     from client.spark.listener.metrics import ListenerMetrics
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
     from client.spark.source.data_source import register
     from client.spark.source.drain import drain_and_stop
     from client.spark.starting_offsets import (
+        KafkaTopicError,
         StartingOffsetsError,
         starting_offsets,
         starting_offsets_at,
@@ -52,11 +50,6 @@ __all__ = [
     "FolderLogWriter",
     "FolderSink",
     "GroupOffsetListener",
-    "GroupedKafkaQuery",
-    "GroupedQueryError",
-    "GroupedQueryFailed",
-    "GroupedRun",
-    "GroupedStatus",
     "JdbcStaging",
     "KafkaTopicError",
     "KafkaUnavailable",
@@ -90,14 +83,9 @@ _MODULES: Final = {
     "FolderLogWriter": "logs.folder",
     "FolderSink": "sinks.folder",
     "GroupOffsetListener": "listener.listener",
-    "GroupedKafkaQuery": "grouped_query",
-    "GroupedQueryError": "grouped_types",
-    "GroupedQueryFailed": "grouped_types",
-    "GroupedRun": "grouped_types",
-    "GroupedStatus": "grouped_query",
     "JdbcStaging": "sinks.sql",
-    "KafkaTopicError": "kafka_topics",
-    "KafkaUnavailable": "kafka_topics",
+    "KafkaTopicError": "starting_offsets",
+    "KafkaUnavailable": "starting_offsets",
     "ListenerMetrics": "listener.metrics",
     "LogError": "logs.partition_log",
     "LogFailed": "errors",

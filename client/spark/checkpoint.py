@@ -89,26 +89,6 @@ def read_finished(files: CheckpointFiles, after: int = BEFORE_ALL) -> Finished:
     return Finished(_query_id(metadata, files.location), tuple(batches))
 
 
-def newest_finished(files: CheckpointFiles, after: int = BEFORE_ALL) -> FinishedBatch | None:
-    """Return the newest finished batch behind number *after*; None if there is none.
-
-    For who asks often: two small files are read, and none while nothing is new.
-
-    Raises:
-        CheckpointError: it can't be read, or a newer Spark wrote it.
-
-    """
-    number = max(files.batch_ids("commits"), default=BEFORE_ALL)
-    if number <= after:
-        return None
-    name = str(number)
-    texts = [files.texts(folder, [name]).get(name) for folder in ("commits", "offsets")]
-    if texts[0] is None or texts[1] is None:
-        return None  # Deleted as a whole just now, or half way: nobody may rely on it.
-    _lines(texts[0], COMMITS_VERSION_MAX, f"{files.location}/commits/{name}")
-    return FinishedBatch(number, parse_offsets(texts[1], f"{files.location}/offsets/{name}"))
-
-
 def parse_offsets(text: str, name: str) -> dict[str, str]:
     """Return the JSON text of each source's offset; those that have none are left out. Pure.
 

@@ -6,20 +6,33 @@ Spark wants every partition of every topic in it, and fails clearly if one is mi
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from datetime import datetime
-from typing import Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from client.blocking import BlockingClient, connect_blocking
+from client.kafka_groups.cluster import KafkaUnavailable
 from client.spark.errors import CoordinatedSourceError
-from client.spark.kafka_topics import EARLIEST, LATEST, KafkaTopics, Topics, Where
 from protocol.types import TopicPartition
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
 
 logger = logging.getLogger(__name__)
 
+# Where a partition begins: "earliest", "latest", an offset, or the first message at or after a
+# time.
+Where = str | int | datetime
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
 # For a partition without an offset: one place for all, or one per topic or partition.
 Default = Where | Mapping[str, Where] | Mapping[TopicPartition, Where]
+
+# Returns the offset that each place stands for, as `KafkaTopics.offsets` does.
+OffsetsOf = Callable[[Mapping[TopicPartition, Where]], Mapping[TopicPartition, int]]
 
 # Spark's numbers for "wherever it begins (ends) when the query starts".
 _NUMBERS: Final = {EARLIEST: -2, LATEST: -1}
@@ -29,6 +42,10 @@ REQUEST_TIMEOUT_S: Final = 30.0
 
 class StartingOffsetsError(CoordinatedSourceError):
     """The offsets of the group do not fit the topics; the message says what to do."""
+
+
+class KafkaTopicError(CoordinatedSourceError):
+    """A topic or partition that is not there, or a request that the cluster refuses for good."""
 
 
 def starting_offsets(
@@ -100,7 +117,7 @@ def starting_offsets(
         }
     found = choose(group, committed, known, default)
     if cluster is not None:
-        found = checked(group, committed, found, out_of_range, cluster)
+        found = checked(group, committed, found, out_of_range, cluster.offsets)
     return offsets_json(found)
 
 
@@ -196,7 +213,7 @@ def checked(
     committed: Mapping[TopicPartition, int],
     found: Mapping[TopicPartition, Where],
     out_of_range: str,
-    cluster: Topics,
+    offsets_of: OffsetsOf,
 ) -> dict[TopicPartition, Where]:
     """Return *found* with times as offsets, and with committed offsets that Kafka holds.
 
@@ -206,10 +223,10 @@ def checked(
 
     """
     times = {tp: where for tp, where in found.items() if isinstance(where, datetime)}
-    result = {**found, **cluster.offsets(times)}
+    result = {**found, **offsets_of(times)}
     ours = [tp for tp in found if tp in committed]
-    earliest = cluster.offsets(dict.fromkeys(ours, EARLIEST))
-    ends = cluster.offsets(dict.fromkeys(ours, LATEST))
+    earliest = offsets_of(dict.fromkeys(ours, EARLIEST))
+    ends = offsets_of(dict.fromkeys(ours, LATEST))
     for tp in ours:
         if earliest[tp] <= committed[tp] <= ends[tp]:
             continue
@@ -277,7 +294,7 @@ def check_topics(topics: Collection[str]) -> None:
         raise ValueError(f"topics is {topics!r}: it must be a list of topic names")
 
 
-def check_default(default: Default, name: str = "default") -> None:
+def check_default(default: Default) -> None:
     """Raise `ValueError` unless it is a place, or a mapping of places."""
     places = default.values() if isinstance(default, Mapping) else (default,)
     for where in places:
@@ -290,7 +307,7 @@ def check_default(default: Default, name: str = "default") -> None:
             is_known = where >= 0
         if not is_known:
             raise ValueError(
-                f"{name} is {where!r}: it must be 'earliest', 'latest', an offset from 0 on, or a "
+                f"default is {where!r}: it must be 'earliest', 'latest', an offset from 0 on, or a "
                 "datetime with a time zone"
             )
 
@@ -302,3 +319,118 @@ def _partitions(
         return range(given[topic])
     count = client.describe_topics([topic])[0].partition_count
     return range(count) if count >= 0 else None
+
+
+# --- What Kafka says of its topics -----------------------------------------------------------
+
+
+class KafkaTopics:
+    """Asks a cluster about its topics. Needs confluent-kafka, which is loaded on first use.
+
+    Args:
+        settings: of confluent-kafka, such as ``bootstrap.servers``.
+        answer_s: how long one question may take, in seconds.
+
+    Raises:
+        KafkaTopicError: confluent-kafka is not installed, or refuses the settings.
+
+    """
+
+    def __init__(self, settings: Mapping[str, str], answer_s: float) -> None:
+        self._where = settings.get("bootstrap.servers", "?")
+        self._answer_s = answer_s
+        try:
+            from confluent_kafka import KafkaException  # noqa: PLC0415 - an optional extra.
+            from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - the same.
+        except ImportError as error:
+            raise KafkaTopicError(
+                "asking Kafka for partitions and offsets needs confluent-kafka: "
+                "pip install group-coordinator[kafka]"
+            ) from error
+        try:
+            # Its own logger, because librdkafka else writes to standard error.
+            self._admin = AdminClient(dict(settings), logger=logger)
+        except (KafkaException, ValueError) as error:
+            raise KafkaTopicError(f"settings of confluent-kafka: {error}") from error
+
+    def partitions(self, topic: str) -> list[int]:
+        """Return the partitions of a topic, sorted.
+
+        Raises:
+            KafkaTopicError: there is no such topic.
+            KafkaUnavailable: no answer in time.
+
+        """
+        from confluent_kafka import KafkaError, KafkaException  # noqa: PLC0415 - an optional extra.
+
+        what = f"the partitions of {topic!r}"
+        try:
+            found = self._admin.list_topics(topic, timeout=self._answer_s).topics[topic]
+        except KafkaException as error:
+            raise self._failed(what, error.args[0]) from error
+        if found.error is None:
+            return sorted(found.partitions)
+        if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise KafkaTopicError(
+                f"there is no topic {topic!r} at {self._where}: check the name, or create it"
+            )
+        raise self._failed(what, found.error)
+
+    def offsets(self, wanted: Mapping[TopicPartition, Where]) -> dict[TopicPartition, int]:
+        """Return the offset that each partition's `Where` stands for.
+
+        A time after the last message is the end of the partition.
+
+        Raises:
+            KafkaTopicError: there is no such partition.
+            KafkaUnavailable: no answer in time.
+
+        """
+        found = {tp: where for tp, where in wanted.items() if isinstance(where, int)}
+        found |= self._listed({tp: w for tp, w in wanted.items() if not isinstance(w, int)})
+        # A time after the last message has no offset: what comes next is at the end.
+        late = {tp: LATEST for tp, offset in found.items() if offset < 0}
+        return found | self._listed(late)
+
+    def _listed(self, wanted: Mapping[TopicPartition, str | datetime]) -> dict[TopicPartition, int]:
+        import confluent_kafka as kafka  # noqa: PLC0415 - an optional extra.
+
+        if not wanted:
+            return {}
+        request = {kafka.TopicPartition(*tp): _spec(where) for tp, where in wanted.items()}
+        try:
+            futures = self._admin.list_offsets(request, request_timeout=self._answer_s)
+            return {
+                TopicPartition(tp.topic, tp.partition): future.result(self._answer_s * 2).offset
+                for tp, future in futures.items()
+            }
+        except kafka.KafkaException as error:
+            if error.args[0].code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise KafkaTopicError(
+                    f"not all of {_listing(wanted)} are there at {self._where}"
+                ) from error
+            raise self._failed(f"the offsets of {_listing(wanted)}", error.args[0]) from error
+        except TimeoutError as error:
+            raise KafkaUnavailable(
+                f"no answer about the offsets of {_listing(wanted)} from {self._where}"
+            ) from error
+
+    def _failed(self, what: str, error: "KafkaError") -> Exception:
+        # What librdkafka itself says (no broker, timed out) has negative codes: it passes.
+        passes = error.retriable() or error.code() < 0
+        return (KafkaUnavailable if passes else KafkaTopicError)(
+            f"no answer about {what} from {self._where}: {error.str()}"
+        )
+
+
+def _spec(where: str | datetime) -> Any:
+    from confluent_kafka.admin import OffsetSpec  # noqa: PLC0415 - an optional extra.
+
+    if isinstance(where, datetime):
+        return OffsetSpec.for_timestamp(int(where.timestamp() * 1000))
+    spec: Any = OffsetSpec  # Its methods have no types.
+    return spec.earliest() if where == EARLIEST else spec.latest()
+
+
+def _listing(partitions: Iterable[TopicPartition]) -> str:
+    return ", ".join(str(tp) for tp in sorted(partitions))

@@ -17,7 +17,7 @@ import pytest
 from client.spark.errors import CoordinatedSourceError
 from client.spark.options import parse_options
 from client.spark.source.core import ReaderCore, Task
-from client.spark.source.session import open_session
+from client.spark.source.session import BlockingSession
 from tests.integration.spark_support import Daemon, group_of, wait_until
 from tests.spark.helpers import MemoryLog, Offset, ranges
 
@@ -55,7 +55,7 @@ class Reader:
         self.core = ReaderCore(
             options,
             log,
-            open_session=lambda topics, eager: open_session(
+            open_session=lambda topics, eager: BlockingSession(
                 options, client_id, log, topics, eager=eager
             ),
             client_id=client_id,

@@ -86,3 +86,16 @@ def test_which_log_an_offset_is_of_is_not_forgotten_while_the_log_can_not_tell()
     )
 
     assert step.needs == Position.pinned(5, 9, 0, "first")
+
+
+@pytest.mark.parametrize("metadata", ["", "gk1:orders-1.4:ok", "by hand"])
+def test_what_others_have_committed_is_where_a_reader_begins(metadata: str) -> None:
+    """A group moves to the source with nothing but its offsets, whoever committed them."""
+    tp = TopicPartition("flights", 0)
+    limits = Limits(10, None, frozenset(), "error")
+
+    step = plan_partition(
+        tp, Position.of(OffsetAndMetadata(30, metadata)), None, Seen(0, 100), limits
+    )
+
+    assert (step.at, step.stop) == (30, 40)

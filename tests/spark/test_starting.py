@@ -8,19 +8,25 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from client.spark.kafka_topics import client_settings
 from client.spark.starting_offsets import (
+    EARLIEST,
     Default,
     StartingOffsetsError,
+    Where,
     check_default,
     check_topics,
     checked,
     choose,
     offsets_json,
 )
-from tests.fakes.grouped import FakeTopics, tp
+from protocol.types import TopicPartition
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def tp(partition: int) -> TopicPartition:
+    """Return a partition of the one topic."""
+    return TopicPartition("t", partition)
 
 
 def test_committed_offsets_win_and_the_rest_begins_at_the_default() -> None:
@@ -70,13 +76,15 @@ def test_without_any_source_the_partitions_of_the_group_are_taken() -> None:
 
 def test_offsets_that_kafka_does_not_hold_are_an_error_or_replaced_as_told() -> None:
     """The end itself is held: nothing comes next yet."""
-    topics = FakeTopics(2)
-    topics.ends = {tp(0): 10, tp(1): 10}
+
+    def offsets_of(wanted: Mapping[TopicPartition, Where]) -> dict[TopicPartition, int]:
+        return {tp: 0 if where == EARLIEST else 10 for tp, where in wanted.items()}
+
     committed = {tp(0): 10, tp(1): 11}
     with pytest.raises(StartingOffsetsError, match="offset 11 of t-1"):
-        checked("g", committed, committed, "error", topics)
+        checked("g", committed, committed, "error", offsets_of)
 
-    found = checked("g", committed, committed, "latest", topics)
+    found = checked("g", committed, committed, "latest", offsets_of)
     assert found == {tp(0): 10, tp(1): "latest"}
 
 
@@ -92,14 +100,3 @@ def test_topics_that_are_no_list_of_names_are_refused(topics: list[str]) -> None
     """A single text is a list of letters to Python."""
     with pytest.raises(ValueError, match="list of topic names"):
         check_topics(topics)
-
-
-def test_settings_are_taken_from_sparks_options_unless_they_need_credentials() -> None:
-    """Java's way to name them means nothing to confluent-kafka."""
-    options = {"kafka.bootstrap.servers": "h:1", "maxOffsetsPerTrigger": "5"}
-    secure = {**options, "kafka.security.protocol": "SASL_SSL"}
-    with pytest.raises(ValueError, match="kafka_client="):
-        client_settings(secure, None)
-
-    assert client_settings(options, None) == {"bootstrap.servers": "h:1"}
-    assert client_settings(secure, {"a": "b"}) == {"bootstrap.servers": "h:1", "a": "b"}

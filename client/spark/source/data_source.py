@@ -42,7 +42,7 @@ from client.spark.source.core import ReaderCore, Task
 from client.spark.source.discovery import matching_topics
 from client.spark.source.log_calls import Watchdog, patience_s
 from client.spark.source.reading import SourceRange, read_range, with_source_columns
-from client.spark.source.session import open_session
+from client.spark.source.session import BlockingSession
 from client.spark.source.stream_offsets import EndOffset, decode_end
 from client.spark.tables.register import register_tables
 from client.spark.worker_memory import settle
@@ -392,7 +392,7 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             core = ReaderCore(
                 options,
                 _load(self._given),
-                open_session=lambda topics, eager: open_session(
+                open_session=lambda topics, eager: BlockingSession(
                     options, client_id, core.log, topics, eager=eager
                 ),
                 client_id=client_id,

@@ -378,8 +378,16 @@ class Ownership:
         self.targets = {tp: end for tp, (_, end) in bounds.items()}
 
     def others_read(self, before: str) -> bool:
-        """Ask what `ReaderSession.others_read` says; joins nothing."""
-        return (session := self._place.open()) is not None and session.others_read(before)
+        """Say whether other members read our topics while no place is kept for us; joins nothing.
+
+        A place is kept for a static member that was restarted within its session.
+
+        Args:
+            before: the client id that this reader had in an earlier process: no other member.
+
+        """
+        session = self._place.open()
+        return session is not None and session.others_read(before)
 
     def settle(self, wait_s: float) -> dict[TopicPartition, Position]:
         """Be a member with an assignment and nothing in doubt; return the positions we own.
@@ -439,6 +447,7 @@ class Ownership:
             assignment = self._settle_once(wait_s)
             steps = self._plan(max_rows)
         except CoordinatedSourceError:
+            # The query ends, but not because of what it has finished: that is committed first.
             if self._finished and self._place.assignment is not None:
                 self._refresh(self._place.assignment)
                 self._send(self._only_finished())
@@ -485,10 +494,11 @@ class Ownership:
             assert place.assignment is not None
             return place.assignment
         if place.assignment is not None:
-            if (unset := self._unset_starts(place.assignment)) or self._finished:
+            starts_unset = bool(self._unset_starts(place.assignment))
+            if self._finished or starts_unset:
                 self._refresh(place.assignment)
                 self._send(self._only_finished())
-            if unset:
+            if starts_unset:
                 self._send(self._plan_starts(place.assignment))
             if not place.keeps:
                 self._forget_positions()
@@ -576,7 +586,8 @@ class Ownership:
 
     def _plan_starts(self, assignment: Assignment) -> dict[TopicPartition, Step]:
         """Return the steps that store where partitions begin that begin at the log's end."""
-        topics, limits = self._place.found.topics, self._limits(None, plan_ranges=False)
+        topics = self._place.found.topics
+        limits = self._limits(None, plan_ranges=False)
         unset = (tp for tp in self._unset_starts(assignment) if tp.topic in topics)
         return self._planner.plan({tp: self._positions[tp] for tp in unset}, {}, limits)
 

@@ -1,6 +1,8 @@
-"""What readers and grouped queries need of a group: one member of it, blocking.
+"""A reader's membership of its group: what the reader needs of it, and the real one.
 
-`client.blocking` has this shape; the tests bring a group in memory.
+`ReaderSession` is what the reader needs; the tests bring a group in memory. `BlockingSession` is a
+member of the blocking client. If that member leads the group, it shares the partitions out with
+the client's assignors, which `LogAssignor` tells what the log knows.
 """
 
 import logging
@@ -26,11 +28,16 @@ from protocol.admin_messages import DescribedGroup, DescribedMember
 from protocol.consumer import decode_assignment
 from protocol.types import TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# What readers and grouped queries need of a group: one member of it, blocking.
+logger = logging.getLogger(__name__)
+
+_ASSIGNORS: Final[Mapping[str, type[BaseAssignor]]] = {
+    COOPERATIVE: CooperativeStickyAssignor,
+    "range": RangeAssignor,
+    "sticky": StickyAssignor,
+}
 
 
-class GroupSession(Protocol):
+class ReaderSession(Protocol):
     """A member of a group. Its heartbeats go on by themselves, whatever its user does.
 
     All methods raise the exceptions of `client.exceptions`.
@@ -44,7 +51,7 @@ class GroupSession(Protocol):
     def lost(self) -> bool:
         """Whether the group removed this member: its partitions are somebody else's."""
 
-    def assignment(self, timeout_s: float | None = None) -> Assignment:
+    def assignment(self, timeout_s: float) -> Assignment:
         """Join or rejoin where needed; give up what the group takes away.
 
         Blocks until there is an assignment, but not a cooperative member that has partitions:
@@ -63,18 +70,11 @@ class GroupSession(Protocol):
     ) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Return what is stored, for the partitions that have something stored."""
 
-    def request_rejoin(self, reason: str) -> None:
-        """Ask for a rebalance, because the topics changed."""
-
     def leave(self) -> None:
         """Leave the group and let go of everything; quick, idempotent, never raises.
 
         The place of a member with a group instance id is kept until its session ends.
         """
-
-
-class ReaderSession(GroupSession, Protocol):
-    """What a reader of the coordinated source needs besides."""
 
     @property
     def cooperative(self) -> bool:
@@ -105,21 +105,58 @@ class ReaderSession(GroupSession, Protocol):
 SessionFactory = Callable[[Sequence[str], bool], ReaderSession]
 
 
-# ------------------------------------------------------------------------------------------
-# A membership with a connection of its own: what both kinds of group session do alike.
+class BlockingSession:
+    """A `ReaderSession` that owns a connection of its own and one membership of it.
 
-logger = logging.getLogger(__name__)
+    Args:
+        options: the checked options of the stream.
+        client_id: names the reader process.
+        log: asked in a thread of the client if this member leads the group.
+        topics: what to read.
+        eager: whether to give up everything at each rebalance, whatever the assignor.
 
+    """
 
-class JoinedSession:
-    """Owns *stack*, which leaves the group and closes the connection; see `GroupSession`."""
-
-    leave_reason = "the Spark query stops"
-
-    def __init__(self, client: BlockingClient, member: BlockingMember, stack: ExitStack) -> None:
-        self._client = client
-        self._member = member
-        self._stack = stack
+    def __init__(
+        self,
+        options: ReaderOptions,
+        client_id: str,
+        log: PartitionLog,
+        topics: Sequence[str],
+        *,
+        eager: bool,
+    ) -> None:
+        self._leaders_log = LeadersLog(options, log)
+        assignors = assignors_of(options, self._leaders_log, eager=eager)
+        self._options = options
+        self._topics = frozenset(topics)
+        self._cooperative = all(assignor.cooperative for assignor in assignors)
+        self._losses = 0
+        with ExitStack() as stack:
+            client = stack.enter_context(
+                connect_blocking(
+                    options.coordinator.split(","),
+                    client_id=client_id,
+                    request_timeout_ms=options.request_timeout_ms,
+                )
+            )
+            member = stack.enter_context(
+                client.join(
+                    options.group,
+                    topics=topics,
+                    partitions=self._leaders_log.partitions,
+                    session_timeout_ms=options.session_timeout_ms,
+                    rebalance_timeout_ms=options.rebalance_timeout_ms,
+                    assignors=assignors,
+                    group_instance_id=options.group_instance_id,
+                    host=options.host,
+                    reason="a Spark query starts",
+                    on_lost=self._note_loss,
+                )
+            )
+            self._client: BlockingClient = client
+            self._member: BlockingMember = member
+            self._stack = stack.pop_all()
 
     @property
     def rebalance_needed(self) -> bool:
@@ -131,7 +168,7 @@ class JoinedSession:
         """Whether the group removed this member."""
         return self._member.lost
 
-    def assignment(self, timeout_s: float | None = None) -> Assignment:
+    def assignment(self, timeout_s: float) -> Assignment:
         """Join or rejoin where needed, and wait unless partitions are kept meanwhile.
 
         Raises:
@@ -157,24 +194,60 @@ class JoinedSession:
         """Return what is stored."""
         return self._member.fetch(partitions)
 
+    @property
+    def cooperative(self) -> bool:
+        """Whether partitions that stay are kept during a rebalance."""
+        return self._cooperative
+
+    @property
+    def losses(self) -> int:
+        """How many times the partitions turned out to be somebody else's."""
+        return self._losses
+
+    @property
+    def listed(self) -> Mapping[str, list[int]]:
+        """The partitions of each topic when this member last shared them out, as the leader."""
+        return self._leaders_log.listed
+
+    def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
+        """Ask for a rebalance, to read *topics* from then on."""
+        self._member.request_rejoin(reason, topics)
+
+    def others_read(self, before: str) -> bool:
+        """Say whether others have partitions of our topics, and nobody has our instance id.
+
+        Whoever has the client id *before* is no other: this reader, before it was restarted.
+        """
+        instance_id = self._options.group_instance_id
+        members = self._described().members
+        if instance_id is not None and instance_id in {one.group_instance_id for one in members}:
+            return False  # Its partitions wait for it.
+        others = [one for one in members if one.client_id != before]
+        return any(tp.topic in self._topics for one in others for tp in _partitions(one))
+
+    def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
+        """Say whether some of the partitions in *listing* are nobody's in the whole group."""
+        given = {tp for member in self._described().members for tp in _partitions(member)}
+        listed = {TopicPartition(topic, p) for topic, ps in listing.items() for p in ps}
+        return not listed <= given
+
     def leave(self) -> None:
         """Leave the group and close the connection. Never raises."""
         try:
-            self._member.leave(reason=self.leave_reason)
+            self._member.leave(reason="the Spark query stops")
             self._stack.close()
         except Exception as error:  # noqa: BLE001 - the query has ended, whatever this is.
             logger.warning("could not leave the group: %s", error)
 
+    def _described(self) -> DescribedGroup:
+        (group,) = self._client.describe_groups([self._options.group])
+        return group
 
-# ------------------------------------------------------------------------------------------
-# How the group's leader shares partitions: what the log knows, given to the client's assignors.
+    def _note_loss(self, _partitions: tuple[TopicPartition, ...]) -> None:
+        self._losses += 1
 
 
-_ASSIGNORS: Final[Mapping[str, type[BaseAssignor]]] = {
-    COOPERATIVE: CooperativeStickyAssignor,
-    "range": RangeAssignor,
-    "sticky": StickyAssignor,
-}
+# --- The group's leader ----------------------------------------------------------------------
 
 
 class LeadersLog:
@@ -265,113 +338,6 @@ def assignors_of(options: ReaderOptions, log: LeadersLog, *, eager: bool) -> lis
     ]
 
 
-# ------------------------------------------------------------------------------------------
-# The real group session: a member of the blocking client.
-
-
-class BlockingSession(JoinedSession):
-    """Owns a connection of its own and one membership; see `client.spark.source.session`.
-
-    Args:
-        options: the checked options of the stream.
-        client_id: names the reader process.
-        log: asked in a thread of the client if this member leads the group.
-        topics: what to read.
-        eager: whether to give up everything at each rebalance, whatever the assignor.
-
-    """
-
-    def __init__(
-        self,
-        options: ReaderOptions,
-        client_id: str,
-        log: PartitionLog,
-        topics: Sequence[str],
-        *,
-        eager: bool,
-    ) -> None:
-        self._leaders_log = LeadersLog(options, log)
-        assignors = assignors_of(options, self._leaders_log, eager=eager)
-        self._options = options
-        self._topics = frozenset(topics)
-        self._cooperative = all(assignor.cooperative for assignor in assignors)
-        self._losses = 0
-        with ExitStack() as stack:
-            client = stack.enter_context(
-                connect_blocking(
-                    options.coordinator.split(","),
-                    client_id=client_id,
-                    request_timeout_ms=options.request_timeout_ms,
-                )
-            )
-            member = stack.enter_context(
-                client.join(
-                    options.group,
-                    topics=topics,
-                    partitions=self._leaders_log.partitions,
-                    session_timeout_ms=options.session_timeout_ms,
-                    rebalance_timeout_ms=options.rebalance_timeout_ms,
-                    assignors=assignors,
-                    group_instance_id=options.group_instance_id,
-                    host=options.host,
-                    reason="a Spark query starts",
-                    on_lost=self._note_loss,
-                )
-            )
-            super().__init__(client, member, stack.pop_all())
-
-    @property
-    def cooperative(self) -> bool:
-        """Whether partitions that stay are kept during a rebalance."""
-        return self._cooperative
-
-    @property
-    def losses(self) -> int:
-        """How many times the partitions turned out to be somebody else's."""
-        return self._losses
-
-    @property
-    def listed(self) -> Mapping[str, list[int]]:
-        """The partitions of each topic when this member last shared them out, as the leader."""
-        return self._leaders_log.listed
-
-    def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
-        """Ask for a rebalance, to read *topics* from then on."""
-        self._member.request_rejoin(reason, topics)
-
-    def others_read(self, before: str) -> bool:
-        """Say whether others have partitions of our topics, and nobody has our instance id.
-
-        Whoever has the client id *before* is no other: this reader, before it was restarted.
-        """
-        instance_id = self._options.group_instance_id
-        members = self._described().members
-        if instance_id is not None and instance_id in {one.group_instance_id for one in members}:
-            return False  # Its partitions wait for it.
-        others = [one for one in members if one.client_id != before]
-        return any(tp.topic in self._topics for one in others for tp in _partitions(one))
-
-    def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
-        """Say whether some of the partitions in *listing* are nobody's in the whole group."""
-        given = {tp for member in self._described().members for tp in _partitions(member)}
-        listed = {TopicPartition(topic, p) for topic, ps in listing.items() for p in ps}
-        return not listed <= given
-
-    def _described(self) -> DescribedGroup:
-        (group,) = self._client.describe_groups([self._options.group])
-        return group
-
-    def _note_loss(self, _partitions: tuple[TopicPartition, ...]) -> None:
-        self._losses += 1
-
-
 def _partitions(member: DescribedMember) -> tuple[TopicPartition, ...]:
     decoded = decode_assignment(member.assignment)
     return decoded.partitions if decoded else ()
-
-
-def open_session(
-    options: ReaderOptions, client_id: str, log: PartitionLog, topics: Sequence[str], *, eager: bool
-) -> BlockingSession:
-    """Become a member of the group that the options name; joins on the first `assignment`."""
-    return BlockingSession(options, client_id, log, topics, eager=eager)
