@@ -12,15 +12,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
 
-from bench.big_log import DAEMON_SETTINGS, Size
 from bench.fill import FillPlan, is_there
 from bench.load import Plan
 from bench.measures import median
@@ -31,16 +30,17 @@ from bench.processes import (
     Server,
     cores_of_this_machine,
     cpu_ns,
+    daemon,
     events_of,
+    output_of,
     run_json,
-    serving,
 )
 from bench.report import text
 from bench.rows import LOAD, ROWS, Row, Target
+from bench.run import Size
 
 OURS: Final = {row.name: row for row in ROWS if row.target is Target.DAEMON and not row.open_share}
 DEFAULT: Final = ("commit_64", "fetch_64", "heartbeat_64", "commit_64_p100", "fetch_64_p100", LOAD)
-_SETTINGS: Final = (*DAEMON_SETTINGS, "storage.reserve.bytes=0", "log.cleaner.enable=false")
 _SETUP_S: Final = 120
 _FILL_S: Final = 900
 # Of the start on many live offsets; the first two count from the start of the process.
@@ -145,22 +145,12 @@ class Comparison:
             plan = FillPlan(server.host, server.port, "coordinator", *self._amount.big_log)
             if not is_there(plan):
                 raise ProcessError(f"the {side.name} daemon doesn't hold what was stored")
-            load_ms = events_of(self._folder / f"{name}.log")["ready"]["load_ms"]
+            load_ms = events_of(output_of(self._folder / name))["ready"]["load_ms"]
         return {"ready_s": ready_s, "cpu_s": cpu_s, "load_s": load_ms / 1000}
 
-    @contextmanager
-    def _daemon(self, side: Side, name: str) -> Iterator[Server]:
-        arguments = ["serve", "--listen", "127.0.0.1:0", "--data-dir", str(self._folder / name)]
-        for setting in _SETTINGS:
-            arguments += ["--set", setting]
-        with serving(
-            ["coordinator", *arguments],
-            output=self._folder / f"{name}.log",
-            core=self._server_core,
-            graceful=True,
-            checkout=side.checkout,
-        ) as server:
-            yield server
+    def _daemon(self, side: Side, name: str) -> AbstractContextManager[Server]:
+        folder, core = self._folder / name, self._server_core
+        return daemon(folder, core, "log.cleaner.enable=false", checkout=side.checkout)
 
 
 def table(pairs: dict[str, list[dict[str, float]]]) -> list[tuple[str, ...]]:

@@ -16,14 +16,15 @@ from bench.dialects import (
     FETCH,
     FIRST_OFFSET,
     TOPIC,
+    AnswerReader,
     DialectError,
     Exchange,
     Load,
     Reader,
+    Talk,
     first_offset,
     group_of,
 )
-from bench.frames import AnswerReader, Talk
 
 _HEADER = Struct(">hhi")
 _COMMIT, _FETCH, _FIND, _CREATE_TOPICS = (8, 7), (9, 5), (10, 2), (19, 4)

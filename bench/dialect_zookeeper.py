@@ -15,15 +15,16 @@ from bench.dialects import (
     FIRST_OFFSET,
     OFFSET_DIGITS,
     TOPIC,
+    AnswerReader,
     DialectError,
     Exchange,
     Load,
     Reader,
+    Talk,
     TextExchange,
     first_offset,
     group_of,
 )
-from bench.frames import AnswerReader, Talk
 
 _CREATE, _GET_DATA, _SET_DATA = 1, 4, 5
 _NODE_EXISTS: Final = -110

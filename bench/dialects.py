@@ -1,22 +1,20 @@
 """What the load generator says on a connection, and how it knows the answers.
 
-A dialect is the only part that knows a protocol. Ours and the echo's are here; those of the peers
-have files of their own, and `bench.peer_dialects` lists all. The loops, the clock and the counting
-are the same for each.
+A dialect is the only part that knows a protocol. Ours and the echo's are here, and what all of
+them need; the peers' have files of their own. The loops, the clock and the counting are the same
+for each.
 """
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Protocol
 
-from bench.frames import AnswerReader, split_frames
 from protocol.connection import ClientConnection
 from protocol.errors import ErrorCode
 from protocol.messages import (
     ApiVersionsRequest,
-    BareError,
     GroupFetch,
     HeartbeatRequest,
     JoinGroupRequest,
@@ -45,8 +43,8 @@ OFFSET_DIGITS: Final = len(str(FIRST_OFFSET))
 _OFFSET = Struct(">Q")
 _CORRELATION = Struct(">i")
 _REQUEST_CORRELATION_AT: Final = 8
-_RESPONSE_CORRELATION_AT: Final = 4
-_RESPONSE_BODY_AT: Final = 16
+RESPONSE_CORRELATION_AT: Final = 4
+RESPONSE_BODY_AT: Final = 16
 
 TOPIC: Final = "flights"
 SESSION_TIMEOUT_MS: Final = 300_000
@@ -204,18 +202,31 @@ def judge_response(response: Response) -> None:
         case OffsetFetchResponse(groups):
             errors = [group.error for group in groups]
             errors += [p.error for g in groups for topic in g.topics for p in topic.partitions]
-        case BareError(error):
-            errors = [error]
         case _:
             errors = [getattr(response, "error", 0)]
     if any(errors):
         raise DialectError(f"the server refused what the load asks for: {response!r}")
 
 
-def _with_slot(frame: bytes, slot: int) -> bytes:
+def with_correlation(frame: bytes, correlation_id: int) -> bytes:
+    """Return the frame of a request under another correlation id."""
     patched = bytearray(frame)
-    _CORRELATION.pack_into(patched, _REQUEST_CORRELATION_AT, slot)
+    _CORRELATION.pack_into(patched, _REQUEST_CORRELATION_AT, correlation_id)
     return bytes(patched)
+
+
+def response_in(answer: bytes, *, to: Request) -> Response:
+    """Return the answer in a frame to a request, whatever its correlation id.
+
+    Raises:
+        RemoteProtocolError: It is none.
+    """
+    connection = ClientConnection()
+    correlation_id, _ = connection.send(to)
+    patched = bytearray(answer)
+    _CORRELATION.pack_into(patched, RESPONSE_CORRELATION_AT, correlation_id)
+    (event,) = connection.receive(bytes(patched))
+    return event.response
 
 
 class CoordinatorDialect:
@@ -248,15 +259,17 @@ class CoordinatorDialect:
         for slot, (sent, answer, response) in enumerate(talk.ask(requests)):
             judge_response(response)
             exchanges.append(
-                Exchange(_with_slot(sent, slot), answer=answer[_RESPONSE_BODY_AT:], offset=offset)
+                Exchange(
+                    with_correlation(sent, slot), answer=answer[RESPONSE_BODY_AT:], offset=offset
+                )
             )
         return exchanges
 
     def reader(self, exchanges: Sequence[Exchange]) -> Reader:
         """Return a reader that knows answers by their correlation id."""
         return AnswerReader(
-            slot_at=_RESPONSE_CORRELATION_AT,
-            answer_from=_RESPONSE_BODY_AT,
+            slot_at=RESPONSE_CORRELATION_AT,
+            answer_from=RESPONSE_BODY_AT,
             answers=[exchange.answer for exchange in exchanges],
         )
 
@@ -271,7 +284,7 @@ class CoordinatorDialect:
         requests = [_fetch(moved, connection, slot) for slot in range(len(exchanges))]
         answers = _Talk(sock).ask(requests)
         return sum(
-            _stored_offset(response) != exchange.offset
+            stored_offsets(response) != [exchange.offset]
             for exchange, (_, _, response) in zip(exchanges, answers, strict=True)
         )
 
@@ -301,7 +314,7 @@ class EchoDialect:
                     )
                     offset = 0
             _, frame = ClientConnection().send(request)
-            exchanges.append(Exchange(_with_slot(frame, slot), offset=offset))
+            exchanges.append(Exchange(with_correlation(frame, slot), offset=offset))
         return exchanges
 
     def reader(self, exchanges: Sequence[Exchange]) -> Reader:
@@ -346,14 +359,141 @@ def _join(talk: _Talk, group_id: str, member_id: str) -> JoinGroupResponse:
     return response
 
 
-def _stored_offset(response: Response) -> int | None:
-    match response:
-        case OffsetFetchResponse(((_, 0, ((_, ((_, offset, _, _, 0),)),)),)):
-            return offset
-    return None
+def stored_offsets(response: Response) -> list[int]:
+    """Return the offsets of the only topic in a fetch of one group; none if there is an error."""
+    assert isinstance(response, OffsetFetchResponse)
+    (group,) = response.groups
+    if group.error or not group.topics:
+        return []
+    return [p.offset for p in group.topics[0].partitions if not p.error]
 
 
-DIALECTS: Final[Mapping[str, Callable[[Load], Dialect]]] = {
-    "coordinator": CoordinatorDialect,
-    "echo": EchoDialect,
-}
+# --- answers in what arrives, over any split of the reads -------------------------------------
+
+_SIZE = Struct(">I")
+_SLOT = Struct(">i")
+
+
+class AnswerReader:
+    """Splits a byte stream into frames ``u32 size | …`` and checks each against what is expected.
+
+    A benchmark must not get faster by being answered wrongly, and decoding every answer would
+    make the load generator the bottleneck. So the tail of each frame (what follows the header)
+    is compared byte for byte with an answer that was decoded and judged before the load began.
+
+    Args:
+        slot_at: Where in the frame the i32 stands that says which request is answered.
+        answer_from: Where in the frame the compared bytes begin.
+        answer_until: Where they end, if not with the frame.
+        answers: What is expected, by slot. A live sequence: its items may change under way.
+
+    Attributes:
+        wrong: How many answers were not the expected ones.
+        wrong_example: The first of them.
+    """
+
+    __slots__ = (
+        "_answer_from",
+        "_answer_until",
+        "_answers",
+        "_minimum",
+        "_rest",
+        "_slot_at",
+        "wrong",
+        "wrong_example",
+    )
+
+    def __init__(
+        self,
+        *,
+        slot_at: int,
+        answer_from: int,
+        answers: Sequence[bytes | bytearray],
+        answer_until: int | None = None,
+    ) -> None:
+        self._slot_at = slot_at
+        self._answer_from = answer_from
+        self._answer_until = answer_until
+        self._answers = answers
+        self._minimum = slot_at + _SLOT.size
+        self._rest = b""
+        self.wrong = 0
+        self.wrong_example = b""
+
+    def feed(self, data: bytes) -> list[int]:
+        """Take what was read; return the slots that were answered, in the order of arrival.
+
+        Raises:
+            ValueError: A frame is too short to say what it answers, or answers nothing we asked.
+        """
+        if self._rest:
+            data = self._rest + data
+        slots: list[int] = []
+        at, end = 0, len(data)
+        while end - at >= 4:
+            frame_end = at + 4 + _SIZE.unpack_from(data, at)[0]
+            if frame_end - at < self._minimum:
+                raise ValueError(f"an answer of only {frame_end - at} bytes")
+            if frame_end > end:
+                break
+            slot = _SLOT.unpack_from(data, at + self._slot_at)[0]
+            if not 0 <= slot < len(self._answers):
+                raise ValueError(f"an answer to request {slot}, which was not sent")
+            until = frame_end if self._answer_until is None else at + self._answer_until
+            if data[at + self._answer_from : until] != self._answers[slot]:
+                self.wrong += 1
+                self.wrong_example = self.wrong_example or data[at:frame_end]
+            slots.append(slot)
+            at = frame_end
+        self._rest = data[at:]
+        return slots
+
+
+def split_frames(data: bytes) -> tuple[list[bytes], bytes]:
+    """Cut complete frames off the front; return them and the incomplete rest."""
+    frames: list[bytes] = []
+    at = 0
+    while len(data) - at >= 4:
+        frame_end = at + 4 + _SIZE.unpack_from(data, at)[0]
+        if frame_end > len(data):
+            break
+        frames.append(data[at:frame_end])
+        at = frame_end
+    return frames, data[at:]
+
+
+class Talk:
+    """Blocking questions and answers on a socket, before and after the load: frames in order."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._rest = b""
+
+    def send(self, requests: Sequence[bytes]) -> None:
+        """Send all of them."""
+        self._sock.sendall(b"".join(requests))
+
+    def read(self, count: int) -> list[bytes]:
+        """Return the next answers.
+
+        Raises:
+            ConnectionError: The server closed the connection.
+        """
+        frames, self._rest = split_frames(self._rest)
+        while len(frames) < count:
+            data = self._sock.recv(1 << 16)
+            if not data:
+                raise ConnectionError("the server closed the connection before it had answered")
+            more, self._rest = split_frames(self._rest + data)
+            frames += more
+        self._rest = b"".join(frames[count:]) + self._rest
+        return frames[:count]
+
+    def ask(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Send all, then read an answer for each.
+
+        Raises:
+            ConnectionError: The server closed the connection.
+        """
+        self.send(requests)
+        return self.read(len(requests))

@@ -17,18 +17,23 @@ from time import perf_counter
 from typing import Final, Protocol
 
 from bench import dialect_kafka
-from bench.dialects import TOPIC, DialectError, first_offset, judge_response
-from bench.frames import Talk
+from bench.dialects import (
+    TOPIC,
+    DialectError,
+    Talk,
+    first_offset,
+    judge_response,
+    response_in,
+    stored_offsets,
+)
 from protocol.connection import ClientConnection
 from protocol.groups import offsets_partition
 from protocol.messages import (
     GroupFetch,
     OffsetCommitRequest,
     OffsetFetchRequest,
-    OffsetFetchResponse,
     PartitionCommit,
     Request,
-    Response,
     TopicCommit,
     TopicPartitions,
 )
@@ -70,13 +75,6 @@ def _ours(request: Request) -> bytes:
     return frame
 
 
-def _our_response(request: Request, answer: bytes) -> Response:
-    connection = ClientConnection()
-    connection.send(request)
-    (event,) = connection.receive(answer)
-    return event.response
-
-
 def _our_commit(number: int, offsets: Sequence[int]) -> OffsetCommitRequest:
     commits = tuple(PartitionCommit(p, offset, -1, "") for p, offset in enumerate(offsets))
     return OffsetCommitRequest(group_name(number), -1, "", None, (TopicCommit(TOPIC, commits),))
@@ -108,16 +106,13 @@ class _Coordinator:
 
     def judge(self, answer: bytes) -> None:
         # Which commit it answers doesn't matter: all look the same.
-        judge_response(_our_response(_our_commit(0, [0]), answer))
+        judge_response(response_in(answer, to=_our_commit(0, [0])))
 
     def fetch(self, number: int) -> bytes:
         return _ours(_our_fetch(number))
 
     def fetched(self, answer: bytes) -> list[int]:
-        match _our_response(_our_fetch(0), answer):
-            case OffsetFetchResponse(((_, 0, ((_, ((_, offset, _, _, 0),)),)),)):
-                return [offset]
-        return []
+        return stored_offsets(response_in(answer, to=_our_fetch(0)))
 
 
 def _our_fetch(number: int) -> OffsetFetchRequest:

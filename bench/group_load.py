@@ -10,22 +10,33 @@ their answers are decoded and judged after the clock has stopped.
 import gc
 import json
 import select
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from struct import Struct
+from typing import Any, Final
 
-from bench.dialects import Exchange
-from bench.frames import AnswerReader
-from bench.load import Connection, Generator, LoadError, Plan
+import msgpack
+
+from bench.dialects import (
+    RESPONSE_BODY_AT,
+    RESPONSE_CORRELATION_AT,
+    AnswerReader,
+    Exchange,
+    response_in,
+    split_frames,
+    with_correlation,
+)
+from bench.load import Connection, Generator, LoadError, Plan, allow_descriptors
 from bench.measures import NS_PER_S, latency_of, median, percentile
 from bench.processes import cpu_ns, resident_mb
-from bench.wires import BODY_AT, Wires, accepted, decoded, encoded
-from protocol.body import pack
+from protocol.connection import ClientConnection
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
 from protocol.messages import (
+    ApiVersionsRequest,
     HeartbeatRequest,
     JoinGroupRequest,
     JoinProtocol,
@@ -44,6 +55,12 @@ ENDURANCE: Final = "endurance"
 _SETTLE_S: Final = 0.05
 _SESSION_MS: Final = 1_800_000
 _TOPIC: Final = "flights"
+
+
+_READ_BYTES: Final = 1 << 18
+_ANSWER_S: Final = 120
+_HEAD: Final = Struct(">Ii")
+_ALIVE: Final = msgpack.packb((0, None))  # A heartbeat's answer of version 1.
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +87,104 @@ class GroupPlan:
     warmup_rounds: int = 0
     interval_s: float = 3.0
     duration_s: float = 1.0
+
+
+class _Talk:
+    """What is on its way on one connection."""
+
+    __slots__ = ("_rest", "_sock", "_unsent")
+
+    def __init__(self, sock: socket.socket, unsent: bytearray) -> None:
+        self._sock = sock
+        self._unsent = unsent
+        self._rest = b""
+
+    def sent_all(self) -> bool:
+        """Send what the socket takes, and return whether that was all."""
+        del self._unsent[: self._sock.send(self._unsent)]
+        return not self._unsent
+
+    def frames(self) -> list[bytes]:
+        """Return the frames that what was read completes."""
+        data = self._sock.recv(_READ_BYTES)
+        if not data:
+            raise LoadError("the server closed a connection under load")
+        whole, self._rest = split_frames(self._rest + data)
+        return whole
+
+
+class Wires:
+    """Connections that carry many requests at once, and never block in either direction."""
+
+    def __init__(self, host: str, port: int, connections: int) -> None:
+        allow_descriptors(connections + 64)
+        self.epoll = select.epoll()
+        self.socks: list[socket.socket] = []
+        for _ in range(connections):
+            sock = socket.create_connection((host, port), timeout=_ANSWER_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setblocking(False)
+            self.socks.append(sock)
+        # A connection that says nothing at first is closed, and not all are needed at once.
+        accepted(self.ask([ApiVersionsRequest("bench", "bench", "1")] * connections))
+
+    def exchange(self, frames: Sequence[bytes]) -> list[bytes]:
+        """Send frame n, which has the correlation id n, on connection n modulo their number.
+
+        Returns:
+            The frame of the answer to each.
+
+        Raises:
+            LoadError: A connection was closed, or the answers took too long.
+        """
+        step = len(self.socks)
+        talks = {
+            sock.fileno(): _Talk(sock, bytearray().join(frames[n::step]))
+            for n, sock in enumerate(self.socks[: len(frames)])
+        }
+        for fd in talks:
+            self.epoll.register(fd, select.EPOLLIN | select.EPOLLOUT)
+        answers: dict[int, bytes] = {}
+        deadline = time.monotonic() + _ANSWER_S
+        while len(answers) < len(frames):
+            if time.monotonic() > deadline:
+                raise LoadError(f"{len(frames) - len(answers)} of {len(frames)} without an answer")
+            for fd, mask in self.epoll.poll(1):
+                if mask & select.EPOLLOUT and talks[fd].sent_all():
+                    self.epoll.modify(fd, select.EPOLLIN)
+                if mask & ~select.EPOLLOUT:
+                    for frame in talks[fd].frames():
+                        answers[_HEAD.unpack_from(frame)[1]] = frame
+        for fd in talks:
+            self.epoll.unregister(fd)
+        return [answers[n] for n in range(len(frames))]
+
+    def ask(self, requests: Sequence[Request]) -> list[Any]:
+        """Return the decoded answers."""
+        frames = [encoded(request, number) for number, request in enumerate(requests)]
+        return decoded(requests, self.exchange(frames))
+
+
+def encoded(request: Request, correlation_id: int) -> bytes:
+    """Return the frame of *request* in its newest version."""
+    _, frame = ClientConnection().send(request)
+    return with_correlation(frame, correlation_id)
+
+
+def decoded(requests: Sequence[Request], answers: Sequence[bytes]) -> list[Any]:
+    """Return the answers in these frames.
+
+    Raises:
+        RemoteProtocolError: One is none.
+    """
+    return [response_in(answer, to=r) for r, answer in zip(requests, answers, strict=True)]
+
+
+def accepted(answers: Sequence[Any], *allowed: int) -> None:
+    """Raise `LoadError` unless every answer has an allowed error; 0 if none is named."""
+    wrong = [answer for answer in answers if answer.error not in (allowed or (0,))]
+    if wrong:
+        raise LoadError(f"{len(wrong)} of {len(answers)} refused, the first with {wrong[0]!r}")
 
 
 class BenchGroup:
@@ -118,21 +233,21 @@ class BenchGroup:
         # The leader stays, and the generation is the next one: both are judged below.
         syncs = self._syncs(self.generation + 1)
         goodbye, join_frames, sync_frames = encoded(leave, 0), _frames(joins), _frames(syncs)
-        bodies: list[list[bytes]] = []
+        answers: list[list[bytes]] = []
 
         def rebalance() -> None:
-            bodies.extend(
+            answers.extend(
                 self._wires.exchange(part) for part in ([goodbye], join_frames, sync_frames)
             )
 
         (timed or _at_once)(rebalance)
-        accepted(decoded([leave], bodies[0]))
-        joined = decoded(joins, bodies[1])
+        accepted(decoded([leave], answers[0]))
+        joined = decoded(joins, answers[1])
         accepted(joined)
         self.generation += 1
         if {(j.generation_id, j.leader) for j in joined} != {(self.generation, self._leader)}:
             raise LoadError("a member was told another generation or leader")
-        synced = decoded(syncs, bodies[2])
+        synced = decoded(syncs, answers[2])
         accepted(synced)
         if [s.assignment for s in synced] != [_share(n) for n in range(len(self.members))]:
             raise LoadError("a member got another assignment than the leader's")
@@ -244,7 +359,9 @@ def heartbeats(plan: GroupPlan) -> dict[str, float | None]:
         mine = requests[number :: len(wires.socks)]
         exchanges = [Exchange(encoded(r, slot), answer=_ALIVE) for slot, r in enumerate(mine)]
         answers = [exchange.answer for exchange in exchanges]
-        reader = AnswerReader(slot_at=4, answer_from=BODY_AT, answers=answers)
+        reader = AnswerReader(
+            slot_at=RESPONSE_CORRELATION_AT, answer_from=RESPONSE_BODY_AT, answers=answers
+        )
         connections.append(Connection(sock, epoll, reader, exchanges))
     load = Plan(
         host=plan.host,
@@ -282,7 +399,6 @@ def heartbeats(plan: GroupPlan) -> dict[str, float | None]:
     }
 
 
-_ALIVE: Final = pack((0, None))  # A heartbeat's answer of version 1.
 _WORKLOADS: Final[Mapping[str, Callable[[GroupPlan], dict[str, float | None]]]] = {
     REBALANCES: rebalances,
     HEARTBEATS: heartbeats,

@@ -18,9 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from bench.big_log import DAEMON_SETTINGS
 from bench.load import Plan
 from bench.processes import (
+    DAEMON_SETTINGS,
     LOAD_CORE,
     SERVER_CORE,
     ProcessError,

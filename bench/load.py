@@ -20,21 +20,39 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from typing import Final
 
-from bench.compacting import COMPACT_REQUEST, compaction_error
-from bench.dialects import Dialect, DialectError, Exchange, Load, Reader
-from bench.frames import split_frames
+from bench.dialect_kafka import KafkaDialect
+from bench.dialect_zookeeper import ZooKeeperDialect
+from bench.dialects import (
+    CoordinatorDialect,
+    Dialect,
+    DialectError,
+    EchoDialect,
+    Exchange,
+    Load,
+    Reader,
+)
 from bench.measures import NS_PER_S, NS_PER_US, due_count, intended_ns, latency_of, percentile
-from bench.peer_dialects import ALL_DIALECTS
 from bench.processes import cpu_ns
+from protocol.connection import ClientConnection
+from protocol.messages import CompactLogRequest
 
 _READ_BYTES = 1 << 15
 _POLL_S = 0.5
 _DRAIN_S = 30
 _CONNECT_S = 30
+
+
+DIALECTS: Final[Mapping[str, Callable[[Load], Dialect]]] = {
+    "coordinator": CoordinatorDialect,
+    "echo": EchoDialect,
+    "kafka": KafkaDialect,
+    "zookeeper": ZooKeeperDialect,
+}
 
 
 class LoadError(Exception):
@@ -46,7 +64,7 @@ class Plan:
     """What to do.
 
     Attributes:
-        dialect: A name of `bench.peer_dialects.ALL_DIALECTS`.
+        dialect: A name of `DIALECTS`.
         workload: ``commit``, ``fetch`` or ``heartbeat``.
         window: Requests in flight per connection (open loop: at most).
         partitions: How many partitions a commit or fetch names.
@@ -176,10 +194,11 @@ class Compaction:
 
     def __init__(self, plan: Plan, epoll: select.epoll) -> None:
         self.over = False
-        self._answer = b""
         self._epoll = epoll
         self._sock = socket.create_connection((plan.host, plan.port), timeout=_CONNECT_S)
-        self._sock.sendall(COMPACT_REQUEST)
+        self._protocol = ClientConnection()
+        _, frame = self._protocol.send(CompactLogRequest())
+        self._sock.sendall(frame)
         epoll.register(self._sock, select.EPOLLIN)
 
     def close(self) -> None:
@@ -195,11 +214,9 @@ class Compaction:
         data = self._sock.recv(_READ_BYTES)
         if not data:
             raise LoadError("the server closed the connection that asked for a compaction")
-        self._answer += data
-        frames, self._answer = split_frames(self._answer)
-        if frames:
-            frame = frames[0]
-            if error := compaction_error(frame):
+        for event in self._protocol.receive(data):
+            response = event.response
+            if error := getattr(response, "error", 0):
                 raise LoadError(f"the compaction was answered with error {error}")
             self.over = True
             self._epoll.unregister(self._sock)
@@ -369,7 +386,7 @@ def run(plan: Plan) -> Measured:
     """
     allow_descriptors(plan.connections + 64)
     load = Load(plan.workload, plan.window, plan.partitions, plan.run)
-    dialect = ALL_DIALECTS[plan.dialect](load)
+    dialect = DIALECTS[plan.dialect](load)
     with ExitStack() as stack:
         ready = [_connect(plan, dialect, number, stack) for number in range(plan.connections)]
         epoll = stack.enter_context(select.epoll())

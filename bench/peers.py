@@ -59,7 +59,7 @@ class Peer(NamedTuple):
 
     Attributes:
         program: ``kafka`` or ``zookeeper``: what has to be installed.
-        dialect: A name of `bench.peer_dialects.ALL_DIALECTS`.
+        dialect: A name of `bench.load.DIALECTS`.
         settings: What differs from its defaults.
         start: Writes its configuration into a folder and returns the command, given a free port.
         ready: Asks it something, on a fresh connection, that it only answers when it serves.

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 SERVER_CORE: Final = 0
 LOAD_CORE: Final = 1
+# A member that is alone in its group need not wait for others; a machine's disk may be nearly full,
+# which is not what this is about. All else is as by default.
+DAEMON_SETTINGS: Final = ("group.initial.rebalance.delay.ms=0", "storage.reserve.bytes=0")
 _START_S: Final = 60
 _STOP_S: Final = 60
 _POLL_S: Final = 0.02
@@ -123,6 +126,34 @@ def serving(
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def daemon(
+    folder: Path, core: int | None, *settings: str, checkout: Path | None = None
+) -> AbstractContextManager[Server]:
+    """Start the daemon on this data folder, as `serving` does; its output is beside the folder.
+
+    Args:
+        folder: Made if it isn't there.
+        core: Where it runs.
+        settings: What differs from the defaults, besides `DAEMON_SETTINGS`.
+        checkout: Whose code it runs.
+    """
+    arguments = ["serve", "--listen", "127.0.0.1:0", "--data-dir", str(folder.absolute())]
+    for setting in (*DAEMON_SETTINGS, *settings):
+        arguments += ["--set", setting]
+    return serving(
+        ["coordinator", *arguments],
+        output=output_of(folder),
+        core=core,
+        graceful=True,
+        checkout=checkout,
+    )
+
+
+def output_of(folder: Path) -> Path:
+    """Return where the output of the daemon on this folder is."""
+    return folder.with_name(f"{folder.name}.log")
 
 
 def _wait_until_ready(process: "subprocess.Popen[bytes]", output: Path) -> Server:

@@ -3,23 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from bench.aims import AIMS
-from bench.judging import Judged, Medians, Samples, judge
-from bench.rows import (
-    BEFORE_COMPACTION,
-    CEILINGS,
-    FILLED_MEMORY,
-    FLOOR,
-    IDLE_MEMORY,
-    KAFKA_START,
-    LOADED_MEMORY,
-    ROWS,
-    START,
-    START_FLOOR,
-    WHILE_COMPACTING,
-)
+from bench.measures import Judged, Medians, Samples
 
-_SCALED: Final = ("rate_per_s", "p50_us", "p99_us", "max_us")
 HOW_TO_READ: Final = (
     "Medians over the repetitions. Ratios compare rates of one run on one machine; the absolute "
     "numbers are a record, not a claim. What the rows mean: bench/README.md."
@@ -44,46 +29,6 @@ class Run(NamedTuple):
     settings: Mapping[str, str | float | int]
     samples: Samples
     repeat: str
-
-
-_TITLES: Final[Mapping[str, str]] = {
-    FLOOR: "fsync floor (write + fdatasync)",
-    IDLE_MEMORY: "idle daemon",
-    LOADED_MEMORY: "daemon after all loads",
-    FILLED_MEMORY: "daemon with much in memory",
-    START: "start with a large log",
-    START_FLOOR: "crc and unpackb of its batches",
-    KAFKA_START: "start with a large log: Kafka",
-    BEFORE_COMPACTION: "commit, open loop before a compaction",
-    WHILE_COMPACTING: "commit, open loop while the log is compacted",
-}
-# What is neither a rate nor a latency: row, field, unit and digits.
-_OTHER: Final = (
-    (IDLE_MEMORY, "resident_mb", "MB resident", 1),
-    (LOADED_MEMORY, "resident_mb", "MB resident", 1),
-    (FILLED_MEMORY, "resident_mb", "MB resident", 1),
-    (FILLED_MEMORY, "bytes_per_offset", "bytes an offset", 0),
-    (START, "start_s", "s until every offset is there", 2),
-    (START, "load_s", "s of it to load", 2),
-    (START, "resident_mb", "MB resident", 1),
-    (START, "bytes_per_offset", "bytes an offset", 0),
-    (START_FLOOR, "seconds", "s", 2),
-    (KAFKA_START, "start_s", "s until every offset is there", 2),
-    (KAFKA_START, "serving_s", "s of it until it coordinates", 2),
-    (KAFKA_START, "resident_mb", "MB resident", 1),
-    (WHILE_COMPACTING, "seconds", "s to compact", 2),
-)
-
-
-def document(run: Run) -> dict[str, Any]:
-    """Return the whole run as what JSON can hold: samples, medians, ratios, aims."""
-    medians = Medians(run.samples)
-
-    def of_its_echo(name: str) -> dict[str, float | None]:
-        ratio = medians.ratio(name, CEILINGS[name]) if name in CEILINGS else None
-        return {"of_its_echo": ratio}
-
-    return document_of(run, _title, judge(medians, AIMS), of_its_echo)
 
 
 def document_of(
@@ -115,48 +60,6 @@ def document_of(
     }
 
 
-def _title(name: str) -> str:
-    titles = {row.name: row.title for row in ROWS}
-    return (titles | dict(_TITLES))[name]
-
-
-def table(run: Run) -> list[tuple[str, ...]]:
-    """Return the header and a line a row: medians, and the spread of the rate."""
-    medians = Medians(run.samples)
-    lines: list[tuple[str, ...]] = [
-        ("load", "per s", "(spread)", "p50 ms", "p99 ms", "max ms", "of echo", "CPU", "CPU us")
-    ]
-    for name in run.samples:
-        spread = medians.spread(name, "rate_per_s")
-        if spread is None:
-            continue
-        rate, p50, p99, most = (medians.of(name, field) for field in _SCALED)
-        lines.append(
-            (
-                _title(name),
-                number(rate, 0),
-                f"{spread[0]:,.0f}-{spread[1]:,.0f}",
-                *(number(None if us is None else us / 1000, 3) for us in (p50, p99, most)),
-                number(medians.ratio(name, CEILINGS[name]), 2) if name in CEILINGS else "",
-                number(medians.of(name, "server_busy"), 2),
-                number(medians.of(name, "server_cpu_us"), 1),
-            )
-        )
-    return lines
-
-
-def other_table(run: Run) -> list[tuple[str, ...]]:
-    """Return the header and a line for each other number that was measured."""
-    medians = Medians(run.samples)
-    lines: list[tuple[str, ...]] = [("", "median", "(spread)", "")]
-    for name, field, unit, digits in _OTHER:
-        value, spread = medians.of(name, field), medians.spread(name, field)
-        if value is not None and spread is not None:
-            between = "-".join(number(end, digits) for end in spread)
-            lines.append((_title(name), number(value, digits), between, unit))
-    return lines
-
-
 def number(value: float | None, digits: int) -> str:
     """Return a number for a table; nothing for what was not measured."""
     return "" if value is None else f"{value:,.{digits}f}"
@@ -174,7 +77,7 @@ def aim_lines(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
     return lines
 
 
-def failures(samples: Samples, title: Callable[[str], str] = _title) -> list[str]:
+def failures(samples: Samples, title: Callable[[str], str]) -> list[str]:
     """Return what went wrong under load: such a run's numbers must not be used."""
     found = []
     for name, repetitions in samples.items():
@@ -202,32 +105,3 @@ def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     header, *rest = (f"| {' | '.join(line)} |" for line in lines)
     rule = "|" + "|".join("---" if i == 0 else "---:" for i in range(len(lines[0]))) + "|"
     return "\n".join([header, rule, *rest])
-
-
-def markdown(run: Run) -> str:
-    """Return the page for people."""
-    medians = Medians(run.samples)
-    late = medians.of("commit_open_50", "late_p99_us")
-    parts = [
-        f"# Benchmark: {run.name}",
-        *([f"**{SMOKE_NOTE}**"] if run.quick else []),
-        f"Run on {run.started}. Repeat it with `{run.repeat}`.",
-        HOW_TO_READ,
-        "## Aims",
-        markdown_table(aim_lines(judge(medians, AIMS))),
-        "## Rows",
-        markdown_table(table(run)),
-        *(
-            []
-            if late is None
-            else [f"In the open loop the generator itself was late by {late / 1000:.3f} ms (p99)."]
-        ),
-        "## Memory, start, compaction",
-        markdown_table(other_table(run)),
-        *[f"**Failed: {failure}**" for failure in failures(run.samples)],
-        "## Environment",
-        markdown_table([("", ""), *run.environment.items()]),
-        "## Settings",
-        markdown_table([("", ""), *((k, str(v)) for k, v in run.settings.items())]),
-    ]
-    return "\n\n".join(parts) + "\n"

@@ -5,34 +5,744 @@ how long partitions stand still when drivers come and go. Spark and the daemon s
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
 
+import pyarrow as pa
+from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
-from bench import spark_cost, spark_rates, spark_rows, spark_session
+from bench import report
 from bench.command import Benchmark, Choice, command
 from bench.fill import FillPlan
+from bench.measures import Aim, Medians, Samples, judge, median, percentile
 from bench.peer_jars import spark_jars
 from bench.peers import KAFKA, missing, peer_serving
-from bench.processes import Server, run_json, serving
-from bench.spark_pauses import DAEMON_SETTINGS, JOIN, KILL, LEAVE, pair
-from bench.spark_rates import Folders
-from bench.spark_rows import COST, LOGS, PARTS, PAUSES, TABLES
-from bench.spark_sources import PlainSource
-from client.spark import register
+from bench.processes import DAEMON_SETTINGS, ProcessError, Server, daemon, run_json
+from bench.report import HOW_TO_READ, SMOKE_NOTE, Run, aim_lines, markdown_table, number
+from bench.spark_driver import ROOT, about, batches_of, session
+from bench.spark_sources import LOG, TOPIC, MadeUpTable, PlainSource
+from client.spark import FolderLogWriter, register
 
 # Of each event, in a repetition: with three of them, a few more than twenty.
 PAUSE_CYCLES: Final = 7
-_SETTINGS: Final = ("group.initial.rebalance.delay.ms=0", "storage.reserve.bytes=0")
 _FILL_S: Final = 300
 _CORES: Final = 2
 
 Sample = Mapping[str, float | None]
+
+
+# --- what coordination costs a batch -------------------------------------------------------------
+
+# Partitions -> batches that are measured.
+COST_SIZES: Final[Mapping[int, int]] = {6: 40, 100: 40, 1_000: 20}
+QUICK_COST_SIZES: Final[Mapping[int, int]] = {6: 2, 100: 2, 1_000: 2}
+# Without a coordinator, and with one.
+FORMATS: Final = ("plain", "coordinated")
+ROWS_PER_RANGE: Final = 10
+# The first batches of a query load classes and start workers.
+_WARM_UP: Final = 3
+_COST_TIMEOUT_S: Final = 180.0
+
+
+def row_name(source: str, partitions: int) -> str:
+    """Return the name of the row of this source at so many partitions."""
+    return f"{source}_{partitions}"
+
+
+def measure_cost(
+    spark: SparkSession, source: str, partitions: int, batches: int, folder: Path, address: str
+) -> dict[str, float | None]:
+    """Run so many batches, one right after the other, and return the medians of their times."""
+    run = uuid4().hex
+    query = (
+        spark.readStream.format(source)
+        .option("coordinator", address)
+        .option("group", f"cost-{run}")
+        .option("topics", TOPIC)
+        .option("log", LOG)
+        .option("log.partitions", str(partitions))
+        .option("maxRowsPerPartition", str(ROWS_PER_RANGE))
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(folder / f"checkpoint-{run}"))
+        .start()
+    )
+    try:
+        done = batches_of(query, _WARM_UP + batches, _COST_TIMEOUT_S)
+    finally:
+        query.stop()
+    return summary_of(done[_WARM_UP : _WARM_UP + batches], partitions)
+
+
+def summary_of(progress: Sequence[Mapping[str, Any]], partitions: int) -> dict[str, float | None]:
+    """Return the medians of what Spark says of these batches, in ms.
+
+    ``outside_ms`` is a batch without its tasks: all that a reader can make longer or shorter
+    while the rows are the same.
+    """
+    times = [batch["durationMs"] for batch in progress]
+    wrong = sum(batch["numInputRows"] != partitions * ROWS_PER_RANGE for batch in progress)
+    return {
+        "batches": len(times),
+        "batch_ms": median([one["triggerExecution"] for one in times]),
+        "outside_ms": median([one["triggerExecution"] - one["addBatch"] for one in times]),
+        "latest_offset_ms": median([one["latestOffset"] for one in times]),
+        "wrong": wrong,
+    }
+
+
+# --- rows a second -------------------------------------------------------------------------------
+
+ROWS_TOPIC: Final = "rows"
+ROWS_PARTITIONS: Final = 6
+COLUMNS: Final = pa.schema(
+    [("id", pa.int64()), ("name", pa.string()), ("delay", pa.int32()), ("price", pa.float64())]
+)
+_VALUE: Final = b"v" * 100
+_FLUSH_S: Final = 60.0
+_READ_TIMEOUT_S: Final = 180.0
+
+
+class Amount(NamedTuple):
+    """How much is read."""
+
+    chunks: int
+    rows_per_chunk: int
+    groups: int
+    partitions_per_group: int
+
+    @property
+    def rows(self) -> int:
+        """All rows of a topic."""
+        return ROWS_PARTITIONS * self.chunks * self.rows_per_chunk
+
+    @property
+    def offsets(self) -> int:
+        """All committed offsets."""
+        return self.groups * self.partitions_per_group
+
+
+FULL: Final = Amount(20, 20_000, 10_000, 100)
+QUICK: Final = Amount(2, 500, 50, 20)
+
+
+class Folders(NamedTuple):
+    """The same rows as a folder log, and as Parquet files and JSON lines in a topic's folders."""
+
+    log: Path
+    parquet: Path
+    json: Path
+
+
+def write_files(folder: Path, amount: Amount) -> Folders:
+    """Write the rows in each way, in as many files of as many rows each."""
+    made = Folders(folder / "log", folder / "parquet", folder / "json")
+    with FolderLogWriter.create(
+        made.log, ROWS_TOPIC, COLUMNS, ROWS_PARTITIONS, fsync=False
+    ) as writer:
+        for partition in range(ROWS_PARTITIONS):
+            own = Path(ROWS_TOPIC) / f"partition={partition}"
+            for root in (made.parquet, made.json):
+                (root / own).mkdir(parents=True)
+            for chunk in range(amount.chunks):
+                first = (partition * amount.chunks + chunk) * amount.rows_per_chunk
+                rows = _rows(first, amount.rows_per_chunk)
+                writer.append(partition, rows)
+                parquet.write_table(rows, made.parquet / own / f"{chunk}.parquet")
+                with (made.json / own / f"{chunk}.json").open("w", encoding="utf-8") as file:
+                    file.writelines(json.dumps(row) + "\n" for row in rows.to_pylist())
+    return made
+
+
+def fill_kafka(address: str, amount: Amount) -> None:
+    """Make the topic and produce as many rows, of 100 bytes each.
+
+    Raises:
+        ProcessError: the broker doesn't take them.
+
+    """
+    from confluent_kafka import Producer  # noqa: PLC0415 - only where Kafka is measured.
+    from confluent_kafka.admin import AdminClient, NewTopic  # noqa: PLC0415 - likewise.
+
+    admin = AdminClient({"bootstrap.servers": address})
+    for made in admin.create_topics(
+        [NewTopic(ROWS_TOPIC, ROWS_PARTITIONS, replication_factor=1)]
+    ).values():
+        made.result(_FLUSH_S)
+    producer = Producer({"bootstrap.servers": address, "linger.ms": 20})
+    for at in range(amount.rows // ROWS_PARTITIONS):
+        for partition in range(ROWS_PARTITIONS):
+            producer.produce(ROWS_TOPIC, _VALUE, b"%08d" % at, partition)
+        if at % 2_000 == 0:
+            producer.flush(_FLUSH_S)  # Its queue is bounded.
+    if left := producer.flush(_FLUSH_S):
+        raise ProcessError(f"Kafka did not take {left} messages")
+
+
+def folder_log(spark: SparkSession, folders: Folders, address: str) -> DataFrame:
+    """Read the folder log in a group."""
+    return _in_group(spark, address, log="folder", path=str(folders.log))
+
+
+def files_log(spark: SparkSession, folders: Folders, address: str, form: str) -> DataFrame:
+    """Read files in a group that nobody has read before: parquet, json, or lines."""
+    root = folders.parquet if form == "parquet" else folders.json
+    options = {"log.format": form, "log.index": str(root / f"_index-{uuid4().hex}")}
+    if form == "json":
+        options["log.schema"] = _spark_columns().json()
+    return _in_group(spark, address, log="files", path=str(root), **options)
+
+
+def spark_files(spark: SparkSession, folders: Folders, form: str) -> DataFrame:
+    """Read the same files with Spark's own source: parquet, json, or lines."""
+    # Else the names of folders would make a column.
+    reader = spark.readStream.option("recursiveFileLookup", "true")
+    match form:
+        case "parquet":
+            return reader.schema(_spark_columns()).parquet(str(folders.parquet / ROWS_TOPIC))
+        case "json":
+            return reader.schema(_spark_columns()).json(str(folders.json / ROWS_TOPIC))
+        case _:
+            return reader.text(str(folders.json / ROWS_TOPIC))
+
+
+def kafka_log(spark: SparkSession, kafka: str, address: str) -> DataFrame:
+    """Read the Kafka topic in a group."""
+    return _in_group(spark, address, log="kafka", **{"kafka.bootstrap.servers": kafka})
+
+
+def spark_kafka(spark: SparkSession, kafka: str) -> DataFrame:
+    """Read the Kafka topic with Spark's own source."""
+    return (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", kafka)
+        .option("subscribe", ROWS_TOPIC)
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+
+
+def read_all(rows: DataFrame, folder: Path, expected: int) -> dict[str, float | None]:
+    """Read what is there in one go and throw it away; return seconds and rows a second.
+
+    The time is that of the batches: a query's start, and a group's, are not in it.
+    """
+    query = (
+        rows.writeStream.format("noop")
+        .option("checkpointLocation", str(folder / f"checkpoint-{uuid4().hex}"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        if not query.awaitTermination(int(_READ_TIMEOUT_S)):
+            raise ProcessError(f"rows were not read in {_READ_TIMEOUT_S:.0f} s")
+        done = batches_of(query, 1, timeout_s=10)
+    finally:
+        query.stop()
+    return rate(
+        sum(batch["numInputRows"] for batch in done),
+        sum(batch["durationMs"]["triggerExecution"] for batch in done) / 1000,
+        expected,
+    )
+
+
+def rate(rows: int, seconds: float, expected: int) -> dict[str, float | None]:
+    """Return a sample."""
+    return {
+        "rows": rows,
+        "seconds": seconds,
+        "rate_per_s": rows / seconds,
+        "wrong": abs(rows - expected),
+    }
+
+
+def read_table(table: DataFrame, expected: int) -> dict[str, float | None]:
+    """Read a table once and throw it away; return seconds and rows a second."""
+    started_s = time.perf_counter()
+    table.write.format("noop").mode("overwrite").save()
+    seconds = time.perf_counter() - started_s
+    return rate(table.count(), seconds, expected)
+
+
+def _in_group(spark: SparkSession, address: str, **options: str) -> DataFrame:
+    return (
+        spark.readStream.format("coordinated")
+        .option("coordinator", address)
+        .option("group", f"rates-{uuid4().hex}")
+        .option("topics", ROWS_TOPIC)
+        .option("maxRowsPerPartition", "unlimited")
+        .options(**options)
+        .load()
+    )
+
+
+def _spark_columns() -> StructType:
+    return from_arrow_schema(COLUMNS)
+
+
+def _rows(first: int, count: int) -> pa.Table:
+    ids = range(first, first + count)
+    return pa.table(
+        {
+            "id": ids,
+            "name": [f"flight number {number}" for number in ids],
+            "delay": [number % 240 for number in ids],
+            "price": [number / 4 for number in ids],
+        },
+        schema=COLUMNS,
+    )
+
+
+# --- time without progress -----------------------------------------------------------------------
+
+# Two drivers, each with a JVM of its own. One stays, the other one comes and goes. Each says when a
+# batch of which partitions is in its sink; a partition's pause is the longest time between two of
+# its batches around the event.
+# """
+#
+PARTITIONS: Final = 6
+TRIGGER_MS: Final = 500
+SESSION_TIMEOUT_MS: Final = 3_000
+JOIN, LEAVE, KILL = "join", "leave", "kill"
+EVENTS: Final = (JOIN, LEAVE, KILL)
+# What a driver is told, and what it says as it does it.
+_COMMANDS: Final = {
+    JOIN: ("start", "starting"),
+    LEAVE: ("stop", "stopping"),
+    KILL: ("kill", "killing"),
+}
+_PAUSES_SETTINGS: Final = ("group.min.session.timeout.ms=500",)
+# Until both drivers, or the one that is left, do nothing but their own batches again.
+_SETTLED_BATCHES: Final = 3
+_EVENT_TIMEOUT_S: Final = 300.0
+_OPTIONS: Final = {
+    "group": "pauses",
+    "log.partitions": str(PARTITIONS),
+    "sessionTimeout": f"{SESSION_TIMEOUT_MS}ms",
+    "rebalanceTimeout": "30s",
+    "coordinatorTimeout": "60s",
+}
+
+
+class Batch(NamedTuple):
+    """What a driver's sink has taken, and when."""
+
+    at_s: float
+    driver: str
+    partitions: frozenset[int]
+
+
+def pauses(batches: Sequence[Batch], event: str, event_s: float) -> dict[str, float | None]:
+    """Return what an event cost, in seconds, from the batches around it, in order of time.
+
+    ``moved_s``: The longest pause of a partition that has another owner than before.
+    ``stayed_s``: Likewise of one that has the same; None if there is none.
+    ``batch_s``: The time between two batches of a partition before the event.
+    ``limit_s``: What a hand-over takes at least: the next batch, and after a kill the session
+    timeout before it (which began with the last heartbeat, up to a third of it before the kill).
+
+    Raises:
+        ProcessError: a partition had no batch before, or after the event.
+
+    """
+    moved: list[float] = []
+    stayed: list[float] = []
+    quiet: list[float] = []
+    for partition in range(PARTITIONS):
+        mine = [batch for batch in batches if partition in batch.partitions]
+        before = [batch for batch in mine if batch.at_s <= event_s]
+        after = [batch for batch in mine if batch.at_s > event_s]
+        if not before or not after:
+            raise ProcessError(f"partition {partition} made no progress around a {event}")
+        quiet += [late.at_s - early.at_s for early, late in pairwise(before)]
+        around = [before[-1], *after]
+        pause = max(late.at_s - early.at_s for early, late in pairwise(around))
+        (stayed if before[-1].driver == after[-1].driver else moved).append(pause)
+    if not moved or not quiet:
+        raise ProcessError(f"no partition moved after a {event}")
+    batch_s = median(quiet)
+    limit_s = batch_s + (SESSION_TIMEOUT_MS / 1000 if event == KILL else 0)
+    return {
+        "moved_s": max(moved),
+        "stayed_s": max(stayed) if stayed else None,
+        "batch_s": batch_s,
+        "limit_s": limit_s,
+        "over_s": max(moved) - limit_s,
+    }
+
+
+class Driver:
+    """A process of `bench.spark_driver`."""
+
+    def __init__(self, name: str, folder: Path, address: str) -> None:
+        self.name = name
+        folder.mkdir(parents=True)
+        given = {
+            "folder": str(folder),
+            "options": {**_OPTIONS, "coordinator": address},
+            "trigger_ms": TRIGGER_MS,
+        }
+        self._output = folder / "errors"
+        self.batches: list[Batch] = []
+        self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        with self._output.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "bench.spark_driver", json.dumps(given)],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def tell(self, command: str) -> None:
+        """Say what to do."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command}\n")
+        self._process.stdin.flush()
+
+    def wait(self, event: str) -> float:
+        """Return the time of the next event of this name.
+
+        Raises:
+            ProcessError: it doesn't come.
+
+        """
+        deadline_s = time.monotonic() + _EVENT_TIMEOUT_S
+        while True:
+            try:
+                said = self._events.get(timeout=max(deadline_s - time.monotonic(), 0))
+            except queue.Empty:
+                errors = self._output.read_text(encoding="utf-8", errors="replace")
+                raise ProcessError(f"{self.name}: no {event!r}:\n{errors[-2000:]}") from None
+            if said["event"] == event:
+                return float(said["at_s"])
+
+    def close(self) -> None:
+        """End the process, and with it its JVM."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_EVENT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if not line.startswith("{"):
+                continue
+            said = json.loads(line)
+            if said["event"] == "batch":
+                partitions = frozenset(said["partitions"])
+                self.batches.append(Batch(said["at_s"], self.name, partitions))
+            else:
+                self._events.put(said)
+
+
+class Pair:
+    """The driver that stays, and the one that comes and goes."""
+
+    def __init__(self, stays: Driver, comes: Driver) -> None:
+        self._stays = stays
+        self._comes = comes
+        self._quiet_s = 0.0
+        for driver in (stays, comes):
+            driver.wait("prepared")
+        stays.tell("start")
+        self._settle(time.monotonic(), alone=True)
+
+    def event(self, event: str) -> dict[str, float | None]:
+        """Have the other driver join, leave or be killed; return what it cost."""
+        command, said = _COMMANDS[event]
+        since_s = self._quiet_s
+        self._comes.tell(command)
+        event_s = self._comes.wait(said)
+        self._settle(event_s, alone=event != JOIN)
+        if event != JOIN:
+            self._comes.wait("stopped")
+        return pauses(self._since(since_s), event, event_s)
+
+    def _settle(self, since_s: float, *, alone: bool) -> None:
+        """Wait until the partitions are shared out as they are to be, and for some batches more."""
+        share = PARTITIONS if alone else PARTITIONS // 2
+        drivers = [self._stays] if alone else [self._stays, self._comes]
+
+        def settled() -> bool:
+            last = [
+                [batch for batch in driver.batches if batch.at_s > since_s][-_SETTLED_BATCHES:]
+                for driver in drivers
+            ]
+            self._quiet_s = min((some[0].at_s for some in last if some), default=since_s)
+            return all(
+                len(some) == _SETTLED_BATCHES and all(len(b.partitions) == share for b in some)
+                for some in last
+            )
+
+        _wait_until(
+            lambda: (
+                "partitions shared out; last were "
+                + ", ".join(str(driver.batches[-2:]) for driver in drivers)
+            ),
+            settled,
+        )
+
+    def _since(self, since_s: float) -> list[Batch]:
+        batches = [*self._stays.batches, *self._comes.batches]
+        return sorted(batch for batch in batches if batch.at_s >= since_s)
+
+
+@contextmanager
+def pair(folder: Path, daemon: Server) -> Iterator[Pair]:
+    """Run two drivers against a daemon."""
+    address = f"{daemon.host}:{daemon.port}"
+    with ExitStack() as stack:
+        drivers = []
+        for name in ("stays", "comes"):
+            driver = Driver(name, folder / name, address)
+            stack.callback(driver.close)
+            drivers.append(driver)
+        yield Pair(*drivers)
+
+
+def _wait_until(what: Callable[[], str], condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + _EVENT_TIMEOUT_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise ProcessError(f"not within {_EVENT_TIMEOUT_S:.0f} s: {what()}")
+        time.sleep(0.05)
+
+
+# --- what is measured, what it is held against, and how it is shown ------------------------------
+
+# What ``--only`` chooses from.
+COST, PAUSES, LOGS, TABLES = "cost", "pauses", "logs", "tables"
+PARTS: Final = (COST, LOGS, TABLES, PAUSES)
+
+_PLAIN, _IN_GROUP = FORMATS
+COST_MS: Final = 30.0
+# The first join of a new process: its JVM compiles and its workers start.
+COLD_JOIN: Final = "cold_join"
+PAUSE_TITLES: Final[Mapping[str, str]] = {
+    COLD_JOIN: "a driver that has just started joins",
+    JOIN: "a warm driver joins",
+    LEAVE: "a driver stops",
+    KILL: "a driver's reader is killed",
+}
+# Rows a second, or seconds, of the one held against those of the other.
+FOLDER_LOG, SPARK_FILES = "folder_log", "spark_files"
+# By the format of the files: the files log, and Spark's own source on the same files.
+FILES_LOG: Final[Mapping[str, tuple[str, str]]] = {
+    "lines": ("files_log_lines", "spark_text"),
+    "json": ("files_log_json", "spark_json"),
+    "parquet": ("files_log_parquet", SPARK_FILES),
+}
+KAFKA_LOG, SPARK_KAFKA = "kafka_log", "spark_kafka"
+GROUP_OFFSETS, MADE_UP_TABLE = "group_offsets", "made_up_table"
+RATE_TITLES: Final[Mapping[str, str]] = {
+    FOLDER_LOG: "folder log",
+    SPARK_FILES: "Spark's file source, Parquet",
+    "files_log_parquet": "files log, Parquet",
+    "files_log_json": "files log, JSON lines",
+    "spark_json": "Spark's file source, JSON",
+    "files_log_lines": "files log, lines",
+    "spark_text": "Spark's file source, text",
+    KAFKA_LOG: "Kafka log",
+    SPARK_KAFKA: "Spark's Kafka source",
+    GROUP_OFFSETS: "group_offsets",
+    MADE_UP_TABLE: "a reader that makes up such rows",
+}
+TITLES: Final[Mapping[str, str]] = {
+    **{
+        row_name(source, size): f"batch of {size} partitions, {what}"
+        for size in COST_SIZES
+        for source, what in ((_PLAIN, "no coordinator"), (_IN_GROUP, "coordinated"))
+    },
+    **RATE_TITLES,
+    **PAUSE_TITLES,
+}
+
+
+def cost_ms(medians: Medians, size: int, field: str = "outside_ms") -> float | None:
+    """Return how much longer a batch is with a coordinator."""
+    with_it = medians.of(row_name(_IN_GROUP, size), field)
+    without = medians.of(row_name(_PLAIN, size), field)
+    return None if with_it is None or without is None else with_it - without
+
+
+def _cost_aim(size: int) -> Aim:
+    return Aim(
+        f"cost_{size}",
+        f"coordination of a batch of {size} partitions",
+        lambda medians: cost_ms(medians, size),
+        COST_MS,
+        at_least=False,
+        unit="ms",
+    )
+
+
+def _rate_aim(row: str, against: str, bound: float) -> Aim:
+    return Aim(
+        f"{row}/{against}",
+        f"{RATE_TITLES[row]}, rows a second, of {RATE_TITLES[against]}",
+        lambda medians: medians.ratio(row, against),
+        bound,
+        at_least=True,
+        unit="",
+    )
+
+
+SPARK_AIMS: Final = (
+    *(_cost_aim(size) for size in COST_SIZES),
+    _rate_aim(FOLDER_LOG, SPARK_FILES, 0.5),
+    *(_rate_aim(*rows, 0.5) for rows in FILES_LOG.values()),
+    _rate_aim(KAFKA_LOG, SPARK_KAFKA, 0.5),
+    Aim(
+        "group_offsets_s",
+        "a million offsets as a table, warm",
+        lambda medians: medians.of(GROUP_OFFSETS, "seconds"),
+        2.0,
+        at_least=False,
+        unit="s",
+    ),
+    _rate_aim(GROUP_OFFSETS, MADE_UP_TABLE, 0.8),
+)
+
+
+def document(run: Run) -> dict[str, Any]:
+    """Return the whole run as what JSON can hold."""
+    judged = judge(Medians(run.samples), SPARK_AIMS)
+    return report.document_of(run, TITLES.__getitem__, judged)
+
+
+def cost_table(medians: Medians) -> list[tuple[str, ...]]:
+    """Return a line a number of partitions: a batch with and without, in ms."""
+    fields = ("batch_ms", "outside_ms", "latest_offset_ms")
+    lines: list[tuple[str, ...]] = [
+        ("partitions", "batch ms", "without", "but its tasks", "without", "plan", "without", "more")
+    ]
+    for size in COST_SIZES:
+        if (more := cost_ms(medians, size)) is None:
+            continue
+        values = [
+            number(medians.of(row_name(source, size), field), 0)
+            for field in fields
+            for source in (_IN_GROUP, _PLAIN)
+        ]
+        lines.append((str(size), *values, number(more, 1)))
+    return lines
+
+
+def rate_table(medians: Medians) -> list[tuple[str, ...]]:
+    """Return a line a source of rows."""
+    lines: list[tuple[str, ...]] = [("source", "rows per s", "(spread)", "s")]
+    for name, title in RATE_TITLES.items():
+        spread = medians.spread(name, "rate_per_s")
+        if spread is not None:
+            lines.append(
+                (
+                    title,
+                    number(medians.of(name, "rate_per_s"), 0),
+                    f"{spread[0]:,.0f}-{spread[1]:,.0f}",
+                    number(medians.of(name, "seconds"), 2),
+                )
+            )
+    return lines
+
+
+def pause_table(samples: Samples) -> list[tuple[str, ...]]:
+    """Return a line an event: how its pauses are distributed, in seconds."""
+    lines: list[tuple[str, ...]] = [
+        ("event", "runs", "p50 s", "p90 s", "max s", "at least", "p50 over", "others p50", "max")
+    ]
+    for name, title in PAUSE_TITLES.items():
+        runs = samples.get(name)
+        if not runs:
+            continue
+        moved, stayed = _sorted(runs, "moved_s"), _sorted(runs, "stayed_s")
+        lines.append(
+            (
+                title,
+                str(len(moved)),
+                number(median(moved), 2),
+                number(_at(moved, 0.9), 2),
+                number(moved[-1], 2),
+                number(median(_sorted(runs, "limit_s")), 2),
+                number(median(_sorted(runs, "over_s")), 2),
+                number(median(stayed) if stayed else None, 2),
+                number(stayed[-1] if stayed else None, 2),
+            )
+        )
+    return lines
+
+
+def _sorted(runs: Sequence[Mapping[str, float | None]], field: str) -> list[float]:
+    return sorted(value for run in runs if (value := run.get(field)) is not None)
+
+
+def _at(ordered: list[float], share: float) -> float:
+    return percentile([round(value * 1e6) for value in ordered], share) / 1e6
+
+
+def failures(samples: Samples) -> list[str]:
+    """Return what was wrong: such a run's numbers must not be used."""
+    return report.failures(samples, TITLES.__getitem__)
+
+
+def tables(run: Run) -> list[list[tuple[str, ...]]]:
+    """Return what the terminal shows."""
+    medians = Medians(run.samples)
+    shown = [cost_table(medians), rate_table(medians), pause_table(run.samples)]
+    return [
+        *(table for table in shown if len(table) > 1),
+        aim_lines(judge(medians, SPARK_AIMS)),
+    ]
+
+
+def markdown(run: Run) -> str:
+    """Return the page for people."""
+    medians = Medians(run.samples)
+    parts = [
+        f"# Benchmark: {run.name}",
+        *([f"**{SMOKE_NOTE}**"] if run.quick else []),
+        f"Run on {run.started}. Repeat it with `{run.repeat}`.",
+        HOW_TO_READ,
+        "## Aims",
+        markdown_table(aim_lines(judge(medians, SPARK_AIMS))),
+        "## Coordination of a batch",
+        markdown_table(cost_table(medians)),
+        "## Rows a second",
+        markdown_table(rate_table(medians)),
+        "## Time without progress",
+        markdown_table(pause_table(run.samples)),
+        *[f"**Failed: {failure}**" for failure in failures(run.samples)],
+        "## Environment",
+        markdown_table([("", ""), *run.environment.items()]),
+        "## Settings",
+        markdown_table([("", ""), *((k, str(v)) for k, v in run.settings.items())]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+# --- the run -------------------------------------------------------------------------------------
 
 
 class SparkBench:
@@ -42,10 +752,10 @@ class SparkBench:
         self._folder = folder
         self._choice = choice
         self._stack = stack
-        self._amount = spark_rates.QUICK if choice.quick else spark_rates.FULL
+        self._amount = QUICK if choice.quick else FULL
         self._warm: set[str] = set()
         self.samples: dict[str, list[Sample]] = {}
-        self.about: dict[str, str] = spark_session.about()
+        self.about: dict[str, str] = about()
 
     def repetition(self, number: int) -> None:
         """Measure all rows once.
@@ -73,43 +783,43 @@ class SparkBench:
         self.samples.setdefault(name, []).append(sample)
 
     def _cost(self) -> None:
-        sizes = spark_cost.QUICK_SIZES if self._choice.quick else spark_cost.SIZES
+        sizes = QUICK_COST_SIZES if self._choice.quick else COST_SIZES
         for size, batches in sizes.items():
-            for source in spark_cost.FORMATS:
-                measured = spark_cost.measure(
+            for source in FORMATS:
+                measured = measure_cost(
                     self._spark, source, size, batches, self._folder, _address(self._daemon)
                 )
-                self._keep(spark_cost.row_name(source, size), measured)
+                self._keep(row_name(source, size), measured)
 
     def _logs(self) -> None:
         spark, address, folders = self._spark, _address(self._daemon), self._folders
-        for form, (ours, theirs) in spark_rows.FILES_LOG.items():
-            self._read(theirs, partial(spark_rates.spark_files, spark, folders, form))
-            self._read(ours, partial(spark_rates.files_log, spark, folders, address, form))
-        self._read(spark_rows.FOLDER_LOG, lambda: spark_rates.folder_log(spark, folders, address))
+        for form, (ours, theirs) in FILES_LOG.items():
+            self._read(theirs, partial(spark_files, spark, folders, form))
+            self._read(ours, partial(files_log, spark, folders, address, form))
+        self._read(FOLDER_LOG, lambda: folder_log(spark, folders, address))
         if (kafka := self._kafka) is None:
             return
-        self._read(spark_rows.SPARK_KAFKA, lambda: spark_rates.spark_kafka(spark, kafka))
-        self._read(spark_rows.KAFKA_LOG, lambda: spark_rates.kafka_log(spark, kafka, address))
+        self._read(SPARK_KAFKA, lambda: spark_kafka(spark, kafka))
+        self._read(KAFKA_LOG, lambda: kafka_log(spark, kafka, address))
 
     def _read(self, name: str, rows: Callable[[], DataFrame]) -> None:
         for _ in range(self._times(name)):
-            sample = spark_rates.read_all(rows(), self._folder, self._amount.rows)
+            sample = read_all(rows(), self._folder, self._amount.rows)
         self._keep(name, sample)
 
     def _tables(self) -> None:
         amount, spark = self._amount, self._spark
         tables = {
-            spark_rows.MADE_UP_TABLE: spark.read.format("made-up-table")
+            MADE_UP_TABLE: spark.read.format("made-up-table")
             .option("groups", str(amount.groups))
             .option("partitions", str(amount.partitions_per_group)),
-            spark_rows.GROUP_OFFSETS: spark.read.format("group_offsets").option(
+            GROUP_OFFSETS: spark.read.format("group_offsets").option(
                 "coordinator", _address(self._filled)
             ),
         }
         for name, table in tables.items():
             for _ in range(self._times(name)):
-                sample = spark_rates.read_table(table.load(), amount.offsets)
+                sample = read_table(table.load(), amount.offsets)
             self._keep(name, sample)
 
     def _times(self, name: str) -> int:
@@ -122,7 +832,7 @@ class SparkBench:
     def _pauses(self, number: int) -> None:
         with pair(self._folder / f"pair-{number}", self._daemon) as drivers:
             cold = drivers.event(JOIN)
-            self._keep(spark_rows.COLD_JOIN, cold)
+            self._keep(COLD_JOIN, cold)
             drivers.event(LEAVE)
             for _ in range(1 if self._choice.quick else PAUSE_CYCLES):
                 self._keep(JOIN, drivers.event(JOIN))
@@ -132,19 +842,19 @@ class SparkBench:
 
     @cached_property
     def _spark(self) -> SparkSession:
-        made = spark_session.session(self._folder / "scratch", _CORES)
+        made = session(self._folder / "scratch", _CORES)
         register(made)
-        for source in (PlainSource, spark_rates.MadeUpTable):
+        for source in (PlainSource, MadeUpTable):
             made.dataSource.register(source)
         return made
 
     @cached_property
     def _daemon(self) -> Server:
-        return self._serve("data", (*_SETTINGS, *DAEMON_SETTINGS))
+        return self._serve("data", *_PAUSES_SETTINGS)
 
     @cached_property
     def _filled(self) -> Server:
-        server = self._serve("filled", _SETTINGS)
+        server = self._serve("filled")
         plan = FillPlan(
             server.host,
             server.port,
@@ -157,7 +867,7 @@ class SparkBench:
 
     @cached_property
     def _folders(self) -> Folders:
-        return spark_rates.write_files(self._folder / "rows", self._amount)
+        return write_files(self._folder / "rows", self._amount)
 
     @cached_property
     def _kafka(self) -> str | None:
@@ -169,21 +879,11 @@ class SparkBench:
             self.about["Kafka"] = f"skipped: {why}"
             return None
         server = self._stack.enter_context(peer_serving(KAFKA, self._folder / "kafka", core=None))
-        spark_rates.fill_kafka(_address(server), self._amount)
+        fill_kafka(_address(server), self._amount)
         return _address(server)
 
-    def _serve(self, name: str, settings: tuple[str, ...]) -> Server:
-        arguments = ["serve", "--listen", "127.0.0.1:0", "--data-dir", str(self._folder / name)]
-        for setting in settings:
-            arguments += ["--set", setting]
-        return self._stack.enter_context(
-            serving(
-                ["coordinator", *arguments],
-                output=self._folder / f"{name}.log",
-                core=None,
-                graceful=True,
-            )
-        )
+    def _serve(self, name: str, *settings: str) -> Server:
+        return self._stack.enter_context(daemon(self._folder / name, None, *settings))
 
 
 def _address(server: Server) -> str:
@@ -202,11 +902,11 @@ def _bench(folder: Path, choice: Choice) -> Iterator[SparkBench]:
 
 
 def _settings(quick: bool) -> Mapping[str, str | float]:
-    amount = spark_rates.QUICK if quick else spark_rates.FULL
+    amount = QUICK if quick else FULL
     return {
         "cores": f"Spark local[{_CORES}] and the daemon share them; not pinned",
-        "daemon": "defaults, " + ", ".join(_SETTINGS),
-        "rows in the logs": f"{amount.rows:,}, {spark_rates.PARTITIONS} partitions",
+        "daemon": "defaults, " + ", ".join(DAEMON_SETTINGS),
+        "rows in the logs": f"{amount.rows:,}, {ROWS_PARTITIONS} partitions",
         "offsets in the table": f"{amount.offsets:,}",
     }
 
@@ -221,10 +921,10 @@ main = command(
         repetitions=3,
         make=_bench,
         settings=_settings,
-        document=spark_rows.document,
-        markdown=spark_rows.markdown,
-        tables=spark_rows.tables,
-        failures=spark_rows.failures,
+        document=document,
+        markdown=markdown,
+        tables=tables,
+        failures=failures,
         parts=PARTS,
     )
 )

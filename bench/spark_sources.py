@@ -1,4 +1,4 @@
-# ruff: noqa: N802 - Spark chose the names of these methods.
+# ruff: noqa: N802, D102 - Spark chose the names of these methods.
 """What the Spark rows read: a log of made-up rows, and the reader with and without its group.
 
 The rows are the same at every offset and cost next to nothing to make, and both readers put them
@@ -6,15 +6,17 @@ into the same tasks: what is measured is the reader.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from bench.fill import group_name
 from client.spark import PartitionLog
 from client.spark.logs.partition_log import load_log
 from client.spark.options import parse_options
@@ -25,11 +27,13 @@ from client.spark.source.data_source import (
     ranges_partitions,
 )
 from client.spark.source.stream_offsets import Range
+from client.spark.tables.offset_table import SCHEMA
 from protocol.types import TopicPartition
 
 TOPIC: Final = "made-up"
 LOG: Final = "bench.spark_sources:MadeUpLog"
 _END: Final = 2**50
+_PAGE: Final = 10_000
 _SCHEMA: Final = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 
@@ -127,3 +131,53 @@ class PlainSource(CoordinatedSource):
     def streamReader(self, schema: StructType) -> PlainReader:
         """Return the reader."""
         return PlainReader(self._given, schema)
+
+
+class MadeUpTable(DataSource):
+    """What `group_offsets` would read, made up where it is read: as many tasks and rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "made-up-table"
+
+    def schema(self) -> StructType:
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's way.
+        return _MadeUpReader(int(self.options["groups"]), int(self.options["partitions"]))
+
+
+class _MadeUpReader(DataSourceReader):
+    _TASKS: Final = 4
+
+    def __init__(self, groups: int, partitions: int) -> None:
+        self._groups = groups
+        self._partitions = partitions
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(task) for task in range(self._TASKS)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        schema = to_arrow_schema(SCHEMA, timezone="UTC")
+        mine = range(partition.value, self._groups, self._TASKS)
+        at_once = max(_PAGE // self._partitions, 1)
+        for at in range(0, len(mine), at_once):
+            yield _page(mine[at : at + at_once], self._partitions, schema)
+
+
+def _page(groups: range, partitions: int, schema: pa.Schema) -> pa.RecordBatch:
+    count = len(groups) * partitions
+    numbers = list(range(partitions)) * len(groups)
+    made: Mapping[str, Any] = {
+        "group": [group_name(group) for group in groups for _ in range(partitions)],
+        "topic": ["orders"] * count,
+        "partition": numbers,
+        "offset": [1_000_000 + number for number in numbers],
+        "metadata": [""] * count,
+        "committed_at": [1_700_000_000_000_000 + number for number in numbers],
+        "offsets_partition": [group % 50 for group in groups for _ in range(partitions)],
+    }
+    return pa.RecordBatch.from_arrays(
+        [pa.array(made.get(field.name, [None] * count), field.type) for field in schema],
+        schema=schema,
+    )

@@ -9,15 +9,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from bench.dialects import COMMIT, FETCH, FIRST_OFFSET, CoordinatorDialect, EchoDialect, Load
-from bench.frames import AnswerReader
-from bench.group_rows import SIZES, growth, rebalance_row
-from bench.judging import Aim, Medians, judge
-from bench.measures import due_count, intended_ns, percentile
+from bench.dialects import (
+    COMMIT,
+    FETCH,
+    FIRST_OFFSET,
+    AnswerReader,
+    CoordinatorDialect,
+    EchoDialect,
+    Load,
+)
+from bench.groups import SIZES, growth, rebalance_row
+from bench.measures import Aim, Medians, due_count, intended_ns, judge, percentile
 from bench.peer_jars import ALL_ROOTS, LOCK, Jar, parse_lock, wrong_jars
 from bench.processes import ProcessError
-from bench.report import failures
-from bench.spark_pauses import JOIN, KILL, LEAVE, PARTITIONS, SESSION_TIMEOUT_MS, Batch, pauses
+from bench.rows import failures
+from bench.spark import JOIN, KILL, LEAVE, PARTITIONS, SESSION_TIMEOUT_MS, Batch, pauses
 from tests.integration.daemon import daemon
 
 BODIES = [b"zero", b"", b"second answer", b"\x00" * 300]

@@ -117,15 +117,6 @@ def test_two_checkouts_are_compared_row_by_row(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.integration
-def test_a_small_log_is_loaded_and_told_in_parts() -> None:
-    """The floor and the ratio to it stand beside the load."""
-    first, *lines = run("bench.loading", "--entries=400", "--rounds=1").splitlines()
-
-    assert first.startswith("400 entries in ")
-    assert {"load_s", "floor_s", "ratio"} <= {line.split()[0] for line in lines}
-
-
 def test_an_unknown_part_or_peer_is_refused() -> None:
     """A misspelt part would measure nothing and say that all is well."""
     done = subprocess.run(
