@@ -67,6 +67,7 @@ def test_a_quick_run_judges_every_aim_that_needs_no_peer(tmp_path: Path) -> None
 
 
 @pytest.mark.integration
+@pytest.mark.nightly
 @pytest.mark.skipif(missing("zookeeper") is not None, reason="ZooKeeper's jars are not here")
 def test_a_peer_that_is_installed_is_measured_along(tmp_path: Path) -> None:
     """With one real peer, and only with it."""
