@@ -1,10 +1,10 @@
 """CPU per request of two checkouts in one run: ``python -m bench.compare OLD [NEW]``.
 
-In each round a daemon of either checkout is started anew, and every row is measured on the one and
-right after that on the other; who comes first changes from round to round. So both see the same
-weather, and the ratio of a round compares what stood side by side. The load comes from this
-checkout: the protocol on the wire is the same. At last each round starts a daemon of either on a
-log of many live offsets, and takes the time until it is ready.
+In each round a daemon of either checkout is started anew, and every row is measured on the one,
+on the other, on the other once more and on the one again; who comes first changes from round to
+round. So both see the same weather, and the ratio of a round compares what stood side by side. At
+last each round starts a daemon of either on a log of many live offsets, and takes the time until
+it is ready. The load comes from this checkout: the protocol on the wire is the same.
 """
 
 import json
@@ -60,7 +60,7 @@ class Amount(NamedTuple):
     big_log: Size
 
 
-FULL: Final = Amount(5, 0.7, 2.0, Size(10_000, 100))
+FULL: Final = Amount(5, 0.5, 1.5, Size(10_000, 100))
 QUICK: Final = Amount(1, 0.1, 0.3, Size(100, 100))
 
 
@@ -102,23 +102,25 @@ class Comparison:
                     for side in self._sides
                 }
                 for row in rows:
-                    found = {side: self._row(row, servers[side], number) for side in order}
-                    self._keep(f"{row.title}, us", found, "server_cpu_us")
-                    for sample in found.values():
-                        names = ("wrong", "unanswered", "differences")
-                        self.wrong += sum(sample[name] for name in names)
+                    found: dict[Side, list[dict[str, Any]]] = {side: [] for side in order}
+                    for turn, side in enumerate((*order, *order[::-1])):
+                        run = f"{number}-{turn}-{row.name}"
+                        found[side].append(self._row(row, servers[side], run))
+                    means = {side: _mean(samples) for side, samples in found.items()}
+                    self._keep(f"{row.title}, us", means, "server_cpu_us")
+                    self.wrong += sum(_wrong(sample) for two in found.values() for sample in two)
             for side in self._sides:
                 shutil.rmtree(self._folder / f"{number}-{side.name}")
         if with_load:
-            found = {side: self._load(side) for side in order}
+            loads = {side: self._load(side) for side in order}
             for title, field in _LOAD_FIELDS.items():
-                self._keep(title, found, field)
+                self._keep(title, loads, field)
 
     def _keep(self, title: str, found: dict[Side, dict[str, Any]], field: str) -> None:
         pair = {side.name: float(sample[field]) for side, sample in found.items()}
         self.pairs.setdefault(title, []).append(pair)
 
-    def _row(self, row: Row, server: Server, number: int) -> dict[str, Any]:
+    def _row(self, row: Row, server: Server, run: str) -> dict[str, Any]:
         plan = Plan(
             host=server.host,
             port=server.port,
@@ -129,7 +131,7 @@ class Comparison:
             partitions=row.partitions,
             warmup_s=self._amount.warmup_s,
             duration_s=self._amount.duration_s,
-            run=f"{number}-{row.name}",
+            run=run,
             server_pid=server.pid,
         )
         timeout_s = _SETUP_S + plan.warmup_s + plan.duration_s
@@ -151,6 +153,17 @@ class Comparison:
     def _daemon(self, side: Side, name: str) -> AbstractContextManager[Server]:
         folder, core = self._folder / name, self._server_core
         return daemon(folder, core, "log.cleaner.enable=false", checkout=side.checkout)
+
+
+def _mean(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return what a request cost over all of the samples."""
+    requests = sum(sample["requests"] for sample in samples)
+    used_us = sum(sample["requests"] * sample["server_cpu_us"] for sample in samples)
+    return {"server_cpu_us": used_us / requests}
+
+
+def _wrong(sample: dict[str, Any]) -> int:
+    return int(sum(sample[name] for name in ("wrong", "unanswered", "differences")))
 
 
 def table(pairs: dict[str, list[dict[str, float]]]) -> list[tuple[str, ...]]:
@@ -184,7 +197,9 @@ def _three(values: Sequence[float], digits: int, *, median_at: int) -> list[str]
 @click.option("--quick", is_flag=True, help="One small round: a smoke test.")
 @click.option("--rounds", type=click.IntRange(1), help=f"How many  [default: {FULL.rounds}]")
 @click.option(
-    "--seconds", type=click.FloatRange(0.1), help=f"Of each row  [default: {FULL.duration_s:g}]"
+    "--seconds",
+    type=click.FloatRange(0.1),
+    help=f"Of each row, twice in a round  [default: {FULL.duration_s:g}]",
 )
 @click.option("--only", help=f"Of {','.join((*OURS, LOAD))}  [default: {','.join(DEFAULT)}]")
 @click.option(
