@@ -21,7 +21,7 @@ from client.api import LEAVE_TIMEOUT_MS, REQUEST_TIMEOUT_MS, Client, connect
 from client.assignors import Assignor, RangeAssignor
 from client.exceptions import ClientClosed
 from client.member import Member
-from client.offset_stream import OFFSETS_PER_PAGE, ColumnScan, OffsetChanges, OffsetScan
+from client.offset_stream import CHANGES_PER_PAGE, ColumnScan, OffsetChanges, offsets_of_page
 from client.offsets import Assignment, OffsetAndMetadata, Offsets
 from client.operators import REBALANCES_MAX, Lag, OperatorCalls
 from client.topics import TopicSource
@@ -42,30 +42,8 @@ from protocol.types import TopicPartition
 T = TypeVar("T")
 
 
-class BlockingOffsetScan:
-    """A `client.offset_stream.OffsetScan` for ordinary threads; use as ``for``, once."""
-
-    def __init__(self, run: Callable[..., tuple[ScannedOffset, ...]], scan: OffsetScan) -> None:
-        """Use `client.blocking.BlockingClient.scan_offsets` instead."""
-        self._run = run
-        self._scan = scan
-
-    @property
-    def position(self) -> int:
-        """See `client.offset_stream.OffsetScan.position`."""
-        return self._scan.position
-
-    def page(self) -> tuple[ScannedOffset, ...]:
-        """See `client.offset_stream.OffsetScan.page`."""
-        return self._run(self._scan.page)
-
-    def __iter__(self) -> Iterator[ScannedOffset]:
-        while page := self.page():
-            yield from page
-
-
 class BlockingColumnScan:
-    """A `client.offset_stream.ColumnScan` for ordinary threads."""
+    """A `client.offset_stream.ColumnScan` for ordinary threads; use as ``for``, once."""
 
     def __init__(self, run: Callable[..., OffsetColumns | None], scan: ColumnScan) -> None:
         """Use `client.blocking.BlockingClient.scan_offset_columns` instead."""
@@ -74,12 +52,16 @@ class BlockingColumnScan:
 
     @property
     def position(self) -> int:
-        """See `client.offset_stream.OffsetScan.position`."""
+        """See `client.offset_stream.ColumnScan.position`."""
         return self._scan.position
 
     def page(self) -> OffsetColumns | None:
         """See `client.offset_stream.ColumnScan.page`."""
         return self._run(self._scan.page)
+
+    def __iter__(self) -> Iterator[ScannedOffset]:
+        while page := self.page():
+            yield from offsets_of_page(page)
 
 
 class BlockingOperators:
@@ -153,12 +135,6 @@ class BlockingOperators:
         """See `client.Client.offsets_log_ends`."""
         return self.run(self._client.offsets_log_ends)
 
-    def scan_offsets(
-        self, offsets_partition: int, page_size: int = OFFSETS_PER_PAGE
-    ) -> BlockingOffsetScan:
-        """See `client.Client.scan_offsets`; for ``for``."""
-        return BlockingOffsetScan(self.run, self._client.scan_offsets(offsets_partition, page_size))
-
     def scan_offset_columns(
         self,
         offsets_partition: int,
@@ -170,7 +146,7 @@ class BlockingOperators:
         return BlockingColumnScan(self.run, scan)
 
     def offset_changes(
-        self, offsets_partition: int, position: int, max_changes: int = OFFSETS_PER_PAGE
+        self, offsets_partition: int, position: int, max_changes: int = CHANGES_PER_PAGE
     ) -> OffsetChanges:
         """See `client.Client.offset_changes`."""
         return self.run(

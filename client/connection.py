@@ -110,9 +110,6 @@ RECEIVE_BYTES: Final = 64 * 1024
 # without an answer to it, the connection counts as dead.
 SILENCE_S: Final = 10.0
 
-# What a scan of version 0 can't ask for otherwise.
-_WHOLE_SCAN: Final = (False, None, None)
-
 _STREAM_ERRORS: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -273,8 +270,8 @@ class Connection:
             oldest = 1
         if isinstance(request, JoinGroupRequest) and request.topic_pattern is not None:
             oldest = 1  # Without it the group would not notice new topics that match.
-        if isinstance(request, ScanOffsetsRequest) and request[3:] != _WHOLE_SCAN:
-            oldest = 1
+        if isinstance(request, ScanOffsetsRequest):
+            oldest = 1  # Version 0 has no columns.
         offered = self._versions.get(key)
         if offered is None or offered[0] > newest or offered[1] < oldest:
             spoken = "not at all" if offered is None else f"only in versions {offered}"

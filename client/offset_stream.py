@@ -1,7 +1,10 @@
 """All offsets of an offsets partition, and the stream of their changes."""
 
+import struct
 from collections.abc import AsyncIterator, Collection
 from typing import Final, NamedTuple
+
+import msgpack
 
 from client.exceptions import FatalError, code_text
 from client.router import Router
@@ -16,9 +19,10 @@ from protocol.messages import (
     ScanOffsetsResponse,
 )
 
-OFFSETS_PER_PAGE: Final = 5_000
-OFFSETS_PER_COLUMN: Final = 20_000
+CHANGES_PER_PAGE: Final = 5_000
+OFFSETS_PER_PAGE: Final = 20_000
 NO_POSITION: Final = -1
+NO_EXPIRY: Final = -1
 
 
 class PositionTooOld(FatalError):
@@ -37,54 +41,14 @@ class OffsetChanges(NamedTuple):
     end_position: int
 
 
-class OffsetScan:
-    """One pass over an offsets partition; use as ``async for``, once.
+class ColumnScan:
+    """One pass over an offsets partition: ``async for`` yields offsets, `page` their columns.
 
     Attributes:
-        position: Where the changes begin that belong to this scan; -1 before the first offset
+        position: Where the changes begin that belong to this scan; -1 before the first page
             was read. What the scan returned, with all changes from here on applied, is exactly
             what is committed at the end of those changes. Without them it is not a state that
             ever was: commits go on between two pages.
-
-    """
-
-    def __init__(
-        self, router: Router, offsets_partition: int, timeout_ms: int, page_size: int
-    ) -> None:
-        """Use `client.Client.scan_offsets` instead."""
-        self.position = NO_POSITION
-        self._router = router
-        self._offsets_partition = offsets_partition
-        self._timeout_ms = timeout_ms
-        self._page_size = page_size
-        self._cursor: bytes | None = b""
-
-    async def __aiter__(self) -> AsyncIterator[ScannedOffset]:
-        while page := await self.page():
-            for offset in page:
-                yield offset
-
-    async def page(self) -> tuple[ScannedOffset, ...]:
-        """Return the next offsets, in the order of (group, topic, partition); none at the end."""
-        offsets: tuple[ScannedOffset, ...] = ()
-        while self._cursor is not None and not offsets:
-            response = await self._ask(self._cursor)
-            if self.position == NO_POSITION:
-                self.position = response.position
-            self._cursor = response.cursor or None
-            offsets = response.offsets
-        return offsets
-
-    async def _ask(self, cursor: bytes) -> ScanOffsetsResponse:
-        request = ScanOffsetsRequest(self._offsets_partition, cursor, self._page_size)
-        return await _scan_page(self._router, request, self._timeout_ms)
-
-
-class ColumnScan:
-    """One pass over an offsets partition, in columns, for those who read millions.
-
-    Attributes:
-        position: As in `OffsetScan`.
 
     """
 
@@ -103,16 +67,21 @@ class ColumnScan:
         self._request: ScanOffsetsRequest | None = ScanOffsetsRequest(
             offsets_partition,
             b"",
-            OFFSETS_PER_COLUMN,
+            OFFSETS_PER_PAGE,
             in_columns=True,
             group_ids=None if group_ids is None else tuple(group_ids),
             topics=None if topics is None else tuple(topics),
         )
 
+    async def __aiter__(self) -> AsyncIterator[ScannedOffset]:
+        while page := await self.page():
+            for offset in offsets_of_page(page):
+                yield offset
+
     async def page(self) -> OffsetColumns | None:
         """Return the next offsets, in the order of (group, topic, partition); None at the end."""
         while self._request is not None:
-            response = await _scan_page(self._router, self._request, self._timeout_ms)
+            response = await self._ask(self._request)
             if self.position == NO_POSITION:
                 self.position = response.position
             following = self._request._replace(cursor=response.cursor)
@@ -122,17 +91,42 @@ class ColumnScan:
                     return columns
         return None
 
+    async def _ask(self, request: ScanOffsetsRequest) -> ScanOffsetsResponse:
+        reply = await self._router.call(
+            request, group_id=None, timeout_ms=self._timeout_ms, changes_state=False
+        )
+        response = reply.response
+        assert isinstance(response, ScanOffsetsResponse)
+        if response.error != ErrorCode.NONE:
+            text = f"no scan of offsets partition {request.offsets_partition}"
+            raise FatalError(f"{text}: {code_text(response.error)}", code=response.error)
+        return response
 
-async def _scan_page(
-    router: Router, request: ScanOffsetsRequest, timeout_ms: int
-) -> ScanOffsetsResponse:
-    reply = await router.call(request, group_id=None, timeout_ms=timeout_ms, changes_state=False)
-    response = reply.response
-    assert isinstance(response, ScanOffsetsResponse)
-    if response.error != ErrorCode.NONE:
-        text = f"no scan of offsets partition {request.offsets_partition}"
-        raise FatalError(f"{text}: {code_text(response.error)}", code=response.error)
-    return response
+
+def offsets_of_page(page: OffsetColumns) -> list[ScannedOffset]:
+    """Return the offsets of a page one by one.
+
+    Raises:
+        FatalError: The page is not what the protocol says.
+    """
+    try:
+        rows = msgpack.Unpacker(max_buffer_size=0)
+        rows.feed(page.rows)
+        counts = struct.unpack(f">{len(page.topics)}I", page.counts)
+        runs = zip(page.group_ids, page.topics, counts, strict=True)
+        names = [(group, topic) for group, topic, count in runs for _ in range(count)]
+        committed_ms = struct.unpack(f">{len(names)}q", page.committed_ms)
+        expire_ms: tuple[int, ...] = (NO_EXPIRY,) * len(names)
+        if page.expire_ms:
+            expire_ms = struct.unpack(f">{len(names)}q", page.expire_ms)
+        return [
+            ScannedOffset(*name, partition, offset, leader_epoch, metadata, committed, expires)
+            for name, (partition, offset, leader_epoch, metadata, _), committed, expires in zip(
+                names, rows, committed_ms, expire_ms, strict=True
+            )
+        ]
+    except (ValueError, TypeError, struct.error) as exc:
+        raise FatalError(f"a page of a scan can't be read: {exc}") from exc
 
 
 async def read_changes(

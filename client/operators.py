@@ -4,13 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from client.exceptions import FatalError, code_text, known_code
-from client.offset_stream import (
-    OFFSETS_PER_PAGE,
-    ColumnScan,
-    OffsetChanges,
-    OffsetScan,
-    read_changes,
-)
+from client.offset_stream import CHANGES_PER_PAGE, ColumnScan, OffsetChanges, read_changes
 from client.offsets import by_topic
 from client.router import Router
 from client.topics import TopicCalls, TopicSource
@@ -275,7 +269,7 @@ class OperatorCalls:
         _check(response.error, f"the retention of group {group!r} can't be changed")
 
     async def offsets_partition(self, group: str) -> int:
-        """Return the offsets partition that keeps *group*, for `scan_offsets`."""
+        """Return the offsets partition that keeps *group*, for `scan_offset_columns`."""
         request = FindCoordinatorRequest(0, (group,))
         response = await self._ask(request, FindCoordinatorResponse, group)
         found = response.coordinators[0]
@@ -283,7 +277,7 @@ class OperatorCalls:
         return found.offsets_partition
 
     async def offsets_partitions(self) -> list[int]:
-        """Return all offsets partitions, for `scan_offsets` and `offset_changes`."""
+        """Return all offsets partitions, for `scan_offset_columns` and `offset_changes`."""
         return list(await self.offsets_log_ends())
 
     async def offsets_log_ends(self) -> dict[int, int]:
@@ -293,26 +287,20 @@ class OperatorCalls:
         ends = {one.offsets_partition: one.end_offset for one in response.partitions}
         return {number: ends[number] for number in sorted(ends) if number != NODE_PARTITION}
 
-    def scan_offsets(self, offsets_partition: int, page_size: int = OFFSETS_PER_PAGE) -> OffsetScan:
-        """Return all committed offsets of one offsets partition, for ``async for``.
-
-        Commits go on meanwhile. For a state that was there at one moment, apply the changes from
-        `OffsetScan.position` on; see `offset_changes`.
-
-        Raises:
-            FatalError: While reading, code 42: there is no such offsets partition.
-        """
-        return OffsetScan(self._router, offsets_partition, self._request_timeout_ms, page_size)
-
     def scan_offset_columns(
         self,
         offsets_partition: int,
         group_ids: Collection[str] | None = None,
         topics: Collection[str] | None = None,
     ) -> ColumnScan:
-        """Return the same in columns, as they are on the wire, of some groups and topics or all.
+        """Return all offsets of one offsets partition, or those of some groups and topics.
 
-        At most 10,000 groups and 10,000 topics can be named, in at most a request's bytes.
+        ``async for`` yields them one by one; `ColumnScan.page` returns them in columns, as they
+        are on the wire, for those who read millions. At most 10,000 groups and 10,000 topics can
+        be named, in at most a request's bytes.
+
+        Commits go on meanwhile. For a state that was there at one moment, apply the changes from
+        `ColumnScan.position` on; see `offset_changes`.
 
         Raises:
             FatalError: While reading, code 42: there is no such offsets partition; 35: the
@@ -323,7 +311,7 @@ class OperatorCalls:
         )
 
     async def offset_changes(
-        self, offsets_partition: int, position: int, max_changes: int = OFFSETS_PER_PAGE
+        self, offsets_partition: int, position: int, max_changes: int = CHANGES_PER_PAGE
     ) -> OffsetChanges:
         """Return what was committed and removed from *position* on, in its order.
 

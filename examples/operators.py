@@ -22,7 +22,7 @@ async def main() -> None:
             print(f"rebalance {rebalance.number}: {rebalance.reason}")
 
         where = await client.offsets_partition("watched")
-        scan = client.scan_offsets(where)
+        scan = client.scan_offset_columns(where)
         offsets: dict[Key, int] = {
             (one.group_id, one.topic, one.partition): one.offset async for one in scan
         }

@@ -4,9 +4,9 @@ Theory of operation
 ===================
 
 A page holds up everybody else, so it is bounded in what it shows, in bytes, and in how many groups
-and topics it looks at. In columns it shows ten times as much in the same time: the rows are in
-memory as they are on the wire, and only have to be joined. That is so where a topic has many; each
-topic takes as long as ten rows.
+and topics it looks at. Offsets are shown in columns: their rows are in memory as they are on the
+wire, and only have to be joined. Where a topic has few of them, the topic counts more: it takes as
+long as ten rows.
 
 The order of the groups is made at the first page and used for the next ones. Groups that come later
 are missing in it, but not in the changes from the first page's position on.
@@ -16,16 +16,14 @@ import bisect
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from coordinator.group.core import Core
 from coordinator.group.offset_store import PACKED_NO_EXPIRY, StoredOffsets
 from protocol.errors import ErrorCode
-from protocol.messages import OffsetColumns, ScannedOffset, ScanOffsetsRequest, ScanOffsetsResponse
+from protocol.messages import OffsetColumns, ScanOffsetsRequest, ScanOffsetsResponse
 
-# So many take 8 ms.
-SCAN_PAGE_MAX: Final = 2_000
-SCAN_COLUMNS_MAX: Final = 20_000
+SCAN_PAGE_MAX: Final = 20_000
 # Groups, and topics of them, that are looked at although they may have nothing to show.
 SCAN_LOOKS_MAX: Final = 20_000
 _RUN_ROWS: Final = 10
@@ -77,14 +75,62 @@ class _Run(NamedTuple):
     partitions: Sequence[int]
 
 
-class _Page(Protocol):
-    """What a page has so far. At least one offset fits."""
+class _Page:
+    """What a page has so far: the rows as they are, joined. At least one offset fits."""
+
+    def __init__(self, max_offsets: int, room: int) -> None:
+        self._left = max_offsets
+        self._work_left = SCAN_PAGE_MAX
+        self._room = room
+        self._group_ids: list[str] = []
+        self._topics: list[str] = []
+        self._counts: list[int] = []
+        self._rows: list[bytes] = []
+        self._sizes: list[int] = []
+        self._committed_ms: list[bytes] = []
+        self._expire_ms: list[bytes] = []
 
     def take(self, run: _Run) -> int:
         """Add as many of the first partitions of *run* as there is room for; say how many."""
+        partitions = run.partitions[: max(0, min(self._left, self._work_left))]
+        stored = run.stored.rows
+        rows = [stored[partition] for partition in partitions]
+        sizes = list(map(len, rows))
+        room = self._room - 4 * (len(run.group_id) + len(run.topic)) - _NUMBERS_BYTES
+        used = sum(sizes) + _COLUMNS_BYTES * len(rows)
+        if used > room:
+            totals = list(accumulate(size + _COLUMNS_BYTES for size in sizes))
+            count = max(bisect.bisect_right(totals, room), 0 if self._sizes else 1)
+            partitions, rows, sizes = partitions[:count], rows[:count], sizes[:count]
+            used = totals[count - 1] if count else 0
+        if not rows:
+            return 0
+        self._left -= len(rows)
+        self._work_left -= len(rows) + _RUN_ROWS
+        self._room = room - used
+        self._group_ids.append(run.group_id)
+        self._topics.append(run.topic)
+        self._counts.append(len(rows))
+        self._rows += rows
+        self._sizes += sizes
+        committed_ms, expire_ms = run.stored.packed_times(partitions)
+        self._committed_ms.append(committed_ms)
+        self._expire_ms.append(expire_ms)
+        return len(rows)
 
     def answer(self, position: int, cursor: bytes) -> ScanOffsetsResponse:
         """Return the answer with all of it."""
+        expire_ms = b"".join(self._expire_ms)
+        columns = OffsetColumns(
+            tuple(self._group_ids),
+            tuple(self._topics),
+            struct.pack(f">{len(self._counts)}I", *self._counts),
+            b"".join(self._rows),
+            struct.pack(f">{len(self._sizes)}H", *self._sizes),
+            b"".join(self._committed_ms),
+            b"" if expire_ms == PACKED_NO_EXPIRY * len(self._sizes) else expire_ms,
+        )
+        return ScanOffsetsResponse(ErrorCode.NONE.value, position, (), cursor, (columns,))
 
 
 class Scans:
@@ -115,11 +161,7 @@ class Scans:
         if not is_valid:
             return ScanOffsetsResponse(ErrorCode.INVALID_REQUEST.value, -1, (), b"")
         room = min(SCAN_PAGE_BYTES, self._core.config.max_response_bytes // 2)
-        page: _Page
-        if request.in_columns:
-            page = _Columns(min(request.max_offsets, SCAN_COLUMNS_MAX), room)
-        else:
-            page = _Offsets(min(request.max_offsets, SCAN_PAGE_MAX), room)
+        page = _Page(min(request.max_offsets, SCAN_PAGE_MAX), room)
         cursor = self._fill(page, request, after)
         return page.answer(position, b"" if cursor is None else cursor.encode())
 
@@ -182,84 +224,3 @@ def _both(offsets: Mapping[str, StoredOffsets], topics: frozenset[str]) -> list[
     if len(offsets) < len(topics):
         return [topic for topic in offsets if topic in topics]
     return [topic for topic in topics if topic in offsets]
-
-
-class _Offsets:
-    """A page that names group and topic for each offset."""
-
-    def __init__(self, max_offsets: int, room: int) -> None:
-        self._max_offsets = max_offsets
-        self._room = room
-        self._offsets: list[ScannedOffset] = []
-
-    def take(self, run: _Run) -> int:
-        offsets = self._offsets
-        for taken, partition in enumerate(run.partitions):
-            if self._room <= 0 or len(offsets) >= self._max_offsets:
-                return taken
-            value = run.stored.get(partition)
-            assert value is not None
-            item = ScannedOffset(run.group_id, run.topic, partition, *value)
-            offsets.append(item)
-            texts = len(item.group_id) + len(item.topic) + len(item.metadata)
-            self._room -= 4 * texts + _NUMBERS_BYTES  # A character takes at most four bytes.
-        return len(run.partitions)
-
-    def answer(self, position: int, cursor: bytes) -> ScanOffsetsResponse:
-        return ScanOffsetsResponse(ErrorCode.NONE.value, position, tuple(self._offsets), cursor)
-
-
-class _Columns:
-    """A page that joins the rows as they are."""
-
-    def __init__(self, max_offsets: int, room: int) -> None:
-        self._left = max_offsets
-        self._work_left = SCAN_COLUMNS_MAX
-        self._room = room
-        self._group_ids: list[str] = []
-        self._topics: list[str] = []
-        self._counts: list[int] = []
-        self._rows: list[bytes] = []
-        self._sizes: list[int] = []
-        self._committed_ms: list[bytes] = []
-        self._expire_ms: list[bytes] = []
-
-    def take(self, run: _Run) -> int:
-        partitions = run.partitions[: max(0, min(self._left, self._work_left))]
-        stored = run.stored.rows
-        rows = [stored[partition] for partition in partitions]
-        sizes = list(map(len, rows))
-        room = self._room - 4 * (len(run.group_id) + len(run.topic)) - _NUMBERS_BYTES
-        used = sum(sizes) + _COLUMNS_BYTES * len(rows)
-        if used > room:
-            totals = list(accumulate(size + _COLUMNS_BYTES for size in sizes))
-            count = max(bisect.bisect_right(totals, room), 0 if self._sizes else 1)
-            partitions, rows, sizes = partitions[:count], rows[:count], sizes[:count]
-            used = totals[count - 1] if count else 0
-        if not rows:
-            return 0
-        self._left -= len(rows)
-        self._work_left -= len(rows) + _RUN_ROWS
-        self._room = room - used
-        self._group_ids.append(run.group_id)
-        self._topics.append(run.topic)
-        self._counts.append(len(rows))
-        self._rows += rows
-        self._sizes += sizes
-        committed_ms, expire_ms = run.stored.packed_times(partitions)
-        self._committed_ms.append(committed_ms)
-        self._expire_ms.append(expire_ms)
-        return len(rows)
-
-    def answer(self, position: int, cursor: bytes) -> ScanOffsetsResponse:
-        expire_ms = b"".join(self._expire_ms)
-        columns = OffsetColumns(
-            tuple(self._group_ids),
-            tuple(self._topics),
-            struct.pack(f">{len(self._counts)}I", *self._counts),
-            b"".join(self._rows),
-            struct.pack(f">{len(self._sizes)}H", *self._sizes),
-            b"".join(self._committed_ms),
-            b"" if expire_ms == PACKED_NO_EXPIRY * len(self._sizes) else expire_ms,
-        )
-        return ScanOffsetsResponse(ErrorCode.NONE.value, position, (), cursor, (columns,))

@@ -15,7 +15,7 @@ from coordinator.runtime.coordination import Coordination
 from coordinator.runtime.node import Node, described
 from coordinator.runtime.shard import ShardRunner, Status
 from protocol import messages as m
-from protocol.apis import APIS
+from protocol.apis import APIS, ApiKey
 from protocol.body import array_header, pack
 from protocol.errors import ErrorCode
 from protocol.failures import (
@@ -247,6 +247,8 @@ _CHECKS: Final[Mapping[type, Callable[[Any], str | None]]] = {
 
 SERVER_SOFTWARE: Final = "group-coordinator/0.1.0"
 GROUP_KEY_TYPE: Final = 0
+# Version 0 of a scan has no columns, and rows are answered no more.
+_VERSION_MIN: Final = {ApiKey.SCAN_OFFSETS: 1}
 # A check and a hash take a microsecond; remembering them takes up to 400 bytes a group.
 PARTITIONS_KNOWN_MAX: Final = 131_072
 
@@ -334,7 +336,8 @@ class Dispatcher:
 
     def _api_versions(self, call: Call, _caller: Caller, _now: Now) -> None:
         apis = tuple(
-            m.ApiVersionRange(int(key), 0, api.max_version) for key, api in sorted(APIS.items())
+            m.ApiVersionRange(int(key), _VERSION_MIN.get(key, 0), api.max_version)
+            for key, api in sorted(APIS.items())
         )
         response = m.ApiVersionsResponse(
             _E.NONE,
@@ -557,7 +560,9 @@ class Dispatcher:
     def _scan_offsets(self, call: Call, _caller: Caller, now: Now) -> None:
         request = call.request
         assert type(request) is m.ScanOffsetsRequest
-        if self._partition_is_here(call):
+        if not request.in_columns:
+            call.fail(_E.UNSUPPORTED_VERSION, -1)
+        elif self._partition_is_here(call):
             shard = self._node.shards[request.offsets_partition]
             position = self._node.journal.end_offset(shard.partition)
             shard.read(None, NoGroup(call), partial(shard.core.scan, request, position), now)

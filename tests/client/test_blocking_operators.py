@@ -7,6 +7,7 @@ from client.operators import Lag
 from protocol import messages as m
 from tests.client.threads import T0, connect_to
 from tests.fakes.scripted_server import Answer, ScriptedServer
+from tests.spark.tables.pages import page_of
 
 
 def test_operators_calls_are_there_too() -> None:
@@ -38,7 +39,8 @@ def test_insight_into_groups_is_there_too() -> None:
     lag = m.DescribeLagResponse(
         0, None, "g", (m.TopicLag("t", (m.PartitionLag(0, 1, 3, 2, 0, 0, ""),)),)
     )
-    page = m.ScanOffsetsResponse(0, 4, (m.ScannedOffset("g", "t", 0, 5, -1, "", 1, -1),), b"")
+    columns = page_of([m.ScannedOffset("g", "t", 0, 5, -1, "", 1, -1)])
+    page = m.ScanOffsetsResponse(0, 4, (), b"", (columns,))
     server.script(m.DescribeLagRequest, *[Answer(lag)] * 2)
     server.script(
         m.DescribeRebalancesRequest, Answer(m.DescribeRebalancesResponse(0, None, "g", ()))
@@ -55,7 +57,7 @@ def test_insight_into_groups_is_there_too() -> None:
         client.set_offsets_retention("g", 5)
         assert client.remove_static_members("g", ["i"]) == {"i": 0}
         assert client.offsets_partition("g") == 0
-        scan = client.scan_offsets(7, page_size=2)
+        scan = client.scan_offset_columns(7)
         assert [offset.offset for offset in scan] == [5]
         assert client.offset_changes(7, scan.position, 3).next_position == 6
 
@@ -67,6 +69,6 @@ def test_insight_into_groups_is_there_too() -> None:
     ) == [
         m.DescribeRebalancesRequest("g", 3),
         m.AlterGroupRetentionRequest("g", 5),
-        m.ScanOffsetsRequest(7, b"", 2),
+        m.ScanOffsetsRequest(7, b"", 20_000, in_columns=True),
         m.ReadOffsetChangesRequest(7, 4, 3),
     ]

@@ -1,16 +1,18 @@
 """What operators ask, and what they are told. The clock is virtual."""
 
 import pytest
+from hypothesis import given, strategies as st
 from trio.testing import MockClock
 
 from client import ErrorCode, FatalError, OutcomeUnknown, RetriableError, TopicPartition
-from client.offset_stream import OffsetChanges, PositionTooOld
+from client.offset_stream import OffsetChanges, PositionTooOld, offsets_of_page
 from client.operators import Lag
 from protocol import messages as m
 from protocol.apis import ApiKey
 from protocol.types import PartitionResult, TopicResult
 from tests.client.conftest import World
 from tests.fakes.scripted_server import Answer, Drop
+from tests.spark.tables.pages import page_of
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -170,29 +172,64 @@ async def test_a_scan_goes_on_page_by_page_and_keeps_its_first_position(
     autojump_clock: MockClock, world: World
 ) -> None:
     """Changes that came between two pages are after the first page's position only."""
+    offsets = [scanned("a", 0), scanned("a", 1), scanned("b", 0)]
     pages = [
-        m.ScanOffsetsResponse(0, 40, (scanned("a", 0), scanned("a", 1)), b"a1"),
-        m.ScanOffsetsResponse(0, 44, (), b"a9"),
-        m.ScanOffsetsResponse(0, 45, (scanned("b", 0),), b""),
+        m.ScanOffsetsResponse(0, 40, (), b"a1", (page_of(offsets[:2]),)),
+        m.ScanOffsetsResponse(0, 44, (), b"a9", (m.OffsetColumns(),)),
+        m.ScanOffsetsResponse(0, 45, (), b"", (page_of(offsets[2:]),)),
     ]
     world.server.script(m.ScanOffsetsRequest, *map(Answer, pages))
     async with world.connect() as client:
-        scan = client.scan_offsets(3, page_size=2)
+        scan = client.scan_offset_columns(3)
         assert scan.position == -1
 
-        offsets = [offset async for offset in scan]
-
-        assert [(offset.group_id, offset.partition) for offset in offsets] == [
-            ("a", 0),
-            ("a", 1),
-            ("b", 0),
-        ]
+        assert [offset async for offset in scan] == offsets
         assert scan.position == 40
         assert [offset async for offset in scan] == []
 
-    assert world.server.requests(m.ScanOffsetsRequest) == [
-        m.ScanOffsetsRequest(3, cursor, 2) for cursor in (b"", b"a1", b"a9")
-    ]
+
+SCANNED = st.builds(
+    m.ScannedOffset,
+    st.sampled_from("gh"),
+    st.sampled_from("tu"),
+    st.integers(0, 2**31 - 1),
+    st.integers(0, 2**63 - 1),
+    st.integers(-1, 2**31 - 1),
+    st.text(max_size=40),
+    st.integers(0, 2**53),
+    st.integers(-1, 2**53),
+)
+
+
+@given(st.lists(SCANNED, max_size=20))
+def test_the_offsets_of_a_page_are_read_one_by_one(offsets: list[m.ScannedOffset]) -> None:
+    """Every field, and the names of its run for each."""
+    assert offsets_of_page(page_of(offsets)) == offsets
+
+
+PAGE = page_of([m.ScannedOffset("g", "t", 0, 5, -1, "m", 1, 2)])
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        PAGE._replace(rows=b""),
+        PAGE._replace(rows=PAGE.rows[:-1]),
+        PAGE._replace(rows=PAGE.rows * 2),
+        PAGE._replace(rows=b"\x05"),
+        PAGE._replace(rows=PAGE.rows.replace(b"m", b"\xff")),
+        PAGE._replace(counts=b"\0\0\0"),
+        PAGE._replace(counts=b"\0\0\0\2"),
+        PAGE._replace(topics=()),
+        PAGE._replace(group_ids=("g", "h")),
+        PAGE._replace(committed_ms=b""),
+        PAGE._replace(expire_ms=bytes(7)),
+    ],
+)
+def test_a_page_that_is_not_of_the_protocol_is_refused(page: m.OffsetColumns) -> None:
+    """Rather an error than offsets that nobody committed."""
+    with pytest.raises(FatalError, match="can't be read"):
+        offsets_of_page(page)
 
 
 async def test_a_scan_in_columns_goes_on_until_the_last_page(
@@ -224,14 +261,11 @@ async def test_a_scan_in_columns_goes_on_until_the_last_page(
 async def test_an_old_coordinator_that_knows_no_columns_is_told_of(
     autojump_clock: MockClock, world: World
 ) -> None:
-    """A scan of version 0 would show all groups, in another form."""
+    """An answer of version 0 would show all groups, in another form."""
     world.server.versions[ApiKey.SCAN_OFFSETS] = 0, 0
     async with world.connect() as client:
         with pytest.raises(FatalError, match=r"SCAN_OFFSETS only in versions .0, 0."):
             await client.scan_offset_columns(3).page()
-        world.server.script(m.ScanOffsetsRequest, Answer(m.ScanOffsetsResponse(0, 4, (), b"")))
-
-        assert await client.scan_offsets(3).page() == ()
 
 
 async def test_members_are_removed_by_their_ids(autojump_clock: MockClock, world: World) -> None:
@@ -269,7 +303,7 @@ async def test_an_offsets_partition_that_is_not_there_cannot_be_scanned(
     world.server.script(m.ScanOffsetsRequest, 42)
     async with world.connect() as client:
         with pytest.raises(FatalError, match="offsets partition 50"):
-            await client.scan_offsets(50).page()
+            await client.scan_offset_columns(50).page()
 
 
 async def test_changes_say_where_to_go_on(autojump_clock: MockClock, world: World) -> None:

@@ -18,6 +18,8 @@ from client import (
     TopicPartition,
     TopicSource,
 )
+from client.offset_stream import offsets_of_page
+from coordinator.group import scans
 from tests.client.served import served
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -284,17 +286,20 @@ async def committed(client: Client, groups: list[str]) -> State:
     }
 
 
-async def test_a_scan_and_its_changes_are_the_state(autojump_clock: MockClock) -> None:
+async def test_a_scan_and_its_changes_are_the_state(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commits, removals and deleted groups between any two pages included."""
+    monkeypatch.setattr(scans, "SCAN_PAGE_MAX", 3)
     groups = [f"g{number}" for number in range(6)]
     async with served("offsets.topic.num.partitions=1") as here, here.connect() as client:
         for group in groups:
             await client.commit(group, {TopicPartition("t", n): 1 for n in range(4)})
-        scan = client.scan_offsets(await client.offsets_partition("g0"), page_size=3)
+        scan = client.scan_offset_columns(await client.offsets_partition("g0"))
         state: State = {}
         step = 0
         while page := await scan.page():
-            for one in page:
+            for one in offsets_of_page(page):
                 state[one.group_id, TopicPartition(one.topic, one.partition)] = one.offset
             step += 1
             group = groups[step % 5]
@@ -312,4 +317,4 @@ async def test_a_scan_and_its_changes_are_the_state(autojump_clock: MockClock) -
         with pytest.raises(PositionTooOld):
             await client.offset_changes(0, position + 1_000)
         with pytest.raises(FatalError):
-            await client.scan_offsets(1).page()
+            await client.scan_offset_columns(1).page()

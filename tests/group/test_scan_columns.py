@@ -1,8 +1,9 @@
-"""Scans in columns, and of some groups and topics, show the same as plain ones."""
+"""Scans show what is committed, of all or of some groups and topics, and hold up nobody."""
 
 import pytest
 from hypothesis import given, strategies as st
 
+from client.offset_stream import NO_EXPIRY
 from coordinator.group import scans
 from protocol.messages import OffsetColumns, ScannedOffset, ScanOffsetsRequest, ScanOffsetsResponse
 from tests.group.context import Context
@@ -16,21 +17,22 @@ def page(
     cursor: bytes = b"",
     size: int = 3,
     *,
-    in_columns: bool = True,
     groups: Names = None,
     topics: Names = None,
 ) -> ScanOffsetsResponse:
     """Return one page."""
-    request = ScanOffsetsRequest(0, cursor, size, in_columns, groups, topics)
+    request = ScanOffsetsRequest(0, cursor, size, True, groups, topics)
     return context.shard.scan(request, len(context.records))
 
 
-def plain(context: Context, groups: Names = None, topics: Names = None) -> list[ScannedOffset]:
-    """Return all that is wanted, on one plain page."""
-    response = page(context, size=2_000, in_columns=False, groups=groups, topics=topics)
-    assert response.columns == ()
-    assert response.cursor == b""
-    return list(response.offsets)
+def committed(context: Context, group: str, name: str, metadata: str = "") -> ScannedOffset:
+    """Commit, in each partition its number of records so far, and return what a scan must show."""
+    topic, partition = name.rsplit("-", 1)
+    offset = len(context.records)
+    context.commit("", -1, name, offset, group=group, metadata=metadata)
+    return ScannedOffset(
+        group, topic, int(partition), offset, -1, metadata, context.wall_ms, NO_EXPIRY
+    )
 
 
 def pages(
@@ -62,23 +64,24 @@ NAMES = st.none() | st.lists(st.sampled_from(["a", "b", "t", "zz"]), max_size=3)
     NAMES,
     st.none() | st.lists(st.sampled_from(["t", "u", "v"]), max_size=3).map(tuple),
 )
-def test_columns_show_what_plain_pages_show(
+def test_a_scan_shows_the_newest_commit_of_each_partition(
     commits: list[tuple[str, str, int, str]], size: int, groups: Names, topics: Names
 ) -> None:
-    """In the same order, page by page, and each offset once."""
+    """By group, topic and partition, page by page, and each offset once."""
     context = Context()
-    for n, (group, topic, partition, metadata) in enumerate(commits):
+    everything: dict[tuple[str, str, int], ScannedOffset] = {}
+    for group, topic, partition, metadata in commits:
         context.advance(1)
-        context.commit("", -1, f"{topic}-{partition}", n, group=group, metadata=metadata)
-    everything = plain(context)
+        everything[group, topic, partition] = committed(
+            context, group, f"{topic}-{partition}", metadata
+        )
     wanted = [
         offset
-        for offset in everything
+        for _, offset in sorted(everything.items())
         if (groups is None or offset.group_id in groups)
         and (topics is None or offset.topic in topics)
     ]
 
-    assert plain(context, groups, topics) == wanted
     assert pages(context, size, groups, topics) == [
         page_of(wanted[at : at + size]) for at in range(0, len(wanted), size)
     ]
@@ -86,7 +89,7 @@ def test_columns_show_what_plain_pages_show(
 
 def test_a_page_is_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is asked for; it always has at least one."""
-    monkeypatch.setattr(scans, "SCAN_COLUMNS_MAX", 3)
+    monkeypatch.setattr(scans, "SCAN_PAGE_MAX", 3)
     context = Context()
     for n in range(8):
         context.commit("", -1, f"t-{n}", metadata="x" * 100)
@@ -106,28 +109,25 @@ def test_a_page_looks_at_so_many_groups_only(monkeypatch: pytest.MonkeyPatch) ->
     """Those of which nothing is wanted hold everybody up, too."""
     monkeypatch.setattr(scans, "SCAN_LOOKS_MAX", 2)
     context = Context()
-    for group in "abcde":
-        context.commit("", -1, "t-0", group=group)
-    context.commit("", -1, "u-0", group="d")
+    a, b, c, d, e = (committed(context, group, "t-0") for group in "abcde")
+    wanted = committed(context, "d", "u-0")
     first = page(context, topics=("u",))
 
     assert (first.columns, bool(first.cursor)) == ((OffsetColumns(),), True)
-    assert pages(context, 9, topics=("u",)) == [page_of([plain(context, ("d",), ("u",))[0]])]
-    assert pages(context, 9) == [
-        page_of(plain(context, groups)) for groups in (("a", "b"), ("c", "d"), ("e",))
-    ]
+    assert pages(context, 9, topics=("u",)) == [page_of([wanted])]
+    assert pages(context, 9) == [page_of(found) for found in ([a, b], [c, d, wanted], [e])]
 
 
 def test_times_of_each_offset_are_its_own() -> None:
     """A topic whose partitions were committed at different times keeps them apart."""
     context = Context()
-    context.commit("", -1, "t-0")
+    first = committed(context, "g", "t-0")
     context.advance(1_000)
-    context.commit("", -1, "t-1")
+    second = committed(context, "g", "t-1")
     (found,) = pages(context, 9)
 
-    assert found == page_of(plain(context))
-    assert len({offset.commit_timestamp_ms for offset in plain(context)}) == 2
+    assert found == page_of([first, second])
+    assert first.commit_timestamp_ms != second.commit_timestamp_ms
 
 
 def test_nothing_is_asked_for_and_the_position_told() -> None:
@@ -164,7 +164,7 @@ def test_a_page_of_many_short_topics_is_short(monkeypatch: pytest.MonkeyPatch) -
         context.commit("", -1, f"one-{partition}", 1, group="a")
     for topic in "tuvwxyz":
         context.commit("", -1, f"{topic}-0", 1, group="b")
-    monkeypatch.setattr(scans, "SCAN_COLUMNS_MAX", 32)
+    monkeypatch.setattr(scans, "SCAN_PAGE_MAX", 32)
     counts = [len(columns.sizes) // 2 for columns in pages(context, size=1_000)]
 
     assert counts == [21, 3, 3]

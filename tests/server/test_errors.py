@@ -232,7 +232,8 @@ async def test_api_versions_lists_what_is_served(autojump_clock: MockClock) -> N
 
         assert isinstance(answer, ApiVersionsResponse)
         assert answer.apis == tuple(
-            ApiVersionRange(key, 0, APIS[key].max_version) for key in sorted(APIS)
+            ApiVersionRange(key, int(key == ApiKey.SCAN_OFFSETS), APIS[key].max_version)
+            for key in sorted(APIS)
         )
         assert (answer.node_id, answer.max_request_bytes) == (1, 1024 * 1024)
         assert answer.cluster_id == w.journal.meta.cluster_id

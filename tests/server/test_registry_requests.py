@@ -6,10 +6,12 @@ import pytest
 import trio.testing
 from trio.testing import MockClock
 
+from client.offset_stream import offsets_of_page
 from coordinator.group import Caller
 from coordinator.runtime import changes
 from coordinator.server.dispatch import Budget
 from protocol import messages as m
+from protocol.apis import ApiKey
 from protocol.errors import ErrorCode
 from protocol.failures import error_response
 from protocol.groups import offsets_partition
@@ -175,8 +177,8 @@ REFUSED: list[tuple[m.Request, str]] = [
     ),
     (everything(max_topics=0), "max_topics"),
     (m.DescribeRebalancesRequest("g", 0), "max_rebalances"),
-    (m.ScanOffsetsRequest(0, b"", 0), ""),
-    (m.ScanOffsetsRequest(4, b"", 1), ""),
+    (m.ScanOffsetsRequest(0, b"", 0, in_columns=True), ""),
+    (m.ScanOffsetsRequest(4, b"", 1, in_columns=True), ""),
     (m.ReadOffsetChangesRequest(0, 0, 0), ""),
     (m.ReadOffsetChangesRequest(4, 0, 1), ""),
 ]
@@ -203,7 +205,7 @@ LOADING: list[m.Request] = [
     everything(),
     m.ReportEndOffsetsRequest(()),
     m.DescribeRebalancesRequest("g", 1),
-    m.ScanOffsetsRequest(0, b"", 1),
+    m.ScanOffsetsRequest(0, b"", 1, in_columns=True),
     m.ReadOffsetChangesRequest(0, 0, 1),
     m.DescribeLagRequest("g"),
     m.AlterGroupRetentionRequest("g", None),
@@ -249,19 +251,43 @@ async def changes_from(
     return answer
 
 
+@pytest.mark.parametrize("version", [0, 1])
+async def test_a_scan_in_rows_is_35(version: int, autojump_clock: MockClock) -> None:
+    """Of version 0, and of version 1 where no columns are asked for; nothing is guessed."""
+    async with world() as w:
+        client = w.connect()
+        answer = await client.ask(m.ScanOffsetsRequest(PARTITION, b"", 1), version)
+        versions = await client.ask(m.ApiVersionsRequest("client", "", ""), 0)
+
+        assert isinstance(answer, m.ScanOffsetsResponse)
+        assert (35, (), ()) == (answer.error, answer.offsets, answer.columns)
+        assert isinstance(versions, m.ApiVersionsResponse)
+        assert [(1, 1)] == [
+            (api.min_version, api.max_version)
+            for api in versions.apis
+            if api.api_key == ApiKey.SCAN_OFFSETS
+        ]
+
+
+async def scanned(client: Client) -> tuple[dict[tuple[str, str, int], int], int]:
+    """Return all committed offsets of g's partition, and the position that they are of."""
+    answer = await client.ask(m.ScanOffsetsRequest(PARTITION, b"", 1_000, in_columns=True))
+    assert isinstance(answer, m.ScanOffsetsResponse)
+    (columns,) = answer.columns
+    offsets = offsets_of_page(columns)
+    return {(o.group_id, o.topic, o.partition): o.offset for o in offsets}, answer.position
+
+
 async def test_a_scan_and_its_changes_are_the_state(autojump_clock: MockClock) -> None:
     """In any size of steps, with deletions in between."""
     async with world("offsets.topic.segment.bytes=4096") as w:
         client = w.connect()
         await client.ask(commit(1, *range(50)))
-        scan = await client.ask(m.ScanOffsetsRequest(PARTITION, b"", 1_000))
-        assert isinstance(scan, m.ScanOffsetsResponse)
-        state = {(o.group_id, o.topic, o.partition): o.offset for o in scan.offsets}
+        state, position = await scanned(client)
         assert 50 == len(state)
         for number in range(2, 40):
             await client.ask(commit(number, number % 50))
         await client.ask(m.OffsetDeleteRequest("g", (m.TopicPartitions("t", (3,)),)))
-        position = scan.position
         while True:
             answer = await changes_from(client, position, 7)
             for change in answer.changes:
@@ -274,9 +300,7 @@ async def test_a_scan_and_its_changes_are_the_state(autojump_clock: MockClock) -
             if position == answer.end_position:
                 break
 
-        again = await client.ask(m.ScanOffsetsRequest(PARTITION, b"", 1_000))
-        assert isinstance(again, m.ScanOffsetsResponse)
-        assert state == {(o.group_id, o.topic, o.partition): o.offset for o in again.offsets}
+        assert state == (await scanned(client))[0]
         assert 49 == len(state)
         await client.ask(m.DeleteGroupsRequest(("g",)))
         assert ["group deleted"] == [c.kind for c in (await changes_from(client, position)).changes]
