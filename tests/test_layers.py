@@ -89,7 +89,8 @@ LAYERS = {
     "coordinator": Layer(
         ours=names("protocol", "coordinator"), others=names("trio", "structlog", "click", "msgpack")
     ),
-    "client": Layer(ours=names("protocol"), others=names("trio", "outcome", "structlog")),
+    # msgpack for the pages of a scan, which hold packed rows.
+    "client": Layer(ours=names("protocol"), others=names("trio", "msgpack")),
     # Its command line, and the Kafka client behind it, which are imported only when they are used.
     "client.kafka_groups": Layer(
         ours=names("protocol", "client"), others=names("click", "confluent_kafka")
