@@ -137,6 +137,20 @@ def test_a_batch_that_was_planned_is_replayed_as_it_was_and_the_next_one_follows
     assert rest == [[0, offset, offset] for offset in range(35, 40)]
 
 
+@pytest.mark.integration
+def test_without_its_checkpoint_a_query_begins_with_the_ranges_that_were_pinned(
+    old: Path, address: str
+) -> None:
+    """The pins lie in the metadata of the group's commits: a sink sees the same bounds again."""
+    with reading(address, old / "source/log", maxRowsPerPartition="4") as reader:
+        end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+
+    assert {key: (value["s"], value["e"]) for key, value in end.items() if key != "@"} == {
+        "events-0": (25, 35),
+        "events-1": (12, 15),
+    }
+
+
 # --- logs of files ------------------------------------------------------------------------------
 
 
