@@ -19,13 +19,13 @@ from pyspark.sql.types import StructType
 from bench.fill import group_name
 from client.spark import PartitionLog
 from client.spark.logs.partition_log import load_log
-from client.spark.options import parse_options
 from client.spark.source.core import Task
 from client.spark.source.data_source import (
     CoordinatedSource,
     CoordinatedStreamReader,
     ranges_partitions,
 )
+from client.spark.source.reader_options import parse_options
 from client.spark.source.stream_offsets import Range
 from client.spark.tables.offset_table import SCHEMA
 from protocol.types import TopicPartition
@@ -87,7 +87,7 @@ class PlainReader(CoordinatedStreamReader):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the next range of each partition."""
         if self._log is None:
-            self._log = load_log(self._given)
+            self._log = load_log(self._options)
         assert isinstance(limit, ReadMaxRows)
         end = {}
         for partition in self._log.partitions(TOPIC):
@@ -109,7 +109,7 @@ class PlainReader(CoordinatedStreamReader):
         end: dict[str, Any],
     ) -> list[InputPartition]:
         """Return the same tasks as the coordinated reader."""
-        options = parse_options(self._given)
+        options = parse_options(self._options)
         ranges = [
             Task(TopicPartition(TOPIC, int(key.rpartition("-")[2])), Range(at["s"], at["e"], 0))
             for key, at in end.items()
@@ -130,7 +130,7 @@ class PlainSource(CoordinatedSource):
 
     def streamReader(self, schema: StructType) -> PlainReader:
         """Return the reader."""
-        return PlainReader(self._given, schema)
+        return PlainReader(self._options, schema)
 
 
 class MadeUpTable(DataSource):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from client.spark.sinks.sql import JdbcStaging, SqlSink
     from client.spark.source.data_source import register
     from client.spark.source.drain import drain_and_stop
-    from client.spark.starting_offsets import (
+    from client.spark.source.starting_offsets import (
         KafkaTopicError,
         StartingOffsetsError,
         starting_offsets,
@@ -84,8 +84,8 @@ _MODULES: Final = {
     "FolderSink": "sinks.folder",
     "GroupOffsetListener": "listener.listener",
     "JdbcStaging": "sinks.sql",
-    "KafkaTopicError": "starting_offsets",
-    "KafkaUnavailable": "starting_offsets",
+    "KafkaTopicError": "source.starting_offsets",
+    "KafkaUnavailable": "source.starting_offsets",
     "ListenerMetrics": "listener.metrics",
     "LogError": "logs.partition_log",
     "LogFailed": "errors",
@@ -94,13 +94,13 @@ _MODULES: Final = {
     "PartitionLog": "logs.partition_log",
     "SinkError": "sinks.ranges",
     "SqlSink": "sinks.sql",
-    "StartingOffsetsError": "starting_offsets",
+    "StartingOffsetsError": "source.starting_offsets",
     "StatefulQueryError": "errors",
     "checkpoint_offsets": "listener.checkpoint",
     "drain_and_stop": "source.drain",
     "register": "source.data_source",
-    "starting_offsets": "starting_offsets",
-    "starting_offsets_at": "starting_offsets",
+    "starting_offsets": "source.starting_offsets",
+    "starting_offsets_at": "source.starting_offsets",
     "write_group_offsets": "tables.bulk",
 }
 

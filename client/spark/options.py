@@ -1,156 +1,27 @@
-"""The options of the coordinated source, checked before anything is started. Pure."""
+"""What the options of all formats, logs and sinks have in common: errors, addresses, secrets.
 
-import difflib
+Spark shows options in plans, logs and its UI. So an option of a log may say where a secret is
+instead of the secret: ``{env:NAME}`` or ``{file:/path}``, once or within other text. It is looked
+up by each process that makes the log, the reader and the executors, and is never part of a message.
+"""
+
+import os
 import re
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
 
-from protocol.groups import NAME_BYTES_MAX, group_id_error, name_error
+# Options of a log are told apart by a prefix.
+LOG_PREFIXES: Final = ("log.", "kafka.")
 
 _DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h)?", re.ASCII)
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, None: 1}
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:,\[\]]+):([0-9]{1,5})")
-
-# Options that this source knows; a misspelt one must not be ignored. Those of a log are told apart
-# by a prefix.
-KNOWN: Final = (
-    "coordinator",
-    "group",
-    "topics",
-    "topicsPattern",
-    "log",
-    "path",
-    "maxRowsPerPartition",
-    "maxRowsPerBatch",
-    "minTasks",
-    "rowsPerTask",
-    "warmUp",
-    "startingOffsets",
-    "startingTimestamp",
-    "onDataLoss",
-    "failOnDataLoss",
-    "onFence",
-    "onStateful",
-    "sessionTimeout",
-    "rebalanceTimeout",
-    "requestTimeout",
-    "coordinatorTimeout",
-    "assignor",
-    "groupInstanceId",
-    "host",
-    "discoveryInterval",
-    "logTimeout",
-)
-LOG_PREFIXES: Final = ("log.", "kafka.")
-
-MAX_ROWS_PER_PARTITION: Final = 10_000
-MIN_TASKS: Final = 8
-ROWS_PER_TASK: Final = 50_000
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-# What the option ``assignor`` may name.
-COOPERATIVE: Final = "cooperative"
-ASSIGNORS: Final = (COOPERATIVE, "range", "sticky")
+_REFERENCE: Final = re.compile(r"\{(env|file):([^{}]+)\}")
 
 
 class OptionError(ValueError):
     """An option is missing, unknown or impossible; the message names it."""
-
-
-class ReaderOptions(NamedTuple):
-    """The checked options of one stream; durations in milliseconds.
-
-    Either *topics* or *topics_pattern* is given. *assignors* are names, the preferred one first.
-    """
-
-    coordinator: str
-    group: str
-    topics: tuple[str, ...]
-    topics_pattern: re.Pattern[str] | None
-    max_rows_per_partition: int | None
-    max_rows_per_batch: int | None
-    min_tasks: int
-    rows_per_task: int
-    warm_up: bool
-    starting_offsets: str
-    starting_timestamp_ms: int | None
-    on_data_loss: str
-    on_fence: str
-    on_stateful: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    request_timeout_ms: int
-    coordinator_timeout_ms: int
-    assignors: tuple[str, ...]
-    group_instance_id: str | None
-    host: str | None
-    discovery_interval_ms: int
-    log_timeout_ms: int
-
-
-def parse_options(options: Mapping[str, str]) -> ReaderOptions:
-    """Check all options (names in any case) and fill in the defaults.
-
-    Raises:
-        OptionError: with a message that names the option and what it may be.
-
-    """
-    given = {name.lower(): value for name, value in options.items()}
-    _refuse_unknown(given)
-    parsed = ReaderOptions(
-        coordinator=_addresses(given),
-        group=_group(given),
-        topics=_topics(given),
-        topics_pattern=_topics_pattern(given),
-        max_rows_per_partition=_max_rows(given, "maxRowsPerPartition", str(MAX_ROWS_PER_PARTITION)),
-        max_rows_per_batch=_max_rows(given, "maxRowsPerBatch", "unlimited"),
-        min_tasks=_count(given, "minTasks", MIN_TASKS),
-        rows_per_task=_count(given, "rowsPerTask", ROWS_PER_TASK),
-        warm_up=_choice(given, "warmUp", ("true", "false")) == "true",
-        starting_offsets=_choice(given, "startingOffsets", ("earliest", "latest")),
-        starting_timestamp_ms=_starting_timestamp_ms(given),
-        on_data_loss=_on_data_loss(given),
-        on_fence=_choice(given, "onFence", ("rejoin", "fail")),
-        on_stateful=_choice(given, "onStateful", ("fail", "warn")),
-        session_timeout_ms=_duration_ms(given, "sessionTimeout", "45s"),
-        rebalance_timeout_ms=_duration_ms(given, "rebalanceTimeout", "5m"),
-        request_timeout_ms=_duration_ms(given, "requestTimeout", "10s"),
-        coordinator_timeout_ms=_duration_ms(given, "coordinatorTimeout", "10m"),
-        assignors=_assignors(given),
-        group_instance_id=_name(given, "groupInstanceId"),
-        host=_name(given, "host"),
-        discovery_interval_ms=_duration_ms(given, "discoveryInterval", "5s"),
-        log_timeout_ms=_duration_ms(given, "logTimeout", "5m"),
-    )
-    if parsed.coordinator_timeout_ms <= parsed.session_timeout_ms:
-        # A restarted reader waits until its crashed forerunner's session is over.
-        raise OptionError(
-            f"option 'coordinatorTimeout' ({parsed.coordinator_timeout_ms} ms) must be longer "
-            f"than option 'sessionTimeout' ({parsed.session_timeout_ms} ms)"
-        )
-    return parsed
-
-
-def _refuse_unknown(given: Mapping[str, str]) -> None:
-    """Refuse what is not an option. Values are not shown: one may be a secret."""
-    known = {name.lower(): name for name in KNOWN}
-    for name in given:
-        if name in known or name.startswith(LOG_PREFIXES):
-            continue
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-        hint = f"did you mean '{known[close[0]]}'? There" if close else "there"
-        raise OptionError(
-            f"option {name!r} is unknown; {hint} are {', '.join(KNOWN)}, 'log.<name>' for the log "
-            "(or a log class of your own) and 'kafka.<name>' for a Kafka log"
-        )
-
-
-def _required(given: Mapping[str, str], name: str) -> str:
-    value = given.get(name.lower(), "").strip()
-    if not value:
-        raise OptionError(f"option '{name}' is missing")
-    return value
 
 
 def read_addresses(name: str, value: str) -> tuple[str, ...]:
@@ -171,134 +42,6 @@ def read_addresses(name: str, value: str) -> tuple[str, ...]:
     return addresses
 
 
-def _addresses(given: Mapping[str, str]) -> str:
-    return ",".join(read_addresses("coordinator", _required(given, "coordinator")))
-
-
-def _group(given: Mapping[str, str]) -> str:
-    group = _required(given, "group")
-    if error := group_id_error(group):
-        raise OptionError(f"option 'group' is {group!r}: {error}")
-    return group
-
-
-def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
-    if "topicspattern" in given:
-        if "topics" in given:
-            raise OptionError("options 'topics' and 'topicsPattern' are both given; name one")
-        return ()
-    if "topics" not in given:
-        raise OptionError("option 'topics' is missing (or 'topicsPattern', for all that match)")
-    value = _required(given, "topics")
-    topics = tuple(topic.strip() for topic in value.split(","))
-    if not all(topics) or len(set(topics)) < len(topics):
-        raise OptionError(
-            f"option 'topics' is {value!r}: it must be topic names separated by commas, each once"
-        )
-    return topics
-
-
-def _topics_pattern(given: Mapping[str, str]) -> re.Pattern[str] | None:
-    if "topicspattern" not in given:
-        return None
-    value = _required(given, "topicsPattern")
-    try:
-        return re.compile(value)
-    except re.error as error:
-        raise OptionError(
-            f"option 'topicsPattern' is {value!r}: it must be a regular expression that matches "
-            f"whole topic names ({error})"
-        ) from error
-
-
-def _assignors(given: Mapping[str, str]) -> tuple[str, ...]:
-    value = given.get("assignor", COOPERATIVE)
-    names = tuple(name.strip().lower() for name in value.split(","))
-    if not set(names) <= set(ASSIGNORS) or len(set(names)) < len(names):
-        listed = ", ".join(repr(name) for name in ASSIGNORS)
-        raise OptionError(
-            f"option 'assignor' is {value!r}: it must be one of {listed}, or several of them "
-            "separated by commas, the preferred one first"
-        )
-    return names
-
-
-def _name(given: Mapping[str, str], name: str) -> str | None:
-    if name.lower() not in given:
-        return None
-    value = given[name.lower()].strip()
-    if error := name_error(value, NAME_BYTES_MAX):
-        raise OptionError(f"option '{name}' is {value!r}: {error}")
-    return value
-
-
-def _max_rows(given: Mapping[str, str], name: str, default: str) -> int | None:
-    value = given.get(name.lower(), default).strip()
-    if value.lower() == "unlimited":
-        return None
-    return _whole(name, value, or_else=", or 'unlimited'")
-
-
-def _count(given: Mapping[str, str], name: str, default: int) -> int:
-    return _whole(name, given.get(name.lower(), str(default)).strip())
-
-
-def _whole(name: str, value: str, or_else: str = "") -> int:
-    if not (value.isascii() and value.isdecimal() and 0 < int(value) < 2**31):
-        raise OptionError(
-            f"option '{name}' is {value!r}: it must be a whole number from 1 to 2147483647{or_else}"
-        )
-    return int(value)
-
-
-def _on_data_loss(given: Mapping[str, str]) -> str:
-    """Read ``onDataLoss``, or ``failOnDataLoss`` as Spark's Kafka source has it."""
-    policy = _choice(given, "onDataLoss", ("error", "earliest", "latest"))
-    if "failondataloss" not in given:
-        return policy
-    fails = _choice(given, "failOnDataLoss", ("true", "false")) == "true"
-    if "ondataloss" not in given:
-        return "error" if fails else "earliest"
-    if fails != (policy == "error"):
-        raise OptionError(
-            f"option 'failOnDataLoss' is {str(fails).lower()!r}, which contradicts option "
-            f"'onDataLoss' ({policy!r}); give only 'onDataLoss'"
-        )
-    return policy
-
-
-def _starting_timestamp_ms(given: Mapping[str, str]) -> int | None:
-    value = given.get("startingtimestamp", "").strip()
-    if not value:
-        return None
-    if "startingoffsets" in given:
-        raise OptionError("options 'startingOffsets' and 'startingTimestamp' exclude each other")
-    if value.isdecimal() and value.isascii():
-        return int(value)
-    try:
-        at = datetime.fromisoformat(value)
-    except ValueError:
-        raise OptionError(
-            f"option 'startingTimestamp' is {value!r}: it must be a time such as "
-            "'2026-11-21T08:00:00+01:00' (UTC if no zone is given), or milliseconds since 1970"
-        ) from None
-    if at.tzinfo is None:
-        at = at.replace(tzinfo=UTC)
-    return max(0, (at - _EPOCH) // timedelta(milliseconds=1))
-
-
-def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    value = given.get(name.lower(), choices[0]).strip().lower()
-    if value not in choices:
-        listed = " or ".join(repr(choice) for choice in choices)
-        raise OptionError(f"option '{name}' is {value!r}: it must be {listed}")
-    return value
-
-
-def _duration_ms(given: Mapping[str, str], name: str, default: str) -> int:
-    return read_duration_ms(name, given.get(name.lower(), default).strip())
-
-
 def read_duration_ms(name: str, value: str) -> int:
     """Return the duration in ms that is the value of the option *name*.
 
@@ -313,3 +56,45 @@ def read_duration_ms(name: str, value: str) -> int:
             "(a bare number is milliseconds)"
         )
     return duration_ms
+
+
+def _read_text(path: str) -> str:
+    return Path(path).read_text("utf-8")
+
+
+def with_secrets(
+    options: Mapping[str, str],
+    *,
+    environ: Mapping[str, str] = os.environ,
+    read_text: Callable[[str], str] = _read_text,
+) -> dict[str, str]:
+    """Return the options with the references in those of the log replaced.
+
+    A file's last line break is not part of the secret.
+
+    Args:
+        options: names in lower case; only ``log.*`` and ``kafka.*`` may have references.
+        environ: where ``env`` looks.
+        read_text: how ``file`` reads.
+
+    Raises:
+        OptionError: there is no such variable or file here; the message names the option.
+
+    """
+
+    def resolve(name: str, kind: str, where: str) -> str:
+        try:
+            return environ[where] if kind == "env" else read_text(where).removesuffix("\n")
+        except (KeyError, OSError, UnicodeDecodeError) as error:
+            what = "environment variable" if kind == "env" else "readable file"
+            raise OptionError(
+                f"option {name!r} refers to {kind}:{where}, but this process has no such {what}; "
+                "the driver and all executors need it"
+            ) from error
+
+    return {
+        name: _REFERENCE.sub(lambda match: resolve(name, match[1], match[2]), value)  # noqa: B023
+        if name.startswith(LOG_PREFIXES)
+        else value
+        for name, value in options.items()
+    }

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 import pytest
 
 from client.spark.errors import CoordinatedSourceError
-from client.spark.options import parse_options
 from client.spark.source.core import ReaderCore, Task
+from client.spark.source.reader_options import parse_options
 from client.spark.source.session import BlockingSession
 from tests.integration.spark_support import Daemon, group_of, wait_until
 from tests.spark.helpers import MemoryLog, Offset, ranges

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from client.spark.logs.partition_log import LogError, PartitionLog
-from client.spark.options import COOPERATIVE, ReaderOptions, parse_options
 from client.spark.source.core import ReaderCore, Task
 from client.spark.source.log_calls import Runner, run_here
+from client.spark.source.reader_options import COOPERATIVE, ReaderOptions, parse_options
 from client.spark.source.stream_offsets import decode_end
 from protocol.types import TopicPartition
 from tests.fakes.group_session import FakeGroup, FakeSession

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from client.spark.checkpoint import (
+from client.spark.errors import CheckpointError
+from client.spark.listener.checkpoint_files import (
     FinishedBatch,
     LocalFiles,
     SparkFiles,
@@ -14,7 +15,6 @@ from client.spark.checkpoint import (
     parse_offsets,
     read_finished,
 )
-from client.spark.errors import CheckpointError
 
 BATCH = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}'
 KAFKA = '{"orders":{"0":5}}'

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 import client.spark
-from client.spark.options import KNOWN
+from client.spark.source.reader_options import KNOWN
 from tests.guide import GUIDE, ROOT, Section, sections, sections_of
 
 TEXT: Final = GUIDE.read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from client.spark.checkpoint import FinishedBatch
+from client.spark.listener.checkpoint_files import FinishedBatch
 from client.spark.listener.queries import Event, QueryState, Reached, Rules, batch_offsets
 from protocol.types import TopicPartition
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from client.spark.options import OptionError, parse_options
+from client.spark.options import OptionError
+from client.spark.source.reader_options import parse_options
 
 GOOD = {"coordinator": "localhost:9310", "group": "g", "topics": "flights"}
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from client.spark.options import OptionError
-from client.spark.secret_options import with_secrets
+from client.spark.options import OptionError, with_secrets
 from client.spark.source.data_source import Refusals
 
 ENVIRON = {"PASSWORD": "s3cret", "USER": "me"}

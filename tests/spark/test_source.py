@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from client.spark.logs.folder import FolderLogWriter
-from client.spark.options import OptionError, parse_options
+from client.spark.options import OptionError
 from client.spark.source import data_source
 from client.spark.source.core import Task
 from client.spark.source.data_source import (
@@ -31,6 +31,7 @@ from client.spark.source.data_source import (
     ranges_partitions,
     warm_partitions,
 )
+from client.spark.source.reader_options import parse_options
 from client.spark.source.reading import SourceRange, with_source_columns
 from client.spark.source.stream_offsets import Range
 from protocol.types import TopicPartition

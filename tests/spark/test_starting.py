@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from client.spark.starting_offsets import (
+from client.spark.source.starting_offsets import (
     EARLIEST,
     Default,
     StartingOffsetsError,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 
-from client.spark.checkpoint import Finished, checkpoint_files, read_finished
 from client.spark.errors import CheckpointError
+from client.spark.listener.checkpoint_files import Finished, checkpoint_files, read_finished
 from client.spark.listener.queries import Decode, Rules, batch_offsets
 from protocol.types import TopicPartition
 

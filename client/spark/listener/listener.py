@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from client.spark.checkpoint import BEFORE_ALL, Finished
 from client.spark.errors import CheckpointError
 from client.spark.listener.board import BackgroundCommitter, OffsetBoard
 from client.spark.listener.checkpoint import CheckpointOf, read_one, running_session
+from client.spark.listener.checkpoint_files import BEFORE_ALL, Finished
 from client.spark.listener.metrics import ListenerMetrics, PartitionLag, QueryMetrics, TargetMetrics
 from client.spark.listener.queries import (
     Decode,

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from client.spark.checkpoint import FinishedBatch
+from client.spark.listener.checkpoint_files import FinishedBatch
 from client.spark.source.stream_offsets import (
     READER_KEY,
     OffsetFormatError,

@@ -27,7 +27,7 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from client.spark.logs.partition_log import LogError, LogUnavailable, load_log
-from client.spark.secret_options import with_secrets
+from client.spark.options import with_secrets
 
 # ------------------------------------------------------------------------------------------
 # What a sink does with a range that it is given: write it, or know better. Pure.

@@ -1,1 +1,1 @@
-"""The format ``coordinated``: drivers of a group share the partitions of a source."""
+"""The format ``coordinated``, and where Spark's own Kafka source begins."""

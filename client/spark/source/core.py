@@ -41,10 +41,10 @@ from client.spark.errors import (
     StatefulQueryError,
 )
 from client.spark.logs.partition_log import PartitionLog
-from client.spark.options import ReaderOptions
 from client.spark.source.log_calls import LogCalls, Runner, run_here
 from client.spark.source.ownership import Ownership
 from client.spark.source.planning import Finished, Position
+from client.spark.source.reader_options import ReaderOptions
 from client.spark.source.session import SessionFactory
 from client.spark.source.stream_offsets import (
     READER_KEY,
@@ -56,60 +56,9 @@ from client.spark.source.stream_offsets import (
 )
 from protocol.types import TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# Whether a checkpoint may belong to this query. Pure.
-#
-# Offsets come from the group, so a wrong checkpoint loses nothing by itself. But it is a sign of a
-# mix-up, and batch ids and output folders go with a checkpoint: better say so at once.
-
 logger = logging.getLogger(__name__)
 
-
-def check_checkpoint(
-    end: EndOffset, options: ReaderOptions, is_subscribed: Callable[[str], bool]
-) -> None:
-    """Refuse a checkpoint of another group, or of other topics only.
-
-    Args:
-        end: the last offset in the checkpoint.
-        options: those of this query.
-        is_subscribed: whether this query reads a topic.
-
-    Raises:
-        CheckpointError: it is not this query's; the message says whose.
-
-    """
-    if end.reader is not None and end.reader.group != options.group:
-        raise CheckpointError(
-            f"the checkpoint is of group {end.reader.group!r}, but option 'group' is "
-            f"{options.group!r}: give this query a new checkpoint (and output folder), or the "
-            "group its old name. Offsets are kept by the group, not by the checkpoint"
-        )
-    before = {*end.topics, *(tp.topic for tp in end.ranges)}
-    dropped = sorted(topic for topic in before if not is_subscribed(topic))
-    if not dropped:
-        return
-    named = ", ".join(map(repr, dropped))
-    if len(dropped) == len(before):
-        raise CheckpointError(
-            f"the checkpoint is of the topics {named}, which this query doesn't read (option "
-            "'topics'): give it a new checkpoint (and output folder)"
-        )
-    logger.warning(
-        "the checkpoint also has the topics %s, which this query doesn't read any more; the group "
-        "keeps their offsets",
-        named,
-    )
-
-
-# ------------------------------------------------------------------------------------------
-# The reader of the coordinated source, without Spark: what to hand over, pin and commit, when.
-
-
 T = TypeVar("T")
-
-# Makes a NamedTuple in half the time: each trigger makes thousands.
-_new: Final = tuple.__new__
 
 # Pauses after a failed trigger: short enough to notice the coordinator's return, long enough
 # that a thousand idle readers don't keep it busy.
@@ -274,7 +223,7 @@ class ReaderCore:
             self._until_done("the replay of the last batch", lambda: self._replay(end))
         assert self._handed is not None
         handed = self._handed.ranges
-        return [_new(Task, (tp, handed[tp].range)) for tp in sorted(handed)]
+        return [Task(tp, handed[tp].range) for tp in sorted(handed)]
 
     def report_latest(self) -> dict[str, int] | None:
         """Return the log's end of each owned partition as last seen, for the query's progress."""
@@ -310,10 +259,10 @@ class ReaderCore:
         batch = self._ownership.pin_next(max_rows, self._wait_s())
         ranges: dict[TopicPartition, Range] = {}
         run: dict[TopicPartition, Finished] = {}
-        for tp, (at, stop, needs, _, _) in batch.steps.items():
-            if stop > at:
-                ranges[tp] = planned = _new(Range, (at, stop, batch.generation))
-                run[tp] = _new(Finished, (planned, needs.resets))
+        for tp, step in batch.steps.items():
+            if step.stop > step.at:
+                ranges[tp] = planned = Range(step.at, step.stop, batch.generation)
+                run[tp] = Finished(planned, step.needs.resets)
         if not ranges and decode_end(start).reader == self.identity:
             return start
         # Without ranges this is the one empty batch that publishes who we are.
@@ -441,3 +390,43 @@ class ReaderCore:
                 gap_s,
                 timeout_s,
             )
+
+
+def check_checkpoint(
+    end: EndOffset, options: ReaderOptions, is_subscribed: Callable[[str], bool]
+) -> None:
+    """Refuse a checkpoint of another group, or of other topics only.
+
+    Offsets come from the group, so a wrong checkpoint loses nothing by itself. But it is a sign of
+    a mix-up, and batch ids and output folders go with a checkpoint: better say so at once.
+
+    Args:
+        end: the last offset in the checkpoint.
+        options: those of this query.
+        is_subscribed: whether this query reads a topic.
+
+    Raises:
+        CheckpointError: it is not this query's; the message says whose.
+
+    """
+    if end.reader is not None and end.reader.group != options.group:
+        raise CheckpointError(
+            f"the checkpoint is of group {end.reader.group!r}, but option 'group' is "
+            f"{options.group!r}: give this query a new checkpoint (and output folder), or the "
+            "group its old name. Offsets are kept by the group, not by the checkpoint"
+        )
+    before = {*end.topics, *(tp.topic for tp in end.ranges)}
+    dropped = sorted(topic for topic in before if not is_subscribed(topic))
+    if not dropped:
+        return
+    named = ", ".join(map(repr, dropped))
+    if len(dropped) == len(before):
+        raise CheckpointError(
+            f"the checkpoint is of the topics {named}, which this query doesn't read (option "
+            "'topics'): give it a new checkpoint (and output folder)"
+        )
+    logger.warning(
+        "the checkpoint also has the topics %s, which this query doesn't read any more; the group "
+        "keeps their offsets",
+        named,
+    )

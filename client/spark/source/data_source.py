@@ -4,6 +4,13 @@ Spark makes these objects in several processes: in short planning workers, in th
 reader process of a query run, and, as pickled copies, in executors. Only the reader process may
 join the group, so nothing happens before `initialOffset`, `latestOffset`, `partitions` or
 `prepareForTriggerAvailableNow` is called; those are called there only.
+
+A stateful query that reads this source ends with an error. State and watermark live in a query's
+own checkpoint and don't move with a partition, so after a rebalance such a query is wrong without
+any error. A source can't see the plan of its query, and Spark has no plan before the first batch;
+the progress of that batch is the earliest place that tells. `StatefulGuard`, in the driver's
+process, then leaves a note in `Refusals`, with which the reader fails on its next trigger: before
+the second batch, or after a few where they follow each other at once.
 """
 
 import gc
@@ -36,29 +43,212 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from client.spark.logs.partition_log import PartitionLog, load_log
-from client.spark.options import OptionError, ReaderOptions, parse_options
-from client.spark.secret_options import with_secrets
+from client.spark.options import OptionError, with_secrets
 from client.spark.source.core import ReaderCore, Task
 from client.spark.source.discovery import matching_topics
 from client.spark.source.log_calls import Watchdog, patience_s
+from client.spark.source.reader_options import ReaderOptions, parse_options
 from client.spark.source.reading import SourceRange, read_range, with_source_columns
 from client.spark.source.session import BlockingSession
 from client.spark.source.stream_offsets import EndOffset, decode_end
 from client.spark.tables.register import register_tables
 from client.spark.worker_memory import settle
 
-# ------------------------------------------------------------------------------------------
-# Which ranges of a batch are read by one Spark task. Pure.
-#
-# A task of a Python source costs Spark some tens of milliseconds, whatever it reads, so a batch
-# of a
-# thousand small ranges must not be a thousand tasks; and a few large ranges must not wait for one
-# another. So ranges are put together only where there are more of them than *tasks_min*, and then
-# into tasks of about *rows_per_task* rows each. A range is never cut.
+# ruff: noqa: N802 - Spark chose the names of these methods.
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+logger = logging.getLogger(__name__)
+
+FORMAT_NAME: Final = "coordinated"
+
+# Who sets 'minTasks' to a thousand has so many partitions, not so many cores to warm.
+WARM_TASKS_MAX: Final = 64
+
+_BEFORE: Final = (
+    StructField("topic", StringType(), nullable=True),
+    StructField("partition", IntegerType(), nullable=True),
+    StructField("offset", LongType(), nullable=True),
+)
+_AFTER: Final = (
+    StructField("range_start", LongType(), nullable=True),
+    StructField("range_end", LongType(), nullable=True),
+    StructField("generation", IntegerType(), nullable=True),
+)
+
+# Spark itself waits for nobody; a coordinator that doesn't answer in this time finds out by the
+# session timeout.
+LEAVE_WAIT_S: Final = 1.0
+
+
+def register(spark: "SparkSession") -> None:
+    """Make the formats known to a session, and watch for stateful queries.
+
+    They are ``coordinated`` and the tables, such as ``group_offsets``.
+    """
+    spark.dataSource.register(CoordinatedSource)
+    register_tables(spark)
+    # Spark Connect complains at its shutdown about listeners that are still there.
+    if not type(spark).__module__.startswith("pyspark.sql.connect"):
+        spark.streams.addListener(StatefulGuard())
+
+
+class RangesPartition(InputPartition):
+    """The ranges that one task reads, on their way to an executor."""
+
+    def __init__(self, ranges: Sequence[SourceRange]) -> None:
+        super().__init__(tuple(ranges))
+        self.ranges = ranges
+
+
+class CoordinatedSource(DataSource):
+    """The data source ``coordinated``; see docs/spark.md for its options.
+
+    Raises:
+        OptionError: an option is missing, unknown or impossible.
+
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._options = {name.lower(): value for name, value in options.items()}
+        parse_options(self._options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``spark.readStream.format``."""
+        return FORMAT_NAME
+
+    def schema(self) -> StructType:
+        """Return topic, partition, offset, the topics' own columns, and those of the range."""
+        options = parse_options(self._options)
+        log = _load(self._options)
+        columns = _value_schema(log, options)
+        taken = {field.name for field in (*_BEFORE, *_AFTER)} & set(columns.names)
+        if taken:
+            raise OptionError(
+                f"option 'topics': the log has columns named {', '.join(sorted(taken))}, which "
+                "are the source's own; rename them in the log"
+            )
+        return StructType([*_BEFORE, *from_arrow_schema(columns).fields, *_AFTER])
+
+    def streamReader(self, schema: StructType) -> "CoordinatedStreamReader":
+        """Return the reader; called in planning workers too, so it joins nothing."""
+        return CoordinatedStreamReader(self._options, schema)
+
+
+class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Adapts `ReaderCore` to the calls that Spark makes."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._options = dict(options)
+        self._schema = schema
+        self._core: ReaderCore | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle what executors need; the membership stays in the reader process."""
+        return {"_options": self._options, "_schema": self._schema, "_core": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Join the group and return the offset before any batch."""
+        return self._joined().initial_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the option ``maxRowsPerPartition``, which counts per partition."""
+        max_rows = parse_options(self._options).max_rows_per_partition
+        return ReadAllAvailable() if max_rows is None else ReadMaxRows(max_rows)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Commit what has finished, hand over if asked, pin and return the next batch."""
+        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return dict(self._joined().latest_offset(start, max_rows))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the log's ends as last seen, for the progress."""
+        return self._core.report_latest() if self._core else None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note where the log ends now."""
+        self._joined().prepare_available_now()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the ranges of the batch, shared out to tasks."""
+        core, options = self._joined(), parse_options(self._options)
+        ranges = core.partitions(start, end)
+        return warm_partitions(options) if core.warming_up else ranges_partitions(ranges, options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one range after the other, on an executor."""
+        assert isinstance(partition, RangesPartition)
+        if partition.ranges:  # Else there is more to load.
+            settle()
+        log = _load(self._options)
+        silence_s = patience_s(parse_options(self._options))
+        columns = to_arrow_schema(self._schema, timezone="UTC")
+        for one in partition.ranges:
+            rows = read_range(log, one, silence_s)
+            yield from with_source_columns(rows, one, columns, dense=log.dense_offsets)
+
+    def stop(self) -> None:
+        """Leave the group."""
+        if self._core is not None:
+            self._core.stop()
+
+    def _joined(self) -> ReaderCore:
+        if self._core is None:
+            options = parse_options(self._options)
+            # A query that is started twice, or restarted, is another reader each time.
+            client_id = f"spark-{uuid.uuid4().hex}"
+            refusals = Refusals()
+            core = ReaderCore(
+                options,
+                _load(self._options),
+                open_session=lambda topics, eager: BlockingSession(
+                    options, client_id, core.log, topics, eager=eager
+                ),
+                client_id=client_id,
+                clock=time.monotonic,
+                sleep=time.sleep,
+                run=Watchdog(patience_s(options)).run,
+                refused=lambda: refusals.reason(client_id),
+                warms_up=options.warm_up,
+            )
+            self._core = core
+            gc.freeze()  # A look at all that is imported takes 35 ms, in every few triggers.
+            LeaveOnSigterm(core.stop).install()
+        return self._core
+
+
+# --- Tasks ---------------------------------------------------------------------------------
+
+
+def ranges_partitions(ranges: Sequence[Task], options: ReaderOptions) -> list[InputPartition]:
+    """Return *ranges* shared out to tasks, as Spark takes them."""
+    return [
+        RangesPartition([SourceRange(*one.tp, *one.range) for one in task])
+        for task in pack_ranges(ranges, options.min_tasks, options.rows_per_task)
+    ]
+
+
+def warm_partitions(options: ReaderOptions) -> list[InputPartition]:
+    """Return the tasks without rows that let Spark start its Python workers, which load the log."""
+    return [RangesPartition(()) for _ in range(min(options.min_tasks, WARM_TASKS_MAX))]
 
 
 def pack_ranges(ranges: Sequence[Task], tasks_min: int, rows_per_task: int) -> list[list[Task]]:
     """Put all *ranges* into tasks of about equal size; each task in the ranges' own order.
+
+    A task of a Python source costs Spark some tens of milliseconds, whatever it reads, so a batch
+    of a thousand small ranges must not be a thousand tasks; and a few large ranges must not wait
+    for one another. So ranges are put together only where there are more of them than *tasks_min*,
+    and then into tasks of about *rows_per_task* rows each. A range is never cut.
 
     Args:
         ranges: the ranges of a batch.
@@ -78,22 +268,41 @@ def pack_ranges(ranges: Sequence[Task], tasks_min: int, rows_per_task: int) -> l
     return [[ranges[index] for index in sorted(one)] for one in packed]
 
 
-# ------------------------------------------------------------------------------------------
-# Leaving the group when Spark ends the reader process.
-#
-# Spark stops a query by sending SIGTERM to its reader process, sometimes twice, while the main
-# thread may be anywhere, also inside a lock. So the handler takes no lock: it writes a byte to a
-# pipe on whose other end a thread waits, gives that thread a moment to leave, and exits.
+# --- The log -------------------------------------------------------------------------------
 
-logger = logging.getLogger(__name__)
 
-# Spark itself waits for nobody; a coordinator that doesn't answer in this time finds out by the
-# session timeout.
-LEAVE_WAIT_S: Final = 1.0
+def _load(given: Mapping[str, str]) -> PartitionLog:
+    return load_log(with_secrets(given))
+
+
+def _value_schema(log: PartitionLog, options: ReaderOptions) -> pa.Schema:
+    topics = matching_topics(options, log)
+    option = "topics" if options.topics_pattern is None else "topicsPattern"
+    if not topics:
+        raise OptionError(
+            f"option '{option}': no topic of the log matches, so the columns are not known; "
+            "make a topic first, or give the columns with .schema(...)"
+        )
+    first, *others = topics
+    columns = log.schema(first)
+    for topic in others:
+        if not log.schema(topic).equals(columns):
+            raise OptionError(
+                f"option '{option}': {first!r} and {topic!r} have different columns; read them "
+                "with a stream each"
+            )
+    return columns
+
+
+# --- The end of the reader process ---------------------------------------------------------
 
 
 class LeaveOnSigterm:
     """Calls *leave* in a thread of its own when SIGTERM arrives, then ends the process.
+
+    Spark stops a query by sending SIGTERM to its reader process, sometimes twice, while the main
+    thread may be anywhere, also inside a lock. So the handler takes no lock: it writes a byte to a
+    pipe on whose other end a thread waits, gives that thread a moment to leave, and exits.
 
     Args:
         leave: leaves the group; must be safe to call while other threads use the group.
@@ -127,16 +336,15 @@ class LeaveOnSigterm:
         os._exit(0)
 
 
-# ------------------------------------------------------------------------------------------
-# How the driver's process tells a reader process that its query must not go on.
-#
-# Both are on one machine, as children of one user, but share no memory and no pipe; the reader's
-# client id is all that the driver knows of it. So the reason is left in a file of that name, in a
-# folder that only this user can write to, and the reader looks for it on each trigger.
+# --- Stateful queries ----------------------------------------------------------------------
 
 
 class Refusals:
-    """The folder with the reasons.
+    """How the driver's process tells a reader process why its query must not go on.
+
+    Both are on one machine, as children of one user, but share no memory and no pipe; the reader's
+    client id is all that the driver knows of it. So the reason is left in a file of that name, in a
+    folder that only this user can write to, and the reader looks for it on each trigger.
 
     Args:
         folder: where they are; by default one per user beside other temporary files.
@@ -171,28 +379,6 @@ class Refusals:
         with suppress(OSError):
             left.unlink()
         return reason
-
-
-# ------------------------------------------------------------------------------------------
-# What becomes of a stateful query that reads a coordinated source: it ends, with an error.
-#
-# State and watermark live in a query's own checkpoint and don't move with a partition, so after a
-# rebalance such a query is wrong without any error. A source can't see the plan of its query, and
-# Spark has no plan before the first batch; the progress of that batch is the earliest place that
-# tells, about 0.1 s after it. The guard then leaves a `Refusals` note, with which the reader
-# fails on
-# its next trigger: before the second batch, or after a few where they follow each other at once.
-
-# ruff: noqa: N802 - Spark chose the names of the callbacks.
-
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.listener import (
-        QueryIdleEvent,
-        QueryProgressEvent,
-        QueryStartedEvent,
-        QueryTerminatedEvent,
-    )
 
 
 class StatefulGuard(StreamingQueryListener):
@@ -254,203 +440,3 @@ def _coordinated(offset_json: str | None) -> EndOffset | None:
         return decode_end(json.loads(offset_json or ""))
     except ValueError:
         return None
-
-
-# ------------------------------------------------------------------------------------------
-# The format ``coordinated``: the reader core as a PySpark data source.
-
-# ruff: noqa: N802 - Spark chose the names of these methods.
-
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-FORMAT_NAME: Final = "coordinated"
-
-# Who sets 'minTasks' to a thousand has so many partitions, not so many cores to warm.
-WARM_TASKS_MAX: Final = 64
-
-_BEFORE: Final = (
-    StructField("topic", StringType(), nullable=True),
-    StructField("partition", IntegerType(), nullable=True),
-    StructField("offset", LongType(), nullable=True),
-)
-_AFTER: Final = (
-    StructField("range_start", LongType(), nullable=True),
-    StructField("range_end", LongType(), nullable=True),
-    StructField("generation", IntegerType(), nullable=True),
-)
-
-
-class RangesPartition(InputPartition):
-    """The ranges that one task reads, on their way to an executor."""
-
-    def __init__(self, ranges: Sequence[SourceRange]) -> None:
-        super().__init__(tuple(ranges))
-        self.ranges = ranges
-
-
-class CoordinatedSource(DataSource):
-    """The data source ``coordinated``; see docs/spark.md for its options.
-
-    Raises:
-        OptionError: an option is missing, unknown or impossible.
-
-    """
-
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(options)
-        self._given = {name.lower(): value for name, value in options.items()}
-        parse_options(self._given)
-
-    @classmethod
-    def name(cls) -> str:
-        """Return the name for ``spark.readStream.format``."""
-        return FORMAT_NAME
-
-    def schema(self) -> StructType:
-        """Return topic, partition, offset, the topics' own columns, and those of the range."""
-        options = parse_options(self._given)
-        log = _load(self._given)
-        columns = _value_schema(log, options)
-        taken = {field.name for field in (*_BEFORE, *_AFTER)} & set(columns.names)
-        if taken:
-            raise OptionError(
-                f"option 'topics': the log has columns named {', '.join(sorted(taken))}, which "
-                "are the source's own; rename them in the log"
-            )
-        return StructType([*_BEFORE, *from_arrow_schema(columns).fields, *_AFTER])
-
-    def streamReader(self, schema: StructType) -> "CoordinatedStreamReader":
-        """Return the reader; called in planning workers too, so it joins nothing."""
-        return CoordinatedStreamReader(self._given, schema)
-
-
-class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Adapts `ReaderCore` to the calls that Spark makes."""
-
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._given = dict(options)
-        self._schema = schema
-        self._core: ReaderCore | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle what executors need; the membership stays in the reader process."""
-        return {"_given": self._given, "_schema": self._schema, "_core": None}
-
-    def initialOffset(self) -> dict[str, Any]:
-        """Join the group and return the offset before any batch."""
-        return self._joined().initial_offset()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the option ``maxRowsPerPartition``, which counts per partition."""
-        max_rows = parse_options(self._given).max_rows_per_partition
-        return ReadAllAvailable() if max_rows is None else ReadMaxRows(max_rows)
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Commit what has finished, hand over if asked, pin and return the next batch."""
-        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return dict(self._joined().latest_offset(start, max_rows))
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the log's ends as last seen, for the progress."""
-        return self._core.report_latest() if self._core else None
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Note where the log ends now."""
-        self._joined().prepare_available_now()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the ranges of the batch, shared out to tasks."""
-        core, options = self._joined(), parse_options(self._given)
-        ranges = core.partitions(start, end)
-        return warm_partitions(options) if core.warming_up else ranges_partitions(ranges, options)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range after the other, on an executor."""
-        assert isinstance(partition, RangesPartition)
-        if partition.ranges:  # Else there is more to load.
-            settle()
-        log = _load(self._given)
-        silence_s = patience_s(parse_options(self._given))
-        columns = to_arrow_schema(self._schema, timezone="UTC")
-        for one in partition.ranges:
-            rows = read_range(log, one, silence_s)
-            yield from with_source_columns(rows, one, columns, dense=log.dense_offsets)
-
-    def stop(self) -> None:
-        """Leave the group."""
-        if self._core is not None:
-            self._core.stop()
-
-    def _joined(self) -> ReaderCore:
-        if self._core is None:
-            options = parse_options(self._given)
-            # A query that is started twice, or restarted, is another reader each time.
-            client_id = f"spark-{uuid.uuid4().hex}"
-            refusals = Refusals()
-            core = ReaderCore(
-                options,
-                _load(self._given),
-                open_session=lambda topics, eager: BlockingSession(
-                    options, client_id, core.log, topics, eager=eager
-                ),
-                client_id=client_id,
-                clock=time.monotonic,
-                sleep=time.sleep,
-                run=Watchdog(patience_s(options)).run,
-                refused=lambda: refusals.reason(client_id),
-                warms_up=options.warm_up,
-            )
-            self._core = core
-            gc.freeze()  # A look at all that is imported takes 35 ms, in every few triggers.
-            LeaveOnSigterm(core.stop).install()
-        return self._core
-
-
-def ranges_partitions(ranges: Sequence[Task], options: ReaderOptions) -> list[InputPartition]:
-    """Return *ranges* shared out to tasks, as Spark takes them."""
-    return [
-        RangesPartition([SourceRange(*one.tp, *one.range) for one in task])
-        for task in pack_ranges(ranges, options.min_tasks, options.rows_per_task)
-    ]
-
-
-def warm_partitions(options: ReaderOptions) -> list[InputPartition]:
-    """Return the tasks without rows that let Spark start its Python workers, which load the log."""
-    return [RangesPartition(()) for _ in range(min(options.min_tasks, WARM_TASKS_MAX))]
-
-
-def register(spark: "SparkSession") -> None:
-    """Make the formats known to a session, and watch for stateful queries.
-
-    They are ``coordinated`` and the tables, such as ``group_offsets``.
-    """
-    spark.dataSource.register(CoordinatedSource)
-    register_tables(spark)
-    # Spark Connect complains at its shutdown about listeners that are still there.
-    if not type(spark).__module__.startswith("pyspark.sql.connect"):
-        spark.streams.addListener(StatefulGuard())
-
-
-def _load(given: Mapping[str, str]) -> PartitionLog:
-    return load_log(with_secrets(given))
-
-
-def _value_schema(log: PartitionLog, options: ReaderOptions) -> pa.Schema:
-    topics = matching_topics(options, log)
-    option = "topics" if options.topics_pattern is None else "topicsPattern"
-    if not topics:
-        raise OptionError(
-            f"option '{option}': no topic of the log matches, so the columns are not known; "
-            "make a topic first, or give the columns with .schema(...)"
-        )
-    first, *others = topics
-    columns = log.schema(first)
-    for topic in others:
-        if not log.schema(topic).equals(columns):
-            raise OptionError(
-                f"option '{option}': {first!r} and {topic!r} have different columns; read them "
-                "with a stream each"
-            )
-    return columns

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from client.exceptions import RetriableError
 from client.spark.errors import CoordinatedSourceError
 from client.spark.logs.partition_log import PartitionLog
-from client.spark.options import ReaderOptions
+from client.spark.source.reader_options import ReaderOptions
 from protocol.types import TopicPartition
 
 logger = logging.getLogger(__name__)

@@ -3,10 +3,13 @@
 A log is somebody else's code. What it raises either passes (`LogUnavailable`, `OSError`: raised
 as a `RetriableError`, which makes a trigger idle) or doesn't (anything else: `LogFailed`, which
 ends the query). What hasn't passed within the option ``logTimeout`` doesn't, either. Each message
-names the topic and partition, and the method.
+names the topic and partition, and the method. `Failures` and `Missing` remember what could not be
+done, and for how long.
 
-How a call is made is left to a `Runner`, so that one that blocks can be given up; see
-`client.spark.source.log_calls`.
+A log may also block. `Watchdog` makes the calls in a thread of their own and gives up those that
+take long. The reader then goes on without them: it stays in its group (heartbeats have their own
+thread anyway), commits what has finished and hands partitions over. A call can't be interrupted,
+so its thread stays with it, and the log is asked nothing else before it is back.
 """
 
 import hashlib
@@ -18,18 +21,18 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
 
 from client.exceptions import RetriableError
 from client.spark.errors import CoordinatedSourceError, DataLossError, LogFailed
 from client.spark.logs.partition_log import LogUnavailable, PartitionLog
-from client.spark.options import OptionError, ReaderOptions
+from client.spark.options import OptionError
 from client.spark.source.planning import Seen
+from client.spark.source.reader_options import ReaderOptions
 from client.spark.source.stream_offsets import IDENTITY
 from protocol.types import TopicPartition
-
-# ------------------------------------------------------------------------------------------
-# What a log could not do lately, and for how long: what passes by itself, and what doesn't.
 
 logger = logging.getLogger(__name__)
 
@@ -45,119 +48,12 @@ RETRY_MAX_S: Final = 5.0
 # worked in between.
 TRIES_MIN: Final = 3
 
-
-@dataclass
-class _Failing:
-    """A call that fails, for now."""
-
-    since_s: float
-    retry_at_s: float
-    pause_s: float
-    error: str = ""
-    tries: int = 0
-
-
-class Failures:
-    """The calls that fail, by their names.
-
-    Args:
-        log: names the log in messages.
-        timeout_s: how long a call may fail in a row.
-        clock: a monotonic clock in seconds.
-
-    """
-
-    def __init__(self, log: str, timeout_s: float, clock: Callable[[], float]) -> None:
-        self._log = log
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._failing: dict[str, _Failing] = {}
-
-    def __bool__(self) -> bool:
-        """Say whether any call fails."""
-        return bool(self._failing)
-
-    def resting(self, what: str) -> str | None:
-        """Return the error of a call that is not to be made yet."""
-        failing = self._failing.get(what)
-        return failing.error if failing and self._clock() < failing.retry_at_s else None
-
-    def forget(self, calls: Iterable[str]) -> None:
-        """Forget calls that worked, or that are not made any more."""
-        for what in calls:
-            self._failing.pop(what, None)
-
-    def note(self, what: str, why: str, cause: Exception) -> str:
-        """Note that a call failed; return the words for it.
-
-        Raises:
-            LogFailed: it has for too long.
-
-        """
-        now_s = self._clock()
-        failing = self._failing.setdefault(what, _Failing(now_s, now_s, RETRY_MIN_S))
-        failing.tries += 1
-        for_s = now_s - failing.since_s
-        if for_s >= self._timeout_s and failing.tries >= TRIES_MIN:
-            raise LogFailed(
-                f"{what} of {self._log} has failed for {for_s:.1f} s, longer than option "
-                f"'logTimeout' allows ({self._timeout_s:g} s): {why}"
-            ) from cause
-        if not failing.error:
-            logger.warning("%s of %s failed, trying again: %s", what, self._log, why)
-        failing.error = f"{what} of {self._log} failed: {why}"
-        failing.retry_at_s = now_s + failing.pause_s
-        failing.pause_s = min(failing.pause_s * 2, RETRY_MAX_S)
-        return failing.error
-
-
-class Missing:
-    """The partitions that a log had, and doesn't show now.
-
-    Args:
-        log: names the log in messages.
-        clock: a monotonic clock in seconds.
-
-    """
-
-    def __init__(self, log: str, clock: Callable[[], float]) -> None:
-        self._log = log
-        self._clock = clock
-        self._since_s: dict[TopicPartition, float] = {}
-
-    def __bool__(self) -> bool:
-        """Say whether any is."""
-        return bool(self._since_s)
-
-    def seen(self, partitions: Iterable[TopicPartition]) -> None:
-        """Note partitions that are there: a later gap is another one."""
-        for tp in partitions:
-            self._since_s.pop(tp, None)
-
-    def for_long(self, gone: Collection[TopicPartition]) -> bool:
-        """Note partitions that are gone; say whether all are for longer than a listing lags."""
-        now_s = self._clock()
-        if new := [tp for tp in gone if tp not in self._since_s]:
-            named = ", ".join(map(str, new))
-            logger.warning(
-                "%s no longer has %s; waiting up to %g s for it", self._log, named, LAG_MAX_S
-            )
-            self._since_s |= dict.fromkeys(new, now_s)
-        return all(now_s - self._since_s[tp] >= LAG_MAX_S for tp in gone)
-
-
-# ------------------------------------------------------------------------------------------
-# Calls of a `PartitionLog` as the reader core makes them: named, checked, and sorted by remedy.
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-# Makes a NamedTuple in half the time: each trigger makes thousands.
-_new: Final = tuple.__new__
-
 # How often a topic is asked for its id, which may cost a request each time.
 TOPIC_ID_PERIOD_S: Final = 30.0
+
+# How often it is looked whether the call that runs is still the same; how long to wait each time
+# for a call that was given up before.
+POLL_S: Final = 1.0
 
 
 class Call(NamedTuple):
@@ -228,10 +124,11 @@ class LogCalls(PartitionLog):
         """
         what = f"{topic}: partitions()"
         known = self._known.get(topic)
-        found = self._try([Call(what, lambda: self._log.partitions(topic))])[0]
-        if isinstance(found, RetriableError):
+        try:
+            found = self._make_one(what, lambda: self._log.partitions(topic))
+        except RetriableError:
             if known is None:
-                raise found
+                raise
             return known
         try:
             listed = [int(partition) for partition in found]
@@ -266,12 +163,9 @@ class LogCalls(PartitionLog):
         return False
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the bounds of one partition, as `view` does."""
+        """Return the bounds of one partition."""
         tp = TopicPartition(topic, partition)
-        seen = self.view([tp])[tp]
-        if isinstance(seen, RetriableError):
-            raise seen
-        return seen.earliest, seen.end
+        return self.all_bounds([tp])[tp]
 
     def all_bounds(
         self, partitions: Collection[TopicPartition]
@@ -309,13 +203,13 @@ class LogCalls(PartitionLog):
         if not ordered:
             return {}
         self._ask_topic_ids({tp.topic for tp in ordered})
-        found = self._try(calls)
-        if self._at_once:
+        found = self._make(calls)
+        if self._has_all_bounds:
             (every,) = found
             found = [
                 every
                 if isinstance(every, RetriableError)
-                else self._sorted(calls[0].what, every.get(tp))
+                else self._result(calls[0].what, every.get(tp))
                 for tp in ordered
             ]
         identities = {topic: identity for topic, (_, identity) in self._topic_ids.items()}
@@ -328,17 +222,17 @@ class LogCalls(PartitionLog):
         return views
 
     @property
-    def _at_once(self) -> bool:
+    def _has_all_bounds(self) -> bool:
         return type(self._log).all_bounds is not PartitionLog.all_bounds
 
     def _calls_for_bounds(self, ordered: Sequence[TopicPartition]) -> Sequence[Call]:
         if not ordered:
             return ()
-        if self._at_once:
+        if self._has_all_bounds:
             more = f" and {len(ordered) - 1} more" if len(ordered) > 1 else ""
             what = f"{ordered[0]}{more}: all_bounds()"
             return [Call(what, lambda: self._bounds_at_once(ordered))]
-        # A thousand names and functions on each trigger would cost 5 ms.
+        # Made once: there may be thousands of partitions, on each trigger.
         return [self._bounds_calls.get(tp) or self._call_for_bounds(tp) for tp in ordered]
 
     def _call_for_bounds(self, tp: TopicPartition) -> Call:
@@ -361,11 +255,11 @@ class LogCalls(PartitionLog):
 
     def topics(self) -> list[str]:
         """Return the names of all topics; while the log can't be asked, those it had last."""
-        found = self._try([Call("topics()", self._log.topics)])[0]
-        if not isinstance(found, RetriableError):
-            self._topics = sorted(found)
-        elif self._topics is None:
-            raise found
+        try:
+            self._topics = sorted(self._make_one("topics()", self._log.topics))
+        except RetriableError:
+            if self._topics is None:
+                raise
         return self._topics
 
     def offsets_at(
@@ -373,10 +267,9 @@ class LogCalls(PartitionLog):
     ) -> dict[TopicPartition, int]:
         """Return where rows of *timestamp_ms* or later begin."""
         what = f"offsets_at() of {len(partitions)} partitions"
-        call = Call(what, lambda: self._log.offsets_at(partitions, timestamp_ms))
-        found: dict[TopicPartition, int] | RetriableError = self._try([call])[0]
-        if isinstance(found, RetriableError):
-            raise found
+        found: dict[TopicPartition, int] = self._make_one(
+            what, lambda: self._log.offsets_at(partitions, timestamp_ms)
+        )
         return found
 
     def hosts(self, topic: str, partition: int) -> Sequence[str]:
@@ -393,17 +286,14 @@ class LogCalls(PartitionLog):
             logger.warning("%s of %s failed: %s", call.what, self._name, found)
             self._no_hosts_before_s = self._clock() + RETRY_MAX_S
             return ()
-        hosts: Sequence[str] = self._sorted(call.what, found)
+        hosts: Sequence[str] = self._result(call.what, found)
         return hosts
 
-    def schema(self, topic: str) -> "pa.Schema":
+    def schema(self, topic: str) -> pa.Schema:
         """Return the columns of *topic*."""
-        found = self._try([Call(f"{topic}: schema()", partial(self._log.schema, topic))])[0]
-        if isinstance(found, RetriableError):
-            raise found
-        return found
+        return self._make_one(f"{topic}: schema()", lambda: self._log.schema(topic))
 
-    def read(self, topic: str, partition: int, start: int, end: int) -> "Iterator[pa.RecordBatch]":
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range."""
         return self._log.read(topic, partition, start, end)
 
@@ -417,7 +307,7 @@ class LogCalls(PartitionLog):
             or now_s - self._topic_ids[topic][0] >= TOPIC_ID_PERIOD_S
         ]
         calls = [Call(f"{topic}: topic_id()", partial(self._log.topic_id, topic)) for topic in due]
-        for topic, found in zip(due, self._try(calls), strict=True):
+        for topic, found in zip(due, self._make(calls), strict=True):
             if not isinstance(found, RetriableError):
                 self._topic_ids[topic] = (now_s, _identity(found))
 
@@ -439,9 +329,8 @@ class LogCalls(PartitionLog):
         self, tp: TopicPartition, bounds: Any, identities: Mapping[str, str]
     ) -> Seen | RetriableError:
         match bounds:
-            # Not `int(earliest)`, which takes ten times as long.
             case (int() as earliest, int() as end) if 0 <= earliest <= end:
-                return _new(Seen, (earliest, end, identities.get(tp.topic, ""), False))
+                return Seen(earliest, end, identities.get(tp.topic, ""))
             case RetriableError():
                 return bounds
         raise LogFailed(
@@ -449,27 +338,34 @@ class LogCalls(PartitionLog):
             "numbers, the first offset and the offset after the last one"
         )
 
-    def _try(self, calls: Sequence[Call]) -> list[Any]:
-        """Make the calls that aren't to rest; a call that may work later gives a RetriableError."""
-        failures = self._failures
-        if not failures:
-            return [
-                self._sorted(call.what, answer) if isinstance(answer, Exception) else answer
-                for call, answer in zip(calls, self._run(calls) if calls else (), strict=True)
-            ]
-        resting = {call.what: error for call in calls if (error := failures.resting(call.what))}
-        awake = [call for call in calls if call.what not in resting]
-        answers = dict(
-            zip((call.what for call in awake), self._run(awake) if awake else (), strict=True)
-        )
+    def _make(self, calls: Sequence[Call]) -> list[Any]:
+        """Make the calls that are due; a call that may work later gives a RetriableError."""
+        deferred = {}
+        if self._failures:
+            found = ((call.what, self._failures.error_until_retry(call.what)) for call in calls)
+            deferred = {what: error for what, error in found if error is not None}
+        due = [call for call in calls if call.what not in deferred] if deferred else calls
+        answers = iter(self._run(due) if due else ())
         return [
-            RetriableError(resting[call.what])
-            if call.what in resting
-            else self._sorted(call.what, answers[call.what])
+            RetriableError(deferred[call.what])
+            if call.what in deferred
+            else self._result(call.what, next(answers))
             for call in calls
         ]
 
-    def _sorted(self, what: str, answer: Any) -> Any:
+    def _make_one(self, what: str, function: Callable[[], Any]) -> Any:
+        """Make one call.
+
+        Raises:
+            RetriableError: it may work later.
+
+        """
+        (found,) = self._make([Call(what, function)])
+        if isinstance(found, RetriableError):
+            raise found
+        return found
+
+    def _result(self, what: str, answer: Any) -> Any:
         if not isinstance(answer, Exception):
             self._failures.forget([what])
             return answer
@@ -509,7 +405,7 @@ class _GoneError(Exception):
 
 
 def _identity(topic_id: Any) -> str:
-    """Return a log's mark for a topic in the form that a pin can hold."""
+    """Return a topic's id in the form that a pin can hold."""
     if topic_id is None:
         return ""
     text = str(topic_id)
@@ -518,17 +414,110 @@ def _identity(topic_id: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-# ------------------------------------------------------------------------------------------
-# Calls of a log that may block: made in a thread of their own, and given up when they take long.
-#
-# While a call blocks, the reader goes on without it: it stays in its group (heartbeats have their
-# own thread anyway), commits what has finished and hands partitions over. A call can't be
-# interrupted, so its thread stays with it, and the log is asked nothing else before it is back.
+# --- What could not be done, and for how long ------------------------------------------------
 
 
-# How often it is looked whether the call that runs is still the same; how long to wait each time
-# for a call that was given up before.
-POLL_S: Final = 1.0
+@dataclass
+class _Failing:
+    """A call that fails, for now."""
+
+    since_s: float
+    retry_at_s: float
+    pause_s: float
+    error: str = ""
+    tries: int = 0
+
+
+class Failures:
+    """The calls that fail, by their names.
+
+    Args:
+        log: names the log in messages.
+        timeout_s: how long a call may fail in a row.
+        clock: a monotonic clock in seconds.
+
+    """
+
+    def __init__(self, log: str, timeout_s: float, clock: Callable[[], float]) -> None:
+        self._log = log
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._failing: dict[str, _Failing] = {}
+
+    def __bool__(self) -> bool:
+        """Say whether any call fails."""
+        return bool(self._failing)
+
+    def error_until_retry(self, what: str) -> str | None:
+        """Return the error of a call that is not to be tried again yet, else None."""
+        failing = self._failing.get(what)
+        return failing.error if failing and self._clock() < failing.retry_at_s else None
+
+    def forget(self, calls: Iterable[str]) -> None:
+        """Forget calls that worked, or that are not made any more."""
+        for what in calls:
+            self._failing.pop(what, None)
+
+    def note(self, what: str, why: str, cause: Exception) -> str:
+        """Note that a call failed; return the message for it.
+
+        Raises:
+            LogFailed: it has for too long.
+
+        """
+        now_s = self._clock()
+        failing = self._failing.setdefault(what, _Failing(now_s, now_s, RETRY_MIN_S))
+        failing.tries += 1
+        for_s = now_s - failing.since_s
+        if for_s >= self._timeout_s and failing.tries >= TRIES_MIN:
+            raise LogFailed(
+                f"{what} of {self._log} has failed for {for_s:.1f} s, longer than option "
+                f"'logTimeout' allows ({self._timeout_s:g} s): {why}"
+            ) from cause
+        if not failing.error:
+            logger.warning("%s of %s failed, trying again: %s", what, self._log, why)
+        failing.error = f"{what} of {self._log} failed: {why}"
+        failing.retry_at_s = now_s + failing.pause_s
+        failing.pause_s = min(failing.pause_s * 2, RETRY_MAX_S)
+        return failing.error
+
+
+class Missing:
+    """The partitions that a log had, and doesn't show now.
+
+    Args:
+        log: names the log in messages.
+        clock: a monotonic clock in seconds.
+
+    """
+
+    def __init__(self, log: str, clock: Callable[[], float]) -> None:
+        self._log = log
+        self._clock = clock
+        self._since_s: dict[TopicPartition, float] = {}
+
+    def __bool__(self) -> bool:
+        """Say whether any is."""
+        return bool(self._since_s)
+
+    def seen(self, partitions: Iterable[TopicPartition]) -> None:
+        """Note partitions that are there: a later gap is another one."""
+        for tp in partitions:
+            self._since_s.pop(tp, None)
+
+    def for_long(self, gone: Collection[TopicPartition]) -> bool:
+        """Note partitions that are gone; say whether all are for longer than a listing lags."""
+        now_s = self._clock()
+        if new := [tp for tp in gone if tp not in self._since_s]:
+            named = ", ".join(map(str, new))
+            logger.warning(
+                "%s no longer has %s; waiting up to %g s for it", self._log, named, LAG_MAX_S
+            )
+            self._since_s |= dict.fromkeys(new, now_s)
+        return all(now_s - self._since_s[tp] >= LAG_MAX_S for tp in gone)
+
+
+# --- Calls that may block --------------------------------------------------------------------
 
 
 def patience_s(options: ReaderOptions) -> float:

@@ -1,6 +1,8 @@
-"""One reader's place in its group: its membership, its positions, and what it has to commit.
+"""What a reader owns in its group: its membership, its positions, and what it has to commit.
 
-`Ownership` is the half of the reader core that talks to the coordinator. Its rules:
+`Ownership` is the half of the reader core that talks to the coordinator. `Membership` follows the
+group, and asks for a rebalance when the topics change; `Planner` asks the log, and applies the
+rules of `planning` to all owned partitions. The rules of `Ownership`:
 
 - A commit whose answer was lost is repeated, byte for byte, until there is an answer; nothing
   else is decided before.
@@ -26,9 +28,8 @@ from client.exceptions import (
     RetriableError,
 )
 from client.offsets import Assignment
-from client.spark.errors import CoordinatedSourceError, FencedError, LogFailed, explained
+from client.spark.errors import CoordinatedSourceError, FencedError, LogFailed
 from client.spark.logs.partition_log import PartitionLog
-from client.spark.options import ReaderOptions
 from client.spark.source.discovery import Discovery
 from client.spark.source.log_calls import LAG_MAX_S, LogCalls
 from client.spark.source.planning import (
@@ -44,22 +45,546 @@ from client.spark.source.planning import (
     plan_partition,
     still_ours,
 )
+from client.spark.source.reader_options import ReaderOptions, explained
 from client.spark.source.session import ReaderSession, SessionFactory
 from protocol.errors import ErrorCode
 from protocol.types import NO_GENERATION, TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# What comes next for all owned partitions: the log is asked, the rules of `positions` applied.
-#
-# `Planner` is the half of a trigger that looks at the log. It remembers what the rules need from
-# one trigger to the next: since when a log ends too early, and whose turn it is in a batch of
-# bounded size.
-
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Rounds of rejoining within one trigger; a group that changes faster gets the next trigger.
+ROUNDS_MAX: Final = 5
+
+_RETRY_REFUSAL: Final = {ErrorCode.STORAGE_FULL, ErrorCode.QUOTA_EXCEEDED}
+
+_NOTHING = Assignment(NO_GENERATION, "", (), is_leader=False)
+
+
+class Batch(NamedTuple):
+    """What may start now: its ranges are pinned."""
+
+    generation: int
+    steps: dict[TopicPartition, Step]
+
+
+class _InDoubt(NamedTuple):
+    commit: Commit
+    unknown: bool  # Whether an attempt was made whose outcome nobody knows.
+
+
+class Ownership:
+    """A member of the group, and what the coordinator keeps for its partitions.
+
+    Methods raise `RetriableError` or `OutcomeUnknown` when the coordinator is away; calling
+    them again goes on where they stopped.
+
+    Args:
+        options: the checked options of the stream.
+        log: where the rows are.
+        open_session: makes this reader a member of its group; called on first use.
+        clock: a monotonic clock in seconds.
+
+    """
+
+    def __init__(
+        self,
+        options: ReaderOptions,
+        log: LogCalls,
+        open_session: SessionFactory,
+        clock: Callable[[], float],
+    ) -> None:
+        self.targets: dict[TopicPartition, int] | None = None
+        self._options = options
+        self._log = log
+        self._planner = Planner(options, log, clock)
+        self._membership = Membership(options, log, open_session, clock)
+        # Of what we own, and certain; the others are fetched before anything is planned.
+        self._positions: dict[TopicPartition, Position] = {}
+        # Fetched, but no commit of ours has shown yet that they are really ours.
+        self._unproven: set[TopicPartition] = set()
+        self._finished: dict[TopicPartition, Finished] = {}
+        self._in_doubt: _InDoubt | None = None
+        self._latest_from: frozenset[TopicPartition] | None = None
+
+    @property
+    def ends(self) -> dict[TopicPartition, int]:
+        """The log's end of each owned partition as last seen."""
+        return self._planner.ends
+
+    def finish(self, ranges: Mapping[TopicPartition, Finished]) -> None:
+        """Note ranges that this process handed to Spark and whose sink is done."""
+        self._finished.update(ranges)
+
+    def hand_over_all(self) -> None:
+        """Give up everything at each rebalance from now on, and wait until it is over."""
+        self._membership.hand_over_all()
+        self._forget_positions()
+
+    def stop_at_ends(self) -> None:
+        """Note where all partitions end now, whoever owns them: nothing is planned beyond."""
+        self._membership.discovery.look()
+        bounds = self._log.all_bounds(self._membership.discovery.all_partitions())
+        self.targets = {tp: end for tp, (_, end) in bounds.items()}
+
+    def others_read(self, before: str) -> bool:
+        """Say whether other members read our topics while no place is kept for us; joins nothing.
+
+        A place is kept for a static member that was restarted within its session.
+
+        Args:
+            before: the client id that this reader had in an earlier process: no other member.
+
+        """
+        session = self._membership.open()
+        return session is not None and session.others_read(before)
+
+    def settle(self, wait_s: float) -> dict[TopicPartition, Position]:
+        """Be a member with an assignment and nothing in doubt; return the positions we own.
+
+        Args:
+            wait_s: how long to wait for an assignment.
+
+        """
+        self._in_rounds(lambda: self._settle_once(wait_s))
+        return self._positions
+
+    def pin_next(self, max_rows: int | None, wait_s: float) -> Batch:
+        """Settle, then commit what is finished together with the pins of what comes next."""
+        return self._in_rounds(lambda: self._pin_next(max_rows, wait_s))
+
+    def prove(self, tps: Collection[TopicPartition]) -> None:
+        """Have the group confirm, before ranges are run that others have pinned, that we own them.
+
+        A fetch isn't fenced: a reader that was frozen since it joined would not know. Raises
+        `RetriableError` where they are not ours any more; `settle` then says what is.
+        """
+        proof = Commit.empty()
+        self._add_proof(tps, proof)
+        try:
+            if proof.positions:
+                self._transmit(_InDoubt(proof, unknown=False))
+        except Rebalanced as error:
+            self._moved_on(error)
+            raise RetriableError(f"not ours any more: {error}") from error
+        except CommitRefused as error:
+            self._refused(error)
+            raise RetriableError(f"not ours as they were: {error}") from error
+
+    def with_rows(self, tps: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Return those of some owned partitions whose ranges that are pinned now the log holds.
+
+        Raises:
+            DataLossError: it lost rows of them, and that is to fail.
+
+        """
+        topics = self._membership.discovery.topics
+        there = {tp: self._positions[tp] for tp in tps if tp.topic in topics}
+        steps = self._planner.plan(there, {}, self._limits(None))
+        return {tp for tp, step in steps.items() if step.pinned and step.stop > step.at}
+
+    def leave(self) -> None:
+        """Leave the group. Never raises; may be called again, and from another thread."""
+        self._membership.leave()
+
+    @property
+    def _session(self) -> ReaderSession:
+        assert self._membership.session is not None
+        return self._membership.session
+
+    def _pin_next(self, max_rows: int | None, wait_s: float) -> Batch:
+        try:
+            assignment = self._settle_once(wait_s)
+            steps = self._plan(max_rows)
+        except CoordinatedSourceError:
+            # The query ends, but not because of what it has finished: that is committed first.
+            if self._finished and self._membership.assignment is not None:
+                self._refresh(self._membership.assignment)
+                self._send(self._only_finished())
+            raise
+        self._send(steps)
+        self._planner.started(steps)
+        if self.targets is not None and all(step.stop == step.at for step in steps.values()):
+            for step in steps.values():
+                if step.waiting:  # Having nothing to run would mean that all is done.
+                    raise RetriableError(step.waiting)
+        return Batch(assignment.generation, steps)
+
+    def _settle_once(self, wait_s: float) -> Assignment:
+        """Leave nothing in doubt: the last commit, our membership, our positions."""
+        if self._in_doubt is not None:
+            self._transmit(self._in_doubt)
+        assignment = self._hand_over(wait_s)
+        self._refresh(assignment)
+        return assignment
+
+    def _in_rounds(self, action: Callable[[], T]) -> T:
+        """Do *action*, again after each time that the group moved on meanwhile."""
+        for _ in range(ROUNDS_MAX):
+            try:
+                return action()
+            except Rebalanced as error:
+                self._moved_on(error)
+            except CommitRefused as error:
+                self._refused(error)
+            except FatalError as error:
+                if (reason := explained(error, self._options)) is not None:
+                    raise CoordinatedSourceError(reason) from error
+                raise
+        raise RetriableError("the group changes faster than this reader can follow")
+
+    # --- Membership ----------------------------------------------------------------------
+
+    def _hand_over(self, wait_s: float) -> Assignment:
+        membership = self._membership
+        session = membership.open()
+        if self._latest_from is None:
+            self._latest_from = self._find_latest_from() if session else frozenset()
+        if membership.is_current():
+            assert membership.assignment is not None
+            return membership.assignment
+        if membership.assignment is not None:
+            starts_unset = bool(self._unset_starts(membership.assignment))
+            if self._finished or starts_unset:
+                self._refresh(membership.assignment)
+                self._send(self._only_finished())
+            if starts_unset:
+                self._send(self._plan_starts(membership.assignment))
+            if not membership.keeps:
+                self._forget_positions()
+        # A cooperative member hears in here what it loses, and gives it up: no range of it is
+        # uncommitted now, and none has been planned since.
+        assignment = membership.join(wait_s)
+        kept = frozenset(assignment.partitions)
+        self._positions = {tp: known for tp, known in self._positions.items() if tp in kept}
+        return assignment
+
+    def _find_latest_from(self) -> frozenset[TopicPartition]:
+        """Return the partitions that begin at the log's end if the group has no offset there.
+
+        Only those that are known before this reader joins a group without any offsets: what
+        appears in a group that is at work is read from its start. Asked before the join, when
+        no member of the same generation can have committed yet.
+        """
+        if self._options.starting_offsets != "latest":
+            return frozenset()
+        known = frozenset(self._membership.discovery.all_partitions())
+        return frozenset() if known and self._session.fetch(sorted(known)) else known
+
+    def _unset_starts(self, assignment: Assignment) -> list[TopicPartition]:
+        """Return the partitions that begin at the log's end and may have no offset yet.
+
+        The next owner may have joined too late to see that the group had no offsets.
+        """
+        return [
+            tp
+            for tp in assignment.partitions
+            if tp in (self._latest_from or ())
+            and (tp not in self._positions or self._positions[tp].offset is None)
+        ]
+
+    def _moved_on(self, error: Rebalanced) -> None:
+        self._in_doubt = None  # Fenced: what was not stored by now never will be.
+        is_lost = isinstance(error, MemberLost) or self._session.lost
+        self._forget_positions()
+        if is_lost:
+            if self._options.on_fence == "fail":
+                raise FencedError(
+                    f"the group removed this reader ({error}); option 'onFence' is 'fail'"
+                ) from error
+            logger.warning("%s; joining again, its last batch may run twice", error)
+
+    def _refused(self, error: CommitRefused) -> None:
+        codes = set(error.errors.values())
+        self._positions = {}  # Some were stored; read back which, and go on from there.
+        if ErrorCode.NOT_PARTITION_OWNER in codes:
+            logger.warning("%s; joining again", error)
+            self._session.request_rejoin("a commit was refused")
+            self._forget_positions()
+        elif codes <= {ErrorCode.OFFSET_CONFLICT}:
+            logger.warning("%s; reading back what is stored", error)
+        elif codes <= _RETRY_REFUSAL | {ErrorCode.OFFSET_CONFLICT}:
+            raise RetriableError(str(error)) from error
+        else:
+            raise CoordinatedSourceError(str(error)) from error
+
+    def _forget_positions(self) -> None:
+        self._membership.forget()
+        self._positions = {}
+        self._planner.forget()
+
+    # --- Positions and commits -----------------------------------------------------------
+
+    def _refresh(self, assignment: Assignment) -> None:
+        unknown = [tp for tp in assignment.partitions if tp not in self._positions]
+        if unknown:
+            stored = self._session.fetch(unknown)
+            self._positions |= {tp: Position.of(stored.get(tp)) for tp in unknown}
+            self._unproven.update(unknown)
+        self._finished = {
+            tp: finished
+            for tp, finished in self._finished.items()
+            if still_ours(finished, self._positions.get(tp))
+        }
+
+    def _only_finished(self) -> dict[TopicPartition, Step]:
+        """Return steps that start nothing. The log is not asked: it may be away, or broken."""
+        return {
+            tp: hold_partition(position, self._finished.get(tp), "")
+            for tp, position in self._positions.items()
+        }
+
+    def _plan_starts(self, assignment: Assignment) -> dict[TopicPartition, Step]:
+        """Return the steps that store where partitions begin that begin at the log's end."""
+        topics = self._membership.discovery.topics
+        limits = self._limits(None, plan_ranges=False)
+        unset = (tp for tp in self._unset_starts(assignment) if tp.topic in topics)
+        return self._planner.plan({tp: self._positions[tp] for tp in unset}, {}, limits)
+
+    def _plan(self, max_rows: int | None) -> dict[TopicPartition, Step]:
+        limits = self._limits(max_rows)
+        discovery = self._membership.discovery
+        topics = discovery.topics
+        there = {tp: known for tp, known in self._positions.items() if tp.topic in topics}
+        try:
+            steps = self._planner.plan(there, self._finished, limits)
+        except LogFailed:
+            if not discovery.lost_topics():
+                raise
+            return self._plan(max_rows)
+        for tp in self._positions.keys() - there.keys():
+            # The topic matched the pattern and is gone: only what is finished is committed.
+            steps[tp] = hold_partition(self._positions[tp], self._finished.get(tp), "")
+        return steps
+
+    def _limits(self, max_rows: int | None, *, plan_ranges: bool = True) -> Limits:
+        return Limits(
+            max_rows=max_rows,
+            targets=self.targets,
+            latest_from=self._latest_from or frozenset(),
+            on_data_loss=self._options.on_data_loss,
+            plan_ranges=plan_ranges,
+            start_at=self._start_at(),
+        )
+
+    def _start_at(self) -> dict[TopicPartition, int]:
+        """Return where those partitions begin that have no offset yet, if a time says so."""
+        if self._options.starting_timestamp_ms is None:
+            return {}
+        topics = self._membership.discovery.topics
+        unset = [
+            tp
+            for tp, known in self._positions.items()
+            if known.offset is None and tp not in self._finished and tp.topic in topics
+        ]
+        return self._log.offsets_at(unset, self._options.starting_timestamp_ms) if unset else {}
+
+    def _send(self, steps: Mapping[TopicPartition, Step]) -> None:
+        commit = commit_for(steps, self._positions)
+        if self._unproven:
+            self._add_proof([tp for tp, step in steps.items() if step.stop > step.at], commit)
+        if commit.positions:
+            self._transmit(_InDoubt(commit, unknown=False))
+
+    def _add_proof(self, tps: Collection[TopicPartition], commit: Commit) -> None:
+        """Add to *commit* what is stored already, for those of *tps* that need a proof."""
+        for tp in self._unproven.intersection(tps) - commit.positions.keys():
+            commit.add(tp, self._positions[tp], self._positions[tp])
+
+    def _transmit(self, doubt: _InDoubt) -> None:
+        """Send a commit; it stays in doubt until there is a definite answer."""
+        self._in_doubt = doubt
+        try:
+            self._session.commit(doubt.commit.offsets, doubt.commit.expected)
+        except OutcomeUnknown:
+            self._in_doubt = doubt._replace(unknown=True)
+            raise
+        except RetriableError:
+            if not doubt.unknown:
+                self._in_doubt = None  # Surely not stored: it may be planned anew.
+            raise
+        except (Rebalanced, CommitRefused):
+            self._in_doubt = None
+            raise
+        self._in_doubt = None
+        stored = doubt.commit.positions
+        self._unproven.difference_update(stored)
+        self._positions |= stored
+        self._finished = {
+            tp: finished
+            for tp, finished in self._finished.items()
+            if not is_stored(finished, stored.get(tp))
+        }
+
+
+class Membership:
+    """The reader's membership of the group: which partitions it has, and when that changes.
+
+    Args:
+        options: the checked options of the stream.
+        log: where the rows are.
+        open_session: makes this reader a member of its group; called on first use.
+        clock: a monotonic clock in seconds.
+
+    Attributes:
+        assignment: what this reader has; None before it joined, and after it lost all.
+        session: the membership; None before it is used.
+        discovery: the topics and partitions.
+
+    """
+
+    def __init__(
+        self,
+        options: ReaderOptions,
+        log: PartitionLog,
+        open_session: SessionFactory,
+        clock: Callable[[], float],
+    ) -> None:
+        self.assignment: Assignment | None = None
+        self.session: ReaderSession | None = None
+        self.discovery = Discovery(options, log, clock)
+        self._open_session = open_session
+        self._subscribed: tuple[str, ...] = ()
+        self._listed: dict[str, list[int]] = {}
+        self._losses = 0
+        self._eager = False
+        self._seen_in = self._complete_in = NO_GENERATION
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the partitions that stay are kept through a rebalance."""
+        return self.session is not None and self.session.cooperative
+
+    def open(self) -> ReaderSession | None:
+        """Become a member, unless there is no topic to read; joins with `join`."""
+        if self.session is None:
+            if self.discovery.is_due:
+                self.discovery.look()
+            self._subscribed = self.discovery.topics
+            if self._subscribed:
+                self.session = self._open_session(self.discovery.topics, self._eager)
+        return self.session
+
+    def hand_over_all(self) -> None:
+        """Give up everything at each rebalance from now on, and wait until it is over."""
+        self._eager = True
+        if self.keeps:
+            assert self.session is not None
+            self.session.leave()
+            self.session = self.assignment = None
+
+    def is_current(self) -> bool:
+        """Say whether what we have stands: else commit what is finished, then `join`.
+
+        Raises:
+            MemberLost: what we had is somebody else's.
+
+        """
+        session, assignment = self.session, self.assignment
+        if session is None or assignment is None:
+            return False
+        if (session.lost or session.losses != self._losses) and assignment.partitions:
+            raise MemberLost("the group removed this reader")
+        return not session.rebalance_needed and not self._must_rebalance(session, assignment)
+
+    def join(self, wait_s: float) -> Assignment:
+        """Join, or go on with it, as far as the group lets us; return what we have then.
+
+        Raises:
+            MemberLost: what we had is somebody else's.
+
+        """
+        session = self.session
+        if session is None:
+            return _NOTHING
+        self.discovery.look_again()  # The group must not wait for the log.
+        self._subscribe(session)
+        before, losses = self.assignment, self._losses
+        assignment = session.assignment(wait_s)
+        self._losses = session.losses
+        if before is not None and before.partitions and session.losses != losses:
+            self.assignment = None
+            raise MemberLost("the group removed this reader")
+        if before is None or before.generation != assignment.generation:
+            logger.info(
+                "generation %d: this reader owns %s",
+                assignment.generation,
+                ", ".join(map(str, assignment.partitions)) or "nothing",
+            )
+        self.assignment = assignment
+        return assignment
+
+    def forget(self) -> None:
+        """Have nothing until the next `join`."""
+        self.assignment = None
+
+    def leave(self) -> None:
+        """Leave the group. Never raises; may be called again, and from another thread."""
+        session = self.session
+        if session is not None:
+            session.leave()
+
+    def _must_rebalance(self, session: ReaderSession, assignment: Assignment) -> bool:
+        """Look for new topics and partitions now and then; ask for a rebalance if there are."""
+        is_due = self.discovery.is_due
+        if is_due:
+            self.discovery.look_again()
+        if self._subscribe(session):
+            return True
+        if not (is_due and assignment.is_leader):
+            return False
+        if self._have_grown(session):
+            session.request_rejoin("the topics' partitions changed")
+            return True
+        if self._is_left_over(session, assignment.generation):
+            session.request_rejoin("partitions were given up, and nobody has them")
+            return True
+        return False
+
+    def _is_left_over(self, session: ReaderSession, generation: int) -> bool:
+        """Say whether partitions that were to move are nobody's, an interval after the rebalance.
+
+        Who gives up a partition asks for the round that gives it to another; a static reader that
+        was restarted in between doesn't know of it. Asked once per generation.
+        """
+        if self._complete_in == generation or self._seen_in != generation:
+            self._seen_in = generation
+            return False
+        if session.unassigned(self.discovery.partitions):
+            return True
+        self._complete_in = generation
+        return False
+
+    def _subscribe(self, session: ReaderSession) -> bool:
+        """Tell the group which topics we read if these have changed; return whether they have."""
+        topics = self.discovery.topics
+        if topics == self._subscribed:
+            return False
+        session.request_rejoin("the topics changed", topics)
+        self._subscribed = topics
+        return True
+
+    def _have_grown(self, session: ReaderSession) -> bool:
+        """Say whether there are partitions that were not shared out.
+
+        What counts is what was known when that was done, perhaps by now long ago.
+        """
+        found = self.discovery.partitions
+        if listed := session.listed or self._listed:
+            return any(listed.get(topic) != partitions for topic, partitions in found.items())
+        # A static leader that was restarted: it took over what it hasn't computed.
+        grown = session.unassigned(found)
+        if not grown:
+            self._listed = found
+        return grown
 
 
 class Planner:
-    """Plans the next range of each partition.
+    """Plans the next range of each partition, from what the log shows.
+
+    It remembers from one trigger to the next since when a log ends too early, and whose turn it is
+    in a batch of bounded size.
 
     Args:
         options: the checked options of the stream.
@@ -127,540 +652,3 @@ class Planner:
         elif tp not in self._waiting_since_s:
             logger.warning("%s; waiting up to %g s for it", step.waiting, LAG_MAX_S)
             self._waiting_since_s[tp] = self._clock()
-
-
-# ------------------------------------------------------------------------------------------
-# One reader's place in its group: which partitions it has, and when that is about to change.
-
-
-_NOTHING = Assignment(NO_GENERATION, "", (), is_leader=False)
-
-
-class Place:
-    """A membership, and what its reader knows of it.
-
-    Args:
-        options: the checked options of the stream.
-        log: where the rows are.
-        open_session: makes this reader a member of its group; called on first use.
-        clock: a monotonic clock in seconds.
-
-    Attributes:
-        assignment: what this reader has; None before it joined, and after it lost all.
-        session: the membership; None before it is used.
-        found: the topics and partitions.
-
-    """
-
-    def __init__(
-        self,
-        options: ReaderOptions,
-        log: PartitionLog,
-        open_session: SessionFactory,
-        clock: Callable[[], float],
-    ) -> None:
-        self.assignment: Assignment | None = None
-        self.session: ReaderSession | None = None
-        self.found = Discovery(options, log, clock)
-        self._open_session = open_session
-        self._subscribed: tuple[str, ...] = ()
-        self._listed: dict[str, list[int]] = {}
-        self._losses = 0
-        self._eager = False
-        self._seen_in = self._complete_in = NO_GENERATION
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the partitions that stay are kept through a rebalance."""
-        return self.session is not None and self.session.cooperative
-
-    def open(self) -> ReaderSession | None:
-        """Become a member, unless there is no topic to read; joins with `join`."""
-        if self.session is None:
-            if self.found.is_due:
-                self.found.look()
-            self._subscribed = self.found.topics
-            if self._subscribed:
-                self.session = self._open_session(self.found.topics, self._eager)
-        return self.session
-
-    def hand_over_all(self) -> None:
-        """Give up everything at each rebalance from now on, and wait until it is over."""
-        self._eager = True
-        if self.keeps:
-            assert self.session is not None
-            self.session.leave()
-            self.session = self.assignment = None
-
-    def is_current(self) -> bool:
-        """Say whether what we have stands: else commit what is finished, then `join`.
-
-        Raises:
-            MemberLost: what we had is somebody else's.
-
-        """
-        session, assignment = self.session, self.assignment
-        if session is None or assignment is None:
-            return False
-        if (session.lost or session.losses != self._losses) and assignment.partitions:
-            raise MemberLost("the group removed this reader")
-        return not session.rebalance_needed and not self._must_rebalance(session, assignment)
-
-    def join(self, wait_s: float) -> Assignment:
-        """Join, or go on with it, as far as the group lets us; return what we have then.
-
-        Raises:
-            MemberLost: what we had is somebody else's.
-
-        """
-        session = self.session
-        if session is None:
-            return _NOTHING
-        self.found.look_again()  # The group must not wait for the log.
-        self._subscribe(session)
-        before, losses = self.assignment, self._losses
-        assignment = session.assignment(wait_s)
-        self._losses = session.losses
-        if before is not None and before.partitions and session.losses != losses:
-            self.assignment = None
-            raise MemberLost("the group removed this reader")
-        if before is None or before.generation != assignment.generation:
-            logger.info(
-                "generation %d: this reader owns %s",
-                assignment.generation,
-                ", ".join(map(str, assignment.partitions)) or "nothing",
-            )
-        self.assignment = assignment
-        return assignment
-
-    def forget(self) -> None:
-        """Have nothing until the next `join`."""
-        self.assignment = None
-
-    def leave(self) -> None:
-        """Leave the group. Never raises; may be called again, and from another thread."""
-        session = self.session
-        if session is not None:
-            session.leave()
-
-    def _must_rebalance(self, session: ReaderSession, assignment: Assignment) -> bool:
-        """Look for new topics and partitions now and then; ask for a rebalance if there are."""
-        found = self.found
-        is_due = found.is_due
-        if is_due:
-            found.look_again()
-        if self._subscribe(session):
-            return True
-        if not (is_due and assignment.is_leader):
-            return False
-        if self._have_grown(session):
-            session.request_rejoin("the topics' partitions changed")
-            return True
-        if self._is_left_over(session, assignment.generation):
-            session.request_rejoin("partitions were given up, and nobody has them")
-            return True
-        return False
-
-    def _is_left_over(self, session: ReaderSession, generation: int) -> bool:
-        """Say whether partitions that were to move are nobody's, an interval after the rebalance.
-
-        Who gives up a partition asks for the round that gives it to another; a static reader that
-        was restarted in between doesn't know of it. Asked once per generation.
-        """
-        if self._complete_in == generation or self._seen_in != generation:
-            self._seen_in = generation
-            return False
-        if session.unassigned(self.found.partitions):
-            return True
-        self._complete_in = generation
-        return False
-
-    def _subscribe(self, session: ReaderSession) -> bool:
-        """Tell the group which topics we read if these have changed; return whether they have."""
-        topics = self.found.topics
-        if topics == self._subscribed:
-            return False
-        session.request_rejoin("the topics changed", topics)
-        self._subscribed = topics
-        return True
-
-    def _have_grown(self, session: ReaderSession) -> bool:
-        """Say whether there are partitions that were not shared out.
-
-        What counts is what was known when that was done, perhaps by now long ago.
-        """
-        found = self.found.partitions
-        if listed := session.listed or self._listed:
-            return any(listed.get(topic) != partitions for topic, partitions in found.items())
-        # A static leader that was restarted: it took over what it hasn't computed.
-        grown = session.unassigned(found)
-        if not grown:
-            self._listed = found
-        return grown
-
-
-# ------------------------------------------------------------------------------------------
-# One reader's place in its group: its membership, its positions, and what it has to commit.
-
-
-T = TypeVar("T")
-
-# Rounds of rejoining within one trigger; a group that changes faster gets the next trigger.
-ROUNDS_MAX: Final = 5
-
-_RETRY_REFUSAL: Final = {ErrorCode.STORAGE_FULL, ErrorCode.QUOTA_EXCEEDED}
-
-
-class Batch(NamedTuple):
-    """What may start now: its ranges are pinned."""
-
-    generation: int
-    steps: dict[TopicPartition, Step]
-
-
-class _InDoubt(NamedTuple):
-    commit: Commit
-    unknown: bool  # Whether an attempt was made whose outcome nobody knows.
-
-
-class Ownership:
-    """A member of the group, and what the coordinator keeps for its partitions.
-
-    Methods raise `RetriableError` or `OutcomeUnknown` when the coordinator is away; calling
-    them again goes on where they stopped.
-
-    Args:
-        options: the checked options of the stream.
-        log: where the rows are.
-        open_session: makes this reader a member of its group; called on first use.
-        clock: a monotonic clock in seconds.
-
-    """
-
-    def __init__(
-        self,
-        options: ReaderOptions,
-        log: LogCalls,
-        open_session: SessionFactory,
-        clock: Callable[[], float],
-    ) -> None:
-        self.targets: dict[TopicPartition, int] | None = None
-        self._options = options
-        self._log = log
-        self._planner = Planner(options, log, clock)
-        self._place = Place(options, log, open_session, clock)
-        # Of what we own, and certain; the others are fetched before anything is planned.
-        self._positions: dict[TopicPartition, Position] = {}
-        # Fetched, but no commit of ours has shown yet that they are really ours.
-        self._unproven: set[TopicPartition] = set()
-        self._finished: dict[TopicPartition, Finished] = {}
-        self._in_doubt: _InDoubt | None = None
-        self._latest_from: frozenset[TopicPartition] | None = None
-
-    @property
-    def ends(self) -> dict[TopicPartition, int]:
-        """The log's end of each owned partition as last seen."""
-        return self._planner.ends
-
-    def finish(self, ranges: Mapping[TopicPartition, Finished]) -> None:
-        """Note ranges that this process handed to Spark and whose sink is done."""
-        self._finished.update(ranges)
-
-    def hand_over_all(self) -> None:
-        """Give up everything at each rebalance from now on, and wait until it is over."""
-        self._place.hand_over_all()
-        self._forget_positions()
-
-    def stop_at_ends(self) -> None:
-        """Note where all partitions end now, whoever owns them: nothing is planned beyond."""
-        self._place.found.look()
-        bounds = self._log.all_bounds(self._place.found.all_partitions())
-        self.targets = {tp: end for tp, (_, end) in bounds.items()}
-
-    def others_read(self, before: str) -> bool:
-        """Say whether other members read our topics while no place is kept for us; joins nothing.
-
-        A place is kept for a static member that was restarted within its session.
-
-        Args:
-            before: the client id that this reader had in an earlier process: no other member.
-
-        """
-        session = self._place.open()
-        return session is not None and session.others_read(before)
-
-    def settle(self, wait_s: float) -> dict[TopicPartition, Position]:
-        """Be a member with an assignment and nothing in doubt; return the positions we own.
-
-        Args:
-            wait_s: how long to wait for an assignment.
-
-        """
-        self._in_rounds(lambda: self._settle_once(wait_s))
-        return self._positions
-
-    def pin_next(self, max_rows: int | None, wait_s: float) -> Batch:
-        """Settle, then commit what is finished together with the pins of what comes next."""
-        return self._in_rounds(lambda: self._pin_next(max_rows, wait_s))
-
-    def prove(self, tps: Collection[TopicPartition]) -> None:
-        """Have the group confirm, before ranges are run that others have pinned, that we own them.
-
-        A fetch isn't fenced: a reader that was frozen since it joined would not know. Raises
-        `RetriableError` where they are not ours any more; `settle` then says what is.
-        """
-        proof = Commit.empty()
-        self._add_proof(tps, proof)
-        try:
-            if proof.positions:
-                self._transmit(_InDoubt(proof, unknown=False))
-        except Rebalanced as error:
-            self._moved_on(error)
-            raise RetriableError(f"not ours any more: {error}") from error
-        except CommitRefused as error:
-            self._refused(error)
-            raise RetriableError(f"not ours as they were: {error}") from error
-
-    def with_rows(self, tps: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Return those of some owned partitions whose ranges that are pinned now the log holds.
-
-        Raises:
-            DataLossError: it lost rows of them, and that is to fail.
-
-        """
-        topics = self._place.found.topics
-        there = {tp: self._positions[tp] for tp in tps if tp.topic in topics}
-        steps = self._planner.plan(there, {}, self._limits(None))
-        return {tp for tp, step in steps.items() if step.pinned and step.stop > step.at}
-
-    def leave(self) -> None:
-        """Leave the group. Never raises; may be called again, and from another thread."""
-        self._place.leave()
-
-    @property
-    def _session(self) -> ReaderSession:
-        assert self._place.session is not None
-        return self._place.session
-
-    def _pin_next(self, max_rows: int | None, wait_s: float) -> Batch:
-        try:
-            assignment = self._settle_once(wait_s)
-            steps = self._plan(max_rows)
-        except CoordinatedSourceError:
-            # The query ends, but not because of what it has finished: that is committed first.
-            if self._finished and self._place.assignment is not None:
-                self._refresh(self._place.assignment)
-                self._send(self._only_finished())
-            raise
-        self._send(steps)
-        self._planner.started(steps)
-        if self.targets is not None and all(step.stop == step.at for step in steps.values()):
-            for step in steps.values():
-                if step.waiting:  # Having nothing to run would mean that all is done.
-                    raise RetriableError(step.waiting)
-        return Batch(assignment.generation, steps)
-
-    def _settle_once(self, wait_s: float) -> Assignment:
-        """Leave nothing in doubt: the last commit, our membership, our positions."""
-        if self._in_doubt is not None:
-            self._transmit(self._in_doubt)
-        assignment = self._hand_over(wait_s)
-        self._refresh(assignment)
-        return assignment
-
-    def _in_rounds(self, action: Callable[[], T]) -> T:
-        """Do *action*, again after each time that the group moved on meanwhile."""
-        for _ in range(ROUNDS_MAX):
-            try:
-                return action()
-            except Rebalanced as error:
-                self._moved_on(error)
-            except CommitRefused as error:
-                self._refused(error)
-            except FatalError as error:
-                if (reason := explained(error, self._options)) is not None:
-                    raise CoordinatedSourceError(reason) from error
-                raise
-        raise RetriableError("the group changes faster than this reader can follow")
-
-    # --- Membership ----------------------------------------------------------------------
-
-    def _hand_over(self, wait_s: float) -> Assignment:
-        place = self._place
-        session = place.open()
-        if self._latest_from is None:
-            self._latest_from = self._find_latest_from() if session else frozenset()
-        if place.is_current():
-            assert place.assignment is not None
-            return place.assignment
-        if place.assignment is not None:
-            starts_unset = bool(self._unset_starts(place.assignment))
-            if self._finished or starts_unset:
-                self._refresh(place.assignment)
-                self._send(self._only_finished())
-            if starts_unset:
-                self._send(self._plan_starts(place.assignment))
-            if not place.keeps:
-                self._forget_positions()
-        # A cooperative member hears in here what it loses, and gives it up: no range of it is
-        # uncommitted now, and none has been planned since.
-        assignment = place.join(wait_s)
-        kept = frozenset(assignment.partitions)
-        self._positions = {tp: known for tp, known in self._positions.items() if tp in kept}
-        return assignment
-
-    def _find_latest_from(self) -> frozenset[TopicPartition]:
-        """Return the partitions that begin at the log's end if the group has no offset there.
-
-        Only those that are known before this reader joins a group without any offsets: what
-        appears in a group that is at work is read from its start. Asked before the join, when
-        no member of the same generation can have committed yet.
-        """
-        if self._options.starting_offsets != "latest":
-            return frozenset()
-        known = frozenset(self._place.found.all_partitions())
-        return frozenset() if known and self._session.fetch(sorted(known)) else known
-
-    def _unset_starts(self, assignment: Assignment) -> list[TopicPartition]:
-        """Return the partitions that begin at the log's end and may have no offset yet.
-
-        The next owner may have joined too late to see that the group had no offsets.
-        """
-        return [
-            tp
-            for tp in assignment.partitions
-            if tp in (self._latest_from or ())
-            and (tp not in self._positions or self._positions[tp].offset is None)
-        ]
-
-    def _moved_on(self, error: Rebalanced) -> None:
-        self._in_doubt = None  # Fenced: what was not stored by now never will be.
-        is_lost = isinstance(error, MemberLost) or self._session.lost
-        self._forget_positions()
-        if is_lost:
-            if self._options.on_fence == "fail":
-                raise FencedError(
-                    f"the group removed this reader ({error}); option 'onFence' is 'fail'"
-                ) from error
-            logger.warning("%s; joining again, its last batch may run twice", error)
-
-    def _refused(self, error: CommitRefused) -> None:
-        codes = set(error.errors.values())
-        self._positions = {}  # Some were stored; read back which, and go on from there.
-        if ErrorCode.NOT_PARTITION_OWNER in codes:
-            logger.warning("%s; joining again", error)
-            self._session.request_rejoin("a commit was refused")
-            self._forget_positions()
-        elif codes <= {ErrorCode.OFFSET_CONFLICT}:
-            logger.warning("%s; reading back what is stored", error)
-        elif codes <= _RETRY_REFUSAL | {ErrorCode.OFFSET_CONFLICT}:
-            raise RetriableError(str(error)) from error
-        else:
-            raise CoordinatedSourceError(str(error)) from error
-
-    def _forget_positions(self) -> None:
-        self._place.forget()
-        self._positions = {}
-        self._planner.forget()
-
-    # --- Positions and commits -----------------------------------------------------------
-
-    def _refresh(self, assignment: Assignment) -> None:
-        unknown = [tp for tp in assignment.partitions if tp not in self._positions]
-        if unknown:
-            stored = self._session.fetch(unknown)
-            self._positions |= {tp: Position.of(stored.get(tp)) for tp in unknown}
-            self._unproven.update(unknown)
-        self._finished = {
-            tp: finished
-            for tp, finished in self._finished.items()
-            if still_ours(finished, self._positions.get(tp))
-        }
-
-    def _only_finished(self) -> dict[TopicPartition, Step]:
-        """Return steps that start nothing. The log is not asked: it may be away, or broken."""
-        return {
-            tp: hold_partition(position, self._finished.get(tp), "")
-            for tp, position in self._positions.items()
-        }
-
-    def _plan_starts(self, assignment: Assignment) -> dict[TopicPartition, Step]:
-        """Return the steps that store where partitions begin that begin at the log's end."""
-        topics = self._place.found.topics
-        limits = self._limits(None, plan_ranges=False)
-        unset = (tp for tp in self._unset_starts(assignment) if tp.topic in topics)
-        return self._planner.plan({tp: self._positions[tp] for tp in unset}, {}, limits)
-
-    def _plan(self, max_rows: int | None) -> dict[TopicPartition, Step]:
-        limits = self._limits(max_rows)
-        found = self._place.found
-        there = {tp: known for tp, known in self._positions.items() if tp.topic in found.topics}
-        try:
-            steps = self._planner.plan(there, self._finished, limits)
-        except LogFailed:
-            if not found.lost_topics():
-                raise
-            return self._plan(max_rows)
-        for tp in self._positions.keys() - there.keys():
-            # The topic matched the pattern and is gone: only what is finished is committed.
-            steps[tp] = hold_partition(self._positions[tp], self._finished.get(tp), "")
-        return steps
-
-    def _limits(self, max_rows: int | None, *, plan_ranges: bool = True) -> Limits:
-        return Limits(
-            max_rows=max_rows,
-            targets=self.targets,
-            latest_from=self._latest_from or frozenset(),
-            on_data_loss=self._options.on_data_loss,
-            plan_ranges=plan_ranges,
-            start_at=self._start_at(),
-        )
-
-    def _start_at(self) -> dict[TopicPartition, int]:
-        """Return where those partitions begin that have no offset yet, if a time says so."""
-        if self._options.starting_timestamp_ms is None:
-            return {}
-        topics = self._place.found.topics
-        unset = [
-            tp
-            for tp, known in self._positions.items()
-            if known.offset is None and tp not in self._finished and tp.topic in topics
-        ]
-        return self._log.offsets_at(unset, self._options.starting_timestamp_ms) if unset else {}
-
-    def _send(self, steps: Mapping[TopicPartition, Step]) -> None:
-        commit = commit_for(steps, self._positions)
-        if self._unproven:
-            self._add_proof([tp for tp, step in steps.items() if step.stop > step.at], commit)
-        if commit.positions:
-            self._transmit(_InDoubt(commit, unknown=False))
-
-    def _add_proof(self, tps: Collection[TopicPartition], commit: Commit) -> None:
-        """Add to *commit* what is stored already, for those of *tps* that need a proof."""
-        for tp in self._unproven.intersection(tps) - commit.positions.keys():
-            commit.add(tp, self._positions[tp], self._positions[tp])
-
-    def _transmit(self, doubt: _InDoubt) -> None:
-        """Send a commit; it stays in doubt until there is a definite answer."""
-        self._in_doubt = doubt
-        try:
-            self._session.commit(doubt.commit.offsets, doubt.commit.expected)
-        except OutcomeUnknown:
-            self._in_doubt = doubt._replace(unknown=True)
-            raise
-        except RetriableError:
-            if not doubt.unknown:
-                self._in_doubt = None  # Surely not stored: it may be planned anew.
-            raise
-        except (Rebalanced, CommitRefused):
-            self._in_doubt = None
-            raise
-        self._in_doubt = None
-        stored = doubt.commit.positions
-        self._unproven.difference_update(stored)
-        self._positions |= stored
-        self._finished = {
-            tp: finished
-            for tp, finished in self._finished.items()
-            if not is_stored(finished, stored.get(tp))
-        }

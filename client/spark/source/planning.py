@@ -1,6 +1,11 @@
-"""How many rows each partition may put into a batch of bounded size. Pure.
+"""What comes next: the range of each partition, the commit that pins it, and how many rows. Pure.
 
-The rules, in this order:
+Three things are known about an owned partition: the position that the coordinator keeps
+(`Position`), the range that this process has finished but not committed (`Finished`), and the
+log's bounds (`Seen`). From these `plan_partition` makes a `Step`: the next range, and what the
+coordinator must say before that range may start.
+
+`Admission` then bounds the batch. Its rules, in this order:
 
 1. Pinned ranges come first and whole, as many as fit, and at least one: they are owed, and cutting
    one would make a second key for the same rows.
@@ -17,19 +22,11 @@ from typing import Final, NamedTuple, Self
 
 from client.offsets import OffsetAndMetadata
 from client.spark.errors import DataLossError
-from client.spark.source.stream_offsets import Range, parse_pin, pin_metadata
-from protocol.types import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
+from client.spark.source.stream_offsets import Pin, Range, parse_pin
+from protocol.types import NO_OFFSET, TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# What the reader plans: which rows come next, and which commit pins them. Pure.
-#
-# Three things are known about an owned partition: the position that the coordinator keeps
-# (`Position`), the range that this process has finished but not committed (`Finished`), and the
-# log's bounds. From these `plan_partition` makes a `Step`: the next range, and what the
-# coordinator must say before that range may start.
-
-# Makes a NamedTuple in half the time: each trigger makes thousands.
-_new: Final = tuple.__new__
+# The least rows of a share of a batch, if a partition has so many.
+SHARE_MIN: Final = 100
 
 # How rows that come next can be lost.
 _MADE_ANEW: Final = "The log was made anew, so its rows are others than those before"
@@ -60,8 +57,8 @@ class Position(NamedTuple):
     @classmethod
     def pinned(cls, offset: int | None, end: int, resets: int, identity: str) -> Self:
         """Return a position with the pin of a range that ends at *end*."""
-        metadata = pin_metadata(end, resets, identity)
-        return _new(cls, (offset, metadata, end, resets, identity))
+        pin = Pin(end, resets, identity)
+        return cls(offset, pin.to_metadata(), *pin)
 
     @property
     def pinned_end(self) -> int | None:
@@ -126,8 +123,9 @@ class Commit(NamedTuple):
     def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What to store, as it is sent."""
         return {
-            tp: _new(OffsetAndMetadata, (offset, metadata, NO_LEADER_EPOCH))
-            for tp, (offset, metadata, _, _, _) in self.positions.items()
+            tp: OffsetAndMetadata(position.offset, position.metadata)
+            for tp, position in self.positions.items()
+            if position.offset is not None
         }
 
     def add(self, tp: TopicPartition, position: Position, before: Position) -> None:
@@ -191,7 +189,7 @@ def plan_partition(
         stop = min(stop, at + limits.max_rows)
     if stop <= at:
         return Step(at, at, _kept(position, at, None, from_latest=from_latest))
-    return _new(Step, (at, stop, _pinned(at, stop, position, identity), "", False))
+    return Step(at, stop, _pinned(at, stop, position, identity))
 
 
 def hold_partition(position: Position, finished: Finished | None, why: str) -> Step:
@@ -294,10 +292,7 @@ def _data_loss(
     )
 
 
-# ------------------------------------------------------------------------------------------
-# How many rows each partition may put into a batch of bounded size. Pure.
-
-SHARE_MIN: Final = 100
+# --- Batches of bounded size -----------------------------------------------------------------
 
 
 class Demand(NamedTuple):

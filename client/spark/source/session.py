@@ -22,8 +22,8 @@ from client.blocking import BlockingClient, BlockingMember, connect_blocking
 from client.exceptions import CoordinatorUnavailable
 from client.offsets import Assignment, OffsetAndMetadata
 from client.spark.logs.partition_log import PartitionLog
-from client.spark.options import COOPERATIVE, ReaderOptions
 from client.spark.source.discovery import matching_topics
+from client.spark.source.reader_options import COOPERATIVE, ReaderOptions
 from protocol.admin_messages import DescribedGroup, DescribedMember
 from protocol.consumer import decode_assignment
 from protocol.types import TopicPartition

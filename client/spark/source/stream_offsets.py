@@ -11,7 +11,7 @@ A pin is the planned end of the range that begins at a committed offset. It is s
 metadata of the commit, ``gc1:<end>:<resets>``; an end equal to the offset means "no range
 planned". The counter of resets makes the ranges before and after a reset of the group's
 offsets different for a sink that remembers what it has seen. Where the log can tell one topic
-from another one of the same name, its mark follows, ``gc1:<end>:<resets>:<identity>``.
+from another one of the same name, its identity follows, ``gc1:<end>:<resets>:<identity>``.
 """
 
 import json
@@ -46,7 +46,7 @@ class Range(NamedTuple):
 class Pin(NamedTuple):
     """Where the range that begins at a committed offset ends, and the group's reset counter.
 
-    *identity* marks the log that the offset is of, or is empty.
+    *identity* says which log of this name the offset is of; empty where nothing tells.
     """
 
     end: int
@@ -55,7 +55,8 @@ class Pin(NamedTuple):
 
     def to_metadata(self) -> str:
         """Return the text that is stored with the commit."""
-        return pin_metadata(*self)
+        identity = f":{self.identity}" if self.identity else ""
+        return f"gc1:{self.end}:{self.resets}{identity}"
 
 
 class ReaderIdentity(NamedTuple):
@@ -77,11 +78,6 @@ class EndOffset(NamedTuple):
     reader: ReaderIdentity | None
     topics: tuple[str, ...] = ()
     stateful: str = ""
-
-
-def pin_metadata(end: int, resets: int, identity: str) -> str:
-    """Return the text of a `Pin`."""
-    return f"gc1:{end}:{resets}:{identity}" if identity else f"gc1:{end}:{resets}"
 
 
 def parse_pin(metadata: str | None) -> Pin | None:
@@ -187,7 +183,6 @@ def _decode_key(key: str, offset: object) -> TopicPartition:
 
 def _decode_range(value: Mapping[object, object], offset: object) -> Range:
     match value.get("s"), value.get("e"), value.get("g"):
-        # Not `int(start)`, which takes ten times as long.
         case int() as start, int() as end, int() as generation if 0 <= start < end:
             return Range(start, end, generation)
     raise _unreadable(offset)
