@@ -1,4 +1,4 @@
-"""How long to pause between attempts."""
+"""How long to pause between attempts: one rule for everything that is tried again."""
 
 import random
 from typing import NamedTuple
@@ -13,14 +13,18 @@ class RetrySettings(NamedTuple):
     # coordinates the group now.
     loading_patience_ms: int = 10_000
 
+    def pause_s(self, failures: int, rng: random.Random) -> float:
+        """Return the pause after the *failures*-th failure in a row; see `backoff`."""
+        return backoff(failures, self.backoff_ms, self.backoff_max_ms, rng) / 1000
 
-def pause_ms(failures: int, settings: RetrySettings, rng: random.Random) -> float:
+
+def backoff(failures: int, first: float, last: float, rng: random.Random | None = None) -> float:
     """Return the pause after the *failures*-th failure in a row (from 1).
 
-    Exponential, with jitter over the upper half: a restarted coordinator is not met by all of
-    its clients in the same millisecond, and nobody retries without any pause at all.
+    It doubles from *first* to *last*, in their unit. With *rng* it has jitter over the upper
+    half: a restarted coordinator is not met by all of its clients in the same millisecond, and
+    nobody retries without any pause at all.
     """
     # The exponent is bounded so that a long outage can't grow a huge integer.
-    full = min(settings.backoff_max_ms, settings.backoff_ms * 2 ** min(failures - 1, 16))
-    jittered: float = full * rng.uniform(0.5, 1.0)
-    return jittered
+    pause = min(last, first * 2.0 ** min(failures - 1, 30))
+    return pause if rng is None else pause * rng.uniform(0.5, 1.0)

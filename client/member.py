@@ -13,7 +13,7 @@ from typing import Final, Self
 import trio
 
 from client.assignors import Assignor, read_subscriptions, run_assignor, write_assignments
-from client.backoff import RetrySettings, pause_ms
+from client.backoff import RetrySettings
 from client.exceptions import (
     ClientClosed,
     CommitRefused,
@@ -345,7 +345,7 @@ class Driver:
 
     async def _pause(self, rejoins: int) -> None:
         if rejoins > 1:
-            await trio.sleep(pause_ms(rejoins - 1, self._retry, self._rng) / 1000)
+            await trio.sleep(self._retry.pause_s(rejoins - 1, self._rng))
 
 
 def _now_ms() -> int:

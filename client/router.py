@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from client.backoff import RetrySettings, pause_ms
+from client.backoff import RetrySettings
 from client.connection import Connection, ConnectionLost, Verdict, error_of, verdict
 from client.exceptions import (
     ClientClosed,
@@ -147,7 +147,7 @@ class Router:
             if reply is not None:
                 return reply
             call.failures += 1
-            pause_s = pause_ms(call.failures, self._retry, self._rng) / 1000
+            pause_s = self._retry.pause_s(call.failures, self._rng)
             if trio.current_time() + pause_s >= call.deadline_s:
                 raise self._out_of_time(call)
             await trio.sleep(pause_s)
@@ -166,7 +166,7 @@ class Router:
                 await self._connect_any(deadline_s)
             except ConnectionLost as exc:
                 failures += 1
-                pause_s = pause_ms(failures, self._retry, self._rng) / 1000
+                pause_s = self._retry.pause_s(failures, self._rng)
                 if trio.current_time() + pause_s >= deadline_s:
                     raise CoordinatorUnavailable(f"no coordinator answers: {exc}") from exc
                 await trio.sleep(pause_s)

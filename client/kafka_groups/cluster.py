@@ -71,18 +71,20 @@ class KafkaGroup(NamedTuple):
         return self.state not in INACTIVE
 
 
-class _LastError:
-    """What librdkafka said last: its timeouts don't tell why.
+class LastError:
+    """What librdkafka said last, for its ``error_cb``: its timeouts don't tell why.
 
-    Not a method of `KafkaCluster`: that would be a cycle, which the garbage collector may break in
-    a thread of librdkafka's own, where its client must not be closed.
+    Not a method of whoever has the client: that would be a cycle, which the garbage collector may
+    break in a thread of librdkafka's own, where its client must not be closed.
     """
 
     def __init__(self) -> None:
         self._text = ""
 
     def __call__(self, error: Any) -> None:
-        self._text = f" (last: {error.name()}: {error.str()})"
+        """Remember *error*, unless it says less than what is known."""
+        if error.name() != "_ALL_BROKERS_DOWN" or not self._text:
+            self._text = f" (last: {error.name()}: {error.str()})"
 
     def __str__(self) -> str:
         return self._text
@@ -108,7 +110,7 @@ class KafkaCluster:
         self.address = str(given["bootstrap.servers"])
         self._timeout_s = timeout_s
         self._kafka, self._admin_api = _confluent()
-        self._last_error = _LastError()
+        self._last_error = LastError()
         settings = {
             "client.id": "group-coordinator",
             # Its own lines on standard error, one per failed attempt to connect, say nothing that

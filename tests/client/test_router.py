@@ -12,10 +12,9 @@ from client import (
     ErrorCode,
     FatalError,
     OffsetAndMetadata,
-    RetrySettings,
     TopicPartition,
 )
-from client.backoff import pause_ms
+from client.backoff import backoff
 from protocol import messages as m
 from protocol.apis import APIS, ApiKey
 from tests.client.conftest import World
@@ -33,11 +32,11 @@ def times_s(world: World, kind: type) -> list[float]:
 def test_pauses_double_up_to_a_limit_with_jitter_over_the_upper_half() -> None:
     """Never no pause at all, and never all clients at once."""
     rng = random.Random(1)
-    settings = RetrySettings(backoff_ms=100, backoff_max_ms=2_000)
     for failures, full_ms in [(1, 100), (2, 200), (5, 1_600), (6, 2_000), (10_000, 2_000)]:
-        pauses = {pause_ms(failures, settings, rng) for _ in range(50)}
+        pauses = {backoff(failures, 100, 2_000, rng) for _ in range(50)}
 
         assert full_ms / 2 <= min(pauses) < max(pauses) <= full_ms
+        assert backoff(failures, 100, 2_000) == full_ms
 
 
 async def test_the_coordinator_is_found_once_and_remembered(

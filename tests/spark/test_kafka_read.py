@@ -35,7 +35,7 @@ class Broker:
 
     def __init__(self, answers: list[list[Message]]) -> None:
         self.answers = iter(answers)
-        self.reasons = ""
+        self.last_error = ""
         self.consumer = self
         self.now_s = 0.0
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Final, NamedTuple
 
+from client.backoff import backoff
 from client.spark.listener.queries import Offsets
 from protocol.types import TopicPartition
 
@@ -159,7 +160,7 @@ class BackgroundCommitter:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        pause_s = PAUSE_MIN_S
+        failures = 0
         while True:
             with self._changed:
                 due = self._board.due(time.monotonic())
@@ -171,13 +172,14 @@ class BackgroundCommitter:
                     self._changed.wait(timeout_s)
                     continue
             if self._try(due):
-                pause_s = PAUSE_MIN_S
+                failures = 0
                 continue
+            failures += 1
+            pause_s = backoff(failures, PAUSE_MIN_S, PAUSE_MAX_S)
             with self._changed:
                 if self._closing:
                     return
                 self._changed.wait_for(lambda: self._closing, pause_s)
-            pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
     def _try(self, due: Offsets) -> bool:
         """Commit; say whether there is nothing to repeat before the next batch."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from client.kafka_groups.cluster import LastError
 from client.spark.logs.partition_log import OFFSET_COLUMN, LogError, LogUnavailable, PartitionLog
 from client.spark.options import OptionError
 from protocol.types import TopicPartition
@@ -293,28 +294,13 @@ def at_time(timestamp_ms: int) -> Any:
     return OffsetSpec.for_timestamp(timestamp_ms)
 
 
-class Reasons:
-    """Remembers what librdkafka said last: its timeouts don't tell why."""
-
-    def __init__(self) -> None:
-        self._last = ""
-
-    def __call__(self, error: KafkaError) -> None:
-        """Remember *error*, unless it says less than what is known."""
-        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._last:  # noqa: SLF001
-            self._last = error.str()
-
-    def __str__(self) -> str:
-        return f": {self._last}" if self._last else ""
-
-
 class Admin:
     """What the reader process asks the cluster; all calls end within the timeout."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
-        self._reasons = Reasons()
-        self._client = made(AdminClient, {**config.admin, "error_cb": self._reasons})
+        self._last_error = LastError()
+        self._client = made(AdminClient, {**config.admin, "error_cb": self._last_error})
 
     def describe(self, topic: str) -> Any:
         """Return the description of a topic."""
@@ -391,8 +377,8 @@ class Admin:
             raise self._failure(error, what) from error
 
     def _failure(self, error: Exception, what: str) -> LogError:
-        self._client.poll(0)  # For the reason, as in `Reasons`.
-        return log_error(error, what, self._config, self._reasons)
+        self._client.poll(0)  # For the reason, as in `LastError`.
+        return log_error(error, what, self._config, self._last_error)
 
 
 def made(kind: Callable[[dict[str, Any]], T], config: dict[str, Any]) -> T:
@@ -415,18 +401,18 @@ def _says_no_leader(error: LogError) -> bool:
     return isinstance(cause, KafkaException) and cause.args[0].code() == _NO_ENTRY
 
 
-def log_error(error: Exception, what: str, config: KafkaConfig, reasons: Reasons) -> LogError:
+def log_error(error: Exception, what: str, config: KafkaConfig, last_error: LastError) -> LogError:
     """Return what to raise for an error of the client's."""
     where = f"Kafka at {config.servers}"
     if isinstance(error, TimeoutError):
-        return LogUnavailable(f"{what}: no answer from {where}{reasons}")
+        return LogUnavailable(f"{what}: no answer from {where}{last_error}")
     cause = error.args[0]
     if cause.code() in _UNKNOWN:
         return LogError(f"{what}: there is none at {where}")
     if cause.code() in PASSING or cause.retriable():
         return LogUnavailable(
             f"{what}: no answer from {where} within {config.timeout_s:g} s (option "
-            f"'log.timeout'): {cause.str()}{reasons}"
+            f"'log.timeout'): {cause.str()}{last_error}"
         )
     return LogError(f"{what}: {where} says: {cause.str()}")
 
@@ -521,12 +507,12 @@ class _RangeReader:
                 if not messages and (message := consumer.poll(_POLL_S)) is not None:
                     messages = [message]
                 before = self._at
-                rows = self._accept(messages, lease.reasons)
+                rows = self._accept(messages, lease.last_error)
                 now_s = time.monotonic()
                 if self._at > before:
                     heard_s = now_s
                 elif now_s - heard_s > self._config.timeout_s:
-                    raise self._stalled(lease.reasons)
+                    raise self._stalled(lease.last_error)
                 if rows:
                     yield rows
                     heard_s = time.monotonic()  # The task may have been busy with them for long.
@@ -538,14 +524,14 @@ class _RangeReader:
             else:
                 consumer.close()
 
-    def _accept(self, messages: Messages, reasons: "Reasons") -> Messages:
+    def _accept(self, messages: Messages, last_error: LastError) -> Messages:
         """Move on behind *messages*; return those that are rows of the range."""
         rows = messages
         if any(message.error() for message in messages):
             rows = [message for message in messages if not message.error()]
             for message in messages:
                 if message.error():
-                    self._heed(message, reasons)
+                    self._heed(message, last_error)
         if rows:
             last = rows[-1].offset()
             if last >= self._end:
@@ -553,7 +539,7 @@ class _RangeReader:
             self._at = max(self._at, min(last + 1, self._end))
         return rows
 
-    def _heed(self, message: Any, reasons: "Reasons") -> None:
+    def _heed(self, message: Any, last_error: LastError) -> None:
         error = message.error()
         code = error.code()
         if code == KafkaError._PARTITION_EOF:  # noqa: SLF001
@@ -565,15 +551,15 @@ class _RangeReader:
                 f"deleted (retention), or the topic was made anew ({error.str()})"
             )
         elif code in PASSING and not error.fatal():
-            reasons(error)
+            last_error(error)
         else:
-            raise log_error(KafkaException(error), str(self._tp), self._config, reasons)
+            raise log_error(KafkaException(error), str(self._tp), self._config, last_error)
 
-    def _stalled(self, reasons: "Reasons") -> LogUnavailable:
+    def _stalled(self, last_error: LastError) -> LogUnavailable:
         return LogUnavailable(
             f"{self._tp}: Kafka at {self._config.servers} returned nothing from offset {self._at} "
             f"on within {self._config.timeout_s:g} s (option 'log.timeout'), of a range that ends "
-            f"at {self._end}{reasons}"
+            f"at {self._end}{last_error}"
         )
 
 
@@ -582,8 +568,8 @@ class _Lease:
 
     def __init__(self, config: KafkaConfig) -> None:
         self.key = _key(config)
-        self.reasons = Reasons()
-        self.consumer = made(Consumer, {**config.consumer, "error_cb": self.reasons})
+        self.last_error = LastError()
+        self.consumer = made(Consumer, {**config.consumer, "error_cb": self.last_error})
 
 
 _idle: list[_Lease] = []

@@ -33,6 +33,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
+from client.backoff import backoff
 from client.exceptions import CoordinatorError, OutcomeUnknown, RetriableError
 from client.spark.errors import (
     CheckpointError,
@@ -128,7 +129,7 @@ class ReaderCore:
         self._to_find: list[TopicPartition] = []
         self._returned_at_s: float | None = None
         self._deadline_s: float | None = None
-        self._pause_s = PAUSE_MIN_S
+        self._failures = 0
 
     # --- What Spark calls ----------------------------------------------------------------
 
@@ -249,7 +250,7 @@ class ReaderCore:
             logger.warning("no new batch, trying again: %s", error)
             self._pause()
             return start
-        self._pause_s = PAUSE_MIN_S
+        self._failures = 0
         return end
 
     def _next_batch(
@@ -360,7 +361,7 @@ class ReaderCore:
                     logger.warning("waiting for %s: %s", what, error)
                     self._pause()
                 else:
-                    self._pause_s = PAUSE_MIN_S
+                    self._failures = 0
                     return result
         finally:
             self._deadline_s = None
@@ -373,8 +374,8 @@ class ReaderCore:
         return (self._options.rebalance_timeout_ms + self._options.request_timeout_ms) / 1000
 
     def _pause(self) -> None:
-        self._sleep(self._pause_s)
-        self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
+        self._failures += 1
+        self._sleep(backoff(self._failures, PAUSE_MIN_S, PAUSE_MAX_S))
 
     def _warn_of_long_batch(self) -> None:
         """A hand-over waits for the batch; past the rebalance timeout the group evicts us."""

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from client.backoff import backoff
 from client.exceptions import RetriableError
 from client.spark.errors import CoordinatedSourceError, DataLossError, LogFailed
 from client.spark.logs.partition_log import LogUnavailable, PartitionLog
@@ -423,7 +424,6 @@ class _Failing:
 
     since_s: float
     retry_at_s: float
-    pause_s: float
     error: str = ""
     tries: int = 0
 
@@ -466,7 +466,7 @@ class Failures:
 
         """
         now_s = self._clock()
-        failing = self._failing.setdefault(what, _Failing(now_s, now_s, RETRY_MIN_S))
+        failing = self._failing.setdefault(what, _Failing(now_s, now_s))
         failing.tries += 1
         for_s = now_s - failing.since_s
         if for_s >= self._timeout_s and failing.tries >= TRIES_MIN:
@@ -477,8 +477,7 @@ class Failures:
         if not failing.error:
             logger.warning("%s of %s failed, trying again: %s", what, self._log, why)
         failing.error = f"{what} of {self._log} failed: {why}"
-        failing.retry_at_s = now_s + failing.pause_s
-        failing.pause_s = min(failing.pause_s * 2, RETRY_MAX_S)
+        failing.retry_at_s = now_s + backoff(failing.tries, RETRY_MIN_S, RETRY_MAX_S)
         return failing.error
 
 

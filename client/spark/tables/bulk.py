@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from client.backoff import backoff
 from client.blocking import BlockingClient, connect_blocking
 from client.exceptions import CommitRefused, CoordinatorError, FatalError, OutcomeUnknown
 from client.offsets import OffsetAndMetadata, commit_request
@@ -253,7 +254,8 @@ logger = logging.getLogger(__name__)
 AT_A_TIME: Final = 16
 # Members that were removed come back, and may be there before the commit is.
 FORCED_TRIES: Final = 20
-_PAUSE_S: Final = 0.05
+PAUSE_MIN_S: Final = 0.05
+PAUSE_MAX_S: Final = 0.25
 _SHOWN: Final = 5
 REASON: Final = "the offsets of the group are written anew"
 
@@ -438,7 +440,7 @@ def _write(client: BlockingClient, plan: GroupPlan, *, force: bool) -> GroupResu
             if not force or error.code != ErrorCode.UNKNOWN_MEMBER_ID:
                 return GroupResult(plan, "failed", str(error))
             failure = GroupResult(plan, "failed", f"its members come back at once: {error}")
-            time.sleep(_PAUSE_S * min(attempt, 5))
+            time.sleep(backoff(attempt + 1, PAUSE_MIN_S, PAUSE_MAX_S))
         except CoordinatorError as error:
             return GroupResult(plan, "failed", str(error))
         else:
