@@ -1,4 +1,4 @@
-"""``group-coordinator log``: the data folder of a stopped daemon."""
+"""``group-coordinator log``: looks at the data folder of a stopped daemon, and repairs it."""
 
 import json
 import sys
@@ -14,21 +14,22 @@ from coordinator.cli.log_dump import (
     TYPE_NAMES,
     Filter,
     Line,
+    byte_range,
     complaining,
     dump_lines,
-    everything,
     live_of,
-    place_of,
+    partitions_of,
     stopped,
     verdict_of,
 )
 from coordinator.cli.output import clean, end, note, table
 from coordinator.config import is_cluster_id
-from coordinator.group.repair import Survivors
+from coordinator.group.repair import FenceBuilder
 from coordinator.log.directory import Directory, OsDirectory, ReadOnlyDirectory
 from coordinator.log.errors import EXIT_CORRUPT, LogCorrupt, LogIncompatible, LogRefused
 from coordinator.log.format import NODE_PARTITION, Batch, Entry
 from coordinator.log.journal import SEGMENT_BYTES_MAX, Journal
+from coordinator.log.offline.compact import compact_stopped
 from coordinator.log.offline.repair import (
     Plan,
     Wanted,
@@ -37,264 +38,14 @@ from coordinator.log.offline.repair import (
     repair,
     repaired_meta,
 )
-from coordinator.log.offline.salvage import Kept
+from coordinator.log.offline.salvage import Kept, Salvage
 from coordinator.log.offline.survey import Survey, survey
-from coordinator.log.offline.whole import compact_stopped
 from coordinator.log.state_files import META_NAME, Meta, decode_meta
 from protocol.groups import offsets_partition
-
-# ------------------------------------------------------------------------------------------
-# What ``log verify`` tells.
 
 # So many lines about damage, unless all are wanted.
 LINES_MAX: Final = 20
 
-
-class _Row(NamedTuple):
-    """What is there of one partition."""
-
-    batches: int = 0
-    entries: int = 0
-    size_bytes: int = 0
-    live_entries: int = 0
-    live_bytes: int = 0
-    end_offset: int = 0
-
-
-def verify_folder(directory: Directory, *, verbose: bool) -> LogRefused | None:
-    """Print what is in a folder and what is wrong; return why the daemon would refuse it."""
-    verdict = verdict_of(directory)
-    if verdict is None:
-        click.echo("Nothing was ever kept in this folder; the daemon would begin in it.")
-        return None
-    if isinstance(verdict, LogRefused) and not isinstance(verdict, LogCorrupt):
-        return verdict
-    found = survey(directory)
-    num_partitions = partitions_of(found)
-    plan = plan_repair(directory, found, num_partitions, lambda _: None)
-    report_damage(plan, verbose=verbose)
-    _report_state(found)
-    rows = _rows(directory, found, num_partitions)
-    _report_rows(found, rows, verbose=verbose)
-    if isinstance(verdict, LogRefused):
-        return verdict
-    if verdict.torn_bytes:
-        click.echo(
-            f"The next start cuts {verdict.torn_bytes} bytes off the newest segment: the end of a "
-            "write that was never finished."
-        )
-    click.echo("Nothing is wrong.")
-    return None
-
-
-def partitions_of(found: Survey) -> int:
-    """Return the number of offsets partitions, if it isn't known as many as there can be."""
-    return NODE_PARTITION if found.meta is None else found.meta.num_partitions
-
-
-def report_damage(plan: Plan, *, verbose: bool) -> None:
-    """Print what is wrong and where, a line each."""
-    lines = [f"{problem.file}: {problem.what}" for problem in plan.problems]
-    for damage in plan.damages:
-        file = damage.source.file or damage.source.segment.name
-        if damage.source.file is not None or damage.end:
-            file = place_of(file, damage.start, damage.end)
-        lines.append(f"{file}: {damage.what}")
-    told = lines if verbose else lines[:LINES_MAX]
-    for line in told:
-        click.echo(clean(line))
-    if len(lines) > len(told):
-        click.echo(f"and {len(lines) - len(told)} more; --verbose tells all")
-
-
-def _report_state(found: Survey) -> None:
-    meta = found.meta
-    if meta is not None:
-        click.echo(
-            f"Cluster {meta.cluster_id}, node {meta.node_id}, {meta.num_partitions} partitions, "
-            f"leader epoch {meta.leader_epoch}"
-        )
-    if found.stop is not None:
-        click.echo(f"Closed in good order at position {found.stop.end}")
-    elif not found.was_closed:
-        click.echo("Not closed in good order")
-
-
-def _rows(directory: Directory, found: Survey, num_partitions: int) -> dict[int, _Row]:
-    live = live_of(directory, found, num_partitions)
-    rows: dict[int, _Row] = {}
-    for item in everything(directory, found, num_partitions):
-        if type(item) is not Kept:
-            continue
-        batch = item.batch
-        alive = [e for offset, e in batch.entries if live.take(batch.partition, offset)]
-        old = rows.get(batch.partition, _Row())
-        rows[batch.partition] = _Row(
-            old.batches + 1,
-            old.entries + len(batch.entries),
-            old.size_bytes + len(item.found.data),
-            old.live_entries + len(alive),
-            old.live_bytes + sum(len(msgpack.packb((0, *entry))) for entry in alive),
-            batch.entries[-1][0] + 1,
-        )
-    return rows
-
-
-def _report_rows(found: Survey, rows: dict[int, _Row], *, verbose: bool) -> None:
-    def total(values: Iterable[int]) -> int:
-        return sum(values)
-
-    batches = total(row.batches for row in rows.values())
-    entries = total(row.entries for row in rows.values())
-    size_bytes = total(row.size_bytes for row in rows.values())
-    live_entries = total(row.live_entries for row in rows.values())
-    live_bytes = total(row.live_bytes for row in rows.values())
-    segments = sum(source.file is not None for source in found.sources)
-    click.echo(
-        f"{segments} segments with {batches} batches in {size_bytes} bytes can be read: "
-        f"{entries} entries, of which {live_entries} are live, in {live_bytes} bytes"
-    )
-    if verbose:
-        columns = ("PARTITION", "BATCHES", "ENTRIES", "BYTES", "LIVE", "LIVE-BYTES", "END-OFFSET")
-        names = {NODE_PARTITION: "node"}
-        table(columns, ((names.get(p, p), *row) for p, row in sorted(rows.items())))
-
-
-# ------------------------------------------------------------------------------------------
-# What ``log repair`` tells and does.
-
-
-class Mending(NamedTuple):
-    """A repair that is known to be possible."""
-
-    directory: Directory
-    plan: Plan
-    meta: Meta
-    survivors: Survivors
-
-    def report(self, *, verbose: bool) -> None:
-        """Print what is wrong, and what would be lost and kept."""
-        plan = self.plan
-        report_damage(plan, verbose=verbose)
-        click.echo(f"Kept: {plan.entries} entries in {plan.batches} batches.")
-        if not plan.lost_bytes:
-            click.echo("Lost: nothing that the files tell of.")
-            return
-        click.echo(f"Lost: up to {plan.lost_bytes} bytes of the log, see above.")
-        click.echo(
-            "What was lost is as if it had never been: commits go back to the ones before, what "
-            "was deleted may be there again, and groups of which everything was lost are gone. "
-            "All other groups rebalance once, in a generation above all that can have been told; "
-            "streams of offset changes begin anew."
-        )
-
-    def carry_out(self) -> None:
-        """Do it, and print where the damaged files are."""
-        now_ms = time.time_ns() // 1_000_000
-
-        def fences(lost_bytes: int) -> Iterator[tuple[int, Sequence[Entry]]]:
-            for partition, entries in self.survivors.fences(lost_bytes, now_ms):
-                yield partition, [Entry(*fields) for fields in entries]
-
-        for name in repair(self.directory, self.plan, self.meta, fences, now_ms):
-            click.echo(clean(f"What it was is kept in {name}"))
-
-
-def plan_mending(directory: Directory, wanted: Wanted) -> Mending:
-    """Read the whole folder, and see what a repair takes.
-
-    Raises:
-        LogRefused: It can't be repaired, or not without more options; the message says which.
-    """
-    found = survey(directory, wanted.cluster_id)
-    if not wanted.cluster_id:
-        known_cluster_id(found)
-    num_partitions = partitions_of(found)
-    if found.meta is None and wanted.num_partitions:
-        num_partitions = wanted.num_partitions
-    survivors = Survivors(NODE_PARTITION)
-
-    def saw(batch: Batch) -> None:
-        survivors.saw(batch.partition, (entry for _, entry in batch.entries))
-
-    plan = plan_repair(directory, found, num_partitions, saw)
-    if not plan.is_needed:
-        raise LogCorrupt("there is no repair for this: restore a backup")
-    try:
-        meta = repaired_meta(plan, wanted)
-    except LogRefused as exc:
-        report_damage(plan, verbose=False)
-        raise LogRefused(f"{exc}{_meta_hint(directory, found)}") from exc
-    if found.meta is None:
-        _check_partitions(survivors.groups(), meta.num_partitions)
-    return Mending(directory, plan, meta, survivors)
-
-
-def _check_partitions(groups: Iterable[tuple[int, str]], num_partitions: int) -> None:
-    for partition, group_id in groups:
-        expected = offsets_partition(group_id, num_partitions)
-        if expected != partition:
-            message = (
-                f"group {group_id!r} lies in partition {partition}, and with {num_partitions} "
-                f"partitions it would be looked for in {expected}: --partitions is wrong"
-            )
-            raise LogRefused(message)
-
-
-def _meta_hint(directory: Directory, found: Survey) -> str:
-    """Return what a damaged meta file seems to say; it can't be trusted, but may remind."""
-    if META_NAME not in found.names:
-        return ""
-    try:
-        body = json.loads(directory.read(META_NAME).partition(b"\n")[0])
-        said = [f"{name} {body[name]!r}" for name in ("cluster_id", "node_id", "num_partitions")]
-    except (ValueError, KeyError, TypeError):
-        return ""
-    return f" (the damaged file seems to say {', '.join(said)})"
-
-
-# ------------------------------------------------------------------------------------------
-# What ``log compact`` does.
-
-
-def compact_folder(data_dir: Path, *, segment_bytes: int, delete_retention_ms: int) -> None:
-    """Compact the folder's whole log and close it in good order.
-
-    Raises:
-        LogRefused: The daemon would not start on it either.
-        LogFailed: The disk failed.
-        OSError: Likewise.
-    """
-    looked_at = ReadOnlyDirectory(data_dir)
-    if not looked_at.exists(META_NAME):
-        raise LogIncompatible(f"{data_dir} is no data folder: it has no file {META_NAME!r}")
-    meta = decode_meta(looked_at.read(META_NAME))
-    journal = Journal(
-        OsDirectory(data_dir),
-        num_partitions=meta.num_partitions,
-        segment_bytes=segment_bytes,
-        node_id=meta.node_id,
-        new_cluster_id=_no_new_folder,
-    )
-    drop_before_ms = time.time_ns() // 1_000_000 - delete_retention_ms
-    try:
-        saved = compact_stopped(journal, segment_bytes=segment_bytes, drop_before_ms=drop_before_ms)
-    except BaseException:
-        journal.close(clean=False)
-        raise
-    journal.close(clean=True)
-    click.echo(
-        f"The log had {saved.before_bytes} bytes and has {saved.after_bytes}, "
-        f"with {saved.live_entries} entries."
-    )
-
-
-def _no_new_folder() -> str:
-    raise LogRefused("the folder was emptied meanwhile")
-
-
-# ------------------------------------------------------------------------------------------
-# ``group-coordinator log``: the data folder of a stopped daemon.
 
 _DATA_DIR: Final = click.option(
     "--data-dir",
@@ -367,6 +118,18 @@ def dump(
         sys.exit(EXIT_CORRUPT)
 
 
+def _first(lines: Iterator[Line], limit: int | None) -> Iterator[Line]:
+    """Yield lines up to so many entries."""
+    count = 0
+    if limit == 0:
+        return
+    for line in lines:
+        yield line
+        count += line.is_entry
+        if limit is not None and count >= limit:
+            return
+
+
 @log.command()
 @_DATA_DIR
 @click.option("--verbose", is_flag=True, help="Each partition, and all damage.")
@@ -377,9 +140,108 @@ def verify(data_dir: Path, *, verbose: bool) -> None:
     a folder that isn't this release's; else 0.
     """
     with stopped(data_dir, read_only=True) as directory:
-        refused = verify_folder(directory, verbose=verbose)
+        refused = _verify(directory, verbose=verbose)
         if refused is not None:
             end(f"the daemon would refuse to start: {refused}", refused.exit_status)
+
+
+def _verify(directory: Directory, *, verbose: bool) -> LogRefused | None:
+    """Print what is in a folder and what is wrong; return why the daemon would refuse it."""
+    verdict = verdict_of(directory)
+    if verdict is None:
+        click.echo("Nothing was ever kept in this folder; the daemon would begin in it.")
+        return None
+    if isinstance(verdict, LogRefused) and not isinstance(verdict, LogCorrupt):
+        return verdict
+    found = survey(directory)
+    num_partitions = partitions_of(found)
+    plan = plan_repair(directory, found, num_partitions, lambda _: None)
+    _report_damage(plan, verbose=verbose)
+    _report_state(found)
+    rows = _rows(directory, found, num_partitions)
+    _report_rows(found, rows, verbose=verbose)
+    if isinstance(verdict, LogRefused):
+        return verdict
+    if verdict.torn_bytes:
+        click.echo(
+            f"The next start cuts {verdict.torn_bytes} bytes off the newest segment: the end of a "
+            "write that was never finished."
+        )
+    click.echo("Nothing is wrong.")
+    return None
+
+
+class _Row(NamedTuple):
+    """What is there of one partition."""
+
+    batches: int = 0
+    entries: int = 0
+    size_bytes: int = 0
+    live_entries: int = 0
+    live_bytes: int = 0
+    end_offset: int = 0
+
+
+def _report_state(found: Survey) -> None:
+    meta = found.meta
+    if meta is not None:
+        click.echo(
+            f"Cluster {meta.cluster_id}, node {meta.node_id}, {meta.num_partitions} partitions, "
+            f"leader epoch {meta.leader_epoch}"
+        )
+    if found.stop is not None:
+        click.echo(f"Closed in good order at position {found.stop.end}")
+    elif not found.was_closed:
+        click.echo("Not closed in good order")
+
+
+def _rows(directory: Directory, found: Survey, num_partitions: int) -> dict[int, _Row]:
+    live = live_of(directory, found, num_partitions)
+    rows: dict[int, _Row] = {}
+    for item in Salvage(directory, found, num_partitions).read_all():
+        if type(item) is not Kept:
+            continue
+        batch = item.batch
+        alive = [e for offset, e in batch.entries if live.is_live(batch.partition, offset)]
+        old = rows.get(batch.partition, _Row())
+        rows[batch.partition] = _Row(
+            old.batches + 1,
+            old.entries + len(batch.entries),
+            old.size_bytes + len(item.found.data),
+            old.live_entries + len(alive),
+            old.live_bytes + sum(len(msgpack.packb((0, *entry))) for entry in alive),
+            batch.entries[-1][0] + 1,
+        )
+    return rows
+
+
+def _report_rows(found: Survey, rows: dict[int, _Row], *, verbose: bool) -> None:
+    total = _Row(*map(sum, zip(_Row(), *rows.values(), strict=True)))
+    segments = sum(source.file is not None for source in found.sources)
+    click.echo(
+        f"{segments} segments with {total.batches} batches in {total.size_bytes} bytes can be "
+        f"read: {total.entries} entries, of which {total.live_entries} are live, in "
+        f"{total.live_bytes} bytes"
+    )
+    if verbose:
+        columns = ("PARTITION", "BATCHES", "ENTRIES", "BYTES", "LIVE", "LIVE-BYTES", "END-OFFSET")
+        names = {NODE_PARTITION: "node"}
+        table(columns, ((names.get(p, p), *row) for p, row in sorted(rows.items())))
+
+
+def _report_damage(plan: Plan, *, verbose: bool) -> None:
+    """Print what is wrong and where, a line each."""
+    lines = [f"{problem.file}: {problem.what}" for problem in plan.problems]
+    for damage in plan.damages:
+        file = damage.source.file or damage.source.segment.name
+        if damage.source.file is not None or damage.end:
+            file = byte_range(file, damage.start, damage.end)
+        lines.append(f"{file}: {damage.what}")
+    told = lines if verbose else lines[:LINES_MAX]
+    for line in told:
+        click.echo(clean(line))
+    if len(lines) > len(told):
+        click.echo(f"and {len(lines) - len(told)} more; --verbose tells all")
 
 
 @log.command()
@@ -404,9 +266,34 @@ def compact(data_dir: Path, segment_bytes: int, delete_retention_ms: int) -> Non
     A daemon that runs does that by itself, or when asked: group-coordinator compact.
     """
     with complaining():
-        compact_folder(
-            data_dir, segment_bytes=segment_bytes, delete_retention_ms=delete_retention_ms
+        looked_at = ReadOnlyDirectory(data_dir)
+        if not looked_at.exists(META_NAME):
+            raise LogIncompatible(f"{data_dir} is no data folder: it has no file {META_NAME!r}")
+        meta = decode_meta(looked_at.read(META_NAME))
+        journal = Journal(
+            OsDirectory(data_dir),
+            num_partitions=meta.num_partitions,
+            segment_bytes=segment_bytes,
+            node_id=meta.node_id,
+            new_cluster_id=_no_new_folder,
         )
+        drop_before_ms = time.time_ns() // 1_000_000 - delete_retention_ms
+        try:
+            saved = compact_stopped(
+                journal, segment_bytes=segment_bytes, drop_before_ms=drop_before_ms
+            )
+        except BaseException:
+            journal.close(clean=False)
+            raise
+        journal.close(clean=True)
+        click.echo(
+            f"The log had {saved.before_bytes} bytes and has {saved.after_bytes}, "
+            f"with {saved.live_entries} entries."
+        )
+
+
+def _no_new_folder() -> str:
+    raise LogRefused("the folder was emptied meanwhile")
 
 
 @log.command()
@@ -447,11 +334,7 @@ def repair_command(
     and what is damaged goes to the folder's aside/.
     """
     wanted = Wanted(cluster_id, node_id, partitions or 0, leader_epoch_at_least)
-    _repair(data_dir, wanted, accept=accept_loss, verbose=verbose)
-
-
-def _repair(data_dir: Path, wanted: Wanted, *, accept: bool, verbose: bool) -> None:
-    with stopped(data_dir, read_only=not accept) as directory:
+    with stopped(data_dir, read_only=not accept_loss) as directory:
         verdict = verdict_of(directory)
         if not isinstance(verdict, LogRefused):
             click.echo("There is nothing to repair.")
@@ -459,24 +342,101 @@ def _repair(data_dir: Path, wanted: Wanted, *, accept: bool, verbose: bool) -> N
         if not isinstance(verdict, LogCorrupt):
             end(f"This is no damage: {verdict}", verdict.exit_status)
         note(str(verdict))
-        mending = plan_mending(directory, wanted)
-        mending.report(verbose=verbose)
-        if not accept:
+        planned = _plan_repair(directory, wanted)
+        _report_repair(planned.plan, verbose=verbose)
+        if not accept_loss:
             end("Nothing was changed; --accept-loss does it.", EXIT_CORRUPT)
-        mending.carry_out()
+        _carry_out(directory, planned)
         left = verdict_of(directory)
         if isinstance(left, LogRefused):
             end(f"The daemon would still refuse to start: {left}", left.exit_status)
         click.echo("Repaired: the daemon can start.")
 
 
-def _first(lines: Iterator[Line], limit: int | None) -> Iterator[Line]:
-    """Yield lines up to so many entries."""
-    count = 0
-    if limit == 0:
+class _Repair(NamedTuple):
+    """A repair that is known to be possible."""
+
+    plan: Plan
+    meta: Meta
+    fence_builder: FenceBuilder
+
+
+def _plan_repair(directory: Directory, wanted: Wanted) -> _Repair:
+    """Read the whole folder, and see what a repair takes.
+
+    Raises:
+        LogRefused: It can't be repaired, or not without more options; the message says which.
+    """
+    found = survey(directory, wanted.cluster_id)
+    if not wanted.cluster_id:
+        known_cluster_id(found)
+    num_partitions = partitions_of(found)
+    if found.meta is None and wanted.num_partitions:
+        num_partitions = wanted.num_partitions
+    fence_builder = FenceBuilder(NODE_PARTITION)
+
+    def on_batch(batch: Batch) -> None:
+        fence_builder.add(batch.partition, (entry for _, entry in batch.entries))
+
+    plan = plan_repair(directory, found, num_partitions, on_batch)
+    if not plan.is_needed:
+        raise LogCorrupt("there is no repair for this: restore a backup")
+    try:
+        meta = repaired_meta(plan, wanted)
+    except LogRefused as exc:
+        _report_damage(plan, verbose=False)
+        raise LogRefused(f"{exc}{_meta_hint(directory, found)}") from exc
+    if found.meta is None:
+        _check_partitions(fence_builder.groups(), meta.num_partitions)
+    return _Repair(plan, meta, fence_builder)
+
+
+def _report_repair(plan: Plan, *, verbose: bool) -> None:
+    """Print what is wrong, and what would be lost and kept."""
+    _report_damage(plan, verbose=verbose)
+    click.echo(f"Kept: {plan.entries} entries in {plan.batches} batches.")
+    if not plan.lost_bytes:
+        click.echo("Lost: nothing that the files tell of.")
         return
-    for line in lines:
-        yield line
-        count += line.is_entry
-        if limit is not None and count >= limit:
-            return
+    click.echo(f"Lost: up to {plan.lost_bytes} bytes of the log, see above.")
+    click.echo(
+        "What was lost is as if it had never been: commits go back to the ones before, what "
+        "was deleted may be there again, and groups of which everything was lost are gone. "
+        "All other groups rebalance once, in a generation above all that can have been told; "
+        "streams of offset changes begin anew."
+    )
+
+
+def _carry_out(directory: Directory, planned: _Repair) -> None:
+    """Repair the folder, and print where the damaged files are."""
+    now_ms = time.time_ns() // 1_000_000
+
+    def fences(lost_bytes: int) -> Iterator[tuple[int, Sequence[Entry]]]:
+        for partition, entries in planned.fence_builder.fences(lost_bytes, now_ms):
+            yield partition, [Entry(*fields) for fields in entries]
+
+    for name in repair(directory, planned.plan, planned.meta, fences, now_ms):
+        click.echo(clean(f"What it was is kept in {name}"))
+
+
+def _check_partitions(groups: Iterable[tuple[int, str]], num_partitions: int) -> None:
+    for partition, group_id in groups:
+        expected = offsets_partition(group_id, num_partitions)
+        if expected != partition:
+            message = (
+                f"group {group_id!r} lies in partition {partition}, and with {num_partitions} "
+                f"partitions it would be looked for in {expected}: --partitions is wrong"
+            )
+            raise LogRefused(message)
+
+
+def _meta_hint(directory: Directory, found: Survey) -> str:
+    """Return what a damaged meta file seems to say; it can't be trusted, but may remind."""
+    if META_NAME not in found.names:
+        return ""
+    try:
+        body = json.loads(directory.read(META_NAME).partition(b"\n")[0])
+        said = [f"{name} {body[name]!r}" for name in ("cluster_id", "node_id", "num_partitions")]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return f" (the damaged file seems to say {', '.join(said)})"

@@ -1,8 +1,8 @@
-"""What must be written behind a loss, so that nothing is told twice that was told before it.
+"""The records that a repair appends when a part of the log was lost: the fences.
 
-When a part of the log can't be read any more, nobody knows what stood there, only how much it can
-have been. A generation that was opened, or a change of the registry, took at least so many bytes;
-all groups, and the registry, are put beyond what can have been told:
+Nobody knows what the lost part said, only how many bytes it had. A new generation, or a change of
+the registry, takes at least `CHANGE_BYTES_MIN` of them, so it is known how many there can have
+been. The fences put all groups, and the registry, beyond every number that can have been told:
 
 - Each group gets a generation above all of its own. Whoever acts in an older one is told so, and
   its members rebalance once.
@@ -29,11 +29,13 @@ from protocol.types import INT32_MAX
 # A batch with nothing but a generation, or a registry record, takes more than that.
 CHANGE_BYTES_MIN: Final = 50
 ENTRIES_PER_BATCH: Final = 1_000
-_TOPICS_VERSION: Final = 6  # Of a group's metadata.
+# At which element of its value an entry has a generation, and the registry's version.
+_GENERATION_AT: Final = {GROUP_GENERATION: 0, GROUP_METADATA: 1, GROUP_REBALANCED: 9}
+_TOPICS_VERSION_AT: Final = 6
 
 
-class Survivors:
-    """What can still be read. Show it all of that, in order; then ask for the fences."""
+class FenceBuilder:
+    """Makes the fences. Show it all that can still be read, in order; then ask for them."""
 
     def __init__(self, registry_partition: int) -> None:
         self._registry_partition = registry_partition
@@ -41,7 +43,7 @@ class Survivors:
         self._generations: dict[int, dict[str, int]] = {}
         self._version = 0
 
-    def saw(self, partition: int, entries: Iterable[EntryFields]) -> None:
+    def add(self, partition: int, entries: Iterable[EntryFields]) -> None:
         """Take note of entries; what can't be understood says nothing."""
         if partition == self._registry_partition:
             for type_, _, _, _, value in entries:
@@ -53,9 +55,9 @@ class Survivors:
                 generations.pop(group_id, None)
                 continue
             known = generations.get(group_id, 0)
-            generations[group_id] = max(known, _generation_of(type_, value))
+            generations[group_id] = max(known, _number(value, _GENERATION_AT.get(type_)))
             if type_ == GROUP_METADATA:
-                self._version = max(self._version, _number(value, _TOPICS_VERSION))
+                self._version = max(self._version, _number(value, _TOPICS_VERSION_AT))
 
     def groups(self) -> Iterator[tuple[int, str]]:
         """Yield the partition and the name of each group that is there."""
@@ -81,19 +83,14 @@ class Survivors:
                 yield partition, batch
 
 
-def _generation_of(type_: int, value: Any) -> int:
-    at = {GROUP_GENERATION: 0, GROUP_METADATA: 1, GROUP_REBALANCED: 9}.get(type_)
-    return 0 if at is None else _number(value, at)
-
-
 def _version_of(type_: int, value: Any) -> int:
     if type_ == REGISTRY:
         return max(_number(value, 0), _number(value, 1))
     return _number(value, 3) if type_ == TOPIC else 0
 
 
-def _number(value: Any, at: int) -> int:
+def _number(value: Any, at: int | None) -> int:
     """Return an element of an entry's value, 0 where there is none."""
-    if not isinstance(value, list | tuple) or len(value) <= at:
+    if at is None or not isinstance(value, list | tuple) or len(value) <= at:
         return 0
     return value[at] if type(value[at]) is int else 0

@@ -1,6 +1,27 @@
-"""What is live in the log, and what a compaction is to do. No I/O in this file."""
+"""Compacts the log: finds what is live in sealed segments, and writes it to new files.
 
-import errno
+Theory of operation
+===================
+
+A key is (partition, scope, type, key). Of a log, these entries are *live*:
+
+* the last one of each key, unless
+* a scope tombstone (an entry of type 1001) of the same scope is behind it, or
+* it is a tombstone (its value is nil; scope tombstones are such, too) and old enough.
+
+The fold of the live entries is the fold of the log. Tombstones are kept for a while for those
+who follow the changes; for each partition it is noted up to where some were dropped.
+
+A compaction works on a prefix of the journal's sealed segments, always from the first one on:
+then a tombstone has nothing older left to hide and may go. It finds the live offsets first
+(`LiveSearch`), which takes as many passes as memory asks for, and then copies their entries
+in the order of the log. An output covers a whole number of sources.
+
+Nothing that the journal knows is changed here: the outputs have temporary names, which a start
+removes. `compact_child` does the work in a process of its own, `swap` puts the outputs in the
+place of the sources, and `coordinator.runtime.compactor` says when.
+"""
+
 import zlib
 from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -8,7 +29,7 @@ from typing import Final, NamedTuple
 
 import msgpack
 
-from coordinator.log.directory import Directory, File
+from coordinator.log.directory import Directory
 from coordinator.log.errors import LogCorrupt
 from coordinator.log.format import (
     HEADER_BYTES,
@@ -17,38 +38,26 @@ from coordinator.log.format import (
     Items,
     RawBatch,
     encode_batch,
-    encode_footer,
     unpack_items,
 )
-from coordinator.log.segments import Chain, SegmentReader, read_footer
-from coordinator.log.state_files import TEMPORARY_SUFFIX, Manifest, SegmentInfo, segment_name
-
-# ------------------------------------------------------------------------------------------
-# What is live in the log, and what a compaction is to do. No I/O in this file.
-
-# Theory of operation
-# ===================
-#
-# A key is (partition, scope, type, key). Of a log, these entries are *live*:
-#
-# * the last one of each key, unless
-# * a scope tombstone (an entry of type 1001) of the same scope is behind it, or
-# * it is a tombstone (its value is nil; scope tombstones are such, too) and old enough.
-#
-# The fold of the live entries is the fold of the log. Tombstones are kept for a while for those
-# who follow the changes; for each partition it is noted up to where some were dropped.
-#
-# A compaction works on a prefix of the journal's sealed segments, always from the first one on:
-# then a tombstone has nothing older left to hide and may go. It finds the live offsets first
-# (`LiveSearch`), which takes as many passes as memory asks for, and then copies their entries
-# in the order of the log. An output covers a whole number of sources.
-
+from coordinator.log.segments import FlushChain, SegmentReader, SegmentWriter, read_footer
+from coordinator.log.state_files import (
+    TEMPORARY_SUFFIX,
+    Manifest,
+    SegmentInfo,
+    data_bytes,
+    sealed_sizes,
+)
 
 # What the keys of one pass may take. A million keys of a hundred bytes take four passes.
 PASS_BYTES: Final = 48 * 1024 * 1024
 # In a dict: the bytes object of a key, the int of its offset, their slot.
 _KEY_BYTES: Final = 150
 _SCOPE_BYTES: Final = 450
+_SLOTS: Final = 1 << 48
+
+# How often a reader of progress hears something.
+STEP_BYTES: Final = 256 * 1024
 
 # Partition, base offset, timestamp in ms, and the packed entries of one batch.
 PackedBatch = tuple[int, int, int, bytes]
@@ -95,17 +104,40 @@ class Live(NamedTuple):
     dropped_below: dict[int, int]
 
 
-class Sizes(NamedTuple):
-    """Bytes of batches in the sealed segments: those that were compacted, and the others."""
+class LiveCursor:
+    """Tells of each entry whether it is live. Ask in the order of the log, once of each."""
 
-    clean_bytes: int
-    dirty_bytes: int
+    def __init__(self, live: Live) -> None:
+        self._left = {partition: iter(offsets) for partition, offsets in live.offsets.items()}
+        self._next = {partition: next(offsets, -1) for partition, offsets in self._left.items()}
+
+    def is_live(self, partition: int, offset: int) -> bool:
+        """Return whether the entry at *offset* is."""
+        if self._next.get(partition) != offset:
+            return False
+        self._next[partition] = next(self._left[partition], -1)
+        return True
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all live entries were asked for."""
+        return all(offset < 0 for offset in self._next.values())
+
+
+class Progress(NamedTuple):
+    """How far a compaction is. Sources are read several times."""
+
+    read_bytes: int
+    written_bytes: int
+
+
+Work = Generator[Progress, None, Compacted]
 
 
 class LiveSearch:
     """Finds what is live. Show it the whole log, in order, until `is_done`.
 
-    Each pass looks at the scopes in a range of *places* (partition, then a checksum of the
+    Each pass looks at the scopes in a range of *slots* (partition, then a checksum of the
     name). A pass that would take too much memory gives up the upper half of its range, which is
     left to the next one.
     """
@@ -119,7 +151,7 @@ class LiveSearch:
         self._dropped_below: dict[int, int] = {}
         self._partitions: set[int] = set()
         self._low = 0
-        self._high = _PLACES
+        self._high = _SLOTS
         # (partition, scope) -> packed type and key -> offset, or ~offset of what is to be dropped.
         self._scopes: dict[tuple[int, str], dict[bytes, int]] = {}
         self._used_bytes = 0
@@ -141,7 +173,7 @@ class LiveSearch:
             name = (partition, scope)
             keys = scopes.get(name)
             if keys is None or type_ == SCOPE_TOMBSTONE:
-                if not self._low <= _place(name) < self._high:
+                if not self._low <= _slot(name) < self._high:
                     continue
                 self._forget(name)
                 keys = scopes[name] = {}
@@ -170,7 +202,7 @@ class LiveSearch:
         left = [p for p in self._partitions if (p + 1) << 32 > self._high]
         self.is_done = not left
         self._low = max(self._high, min(left, default=0) << 32)
-        self._high = min(_PLACES, self._low + width)
+        self._high = min(_SLOTS, self._low + width)
 
     def result(self) -> Live:
         """Return what is live, once the search is done."""
@@ -185,19 +217,16 @@ class LiveSearch:
             self._used_bytes -= _KEY_BYTES * len(keys) + sum(map(len, keys))
 
     def _give_up_half(self) -> None:
-        places = sorted({_place(name) for name in self._scopes})
-        middle = places[len(places) // 2]
-        if middle == places[0]:
+        slots = sorted({_slot(name) for name in self._scopes})
+        middle = slots[len(slots) // 2]
+        if middle == slots[0]:
             return  # One scope, which can't be split.
         self._high = middle
-        for name in [name for name in self._scopes if _place(name) >= middle]:
+        for name in [name for name in self._scopes if _slot(name) >= middle]:
             self._forget(name)
 
 
-_PLACES: Final = 1 << 48
-
-
-def _place(name: tuple[int, str]) -> int:
+def _slot(name: tuple[int, str]) -> int:
     partition, scope = name
     return partition << 32 | zlib.crc32(scope.encode())
 
@@ -235,12 +264,6 @@ def find_live(
     return search.result()
 
 
-def sealed_sizes(manifest: Manifest) -> Sizes:
-    """Return how much of the sealed segments was compacted, and how much not."""
-    clean_bytes = data_bytes(s for s in manifest.segments if s.compacted)
-    return Sizes(clean_bytes, data_bytes(manifest.segments) - clean_bytes)
-
-
 def is_due(manifest: Manifest, min_cleanable_ratio: float) -> bool:
     """Return whether enough was sealed since the last compaction for another one.
 
@@ -248,7 +271,7 @@ def is_due(manifest: Manifest, min_cleanable_ratio: float) -> bool:
     log then stays below twice what is live plus one segment, and all work of compactions is in
     proportion to what was written.
     """
-    clean_bytes, dirty_bytes = sealed_sizes(manifest)
+    clean_bytes, dirty_bytes = sealed_sizes(manifest.segments)
     return dirty_bytes > 0 and dirty_bytes >= min_cleanable_ratio * (clean_bytes + dirty_bytes)
 
 
@@ -268,18 +291,12 @@ def plan(
     return Job(sealed, num_partitions, segment_bytes, drop_before_ms, prefix, leave_free_bytes)
 
 
-def data_bytes(segments: Iterable[SegmentInfo]) -> int:
-    """Return how much is in sealed segments."""
-    return sum([segment.data_bytes or 0 for segment in segments])
-
-
 def live_share(job: Job, compacted: Compacted) -> float | None:
     """Return how much of what was written between two compactions is live, from 0 to 1.
 
     That is by how much the live data grew, in proportion to what was dirty; None if nothing was.
     """
-    clean_bytes = data_bytes(s for s in job.segments if s.compacted)
-    dirty_bytes = data_bytes(job.segments) - clean_bytes
+    clean_bytes, dirty_bytes = sealed_sizes(job.segments)
     if dirty_bytes == 0:
         return None
     return min(1.0, max(0.0, (data_bytes(compacted.outputs) - clean_bytes) / dirty_bytes))
@@ -296,75 +313,6 @@ def goes_into_same_output(output_bytes: int, source: SegmentInfo, segment_bytes:
     if most_bytes <= segment_bytes:
         return True
     return output_bytes < segment_bytes // 2 and most_bytes <= 2 * segment_bytes
-
-
-def announced(manifest: Manifest, compacted: Compacted) -> tuple[Manifest, tuple[str, ...]]:
-    """Return the manifest that knows which files are about to come, and their names."""
-    names = tuple(
-        segment_name(output.base, manifest.next_serial + number)
-        for number, output in enumerate(compacted.outputs)
-    )
-    manifest = manifest._replace(
-        next_serial=manifest.next_serial + len(names),
-        dispensable=(*manifest.dispensable, *names),
-    )
-    return manifest, names
-
-
-def replaced(
-    manifest: Manifest,
-    sources: tuple[SegmentInfo, ...],
-    compacted: Compacted,
-    names: tuple[str, ...],
-) -> Manifest:
-    """Return the manifest with the outputs, now called *names*, in place of the sources.
-
-    Raises:
-        ValueError: The sources aren't the manifest's first segments, or the outputs don't cover
-            exactly what they do.
-    """
-    if manifest.segments[: len(sources)] != sources:
-        raise ValueError("the sources of the compaction are not the journal's first segments")
-    position: int | None = sources[0].base
-    for output in compacted.outputs:
-        if output.base != position:
-            raise ValueError(f"a gap at position {position} of the compacted journal")
-        position = output.end
-    if position != sources[-1].end:
-        raise ValueError("the compaction ends in another place than its sources")
-    outputs = [o._replace(name=n) for o, n in zip(compacted.outputs, names, strict=True)]
-    below = dict(manifest.compacted_below)
-    for partition, offset in compacted.dropped_below.items():
-        below[partition] = max(offset, below.get(partition, 0))
-    kept = [name for name in manifest.dispensable if name not in names]
-    return manifest._replace(
-        segments=(*outputs, *manifest.segments[len(sources) :]),
-        compacted_below=below,
-        dispensable=(*kept, *(source.name for source in sources)),
-    )
-
-
-# ------------------------------------------------------------------------------------------
-# The work of a compaction: reads sealed segments and writes what is live of them to new files.
-#
-# It changes nothing that the journal knows: its outputs have temporary names, which a start
-# removes. Who may do it, and when the outputs take the place of the sources, is for others to say.
-
-# So much is written and synced at a time: a sync of a whole segment would hold up those of the
-# journal for as long as the disk takes for it.
-PIECE_BYTES: Final = 1024 * 1024
-# How often a reader of progress hears something.
-STEP_BYTES: Final = 256 * 1024
-
-
-class Progress(NamedTuple):
-    """How far a compaction is. Sources are read several times."""
-
-    read_bytes: int
-    written_bytes: int
-
-
-Work = Generator[Progress, None, Compacted]
 
 
 def compact(directory: Directory, job: Job, *, step_bytes: int = STEP_BYTES) -> Work:
@@ -387,15 +335,16 @@ def compact(directory: Directory, job: Job, *, step_bytes: int = STEP_BYTES) -> 
                 yield Progress(read_bytes, 0)
         search.end_pass()
     live = search.result()
-    writer = _Writer(directory, job)
+    outputs = _Outputs(directory, job)
     try:
-        for progress in _copy(directory, job, live, writer):
-            if read_bytes + progress.read_bytes - reported >= step_bytes:
-                reported = read_bytes + progress.read_bytes
-                yield Progress(reported, progress.written_bytes)
-        return Compacted(writer.outputs, live.dropped_below, sum(map(len, live.offsets.values())))
+        for copied_bytes in _copy(directory, job, live, outputs):
+            if read_bytes + copied_bytes - reported >= step_bytes:
+                reported = read_bytes + copied_bytes
+                yield Progress(reported, outputs.written_bytes)
+        live_entries = sum(map(len, live.offsets.values()))
+        return Compacted(tuple(outputs.sealed), live.dropped_below, live_entries)
     finally:
-        writer.close()
+        outputs.close()
 
 
 def finish(work: Work) -> Compacted:
@@ -412,7 +361,7 @@ def _packed_batches(directory: Directory, job: Job) -> Iterator[tuple[PackedBatc
     """Yield the batches of all sources, checked, each with its size."""
     ends: dict[int, int] = {}
     for segment in job.segments:
-        for raw, window in _batches_of(directory, segment, job.num_partitions):
+        for raw, packed in _batches_of(directory, segment, job.num_partitions):
             expected = ends.get(raw.partition, 0)
             # Where nothing was compacted, the next batch begins where this one ends.
             if raw.base_offset < expected:
@@ -422,7 +371,6 @@ def _packed_batches(directory: Directory, job: Job) -> Iterator[tuple[PackedBatc
                 )
                 raise LogCorrupt(message)
             ends[raw.partition] = raw.base_offset + 1
-            packed = window[raw.start + HEADER_BYTES : raw.end]
             batch = (raw.partition, raw.base_offset, raw.timestamp_ms, packed)
             yield batch, raw.end - raw.start
         ends.update(read_footer(directory, segment).end_offsets)
@@ -431,123 +379,95 @@ def _packed_batches(directory: Directory, job: Job) -> Iterator[tuple[PackedBatc
 def _batches_of(
     directory: Directory, segment: SegmentInfo, num_partitions: int
 ) -> Iterator[tuple[RawBatch, bytes]]:
-    data_bytes = segment.data_bytes
-    assert data_bytes is not None
-    reader = SegmentReader(directory, segment.name, data_bytes)
-    chain = Chain(segment, num_partitions)
+    """Yield the batches of one source, checked, each with its packed entries."""
+    size_bytes = segment.data_bytes
+    assert size_bytes is not None
+    reader = SegmentReader(directory, segment.name, size_bytes)
+    chain = FlushChain(segment, num_partitions)
     position = 0
-    while position < data_bytes:
+    while position < size_bytes:
         raw, window = reader.at(position)
         chain.check(position, raw)
-        yield raw, window
+        yield raw, window[raw.start + HEADER_BYTES : raw.end]
         position += raw.end - raw.start
 
 
-def _copy(directory: Directory, job: Job, live: Live, writer: "_Writer") -> Iterator[Progress]:
-    """Write the live entries, in the order of the log; yield after each batch."""
-    left = {partition: iter(offsets) for partition, offsets in live.offsets.items()}
-    next_live = {partition: next(offsets, -1) for partition, offsets in left.items()}
+def _copy(directory: Directory, job: Job, live: Live, outputs: "_Outputs") -> Iterator[int]:
+    """Write the live entries, in the order of the log; yield after each batch the bytes so far."""
+    cursor = LiveCursor(live)
     read_bytes = 0
     for segment in job.segments:
-        writer.begin_source(segment)
-        for raw, window in _batches_of(directory, segment, job.num_partitions):
-            kept = []
-            wanted = next_live.get(raw.partition, -1)
-            packed = window[raw.start + HEADER_BYTES : raw.end]
+        outputs.begin_source(segment)
+        for raw, packed in _batches_of(directory, segment, job.num_partitions):
             items = checked_items(packed)
-            for item in items:
-                if raw.base_offset + item[0] == wanted:
-                    kept.append(item)
-                    wanted = next(left[raw.partition], -1)
+            kept = [i for i in items if cursor.is_live(raw.partition, raw.base_offset + i[0])]
             if kept:
-                next_live[raw.partition] = wanted
-                writer.add(raw, packed if len(kept) == len(items) else msgpack.packb(kept))
+                outputs.add(raw, packed if len(kept) == len(items) else msgpack.packb(kept))
             read_bytes += raw.end - raw.start
-            yield Progress(read_bytes, writer.written_bytes)
-        writer.end_source(read_footer(directory, segment))
-    writer.finish()
-    if any(offset >= 0 for offset in next_live.values()):
+            yield read_bytes
+        outputs.end_source(read_footer(directory, segment))
+    outputs.finish()
+    if not cursor.is_at_end:
         raise LogCorrupt("the segments changed while they were compacted")
 
 
-class _Writer:
-    """Writes outputs, one after the other, each synced in pieces and sealed with its index."""
+class _Outputs:
+    """The outputs of a compaction: one after the other, each sealed with its index.
+
+    Attributes:
+        sealed: Those that are whole, on disk.
+    """
 
     def __init__(self, directory: Directory, job: Job) -> None:
-        self.written_bytes = 0
+        self.sealed: list[SegmentInfo] = []
         self._directory = directory
         self._job = job
-        self._outputs: list[SegmentInfo] = []
-        self._file: File | None = None
+        self._writer: SegmentWriter | None = None
         self._name = ""
         self._base = 0
-        self._end = 0
-        self._data_bytes = 0
-        self._positions: dict[int, array[int]] = {}
-        self._end_offsets: dict[int, int] = {}
-        self._cluster_id = ""
-        self._pieces: list[bytes] = []
-        self._pending_bytes = 0
+        self._last: Index | None = None  # Of the source that was copied last.
+        self._sealed_bytes = 0
+
+    @property
+    def written_bytes(self) -> int:
+        """What is on disk."""
+        return self._sealed_bytes + (self._writer.written_bytes if self._writer else 0)
 
     def begin_source(self, source: SegmentInfo) -> None:
         """Open an output for *source*, or go on with the one that is open."""
-        if self._file is not None:
-            if goes_into_same_output(self._data_bytes, source, self._job.segment_bytes):
+        if self._writer is not None:
+            if goes_into_same_output(self._writer.data_bytes, source, self._job.segment_bytes):
                 return
-            self._seal()
-        self._name = f"{self._job.prefix}-{len(self._outputs)}{TEMPORARY_SUFFIX}"
-        self._file = self._directory.create(self._name)
-        self._base = self._end = source.base
-        self._data_bytes = 0
-        self._positions = {}
+            self.finish()
+        self._name = f"{self._job.prefix}-{len(self.sealed)}{TEMPORARY_SUFFIX}"
+        self._writer = SegmentWriter(
+            self._directory, self._name, leave_free_bytes=self._job.leave_free_bytes
+        )
+        self._base = source.base
 
     def add(self, raw: RawBatch, packed: bytes) -> None:
         """Write what is left of a batch, under the header that it had."""
+        assert self._writer is not None
         fields = (raw.partition, raw.leader_epoch, raw.base_offset, 0, raw.timestamp_ms)
-        positions = self._positions.setdefault(raw.partition, array("I"))
-        positions.append(self._data_bytes)
-        self._pieces += encode_batch(fields, packed)
-        self._data_bytes += HEADER_BYTES + len(packed)
-        self._pending_bytes += HEADER_BYTES + len(packed)
-        if self._pending_bytes >= PIECE_BYTES:
-            self._write_out()
+        self._writer.add(raw.partition, encode_batch(fields, packed))
 
     def end_source(self, index: Index) -> None:
-        """Note up to where the output reaches now."""
-        self._end = index.end
-        self._end_offsets = index.end_offsets
-        self._cluster_id = index.cluster_id
-
-    @property
-    def outputs(self) -> tuple[SegmentInfo, ...]:
-        """What was written, once it is finished."""
-        return tuple(self._outputs)
+        """Note what the source says of itself, which is true of the output up to here."""
+        self._last = index
 
     def finish(self) -> None:
-        """Seal the last output; the bytes of all are on disk, and the swap sees to their names."""
-        self._seal()
+        """Seal the output that is open; its bytes are on disk, its name need not be."""
+        writer, last = self._writer, self._last
+        assert writer is not None
+        assert last is not None
+        writer.seal(self._base, last.end, last.end_offsets, last.cluster_id)
+        self.sealed.append(
+            SegmentInfo(self._name, self._base, last.end, writer.data_bytes, compacted=True)
+        )
+        self._sealed_bytes += writer.written_bytes
+        self._writer = None
 
     def close(self) -> None:
-        """Give the file back."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _seal(self) -> None:
-        index = Index(self._base, self._end, self._end_offsets, self._positions, self._cluster_id)
-        self._pieces.append(encode_footer(index))
-        self._write_out()
-        self.close()
-        info = SegmentInfo(self._name, self._base, self._end, self._data_bytes, compacted=True)
-        self._outputs.append(info)
-
-    def _write_out(self) -> None:
-        assert self._file is not None
-        data = b"".join(self._pieces)
-        if self._directory.free_bytes() - len(data) < self._job.leave_free_bytes:
-            raise OSError(errno.ENOSPC, "too little room on the disk for a compaction")
-        self._file.append(data)
-        self._file.sync()
-        self.written_bytes += len(data)
-        self._pieces = []
-        self._pending_bytes = 0
+        """Give the file back that is open, if there is one."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,4 +1,8 @@
-"""The few file operations a log needs. `os_directory` is the real one, tests have a mean one."""
+"""The few file operations that a log needs, and the data folder on a real file system.
+
+`Directory` and what it opens are protocols: tests have a disk in memory that crashes and fails.
+No other module of the log knows the operating system.
+"""
 
 import errno
 import fcntl
@@ -11,8 +15,9 @@ from typing import Final, Protocol
 
 from coordinator.log.errors import LogLocked, LogRefused
 
-# ------------------------------------------------------------------------------------------
-# The few file operations a log needs. `os_directory` is the real one, tests have a mean one.
+LOCK_NAME: Final = "lock"
+_FILE_MODE: Final = 0o640
+_READ_CHUNK_BYTES: Final = 8 * 1024 * 1024
 
 
 class File(Protocol):
@@ -90,14 +95,6 @@ class Directory(Protocol):
         """Return the size of the disk."""
 
 
-# ------------------------------------------------------------------------------------------
-# The data folder on a real file system: the only file of the log that knows the OS.
-
-LOCK_NAME: Final = "lock"
-_FILE_MODE: Final = 0o640
-_READ_CHUNK_BYTES: Final = 8 * 1024 * 1024
-
-
 class OsFile:
     """A descriptor that is appended to, and made durable as fdatasync(2) does."""
 
@@ -147,8 +144,8 @@ class OsFile:
 class OsOverwritten:
     """A file that is overwritten through memory: no call that lets go of Python's lock.
 
-    A pwrite(2) behind each flush would make its thread wait for the event loop once more; a store
-    takes 0.2 µs. What was stored outlives the process, as what was written does.
+    A pwrite(2) behind each flush would make its thread wait for the event loop once more. What was
+    stored outlives the process, as what was written does.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -263,18 +260,18 @@ class OsDirectory:
         finally:
             os.close(descriptor)
 
-    def create(self, name: str) -> OsFile:
+    def create(self, name: str) -> File:
         """Open with O_EXCL, so that nothing is ever written over."""
         path = self._path / name
         path.parent.mkdir(exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         return OsFile(os.open(path, flags, _FILE_MODE))
 
-    def open_append(self, name: str) -> OsFile:
+    def open_append(self, name: str) -> File:
         """Open with O_APPEND."""
         return OsFile(os.open(self._path / name, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
 
-    def open_overwrite(self, name: str) -> OsOverwritten:
+    def open_overwrite(self, name: str) -> Overwritten:
         """Open without O_APPEND, which would ignore the position."""
         return OsOverwritten(os.open(self._path / name, os.O_RDWR | os.O_CLOEXEC))
 
@@ -317,12 +314,11 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-# ------------------------------------------------------------------------------------------
-# The data folder for those who only look: nothing is made in it, not even the lock file.
-
-
 class ReadOnlyDirectory(OsDirectory):
-    """A folder that is there; works on a file system that is mounted read-only, too."""
+    """A folder that is only looked at: nothing is made in it, not even the lock file.
+
+    It may be on a file system that is mounted read-only.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Find the folder.

@@ -1,13 +1,25 @@
-"""The journal: batches of all partitions in one sequence of segments, one fsync per flush."""
+"""The journal: batches of all partitions in one sequence of segments, one fsync per flush.
+
+Who may call what, from where
+=============================
+
+`append`, `take_flush` and `end_offset` belong to one thread (the event loop); `write_flush` runs
+in a worker while the loop goes on appending to the next flush. They share nothing that both
+change: `append` and `take_flush` own what is not yet on disk (`_open`, `_ends`, `_taken`), a
+`Flush` is handed over and then belongs to the worker, and `write_flush` owns the files and the
+durable ends, and replaces the manifest as a whole; so does `change_manifest`, which therefore
+runs in that worker, too. `read` and the sizes look at what is durable; each takes its view of
+it at once, and may run in a thread of its own. No file is removed that a read may need.
+"""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
-from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Final
 
 import msgpack
 
-from coordinator.log.compaction import sealed_sizes
 from coordinator.log.directory import Directory
 from coordinator.log.errors import BatchTooLarge, LogFailed
 from coordinator.log.format import (
@@ -24,28 +36,18 @@ from coordinator.log.format import (
     encode_footer,
 )
 from coordinator.log.recovery import Expected, RecoveryEvent, create_segment, open_folder
-from coordinator.log.replay import (
-    PART_BYTES,
-    JournalReplay,
-    PartitionReplay,
-    all_batches,
-    read_from,
-)
+from coordinator.log.replay import IndexedSegment, JournalReplay, PartitionReplay, read_from
 from coordinator.log.segments import ActiveSegment, read_footer
 from coordinator.log.state_files import (
-    CLEAN_NAME,
-    MANIFEST_NAME,
     CleanStop,
     Manifest,
     Meta,
     SegmentInfo,
-    encode_clean_stop,
-    encode_manifest,
-    write_whole,
+    data_bytes,
+    sealed_sizes,
+    write_clean_stop,
+    write_manifest,
 )
-
-# ------------------------------------------------------------------------------------------
-# The bounds of a journal's settings.
 
 SEGMENT_BYTES_MIN: Final = 64
 # The index has 32-bit positions; the last flush of a segment may go past the limit, and so may a
@@ -53,45 +55,11 @@ SEGMENT_BYTES_MIN: Final = 64
 SEGMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
 
 
-def check_settings(num_partitions: int, segment_bytes: int) -> None:
-    """Refuse what can't be.
-
-    Raises:
-        ValueError: A setting is out of its bounds.
-    """
-    if not 1 <= num_partitions <= PARTITIONS_MAX:
-        message = f"num_partitions must be 1 to {PARTITIONS_MAX}, not {num_partitions}"
-        raise ValueError(message)
-    if not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
-        message = (
-            f"segment_bytes must be {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}, not {segment_bytes}"
-        )
-        raise ValueError(message)
-
-
-# ------------------------------------------------------------------------------------------
-# Who is reading the journal, so that no file is removed under anybody.
-
-
-class Mark:
-    """One read that is going on: until the last reference to this is gone."""
-
-    def __init__(self, reading: set[int], number: int) -> None:
-        self._reading = reading
-        self._number = number
-        reading.add(number)
-
-    def __del__(self) -> None:
-        """Count no more."""
-        self._reading.discard(self._number)
-
-
 class Readers:
-    """The reads that are going on, in any thread.
+    """The reads that are going on, in any thread: what they read must not be removed.
 
-    A read takes a mark before it looks at the manifest, so whoever has replaced the manifest and
-    then asks for `now` gets every read that may still need an old file. A generator keeps
-    its mark in a local variable: then it is gone when it has ended, or nobody wants more of it.
+    A read counts from before it looks at the manifest. So whoever has replaced the manifest and
+    then asks for `now` gets every read that may still need an old file.
     """
 
     def __init__(self) -> None:
@@ -99,9 +67,15 @@ class Readers:
         self._reading: set[int] = set()
         self._numbers = count()
 
-    def mark(self) -> Mark:
-        """Count as a reader as long as what is returned is kept."""
-        return Mark(self._reading, next(self._numbers))
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Count as a reader. A generator does until it ends, or nobody wants more of it."""
+        number = next(self._numbers)
+        self._reading.add(number)
+        try:
+            yield
+        finally:
+            self._reading.discard(number)
 
     def now(self) -> frozenset[int]:
         """Return the reads that are going on."""
@@ -110,78 +84,6 @@ class Readers:
     def any_left(self, of: frozenset[int]) -> bool:
         """Return whether one of these is still going on."""
         return not of.isdisjoint(self._reading.copy())
-
-
-class _HasReaders(Protocol):
-    readers: Readers
-
-
-S = TypeVar("S", bound=_HasReaders)
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def counted(
-    read: Callable[Concatenate[S, P], Iterator[T]],
-) -> Callable[Concatenate[S, P], Iterator[T]]:
-    """Let a method that yields count as a reader, from its first item until it is closed."""
-
-    def reading(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        mark = self.readers.mark()
-        yield from read(self, *args, **kwargs)
-        del mark
-
-    reading.__name__, reading.__doc__ = read.__name__, read.__doc__
-    return reading
-
-
-# ------------------------------------------------------------------------------------------
-# The step from one segment to the next.
-
-
-def roll(
-    directory: Directory, manifest: Manifest, old: ActiveSegment, end_offsets: dict[int, int]
-) -> tuple[Manifest, ActiveSegment]:
-    """Seal *old*, which ends with these offsets, and begin a segment behind it.
-
-    Sealed and synced, then the new file and its name, then the manifest: a crash between any two
-    of them finds either the old segment as the newest, or the new one, empty.
-    """
-    index = Index(old.base, old.end, end_offsets, old.positions, manifest.cluster_id)
-    old.file.append(encode_footer(index))
-    old.file.sync()
-    name, file = create_segment(directory, old.end, manifest.next_serial)
-    try:
-        sealed = SegmentInfo(old.name, old.base, old.end, old.data_bytes, compacted=False)
-        newest = SegmentInfo(name, old.end, None, None, compacted=False)
-        manifest = manifest._replace(
-            segments=(*manifest.segments[:-1], sealed, newest),
-            next_serial=manifest.next_serial + 1,
-        )
-        write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
-    except BaseException:
-        file.close()
-        raise
-    old.file.close()
-    return manifest, ActiveSegment(name, old.end, 0, {}, file)
-
-
-# ------------------------------------------------------------------------------------------
-# The journal: batches of all partitions in one sequence of segments, one fsync per flush.
-
-# Who may call what, from where
-# =============================
-#
-# `append`, `take_flush` and `end_offset` belong to one thread (the event loop); `write_flush` runs
-# in a worker while the loop goes on appending to the next flush. They share nothing that both
-# change: `append` and `take_flush` own what is not yet on disk (`_open`, `_ends`, `_taken`), a
-# `Flush` is handed over and then belongs to the worker, and `write_flush` owns the files and the
-# durable ends, and replaces the manifest as a whole; so does `change_manifest`, which therefore
-# runs in that worker, too. `read` and the sizes look at what is durable; each takes its view of
-# it at once, and may run in a thread of its own. No file is removed that a read may need.
-
-
-__all__ = ["SEGMENT_BYTES_MAX", "SEGMENT_BYTES_MIN", "Flush", "Journal"]
 
 
 class Journal:
@@ -220,18 +122,26 @@ class Journal:
         Raises:
             LogRefused: The folder can't be served; nothing in it was changed.
             LogFailed: The disk failed.
+            ValueError: A setting is out of its bounds.
         """
-        check_settings(num_partitions, segment_bytes)
-        self.directory = self._directory = directory
+        if not 1 <= num_partitions <= PARTITIONS_MAX:
+            message = f"num_partitions must be 1 to {PARTITIONS_MAX}, not {num_partitions}"
+            raise ValueError(message)
+        if not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
+            bounds = f"{SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
+            raise ValueError(f"segment_bytes must be {bounds}, not {segment_bytes}")
+        self.directory = directory
         self.readers = Readers()
         self.live_share = 1.0
         self._segment_bytes = segment_bytes
         self._failure: BaseException | None = None
         self._closed = False
-        folder = (num_partitions, node_id, new_cluster_id, leader_epoch_at_least, cluster_id)
+        expected = Expected(
+            num_partitions, node_id, new_cluster_id, leader_epoch_at_least, cluster_id
+        )
         try:
             directory.lock()
-            opened = open_folder(directory, Expected._make(folder))
+            opened = open_folder(directory, expected)
         except BaseException as exc:
             directory.unlock()
             if isinstance(exc, OSError):
@@ -241,7 +151,7 @@ class Journal:
         self.recovery_events: list[RecoveryEvent] = opened.events
         self._manifest: Manifest = opened.manifest
         self._active: ActiveSegment = opened.active
-        self._mark = opened.mark
+        self._durable = opened.durable
         self._durable_ends = opened.end_offsets
         self._ends = dict(opened.end_offsets)
         self._taken, self._taken_base = opened.active.end, opened.active.base
@@ -259,11 +169,6 @@ class Journal:
         return self.meta.leader_epoch
 
     @property
-    def failed(self) -> bool:
-        """Whether a write or fsync failed; then nothing works any more."""
-        return self._failure is not None
-
-    @property
     def compacted_below(self) -> dict[int, int]:
         """Per partition, the offset below which a stream of changes can't start."""
         return dict(self._manifest.compacted_below)
@@ -276,13 +181,12 @@ class Journal:
     @property
     def size_bytes(self) -> int:
         """The size of the durable batches in all segments."""
-        sealed = sum(segment.data_bytes or 0 for segment in self._manifest.segments)
-        return sealed + self._active.data_bytes
+        return data_bytes(self._manifest.segments) + self._active.data_bytes
 
     @property
     def live_bytes(self) -> int:
         """About what compaction would keep; all, until there was one."""
-        clean_bytes, dirty_bytes = sealed_sizes(self._manifest)
+        clean_bytes, dirty_bytes = sealed_sizes(self._manifest.segments)
         return clean_bytes + int(self.live_share * (dirty_bytes + self._active.data_bytes))
 
     @property
@@ -292,50 +196,31 @@ class Journal:
 
     def free_bytes(self) -> int:
         """Return what is free on the disk."""
-        return self._directory.free_bytes()
+        return self.directory.free_bytes()
 
     def disk_bytes(self) -> int:
         """Return the size of the disk."""
-        return self._directory.total_bytes()
+        return self.directory.total_bytes()
 
     def end_offset(self, partition: int) -> int:
         """Return the offset that the partition's next entry will get."""
         return self._ends.get(partition, 0)
 
-    @counted
-    def replay(self) -> Iterator[Batch]:
-        """Yield every batch in the order of the journal, lazily; best before the first append.
-
-        Raises:
-            LogCorrupt: Damage; what was yielded before must not be served.
-            LogFailed: A file can't be read.
-        """
-        return all_batches(self.load(part_bytes=BATCH_BYTES_MAX))
-
-    def load(self, *, part_bytes: int = PART_BYTES) -> JournalReplay:
+    def load(self) -> JournalReplay:
         """Return one pass over what is durable, in the order of the journal."""
-        active_bytes = self._active.data_bytes
-        segments = [
-            (segment, active_bytes if segment.data_bytes is None else segment.data_bytes)
-            for segment in self._manifest.segments
-        ]
+        newest_bytes = self._active.data_bytes
         return JournalReplay(
-            self._directory,
-            segments,
+            self.directory,
+            self._manifest.segments,
+            newest_bytes,
             self.meta.num_partitions,
             self._read_index,
-            part_bytes=part_bytes,
         )
 
     def load_partition(self, partition: int) -> PartitionReplay:
         """Return one pass over what is durable of one partition."""
-        return PartitionReplay(
-            self._directory,
-            partition,
-            self._places(partition, 0),
-            self.size_bytes,
-            part_bytes=PART_BYTES,
-        )
+        segments = self._segments_with(partition, 0)
+        return PartitionReplay(self.directory, partition, segments, self.size_bytes)
 
     def append(self, partition: int, entries: Sequence[Entry], timestamp_ms: int) -> int:
         """Put one batch into the open flush, in memory only.
@@ -366,7 +251,9 @@ class Journal:
             raise BatchTooLarge(f"a batch of {size_bytes} bytes is over {BATCH_BYTES_MAX}")
         base_offset = self._ends.get(partition)
         if base_offset is None:
-            base_offset = self._first_offset(partition)
+            if not (0 <= partition < self.meta.num_partitions or partition == NODE_PARTITION):
+                raise ValueError(f"partition {partition} of {self.meta.num_partitions}")
+            base_offset = 0
         self._open.append((partition, base_offset, timestamp_ms, packed))
         self._open_bytes += size_bytes
         self._ends[partition] = end_offset = base_offset + count
@@ -387,14 +274,14 @@ class Journal:
         if not batches and not roll_wanted:
             return None
         start = self._taken
-        data, places = encode_flush(batches, self.meta.leader_epoch, start)
-        ends = {partition: self._ends[partition] for partition, _ in places}
+        data, positions = encode_flush(batches, self.meta.leader_epoch, start)
+        ends = {partition: self._ends[partition] for partition, _ in positions}
         used = start - self._taken_base
         rolls = roll_wanted or (used > 0 and used + len(data) > self._segment_bytes)
         if rolls:
             self._taken_base = start
         self._taken = start + len(data)
-        return Flush(start, data, rolls, ends, places)
+        return Flush(start, data, rolls, ends, positions)
 
     def write_flush(self, flush: Flush) -> None:
         """Write and sync *flush*; when this returns, it survives. Blocks: not for the event loop.
@@ -432,8 +319,8 @@ class Journal:
             LogCorrupt: Damage.
             LogFailed: A file can't be read.
         """
-        places = self._places(partition, from_offset)
-        return read_from(self._directory, places, from_offset, max_bytes)
+        segments = self._segments_with(partition, from_offset)
+        return read_from(self.directory, segments, from_offset, max_bytes)
 
     def change_manifest(self, change: Callable[[Directory, Manifest], Manifest]) -> None:
         """Replace the manifest by the one that *change* has written and returns.
@@ -446,7 +333,7 @@ class Journal:
         if self._failure is not None:
             raise LogFailed("the log failed earlier") from self._failure
         try:
-            self._manifest = change(self._directory, self._manifest)
+            self._manifest = change(self.directory, self._manifest)
         except OSError as exc:
             self._failure = exc
             raise LogFailed(f"a write or fsync of the manifest failed: {exc}") from exc
@@ -472,20 +359,15 @@ class Journal:
         try:
             if clean and self._failure is None:
                 stop = CleanStop(self._active.name, self._active.end)
-                write_whole(self._directory, CLEAN_NAME, encode_clean_stop(stop))
+                write_clean_stop(self.directory, stop)
         except OSError as exc:
             raise LogFailed(f"the marker of a clean stop can't be written: {exc}") from exc
         finally:
             if self._failure is None:
                 self._failure = ValueError("the log is closed")
-            self._mark.close()
+            self._durable.close()
             self._active.file.close()
-            self._directory.unlock()
-
-    def _first_offset(self, partition: int) -> int:
-        if not (0 <= partition < self.meta.num_partitions or partition == NODE_PARTITION):
-            raise ValueError(f"partition {partition} of {self.meta.num_partitions}")
-        return 0
+            self.directory.unlock()
 
     def _note_durable(self, flush: Flush) -> None:
         active = self._active
@@ -499,37 +381,59 @@ class Journal:
                 positions = active.positions[partition] = array("I")
             positions.append(offset + position)
         self._durable_ends.update(flush.ends)
-        self._mark.put(active.end)
+        self._durable.put(active.end)
 
     def _roll(self) -> None:
-        old, ends = self._active, dict(self._durable_ends)
-        manifest, active = roll(self._directory, self._manifest, old, ends)
+        """Seal the active segment and begin one behind it.
+
+        Sealed and synced, then the new file and its name, then the manifest: a crash between any
+        two of them finds either the old segment as the newest, or the new one, empty.
+        """
+        old, manifest, ends = self._active, self._manifest, dict(self._durable_ends)
+        old.file.append(
+            encode_footer(Index(old.base, old.end, ends, old.positions, manifest.cluster_id))
+        )
+        old.file.sync()
+        name, file = create_segment(self.directory, old.end, manifest.next_serial)
+        try:
+            sealed = SegmentInfo(old.name, old.base, old.end, old.data_bytes, compacted=False)
+            newest = SegmentInfo(name, old.end, None, None, compacted=False)
+            manifest = manifest._replace(
+                segments=(*manifest.segments[:-1], sealed, newest),
+                next_serial=manifest.next_serial + 1,
+            )
+            write_manifest(self.directory, manifest)
+        except BaseException:
+            file.close()
+            raise
+        old.file.close()
         self._sealed_ends[old.name] = ends
         # In this order: a reader that sees the new segment also sees the old one listed as sealed.
         self._manifest = manifest
-        self._active = active
+        self._active = ActiveSegment(name, old.end, 0, {}, file)
 
-    @counted
-    def _places(self, partition: int, from_offset: int) -> Iterator[tuple[str, int, "array[int]"]]:
-        # The newest segment first: if it is sealed between the two, the manifest lists it too.
-        active = self._active
-        manifest = self._manifest
-        newest = active.positions.get(partition, array("I"))[:]
-        newest_bytes = active.data_bytes
-        for segment in manifest.segments:
-            if segment.data_bytes is None or segment.name == active.name:
-                continue
-            ends = self._sealed_ends.get(segment.name)
-            if ends is not None and ends.get(partition, 0) <= from_offset:
-                continue
-            index = self._read_index(segment)
-            positions = index.positions.get(partition)
-            if positions and index.end_offsets[partition] > from_offset:
-                yield segment.name, segment.data_bytes, positions
-        if newest:
-            yield active.name, newest_bytes, newest
+    def _segments_with(self, partition: int, from_offset: int) -> Iterator[IndexedSegment]:
+        """Yield the segments that have batches of *partition* at *from_offset* or behind it."""
+        with self.readers.reading():
+            # The newest segment first: if it is sealed between the two, the manifest lists it too.
+            active = self._active
+            manifest = self._manifest
+            newest = active.positions.get(partition, array("I"))[:]
+            newest_bytes = active.data_bytes
+            for segment in manifest.segments:
+                if segment.data_bytes is None or segment.name == active.name:
+                    continue
+                ends = self._sealed_ends.get(segment.name)
+                if ends is not None and ends.get(partition, 0) <= from_offset:
+                    continue
+                index = self._read_index(segment)
+                positions = index.positions.get(partition)
+                if positions and index.end_offsets[partition] > from_offset:
+                    yield IndexedSegment(segment.name, segment.data_bytes, positions)
+            if newest:
+                yield IndexedSegment(active.name, newest_bytes, newest)
 
     def _read_index(self, segment: SegmentInfo) -> Index:
-        index = read_footer(self._directory, segment)
+        index = read_footer(self.directory, segment)
         self._sealed_ends[segment.name] = index.end_offsets
         return index

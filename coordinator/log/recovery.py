@@ -1,8 +1,20 @@
-"""Opening a data folder: first start, clean stop, or what a crash left."""
+"""Opens a data folder: a first start, a clean stop, or what a crash left.
+
+The order of a run's life, and why a crash between any two steps is harmless:
+
+* First start: segment, manifest, and the meta file last. Without a meta file nothing was ever
+  acknowledged, so what is there (empty segments only) is made anew. With it, a manifest must be
+  there.
+* Nothing is changed before everything was checked; a refusal leaves the folder as it was.
+* After an unclean stop the newest segment's valid part goes to a new file that is synced before
+  the manifest names it. Until then the old file is the truth, and from then on the new one.
+* What the manifest doesn't name is put into quarantine, the subfolder `aside`.
+* The marker of a clean stop is removed, durably, before the first batch can be written.
+"""
 
 import contextlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from coordinator.log.directory import Directory, File
@@ -12,38 +24,36 @@ from coordinator.log.format import (
     batch_at,
     decode_batch,
     decode_footer,
-    end_offset_of,
     find_later_flush,
 )
-from coordinator.log.segments import ActiveSegment, Chain, read_footer
+from coordinator.log.segments import ActiveSegment, FlushChain, read_footer
 from coordinator.log.state_files import (
     CLEAN_NAME,
+    DURABLE_NAME,
     MANIFEST_NAME,
-    MARK_NAME,
     META_NAME,
     SEGMENT_SUFFIX,
     STATE_NAMES,
     TEMPORARY_SUFFIX,
     CleanStop,
+    DurablePosition,
     Manifest,
-    Mark,
     Meta,
     SegmentInfo,
     decode_clean_stop,
     decode_manifest,
     decode_meta,
-    encode_manifest,
-    encode_meta,
     first_serial,
-    move_aside,
-    read_mark,
-    save,
+    read_durable,
     segment_name,
-    write_whole,
+    write_manifest,
+    write_meta,
 )
 
-# ------------------------------------------------------------------------------------------
-# Whether a data folder can be served as it is. Nothing in this file changes anything.
+QUARANTINE: Final = "aside"
+LEADER_EPOCH_MAX: Final = 2**31 - 1
+
+RecoveryEvent = tuple[str, dict[str, object]]
 
 
 class Expected(NamedTuple):
@@ -76,6 +86,143 @@ class Checked(NamedTuple):
     newest: Newest
 
 
+class Opened(NamedTuple):
+    """A folder that is ready to be replayed and appended to."""
+
+    meta: Meta
+    manifest: Manifest
+    active: ActiveSegment
+    durable: DurablePosition
+    end_offsets: dict[int, int]
+    events: list[RecoveryEvent]
+
+
+def open_folder(directory: Directory, expected: Expected) -> Opened:
+    """Check, recover and open a locked folder, with the leader epoch raised and on disk.
+
+    Raises:
+        LogRefused: See the subclasses; the folder is as it was.
+        OSError: The disk fails; nothing was acknowledged from this open.
+    """
+    names = directory.names()
+    if META_NAME not in names:
+        return _first_start(directory, names, expected)
+    meta, manifest, stop, end_offsets, newest = check_folder(directory, names, expected)
+
+    # From here on the folder is changed.
+    is_old = not manifest.cluster_id
+    manifest = manifest._replace(cluster_id=meta.cluster_id)
+    listed = frozenset(segment.name for segment in manifest.segments)
+    moved = quarantine_unlisted(directory, names, listed, frozenset(manifest.dispensable))
+    events: list[RecoveryEvent] = [
+        ("log.file_moved_aside", {"file": name, "moved_to": target}) for name, target in moved
+    ]
+    # The folder is synced before the next manifest, which no longer knows them, is written.
+    manifest = manifest._replace(dispensable=())
+    if stop is None:
+        active, manifest = _copy_newest(directory, manifest, newest, events)
+    else:
+        if is_old:
+            write_manifest(directory, manifest)
+        info = manifest.segments[-1]
+        file = directory.open_append(info.name)
+        active = ActiveSegment(info.name, info.base, newest.valid_bytes, newest.positions, file)
+    meta = _raise_leader_epoch(directory, meta, expected.leader_epoch_at_least)
+    if stop is not None:
+        directory.remove(CLEAN_NAME)
+        directory.sync()
+    durable = DurablePosition(directory, active.end)
+    return Opened(meta, manifest, active, durable, end_offsets, events)
+
+
+def create_segment(
+    directory: Directory, base: int, serial: int, content: bytes = b""
+) -> tuple[str, File]:
+    """Make a segment that is durable under its name; the manifest doesn't know it yet."""
+    name = segment_name(base, serial)
+    file = directory.create(name)
+    try:
+        if content:
+            file.append(content)
+        file.sync()
+        directory.sync()
+    except BaseException:
+        file.close()
+        # No manifest names it yet. On a full disk, each try to start would leave another one.
+        with contextlib.suppress(OSError):
+            directory.remove(name)
+        raise
+    return name, file
+
+
+def _first_start(directory: Directory, names: list[str], expected: Expected) -> Opened:
+    check_unused(directory, names)
+    # What an interrupted first start left: empty segments, and a manifest of empty segments.
+    for name in names:
+        if name.endswith((SEGMENT_SUFFIX, TEMPORARY_SUFFIX)):
+            directory.remove(name)
+    cluster_id = expected.cluster_id or expected.new_cluster_id()
+    serial = first_serial(cluster_id)
+    name, file = create_segment(directory, 0, serial)
+    segments = (SegmentInfo(name, 0, None, None, compacted=False),)
+    manifest = Manifest(segments, {}, serial + 1, cluster_id=cluster_id)
+    meta = Meta(
+        FORMAT,
+        cluster_id,
+        expected.node_id,
+        expected.num_partitions,
+        max(1, expected.leader_epoch_at_least),
+    )
+    try:
+        write_manifest(directory, manifest)
+        write_meta(directory, meta)
+    except BaseException:
+        file.close()
+        raise
+    events: list[RecoveryEvent] = [("log.created", {"cluster_id": meta.cluster_id})]
+    active = ActiveSegment(name, 0, 0, {}, file)
+    return Opened(meta, manifest, active, DurablePosition(directory, 0), {}, events)
+
+
+def _copy_newest(
+    directory: Directory, manifest: Manifest, newest: Newest, events: list[RecoveryEvent]
+) -> tuple[ActiveSegment, Manifest]:
+    info = manifest.segments[-1]
+    content = newest.data[: newest.valid_bytes]
+    if newest.torn:
+        tail = newest.data[newest.valid_bytes :]
+        saved_as = quarantine_bytes(directory, f"{info.name}.{newest.valid_bytes}.torn", tail)
+        torn: dict[str, object] = {
+            "segment": info.name,
+            "position": info.base + newest.valid_bytes,
+            "cut_bytes": len(tail),
+            "saved_as": saved_as,
+        }
+        events.append(("log.torn_tail_cut", torn))
+    name, file = create_segment(directory, info.base, manifest.next_serial, content)
+    try:
+        segments = (*manifest.segments[:-1], info._replace(name=name))
+        manifest = manifest._replace(segments=segments, next_serial=manifest.next_serial + 1)
+        write_manifest(directory, manifest)
+        directory.remove(info.name)
+    except BaseException:
+        file.close()
+        raise
+    fields: dict[str, object] = {"segment": name, "valid_bytes": newest.valid_bytes}
+    events.append(("log.recovered_after_unclean_stop", fields))
+    return ActiveSegment(name, info.base, newest.valid_bytes, newest.positions, file), manifest
+
+
+def _raise_leader_epoch(directory: Directory, meta: Meta, at_least: int) -> Meta:
+    leader_epoch = max(meta.leader_epoch + 1, at_least)
+    if leader_epoch > LEADER_EPOCH_MAX:
+        message = f"the leader epoch {leader_epoch} is over the limit of {LEADER_EPOCH_MAX}"
+        raise LogRefused(message)
+    meta = meta._replace(leader_epoch=leader_epoch)
+    write_meta(directory, meta)
+    return meta
+
+
 def check_unused(directory: Directory, names: list[str]) -> None:
     """See that a folder without a meta file was never served from.
 
@@ -97,7 +244,7 @@ def check_unused(directory: Directory, names: list[str]) -> None:
                 "restore the meta file"
             )
             raise LogCorrupt(message)
-    served = bool({CLEAN_NAME, MARK_NAME} & set(names))
+    served = bool({CLEAN_NAME, DURABLE_NAME} & set(names))
     if MANIFEST_NAME in names:
         manifest = decode_manifest(directory.read(MANIFEST_NAME))
         served |= manifest.next_serial > first_serial(manifest.cluster_id) + 1
@@ -125,7 +272,7 @@ def check_folder(directory: Directory, names: list[str], expected: Expected | No
     stop = decode_clean_stop(directory.read(CLEAN_NAME)) if CLEAN_NAME in names else None
     end_offsets = _check_sealed(directory, manifest, meta)
     newest = _read_newest(directory, manifest.segments[-1], end_offsets, meta, stop)
-    _check_mark(read_mark(directory, names), manifest.segments[-1], newest)
+    _check_durable(read_durable(directory, names), manifest.segments[-1], newest)
     end_offsets.update(newest.end_offsets)
     return Checked(meta, manifest, stop, end_offsets, newest)
 
@@ -230,7 +377,7 @@ def _read_newest(
     return newest
 
 
-def _check_mark(durable: int, info: SegmentInfo, newest: Newest) -> None:
+def _check_durable(durable: int, info: SegmentInfo, newest: Newest) -> None:
     end = info.base + newest.valid_bytes
     if end < durable:
         message = (
@@ -242,7 +389,7 @@ def _check_mark(durable: int, info: SegmentInfo, newest: Newest) -> None:
 
 
 def _scan(data: bytes, info: SegmentInfo, end_offsets: dict[int, int], meta: Meta) -> Newest:
-    chain = Chain(info, meta.num_partitions)
+    chain = FlushChain(info, meta.num_partitions)
     positions: dict[int, array[int]] = {}
     base_offsets = dict(end_offsets)
     position = 0
@@ -270,187 +417,62 @@ def _scan(data: bytes, info: SegmentInfo, end_offsets: dict[int, int], meta: Met
     for partition, starts in positions.items():
         last = batch_at(data, starts[-1])
         assert last is not None
-        ends[partition] = end_offset_of(decode_batch(data, last))
+        ends[partition] = decode_batch(data, last).end_offset
     rest = data[position:]
     # A crash between sealing the segment and listing the next one leaves a whole index behind.
     torn = bool(rest) and decode_footer(rest) is None
     return Newest(data, position, positions, ends, torn)
 
 
-# ------------------------------------------------------------------------------------------
-# Opening a data folder: first start, clean stop, or what a crash left.
+def quarantine_unlisted(
+    directory: Directory,
+    names: Iterable[str],
+    listed: frozenset[str],
+    dispensable: frozenset[str] = frozenset(),
+) -> list[tuple[str, str]]:
+    """Move what of *names* isn't *listed* in the manifest to the quarantine.
 
-# The order of a run's life, and why a crash between any two steps is harmless:
-#
-# * First start: segment, manifest, and the meta file last. Without a meta file nothing was ever
-#   acknowledged, so what is there (empty segments only) is made anew. With it, a manifest must be
-#   there.
-# * Nothing is changed before everything was checked; a refusal leaves the folder as it was.
-# * After an unclean stop the newest segment's valid part goes to a new file that is synced before
-#   the manifest names it. Until then the old file is the truth, and from then on the new one.
-#   What the manifest doesn't name is moved aside.
-# * The marker of a clean stop is removed, durably, before the first batch can be written.
+    What was only being written, or is *dispensable*, is removed; hidden files are left alone.
 
-
-__all__ = [
-    "LEADER_EPOCH_MAX",
-    "Expected",
-    "Opened",
-    "RecoveryEvent",
-    "create_segment",
-    "open_folder",
-]
-
-LEADER_EPOCH_MAX: Final = 2**31 - 1
-
-RecoveryEvent = tuple[str, dict[str, object]]
-
-
-class Opened(NamedTuple):
-    """A folder that is ready to be replayed and appended to."""
-
-    meta: Meta
-    manifest: Manifest
-    active: ActiveSegment
-    mark: Mark
-    end_offsets: dict[int, int]
-    events: list[RecoveryEvent]
-
-
-def open_folder(directory: Directory, expected: Expected) -> Opened:
-    """Check, recover and open a locked folder, with the leader epoch raised and on disk.
-
-    Raises:
-        LogRefused: See the subclasses; the folder is as it was.
-        OSError: The disk fails; nothing was acknowledged from this open.
+    Returns:
+        Old and new names of what was moved.
     """
-    names = directory.names()
-    if META_NAME not in names:
-        return _first_start(directory, names, expected)
-    meta, manifest, stop, end_offsets, newest = check_folder(directory, names, expected)
-
-    # From here on the folder is changed.
-    is_old = not manifest.cluster_id
-    manifest = manifest._replace(cluster_id=meta.cluster_id)
-    events = _move_aside(directory, names, manifest)
-    # The folder is synced before the next manifest, which no longer knows them, is written.
-    manifest = manifest._replace(dispensable=())
-    if stop is None:
-        active, manifest = _copy_newest(directory, manifest, newest, events)
-    else:
-        if is_old:
-            write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
-        info = manifest.segments[-1]
-        file = directory.open_append(info.name)
-        active = ActiveSegment(info.name, info.base, newest.valid_bytes, newest.positions, file)
-    meta = _raise_leader_epoch(directory, meta, expected.leader_epoch_at_least)
-    if stop is not None:
-        directory.remove(CLEAN_NAME)
-        directory.sync()
-    mark = Mark(directory, active.end)
-    return Opened(meta, manifest, active, mark, end_offsets, events)
-
-
-def create_segment(directory: Directory, base: int, serial: int) -> tuple[str, File]:
-    """Make an empty segment whose name is durable; the manifest doesn't know it yet."""
-    return _new_segment(directory, base, serial, b"")
-
-
-def _new_segment(directory: Directory, base: int, serial: int, content: bytes) -> tuple[str, File]:
-    name = segment_name(base, serial)
-    file = directory.create(name)
-    try:
-        if content:
-            file.append(content)
-        file.sync()
-        directory.sync()
-    except BaseException:
-        file.close()
-        # No manifest names it yet. On a full disk, each try to start would leave another one.
-        with contextlib.suppress(OSError):
-            directory.remove(name)
-        raise
-    return name, file
-
-
-def _first_start(directory: Directory, names: list[str], expected: Expected) -> Opened:
-    check_unused(directory, names)
-    # What an interrupted first start left: empty segments, and a manifest of empty segments.
+    moved = []
     for name in names:
-        if name.endswith((SEGMENT_SUFFIX, TEMPORARY_SUFFIX)):
+        if name in listed or name in STATE_NAMES or name.startswith("."):
+            continue
+        if name.endswith(TEMPORARY_SUFFIX) or name in dispensable:
             directory.remove(name)
-    cluster_id = expected.cluster_id or expected.new_cluster_id()
-    serial = first_serial(cluster_id)
-    name, file = create_segment(directory, 0, serial)
-    segments = (SegmentInfo(name, 0, None, None, compacted=False),)
-    manifest = Manifest(segments, {}, serial + 1, cluster_id=cluster_id)
-    meta = Meta(
-        FORMAT,
-        cluster_id,
-        expected.node_id,
-        expected.num_partitions,
-        max(1, expected.leader_epoch_at_least),
-    )
+            continue
+        target = _free_name(directory, name)
+        directory.rename(name, target)
+        moved.append((name, target))
+    if moved:
+        directory.sync(QUARANTINE)
+    if moved or dispensable:
+        # Before a manifest is written that no longer knows the dispensable ones.
+        directory.sync()
+    return moved
+
+
+def quarantine_bytes(directory: Directory, name: str, content: bytes) -> str:
+    """Write *content* to a new file in the quarantine, durably; return its name."""
+    target = _free_name(directory, name)
+    file = directory.create(target)
     try:
-        write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
-        write_whole(directory, META_NAME, encode_meta(meta))
-    except BaseException:
+        file.append(content)
+        file.sync()
+    finally:
         file.close()
-        raise
-    events: list[RecoveryEvent] = [("log.created", {"cluster_id": meta.cluster_id})]
-    mark = Mark(directory, 0)
-    return Opened(meta, manifest, ActiveSegment(name, 0, 0, {}, file), mark, {}, events)
+    directory.sync(QUARANTINE)
+    directory.sync()
+    return target
 
 
-def _move_aside(directory: Directory, names: list[str], manifest: Manifest) -> list[RecoveryEvent]:
-    listed = frozenset(segment.name for segment in manifest.segments)
-    dispensable = frozenset(manifest.dispensable)
-    return [
-        ("log.file_moved_aside", {"file": name, "moved_to": target})
-        for name, target in move_aside(directory, names, listed, dispensable)
-    ]
-
-
-def _copy_newest(
-    directory: Directory, manifest: Manifest, newest: Newest, events: list[RecoveryEvent]
-) -> tuple[ActiveSegment, Manifest]:
-    info = manifest.segments[-1]
-    if newest.torn:
-        _save_torn(directory, info, newest, events)
-    content = newest.data[: newest.valid_bytes]
-    name, file = _new_segment(directory, info.base, manifest.next_serial, content)
-    try:
-        segments = (*manifest.segments[:-1], info._replace(name=name))
-        manifest = manifest._replace(segments=segments, next_serial=manifest.next_serial + 1)
-        write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
-        directory.remove(info.name)
-    except BaseException:
-        file.close()
-        raise
-    fields: dict[str, object] = {"segment": name, "valid_bytes": newest.valid_bytes}
-    events.append(("log.recovered_after_unclean_stop", fields))
-    return ActiveSegment(name, info.base, newest.valid_bytes, newest.positions, file), manifest
-
-
-def _save_torn(
-    directory: Directory, info: SegmentInfo, newest: Newest, events: list[RecoveryEvent]
-) -> None:
-    tail = newest.data[newest.valid_bytes :]
-    target = save(directory, f"{info.name}.{newest.valid_bytes}.torn", tail)
-    fields: dict[str, object] = {
-        "segment": info.name,
-        "position": info.base + newest.valid_bytes,
-        "cut_bytes": len(tail),
-        "saved_as": target,
-    }
-    events.append(("log.torn_tail_cut", fields))
-
-
-def _raise_leader_epoch(directory: Directory, meta: Meta, at_least: int) -> Meta:
-    leader_epoch = max(meta.leader_epoch + 1, at_least)
-    if leader_epoch > LEADER_EPOCH_MAX:
-        message = f"the leader epoch {leader_epoch} is over the limit of {LEADER_EPOCH_MAX}"
-        raise LogRefused(message)
-    meta = meta._replace(leader_epoch=leader_epoch)
-    write_whole(directory, META_NAME, encode_meta(meta))
-    return meta
+def _free_name(directory: Directory, name: str) -> str:
+    target = f"{QUARANTINE}/{name}"
+    number = 1
+    while directory.exists(target):
+        number += 1
+        target = f"{QUARANTINE}/{name}.{number}"
+    return target

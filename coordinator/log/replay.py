@@ -1,49 +1,53 @@
-"""Reading the log back into memory, so that the event loop is never held up for long.
+"""Reads the log back: all of it or one partition, without holding up the event loop for long.
 
-A load goes in two steps that take turns: `fetch` reads the next piece of the files, and blocks, so
-it runs in a thread; `batches` checks and unpacks what was fetched, a batch at a time, so whoever
-takes them can stop for a breath after any of them. A batch that is larger than what a breath
-allows is yielded in parts: nobody is served what is half loaded.
+A load goes in two steps that take turns. `fetch` reads the next piece of the files; it blocks, so
+it runs in a thread. `batches` checks and unpacks what was fetched, a batch at a time, so whoever
+takes them can let others run after any of them. A large batch is yielded in parts, for the same
+reason; nobody is served what is half loaded.
 """
 
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final, NamedTuple, Protocol
 
 from coordinator.log.directory import Directory
 from coordinator.log.errors import LogCorrupt, LogFailed
 from coordinator.log.format import (
-    BATCH_BYTES_MAX,
     FORMAT,
     HEADER,
     HEADER_BYTES,
     LENGTH_MAX,
     LENGTH_MIN,
     PREFIX,
+    PREFIX_BYTES,
+    REST_BYTES,
     Batch,
     Index,
     RawBatch,
     count_items,
     decode_batch,
-    end_offset_of,
     unpack_in_parts,
     unpack_items,
     unpacked_batch,
 )
-from coordinator.log.segments import WINDOW_BYTES, Chain, SegmentReader, damaged
-from coordinator.log.state_files import SegmentInfo
+from coordinator.log.segments import WINDOW_BYTES, FlushChain, SegmentReader, damaged
+from coordinator.log.state_files import SegmentInfo, data_bytes
 
-# ------------------------------------------------------------------------------------------
-# Reading the log back into memory, so that the event loop is never held up for long.
-
-# A batch with more bytes than this is yielded in parts of so many entries: unpacking as many
-# takes a millisecond, and replaying them one or two.
+# A batch with more bytes than this is yielded in parts of so many entries: to replay as many
+# holds up the event loop for a moment only.
 PART_BYTES: Final = 64 * 1024
 PART_ITEMS: Final = 1_000
 _ONE: Final = b"\x91"  # How the msgpack array of a single entry begins.
-_PREFIX_BYTES: Final = PREFIX.size
-_REST_BYTES: Final = HEADER_BYTES - PREFIX.size
+
+
+class IndexedSegment(NamedTuple):
+    """A segment, the bytes of its batches, and where those of one partition begin."""
+
+    name: str
+    data_bytes: int
+    positions: "array[int]"
 
 
 class Replay(Protocol):
@@ -91,7 +95,7 @@ def all_batches(replay: Replay) -> Iterator[Batch]:
 
 def read_from(
     directory: Directory,
-    places: Iterable[tuple[str, int, "array[int]"]],
+    segments: Iterable[IndexedSegment],
     from_offset: int,
     max_bytes: int | None,
 ) -> Iterator[Batch]:
@@ -99,7 +103,7 @@ def read_from(
 
     Args:
         directory: Where the files are.
-        places: Per segment its name, bytes of batches, and where the partition's begin.
+        segments: Where the partition's batches are.
         from_offset: The first batch may begin below it.
         max_bytes: End after the batch for which so much was read of the disk.
 
@@ -109,13 +113,13 @@ def read_from(
     """
     spent_bytes = 0
     try:
-        for name, data_bytes, positions in places:
-            reader = SegmentReader(directory, name, data_bytes)
-            first = reader.first_at_or_before(positions, from_offset)
-            for position in positions[first:]:
+        for segment in segments:
+            reader = SegmentReader(directory, segment.name, segment.data_bytes)
+            first = reader.first_at_or_before(segment.positions, from_offset)
+            for position in segment.positions[first:]:
                 raw, window = reader.at(position)
                 batch = decode_batch(window, raw)
-                if end_offset_of(batch) > from_offset:
+                if batch.end_offset > from_offset:
                     yield batch
                     if max_bytes is not None and spent_bytes + reader.read_bytes >= max_bytes:
                         return
@@ -131,30 +135,26 @@ class SegmentReplay:
         self,
         directory: Directory,
         segment: SegmentInfo,
-        data_bytes: int,
+        size_bytes: int,
         num_partitions: int,
         ends: dict[int, int],
-        *,
-        part_bytes: int = BATCH_BYTES_MAX,
     ) -> None:
         """Begin at byte 0.
 
         Args:
             directory: Where the file is.
             segment: The row of the manifest.
-            data_bytes: Where its batches end.
+            size_bytes: Where its batches end.
             num_partitions: Offsets partitions of the folder.
             ends: Partition -> end offset; moves along with what is yielded.
-            part_bytes: A batch with more bytes is yielded in parts; by default none is.
         """
-        self.total_bytes = data_bytes
+        self.total_bytes = size_bytes
         self.done_bytes = 0
         self._directory = directory
-        self._segment = segment
-        self._chain = Chain(segment, num_partitions)
+        self.segment = segment
+        self._chain = FlushChain(segment, num_partitions)
         self._num_partitions = num_partitions
         self._ends = ends
-        self._part_bytes = part_bytes
         self._window = b""
         self._is_checked = False  # The window is one large batch, and its checksum is right.
 
@@ -168,34 +168,34 @@ class SegmentReplay:
         left = self.total_bytes - self.done_bytes
         if not left:
             return
-        name, position = self._segment.name, self.done_bytes
+        name, position = self.segment.name, self.done_bytes
         window = self._directory.read(name, position, min(left, WINDOW_BYTES))
         self._is_checked = False
         if len(window) >= HEADER_BYTES:
             length, crc = PREFIX.unpack_from(window)
-            size_bytes = _PREFIX_BYTES + length
+            size_bytes = PREFIX_BYTES + length
             if len(window) < size_bytes <= left and length <= LENGTH_MAX:
                 window = self._directory.read(name, position, size_bytes)
                 # Here, in a thread, and not in the event loop.
-                self._is_checked = zlib.crc32(memoryview(window)[_PREFIX_BYTES:]) == crc
+                self._is_checked = zlib.crc32(memoryview(window)[PREFIX_BYTES:]) == crc
                 if not self._is_checked:
                     raise damaged(name, position, self.total_bytes)
         self._window = window
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches that are whole in the window."""
-        # This loop is most of reading small batches: 1,000,000 of one entry take 1.7 s.
+        # This loop is most of the cost of reading small batches, so it calls little.
         window, base = self._window, self.done_bytes
-        size_bytes, is_checked, part_bytes = len(window), self._is_checked, self._part_bytes
+        size_bytes, is_checked = len(window), self._is_checked
         header, crc32, make = HEADER.unpack_from, zlib.crc32, Batch._make
-        ends, is_compacted = self._ends, self._segment.compacted
+        ends, is_compacted = self._ends, self.segment.compacted
         num_partitions = self._num_partitions
         known_flush = None
         at = 0
         while at + HEADER_BYTES <= size_bytes:
             fields = header(window, at)
             length, crc, format_, partition, epoch, offset, flush_start, time_ms = fields
-            body_at = at + _PREFIX_BYTES
+            body_at = at + PREFIX_BYTES
             end = body_at + length
             if end > size_bytes or not LENGTH_MIN <= length <= LENGTH_MAX:
                 break
@@ -209,11 +209,11 @@ class SegmentReplay:
             # Compaction leaves gaps, but never goes back.
             if offset != expected and (offset < expected or not is_compacted):
                 raise self._out_of_place(base + at, partition, offset, expected)
-            packed = body[_REST_BYTES:]
-            if length > part_bytes or is_compacted:
+            packed = body[REST_BYTES:]
+            if length > PART_BYTES or is_compacted:
                 raw = RawBatch(at, end, *fields[2:])
-                for batch in self._unpacked(base, raw, packed):
-                    ends[partition] = end_offset_of(batch)
+                for batch in _parts(raw, packed, partial(self._unreadable, base + at)):
+                    ends[partition] = batch.end_offset
                     yield batch
             else:
                 count = 1 if packed[:1] == _ONE else count_items(packed)
@@ -223,30 +223,18 @@ class SegmentReplay:
                 yield make((partition, epoch, offset, time_ms, count, packed, None))
             at = end
         if not at:
-            raise damaged(self._segment.name, base, self.total_bytes)
+            raise damaged(self.segment.name, base, self.total_bytes)
         self.done_bytes = base + at
 
-    def _unpacked(self, base: int, raw: RawBatch, packed: bytes) -> Iterator[Batch]:
-        """Yield a batch whose last entry says where it ends, as there may be gaps, or its parts."""
-        try:
-            if len(packed) <= self._part_bytes:
-                items = unpack_items(packed)
-                yield unpacked_batch(raw, items)._replace(packed=packed)
-                return
-            for items in unpack_in_parts(packed, PART_ITEMS):
-                yield unpacked_batch(raw, items)
-        except ValueError as exc:
-            raise self._unreadable(base + raw.start, str(exc)) from exc
-
     def _unreadable(self, position: int, reason: str) -> LogCorrupt:
-        where = f"segment {self._segment.name}: the entries of the batch at byte {position}"
+        where = f"segment {self.segment.name}: the entries of the batch at byte {position}"
         return LogCorrupt(f"{where} can't be read: {reason}")
 
     def _out_of_place(
         self, position: int, partition: int, offset: int, expected: int
     ) -> LogCorrupt:
         return LogCorrupt(
-            f"segment {self._segment.name}: the batch at byte {position} begins at offset "
+            f"segment {self.segment.name}: the batch at byte {position} begins at offset "
             f"{offset} of partition {partition}, not at {expected}"
         )
 
@@ -257,69 +245,58 @@ class JournalReplay:
     def __init__(
         self,
         directory: Directory,
-        segments: Iterable[tuple[SegmentInfo, int]],
+        segments: Sequence[SegmentInfo],
+        newest_bytes: int,
         num_partitions: int,
         read_index: Callable[[SegmentInfo], Index],
-        *,
-        part_bytes: int,
     ) -> None:
-        """Begin with the first of *segments*, each with the bytes of its batches."""
-        segments = list(segments)
-        self.total_bytes = sum(data_bytes for _, data_bytes in segments)
+        """Begin with the first of *segments*; the newest has *newest_bytes* of batches."""
+        self.total_bytes = data_bytes(segments) + newest_bytes
+        self.ends: dict[int, int] = {}
         self.at_end = False
         self._directory = directory
         self._segments = iter(segments)
+        self._newest_bytes = newest_bytes
         self._num_partitions = num_partitions
         self._read_index = read_index
-        self._part_bytes = part_bytes
-        self.ends: dict[int, int] = {}
         self._before_bytes = 0  # Of the segments that were read.
-        self._current: tuple[SegmentInfo, SegmentReplay] | None = None
+        self._current: SegmentReplay | None = None
 
     @property
     def done_bytes(self) -> int:
         """What was yielded."""
-        return self._before_bytes + (self._current[1].done_bytes if self._current else 0)
+        return self._before_bytes + (self._current.done_bytes if self._current else 0)
 
     def fetch(self) -> None:
         """Read the next window, of the next segment if this one is at its end."""
         try:
-            while self._current is None or self._current[1].at_end:
+            while self._current is None or self._current.at_end:
                 if self._current is not None:
-                    self._leave(*self._current)
-                following = next(self._segments, None)
-                if following is None:
+                    self._leave(self._current)
+                segment = next(self._segments, None)
+                if segment is None:
                     self.at_end = True
                     return
-                segment, data_bytes = following
-                opened = SegmentReplay(
-                    self._directory,
-                    segment,
-                    data_bytes,
-                    self._num_partitions,
-                    self.ends,
-                    part_bytes=self._part_bytes,
+                size_bytes = self._newest_bytes if segment.end is None else segment.data_bytes
+                assert size_bytes is not None
+                self._current = SegmentReplay(
+                    self._directory, segment, size_bytes, self._num_partitions, self.ends
                 )
-                self._current = segment, opened
-            self._current[1].fetch()
+            self._current.fetch()
         except OSError as exc:
             raise LogFailed(f"the log can't be read: {exc}") from exc
 
-    def _leave(self, segment: SegmentInfo, replay: SegmentReplay) -> None:
+    def _leave(self, replay: SegmentReplay) -> None:
         self._before_bytes += replay.total_bytes
         self._current = None
-        if segment.end is not None:
+        if replay.segment.end is not None:
             # Compaction may have dropped the last entries of a partition.
-            self.ends.update(self._read_index(segment).end_offsets)
+            self.ends.update(self._read_index(replay.segment).end_offsets)
 
     def batches(self) -> Iterator[Batch]:
         """Yield what was fetched."""
         assert self._current is not None
-        return self._current[1].batches()
-
-
-# ------------------------------------------------------------------------------------------
-# Reading one partition of the log back into memory, through the index of each segment.
+        return self._current.batches()
 
 
 class PartitionReplay:
@@ -329,19 +306,16 @@ class PartitionReplay:
         self,
         directory: Directory,
         partition: int,
-        places: Iterable[tuple[str, int, "array[int]"]],
+        segments: Iterable[IndexedSegment],
         total_bytes: int,
-        *,
-        part_bytes: int,
     ) -> None:
-        """Begin with the first of *places*: name, bytes of batches, and where ours begin."""
+        """Begin with the first of *segments*, which says where the batches of *partition* are."""
         self.total_bytes = total_bytes  # Of all partitions: the index knows no sizes.
         self.done_bytes = 0
         self.at_end = False
         self._directory = directory
         self._partition = partition
-        self._places = iter(places)
-        self._part_bytes = part_bytes
+        self._segments = iter(segments)
         self._reader: SegmentReader | None = None
         self._positions: Iterator[int] = iter(())
         self._fetched: list[tuple[RawBatch, bytes]] = []
@@ -352,25 +326,18 @@ class PartitionReplay:
         self._fetched = []
         try:
             while not self._fetched:
-                if self._reader is None and not self._open_next():
-                    self.at_end = True
-                    return
-                self._fetch_some()
+                if self._reader is None:
+                    segment = next(self._segments, None)
+                    if segment is None:
+                        self.at_end = True
+                        return
+                    self._reader = SegmentReader(self._directory, segment.name, segment.data_bytes)
+                    self._positions = iter(segment.positions)
+                self._fetch_from(self._reader)
         except OSError as exc:
             raise LogFailed(f"the log can't be read: {exc}") from exc
 
-    def _open_next(self) -> bool:
-        following = next(self._places, None)
-        if following is None:
-            return False
-        name, data_bytes, positions = following
-        self._reader = SegmentReader(self._directory, name, data_bytes)
-        self._positions = iter(positions)
-        return True
-
-    def _fetch_some(self) -> None:
-        reader = self._reader
-        assert reader is not None
+    def _fetch_from(self, reader: SegmentReader) -> None:
         before_bytes = reader.read_bytes
         for position in self._positions:
             self._fetched.append(reader.at(position))
@@ -389,19 +356,26 @@ class PartitionReplay:
                     f"the index of partition {self._partition} leads to offset {raw.base_offset} "
                     f"of partition {raw.partition}, behind offset {end}"
                 )
-            for batch in _parts(raw, window, self._part_bytes):
-                self.ends[self._partition] = end_offset_of(batch)
+            packed = window[raw.start + HEADER_BYTES : raw.end]
+            for batch in _parts(raw, packed, partial(_unreadable_at, raw)):
+                self.ends[self._partition] = batch.end_offset
                 yield batch
 
 
-def _parts(raw: RawBatch, window: bytes, part_bytes: int) -> Iterator[Batch]:
-    packed = memoryview(window)[raw.start + HEADER_BYTES : raw.end]
+def _unreadable_at(raw: RawBatch, reason: str) -> LogCorrupt:
+    where = f"the entries at offset {raw.base_offset} of partition {raw.partition}"
+    return LogCorrupt(f"{where} can't be read: {reason}")
+
+
+def _parts(
+    raw: RawBatch, packed: bytes, unreadable: Callable[[str], LogCorrupt]
+) -> Iterator[Batch]:
+    """Yield the batch *raw* with these entries, or its parts if it is large."""
     try:
-        if len(packed) <= part_bytes:
-            yield unpacked_batch(raw, unpack_items(bytes(packed)))
+        if len(packed) <= PART_BYTES:
+            yield unpacked_batch(raw, unpack_items(packed))._replace(packed=packed)
             return
         for items in unpack_in_parts(packed, PART_ITEMS):
             yield unpacked_batch(raw, items)
     except ValueError as exc:
-        where = f"the entries at offset {raw.base_offset} of partition {raw.partition}"
-        raise LogCorrupt(f"{where} can't be read: {exc}") from exc
+        raise unreadable(str(exc)) from exc

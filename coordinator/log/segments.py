@@ -1,7 +1,9 @@
-"""Reading segments, and the one that is being appended to."""
+"""A segment file: read batch by batch, checked, and written whole."""
 
 import bisect
+import errno
 from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,16 +14,21 @@ from coordinator.log.format import (
     FORMAT,
     HEADER_BYTES,
     NODE_PARTITION,
+    PREFIX_BYTES,
     REST,
     TRAILER,
     Index,
     RawBatch,
     batch_at,
     decode_footer,
+    encode_footer,
 )
 from coordinator.log.state_files import SegmentInfo
 
 WINDOW_BYTES: Final = 1024 * 1024
+# So much is written and synced at a time: a sync of a whole segment would hold up those of the
+# journal for as long as the disk takes for it.
+PIECE_BYTES: Final = 1024 * 1024
 _BASE_OFFSET_FIELD: Final = 3
 
 
@@ -93,12 +100,12 @@ class SegmentReader:
         if len(header) < HEADER_BYTES:
             message = f"segment {self.name} ends within the batch at byte {position}"
             raise LogCorrupt(message)
-        base_offset: int = REST.unpack_from(header, HEADER_BYTES - REST.size)[_BASE_OFFSET_FIELD]
+        base_offset: int = REST.unpack_from(header, PREFIX_BYTES)[_BASE_OFFSET_FIELD]
         return base_offset
 
 
-class Chain:
-    """Checks that batches with good checksums are also the right ones, in the right place.
+class FlushChain:
+    """Checks that the batches of a segment are in the place where their flushes were written.
 
     A checksum can't tell that bytes were removed, repeated, or came from another segment.
     """
@@ -154,3 +161,73 @@ def read_footer(directory: Directory, segment: SegmentInfo) -> Index:
         )
         raise LogCorrupt(message)
     return index
+
+
+class SegmentWriter:
+    """Writes a segment that nobody appends to: batches, synced in pieces, and perhaps an index.
+
+    Each method that writes may raise OSError.
+
+    Attributes:
+        data_bytes: Of the batches that were added.
+        written_bytes: What of the file is on disk.
+    """
+
+    def __init__(
+        self, directory: Directory, name: str, *, leave_free_bytes: int | None = None
+    ) -> None:
+        """Make the file *name*.
+
+        Args:
+            directory: Where.
+            name: Usually a temporary one; it isn't synced.
+            leave_free_bytes: With less room than this on the disk a compaction fails.
+        """
+        self.data_bytes = 0
+        self.written_bytes = 0
+        self._directory = directory
+        self._leave_free_bytes = leave_free_bytes
+        self._file = directory.create(name)
+        self._positions: dict[int, array[int]] = {}
+        self._pieces: list[bytes] = []
+        self._pending_bytes = 0
+
+    def add(self, partition: int, pieces: Sequence[bytes]) -> None:
+        """Append one batch, which is in *pieces*."""
+        self._positions.setdefault(partition, array("I")).append(self.data_bytes)
+        size_bytes = sum(map(len, pieces))
+        self._pieces += pieces
+        self.data_bytes += size_bytes
+        self._pending_bytes += size_bytes
+        if self._pending_bytes >= PIECE_BYTES:
+            self._write_out()
+
+    def seal(self, base: int, end: int, end_offsets: Mapping[int, int], cluster_id: str) -> None:
+        """Append the index, and sync and close the file."""
+        index = Index(base, end, dict(end_offsets), self._positions, cluster_id)
+        self._pieces.append(encode_footer(index))
+        self.finish()
+
+    def finish(self) -> None:
+        """Sync and close the file, without an index."""
+        try:
+            self._write_out()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self._file.close()
+
+    def _write_out(self) -> None:
+        data = b"".join(self._pieces)
+        if self._leave_free_bytes is not None:
+            left_bytes = self._directory.free_bytes() - len(data)
+            if left_bytes < self._leave_free_bytes:
+                raise OSError(errno.ENOSPC, "too little room on the disk for a compaction")
+        if data:
+            self._file.append(data)
+        self._file.sync()
+        self.written_bytes += len(data)
+        self._pieces = []
+        self._pending_bytes = 0

@@ -1,28 +1,39 @@
-"""The small files beside the segments: meta, manifest and the marker of a clean stop.
+"""The small files beside the segments: meta, manifest, clean and durable.
 
-Each is two lines of text, so that an operator can read it: one of JSON, one with the crc32 of
-the first. They are replaced whole (write, fsync, rename, fsync the folder), so that a
-crash leaves the old one or the new one; anything else is damage.
+`meta`, `manifest` and `clean` (the marker of a clean stop) are two lines of text each, so that an
+operator can read them: one of JSON, one with the crc32 of the first. They are replaced whole
+(write, fsync, rename, fsync the folder), so that a crash leaves the old one or the new one;
+anything else is damage.
+
+`durable` says up to which position the journal was on disk, at least. It is needed because the end
+of the newest segment can be cut off, and what is left is a valid log. After a clean stop `clean`
+tells; after any other stop this does. It is overwritten in place behind each flush and not synced,
+so a process that is killed leaves the last value, and a power cut perhaps an older one: what it
+says was true, whichever is found. One that can't be read says nothing.
+
+    u64 position | u32 crc32 of that
 """
 
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from coordinator.log.directory import Directory, Overwritten
+from coordinator.log.directory import LOCK_NAME, Directory
 from coordinator.log.errors import LogCorrupt, LogIncompatible
 from coordinator.log.format import FORMAT
-
-# ------------------------------------------------------------------------------------------
-# The small files beside the segments: meta, manifest and the marker of a clean stop.
 
 META_NAME: Final = "meta"
 MANIFEST_NAME: Final = "manifest"
 CLEAN_NAME: Final = "clean"
+DURABLE_NAME: Final = "durable"
+STATE_NAMES: Final = frozenset({LOCK_NAME, META_NAME, MANIFEST_NAME, CLEAN_NAME, DURABLE_NAME})
 TEMPORARY_SUFFIX: Final = ".tmp"
 SEGMENT_SUFFIX: Final = ".segment"
+
+_POSITION: Final = struct.Struct(">Q")
+_CRC: Final = struct.Struct(">I")
 
 T = TypeVar("T")
 
@@ -51,6 +62,13 @@ class SegmentInfo(NamedTuple):
     compacted: bool
 
 
+class Sizes(NamedTuple):
+    """Bytes of batches in the sealed segments: those that were compacted, and the others."""
+
+    clean_bytes: int
+    dirty_bytes: int
+
+
 class Manifest(NamedTuple):
     """The live segments, oldest first, and what compaction has forgotten.
 
@@ -73,6 +91,17 @@ class CleanStop(NamedTuple):
 
     segment: str
     end: int
+
+
+def data_bytes(segments: Iterable[SegmentInfo]) -> int:
+    """Return how many bytes of batches are in sealed segments."""
+    return sum([segment.data_bytes or 0 for segment in segments])
+
+
+def sealed_sizes(segments: Sequence[SegmentInfo]) -> Sizes:
+    """Return how much of the sealed ones of *segments* was compacted, and how much not."""
+    clean_bytes = data_bytes(segment for segment in segments if segment.compacted)
+    return Sizes(clean_bytes, data_bytes(segments) - clean_bytes)
 
 
 def first_serial(cluster_id: str) -> int:
@@ -104,6 +133,11 @@ def decode_meta(data: bytes) -> Meta:
     return _decode(META_NAME, data, lambda body: Meta(**body))
 
 
+def write_meta(directory: Directory, meta: Meta) -> None:
+    """Replace the meta file durably. Raises OSError."""
+    write_whole(directory, META_NAME, encode_meta(meta))
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest's bytes."""
     body: dict[str, Any] = {
@@ -133,13 +167,18 @@ def decode_manifest(data: bytes) -> Manifest:
     )
 
 
-def encode_clean_stop(stop: CleanStop) -> bytes:
-    """Return the marker's bytes."""
-    return _encode({"format": FORMAT, **stop._asdict()})
+def write_manifest(directory: Directory, manifest: Manifest) -> None:
+    """Replace the manifest durably. Raises OSError."""
+    write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
+
+
+def write_clean_stop(directory: Directory, stop: CleanStop) -> None:
+    """Write the marker of a clean stop durably. Raises OSError."""
+    write_whole(directory, CLEAN_NAME, _encode({"format": FORMAT, **stop._asdict()}))
 
 
 def decode_clean_stop(data: bytes) -> CleanStop:
-    """Read a marker; raises as `decode_meta` does."""
+    """Read the marker of a clean stop; raises as `decode_meta` does."""
     return _decode(CLEAN_NAME, data, lambda body: CleanStop(body["segment"], body["end"]))
 
 
@@ -155,6 +194,43 @@ def write_whole(directory: Directory, name: str, data: bytes) -> None:
         file.close()
     directory.rename(temporary, name)
     directory.sync()
+
+
+def encode_durable(position: int) -> bytes:
+    """Return the bytes of the file `durable`."""
+    data = _POSITION.pack(position)
+    return data + _CRC.pack(zlib.crc32(data))
+
+
+def decode_durable(data: bytes) -> int:
+    """Return the position that *data* vouches for; 0 if it doesn't for any."""
+    position, crc = data[: _POSITION.size], data[_POSITION.size :]
+    if len(crc) != _CRC.size or _CRC.unpack(crc)[0] != zlib.crc32(position):
+        return 0
+    value: int = _POSITION.unpack(position)[0]
+    return value
+
+
+def read_durable(directory: Directory, names: list[str]) -> int:
+    """Return the folder's durable position, 0 if it doesn't say one. Raises OSError."""
+    return decode_durable(directory.read(DURABLE_NAME)) if DURABLE_NAME in names else 0
+
+
+class DurablePosition:
+    """The file `durable` of a folder that is being written to."""
+
+    def __init__(self, directory: Directory, position: int) -> None:
+        """Begin at *position*, which is on disk. Raises OSError."""
+        write_whole(directory, DURABLE_NAME, encode_durable(position))
+        self._file = directory.open_overwrite(DURABLE_NAME)
+
+    def put(self, position: int) -> None:
+        """Note that the journal is on disk up to *position*."""
+        self._file.overwrite(encode_durable(position))
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
 
 
 def _encode(body: dict[str, Any]) -> bytes:
@@ -180,115 +256,3 @@ def _decode(name: str, data: bytes, build: Callable[[dict[str, Any]], T]) -> T:
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         message = f"the file {name!r} of the data folder can't be understood: {exc!r}"
         raise LogCorrupt(message) from exc
-
-
-# ------------------------------------------------------------------------------------------
-# Up to where the journal was on disk at least: a lower bound, noted after each flush.
-#
-# The end of the newest segment can be cut off, and what is left is a valid log. After a clean stop
-# its marker tells; after any other stop this does. It is overwritten in place and not synced, so
-# a process that is killed leaves the last one, and a power cut perhaps an older one: what it says
-# was
-# true, whichever of them is found. One that can't be read says nothing.
-#
-#     u64 position | u32 crc32 of that
-
-MARK_NAME: Final = "durable"
-_POSITION: Final = struct.Struct(">Q")
-_CRC: Final = struct.Struct(">I")
-
-
-def encode_mark(position: int) -> bytes:
-    """Return the file's bytes."""
-    data = _POSITION.pack(position)
-    return data + _CRC.pack(zlib.crc32(data))
-
-
-def decode_mark(data: bytes) -> int:
-    """Return the position that *data* vouches for; 0 if it doesn't for any."""
-    position, crc = data[: _POSITION.size], data[_POSITION.size :]
-    if len(crc) != _CRC.size or _CRC.unpack(crc)[0] != zlib.crc32(position):
-        return 0
-    value: int = _POSITION.unpack(position)[0]
-    return value
-
-
-def read_mark(directory: Directory, names: list[str]) -> int:
-    """Return the folder's mark, 0 if there is none. Raises OSError."""
-    return decode_mark(directory.read(MARK_NAME)) if MARK_NAME in names else 0
-
-
-class Mark:
-    """The mark of a folder that is being written to."""
-
-    def __init__(self, directory: Directory, position: int) -> None:
-        """Begin at *position*, which is on disk. Raises OSError."""
-        write_whole(directory, MARK_NAME, encode_mark(position))
-        self._file: Overwritten = directory.open_overwrite(MARK_NAME)
-
-    def put(self, position: int) -> None:
-        """Note that the journal is on disk up to *position*."""
-        self._file.overwrite(encode_mark(position))
-
-    def close(self) -> None:
-        """Give the file back."""
-        self._file.close()
-
-
-# ------------------------------------------------------------------------------------------
-# What isn't replayed is kept: files and bytes that are put into the folder's `aside/`.
-
-ASIDE: Final = "aside"
-LOCK_NAME: Final = "lock"
-STATE_NAMES: Final = frozenset({LOCK_NAME, META_NAME, MANIFEST_NAME, CLEAN_NAME, MARK_NAME})
-
-
-def move_aside(
-    directory: Directory,
-    names: Iterable[str],
-    listed: frozenset[str],
-    dispensable: frozenset[str] = frozenset(),
-) -> list[tuple[str, str]]:
-    """Move what of *names* isn't *listed* in the manifest; return old and new names.
-
-    What was only being written, or is *dispensable*, is removed; hidden files are left alone.
-    """
-    moved = []
-    for name in names:
-        if name in listed or name in STATE_NAMES or name.startswith("."):
-            continue
-        if name.endswith(TEMPORARY_SUFFIX) or name in dispensable:
-            directory.remove(name)
-            continue
-        target = _free_name(directory, name)
-        directory.rename(name, target)
-        moved.append((name, target))
-    if moved:
-        directory.sync(ASIDE)
-    if moved or dispensable:
-        # Before a manifest is written that no longer knows the dispensable ones.
-        directory.sync()
-    return moved
-
-
-def save(directory: Directory, name: str, content: bytes) -> str:
-    """Write *content* to a new file in `aside/`, durably; return its name."""
-    target = _free_name(directory, name)
-    file = directory.create(target)
-    try:
-        file.append(content)
-        file.sync()
-    finally:
-        file.close()
-    directory.sync(ASIDE)
-    directory.sync()
-    return target
-
-
-def _free_name(directory: Directory, name: str) -> str:
-    target = f"{ASIDE}/{name}"
-    number = 1
-    while directory.exists(target):
-        number += 1
-        target = f"{ASIDE}/{name}.{number}"
-    return target

@@ -13,19 +13,16 @@ called, are removed by the next start. From then on it leaves the new one, and t
 the sources. Nothing is ever taken for a stranger's file and moved aside.
 """
 
-from collections.abc import Iterable
-from functools import partial
-
-from coordinator.log.compaction import Compacted, Job, announced, replaced
+from coordinator.log.compaction import Compacted, Job
 from coordinator.log.directory import Directory
 from coordinator.log.journal import Journal
 from coordinator.log.segments import read_footer
 from coordinator.log.state_files import (
-    MANIFEST_NAME,
     TEMPORARY_SUFFIX,
     Manifest,
-    encode_manifest,
-    write_whole,
+    SegmentInfo,
+    segment_name,
+    write_manifest,
 )
 
 _PREFIX = "compaction"
@@ -70,12 +67,19 @@ class Swap:
 
     def forget(self) -> None:
         """Drop the sources from the manifest that is written next."""
-        names = {segment.name for segment in self._job.segments}
-        self._journal.change_manifest(partial(_without_dispensable, names))
+        self._journal.change_manifest(self._forget)
 
     def _announce(self, directory: Directory, manifest: Manifest) -> Manifest:
-        manifest, self._names = announced(manifest, self._compacted)
-        write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
+        serial = manifest.next_serial
+        self._names = tuple(
+            segment_name(output.base, serial + number)
+            for number, output in enumerate(self._compacted.outputs)
+        )
+        manifest = manifest._replace(
+            next_serial=serial + len(self._names),
+            dispensable=(*manifest.dispensable, *self._names),
+        )
+        write_manifest(directory, manifest)
         return manifest
 
     def _install(self, directory: Directory, manifest: Manifest) -> Manifest:
@@ -83,15 +87,46 @@ class Swap:
         for output, name in zip(self._compacted.outputs, self._names, strict=True):
             directory.rename(output.name, name)
         directory.sync()
-        write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
+        write_manifest(directory, manifest)
         return manifest
 
+    def _forget(self, _: Directory, manifest: Manifest) -> Manifest:
+        names = {segment.name for segment in self._job.segments}
+        kept = tuple(name for name in manifest.dispensable if name not in names)
+        return manifest._replace(dispensable=kept)
 
-def _without_dispensable(
-    names: Iterable[str], _directory: Directory, manifest: Manifest
+
+def replaced(
+    manifest: Manifest,
+    sources: tuple[SegmentInfo, ...],
+    compacted: Compacted,
+    names: tuple[str, ...],
 ) -> Manifest:
-    left = tuple(name for name in manifest.dispensable if name not in names)
-    return manifest._replace(dispensable=left)
+    """Return the manifest with the outputs, now called *names*, in place of the sources.
+
+    Raises:
+        ValueError: The sources aren't the manifest's first segments, or the outputs don't cover
+            exactly what they do.
+    """
+    if manifest.segments[: len(sources)] != sources:
+        raise ValueError("the sources of the compaction are not the journal's first segments")
+    position: int | None = sources[0].base
+    for output in compacted.outputs:
+        if output.base != position:
+            raise ValueError(f"a gap at position {position} of the compacted journal")
+        position = output.end
+    if position != sources[-1].end:
+        raise ValueError("the compaction ends in another place than its sources")
+    outputs = [o._replace(name=n) for o, n in zip(compacted.outputs, names, strict=True)]
+    below = dict(manifest.compacted_below)
+    for partition, offset in compacted.dropped_below.items():
+        below[partition] = max(offset, below.get(partition, 0))
+    kept = [name for name in manifest.dispensable if name not in names]
+    return manifest._replace(
+        segments=(*outputs, *manifest.segments[len(sources) :]),
+        compacted_below=below,
+        dispensable=(*kept, *(source.name for source in sources)),
+    )
 
 
 def output_prefix(leader_epoch: int, number: int) -> str:

@@ -10,16 +10,18 @@ from typing import Any, Final
 
 import trio
 
+from coordinator.group import Now
 from coordinator.group.records import RecordError
 from coordinator.log.errors import LogError
 from coordinator.log.format import Batch
 from coordinator.log.journal import Journal
 from coordinator.log.replay import Replay
-from coordinator.runtime.environment import Environment
+from coordinator.runtime.changes import EmitEvent
 from coordinator.runtime.health import Health
 from coordinator.runtime.shard import ShardRunner, Status
+from coordinator.runtime.worker import RunBlocking
 
-# A slice of so many entries holds requests up for a few milliseconds.
+# A slice of so many entries took 1 to 5 ms.
 LOAD_SLICE_ENTRIES: Final = 1_000
 TELL_PERIOD_MS: Final = 1_000
 
@@ -75,7 +77,9 @@ class Loader:
         journal: Journal,
         runners: Mapping[int, Runner],
         health: Health,
-        environment: Environment,
+        run_reading: RunBlocking,
+        emit_event: EmitEvent,
+        now: Callable[[], Now],
         activated: Callable[[Runner], None],
     ) -> None:
         """Make it.
@@ -84,28 +88,23 @@ class Loader:
             journal: Where it is loaded from.
             runners: By partition, in the order in which they are to serve.
             health: Is told what can't be loaded.
-            environment: Runs what reads files, and is told how far it is.
+            run_reading: Runs what reads files.
+            emit_event: Is told how far it is.
+            now: The time.
             activated: Called when a shard serves.
         """
         self.progress: Progress | None = None
         self._journal = journal
         self._runners = runners
         self._health = health
-        self._run_reading = environment.run_reading
-        self._emit_event = environment.emit_event
-        self._now = environment.now
+        self._run_reading = run_reading
+        self._emit_event = emit_event
+        self._now = now
         self._activated = activated
         self._one_at_a_time = trio.Lock()
         self._flushed = trio.Event()
         self._awaits_flush = False
         self._problems: dict[int, str] = {}  # Of partitions that could not be loaded.
-        self._last_load_ms = -1  # Of all partitions, at the start.
-        environment.metrics.update(
-            loading_entries=lambda: getattr(self.progress, "entries", 0),
-            loading_done_bytes=lambda: getattr(self.progress, "done_bytes", 0),
-            loading_size_bytes=lambda: getattr(self.progress, "total_bytes", 0),
-            last_load_ms=lambda: self._last_load_ms,
-        )
 
     async def load_all(self) -> Progress:
         """Load every shard in one pass over the journal.
@@ -121,16 +120,15 @@ class Loader:
 
         async with self._one_at_a_time:
             try:
-                mark = self._journal.readers.mark()  # No file is removed meanwhile.
-                replay = self._journal.load()
-                progress = self._begin(replay, len(runners))
-                await self._replay(replay, take, lambda: True)
-                del mark
+                with self._journal.readers.reading():  # No file is removed meanwhile.
+                    replay = self._journal.load()
+                    progress = self._begin(replay, len(runners))
+                    await self._replay(replay, take, lambda: True)
                 for runner in runners.values():
                     await self._activate(runner, lambda: True)
             finally:
                 self.progress = None
-        progress.load_ms = self._last_load_ms = self._now().mono_ms - progress.started_ms
+        progress.load_ms = self._now().mono_ms - progress.started_ms
         return progress
 
     async def load_one(self, runner: Runner) -> Progress:
@@ -153,11 +151,10 @@ class Loader:
                 # What was appended before it was unloaded may still be on its way.
                 while wanted() and not runner.is_durable:
                     await self._wait_flushed()
-                mark = self._journal.readers.mark()  # As above.
-                replay = self._journal.load_partition(runner.partition)
-                progress = self._begin(replay, 1)
-                await self._replay(replay, runner.replay, wanted)
-                del mark
+                with self._journal.readers.reading():  # As above.
+                    replay = self._journal.load_partition(runner.partition)
+                    progress = self._begin(replay, 1)
+                    await self._replay(replay, runner.replay, wanted)
                 await self._activate(runner, wanted)
             except (LogError, RecordError) as exc:
                 if not wanted():

@@ -5,31 +5,46 @@ from typing import Any, Final
 
 import trio
 
-from coordinator.runtime.environment import Environment
+from coordinator.group import Now
+from coordinator.runtime.changes import EmitEvent
 from coordinator.runtime.shard import ShardRunner
 
-# Who wakes so much later than planned was stopped or starved, and could hear nobody meanwhile.
 LATE_MS: Final = 500
+
+_Runners = Sequence[ShardRunner[Any]]
 
 
 class Timekeeper:
-    """Has the shards do what is due, and holds nothing against peers while we stood still."""
+    """Has the shards do what is due, and holds nothing against peers while we stood still.
+
+    Attributes:
+        hear_everybody: Has what was received handled, before anybody's time is up.
+    """
 
     def __init__(
         self,
-        runners: Sequence[ShardRunner[Any]],
-        environment: Environment,
+        runners: _Runners,
         *,
-        expired: Callable[[], None],
+        now: Callable[[], Now],
+        expired: Callable[[], Awaitable[None]],
         done: Callable[[], Awaitable[None]],
+        emit_event: EmitEvent,
     ) -> None:
-        """Make it; *expired* is called after each shard that had something to do, *done* last."""
+        """Make it.
+
+        Args:
+            runners: All shards.
+            now: The time.
+            expired: Called after each shard that had something to do.
+            done: Called after all of them.
+            emit_event: Is told when the process stood still.
+        """
+        self.hear_everybody: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self._runners = runners
-        self._now = environment.now
-        self._emit_event = environment.emit_event
-        self._caught_up = environment.poller.caught_up
+        self._now = now
         self._expired = expired
         self._done = done
+        self._emit_event = emit_event
         self._kick = trio.Event()
         self._wake_at_ms: int | None = None
 
@@ -59,17 +74,17 @@ class Timekeeper:
     async def _expire(self, planned_ms: int) -> None:
         late_ms = self._now().mono_ms - planned_ms
         if late_ms > LATE_MS:
+            # The process was stopped or starved: nobody could have been heard meanwhile.
             self._emit_event("stalled", {"late_ms": late_ms})
             for runner in self._runners:
                 runner.core.shift_deadlines(late_ms)
             return
-        await self._caught_up()  # Whoever has sent something in time is not late.
+        await self.hear_everybody()
         for runner in self._runners:
             now = self._now()
             deadline_ms = runner.next_deadline_ms()
             if deadline_ms is not None and deadline_ms <= now.mono_ms:
                 runner.expire(now)
                 # Expiry comes to all shards at once: a slice of each is too much in one turn.
-                self._expired()
-                await trio.lowlevel.checkpoint()
+                await self._expired()
         await self._done()

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from coordinator.log.directory import OsDirectory, OsFile, OsOverwritten
+from coordinator.log.directory import File, OsDirectory, Overwritten
 
 # What a write, a sync or a rename can end with, on a real disk.
 ERRORS: Final = (errno.EIO, errno.ENOSPC)
@@ -16,21 +16,21 @@ class Faults:
 
     def __init__(self, *, fail_at: int | None = None, error: int = errno.EIO) -> None:
         self.calls: list[str] = []
-        self._fail_at = fail_at
-        self._error = error
+        self.fail_at = fail_at
+        self.error = error
 
     def step(self, call: str) -> None:
         """Count a call, or fail it."""
         self.calls.append(call)
-        if len(self.calls) - 1 == self._fail_at:
-            raise OSError(self._error, os.strerror(self._error), call)
+        if len(self.calls) - 1 == self.fail_at:
+            raise OSError(self.error, os.strerror(self.error), call)
 
 
-class FaultyFile(OsFile):
+class FaultyFile:
     """A real file; a write that fails has written half of it."""
 
-    def __init__(self, descriptor: int, faults: Faults) -> None:
-        super().__init__(descriptor)
+    def __init__(self, file: File, faults: Faults) -> None:
+        self._file = file
         self._faults = faults
 
     def append(self, data: bytes) -> None:
@@ -38,9 +38,9 @@ class FaultyFile(OsFile):
         try:
             self._faults.step("write")
         except OSError:
-            super().append(data[: len(data) // 2])
+            self._file.append(data[: len(data) // 2])
             raise
-        super().append(data)
+        self._file.append(data)
 
     def append_synced(self, data: bytes) -> None:
         """Write and sync, or fail in either."""
@@ -50,7 +50,11 @@ class FaultyFile(OsFile):
     def sync(self) -> None:
         """Sync, or fail."""
         self._faults.step("fdatasync")
-        super().sync()
+        self._file.sync()
+
+    def close(self) -> None:
+        """Close it."""
+        self._file.close()
 
 
 class FaultyDirectory(OsDirectory):
@@ -60,17 +64,17 @@ class FaultyDirectory(OsDirectory):
         super().__init__(path)
         self._faults = faults
 
-    def create(self, name: str) -> OsFile:
+    def create(self, name: str) -> FaultyFile:
         """Create, or fail."""
         self._faults.step("create")
-        return _faulty(super().create(name), self._faults)
+        return FaultyFile(super().create(name), self._faults)
 
-    def open_append(self, name: str) -> OsFile:
+    def open_append(self, name: str) -> FaultyFile:
         """Open, or fail."""
         self._faults.step("open")
-        return _faulty(super().open_append(name), self._faults)
+        return FaultyFile(super().open_append(name), self._faults)
 
-    def open_overwrite(self, name: str) -> OsOverwritten:
+    def open_overwrite(self, name: str) -> Overwritten:
         """Open, or fail."""
         self._faults.step("open")
         return super().open_overwrite(name)
@@ -89,9 +93,3 @@ class FaultyDirectory(OsDirectory):
         """Sync the folder, or fail."""
         self._faults.step("fsync")
         super().sync(folder)
-
-
-def _faulty(file: OsFile, faults: Faults) -> FaultyFile:
-    descriptor = os.dup(file._descriptor)
-    file.close()
-    return FaultyFile(descriptor, faults)

@@ -2,8 +2,9 @@
 
 import random
 
-from coordinator.log.format import Batch, Entry
-from coordinator.log.journal import Flush, Journal
+from coordinator.log.format import Batch, Entry, Flush
+from coordinator.log.journal import Journal
+from coordinator.log.replay import all_batches
 from tests.fakes.disk import Disk
 
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -60,9 +61,14 @@ def numbers_of(batch: Batch) -> list[int]:
     return [e.key[1] for _, e in batch.entries if isinstance(e.key, tuple)]
 
 
+def loaded(journal: Journal) -> list[Batch]:
+    """Return all that is durable, in the order of the journal."""
+    return list(all_batches(journal.load()))
+
+
 def replayed(journal: Journal) -> list[int]:
     """Return the numbers of all entries, in the order of the journal."""
-    return [number for batch in journal.replay() for number in numbers_of(batch)]
+    return [number for batch in loaded(journal) for number in numbers_of(batch)]
 
 
 def newest_segment(disk: Disk) -> str:

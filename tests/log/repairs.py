@@ -6,7 +6,7 @@ from coordinator.log.errors import LogRefused
 from coordinator.log.format import Batch, Entry
 from coordinator.log.offline.repair import Plan, Wanted, plan_repair, repair, repaired_meta
 from coordinator.log.offline.survey import survey
-from coordinator.log.offline.whole import inspect
+from coordinator.log.offline.verify import verify
 from tests.fakes.disk import Disk
 from tests.log.helpers import NOW_MS
 
@@ -49,7 +49,7 @@ def verdict(disk: Disk) -> LogRefused | None:
     directory = disk.directory()
     directory.lock()
     try:
-        inspect(directory, lambda _: None)
+        verify(directory, lambda _: None)
     except LogRefused as exc:
         return exc
     finally:
@@ -64,7 +64,7 @@ def batches_of(disk: Disk) -> list[Batch]:
     directory = disk.directory()
     directory.lock()
     try:
-        inspect(directory, found.append)
+        verify(directory, found.append)
     finally:
         directory.unlock()
     return found

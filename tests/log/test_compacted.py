@@ -15,7 +15,7 @@ from coordinator.log.state_files import (
     segment_name,
 )
 from tests.fakes.disk import Disk
-from tests.log.helpers import append, entry, flush, newest_segment, open_journal, replayed
+from tests.log.helpers import append, entry, flush, loaded, newest_segment, open_journal, replayed
 
 # Partition, base offset and numbers of what compaction kept; offsets with gaps.
 KEPT = [(0, 3, [3]), (1, 5, [15]), (0, 9, [9])]
@@ -60,7 +60,7 @@ def test_gaps_are_fine_in_a_compacted_segment() -> None:
     journal = open_journal(compacted_disk())
 
     assert replayed(journal) == [3, 15, 9, 20, 21, 22, 23]
-    assert [b.base_offset for b in journal.replay()][:3] == [3, 5, 9]
+    assert [b.base_offset for b in loaded(journal)][:3] == [3, 5, 9]
 
 
 def test_a_partition_that_lost_all_entries_keeps_its_end_offset() -> None:

@@ -13,16 +13,15 @@ from coordinator.log.compaction import (
     find_live,
     goes_into_same_output,
     is_due,
-    replaced,
-    sealed_sizes,
 )
 from coordinator.log.errors import LogCorrupt
 from coordinator.log.format import NODE_PARTITION, SCOPE_TOMBSTONE, Batch, Entry
 from coordinator.log.journal import Journal
-from coordinator.log.offline.whole import Saved, compact_stopped
-from coordinator.log.state_files import Manifest, SegmentInfo
+from coordinator.log.offline.compact import Saved, compact_stopped
+from coordinator.log.state_files import Manifest, SegmentInfo, sealed_sizes
+from coordinator.log.swap import replaced
 from tests.fakes.disk import Disk
-from tests.log.helpers import NOW_MS, flush, open_journal, segments_of
+from tests.log.helpers import NOW_MS, flush, loaded, open_journal, segments_of
 
 SEGMENT_BYTES: Final = 400
 PARTITIONS: Final = (0, 1, 3, NODE_PARTITION)
@@ -82,7 +81,7 @@ def shrink(journal: Journal, *, drop_before_ms: int = 0) -> Saved:
 
 def content(journal: Journal) -> list[tuple[int, int, Entry]]:
     """Return partition, offset and entry of all that the log has, in its order."""
-    return [(b.partition, offset, e) for b in journal.replay() for offset, e in b.entries]
+    return [(b.partition, offset, e) for b in loaded(journal) for offset, e in b.entries]
 
 
 def fold(replay: list[tuple[int, int, Entry]]) -> dict[object, object]:
@@ -133,7 +132,7 @@ def test_only_the_last_entry_of_a_key_stays_with_all_that_it_had() -> None:
         (0, 29, put(0, "g", 2, 29)[1]),
         (1, 0, put(1, "g", 0, 99)[1]),
     ]
-    assert {(b.leader_epoch, b.timestamp_ms) for b in journal.replay()} == {(1, NOW_MS)}
+    assert {(b.leader_epoch, b.timestamp_ms) for b in loaded(journal)} == {(1, NOW_MS)}
     assert saved.live_entries == 4
     assert saved.after_bytes == journal.size_bytes < saved.before_bytes / 5
 
@@ -230,7 +229,7 @@ def test_a_compacted_log_is_the_same_log(
             flush(journal)
         due = [horizon for when, horizon in compactions if when == at]
         if due and not journal.open_bytes:
-            before = [(b, offset, e) for b in journal.replay() for offset, e in b.entries]
+            before = [(b, offset, e) for b in loaded(journal) for offset, e in b.entries]
             drop_before_ms = NOW_MS + at + 1 if due[0] < 0 else NOW_MS + at - 10 * due[0]
             live, below = naive_live(before, drop_before_ms)
             was_below = journal.compacted_below
@@ -276,11 +275,11 @@ def test_little_memory_only_takes_more_passes(
                 b.timestamp_ms,
                 msgpack.packb([(offset - b.base_offset, *e) for offset, e in b.entries]),
             )
-            for b in journal.replay()
+            for b in loaded(journal)
         ]
 
     small = find_live(read, NOW_MS + drop, pass_bytes=pass_bytes)
-    replay = [(b, offset, e) for b in journal.replay() for offset, e in b.entries]
+    replay = [(b, offset, e) for b in loaded(journal) for offset, e in b.entries]
     live, below = naive_live(replay, NOW_MS + drop)
 
     assert small == find_live(read, NOW_MS + drop)
@@ -319,7 +318,7 @@ def test_a_compaction_is_due_by_what_was_sealed_since(
     )
     manifest = Manifest(segments, {}, 3)
 
-    assert sealed_sizes(manifest) == (clean_bytes, dirty_bytes)
+    assert sealed_sizes(manifest.segments) == (clean_bytes, dirty_bytes)
     assert is_due(manifest, ratio) is due
 
 

@@ -89,7 +89,7 @@ def test_a_failed_log_never_tries_again(tmp_path: Path) -> None:
     append(journal, 0, 1)
     taken = journal.take_flush()
     assert taken is not None
-    faults._fail_at, faults._error = len(faults.calls) + 1, errno.EIO
+    faults.fail_at, faults.error = len(faults.calls) + 1, errno.EIO
     with pytest.raises(LogFailed):
         journal.write_flush(taken)
     calls = len(faults.calls)

@@ -4,14 +4,15 @@ import contextlib
 import random
 from typing import Final
 
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.log.errors import LogFailed
-from coordinator.log.format import NODE_PARTITION
-from coordinator.log.journal import Flush, Journal
+from coordinator.log.format import NODE_PARTITION, Flush
+from coordinator.log.journal import Journal
 from tests.fakes.disk import CrashNow, Disk
-from tests.log.helpers import append, numbers_of, open_journal
+from tests.log.helpers import NOW_MS, append, entry, loaded, numbers_of, open_journal
 
 PARTITIONS: Final = st.sampled_from([0, 1, 2, 3, NODE_PARTITION])
 SEEDS: Final = st.integers(0, 2**32)
@@ -53,7 +54,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     def replay(self) -> list[Written]:
         """Return what the journal has, as the model keeps it."""
-        return [(b.partition, b.base_offset, tuple(numbers_of(b))) for b in self.journal.replay()]
+        return [(b.partition, b.base_offset, tuple(numbers_of(b))) for b in loaded(self.journal)]
 
     @rule(partition=PARTITIONS, count=st.integers(1, 4), padding=st.integers(0, 80))
     def append(self, partition: int, count: int, padding: int) -> None:
@@ -102,7 +103,8 @@ class JournalMachine(RuleBasedStateMachine):
             self.journal.write_flush(self.taken)
             self.acknowledged = self.taken_batches
         except LogFailed:
-            assert self.journal.failed
+            with pytest.raises(LogFailed):
+                self.journal.append(0, [entry(0)], NOW_MS)
         self.end_process(seed, kill=kill)
         self.open()
 

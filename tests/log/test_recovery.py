@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.log.errors import LogCorrupt, LogIncompatible, LogLocked, LogRefused
-from coordinator.log.format import encode_batch
-from coordinator.log.journal import Flush, Journal
-from coordinator.log.state_files import encode_mark
+from coordinator.log.format import Flush, encode_batch
+from coordinator.log.journal import Journal
+from coordinator.log.state_files import encode_durable
 from tests.fakes.disk import Disk
 from tests.log.helpers import (
     append,
@@ -96,7 +96,7 @@ def test_the_last_flush_cut_at_every_byte_keeps_a_prefix() -> None:
     append(journal, 0, 6)
     taken = flush(journal)
     origin.kill()
-    origin.put("durable", encode_mark(acknowledged))  # As a power cut may leave it.
+    origin.put("durable", encode_durable(acknowledged))  # As a power cut may leave it.
     name = newest_segment(origin)
     content = origin.files()[name]
     ends = [acknowledged + at for _, at in taken.batches[1:]] + [len(content)]
@@ -123,7 +123,7 @@ def test_every_flipped_bit_of_the_last_flush_is_cut_without_a_marker() -> None:
     append(journal, 0, 3)
     taken = flush(journal)
     origin.kill()
-    origin.put("durable", encode_mark(start))  # As a power cut may leave it.
+    origin.put("durable", encode_durable(start))  # As a power cut may leave it.
     name = newest_segment(origin)
     content = origin.files()[name]
     second = start + taken.batches[1][1]

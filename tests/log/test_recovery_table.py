@@ -17,7 +17,7 @@ from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import LogCorrupt, LogError, LogFailed, LogLocked, LogRefused
 from coordinator.log.format import Entry, encode_batch
 from coordinator.log.journal import Journal
-from coordinator.log.state_files import decode_mark, encode_manifest, encode_meta
+from coordinator.log.state_files import decode_durable, encode_manifest, encode_meta
 from tests.fakes.disk import Disk
 from tests.log.helpers import (
     NOW_MS,
@@ -356,7 +356,7 @@ def test_a_lost_mark_says_nothing(content: bytes | None) -> None:
         disk.put("durable", content)
 
     assert served(disk) == ["log.recovered_after_unclean_stop"]
-    assert decode_mark(disk.files()["durable"]) > decode_mark(end) > 0
+    assert decode_durable(disk.files()["durable"]) > decode_durable(end) > 0
 
 
 @row(

@@ -10,9 +10,9 @@ import pytest
 
 from coordinator.log.errors import LogFailed, LogIncompatible, LogRefused
 from coordinator.log.journal import Journal
+from coordinator.log.offline.compact import compact_stopped
 from coordinator.log.offline.repair import EPOCHS_UNKNOWN, Wanted, known_cluster_id, repaired_meta
 from coordinator.log.offline.survey import survey
-from coordinator.log.offline.whole import compact_stopped
 from tests.fakes.disk import CrashNow, Disk
 from tests.log.helpers import (
     CLUSTER_ID,
@@ -403,7 +403,7 @@ def test_a_missing_beginning_is_noticed_without_a_manifest() -> None:
 
 def test_batches_are_found_across_the_windows_of_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind damage of any length, wherever a window ends."""
-    monkeypatch.setattr("coordinator.log.offline.survey._WINDOW_BYTES", 50)
+    monkeypatch.setattr("coordinator.log.offline.survey.WINDOW_BYTES", 50)
     origin = made()
     name = segments_of(origin)[0]
     content = origin.files()[name]

@@ -1,15 +1,26 @@
 """Reading the log back piece by piece: what a load does."""
 
+from array import array
+
 import msgpack
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from coordinator.log.errors import LogCorrupt, LogFailed
 from coordinator.log.format import HEADER_BYTES, Batch, Entry
-from coordinator.log.replay import PART_ITEMS, Replay
+from coordinator.log.replay import PART_ITEMS, IndexedSegment, PartitionReplay, Replay
 from coordinator.log.segments import WINDOW_BYTES
-from tests.fakes.disk import Disk
-from tests.log.helpers import NOW_MS, append, flush, numbers_of, open_journal, write
+from tests.fakes.disk import Disk, DiskDirectory
+from tests.log.helpers import (
+    NOW_MS,
+    append,
+    flush,
+    loaded,
+    newest_segment,
+    numbers_of,
+    open_journal,
+    write,
+)
 
 
 def taken(replay: Replay) -> list[Batch]:
@@ -51,7 +62,7 @@ def test_a_load_of_all_is_the_loads_of_each(
 
     everything = taken(journal.load())
 
-    assert everything == list(journal.replay())
+    assert everything == list(loaded(journal))
     for partition in range(4):
         alone = journal.load_partition(partition)
         batches: list[Batch] = []
@@ -96,7 +107,7 @@ def test_a_batch_larger_than_the_window_is_read_whole() -> None:
     write(journal, 1, 2)
 
     assert [b.entry_count for b in taken(journal.load())] == [1, 3, 1]
-    whole = [batch.entries for batch in journal.replay()]
+    whole = [batch.entries for batch in loaded(journal)]
     assert whole == [batch.entries for batch in taken(journal.load())]
 
 
@@ -110,15 +121,15 @@ def test_a_flipped_bit_in_a_large_batch_is_found_before_anything_of_it_is_yielde
     journal.append(0, big_entries(3, WINDOW_BYTES), NOW_MS)
     flush(journal)
     replay = journal.load()
-    read = type(journal._directory).read
+    read = DiskDirectory.read
 
-    def damaged(self: object, name: str, start: int = 0, size: int | None = None) -> bytes:
-        data = bytearray(read(self, name, start, size))  # type: ignore[arg-type]
+    def damaged(self: DiskDirectory, name: str, start: int = 0, size: int | None = None) -> bytes:
+        data = bytearray(read(self, name, start, size))
         if position < len(data):
             data[position] ^= 1
         return bytes(data)
 
-    monkeypatch.setattr(type(journal._directory), "read", damaged)
+    monkeypatch.setattr(DiskDirectory, "read", damaged)
     with pytest.raises(LogCorrupt, match="is damaged"):
         taken(replay)
 
@@ -130,8 +141,7 @@ def test_entries_that_are_none_are_corruption_in_parts_as_in_the_whole(count: in
     for bad in ([*good, 5], [*good, (0, 1)], [("x", *good[0][1:])]):
         disk = Disk()
         journal = open_journal(disk)
-        journal._open.append((0, 0, NOW_MS, msgpack.packb(bad)))
-        journal._ends[0] = 1
+        journal.append_packed(0, 1, msgpack.packb(bad), NOW_MS)
         flush(journal)
         for replay in (journal.load(), journal.load_partition(0)):
             replay.fetch()
@@ -143,8 +153,7 @@ def test_something_behind_the_last_entry_of_a_large_batch_is_corruption() -> Non
     """Whoever wrote it did not write it like this."""
     journal = open_journal(Disk())
     packed = msgpack.packb([(n, 1, 0, "g", ("t", n), (bytes(30),)) for n in range(3_000)])
-    journal._open.append((0, 0, NOW_MS, packed + b"\x00"))
-    journal._ends[0] = 3_000
+    journal.append_packed(0, 3_000, packed + b"\x00", NOW_MS)
     flush(journal)
 
     replay = journal.load()
@@ -161,7 +170,7 @@ def test_a_file_that_cannot_be_read_is_a_failing_disk(monkeypatch: pytest.Monkey
     def failing(*_: object) -> bytes:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(type(journal._directory), "read", failing)
+    monkeypatch.setattr(DiskDirectory, "read", failing)
     for replay in (journal.load(), journal.load_partition(0)):
         with pytest.raises(LogFailed):
             replay.fetch()
@@ -169,12 +178,12 @@ def test_a_file_that_cannot_be_read_is_a_failing_disk(monkeypatch: pytest.Monkey
 
 def test_an_index_that_leads_to_another_partition_is_corruption() -> None:
     """What is read through it is checked like everything else."""
-    journal = open_journal(Disk())
+    disk = Disk()
+    journal = open_journal(disk)
     write(journal, 0, 1)
-    write(journal, 1, 2)
-    journal._active.positions[1] = journal._active.positions[0]
+    segment = IndexedSegment(newest_segment(disk), journal.size_bytes, array("I", [0]))
 
-    replay = journal.load_partition(1)
+    replay = PartitionReplay(journal.directory, 1, [segment], journal.size_bytes)
     replay.fetch()
     with pytest.raises(LogCorrupt, match="leads to"):
         list(replay.batches())

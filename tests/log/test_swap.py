@@ -10,7 +10,7 @@ from coordinator.log.compaction import Job, compact, finish, plan
 from coordinator.log.errors import LogCorrupt, LogFailed
 from coordinator.log.format import Entry
 from coordinator.log.journal import Journal
-from coordinator.log.offline.whole import compact_stopped
+from coordinator.log.offline.compact import compact_stopped
 from coordinator.log.swap import Swap, remove_outputs
 from tests.fakes.disk import CrashNow, Disk
 from tests.log.helpers import NOW_MS, flush, open_journal
@@ -257,7 +257,7 @@ def test_a_read_goes_on_over_a_swap() -> None:
 def test_a_read_that_is_given_up_holds_nothing_back() -> None:
     """Nor does one that never began."""
     journal = reopen(origin())
-    reading, _never_begun = journal.read(0), journal.replay()
+    reading, _never_begun = journal.read(0), journal.read(1)
     next(reading)
     before = journal.readers.now()
     assert len(before) == 1

@@ -15,6 +15,7 @@ from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.failures import error_response
 from tests.fakes.disk import Disk
+from tests.log.helpers import loaded
 from tests.server.world import Client, World, commit, world
 
 SEGMENT_BYTES: Final = 4096
@@ -37,7 +38,7 @@ def compacted(w: World) -> int:
 
 def content(journal: Journal) -> list[tuple[int, int, Any]]:
     """Return partition, offset and entry of everything in the log."""
-    return [(b.partition, offset, e) for b in journal.replay() for offset, e in b.entries]
+    return [(b.partition, offset, e) for b in loaded(journal) for offset, e in b.entries]
 
 
 def on_disk(disk: Disk) -> int:
@@ -94,7 +95,7 @@ async def test_under_a_steady_load_of_overwrites_the_log_stays_small(
         w.child.between_steps = look
         for number in range(keys, 3_000):
             await overwrite(client, 1, keys=keys, first=number)
-            running = bool(w.metrics["compaction_running"]())
+            running = bool(w.node.metrics["compaction_running"]())
             # The tests' disk is as fast as its client: between two commits all is done.
             seen[running].append(on_disk(w.disk))
 
@@ -260,7 +261,7 @@ async def test_a_child_that_dies_is_told_and_started_again_later_and_later(
         assert failures == [{"reason": str(DIED), "retry_in_ms": 1_000}]
         assert w.node.health.problems == {"compaction": str(DIED)}
         assert left_behind(w) == []
-        assert w.metrics["compaction_failures_total"]() == 1
+        assert w.node.metrics["compaction_failures_total"]() == 1
 
         started = trio.current_time()
         while w.node.health.problems:
@@ -428,7 +429,9 @@ async def test_files_stay_as_long_as_somebody_reads_them(autojump_clock: MockClo
     async with world(MANUAL) as w:
         client = w.connect()
         await overwrite(client, 50)
-        reading = w.journal.replay()
+        journal = w.journal
+        (partition,) = filter(journal.end_offset, range(journal.meta.num_partitions))
+        reading = journal.read(partition)
         next(reading)
         old = set(w.disk.files())
         sent = client.send(m.CompactLogRequest())
@@ -502,14 +505,14 @@ async def test_a_read_that_was_overtaken_by_a_compaction_is_1008_too(
 async def test_a_disk_that_fills_up_is_a_reason_to_compact(autojump_clock: MockClock) -> None:
     """Whatever the ratio says: room is needed now, and new data is refused meanwhile."""
     disk = Disk(total_bytes=1 << 20)
-    reserve = "storage.reserve.bytes=910000"
-    async with world(SMALL, "log.cleaner.min.cleanable.ratio=1", reserve, disk=disk) as w:
+    async with world(SMALL, "log.cleaner.min.cleanable.ratio=1", disk=disk) as w:
         client = w.connect()
         await overwrite(client, 60, keys=60)
         await ask_to_compact(client)
         await overwrite(client, 200, first=100)
         await turn()
         assert len(w.child.jobs) == 1
+        w.node.storage.reserve_bytes = 1_000_000
         disk.free_bytes = 900_000
         await trio.sleep(1)
 

@@ -1,25 +1,24 @@
-"""Make a refused folder one that can be served again, without what can't be read.
+"""Repairs a refused folder: afterwards it can be served, without what can't be read.
 
 Theory of operation
 ===================
 
 Segments that can be used as they are stay. Of each other one, what can be read is written to a
 new, sealed segment of the same stretch of the journal, in the form of a compacted one, which may
-have gaps; the original goes to `aside/`. If anything was lost:
+have gaps; the original goes to the quarantine.
 
-- Nobody knows what it said, but how much it can have been: an offset, or a generation, takes
-  at least some bytes. All partitions go on beyond every offset that can have been given, and
-  streams of changes can't start below that. What the entries mean is the caller's: it says
-  which entries put everything else beyond what can have been told (`Fences`). They are
-  the last segment but the newest, which is empty.
+If anything was lost, nobody knows what it said, but how much it can have been: an offset, or a
+generation, takes at least some bytes. All partitions go on beyond every offset that can have been
+given, and streams of changes can't start below that. What the entries mean is the caller's to
+know: it says which entries put everything else beyond what can have been told (`Fences`). They
+are the last segment but the newest, which is empty.
 
 A crash leaves the folder refused as it was, until the manifest is replaced: the new segments have
 temporary names before, and the last one, with the fences, gets its name first. The meta file comes
 before the manifest, so that no batch has an epoch that it doesn't know; behind the manifest come
-the marker of a clean stop and what goes aside.
+the marker of a clean stop and the quarantine.
 """
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -33,14 +32,13 @@ from coordinator.log.format import (
     NODE_PARTITION,
     Batch,
     Entry,
-    Index,
     encode_batch,
-    encode_footer,
 )
 from coordinator.log.journal import SEGMENT_BYTES_MAX
 from coordinator.log.offline.salvage import Damage, Kept, Salvage, partition_name
 from coordinator.log.offline.survey import Problem, Source, Survey, serial_of
-from coordinator.log.recovery import LEADER_EPOCH_MAX
+from coordinator.log.recovery import LEADER_EPOCH_MAX, quarantine_bytes, quarantine_unlisted
+from coordinator.log.segments import SegmentWriter
 from coordinator.log.state_files import (
     CLEAN_NAME,
     MANIFEST_NAME,
@@ -50,21 +48,18 @@ from coordinator.log.state_files import (
     Manifest,
     Meta,
     SegmentInfo,
-    encode_clean_stop,
-    encode_manifest,
-    encode_meta,
     first_serial,
-    move_aside,
-    save,
     segment_name,
-    write_whole,
+    write_clean_stop,
+    write_manifest,
+    write_meta,
 )
-
-# ------------------------------------------------------------------------------------------
-# What is wrong with a folder as a whole, and what it would take to repair it.
 
 # A run that wrote nothing leaves no trace of its epoch; so many of them are allowed for.
 EPOCHS_UNKNOWN: Final = 1_000_000
+
+# From the bytes that were lost: what to append to which partition.
+Fences = Callable[[int], Iterable[tuple[int, Sequence[Entry]]]]
 
 
 class Wanted(NamedTuple):
@@ -98,9 +93,9 @@ class Plan(NamedTuple):
 
 
 def plan_repair(
-    directory: Directory, survey: Survey, num_partitions: int, saw: Callable[[Batch], None]
+    directory: Directory, survey: Survey, num_partitions: int, on_batch: Callable[[Batch], None]
 ) -> Plan:
-    """Read everything that can be read, and show it to *saw*.
+    """Read everything that can be read, and show it to *on_batch*.
 
     Raises:
         LogIncompatible: A newer release wrote a batch.
@@ -116,7 +111,7 @@ def plan_repair(
         kept_bytes, newest_end = 0, source.segment.base
         for item in reader.read(source):
             if type(item) is Kept:
-                saw(item.batch)
+                on_batch(item.batch)
                 batches += 1
                 entries += len(item.batch.entries)
                 kept_bytes += len(item.found.data)
@@ -274,66 +269,60 @@ def _old_meta(survey: Survey, leader_epoch: int) -> list[Problem]:
     return [Problem(META_NAME, what)]
 
 
-# ------------------------------------------------------------------------------------------
-# Make a refused folder one that can be served again, without what can't be read.
-
-_BUFFER_BYTES: Final = 1024 * 1024
-
-# From the bytes that were lost: what to append to which partition.
-Fences = Callable[[int], Iterable[tuple[int, Sequence[Entry]]]]
-
-
 def repair(
     directory: Directory, plan: Plan, meta: Meta, fences: Fences, wall_clock_ms: int
 ) -> list[str]:
-    """Carry out *plan*; return the names in `aside/` of what was taken out of service.
+    """Carry out *plan*; return the names of what was put into the quarantine.
 
     Raises:
         OSError: The disk fails; the folder is refused as before, or repaired.
     """
     survey = plan.survey
-    segments, ends = _Rewriting(directory, plan, meta, wall_clock_ms).write(fences)
-    asides = [
-        save(directory, f"{name}.damaged", directory.read(name))
+    rewriting = _Rewriting(directory, plan, meta, wall_clock_ms)
+    segments, ends = rewriting.write(fences)
+    quarantined = [
+        quarantine_bytes(directory, f"{name}.damaged", directory.read(name))
         for name, state in ((META_NAME, survey.meta), (MANIFEST_NAME, survey.manifest))
         if state is None and name in survey.names
     ]
-    write_whole(directory, META_NAME, encode_meta(meta))
+    write_meta(directory, meta)
     if plan.lost_bytes or survey.manifest is None:
         compacted_below = ends
     else:
         compacted_below = survey.manifest.compacted_below
-    serial = 1 + max(serial_of(name) for name in (*survey.names, *(s.name for s in segments)))
-    old_serial = 0 if survey.manifest is None else survey.manifest.next_serial
-    serial = max(serial, old_serial, first_serial(meta.cluster_id) + 1)
+    serial = max(rewriting.next_serial, first_serial(meta.cluster_id) + 1)
     manifest = Manifest(segments, compacted_below, serial, cluster_id=meta.cluster_id)
-    write_whole(directory, MANIFEST_NAME, encode_manifest(manifest))
+    write_manifest(directory, manifest)
     newest = segments[-1]
     if plan.lost_bytes:
-        stop = CleanStop(newest.name, newest.base)
-        write_whole(directory, CLEAN_NAME, encode_clean_stop(stop))
+        write_clean_stop(directory, CleanStop(newest.name, newest.base))
     elif survey.stop != CleanStop(newest.name, plan.newest_end):
         # It is of no use; the next start reads the newest segment as after a crash.
         directory.remove(CLEAN_NAME)
         directory.sync()
     listed = frozenset(segment.name for segment in segments)
-    return asides + [target for _, target in move_aside(directory, survey.names, listed)]
+    moved = quarantine_unlisted(directory, survey.names, listed)
+    return quarantined + [target for _, target in moved]
 
 
 class _Rewriting:
-    """Makes the segments of a repaired folder."""
+    """Makes the segments of a repaired folder.
+
+    Attributes:
+        next_serial: Above that of every segment.
+    """
 
     def __init__(self, directory: Directory, plan: Plan, meta: Meta, wall_clock_ms: int) -> None:
         manifest = plan.survey.manifest
-        self._directory = directory
-        self._plan = plan
-        self._meta = meta
-        self._wall_clock_ms = wall_clock_ms
-        self._next_serial = max(
+        self.next_serial = max(
             first_serial(meta.cluster_id),
             0 if manifest is None else manifest.next_serial,
             1 + max((serial_of(name) for name in plan.survey.names), default=0),
         )
+        self._directory = directory
+        self._plan = plan
+        self._meta = meta
+        self._wall_clock_ms = wall_clock_ms
         self._made: list[str] = []
 
     def write(self, fences: Fences) -> tuple[tuple[SegmentInfo, ...], dict[int, int]]:
@@ -364,89 +353,56 @@ class _Rewriting:
 
     def _rewritten(self, reader: Salvage, source: Source, *, is_damaged: bool) -> list[SegmentInfo]:
         old = source.segment
-        writer = _Writer(self._directory, self._name(old.base))
+        name, writer = self._new_segment(old.base)
         for item in reader.read(source):
             if type(item) is Kept:
-                data = item.found.data
+                pieces: Sequence[bytes] = (item.found.data,)
                 if is_damaged:
                     b = item.batch
                     raw = (b.partition, b.leader_epoch, b.base_offset, 0, b.timestamp_ms)
-                    data = b"".join(encode_batch(raw, data[HEADER_BYTES:]))
-                writer.add(item.batch.partition, data)
+                    pieces = encode_batch(raw, item.found.data[HEADER_BYTES:])
+                writer.add(item.batch.partition, pieces)
         end = old.end
         if end is None:
             if not self._plan.lost_bytes:
-                writer.end()
-                return [old._replace(name=writer.name)]
+                writer.finish()
+                return [old._replace(name=name)]
             known = self._plan.survey.known_end(old)
             end = max(old.base + source.data_bytes, old.base + writer.data_bytes, known)
             if end == old.base:
-                writer.end()
-                self._directory.remove(writer.name + TEMPORARY_SUFFIX)
-                self._made.remove(writer.name)
+                writer.finish()
+                self._directory.remove(name + TEMPORARY_SUFFIX)
+                self._made.remove(name)
                 return []
             if not is_damaged:
                 end = old.base + writer.data_bytes
+        writer.seal(old.base, end, reader.ends, self._meta.cluster_id)
         compacted = old.compacted or is_damaged
-        return [writer.seal(old.base, end, reader.ends, self._meta, compacted=compacted)]
+        return [SegmentInfo(name, old.base, end, writer.data_bytes, compacted=compacted)]
 
     def _fenced(self, base: int, ends: dict[int, int], fences: Fences) -> SegmentInfo:
-        writer = _Writer(self._directory, self._name(base))
+        name, writer = self._new_segment(base)
         for partition, entries in fences(self._plan.lost_bytes):
             packed: bytes = msgpack.packb([(delta, *e) for delta, e in enumerate(entries)])
             raw = (partition, self._meta.leader_epoch, ends[partition], 0, self._wall_clock_ms)
-            writer.add(partition, b"".join(encode_batch(raw, packed)))
+            writer.add(partition, encode_batch(raw, packed))
             ends[partition] += len(entries)
         end = base + writer.data_bytes + 1
-        return writer.seal(base, end, ends, self._meta, compacted=True)
+        writer.seal(base, end, ends, self._meta.cluster_id)
+        return SegmentInfo(name, base, end, writer.data_bytes, compacted=True)
 
     def _newest(self, base: int) -> SegmentInfo:
-        writer = _Writer(self._directory, self._name(base))
-        writer.end()
-        return SegmentInfo(writer.name, base, None, None, compacted=False)
+        name, writer = self._new_segment(base)
+        writer.finish()
+        return SegmentInfo(name, base, None, None, compacted=False)
 
-    def _name(self, base: int) -> str:
-        name = segment_name(base, self._next_serial)
-        self._next_serial += 1
+    def _new_segment(self, base: int) -> tuple[str, SegmentWriter]:
+        """Return the name that a new segment will have, and what writes it under another one."""
+        name = segment_name(base, self.next_serial)
+        self.next_serial += 1
         self._directory.remove(name + TEMPORARY_SUFFIX)
         self._made.append(name)
-        return name
-
-
-class _Writer:
-    """Writes one segment, under a temporary name."""
-
-    def __init__(self, directory: Directory, name: str) -> None:
-        self.name = name
-        self.data_bytes = 0
-        self._file = directory.create(name + TEMPORARY_SUFFIX)
-        self._buffer = bytearray()
-        self._positions: dict[int, array[int]] = {}
-
-    def add(self, partition: int, data: bytes) -> None:
-        self._positions.setdefault(partition, array("I")).append(self.data_bytes)
-        self._buffer += data
-        self.data_bytes += len(data)
-        if len(self._buffer) >= _BUFFER_BYTES:
-            self._file.append(bytes(self._buffer))
-            self._buffer.clear()
-
-    def seal(
-        self, base: int, end: int, ends: dict[int, int], meta: Meta, *, compacted: bool
-    ) -> SegmentInfo:
-        self._buffer += encode_footer(
-            Index(base, end, dict(ends), self._positions, meta.cluster_id)
-        )
-        self.end()
-        return SegmentInfo(self.name, base, end, self.data_bytes, compacted=compacted)
-
-    def end(self) -> None:
-        try:
-            if self._buffer:
-                self._file.append(bytes(self._buffer))
-            self._file.sync()
-        finally:
-            self._file.close()
+        return name, SegmentWriter(self._directory, name + TEMPORARY_SUFFIX)
 
 
 def _end_of(segments: list[SegmentInfo]) -> int:

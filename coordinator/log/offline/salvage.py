@@ -1,12 +1,12 @@
-"""What of a folder's journal can be read, whatever happened to it, and what is lost."""
+"""Salvages a folder's journal: what of it can be read, whatever happened, and what is lost."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from coordinator.log.directory import Directory
 from coordinator.log.errors import LogCorrupt, LogIncompatible
-from coordinator.log.format import FORMAT, NODE_PARTITION, Batch, decode_batch, end_offset_of
-from coordinator.log.offline.survey import Found, Gap, Source, Stretch, Survey, walk
+from coordinator.log.format import FORMAT, NODE_PARTITION, Batch, decode_batch
+from coordinator.log.offline.survey import Found, Gap, Source, Stretch, Survey, scan
 
 
 class Kept(NamedTuple):
@@ -47,6 +47,11 @@ class Salvage:
         self._survey = survey
         self._num_partitions = num_partitions
 
+    def read_all(self) -> Iterator[Kept | Damage]:
+        """Yield what `read` does of all sources."""
+        for source in self._survey.sources:
+            yield from self.read(source)
+
     def read(self, source: Source) -> Iterator[Kept | Damage]:
         """Yield the batches of the next source, and between them what is wrong.
 
@@ -57,10 +62,9 @@ class Salvage:
         if source.file is None:
             yield Damage(source, 0, 0, "the segment is missing")
         else:
-            reading = _Reading(
+            yield from _SourceReader(
                 self._directory, self._survey, source, self._num_partitions, self.ends
-            )
-            yield from reading.items()
+            ).items()
         if source.footer is not None:
             if not source.segment.compacted:
                 yield from _lost_behind(source, self.ends)
@@ -71,7 +75,7 @@ class Salvage:
                 self.ends[partition] = max(end, self.ends.get(partition, 0))
 
 
-class _Reading:
+class _SourceReader:
     """One pass over one segment."""
 
     def __init__(
@@ -100,7 +104,7 @@ class _Reading:
     def items(self) -> Iterator[Kept | Damage]:
         """Yield what is there, then what is missing at the end."""
         stretch, source = self._stretch, self._source
-        for item in walk(self._directory, stretch):
+        for item in scan(self._directory, stretch):
             if type(item) is Gap:
                 if self._is_torn_tail(item):
                     what = "the end of a write that was never finished"
@@ -110,7 +114,7 @@ class _Reading:
                 yield Damage(source, item.start, item.end, "these bytes can't be read")
             else:
                 assert type(item) is Found
-                yield from self._judged(item)
+                yield from self._checked(item)
         wanted = source.segment.data_bytes
         if wanted is None:
             wanted = self._survey.known_end(source.segment) - source.segment.base
@@ -122,12 +126,12 @@ class _Reading:
         if self._source.segment.end is not None or self._survey.was_closed:
             return False
         position = self._source.segment.base + gap.start
-        if position < self._survey.mark:
+        if position < self._survey.durable:
             return False
-        behind = walk(self._directory, self._stretch, gap.end)
+        behind = scan(self._directory, self._stretch, gap.end)
         return not any(type(i) is Found and i.raw.flush_start > position for i in behind)
 
-    def _judged(self, found: Found) -> Iterator[Kept | Damage]:
+    def _checked(self, found: Found) -> Iterator[Kept | Damage]:
         source, raw = self._source, found.raw
         if raw.format != FORMAT:
             message = (
@@ -151,7 +155,7 @@ class _Reading:
         if batch.base_offset > expected and not source.segment.compacted:
             what = _offsets_lost(raw.partition, expected, batch.base_offset)
             yield Damage(source, found.start, found.start, what)
-        self._ends[raw.partition] = end_offset_of(batch)
+        self._ends[raw.partition] = batch.end_offset
         yield Kept(source, found, batch)
 
     def _may_be_here(self, partition: int) -> bool:
@@ -162,15 +166,15 @@ class _Reading:
         flush_start = found.raw.flush_start
         if self._source.segment.compacted:
             return flush_start != 0
-        place = self._source.segment.base + found.start + self._shift
-        is_right = flush_start in {place, self._flush_start}
+        position = self._source.segment.base + found.start + self._shift
+        is_right = flush_start in {position, self._flush_start}
         if self._gap_start is not None:
             lost_bytes = found.start - self._gap_start
-            is_right |= place - lost_bytes <= flush_start <= place
+            is_right |= position - lost_bytes <= flush_start <= position
             self._gap_start = None
         self._flush_start = flush_start
         if not is_right:
-            self._shift += flush_start - place
+            self._shift += flush_start - position
         return not is_right
 
 

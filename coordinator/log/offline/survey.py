@@ -1,8 +1,8 @@
-"""What a data folder consists of, damaged or not: where the batches of the journal can be found.
+"""Surveys a data folder, damaged or not: which file has which stretch of the journal.
 
-The daemon takes the manifest at its word or refuses. A tool that looks at a refused folder goes
-on: with a segment under another name, with one whose index is damaged, without a manifest. It
-changes nothing.
+The daemon takes the manifest at its word or refuses. The offline tools go on: with a segment under
+another name, with one whose index is damaged, without a manifest. `survey` looks at the files, and
+`scan` at the batches of one file, in front of damage and behind it. Nothing is changed.
 """
 
 import re
@@ -12,11 +12,13 @@ from typing import Final, NamedTuple, TypeVar
 from coordinator.log.directory import Directory
 from coordinator.log.errors import LogCorrupt, LogIncompatible
 from coordinator.log.format import (
-    BATCH_BYTES_MAX,
     FORMAT,
     HEADER_BYTES,
+    LENGTH_MAX,
+    LENGTH_MIN,
     NODE_PARTITION,
     PREFIX,
+    PREFIX_BYTES,
     REST,
     TRAILER,
     Index,
@@ -24,6 +26,7 @@ from coordinator.log.format import (
     batch_at,
     decode_footer,
 )
+from coordinator.log.segments import WINDOW_BYTES
 from coordinator.log.state_files import (
     CLEAN_NAME,
     MANIFEST_NAME,
@@ -38,145 +41,13 @@ from coordinator.log.state_files import (
     decode_clean_stop,
     decode_manifest,
     decode_meta,
-    read_mark,
+    read_durable,
 )
-
-# ------------------------------------------------------------------------------------------
-# All batches of a segment file that can be read, in front of damage and behind it.
-
-_WINDOW_BYTES: Final = 1024 * 1024
-_LENGTH_MAX: Final = BATCH_BYTES_MAX - PREFIX.size
-
-
-class Stretch(NamedTuple):
-    """Where to look: the first *data_bytes* of a file, and what a batch in it may be."""
-
-    file: str
-    data_bytes: int
-    base: int  # Journal position of the first byte.
-    end: int | None  # And behind the last one, None if that isn't known.
-    num_partitions: int
-
-
-class Found(NamedTuple):
-    """A batch whose checksum is right. `raw` speaks of `data`, which is only the batch."""
-
-    start: int  # Byte in the file.
-    raw: RawBatch
-    data: bytes
-
-    @property
-    def end(self) -> int:
-        """The byte behind it."""
-        return self.start + len(self.data)
-
-
-class Gap(NamedTuple):
-    """Bytes that are no batch."""
-
-    start: int
-    end: int
-
-
-def walk(directory: Directory, stretch: Stretch, start: int = 0) -> Iterator[Found | Gap]:
-    """Yield everything from byte *start* on, without a hole, in bounded memory.
-
-    Raises:
-        OSError: The disk fails.
-    """
-    window = _Window(directory, stretch)
-    while start < stretch.data_bytes:
-        found = window.batch_at(start)
-        if found is None:
-            found = _next(window, stretch, start + 1)
-            gap_end = stretch.data_bytes if found is None else found.start
-            yield Gap(start, gap_end)
-            if found is None:
-                return
-        yield found
-        start = found.end
-
-
-def is_compacted(directory: Directory, file: str, data_bytes: int) -> bool:
-    """Say whether a segment was compacted: in all of its batches flush_start is 0."""
-    stretch = Stretch(file, data_bytes, 0, None, NODE_PARTITION)
-    starts = (item.raw.flush_start for item in walk(directory, stretch) if type(item) is Found)
-    first = next(starts, None)
-    # In the journal's first flush it is 0, too: then the next flush tells.
-    return first == 0 and not any(starts)
-
-
-class _Window:
-    """The part of the file that is in memory."""
-
-    def __init__(self, directory: Directory, stretch: Stretch) -> None:
-        self._directory = directory
-        self._stretch = stretch
-        self._start = 0
-        self._data = b""
-
-    def read(self, start: int, size_bytes: int) -> bytes:
-        """Return that many bytes, fewer at the end of the data."""
-        size_bytes = min(size_bytes, self._stretch.data_bytes - start)
-        offset = start - self._start
-        if offset < 0 or offset + size_bytes > len(self._data):
-            wanted = min(max(size_bytes, _WINDOW_BYTES), self._stretch.data_bytes - start)
-            self._data = self._directory.read(self._stretch.file, start, wanted)
-            self._start, offset = start, 0
-        return self._data[offset : offset + size_bytes]
-
-    def batch_at(self, start: int) -> Found | None:
-        """Return the whole valid batch that begins there."""
-        header = self.read(start, HEADER_BYTES)
-        if len(header) < HEADER_BYTES:
-            return None
-        length, _ = PREFIX.unpack_from(header)
-        if not REST.size <= length <= _LENGTH_MAX:
-            return None
-        data = self.read(start, PREFIX.size + length)
-        raw = batch_at(data, 0)
-        return None if raw is None else Found(start, raw, data)
-
-
-def _next(window: _Window, stretch: Stretch, start: int) -> Found | None:
-    """Return the first batch that begins at or behind *start*.
-
-    As in `find_later_flush`, what is cheap comes first: of random bytes hardly any get to the crc.
-    """
-    marker = bytes((FORMAT,))
-    while start + HEADER_BYTES <= stretch.data_bytes:
-        data = window.read(start, _WINDOW_BYTES)
-        if len(data) < HEADER_BYTES:
-            return None
-        at = data.find(marker, PREFIX.size)
-        while at >= 0 and at - PREFIX.size + HEADER_BYTES <= len(data):
-            if _may_be(stretch, data, at):
-                found = window.batch_at(start + at - PREFIX.size)
-                if found is not None:
-                    return found
-            at = data.find(marker, at + 1)
-        # The next window begins with the first header that wasn't whole in this one.
-        start += len(data) - HEADER_BYTES + 1
-    return None
-
-
-def _may_be(stretch: Stretch, data: bytes, at: int) -> bool:
-    _, partition, _, _, flush_start, _ = REST.unpack_from(data, at)
-    if partition >= stretch.num_partitions and partition != NODE_PARTITION:
-        return False
-    # 0 in a compacted segment. Bytes may have been removed, so a batch may lie before its place.
-    return flush_start == 0 or (
-        stretch.base <= flush_start and (stretch.end is None or flush_start < stretch.end)
-    )
-
-
-# ------------------------------------------------------------------------------------------
-# What a data folder consists of, damaged or not: where the batches of the journal can be found.
 
 _SEGMENT_NAME: Final = re.compile(r"([0-9]{20})-([0-9]+)" + re.escape(SEGMENT_SUFFIX))
 _FLUSH_START_FIELD: Final = 4
 # The name of a segment that must have been there, where the manifest can't tell it.
-NAMELESS: Final = "(a segment)"
+_NAMELESS: Final = "(a segment)"
 
 T = TypeVar("T")
 
@@ -213,14 +84,14 @@ class Survey(NamedTuple):
     sources: tuple[Source, ...]
     problems: tuple[Problem, ...]
     foreign_ids: frozenset[str]  # Of the clusters whose files were left out.
-    mark: int  # The journal was on disk up to this position, at least.
+    durable: int  # The journal was on disk up to this position, at least.
 
     def known_end(self, segment: SegmentInfo) -> int:
         """Return the journal position up to which a segment is known to have reached."""
         if segment.end is not None:
             return segment.end
         is_told = self.stop is not None and self.stop.segment == segment.name
-        return max(segment.base, self.mark, self.stop.end if self.stop and is_told else 0)
+        return max(segment.base, self.durable, self.stop.end if self.stop and is_told else 0)
 
     @property
     def was_closed(self) -> bool:
@@ -283,11 +154,11 @@ def survey(directory: Directory, cluster_id: str = "") -> Survey:
         tuple(sources),
         tuple(problems),
         frozenset(foreign_ids),
-        read_mark(directory, names),
+        read_durable(directory, names),
     )
 
 
-def trailing_index(directory: Directory, name: str) -> tuple[Index, int] | None:
+def _trailing_index(directory: Directory, name: str) -> tuple[Index, int] | None:
     """Return the index at the end of a file, and at which byte it begins; None without one."""
     size_bytes = directory.size(name)
     if size_bytes < TRAILER.size:
@@ -314,7 +185,7 @@ class _Indexes:
         self.of: dict[str, tuple[Index, int]] = {}
         self.foreign: dict[str, str] = {}
         for name in files:
-            found = trailing_index(directory, name)
+            found = _trailing_index(directory, name)
             if found is not None and cluster_id and found[0].cluster_id not in {"", cluster_id}:
                 self.foreign[name] = found[0].cluster_id
                 continue
@@ -396,7 +267,7 @@ def _begins_at(directory: Directory, name: str, position: int) -> bool:
     header = directory.read(name, 0, HEADER_BYTES)
     if len(header) < HEADER_BYTES:
         return False
-    flush_start: int = REST.unpack_from(header, PREFIX.size)[_FLUSH_START_FIELD]
+    flush_start: int = REST.unpack_from(header, PREFIX_BYTES)[_FLUSH_START_FIELD]
     return flush_start == position
 
 
@@ -456,7 +327,7 @@ def _rebuilt(directory: Directory, indexes: _Indexes) -> list[Source]:
 
 def _missing(base: int, end: int | None) -> Source:
     data_bytes = None if end is None else end - base
-    return Source(SegmentInfo(NAMELESS, base, end, data_bytes, compacted=False), None, 0, None)
+    return Source(SegmentInfo(_NAMELESS, base, end, data_bytes, compacted=False), None, 0, None)
 
 
 def _candidates(directory: Directory, indexes: _Indexes) -> Iterable[_Candidate]:
@@ -468,3 +339,125 @@ def _candidates(directory: Directory, indexes: _Indexes) -> Iterable[_Candidate]
             yield _Candidate(index.base, serial, name, data_bytes, index)
         elif match:
             yield _Candidate(int(match[1]), serial, name, directory.size(name), None)
+
+
+class Stretch(NamedTuple):
+    """Where to look: the first *data_bytes* of a file, and what a batch in it may be."""
+
+    file: str
+    data_bytes: int
+    base: int  # Journal position of the first byte.
+    end: int | None  # And behind the last one, None if that isn't known.
+    num_partitions: int
+
+
+class Found(NamedTuple):
+    """A batch whose checksum is right. `raw` speaks of `data`, which is only the batch."""
+
+    start: int  # Byte in the file.
+    raw: RawBatch
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        """The byte behind it."""
+        return self.start + len(self.data)
+
+
+class Gap(NamedTuple):
+    """Bytes that are no batch."""
+
+    start: int
+    end: int
+
+
+def scan(directory: Directory, stretch: Stretch, start: int = 0) -> Iterator[Found | Gap]:
+    """Yield everything from byte *start* on, without a hole, in bounded memory.
+
+    Raises:
+        OSError: The disk fails.
+    """
+    window = _Window(directory, stretch)
+    while start < stretch.data_bytes:
+        found = window.batch_at(start)
+        if found is None:
+            found = _next(window, stretch, start + 1)
+            gap_end = stretch.data_bytes if found is None else found.start
+            yield Gap(start, gap_end)
+            if found is None:
+                return
+        yield found
+        start = found.end
+
+
+def is_compacted(directory: Directory, file: str, data_bytes: int) -> bool:
+    """Say whether a segment was compacted: in all of its batches flush_start is 0."""
+    stretch = Stretch(file, data_bytes, 0, None, NODE_PARTITION)
+    starts = (item.raw.flush_start for item in scan(directory, stretch) if type(item) is Found)
+    first = next(starts, None)
+    # In the journal's first flush it is 0, too: then the next flush tells.
+    return first == 0 and not any(starts)
+
+
+class _Window:
+    """The part of the file that is in memory."""
+
+    def __init__(self, directory: Directory, stretch: Stretch) -> None:
+        self._directory = directory
+        self._stretch = stretch
+        self._start = 0
+        self._data = b""
+
+    def read(self, start: int, size_bytes: int) -> bytes:
+        """Return that many bytes, fewer at the end of the data."""
+        size_bytes = min(size_bytes, self._stretch.data_bytes - start)
+        offset = start - self._start
+        if offset < 0 or offset + size_bytes > len(self._data):
+            wanted = min(max(size_bytes, WINDOW_BYTES), self._stretch.data_bytes - start)
+            self._data = self._directory.read(self._stretch.file, start, wanted)
+            self._start, offset = start, 0
+        return self._data[offset : offset + size_bytes]
+
+    def batch_at(self, start: int) -> Found | None:
+        """Return the whole valid batch that begins there."""
+        header = self.read(start, HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            return None
+        length, _ = PREFIX.unpack_from(header)
+        if not LENGTH_MIN <= length <= LENGTH_MAX:
+            return None
+        data = self.read(start, PREFIX_BYTES + length)
+        raw = batch_at(data, 0)
+        return None if raw is None else Found(start, raw, data)
+
+
+def _next(window: _Window, stretch: Stretch, start: int) -> Found | None:
+    """Return the first batch that begins at or behind *start*.
+
+    As in `find_later_flush`, what is cheap comes first: of random bytes hardly any get to the crc.
+    """
+    marker = bytes((FORMAT,))
+    while start + HEADER_BYTES <= stretch.data_bytes:
+        data = window.read(start, WINDOW_BYTES)
+        if len(data) < HEADER_BYTES:
+            return None
+        at = data.find(marker, PREFIX_BYTES)
+        while at >= 0 and at - PREFIX_BYTES + HEADER_BYTES <= len(data):
+            if _may_be(stretch, data, at):
+                found = window.batch_at(start + at - PREFIX_BYTES)
+                if found is not None:
+                    return found
+            at = data.find(marker, at + 1)
+        # The next window begins with the first header that wasn't whole in this one.
+        start += len(data) - HEADER_BYTES + 1
+    return None
+
+
+def _may_be(stretch: Stretch, data: bytes, at: int) -> bool:
+    _, partition, _, _, flush_start, _ = REST.unpack_from(data, at)
+    if partition >= stretch.num_partitions and partition != NODE_PARTITION:
+        return False
+    # 0 in a compacted segment. Bytes may have been removed, so a batch may lie before its place.
+    return flush_start == 0 or (
+        stretch.base <= flush_start and (stretch.end is None or flush_start < stretch.end)
+    )

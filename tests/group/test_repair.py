@@ -13,7 +13,7 @@ from coordinator.group.records import (
     pack,
     read_items,
 )
-from coordinator.group.repair import CHANGE_BYTES_MIN, ENTRIES_PER_BATCH, Survivors
+from coordinator.group.repair import CHANGE_BYTES_MIN, ENTRIES_PER_BATCH, FenceBuilder
 from coordinator.group.topic_records import (
     RegistryChanged,
     TopicRegistered,
@@ -37,10 +37,10 @@ def stable(group_id: str, generation: int, topics_version: int = 0) -> GroupMeta
     return GroupMetadata(group_id, "consumer", generation, None, None, 0, (), topics_version)
 
 
-def fences_of(survivors: Survivors, lost_bytes: int) -> dict[int, list[Any]]:
+def fences_of(builder: FenceBuilder, lost_bytes: int) -> dict[int, list[Any]]:
     """Return the records of the fences, by partition."""
     found: dict[int, list[Any]] = {}
-    for partition, batch in survivors.fences(lost_bytes, NOW_MS):
+    for partition, batch in builder.fences(lost_bytes, NOW_MS):
         items: list[Any] = [(0, *entry) for entry in batch]
         read: Any = read_topic_items if partition == NODE_PARTITION else read_items
         found.setdefault(partition, []).extend(read(items))
@@ -49,10 +49,10 @@ def fences_of(survivors: Survivors, lost_bytes: int) -> dict[int, list[Any]]:
 
 def test_each_group_gets_a_generation_above_all_that_can_have_been_told() -> None:
     """Each generation takes some bytes, so the loss bounds how many there can have been."""
-    survivors = Survivors(NODE_PARTITION)
-    survivors.saw(3, entries(stable("a", 5), GroupGeneration("a", 6, 0), stable("b", 0)))
-    survivors.saw(4, entries(GroupGeneration("c", 9, 0)))
-    found = fences_of(survivors, 10 * CHANGE_BYTES_MIN)
+    builder = FenceBuilder(NODE_PARTITION)
+    builder.add(3, entries(stable("a", 5), GroupGeneration("a", 6, 0), stable("b", 0)))
+    builder.add(4, entries(GroupGeneration("c", 9, 0)))
+    found = fences_of(builder, 10 * CHANGE_BYTES_MIN)
 
     assert found[3] == [GroupGeneration("a", 17, NOW_MS), GroupGeneration("b", 11, NOW_MS)]
     assert found[4] == [GroupGeneration("c", 20, NOW_MS)]
@@ -68,48 +68,48 @@ def test_a_generation_and_a_registry_change_take_as_many_bytes_as_that() -> None
 
 def test_a_group_that_was_deleted_is_not_brought_back() -> None:
     """Unless it came again."""
-    survivors = Survivors(NODE_PARTITION)
-    survivors.saw(0, entries(stable("a", 5), GroupDeleted("a"), stable("b", 3), GroupDeleted("b")))
-    survivors.saw(0, entries(stable("b", 1)))
+    builder = FenceBuilder(NODE_PARTITION)
+    builder.add(0, entries(stable("a", 5), GroupDeleted("a"), stable("b", 3), GroupDeleted("b")))
+    builder.add(0, entries(stable("b", 1)))
 
-    assert fences_of(survivors, 1)[0] == [GroupGeneration("b", 2, NOW_MS)]
-    assert list(survivors.groups()) == [(0, "b")]
+    assert fences_of(builder, 1)[0] == [GroupGeneration("b", 2, NOW_MS)]
+    assert list(builder.groups()) == [(0, "b")]
 
 
 def test_the_registry_goes_on_beyond_every_version_that_a_group_knows() -> None:
     """A change under a version that a group has seen already would never reach it."""
-    survivors = Survivors(NODE_PARTITION)
-    survivors.saw(NODE_PARTITION, [(1012, 0, "", (), (4, 2))])
-    survivors.saw(
+    builder = FenceBuilder(NODE_PARTITION)
+    builder.add(NODE_PARTITION, [(1012, 0, "", (), (4, 2))])
+    builder.add(
         NODE_PARTITION, [(1010, 0, "t", (), tuple(TopicRegistered("t", 3, (), False, 6)[1:]))]
     )
-    survivors.saw(0, entries(stable("a", 1, topics_version=8)))
+    builder.add(0, entries(stable("a", 1, topics_version=8)))
 
-    assert fences_of(survivors, 1)[NODE_PARTITION] == [RegistryChanged(9, 9)]
+    assert fences_of(builder, 1)[NODE_PARTITION] == [RegistryChanged(9, 9)]
 
 
 def test_the_last_generation_is_not_passed() -> None:
     """It is an i32 on the wire."""
-    survivors = Survivors(NODE_PARTITION)
-    survivors.saw(0, entries(GroupGeneration("a", INT32_MAX - 1, 0)))
+    builder = FenceBuilder(NODE_PARTITION)
+    builder.add(0, entries(GroupGeneration("a", INT32_MAX - 1, 0)))
 
-    assert fences_of(survivors, 10_000)[0] == [GroupGeneration("a", INT32_MAX, NOW_MS)]
+    assert fences_of(builder, 10_000)[0] == [GroupGeneration("a", INT32_MAX, NOW_MS)]
 
 
 def test_what_cannot_be_understood_says_nothing() -> None:
     """A repair must not fail for what is in an entry."""
-    survivors = Survivors(NODE_PARTITION)
-    survivors.saw(0, [(1000, 0, "a", (), ("x", 0)), (7777, 0, "b", (), None), (2, 0, "c", (), 5)])
-    survivors.saw(NODE_PARTITION, [(1012, 0, "", (), ()), (1010, 0, "t", (), "topic")])
+    builder = FenceBuilder(NODE_PARTITION)
+    builder.add(0, [(1000, 0, "a", (), ("x", 0)), (7777, 0, "b", (), None), (2, 0, "c", (), 5)])
+    builder.add(NODE_PARTITION, [(1012, 0, "", (), ()), (1010, 0, "t", (), "topic")])
 
-    assert [r.generation for r in fences_of(survivors, 1)[0]] == [1, 1, 1]
+    assert [r.generation for r in fences_of(builder, 1)[0]] == [1, 1, 1]
 
 
 def test_many_groups_are_fenced_in_batches() -> None:
     """A batch has an upper bound."""
-    survivors = Survivors(NODE_PARTITION)
-    survivors.saw(0, entries(*(GroupGeneration(f"g{n}", 1, 0) for n in range(2_500))))
-    sizes = [len(batch) for partition, batch in survivors.fences(1, NOW_MS) if partition == 0]
+    builder = FenceBuilder(NODE_PARTITION)
+    builder.add(0, entries(*(GroupGeneration(f"g{n}", 1, 0) for n in range(2_500))))
+    sizes = [len(batch) for partition, batch in builder.fences(1, NOW_MS) if partition == 0]
 
     assert sizes == [ENTRIES_PER_BATCH, ENTRIES_PER_BATCH, 500]
 
@@ -119,8 +119,8 @@ def test_whatever_is_lost_no_generation_is_told_twice(last: int, lost: int) -> N
     """The log had generations 1, 2, …, each in a batch; those after *last* are gone."""
     told = [GroupGeneration("g", number, 0) for number in range(1, last + lost + 1)]
     lost_bytes = sum(HEADER_BYTES + len(pack([record])[1]) for record in told[last:])
-    survivors = Survivors(NODE_PARTITION)
-    survivors.saw(0, entries(stable("g", 0), *told[:last]))
-    (fence,) = fences_of(survivors, lost_bytes)[0]
+    builder = FenceBuilder(NODE_PARTITION)
+    builder.add(0, entries(stable("g", 0), *told[:last]))
+    (fence,) = fences_of(builder, lost_bytes)[0]
 
     assert fence.generation > last + lost
