@@ -42,15 +42,25 @@ def read_addresses(name: str, value: str) -> tuple[str, ...]:
     return addresses
 
 
+def parse_duration_ms(value: str) -> int | None:
+    """Return the ms of a duration such as ``500ms``, ``45s``, ``5m``, ``1h``; None of another text.
+
+    A bare number is milliseconds.
+    """
+    match = _DURATION.fullmatch(value)
+    duration_ms = int(match[1]) * _UNIT_MS[match[2]] if match else -1
+    return duration_ms if 0 <= duration_ms < 2**31 else None
+
+
 def read_duration_ms(name: str, value: str) -> int:
-    """Return the duration in ms that is the value of the option *name*.
+    """Return the duration in ms, more than none, that is the value of the option *name*.
 
     Raises:
         OptionError: it is something else.
 
     """
-    match = _DURATION.fullmatch(value)
-    if not match or not 0 < (duration_ms := int(match[1]) * _UNIT_MS[match[2]]) < 2**31:
+    duration_ms = parse_duration_ms(value)
+    if not duration_ms:
         raise OptionError(
             f"option '{name}' is {value!r}: it must be a duration such as '500ms', '45s', '5m' "
             "(a bare number is milliseconds)"

@@ -3,6 +3,7 @@
 Whether one is due is looked at after each roll, after the load, and when the disk is nearly full;
 a request (CompactLog) overrides it. One compaction runs at a time, its work in a child process.
 What is done here is short: two changes of the manifest, each like a roll, between two flushes.
+The work itself is in `coordinator.log.compact_child`.
 
 A child that dies is started again, later and later. Damage in the log isn't tried again: a person
 has to look; memory is whole, and groups are served on.
@@ -34,18 +35,20 @@ from coordinator.log.journal import Journal
 from coordinator.log.state_files import data_bytes, sealed_sizes
 from coordinator.log.swap import Swap, output_prefix, remove_outputs
 from coordinator.runtime.calls import Call
-from coordinator.runtime.changes import EmitEvent
+from coordinator.runtime.environment import Environment
 from coordinator.runtime.health import Health
-from coordinator.runtime.worker import RunBlocking
 from protocol.errors import ErrorCode
 from protocol.messages import CompactLogResponse
 
-# ------------------------------------------------------------------------------------------
-# Runs a compaction in a process of its own; see `coordinator.log.compact_child`.
-
 RunChild = Callable[[Job, Callable[[Progress], None]], Awaitable[Compacted]]
 
-# What of its complaints is kept: the end of a traceback.
+PART: Final = "compaction"
+REQUESTS_WAITING_MAX: Final = 256
+RETRY_FIRST_S: Final = 1.0
+RETRY_LAST_S: Final = 300.0
+READERS_POLL_S: Final = 0.1
+DAY_MS: Final = 86_400_000
+# What is kept of the child's complaints: the end of a traceback.
 _STDERR_BYTES: Final = 4_096
 _REASON_CHARS: Final = 1_000  # It is put into answers and events.
 _ROOT: Final = Path(compact_child.__file__).parents[2]
@@ -61,103 +64,6 @@ class CompactionFailed(Exception):
     def __init__(self, reason: str, *, is_damage: bool = False) -> None:
         super().__init__(reason[:_REASON_CHARS])
         self.is_damage = is_damage
-
-
-class ChildProcess:
-    """Starts one child per job, on the folder at *path*."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.pid = -1  # Of the child that runs, for tests and operators.
-
-    async def run(self, job: Job, report: Callable[[Progress], None]) -> Compacted:
-        """Do *job*; the child is killed if this is cancelled.
-
-        Raises:
-            CompactionFailed: It ended without a result.
-        """
-        # Started by a thread of trio's, which ends when it has been idle for a while: so no
-        # PR_SET_PDEATHSIG, which looks at the thread. The child's standard input ends with us.
-        try:
-            process = await trio.lowlevel.open_process(
-                [sys.executable, "-P", "-m", compact_child.__name__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": _search_path()},
-            )
-        except OSError as exc:
-            raise CompactionFailed(f"the compaction process can't be started: {exc}") from exc
-        try:
-            return await self._talk(process, job, report)
-        finally:
-            self.pid = -1
-            if process.returncode is None:
-                process.kill()
-            with trio.CancelScope(shield=True):
-                await process.wait()
-                for pipe in (process.stdin, process.stdout, process.stderr):
-                    assert pipe is not None
-                    await pipe.aclose()
-
-    async def _talk(
-        self, process: trio.Process, job: Job, report: Callable[[Progress], None]
-    ) -> Compacted:
-        self.pid = process.pid
-        complaints = b""
-        answer: dict[str, Any] = {}
-
-        async def listen() -> None:
-            nonlocal complaints
-            assert process.stderr is not None
-            async for data in process.stderr:
-                complaints = (complaints + data)[-_STDERR_BYTES:]
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(listen)
-            assert process.stdin is not None
-            with suppress(trio.BrokenResourceError):  # It has ended; what it said tells why.
-                await process.stdin.send_all(compact_child.encode_job(str(self._path), job))
-            async for said in _lines(process):
-                if "progress" in said:
-                    report(Progress(*said["progress"]))
-                else:
-                    answer = said
-        if "done" in answer:
-            return compact_child.decode_result(answer["done"])
-        if "damaged" in answer:
-            raise CompactionFailed(answer["damaged"], is_damage=True)
-        if "disk" in answer:
-            raise CompactionFailed(f"the disk failed: {answer['disk']}")
-        status = await process.wait()
-        last_words = complaints.decode(errors="replace").strip().rpartition("\n")[2]
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        raise CompactionFailed(f"the compaction process {how} {last_words}".rstrip())
-
-
-def _search_path() -> str:
-    """Return what lets the child find the same code as ours, wherever we were started."""
-    return os.pathsep.join([str(_ROOT), *filter(None, sys.path)])
-
-
-async def _lines(process: trio.Process) -> AsyncIterator[dict[str, Any]]:
-    assert process.stdout is not None
-    rest = b""
-    async for data in process.stdout:
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield json.loads(line)
-
-
-# ------------------------------------------------------------------------------------------
-# Keeps the log small: says when it is compacted, watches over the child, and swaps the files.
-
-PART: Final = "compaction"
-REQUESTS_WAITING_MAX: Final = 256
-RETRY_FIRST_S: Final = 1.0
-RETRY_LAST_S: Final = 300.0
-READERS_POLL_S: Final = 0.1
-DAY_MS: Final = 86_400_000
 
 
 class Compaction(NamedTuple):
@@ -177,25 +83,17 @@ class Compaction(NamedTuple):
 
 
 class Compactor:
-    """The task of a node that compacts. `look` and `submit` belong to the event loop.
-
-    Attributes:
-        metrics: Name -> gauge or counter.
-    """
+    """The task of a node that compacts. `look` and `submit` belong to the event loop."""
 
     def __init__(
         self,
         journal: Journal,
         how: Compaction,
+        environment: Environment,
+        health: Health,
         *,
         segment_bytes: int,
         spare_bytes: int,
-        health: Health,
-        emit_event: EmitEvent,
-        wall_clock_ms: Callable[[], int],
-        run_blocking: RunBlocking,
-        run_reading: RunBlocking,
-        after_release: Callable[[], None],
         want_flush: Callable[[], None],
     ) -> None:
         self._journal = journal
@@ -203,11 +101,10 @@ class Compactor:
         self._segment_bytes = segment_bytes
         self._spare_bytes = spare_bytes
         self._health = health
-        self._emit_event = emit_event
-        self._wall_clock_ms = wall_clock_ms
-        self._run_blocking = run_blocking
-        self._run_reading = run_reading
-        self._after_release = after_release
+        self._emit_event = environment.emit_event
+        self._wall_clock_ms = environment.wall_clock_ms
+        self._run_blocking = environment.run_blocking
+        self._run_reading = environment.run_reading
         self._want_flush = want_flush
         self._wake = trio.Event()
         self._interruptible = trio.CancelScope()
@@ -230,18 +127,18 @@ class Compactor:
         self._started_s = 0.0
         self._last_duration_ms = 0
         self._progress = Progress(0, 0)
-        self.metrics: dict[str, Callable[[], float]] = {
-            "log_bytes": lambda: journal.size_bytes,
-            "log_live_bytes": lambda: journal.live_bytes,
-            "log_segments": lambda: len(journal.manifest.segments),
-            "compactions_total": lambda: self._compactions,
-            "compaction_failures_total": lambda: self._failures,
-            "compaction_removed_bytes_total": lambda: self._removed_bytes,
-            "compaction_running": lambda: int(self._is_running),
-            "compaction_read_bytes": lambda: self._progress.read_bytes,
-            "compaction_written_bytes": lambda: self._progress.written_bytes,
-            "compaction_last_duration_ms": lambda: self._last_duration_ms,
-        }
+        environment.metrics.update(
+            log_bytes=lambda: journal.size_bytes,
+            log_live_bytes=lambda: journal.live_bytes,
+            log_segments=lambda: len(journal.manifest.segments),
+            compactions_total=lambda: self._compactions,
+            compaction_failures_total=lambda: self._failures,
+            compaction_removed_bytes_total=lambda: self._removed_bytes,
+            compaction_running=lambda: int(self._is_running),
+            compaction_read_bytes=lambda: self._progress.read_bytes,
+            compaction_written_bytes=lambda: self._progress.written_bytes,
+            compaction_last_duration_ms=lambda: self._last_duration_ms,
+        )
 
     def begin(self) -> None:
         """The log is loaded: begin to look."""
@@ -453,5 +350,89 @@ class Compactor:
         asked, self._asked = self._asked, []
         for call in asked:
             call.resolve(response, -1)
-        if asked:
-            self._after_release()
+
+
+class ChildProcess:
+    """Starts one child per job, on the folder at *path*."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.pid = -1  # Of the child that runs, for tests and operators.
+
+    async def run(self, job: Job, report: Callable[[Progress], None]) -> Compacted:
+        """Do *job*; the child is killed if this is cancelled.
+
+        Raises:
+            CompactionFailed: It ended without a result.
+        """
+        # Started by a thread of trio's, which ends when it has been idle for a while: so no
+        # PR_SET_PDEATHSIG, which looks at the thread. The child's standard input ends with us.
+        try:
+            process = await trio.lowlevel.open_process(
+                [sys.executable, "-P", "-m", compact_child.__name__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": _search_path()},
+            )
+        except OSError as exc:
+            raise CompactionFailed(f"the compaction process can't be started: {exc}") from exc
+        try:
+            return await self._talk(process, job, report)
+        finally:
+            self.pid = -1
+            if process.returncode is None:
+                process.kill()
+            with trio.CancelScope(shield=True):
+                await process.wait()
+                for pipe in (process.stdin, process.stdout, process.stderr):
+                    assert pipe is not None
+                    await pipe.aclose()
+
+    async def _talk(
+        self, process: trio.Process, job: Job, report: Callable[[Progress], None]
+    ) -> Compacted:
+        self.pid = process.pid
+        complaints = b""
+        answer: dict[str, Any] = {}
+
+        async def listen() -> None:
+            nonlocal complaints
+            assert process.stderr is not None
+            async for data in process.stderr:
+                complaints = (complaints + data)[-_STDERR_BYTES:]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            assert process.stdin is not None
+            with suppress(trio.BrokenResourceError):  # It has ended; what it said tells why.
+                await process.stdin.send_all(compact_child.encode_job(str(self._path), job))
+            async for said in _lines(process):
+                if "progress" in said:
+                    report(Progress(*said["progress"]))
+                else:
+                    answer = said
+        if "done" in answer:
+            return compact_child.decode_result(answer["done"])
+        if "damaged" in answer:
+            raise CompactionFailed(answer["damaged"], is_damage=True)
+        if "disk" in answer:
+            raise CompactionFailed(f"the disk failed: {answer['disk']}")
+        status = await process.wait()
+        error = complaints.decode(errors="replace").strip().rpartition("\n")[2]
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        raise CompactionFailed(f"the compaction process {how} {error}".rstrip())
+
+
+def _search_path() -> str:
+    """Return what lets the child find the same code as ours, wherever we were started."""
+    return os.pathsep.join([str(_ROOT), *filter(None, sys.path)])
+
+
+async def _lines(process: trio.Process) -> AsyncIterator[dict[str, Any]]:
+    assert process.stdout is not None
+    rest = b""
+    async for data in process.stdout:
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield json.loads(line)

@@ -8,48 +8,46 @@ import trio
 
 from coordinator.log.format import Flush
 from coordinator.log.journal import Journal
-from coordinator.runtime.worker import Submit
+from coordinator.runtime.environment import Environment
 
 
 class Flusher:
     """Takes whatever was appended since it last looked, and has it written and synced.
 
-    It is no task that waits for its turn: whoever ends a round of requests calls `start`, and the
-    end of a flush starts the next one. The task of `run` is there for what is appended
-    elsewhere, and to end the process when the disk fails.
+    It is no task that waits for its turn: the server calls `start` at the end of each round of
+    requests, and the end of a flush starts the next one. The task of `run` is there for what is
+    appended outside of a round, and to end the process when the disk fails.
     """
 
     def __init__(
-        self, journal: Journal, submit: Submit, written: Callable[[dict[int, int]], None]
+        self,
+        journal: Journal,
+        environment: Environment,
+        written: Callable[[dict[int, int]], None],
     ) -> None:
-        """Make it; *submit* has a blocking function run elsewhere.
-
-        *written* is called with the end offset by partition that is durable now.
-        """
+        """Make it; *written* is called with the end offset by partition that is durable now."""
         self._journal = journal
-        self._submit = submit
+        self._submit = environment.submit
+        self._poller = environment.poller
         self._written = written
         self._wanted = False
         self._is_writing = False
         self._error: Exception | None = None
         self._wake = trio.Event()
         self._idle = trio.Event()
-        # Whether somebody calls `start` soon anyway.
-        self.will_start: Callable[[], bool] = lambda: False
-        self.flushes = 0
-        self.flushed_bytes = 0
+        self._flushes = 0
+        self._flushed_bytes = 0
+        environment.metrics.update(
+            flushes_total=lambda: self._flushes,
+            flushed_bytes_total=lambda: self._flushed_bytes,
+        )
 
     def want(self) -> None:
         """Something was appended."""
         if not self._wanted:
             self._wanted = True
-            if not self._is_writing and not self.will_start():
+            if not self._is_writing and not self._poller.in_round:
                 self._wake.set()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether something is not durable yet."""
-        return self._wanted or self._is_writing
 
     def start(self) -> None:
         """Begin a flush, if there is something to write and none is on its way."""
@@ -74,7 +72,7 @@ class Flusher:
 
     async def wait_idle(self) -> None:
         """Return when all that was appended is durable."""
-        while self.is_busy:
+        while self._wanted or self._is_writing:
             self._idle = trio.Event()
             await self._idle.wait()
 
@@ -86,10 +84,10 @@ class Flusher:
             self._error = exc
             self._wake.set()
             return
-        self.flushes += 1
-        self.flushed_bytes += len(flush.data)
+        self._flushes += 1
+        self._flushed_bytes += len(flush.data)
         self._written(flush.ends)
         if not self._wanted:
             self._idle.set()
-        elif not self.will_start():
+        elif not self._poller.in_round:
             self.start()

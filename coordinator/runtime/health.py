@@ -1,12 +1,9 @@
-"""What is wrong with this node, part by part, for whoever asks how it is."""
+"""What is wrong with this node, part by part, and when new data is refused for the disk's sake."""
 
 from typing import Final
 
 from coordinator.log.journal import Journal
-from coordinator.runtime.changes import EmitEvent
-
-# ------------------------------------------------------------------------------------------
-# What is wrong with this node, part by part, for whoever asks how it is.
+from coordinator.runtime.environment import EmitEvent, Environment
 
 
 class Health:
@@ -32,9 +29,6 @@ class Health:
             self._emit_event("health.problem", {"part": part, "problem": problem})
 
 
-# ------------------------------------------------------------------------------------------
-# When new offsets and new members are refused: the disk is nearly full, or it doesn't keep up.
-
 # A disk that hangs answers no commit, but its clients send the next ones all the same: what waits
 # to be written must not grow until the process is killed for its memory.
 UNWRITTEN_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -46,6 +40,8 @@ _IS_SLOW: Final = "the disk does not keep up with what is to be written: new off
 class StorageWatch:
     """Looks at the disk and says whether new data must be refused.
 
+    New offsets and new members are, where the disk is nearly full or doesn't keep up.
+
     Attributes:
         is_full: Whether the disk's reserve was reached at the last look.
         refuses: Whether new data is to be refused, for this or another reason.
@@ -55,7 +51,7 @@ class StorageWatch:
         self,
         journal: Journal,
         health: Health,
-        emit_event: EmitEvent,
+        environment: Environment,
         *,
         reserve_bytes: int,
         segment_bytes: int,
@@ -66,8 +62,13 @@ class StorageWatch:
         self.reserve_bytes = reserve_bytes
         self._journal = journal
         self._health = health
-        self._emit_event = emit_event
+        self._emit_event = environment.emit_event
         self._segment_bytes = segment_bytes
+        environment.metrics.update(
+            log_unflushed_bytes=lambda: journal.open_bytes,
+            disk_free_bytes=journal.free_bytes,
+            disk_size_bytes=journal.disk_bytes,
+        )
 
     def look(self) -> bool:
         """Look again, tell of a change, and return whether `is_full` is another than before."""

@@ -10,18 +10,16 @@ from typing import Any, Final
 
 import trio
 
-from coordinator.group import Now
 from coordinator.group.records import RecordError
 from coordinator.log.errors import LogError
 from coordinator.log.format import Batch
 from coordinator.log.journal import Journal
 from coordinator.log.replay import Replay
-from coordinator.runtime.changes import EmitEvent
+from coordinator.runtime.environment import Environment
 from coordinator.runtime.health import Health
 from coordinator.runtime.shard import ShardRunner, Status
-from coordinator.runtime.worker import RunBlocking
 
-# A slice of so many entries took 1 to 5 ms.
+# A slice of so many entries holds requests up for a few milliseconds.
 LOAD_SLICE_ENTRIES: Final = 1_000
 TELL_PERIOD_MS: Final = 1_000
 
@@ -77,9 +75,7 @@ class Loader:
         journal: Journal,
         runners: Mapping[int, Runner],
         health: Health,
-        run_reading: RunBlocking,
-        emit_event: EmitEvent,
-        now: Callable[[], Now],
+        environment: Environment,
         activated: Callable[[Runner], None],
     ) -> None:
         """Make it.
@@ -88,23 +84,28 @@ class Loader:
             journal: Where it is loaded from.
             runners: By partition, in the order in which they are to serve.
             health: Is told what can't be loaded.
-            run_reading: Runs what reads files.
-            emit_event: Is told how far it is.
-            now: The time.
+            environment: Runs what reads files, and is told how far it is.
             activated: Called when a shard serves.
         """
         self.progress: Progress | None = None
         self._journal = journal
         self._runners = runners
         self._health = health
-        self._run_reading = run_reading
-        self._emit_event = emit_event
-        self._now = now
+        self._run_reading = environment.run_reading
+        self._emit_event = environment.emit_event
+        self._now = environment.now
         self._activated = activated
         self._one_at_a_time = trio.Lock()
         self._flushed = trio.Event()
         self._awaits_flush = False
         self._problems: dict[int, str] = {}  # Of partitions that could not be loaded.
+        self._last_load_ms = -1  # Of all partitions, at the start.
+        environment.metrics.update(
+            loading_entries=lambda: getattr(self.progress, "entries", 0),
+            loading_done_bytes=lambda: getattr(self.progress, "done_bytes", 0),
+            loading_size_bytes=lambda: getattr(self.progress, "total_bytes", 0),
+            last_load_ms=lambda: self._last_load_ms,
+        )
 
     async def load_all(self) -> Progress:
         """Load every shard in one pass over the journal.
@@ -128,7 +129,7 @@ class Loader:
                     await self._activate(runner, lambda: True)
             finally:
                 self.progress = None
-        progress.load_ms = self._now().mono_ms - progress.started_ms
+        progress.load_ms = self._last_load_ms = self._now().mono_ms - progress.started_ms
         return progress
 
     async def load_one(self, runner: Runner) -> Progress:

@@ -4,12 +4,12 @@ Theory of operation
 ===================
 
 Everything that decides runs in the event loop without an await in between: a request, an
-expired deadline, an answer released. Five tasks drive what is not a request:
+expired deadline, an answer released. Six tasks drive what is not a request:
 
 - The *flusher* takes whatever was appended since it last looked, has it written and synced in
   a worker thread, and tells the shards how far their partitions are durable. While one
   flush is on its way the next one gathers: group commit, without a linger timer.
-- The *timers* sleep until the earliest deadline of any shard.
+- The *timekeeper* sleeps until the earliest deadline of any shard.
 - The *reader* reads changes of offsets back from the log, one request after the other, in a worker
   thread of its own.
 - The *compactor* keeps the log small; what takes long about that is done by a child process.
@@ -21,11 +21,13 @@ The topics are a shard like the others, over the node's own partition. What it c
 of groups are told at once (`decide_topics`); when each of them has removed a deleted topic's
 offsets, the topic is forgotten.
 
-Time, threads and the disk come in from outside, so that a simulation can replace them.
+Time, threads and the rounds in which requests are handled come in from outside, as one
+`Environment`, so that a simulation can replace them. An answer that is ready outside of such a
+round has one of its own: whoever keeps it for its peer wakes the poller.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -39,21 +41,18 @@ from coordinator.log.errors import LogError
 from coordinator.log.format import NODE_PARTITION
 from coordinator.log.journal import Journal
 from coordinator.runtime.calls import Call, Token
-from coordinator.runtime.changes import ChangesReader, EmitEvent
 from coordinator.runtime.compactor import Compaction, Compactor
+from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Flusher
 from coordinator.runtime.health import Health, StorageWatch
 from coordinator.runtime.loading import Abandoned, Loader, Progress
+from coordinator.runtime.offset_changes import ChangesReader
 from coordinator.runtime.shard import GROUP_CODEC, TOPIC_CODEC, ShardRunner, Status
 from coordinator.runtime.timekeeper import Timekeeper
-from coordinator.runtime.worker import ByTask, RunBlocking, Submit
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.groups import offsets_partition
 from protocol.messages import ReadOffsetChangesRequest, ReloadPartitionResponse, Request
-
-# ------------------------------------------------------------------------------------------
-# One node: all its shards over one journal, and the tasks that keep them going.
 
 FORGET_SLICE: Final = 200
 
@@ -63,7 +62,6 @@ class Node:
 
     Attributes:
         health: What is wrong with it.
-        metrics: Name -> what to call for the value of the moment; anybody may add to it.
         started: Whether it has been loaded, after which single partitions may be loaded again.
         draining: Whether it comes to its end.
     """
@@ -72,46 +70,34 @@ class Node:
         self,
         *,
         journal: Journal,
+        environment: Environment,
         group_config: GroupConfig,
-        num_partitions: int,
         commit_timeout_ms: int,
         reserve_bytes: int,
         segment_bytes: int,
-        new_uuid: Callable[[], str],
-        wall_clock_ms: Callable[[], int],
-        emit_event: EmitEvent,
-        run_blocking: RunBlocking,
-        run_reading: RunBlocking,
-        submit: Submit | None = None,
-        compaction: Compaction | None = None,
+        compaction: Compaction,
     ) -> None:
-        """Make it; *submit* does the flusher's work, by default in a task that runs it blocking."""
         self.journal = journal
         self.commit_timeout_ms = commit_timeout_ms
-        self.num_partitions = num_partitions
+        self.num_partitions = journal.meta.num_partitions
+        self.now = environment.now
         self.started = False
         self.draining = False
-        self.started_ms = 0  # Monotonic; since when the tasks run.
-        self.last_load_ms = -1  # Of all partitions, at the start.
-        self.health = Health(emit_event)
-        self.storage = StorageWatch(
+        self._started_ms = 0  # Monotonic; since when the tasks run.
+        self._environment = environment
+        self._emit_event = environment.emit_event
+        self.health = Health(environment.emit_event)
+        self._storage = StorageWatch(
             journal,
             self.health,
-            emit_event,
+            environment,
             reserve_bytes=reserve_bytes,
             segment_bytes=segment_bytes,
         )
-        # Called when what was loaded is there to stay.
-        self.after_load: Callable[[], None] = lambda: None
-        # Called after answers were released outside of a session's own turn.
-        self.after_release: Callable[[], None] = lambda: None
-        self._wall_clock_ms = wall_clock_ms
-        self._emit_event = emit_event
-        self._run_blocking = run_blocking
-        self._by_task = ByTask(run_blocking)
-        self.flusher = Flusher(journal, submit or self._by_task.submit, self._advance)
+        self.flusher = Flusher(journal, environment, self._advance)
         topics = Registry()
         self.registry = ShardRunner(NODE_PARTITION, RegistryShard(topics), TOPIC_CODEC, self)
+        new_uuid = environment.new_uuid
         self.shards = [
             ShardRunner(
                 number,
@@ -119,59 +105,48 @@ class Node:
                 GROUP_CODEC,
                 self,
             )
-            for number in range(num_partitions)
+            for number in range(self.num_partitions)
         ]
         # In the order in which they are loaded; the groups look at the topics.
-        self._runners: list[ShardRunner[RegistryShard] | ShardRunner[GroupShard]] = [
-            self.registry,
-            *self.shards,
-        ]
-        self._runner_of: dict[int, ShardRunner[Any]] = {
-            runner.partition: runner for runner in self._runners
-        }
-        self.timekeeper = Timekeeper(
-            self._runners,
-            now=self.now,
-            expired=self._turn,
+        runners: list[ShardRunner[Any]] = [self.registry, *self.shards]
+        self._runner_of = {runner.partition: runner for runner in runners}
+        self._timekeeper = Timekeeper(
+            runners,
+            environment,
+            expired=self._collect_purged,
             done=self._forget_topics,
-            emit_event=emit_event,
         )
-        self._purges = Purges(num_partitions)
+        self._purges = TopicPurges(self.num_partitions)
         self._to_forget: list[str] = []  # Deleted topics that all shards are done with.
         self.loader = Loader(
             journal=journal,
             runners=self._runner_of,
             health=self.health,
-            run_reading=run_reading,
-            emit_event=emit_event,
-            now=self.now,
+            environment=environment,
             activated=self._activated,
         )
         self.reloader = Reloader(self)
         self._changes = ChangesReader(
-            journal,
-            max_response_bytes=group_config.max_response_bytes,
-            run_blocking=run_reading,
-            emit_event=emit_event,
-            answered=self._send_answers,
+            journal, environment, max_response_bytes=group_config.max_response_bytes
         )
-        self.metrics: dict[str, Callable[[], float]] = node_metrics(self)
-        self._compactor: Compactor | None = None
-        if compaction is not None:
-            self._compactor = Compactor(
-                journal,
-                compaction,
-                segment_bytes=segment_bytes,
-                spare_bytes=segment_bytes if reserve_bytes else 0,
-                health=self.health,
-                emit_event=emit_event,
-                wall_clock_ms=wall_clock_ms,
-                run_blocking=run_blocking,
-                run_reading=run_reading,
-                after_release=self._send_answers,
-                want_flush=self.appended,
-            )
-            self.metrics.update(self._compactor.metrics)
+        self._compactor = Compactor(
+            journal,
+            compaction,
+            environment,
+            self.health,
+            segment_bytes=segment_bytes,
+            spare_bytes=segment_bytes if reserve_bytes else 0,
+            want_flush=self.appended,
+        )
+        environment.metrics.update(
+            uptime_ms=lambda: self.now().mono_ms - self._started_ms,
+            groups=lambda: sum(shard.core.group_count() for shard in self.shards),
+            offsets=lambda: sum(shard.core.offset_count() for shard in self.shards),
+            topics=lambda: len(topics.topics),
+            answers_waiting_for_disk=lambda: sum(len(shard.gate) for shard in self.shards),
+            partitions_active=lambda: self._count(Status.ACTIVE),
+            partitions_loading=lambda: self._count(Status.LOADING),
+        )
 
     # --- for the server -----------------------------------------------------------------
 
@@ -182,7 +157,7 @@ class Node:
     @property
     def ready(self) -> bool:
         """Whether every partition is loaded."""
-        return all(runner.status is Status.ACTIVE for runner in self._runners)
+        return all(runner.status is Status.ACTIVE for runner in self._runner_of.values())
 
     def decide_topics(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
         """Decide a request that may change topics, and have the groups concerned told."""
@@ -212,16 +187,35 @@ class Node:
         refused = self.registry.refusal()
         if refused is not None:
             call.fail(refused, -1)
-        elif self._compactor is None:
-            call.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
         else:
             self._compactor.submit(call)
 
-    # --- for the shards (`Services`) ----------------------------------------------------
+    def describe(self, node_id: int) -> m.DescribeNodeResponse:
+        """Return status, problems, partitions and metrics of the moment."""
+        runners: list[ShardRunner[Any]] = [*self.shards, self.registry]
+        status = "ready" if self.ready else "loading"
+        metrics = self._environment.metrics
+        return m.DescribeNodeResponse(
+            0,
+            node_id,
+            self.journal.leader_epoch,
+            "unhealthy" if self.health.problems else status,
+            tuple(m.NodeProblem(*item) for item in sorted(self.health.problems.items())),
+            tuple(map(self._describe_partition, runners)),
+            tuple(m.NodeMetric(name, int(metrics[name]())) for name in sorted(metrics)),
+        )
 
-    def now(self) -> Now:
-        """Return the time."""
-        return Now(int(trio.current_time() * 1000), self._wall_clock_ms())
+    def _describe_partition(self, runner: ShardRunner[Any]) -> m.NodePartition:
+        number, status = runner.partition, runner.status
+        end_offset = self.journal.end_offset(number)
+        is_loaded = status is Status.ACTIVE
+        loaded_offset = end_offset if is_loaded else self.loader.loaded_offset(number)
+        return m.NodePartition(number, status.value, loaded_offset, end_offset)
+
+    def _count(self, status: Status) -> int:
+        return sum(shard.status is status for shard in self.shards)
+
+    # --- for the shards (`Services`) ----------------------------------------------------
 
     def appended(self) -> None:
         """Have it flushed."""
@@ -230,10 +224,7 @@ class Node:
     def deadline_may_be_earlier(self, deadline_ms: int | None) -> None:
         """Wake the timers if they would sleep past *deadline_ms*."""
         if deadline_ms is not None:
-            self.timekeeper.wake_before(deadline_ms)
-
-    def _send_answers(self) -> None:
-        self.after_release()
+            self._timekeeper.wake_before(deadline_ms)
 
     def emit(self, event: Event) -> None:
         """Log an event of the core."""
@@ -251,10 +242,8 @@ class Node:
         progress = await self.loader.load_all()
         self.started = True
         self.check_storage()
-        if self._compactor is not None:
-            self._compactor.begin()
-        self.after_load()
-        self.last_load_ms = progress.load_ms
+        self._compactor.begin()
+        self._environment.after_load()
         fields = {"entries": progress.entries, "load_ms": progress.load_ms}
         self._emit_event("ready", fields)
 
@@ -265,7 +254,6 @@ class Node:
         """
         self.shards[partition].drop(self.now())
         self._emit_event("partition.unloaded", {"partition": partition})
-        self._send_answers()
 
     async def load_partition(self, partition: int) -> Progress:
         """Load an offsets partition that was unloaded, and serve it; the others go on.
@@ -274,12 +262,8 @@ class Node:
             Abandoned: It isn't closed, or was unloaded again meanwhile.
             LogError, RecordError: It can't be read; it stays unloaded.
         """
-        try:
-            progress = await self.loader.load_one(self.shards[partition])
-        except (LogError, RecordError):
-            self._send_answers()
-            raise
-        self.after_load()
+        progress = await self.loader.load_one(self.shards[partition])
+        self._environment.after_load()
         fields = {"entries": progress.entries, "load_ms": progress.load_ms}
         self._emit_event("partition.loaded", {"partition": partition, **fields})
         return progress
@@ -301,32 +285,24 @@ class Node:
         Raises:
             LogFailed: A write or fsync failed; the process must end.
         """
-        self.started_ms = self.now().mono_ms
+        self._started_ms = self.now().mono_ms
         async with trio.open_nursery() as nursery:
-            self._by_task.nursery = nursery
             nursery.start_soon(self.flusher.run)
             nursery.start_soon(self._changes.run)
             nursery.start_soon(self.reloader.run)
-            nursery.start_soon(self.timekeeper.run)
-            nursery.start_soon(self._look_around_for_ever)
-            if self._compactor is not None:
-                nursery.start_soon(self._compactor.run)
+            nursery.start_soon(self._timekeeper.run)
+            nursery.start_soon(self._compactor.run)
+            nursery.start_soon(self._run_janitor)
 
     async def drain(self) -> None:
         """Unload every shard and wait until what was appended is durable and answered."""
         self.draining = True
         now = self.now()
-        for runner in reversed(self._runners):
+        for runner in reversed(self._runner_of.values()):
             runner.unload(now)
         self._changes.refuse_all(ErrorCode.NOT_COORDINATOR)
         self.reloader.refuse_all(ErrorCode.NOT_COORDINATOR)
-        self.after_release()
-        if self._compactor is not None:
-            await self._compactor.stop()
-        await self.wait_flushed()
-
-    async def wait_flushed(self) -> None:
-        """Return when nothing waits for the disk."""
+        await self._compactor.stop()
         await self.flusher.wait_idle()
 
     def _advance(self, ends: dict[int, int]) -> None:
@@ -334,16 +310,8 @@ class Node:
         now = self.now()
         for partition, end in ends.items():
             self._runner_of[partition].advance(end, now)
-        if self._compactor is not None:
-            self._compactor.flushed()
+        self._compactor.flushed()
         self.loader.flushed()
-        self.after_release()
-
-    async def _turn(self) -> None:
-        """Finish what an expiry has brought, and let others have their turn."""
-        self._collect_purged()
-        self.after_release()
-        await trio.lowlevel.checkpoint()
 
     async def _forget_topics(self) -> None:
         while self._to_forget:
@@ -372,66 +340,26 @@ class Node:
         del self._to_forget[:FORGET_SLICE]
         self.registry.change(partial(self.registry.core.forget, topics), now)
 
-    async def _look_around_for_ever(self) -> None:
+    async def _run_janitor(self) -> None:
         period_s = min(0.5, self.commit_timeout_ms / 2000)
         while True:
             await trio.sleep(period_s)
             now = self.now()
-            for runner in self._runners:
+            for runner in self._runner_of.values():
                 if len(runner.gate):
                     runner.give_up(now)
             self.check_storage()
-            self.after_release()
 
     def check_storage(self) -> None:
         """See whether the disk has room and keeps up, and tell the shards."""
-        if self.storage.look() and self._compactor is not None:
-            self._compactor.look(storage_is_full=self.storage.is_full)
-        for runner in self._runners:
-            runner.core.storage_full = self.storage.refuses
-
-
-# ------------------------------------------------------------------------------------------
-# What a node can tell about itself in numbers.
-#
-# Nothing here costs a request anything: what isn't counted once a flush is looked at when somebody
-# asks. Names end in their unit; what only grows ends in `_total`.
-
-
-def node_metrics(node: "Node") -> dict[str, Callable[[], float]]:
-    """Return the node's own metrics; what compacts, and what serves, adds more."""
-    journal = node.journal
-    return {
-        "uptime_ms": lambda: node.now().mono_ms - node.started_ms,
-        "flushes_total": lambda: node.flusher.flushes,
-        "flushed_bytes_total": lambda: node.flusher.flushed_bytes,
-        "log_bytes": lambda: journal.size_bytes,
-        "log_unflushed_bytes": lambda: journal.open_bytes,
-        "disk_free_bytes": journal.free_bytes,
-        "disk_size_bytes": journal.disk_bytes,
-        "groups": lambda: sum(shard.core.group_count() for shard in node.shards),
-        "offsets": lambda: sum(shard.core.offset_count() for shard in node.shards),
-        "topics": lambda: len(node.registry.core.registry.topics),
-        "answers_waiting_for_disk": lambda: sum(len(shard.gate) for shard in node.shards),
-        "partitions_active": lambda: _partitions(node, Status.ACTIVE),
-        "partitions_loading": lambda: _partitions(node, Status.LOADING),
-        "loading_entries": lambda: 0 if (p := node.loader.progress) is None else p.entries,
-        "loading_done_bytes": lambda: 0 if (p := node.loader.progress) is None else p.done_bytes,
-        "loading_size_bytes": lambda: 0 if (p := node.loader.progress) is None else p.total_bytes,
-        "last_load_ms": lambda: node.last_load_ms,
-    }
-
-
-def _partitions(node: "Node", status: Status) -> int:
-    return sum(shard.status is status for shard in node.shards)
-
-
-# ------------------------------------------------------------------------------------------
-# Partitions that an operator wants to be loaded again: one after the other.
+        if self._storage.look():
+            self._compactor.look(storage_is_full=self._storage.is_full)
+        for runner in self._runner_of.values():
+            runner.core.storage_full = self._storage.refuses
 
 
 class Reloader:
-    """Answers ReloadPartition when it is done."""
+    """Loads partitions anew that an operator asks for, one after the other (ReloadPartition)."""
 
     def __init__(self, node: "Node") -> None:
         self._node = node
@@ -483,7 +411,6 @@ class Reloader:
                 call.resolve(done, -1)
             finally:
                 self._at_work = -1
-            self._node.after_release()
 
 
 def _partition(call: Call) -> int:
@@ -492,12 +419,11 @@ def _partition(call: Call) -> int:
     return partition
 
 
-# ------------------------------------------------------------------------------------------
-# Which shards have removed their offsets of which deleted topics.
+class TopicPurges:
+    """Which shards have removed their offsets of which deleted topics.
 
-
-class Purges:
-    """A deleted topic is forgotten once every shard is done with it, loaded anew or not."""
+    A deleted topic is forgotten once every shard is done with it, loaded anew or not.
+    """
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
@@ -522,36 +448,3 @@ class Purges:
                 del self._done_in[topic]
                 over.append(topic)
         return over
-
-
-# ------------------------------------------------------------------------------------------
-# How a node is: its answer to DescribeNode.
-
-
-def described(node: Node, node_id: int) -> m.DescribeNodeResponse:
-    """Return status, problems, partitions and metrics of the moment."""
-    runners: list[ShardRunner[Any]] = [*node.shards, node.registry]
-    partitions = tuple(_describe_partition(node, runner) for runner in runners)
-    return m.DescribeNodeResponse(
-        0,
-        node_id,
-        node.journal.leader_epoch,
-        _status(node, partitions),
-        tuple(m.NodeProblem(*item) for item in sorted(node.health.problems.items())),
-        partitions,
-        tuple(m.NodeMetric(name, int(node.metrics[name]())) for name in sorted(node.metrics)),
-    )
-
-
-def _status(node: Node, partitions: tuple[m.NodePartition, ...]) -> str:
-    if node.health.problems:
-        return "unhealthy"
-    is_ready = all(partition.status == Status.ACTIVE.value for partition in partitions)
-    return "ready" if is_ready else "loading"
-
-
-def _describe_partition(node: Node, runner: ShardRunner[Any]) -> m.NodePartition:
-    number, status = runner.partition, runner.status
-    end_offset = node.journal.end_offset(number)
-    loaded_offset = end_offset if status is Status.ACTIVE else node.loader.loaded_offset(number)
-    return m.NodePartition(number, status.value, loaded_offset, end_offset)

@@ -5,46 +5,31 @@ from typing import Any, Final
 
 import trio
 
-from coordinator.group import Now
-from coordinator.runtime.changes import EmitEvent
+from coordinator.runtime.environment import Environment
 from coordinator.runtime.shard import ShardRunner
 
+# Who wakes so much later than planned was stopped or starved, and could hear nobody meanwhile.
 LATE_MS: Final = 500
-
-_Runners = Sequence[ShardRunner[Any]]
 
 
 class Timekeeper:
-    """Has the shards do what is due, and holds nothing against peers while we stood still.
-
-    Attributes:
-        hear_everybody: Has what was received handled, before anybody's time is up.
-    """
+    """Has the shards do what is due, and holds nothing against peers while we stood still."""
 
     def __init__(
         self,
-        runners: _Runners,
+        runners: Sequence[ShardRunner[Any]],
+        environment: Environment,
         *,
-        now: Callable[[], Now],
-        expired: Callable[[], Awaitable[None]],
+        expired: Callable[[], None],
         done: Callable[[], Awaitable[None]],
-        emit_event: EmitEvent,
     ) -> None:
-        """Make it.
-
-        Args:
-            runners: All shards.
-            now: The time.
-            expired: Called after each shard that had something to do.
-            done: Called after all of them.
-            emit_event: Is told when the process stood still.
-        """
-        self.hear_everybody: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        """Make it; *expired* is called after each shard that had something to do, *done* last."""
         self._runners = runners
-        self._now = now
+        self._now = environment.now
+        self._emit_event = environment.emit_event
+        self._caught_up = environment.poller.caught_up
         self._expired = expired
         self._done = done
-        self._emit_event = emit_event
         self._kick = trio.Event()
         self._wake_at_ms: int | None = None
 
@@ -74,17 +59,17 @@ class Timekeeper:
     async def _expire(self, planned_ms: int) -> None:
         late_ms = self._now().mono_ms - planned_ms
         if late_ms > LATE_MS:
-            # The process was stopped or starved: nobody could have been heard meanwhile.
             self._emit_event("stalled", {"late_ms": late_ms})
             for runner in self._runners:
                 runner.core.shift_deadlines(late_ms)
             return
-        await self.hear_everybody()
+        await self._caught_up()  # Whoever has sent something in time is not late.
         for runner in self._runners:
             now = self._now()
             deadline_ms = runner.next_deadline_ms()
             if deadline_ms is not None and deadline_ms <= now.mono_ms:
                 runner.expire(now)
                 # Expiry comes to all shards at once: a slice of each is too much in one turn.
-                await self._expired()
+                self._expired()
+                await trio.lowlevel.checkpoint()
         await self._done()

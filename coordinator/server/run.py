@@ -14,10 +14,10 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import trio
@@ -28,22 +28,24 @@ from coordinator.group.records import RecordError, UnknownRecord
 from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, LogError
 from coordinator.log.journal import Journal
-from coordinator.runtime.compactor import ChildProcess, Compaction
+from coordinator.runtime.compactor import ChildProcess, Compaction, RunChild
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
+from coordinator.runtime.disk_thread import DiskThread, Mailbox
+from coordinator.runtime.environment import Environment
 from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
-from coordinator.runtime.worker import DiskThread, Mailbox
-from coordinator.server.dispatch import SERVER_SOFTWARE, Dispatcher
-from coordinator.server.server import Listener, Server, SocketListener, listen
+from coordinator.server.dispatch import SERVER_SOFTWARE
+from coordinator.server.server import Server
 from coordinator.server.terminal import Bar
+from coordinator.server.transport import Listener, SocketListener, listen
 
 log: Final = structlog.get_logger()
 
 EXIT_CANNOT_LISTEN: Final = 75
 GC_THRESHOLD: Final = 50_000
-# The threads of the disk compute, too: a read of changes for 50 ms. Whenever one does, the event
-# loop waits this long for its turn, several times per request. At Python's own 5 ms, with two
-# readers of changes, a commit took 17 ms and 100 ms (p50, p99); so 4 and 30.
+# The threads of the disk compute, too. Whenever one does, the event loop waits this long for its
+# turn, several times per request. Python's own 5 ms made commits several times as slow beside two
+# readers of changes.
 SWITCH_INTERVAL_S: Final = 0.0005
 # Descriptors kept for the log, the event loop and the listeners: 18 when nothing happens, and more
 # to begin a segment, read the log and compact it. Without them the log fails, and all ends.
@@ -56,30 +58,39 @@ def new_cluster_id() -> str:
     return base64.urlsafe_b64encode(secrets.token_bytes(_CLUSTER_ID_BYTES)).rstrip(b"=").decode()
 
 
+def real_environment() -> Environment:
+    """Return the clock, the ids and the threads of the real world."""
+    poller = Poller()
+    disk = DiskThread(deliver=Mailbox(poller.watch).put)
+    return Environment(
+        poller=poller,
+        wall_clock_ms=lambda: time.time_ns() // 1_000_000,
+        new_uuid=lambda: str(uuid.uuid4()),
+        emit_event=lambda name, fields: log.info(name, **fields),
+        run_blocking=disk.run,
+        run_reading=DiskThread("log-reader").run,
+        submit=disk.submit,
+        after_load=gc.freeze,
+        metrics={
+            "process_cpu_ms": lambda: time.process_time() * 1000,
+            "process_peak_memory_bytes": _peak_memory_bytes,
+        },
+    )
+
+
 def make_node(
-    settings: Settings,
-    journal: Journal,
-    disk: DiskThread,
-    data_dir: Path,
-    *,
-    emit_event: Callable[[str, dict[str, Any]], None],
+    settings: Settings, journal: Journal, environment: Environment, run_child: RunChild
 ) -> Node:
-    """Return the node over *journal*, with the clock and ids of the real world."""
+    """Return the node over *journal*, compacted by *run_child*."""
     return Node(
         journal=journal,
+        environment=environment,
         group_config=group_config(settings),
-        num_partitions=settings.offsets_topic_num_partitions,
         commit_timeout_ms=settings.offsets_commit_timeout_ms,
         reserve_bytes=settings.storage_reserve_bytes,
         segment_bytes=settings.offsets_topic_segment_bytes,
-        new_uuid=lambda: str(uuid.uuid4()),
-        wall_clock_ms=lambda: time.time_ns() // 1_000_000,
-        emit_event=emit_event,
-        run_blocking=disk.run,
-        submit=disk.submit,
-        run_reading=DiskThread("log-reader").run,
         compaction=Compaction(
-            ChildProcess(data_dir).run,
+            run_child,
             is_automatic=settings.log_cleaner_enable,
             min_cleanable_ratio=settings.log_cleaner_min_cleanable_ratio,
             delete_retention_ms=settings.log_cleaner_delete_retention_ms,
@@ -151,29 +162,16 @@ async def _serve_log(
     listeners: list[SocketListener],
     bar: Bar,
 ) -> int:
-    poller = Poller()
-    disk = DiskThread(deliver=Mailbox(poller.watch).put)
-    node = make_node(settings, journal, disk, data_dir, emit_event=_log_event)
+    environment = real_environment()
+    node = make_node(settings, journal, environment, ChildProcess(data_dir).run)
     leader = _leader(settings, listeners[0], journal.leader_epoch)
     server = Server(
         node=node,
+        environment=environment,
         settings=settings,
-        dispatcher=Dispatcher(
-            node=node,
-            settings=settings,
-            coordination=EmbeddedCoordination(leader),
-            cluster_id=journal.meta.cluster_id,
-        ),
+        coordination=EmbeddedCoordination(leader),
         max_connections=max_connections(settings),
-        poller=poller,
     )
-    node.metrics |= {
-        "connections": server.connections,
-        "requests_parked": lambda: server.queue.parked,
-        "requests_waiting_bytes": lambda: server.queue.bytes,
-        "process_cpu_ms": lambda: time.process_time() * 1000,
-        "process_peak_memory_bytes": _peak_memory_bytes,
-    }
     clean = False
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
@@ -206,7 +204,6 @@ async def _serve_log(
 
 
 async def _load(node: Node, bar: Bar) -> None:
-    node.after_load = gc.freeze
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bar.follow, lambda: node.loader.progress)
         with collector_at_rest():
@@ -219,14 +216,14 @@ def collector_at_rest() -> Iterator[None]:
     """Let the garbage collector stand still while the log is loaded.
 
     Everything that comes is there to stay, and the collector would walk over it again and again:
-    1,000,000 offsets took 4 s to load instead of 2, with stalls of 140 ms.
+    a load would take twice as long, and hold up the requests of other partitions.
     """
     gc.disable()
     try:
         yield
     finally:
         # What is loaded stays: the collector need not walk through it even once, and what comes
-        # is mostly freed by counting. With 100 partitions a commit took 750 µs before, 610 after.
+        # is mostly freed by counting.
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 20, 100)
         gc.enable()
@@ -261,10 +258,6 @@ def _leader(settings: Settings, listener: SocketListener, leader_epoch: int) -> 
     else:
         host, port = settings.listener_addresses()[0].host, listener.port
     return Leader(settings.node_id, host, port, leader_epoch)
-
-
-def _log_event(name: str, fields: dict[str, Any]) -> None:
-    log.info(name, **fields)
 
 
 def _exit_status_of(failures: BaseExceptionGroup[BaseException]) -> int:

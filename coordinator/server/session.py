@@ -6,21 +6,25 @@ Theory of operation
 A session is no task. The poller calls it when its socket has something to read; every request of
 that read becomes a `Call` and is decided at once, in the order in which it came. Its answer comes
 back through the `Call`, then or later, into the outbox, which leaves in one send at the end of
-the round that filled it.
+the round that filled it. An answer that comes outside of a round wakes the poller for one.
 
 A session that holds too much (requests in flight, unsent answers, or all sessions together: see
-`server.queue`) is *paused*: it reads no more until answers have left. The socket is still watched,
+`RequestQueue`) is *paused*: it reads no more until answers have left. The socket is still watched,
 because most clients wait for their answers anyway, and only if it gets readable all the same
 the poller is told to leave it alone. What one read brought beyond the limits waits in `_untaken`.
 """
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Any, Final
+
+import structlog
 
 from coordinator.config import Settings
 from coordinator.group import Caller, Now
 from coordinator.runtime.calls import Call
-from coordinator.server.resting import SOON_MS
+from coordinator.runtime.environment import Environment
+from coordinator.server.dispatch import Dispatcher
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
     BadRequest,
@@ -40,8 +44,19 @@ from protocol.messages import (
     SyncGroupRequest,
 )
 
-# ------------------------------------------------------------------------------------------
-# A request of a session, until it is answered.
+log: Final = structlog.get_logger()
+
+DEFAULT_CLIENT_ID: Final = "client"
+SHED_MESSAGE: Final = "too many requests wait for other members (max.parked.requests); come back"
+NEVER_MS: Final = 2**63
+# After so many requests of one read, others get their turn.
+_TURN_REQUESTS: Final = 64
+# They wait for other members, not for us, and a limit of their own bounds them.
+_PARKING: Final = frozenset({JoinGroupRequest, SyncGroupRequest})
+_BYTES_PER_READ_SECOND: Final = 64 * 1024
+# One line per peer and second is enough to find out who sends garbage.
+_LOG_PERIOD_MS: Final = 1_000
+_LOGGED_PEERS_MAX: Final = 1_000
 
 
 class SessionCall(Call):
@@ -66,19 +81,358 @@ class SessionCall(Call):
         self.session.answer(self, answer, leader_epoch)
 
 
-# ------------------------------------------------------------------------------------------
-# Until when the peer of one session must have done something.
-#
-# Plain numbers that the server's sweeper compares once a second; arming a timer per read would
-# cost
-# more than a heartbeat.
+class Session:
+    """One client's connection."""
 
-NEVER_MS: Final = 2**63
-_BYTES_PER_READ_SECOND: Final = 64 * 1024
+    def __init__(self, sessions: "Sessions", transport: Transport, now_ms: int) -> None:
+        settings = sessions.settings
+        self._sessions = sessions
+        self._poller = sessions.poller
+        self._now = sessions.now
+        self.transport = transport
+        self.caller = Caller(DEFAULT_CLIENT_ID, transport.peer)
+        self.is_closed = False
+        # Names of its own for what every request looks at.
+        self._dispatch = sessions.dispatcher.dispatch
+        self._receive = transport.receive_now
+        self._queue = sessions.queue
+        self._max_in_flight = settings.max_in_flight_requests
+        self._max_unsent_bytes = settings.send_buffer_max_bytes
+        self._max_response_bytes = settings.response_max_bytes
+        self._connection = ServerConnection(
+            max_request_bytes=settings.socket_request_max_bytes,
+            max_sync_request_bytes=settings.sync_request_max_bytes,
+        )
+        self._unfinished_bytes = 0  # Of a frame of which the rest has not come.
+        self._untaken: list[RequestEvent | BadRequest] = []  # The next one last.
+        self._parked: dict[SessionCall, None] = {}
+        self._in_flight = 0
+        self._read_bytes = 0  # Of a request of the last read, on average.
+        self._held_bytes = 0  # Of requests without an answer.
+        self._counted_bytes = 0  # What of them the queue knows.
+        self._reserved_bytes = 0  # For the frame that is being read.
+        self._outbox = Outbox(transport)
+        self._turn_bytes = 0  # What was unsent when this session's own turn was over.
+        self._will_flush = False  # It is listed as one with something to send.
+        self._is_paused = False
+        self._will_go_on = False  # The poller calls for what is untaken.
+        self._is_closing = False  # Answer what is in the outbox, then close.
+        self.deadlines = Deadlines(settings, now_ms)
+
+    # --- reading ------------------------------------------------------------------------
+
+    def readable(self) -> None:
+        """Read once, and take what that completes."""
+        if self._is_paused:
+            self.transport.want(reading=False, writing=self._outbox.is_blocked)
+            return
+        try:
+            data = self._receive()
+        except NETWORK_ERRORS:
+            self.close()
+            return
+        if data:
+            try:
+                self._read(data)
+            except Exception as exc:  # noqa: BLE001 - one session's bug must not end the others
+                self._fail(exc)
+        elif data is not None:
+            self.flush()
+            self.close()
+
+    def writable(self) -> None:
+        """Send more of the answers that the peer didn't take before."""
+        try:
+            took = self._outbox.send_rest()
+        except NETWORK_ERRORS:
+            self.close()
+            return
+        if took:
+            self.deadlines.sending(self._now().mono_ms)
+        if not self._outbox.is_blocked:
+            self.transport.want(reading=not self._is_paused, writing=False)
+        self._after_sending()
+
+    def broken(self) -> None:
+        """Nothing can be sent any more; what the peer still asked, nobody waits for."""
+        self.close()
+
+    def _read(self, data: bytes) -> None:
+        connection = self._connection
+        try:
+            events = connection.receive(data)
+        except FrameTooLarge as exc:
+            self.close_because(str(exc))
+            return
+        now = self._sessions.round_now()
+        before_bytes = self._unfinished_bytes
+        self._unfinished_bytes = unfinished_bytes = connection.unfinished_bytes
+        deadlines = self.deadlines
+        if events:
+            # An unfinished frame behind whole ones is a new one.
+            deadlines.is_reading_frame = False
+            self._read_bytes = (before_bytes + len(data) - unfinished_bytes) // len(events)
+            if self._reserved_bytes:
+                reserved_bytes, self._reserved_bytes = self._reserved_bytes, 0
+                self._queue.add(-reserved_bytes)
+        if unfinished_bytes:
+            deadlines.inside_frame(connection.announced_bytes, now.mono_ms)
+        else:
+            deadlines.between_frames(now.mono_ms)
+        if len(events) == 1:
+            self._take(events[0], now)
+        elif events:
+            events.reverse()
+            self._untaken = events
+            self._take_turn(now)
+        self._settle(now.mono_ms)
+
+    def _go_on(self) -> None:
+        """Take more of what an earlier read has brought."""
+        self._will_go_on = False
+        if self.is_closed:
+            return
+        try:
+            now = self._sessions.round_now()
+            self._take_turn(now)
+            self._settle(now.mono_ms)
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._fail(exc)
+
+    def _fail(self, exc: Exception) -> None:
+        log.error("session.failed", peer=self.transport.peer, exc_info=exc)
+        self.close()
+
+    def _take_turn(self, now: Now) -> None:
+        """Take what was pipelined into one read, no more at a time than the limits allow.
+
+        One read holds thousands of small requests, and each may ask for a large answer.
+        """
+        untaken = self._untaken
+        for _ in range(min(len(untaken), _TURN_REQUESTS)):
+            if self._must_pause():
+                break
+            self._take(untaken.pop(), now)
+
+    def _count_held(self) -> None:
+        """Tell the queue what this session holds, once for all requests of a read."""
+        more_bytes = self._held_bytes - self._counted_bytes
+        if more_bytes:
+            self._counted_bytes += more_bytes  # First: `add` may resume this very session.
+            self._queue.add(more_bytes)
+
+    def _settle(self, now_ms: int) -> None:
+        """Decide whether to read on, after what happened in this turn."""
+        if self.is_closed:
+            return
+        self._count_held()
+        self._turn_bytes = self._outbox.unsent_bytes
+        if self._is_closing:
+            self._untaken.clear()
+            self._is_paused = True
+            self._flush_later()
+        elif self._must_pause():
+            self._pause()
+        elif self._untaken:
+            self._pause()
+            if not self._will_go_on:
+                self._will_go_on = True
+                self._poller.call_soon(self._go_on)
+        else:
+            if self._is_paused:
+                self._unpause(now_ms)
+            if self._unfinished_bytes:
+                self._reserve()
+
+    def resume(self) -> None:
+        """Look again whether to read on."""
+        if self._is_paused and not (self._is_closing or self._will_go_on or self._must_pause()):
+            self._settle(self._now().mono_ms)
+
+    def _pause(self) -> None:
+        self._is_paused = True
+        self.deadlines.not_reading()
+
+    def _unpause(self, now_ms: int) -> None:
+        self._is_paused = False
+        if self._unfinished_bytes:
+            self.deadlines.inside_frame(self._connection.announced_bytes, now_ms)
+        else:
+            self.deadlines.between_frames(now_ms)
+        self.transport.want(reading=True, writing=self._outbox.is_blocked)
+
+    def _must_pause(self) -> bool:
+        return (
+            self._in_flight >= self._max_in_flight
+            or self._outbox.unsent_bytes >= self._max_unsent_bytes
+            or (self._queue.is_full and self._is_paused_by_queue())
+        )
+
+    def _is_paused_by_queue(self) -> bool:
+        """Say whether to wait for room; whoever has nothing here may still ask something small."""
+        if self._reserved_bytes or not (self._in_flight or self._unfinished_bytes):
+            return False
+        self._queue.wait(self)
+        return True
+
+    def _reserve(self) -> None:
+        """Have room for the rest of a begun frame, so that it is always read to its end."""
+        if not self._reserved_bytes:
+            self._reserved_bytes = self._connection.announced_bytes
+            self._queue.add(self._reserved_bytes)
+
+    def _take(self, event: RequestEvent | BadRequest, now: Now) -> None:
+        if self._is_closing:
+            return
+        if isinstance(event, BadRequest):
+            self._sessions.warn(
+                "request.refused",
+                self.transport.peer,
+                error=event.error.name,
+                reason=event.reason,
+                closed=event.close,
+            )
+            self._outbox.add(encode_error(event.correlation_id, event.error))
+            self._flush_later()
+            self._is_closing = event.close
+            return
+        kind = type(event.request)
+        if kind in _PARKING:
+            call = SessionCall(self, event, True)
+            self._parked[call] = None
+            if not self._queue.park(is_join=kind is JoinGroupRequest):
+                reason = "max.parked.requests"
+                self._sessions.warn("request.shed", self.transport.peer, reason=reason)
+                shed = join_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, "", SHED_MESSAGE)
+                call.resolve(shed, -1)
+                return
+        else:
+            if type(event.request) is ApiVersionsRequest:
+                self.caller = Caller(event.request.client_id, self.transport.peer)
+            call = SessionCall(self, event, False)
+            self._in_flight += 1
+        try:
+            self._dispatch(call, self.caller, now)
+        except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
+            self._sessions.request_failed(event, self.transport.peer, exc)
+            if call.is_open:
+                call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
+            self._is_closing = True
+        if call.is_open and not call.parks:
+            call.held_bytes = self._read_bytes
+            self._held_bytes += self._read_bytes
+
+    # --- answering ----------------------------------------------------------------------
+
+    def answer(self, call: SessionCall, response: Answer, leader_epoch: int) -> None:
+        """Put the answer of *call* into the outbox; the round's end sends it."""
+        if not call.is_open or self.is_closed:
+            return  # The client is gone, or a handler failed and was answered.
+        call.is_open = False
+        if call.parks:
+            del self._parked[call]
+            self._queue.unpark()
+        else:
+            self._in_flight -= 1
+            self._held_bytes -= call.held_bytes
+        event = call.event
+        frame = encode_response(
+            event.correlation_id,
+            response,
+            api_key=event.api_key,
+            api_version=event.api_version,
+            leader_epoch=leader_epoch,
+            max_response_bytes=self._max_response_bytes,
+        )
+        self._outbox.add(frame)
+        if not self._will_flush:
+            self._flush_later()
+
+    def _flush_later(self) -> None:
+        if not self._will_flush:
+            self._will_flush = True
+            self._sessions.with_answers.append(self)
+            self._poller.wake()
+
+    def flush(self) -> None:
+        """Send what is ready, all at once; what the socket doesn't take waits for it."""
+        self._will_flush = False
+        if self.is_closed:
+            return
+        self._count_held()
+        outbox = self._outbox
+        if outbox.is_blocked:
+            # Its own turns bring as much as the limit and one answer; this is about the rest.
+            allowed_bytes = max(self._turn_bytes, self._max_unsent_bytes) + self._max_unsent_bytes
+            if outbox.unsent_bytes > allowed_bytes:
+                self.close_because("too many answers wait behind a slow read")
+            return
+        if outbox.frames:
+            try:
+                outbox.send()
+                if outbox.is_blocked:
+                    self.deadlines.sending(self._now().mono_ms)
+                    self.transport.want(reading=not self._is_paused, writing=True)
+            except NETWORK_ERRORS:
+                self.close()
+                return
+        self._after_sending()
+
+    def _after_sending(self) -> None:
+        if self._is_closing:
+            if not self._outbox.frames:
+                self.close()
+        elif self._is_paused:
+            self.resume()
+
+    # --- the end --------------------------------------------------------------------------
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether answers wait for the peer to take them."""
+        return bool(self._outbox.frames)
+
+    def overdue(self, now_ms: int) -> str | None:
+        """Return why the connection must end now, or None."""
+        if self._outbox.is_blocked:
+            return "it takes no answers" if now_ms >= self.deadlines.send_ms else None
+        if now_ms < self.deadlines.read_ms or self._must_pause():
+            return None
+        if self.deadlines.is_reading_frame:
+            return "it stopped in the middle of a request"
+        if self._in_flight or self._parked:
+            # It waits for us, with a JoinGroup parked; its idle time begins with the answer.
+            self.deadlines.between_frames(now_ms)
+            return None
+        return "it is idle"
+
+    def close_because(self, reason: str) -> None:
+        """End the connection, and say why in the log."""
+        self._sessions.warn("connection.closed", self.transport.peer, reason=reason)
+        self.close()
+
+    def close(self) -> None:
+        """End the connection: withdraw what is parked, forget what is unanswered. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.transport.close()
+        self._outbox.clear()
+        self._untaken.clear()
+        self._queue.leave(self)
+        self._queue.add(-self._reserved_bytes - self._counted_bytes)
+        parked, self._parked = self._parked, {}
+        for call in parked:
+            self._queue.unpark()
+            self._sessions.dispatcher.withdraw(call, self._now())
+        self._sessions.forget(self)
 
 
 class Deadlines:
-    """Times in milliseconds of the monotonic clock.
+    """Until when the peer of one session must have done something, in monotonic milliseconds.
+
+    Plain numbers that the server compares once a second: arming a timer per read would cost more
+    than a heartbeat.
 
     Attributes:
         read_ms: When the peer must have sent a request, or the rest of one.
@@ -121,10 +475,6 @@ class Deadlines:
         """Give the peer back the time in which this process could not have heard it."""
         self.read_ms += by_ms
         self.send_ms += by_ms
-
-
-# ------------------------------------------------------------------------------------------
-# The answers of one session on their way to the peer.
 
 
 class Outbox:
@@ -194,352 +544,151 @@ class Outbox:
             frames[0] = frames[0][sent:]
 
 
-# ------------------------------------------------------------------------------------------
-# One client's connection: frames in, calls out, answers back as they are ready.
+class RequestQueue:
+    """What the requests of all connections hold: bytes not answered or half read, and parked ones.
 
-if TYPE_CHECKING:
-    from coordinator.server.server import Server
+    A frame that was begun has its announced size reserved and is read to its end, so that
+    sessions can't wait for one another for ever; the last one may go over the limit. Parked
+    requests count by number and not by bytes: what ends their wait must always be read.
+    """
 
-DEFAULT_CLIENT_ID: Final = "client"
-SHED_MESSAGE: Final = "too many requests wait for other members (max.parked.requests); come back"
-# After so many requests of one read, others get their turn.
-_TURN_REQUESTS: Final = 64
-# They wait for other members, not for us, and a limit of their own bounds them.
-_PARKING: Final = frozenset({JoinGroupRequest, SyncGroupRequest})
+    def __init__(self, *, max_bytes: int, max_parked: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_parked = max_parked
+        self._waiting: dict[Session, None] = {}
+        self.bytes = 0
+        self.parked = 0
+        self.is_full = False
 
+    def add(self, size_bytes: int) -> None:
+        """Count bytes that are held from here on, or no longer, if there are less than none.
 
-class Session:
-    """What the server knows about one connection."""
-
-    def __init__(self, server: "Server", transport: Transport, now_ms: int) -> None:
-        settings = server.settings
-        self.server = server
-        self.transport = transport
-        self.caller = Caller(DEFAULT_CLIENT_ID, transport.peer)
-        self.is_closed = False
-        # Names of its own for what every request looks at.
-        self._dispatch = server.dispatcher.dispatch
-        self._receive = transport.receive_now
-        self._queue = server.queue
-        self._max_in_flight = settings.max_in_flight_requests
-        self._max_unsent_bytes = settings.send_buffer_max_bytes
-        self._max_response_bytes = settings.response_max_bytes
-        self._connection = ServerConnection(
-            max_request_bytes=settings.socket_request_max_bytes,
-            max_sync_request_bytes=settings.sync_request_max_bytes,
-        )
-        self._unfinished_bytes = 0  # Of a frame of which the rest has not come.
-        self._untaken: list[RequestEvent | BadRequest] = []  # The next one last.
-        self._parked: dict[SessionCall, None] = {}
-        self._in_flight = 0
-        self._read_bytes = 0  # Of a request of the last read, on average.
-        self._held_bytes = 0  # Of requests without an answer.
-        self._counted_bytes = 0  # What of them the queue knows.
-        self._reserved_bytes = 0  # For the frame that is being read.
-        self._outbox = Outbox(transport)
-        self._turn_bytes = 0  # What was unsent when this session's own turn was over.
-        self._will_flush = False  # The server knows that there is something to send.
-        self._is_paused = False
-        self._will_go_on = False  # The poller calls for what is untaken.
-        self._is_closing = False  # Answer what is in the outbox, then close.
-        self.deadlines = Deadlines(settings, now_ms)
-        self._soon_left_ms = self.deadlines.idle_ms - SOON_MS
-
-    # --- reading ------------------------------------------------------------------------
-
-    def readable(self) -> None:
-        """Read once, and take what that completes."""
-        if self._is_paused:
-            self.transport.want(reading=False, writing=self._outbox.is_blocked)
-            return
-        try:
-            data = self._receive()
-        except NETWORK_ERRORS:
-            self.close()
-            return
-        if data:
-            try:
-                self._read(data)
-            except Exception as exc:  # noqa: BLE001 - one session's bug must not end the others
-                self._fail(exc)
-        elif data is not None:
-            self.flush()
-            self.close()
-
-    def writable(self) -> None:
-        """Send more of the answers that the peer didn't take before."""
-        try:
-            took = self._outbox.send_rest()
-        except NETWORK_ERRORS:
-            self.close()
-            return
-        if took:
-            self.deadlines.sending(self.server.node.now().mono_ms)
-        if not self._outbox.is_blocked:
-            self.transport.want(reading=not self._is_paused, writing=False)
-        self._after_sending()
-
-    def broken(self) -> None:
-        """Nothing can be sent any more; what the peer still asked, nobody waits for."""
-        self.close()
-
-    def _read(self, data: bytes) -> None:
-        connection = self._connection
-        try:
-            events = connection.receive(data)
-        except FrameTooLarge as exc:
-            self.server.protocol_violation(self, str(exc))
-            self.close()
-            return
-        now = self.server.round_now()
-        before_bytes = self._unfinished_bytes
-        self._unfinished_bytes = unfinished_bytes = connection.unfinished_bytes
-        deadlines = self.deadlines
-        if deadlines.read_ms - now.mono_ms > self._soon_left_ms:
-            self.server.somebody_waits = True
-        if events:
-            # An unfinished frame behind whole ones is a new one.
-            deadlines.is_reading_frame = False
-            self._read_bytes = (before_bytes + len(data) - unfinished_bytes) // len(events)
-            if self._reserved_bytes:
-                reserved_bytes, self._reserved_bytes = self._reserved_bytes, 0
-                self._queue.add(-reserved_bytes)
-        if unfinished_bytes:
-            deadlines.inside_frame(connection.announced_bytes, now.mono_ms)
-        else:
-            deadlines.between_frames(now.mono_ms)
-        if len(events) == 1:
-            self._take(events[0], now)
-        elif events:
-            events.reverse()
-            self._untaken = events
-            self._take_turn(now)
-        self._settle(now.mono_ms)
-
-    def _go_on(self) -> None:
-        """Take more of what an earlier read has brought."""
-        self._will_go_on = False
-        if self.is_closed:
-            return
-        try:
-            now = self.server.round_now()
-            self._take_turn(now)
-            self._settle(now.mono_ms)
-        except Exception as exc:  # noqa: BLE001 - as above
-            self._fail(exc)
-
-    def _fail(self, exc: Exception) -> None:
-        self.server.session_failed(self, exc)
-        self.close()
-
-    def _take_turn(self, now: Now) -> None:
-        """Take what was pipelined into one read, no more at a time than the limits allow.
-
-        One read holds thousands of small requests, and each may ask for a large answer.
+        Wakes who waits once there is room.
         """
-        untaken = self._untaken
-        for _ in range(min(len(untaken), _TURN_REQUESTS)):
-            if self._must_pause():
-                break
-            self._take(untaken.pop(), now)
+        self.bytes += size_bytes
+        self.is_full = self.bytes >= self._max_bytes
+        if self._waiting and not self.is_full:
+            waiting, self._waiting = self._waiting, {}
+            for session in waiting:
+                session.resume()
 
-    def _count_held(self) -> None:
-        """Tell the queue what this session holds: by call it took 0.6 µs of each."""
-        more_bytes = self._held_bytes - self._counted_bytes
-        if more_bytes:
-            self._counted_bytes += more_bytes  # First: `add` may resume this very session.
-            self._queue.add(more_bytes)
+    def wait(self, session: Session) -> None:
+        """Wake *session* when there is room."""
+        self._waiting[session] = None
 
-    def _settle(self, now_ms: int) -> None:
-        """Decide whether to read on, after what happened in this turn."""
-        if self.is_closed:
-            return
-        self._count_held()
-        self._turn_bytes = self._outbox.unsent_bytes
-        if self._is_closing:
-            self._untaken.clear()
-            self._is_paused = True
-            self._flush_later()
-        elif self._must_pause():
-            self._pause()
-        elif self._untaken:
-            self._pause()
-            if not self._will_go_on:
-                self._will_go_on = True
-                self.server.poller.call_soon(self._go_on)
-        else:
-            if self._is_paused:
-                self._unpause(now_ms)
-            if self._unfinished_bytes:
-                self._reserve()
+    def leave(self, session: Session) -> None:
+        """Forget *session*, which has ended."""
+        self._waiting.pop(session, None)
 
-    def resume(self) -> None:
-        """Look again whether to read on."""
-        if self._is_paused and not (self._is_closing or self._will_go_on or self._must_pause()):
-            self._settle(self.server.node.now().mono_ms)
+    def park(self, *, is_join: bool) -> bool:
+        """Count a request that waits for other members; say whether it may.
 
-    def _pause(self) -> None:
-        self._is_paused = True
-        self.deadlines.not_reading()
+        Only joins are refused: a SyncGroup belongs to a member that is counted already.
+        """
+        self.parked += 1
+        return not is_join or self.parked <= self._max_parked
 
-    def _unpause(self, now_ms: int) -> None:
-        self._is_paused = False
-        if self._unfinished_bytes:
-            self.deadlines.inside_frame(self._connection.announced_bytes, now_ms)
-        else:
-            self.deadlines.between_frames(now_ms)
-        self.transport.want(reading=True, writing=self._outbox.is_blocked)
+    def unpark(self) -> None:
+        """Count one less."""
+        self.parked -= 1
 
-    def _must_pause(self) -> bool:
-        return (
-            self._in_flight >= self._max_in_flight
-            or self._outbox.unsent_bytes >= self._max_unsent_bytes
-            or (self._queue.is_full and self._is_paused_by_queue())
+
+class Sessions:
+    """All sessions of this process, and what they share.
+
+    Attributes:
+        queue: What their requests hold together.
+        with_answers: Those with something to send at the end of this round.
+    """
+
+    def __init__(
+        self,
+        *,
+        environment: Environment,
+        settings: Settings,
+        dispatcher: Dispatcher,
+        max_connections: int,
+    ) -> None:
+        self.now = environment.now
+        self.poller = environment.poller
+        self.settings = settings
+        self.dispatcher = dispatcher
+        self.queue = RequestQueue(
+            max_bytes=settings.queued_max_request_bytes, max_parked=settings.max_parked_requests
+        )
+        self.with_answers: list[Session] = []
+        self._max_connections = max_connections
+        self._all: dict[Session, None] = {}
+        self._round_now: Now | None = None
+        self._failed_requests = 0
+        self._last_warned_ms: dict[str, int] = {}
+        environment.metrics.update(
+            connections=lambda: len(self._all),
+            requests_parked=lambda: self.queue.parked,
+            requests_waiting_bytes=lambda: self.queue.bytes,
         )
 
-    def _is_paused_by_queue(self) -> bool:
-        """Say whether to wait for room; whoever has nothing here may still ask something small."""
-        if self._reserved_bytes or not (self._in_flight or self._unfinished_bytes):
-            return False
-        self._queue.wait(self)
-        return True
+    def __iter__(self) -> Iterator[Session]:
+        """Return the sessions of the moment; each may end meanwhile."""
+        return iter(list(self._all))
 
-    def _reserve(self) -> None:
-        """Have room for the rest of a begun frame, so that it is always read to its end."""
-        if not self._reserved_bytes:
-            self._reserved_bytes = self._connection.announced_bytes
-            self._queue.add(self._reserved_bytes)
-
-    def _take(self, event: RequestEvent | BadRequest, now: Now) -> None:
-        if self._is_closing:
+    def begin(self, transport: Transport) -> None:
+        """Start a session on *transport*, or close it when there are too many."""
+        if len(self._all) >= self._max_connections:
+            self._refuse(transport, "max.connections")
             return
-        if isinstance(event, BadRequest):
-            self.server.bad_request(self, event)
-            self._outbox.add(encode_error(event.correlation_id, event.error))
-            self._flush_later()
-            self._is_closing = event.close
-            return
-        kind = type(event.request)
-        if kind in _PARKING:
-            call = SessionCall(self, event, True)
-            self._parked[call] = None
-            if not self._queue.park(is_join=kind is JoinGroupRequest):
-                self.server.shed(self)
-                shed = join_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, "", SHED_MESSAGE)
-                call.resolve(shed, -1)
-                return
-        else:
-            if type(event.request) is ApiVersionsRequest:
-                self.caller = Caller(event.request.client_id, self.transport.peer)
-            call = SessionCall(self, event, False)
-            self._in_flight += 1
+        session = Session(self, transport, self.now().mono_ms)
         try:
-            self._dispatch(call, self.caller, now)
-        except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
-            self.server.handler_failed(self, event, exc)
-            if call.is_open:
-                call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
-            self._is_closing = True
-        if call.is_open and not call.parks:
-            call.held_bytes = self._read_bytes
-            self._held_bytes += self._read_bytes
+            transport.attach(self.poller, session)
+        except OSError as exc:
+            self._refuse(transport, str(exc.strerror))
+            return
+        self._all[session] = None
 
-    # --- answering ----------------------------------------------------------------------
+    def _refuse(self, transport: Transport, reason: str) -> None:
+        self.warn("connection.refused", transport.peer, reason=reason)
+        transport.close()
 
-    def answer(self, call: SessionCall, response: Answer, leader_epoch: int) -> None:
-        """Put the answer of *call* into the outbox; the round's end sends it."""
-        if not call.is_open or self.is_closed:
-            return  # The client is gone, or a handler failed and was answered.
-        call.is_open = False
-        if call.parks:
-            del self._parked[call]
-            self._queue.unpark()
-        else:
-            self._in_flight -= 1
-            self._held_bytes -= call.held_bytes
-        correlation_id, api_key, api_version, _ = call.event
-        frame = encode_response(
-            correlation_id,
-            response,
-            api_key=api_key,
-            api_version=api_version,
-            leader_epoch=leader_epoch,
-            max_response_bytes=self._max_response_bytes,
+    def forget(self, session: Session) -> None:
+        """Note that *session* has ended."""
+        self._all.pop(session, None)
+
+    def round_now(self) -> Now:
+        """Return the time, the same for all sessions of a round."""
+        now = self._round_now
+        if now is None:
+            now = self._round_now = self.now()
+        return now
+
+    def end_round(self) -> None:
+        """Send what this round has answered, after all of its sessions had their turn.
+
+        A send wakes the peer, and on the same machine takes our core for it: so no session sends
+        in its own turn.
+        """
+        self._round_now = None
+        while self.with_answers:  # Who can't be sent to is closed, and others may get answers.
+            sessions, self.with_answers = self.with_answers, []
+            for session in sessions:
+                session.flush()
+
+    def request_failed(self, event: RequestEvent, peer: str, exc: Exception) -> None:
+        """Log a bug with a number of its own."""
+        self._failed_requests += 1
+        log.error(
+            "request.failed",
+            error_id=self._failed_requests,
+            api=event.api_key.name,
+            peer=peer,
+            exc_info=exc,
         )
-        self._outbox.add(frame)
-        if not self._will_flush:
-            self._flush_later()
 
-    def _flush_later(self) -> None:
-        if not self._will_flush:
-            self._will_flush = True
-            self.server.with_answers.append(self)
-
-    def flush(self) -> None:
-        """Send what is ready, all at once; what the socket doesn't take waits for it."""
-        self._will_flush = False
-        if self.is_closed:
+    def warn(self, event: str, peer: str, **fields: Any) -> None:
+        """Log what *peer* did, but not every time."""
+        now_ms = self.now().mono_ms
+        if now_ms - self._last_warned_ms.get(peer, -_LOG_PERIOD_MS) < _LOG_PERIOD_MS:
             return
-        self._count_held()
-        outbox = self._outbox
-        if outbox.is_blocked:
-            # Its own turns bring as much as the limit and one answer; this is about the rest.
-            allowed_bytes = max(self._turn_bytes, self._max_unsent_bytes) + self._max_unsent_bytes
-            if outbox.unsent_bytes > allowed_bytes:
-                self.server.closed_by_limit(self, "too many answers wait behind a slow read")
-                self.close()
-            return
-        if outbox.frames:
-            try:
-                outbox.send()
-                if outbox.is_blocked:
-                    self.deadlines.sending(self.server.node.now().mono_ms)
-                    self.transport.want(reading=not self._is_paused, writing=True)
-            except NETWORK_ERRORS:
-                self.close()
-                return
-        self._after_sending()
-
-    def _after_sending(self) -> None:
-        if self._is_closing:
-            if not self._outbox.frames:
-                self.close()
-        elif self._is_paused:
-            self.resume()
-
-    # --- the end --------------------------------------------------------------------------
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether answers wait for the peer to take them."""
-        return bool(self._outbox.frames)
-
-    def overdue(self, now_ms: int) -> str | None:
-        """Return why the connection must end now, or None."""
-        if self._outbox.is_blocked:
-            return "it takes no answers" if now_ms >= self.deadlines.send_ms else None
-        if now_ms < self.deadlines.read_ms or self._must_pause():
-            return None
-        if self.deadlines.is_reading_frame:
-            return "it stopped in the middle of a request"
-        if self._in_flight or self._parked:
-            # It waits for us, with a JoinGroup parked; its idle time begins with the answer.
-            self.deadlines.between_frames(now_ms)
-            return None
-        return "it is idle"
-
-    def close(self) -> None:
-        """End the connection: withdraw what is parked, forget what is unanswered. Idempotent."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        self.transport.close()
-        self._outbox.clear()
-        self._untaken.clear()
-        self._queue.leave(self)
-        self._queue.add(-self._reserved_bytes - self._counted_bytes)
-        parked, self._parked = self._parked, {}
-        for call in parked:
-            self._queue.unpark()
-            self.server.dispatcher.withdraw(call, self.server.node.now())
-        self.server.forget(self)
+        if len(self._last_warned_ms) >= _LOGGED_PEERS_MAX:
+            self._last_warned_ms.clear()
+        self._last_warned_ms[peer] = now_ms
+        log.warning(event, peer=peer, **fields)

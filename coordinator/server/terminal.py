@@ -1,4 +1,7 @@
-"""A bar on the operator's terminal while the log is loaded, out of the way of log lines."""
+"""What the daemon writes: lines of its log, and on a terminal a bar while the log is loaded.
+
+The lines are readable on a terminal, and one JSON object each elsewhere.
+"""
 
 import sys
 from collections.abc import Callable
@@ -10,10 +13,10 @@ import trio
 
 from coordinator.runtime.loading import Progress
 
-# ------------------------------------------------------------------------------------------
-# How the daemon speaks: readable lines on a terminal, one JSON object a line elsewhere.
-
 _VALUE_CHARS_MAX: Final = 512
+BAR_WIDTH: Final = 30
+BAR_PERIOD_S: Final = 0.1
+_CLEAR: Final = "\r\x1b[K"  # To the start of the line, and nothing behind it.
 
 
 def configure_logging(
@@ -34,15 +37,15 @@ def configure_logging(
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            _tame_values,
+            _escape_values,
             renderer,
         ],
-        logger_factory=structlog.WriteLoggerFactory(file=_Forgiving(out, around)),  # type: ignore[arg-type]  # it only writes and flushes
+        logger_factory=structlog.WriteLoggerFactory(file=_LossyStream(out, around)),  # type: ignore[arg-type]  # it only writes and flushes
         cache_logger_on_first_use=False,
     )
 
 
-class _Forgiving:
+class _LossyStream:
     """A stream whose reader may go away, or whose disk may fill: lines are lost, nothing else."""
 
     def __init__(self, stream: TextIO, around: Callable[[Callable[[], None]], None] | None) -> None:
@@ -68,31 +71,23 @@ class _Forgiving:
             self._stream.flush()
 
 
-def _tame_values(_logger: Any, _method: str, event: Any) -> Any:
+def _escape_values(_logger: Any, _method: str, event: Any) -> Any:
     """Escape control characters and cut long text: names come from clients."""
     for key, value in event.items():
         if key != "exception" and isinstance(value, str):
-            event[key] = tame(value)
+            event[key] = escaped(value)
     return event
 
 
-def tame(text: str) -> str:
+def escaped(text: str) -> str:
     """Return *text* without control characters and of bounded length."""
     if len(text) > _VALUE_CHARS_MAX:
         text = text[:_VALUE_CHARS_MAX] + "…"
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
-# ------------------------------------------------------------------------------------------
-# A bar on the operator's terminal while the log is loaded, out of the way of log lines.
-
-WIDTH: Final = 30
-PERIOD_S: Final = 0.1
-_CLEAR: Final = "\r\x1b[K"  # To the start of the line, and nothing behind it.
-
-
 class Bar:
-    """One line at the bottom; without a terminal nothing at all."""
+    """How far a load is, as one line below those of the log; without a terminal nothing at all."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream if stream.isatty() else None
@@ -101,10 +96,10 @@ class Bar:
     def draw(self, progress: Progress) -> None:
         """Show how far *progress* is."""
         total_bytes, done_bytes = max(progress.total_bytes, 1), progress.done_bytes
-        done = min(WIDTH * done_bytes // total_bytes, WIDTH)
+        done = min(BAR_WIDTH * done_bytes // total_bytes, BAR_WIDTH)
         percent = min(100 * done_bytes // total_bytes, 100)
         self._show(
-            f"loading [{'#' * done}{'.' * (WIDTH - done)}] {percent:3} %  "
+            f"loading [{'#' * done}{'.' * (BAR_WIDTH - done)}] {percent:3} %  "
             f"{progress.entries:,} entries"
         )
 
@@ -138,6 +133,6 @@ class Bar:
                 progress = look()
                 if progress is not None:
                     self.draw(progress)
-                await trio.sleep(PERIOD_S)
+                await trio.sleep(BAR_PERIOD_S)
         finally:
             self.remove()

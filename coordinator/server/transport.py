@@ -1,4 +1,4 @@
-"""One accepted connection, as a session needs it.
+"""Connections and listeners, as sessions and the server need them, and those of TCP.
 
 A session is no task: it is called back when its transport has something to read or takes data
 again, in a round of the poller (`runtime.poller`), and never waits. Simulations bring an in-memory
@@ -13,6 +13,7 @@ import trio
 from coordinator.runtime.poller import BROKEN, READABLE, WRITABLE, Poller
 
 RECEIVE_BYTES: Final = 64 * 1024
+BACKLOG: Final = 1024
 # What a transport raises when the connection is over.
 NETWORK_ERRORS: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -49,6 +50,16 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close at once, and call nobody back any more. Idempotent."""
+
+
+class Listener(Protocol):
+    """Where connections come from."""
+
+    async def accept(self) -> Transport:
+        """Return the next connection. Raises OSError when there is no room for one."""
+
+    def close(self) -> None:
+        """Stop listening."""
 
 
 class SocketTransport:
@@ -108,3 +119,51 @@ class SocketTransport:
         if poller is not None:
             poller.unwatch(self._socket.fileno())
         self._socket.close()
+
+
+class SocketListener:
+    """A listening TCP socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, also where 0 was asked for."""
+        number: int = self._socket.getsockname()[1]
+        return number
+
+    async def accept(self) -> Transport:
+        """Return the next connection."""
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            if self._socket.fileno() < 0:  # Closed in the turn in which it became readable.
+                raise trio.ClosedResourceError
+            try:
+                sock, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                continue
+            return SocketTransport(sock, str(address[0]))
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
+
+def listen(host: str, port: int) -> SocketListener:
+    """Return a listener on *host*:*port*. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        None if host == "*" else host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return SocketListener(sock)

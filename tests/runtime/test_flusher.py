@@ -7,9 +7,10 @@ import trio.testing
 
 from coordinator.log.errors import LogFailed
 from coordinator.log.journal import Journal
+from coordinator.runtime.environment import Done, Work
 from coordinator.runtime.flusher import Flusher
-from coordinator.runtime.worker import Done, Work
 from tests.fakes.disk import Disk
+from tests.fakes.environment import environment
 from tests.log.helpers import append, open_journal
 
 
@@ -21,7 +22,8 @@ class HeldDisk:
         self.journal: Journal = open_journal(self.disk)
         self.jobs: list[tuple[Work, Done]] = []
         self.durable: list[dict[int, int]] = []
-        self.flusher = Flusher(self.journal, self._submit, self.durable.append)
+        self.environment = environment(submit=self._submit)
+        self.flusher = Flusher(self.journal, self.environment, self.durable.append)
 
     def _submit(self, work: Work, done: Done) -> None:
         self.jobs.append((work, done))
@@ -54,8 +56,9 @@ async def test_what_gathers_during_a_flush_is_the_next_one() -> None:
 
     assert held.durable == [{0: 1}, {0: 3}]
     assert held.jobs == []
-    assert held.flusher.flushes == 2
-    assert held.flusher.flushed_bytes == held.journal.size_bytes
+    metrics = held.environment.metrics
+    assert metrics["flushes_total"]() == 2
+    assert metrics["flushed_bytes_total"]() == held.journal.size_bytes
 
 
 async def test_what_is_appended_outside_of_a_round_is_flushed_too(
@@ -77,7 +80,7 @@ async def test_a_round_that_starts_the_flush_itself_wakes_no_task(
 ) -> None:
     """Another turn of the event loop is what a lone committer would wait for."""
     held = HeldDisk()
-    held.flusher.will_start = lambda: True
+    held.environment.poller.in_round = True
     async with trio.open_nursery() as nursery:
         nursery.start_soon(held.flusher.run)
         held.append(0)

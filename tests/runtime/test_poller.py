@@ -14,12 +14,17 @@ from coordinator.runtime.poller import BROKEN, READABLE, SLICE_S, WRITABLE, Poll
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Poller]:
+async def running(*at_round_end: Callable[[], None]) -> AsyncIterator[Poller]:
     """Run a poller as long as the block lasts."""
     poller = Poller()
+
+    def end_round() -> None:
+        for hook in at_round_end:
+            hook()
+
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(poller.run)
+            nursery.start_soon(poller.run, end_round)
             yield poller
             nursery.cancel_scope.cancel()
     finally:
@@ -146,17 +151,16 @@ async def test_who_was_closed_in_the_round_is_not_called() -> None:
 @pytest.mark.parametrize("is_ready", [False, True])
 async def test_a_number_that_is_given_away_again_in_the_round(is_ready: bool) -> None:
     """The old one's readiness is not the new one's, which has its own a round later."""
-    async with running() as poller:
+    ended = 0
+
+    def count() -> None:
+        nonlocal ended
+        ended += 1
+
+    async with running(count) as poller:
         rack: list[Bell] = []
         fresh: list[Bell] = []
         rounds: list[int] = []
-        ended = 0
-
-        def count() -> None:
-            nonlocal ended
-            ended += 1
-
-        poller.at_round_end.append(count)
 
         def replace_the_other() -> None:
             if fresh:
@@ -193,27 +197,32 @@ async def test_a_number_that_is_given_away_again_in_the_round(is_ready: bool) ->
 
 async def test_a_round_ends_after_all_who_were_ready() -> None:
     """Answers of many sessions leave together, and what was appended goes into one flush."""
-    async with running() as poller:
-        seen: list[str] = []
-        poller.at_round_end.append(lambda: seen.append("first hook"))
-        poller.at_round_end.append(lambda: seen.append("second hook"))
+    rack: list[Bell] = []
+    seen: list[list[int]] = []
+    async with running(lambda: seen.append([len(b.masks) for b in rack])) as poller:
         with bells(poller, None, None) as rack:
             await wait_all_tasks_blocked()
             seen.clear()
-            poller.at_round_end.append(lambda: seen.append(f"{[len(b.masks) for b in rack]}"))
             for bell in rack:
                 bell.ring()
             await wait_all_tasks_blocked()
 
-        assert ["first hook", "second hook", "[1, 1]"] == seen
+        assert [[1, 1]] == seen
 
 
 async def test_what_is_called_soon_wakes_the_poller_and_has_its_round() -> None:
     """From outside, from a callback, and from the hook at the end of a round."""
-    async with running() as poller:
+    seen: list[str] = []
+    at_the_end: list[Callable[[], None]] = []
+
+    def end() -> None:
+        seen.append("end")
+        if at_the_end:
+            poller.call_soon(at_the_end.pop())
+
+    async with running(end) as poller:
         await wait_all_tasks_blocked()
-        seen: list[str] = []
-        poller.at_round_end.append(lambda: seen.append("end"))
+        seen.clear()
 
         def again() -> None:
             seen.append("again")
@@ -225,12 +234,8 @@ async def test_what_is_called_soon_wakes_the_poller_and_has_its_round() -> None:
 
         assert ["again", "beside", "end", "once more", "end"] == seen
 
-        def once_from_the_hook() -> None:
-            poller.at_round_end.remove(once_from_the_hook)
-            poller.call_soon(seen.clear)
-
-        poller.at_round_end.append(once_from_the_hook)
-        poller.call_soon(lambda: None)
+        at_the_end.append(seen.clear)
+        poller.wake()
         await wait_all_tasks_blocked()
         assert ["end"] == seen
 
@@ -249,11 +254,10 @@ async def test_other_tasks_run_between_the_rounds_of_one_who_is_always_ready() -
 
 async def test_a_long_round_is_cut_and_goes_on_where_it_was(mock_clock: MockClock) -> None:
     """Nobody is left out, nobody has two turns, and each slice has its end."""
-    async with running() as poller:
-        ends: list[int] = []
-        rack: list[Bell] = []
+    ends: list[int] = []
+    rack: list[Bell] = []
+    async with running(lambda: ends.append(sum(len(bell.masks) for bell in rack))) as poller:
         done: list[Bell] = []
-        poller.at_round_end.append(lambda: ends.append(sum(len(bell.masks) for bell in rack)))
         steps: list[int] = []
 
         def work() -> None:
@@ -316,7 +320,7 @@ async def test_waiting_until_all_were_heard_takes_no_time(autojump_clock: MockCl
         assert before == trio.current_time()
 
 
-@pytest.mark.parametrize("where", ["callback", "soon", "hook"])
+@pytest.mark.parametrize("where", ["callback", "soon", "end"])
 async def test_what_a_callback_raises_ends_the_poller_loudly(where: str) -> None:
     """A failed flush must end the process, not only the round."""
 
@@ -324,12 +328,10 @@ async def test_what_a_callback_raises_ends_the_poller_loudly(where: str) -> None
         raise ZeroDivisionError
 
     async def run() -> None:
-        async with running() as poller:
+        async with running(*[fail] if where == "end" else []) as poller:
             with bells(poller, fail if where == "callback" else None) as (bell,):
                 if where == "soon":
                     poller.call_soon(fail)
-                if where == "hook":
-                    poller.at_round_end.append(fail)
                 bell.ring()
                 await trio.sleep_forever()
 

@@ -95,7 +95,7 @@ async def test_under_a_steady_load_of_overwrites_the_log_stays_small(
         w.child.between_steps = look
         for number in range(keys, 3_000):
             await overwrite(client, 1, keys=keys, first=number)
-            running = bool(w.node.metrics["compaction_running"]())
+            running = bool(w.metrics["compaction_running"]())
             # The tests' disk is as fast as its client: between two commits all is done.
             seen[running].append(on_disk(w.disk))
 
@@ -261,7 +261,7 @@ async def test_a_child_that_dies_is_told_and_started_again_later_and_later(
         assert failures == [{"reason": str(DIED), "retry_in_ms": 1_000}]
         assert w.node.health.problems == {"compaction": str(DIED)}
         assert left_behind(w) == []
-        assert w.node.metrics["compaction_failures_total"]() == 1
+        assert w.metrics["compaction_failures_total"]() == 1
 
         started = trio.current_time()
         while w.node.health.problems:
@@ -505,14 +505,14 @@ async def test_a_read_that_was_overtaken_by_a_compaction_is_1008_too(
 async def test_a_disk_that_fills_up_is_a_reason_to_compact(autojump_clock: MockClock) -> None:
     """Whatever the ratio says: room is needed now, and new data is refused meanwhile."""
     disk = Disk(total_bytes=1 << 20)
-    async with world(SMALL, "log.cleaner.min.cleanable.ratio=1", disk=disk) as w:
+    reserve = "storage.reserve.bytes=910000"
+    async with world(SMALL, "log.cleaner.min.cleanable.ratio=1", reserve, disk=disk) as w:
         client = w.connect()
         await overwrite(client, 60, keys=60)
         await ask_to_compact(client)
         await overwrite(client, 200, first=100)
         await turn()
         assert len(w.child.jobs) == 1
-        w.node.storage.reserve_bytes = 1_000_000
         disk.free_bytes = 900_000
         await trio.sleep(1)
 

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from coordinator.config import ConfigError, load_settings
-from coordinator.server.server import listen
+from coordinator.server.transport import listen
 from tests.server.world import beat, world
 
 

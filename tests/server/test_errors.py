@@ -361,7 +361,7 @@ async def test_a_client_that_vanishes_while_joining_is_withdrawn(
         await turn()
         assert gone.transport.closed
         assert not w.node.shard_of("g").core._core.parked.keys() - {
-            call for session in w.server._sessions for call in session._parked
+            call for session in w.server.sessions for call in session._parked
         }
         assert await friend.error(beat()) == 25
         await trio.sleep(15)

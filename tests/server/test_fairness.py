@@ -200,12 +200,12 @@ async def test_an_answer_that_meets_the_end_of_the_stream_is_sent(
     """A flush may end, and the client half-close, in the same round."""
     async with world() as w:
         calls: list[Call] = []
-        monkeypatch.setattr(w.dispatcher, "dispatch", lambda call, *_: calls.append(call))
+        monkeypatch.setattr(w.server.dispatcher, "dispatch", lambda call, *_: calls.append(call))
         client = w.connect()
         sent = client.send(beat())
         await trio.testing.wait_all_tasks_blocked()
         (call,) = calls
-        w.server.poller.call_soon(lambda: call.resolve(HeartbeatResponse(0, None), -1))
+        w.poller.call_soon(lambda: call.resolve(HeartbeatResponse(0, None), -1))
         client.transport.end()
         await trio.testing.wait_all_tasks_blocked()
 

@@ -235,7 +235,7 @@ async def test_a_reset_while_answers_wait_ends_only_that_connection(
         client.transport.give_room(3)
         client.send(beat(group_id="other"))
         await turn()
-        (session,) = [s for s in w.server._sessions if s.transport is client.transport]
+        (session,) = [s for s in w.server.sessions if s.transport is client.transport]
         assert session.has_unsent
         client.transport.reset()
         w.slow_disk.let_go()
@@ -254,7 +254,7 @@ async def test_a_socket_that_is_writable_as_its_session_ends_harms_nobody(
         client.transport.give_room(3)
         client.send(beat())
         await turn()
-        (session,) = [s for s in w.server._sessions if s.transport is client.transport]
+        (session,) = [s for s in w.server.sessions if s.transport is client.transport]
         client.transport.give_room(None)
         session.close()
         await turn()
@@ -366,7 +366,7 @@ async def test_limits_hold_within_one_read(autojump_clock: MockClock) -> None:
         client.transport.give_room(0)
         sent = [client.send(ListGroupsRequest((), ())) for _ in range(500)]
         await turn()
-        (session,) = [s for s in w.server._sessions if s.transport is client.transport]
+        (session,) = [s for s in w.server.sessions if s.transport is client.transport]
         assert client.transport.unread_bytes == 0
         assert session._outbox.unsent_bytes < 16 * 1024
         client.transport.give_room(None)
@@ -382,7 +382,7 @@ async def test_64_requests_in_flight_hold_within_one_read(autojump_clock: MockCl
         w.slow_disk.hold()
         sent = [client.send(commit(number)) for number in range(200)]
         await turn()
-        (session,) = w.server._sessions
+        (session,) = w.server.sessions
         assert session._in_flight == 64
         w.slow_disk.let_go()
         await turn()

@@ -149,7 +149,7 @@ async def test_loads_of_one_partition_hold_up_nobody_and_lose_nothing(
                 await w.node.load_partition(moving)
                 await trio.testing.wait_all_tasks_blocked(0.0005)
             nursery.cancel_scope.cancel()
-        await w.node.wait_flushed()
+        await w.node.flusher.wait_idle()
 
         client = w.connect()
         for group_id in groups.values():
@@ -226,7 +226,7 @@ def big_log(entries_per_batch: int, batches: int) -> Disk:
                 entries = [Entry(1, 0, "g", ("t", p), value) for p in range(entries_per_batch)]
                 w.journal.append(0, entries, 1)
             w.node.appended()
-            await w.node.wait_flushed()
+            await w.node.flusher.wait_idle()
             await trio.testing.wait_all_tasks_blocked()
             w.journal.close(clean=True)
 

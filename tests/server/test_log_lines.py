@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from coordinator.server.terminal import configure_logging, tame
+from coordinator.server.terminal import configure_logging, escaped
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def test_an_exception_is_one_line_too(lines: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "tamed"),
+    ("text", "escapedd"),
     [("plain", "plain"), ("группа", "группа"), ("a\nb", "a\\nb"), ("\0", "\\x00")],
 )
-def test_printable_text_stays_as_it_is(text: str, tamed: str) -> None:
+def test_printable_text_stays_as_it_is(text: str, escapedd: str) -> None:
     """Escaping everything would make other alphabets unreadable."""
-    assert tame(text) == tamed
+    assert escaped(text) == escapedd

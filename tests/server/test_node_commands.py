@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from coordinator.cli.main import main
-from coordinator.server.terminal import WIDTH, Bar, configure_logging
+from coordinator.server.terminal import BAR_WIDTH, Bar, configure_logging
 from protocol import messages as m
 from tests.fakes.command_line import CommandLine
 from tests.server.world import world
@@ -115,7 +115,7 @@ async def test_a_bar_shows_how_far_the_load_is_and_leaves_nothing(
     configure_logging(terminal, bar.around)
     try:
         bar.draw(Half())  # type: ignore[arg-type]  # all of it that is looked at
-        half = "#" * (WIDTH // 2) + "." * (WIDTH // 2)
+        half = "#" * (BAR_WIDTH // 2) + "." * (BAR_WIDTH // 2)
         assert terminal.shown() == [f"loading [{half}]  50 %  1,234 entries"]
 
         structlog.get_logger().info("listening", port=9310)

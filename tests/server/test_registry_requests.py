@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from client.offset_stream import offsets_of_page
 from coordinator.group import Caller
-from coordinator.runtime import changes
+from coordinator.runtime import offset_changes
 from coordinator.server.dispatch import Budget
 from protocol import messages as m
 from protocol.apis import ApiKey
@@ -340,7 +340,7 @@ async def test_a_read_is_bounded_and_goes_on(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However far back the position lies."""
-    monkeypatch.setattr(changes, "ENTRIES_PER_READ", 10)
+    monkeypatch.setattr(offset_changes, "ENTRIES_PER_READ", 10)
     async with world() as w:
         client = w.connect()
         await client.ask(commit(1, *range(25)))
@@ -355,7 +355,7 @@ async def test_many_reads_do_not_hold_up_commits(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One reads at a time, what waits is bounded, and the rest is told to come back."""
-    monkeypatch.setattr(changes, "READS_WAITING_MAX", 3)
+    monkeypatch.setattr(offset_changes, "READS_WAITING_MAX", 3)
     async with world() as w:
         client, reader = w.connect(), w.connect()
         await client.ask(commit(1))

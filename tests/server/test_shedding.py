@@ -35,7 +35,7 @@ async def test_a_join_beyond_the_parked_ones_is_refused_and_may_come_back(
         assert 25 == (await client.ask(beat(group_id="late")))[0]
         await trio.sleep(3.1)
         assert [0, 0] == [client.answers()[sent].response[0] for sent in waiting]
-        assert 0 == w.server.queue.parked
+        assert 0 == w.server.sessions.queue.parked
         assert ErrorCode.MEMBER_ID_REQUIRED == (await client.ask(join("late")))[0]
 
 
@@ -47,11 +47,11 @@ async def test_the_parked_requests_of_a_closed_connection_do_not_count(
         gone, friend = w.connect(), w.connect()
         await parked(gone, "g")
         await turn()
-        assert 1 == w.server.queue.parked
+        assert 1 == w.server.sessions.queue.parked
         gone.transport.end()
         await turn()
 
-        assert 0 == w.server.queue.parked
+        assert 0 == w.server.sessions.queue.parked
         assert ErrorCode.MEMBER_ID_REQUIRED == (await friend.ask(join("h")))[0]
 
 
@@ -68,7 +68,7 @@ async def test_half_read_frames_over_the_limit_stop_further_large_ones_only(
         large, late, friend = w.connect(), w.connect(), w.connect()
         half_frame(large, 100_000)
         await turn()
-        assert w.server.queue.is_full
+        assert w.server.sessions.queue.is_full
         half_frame(late, 50_000)
         await turn()
         late.transport.put(bytes(1_000))
@@ -82,10 +82,10 @@ async def test_half_read_frames_over_the_limit_stop_further_large_ones_only(
         large.transport.end()
         await turn()
         assert 0 == late.transport.unread_bytes
-        assert 50_000 == w.server.queue.bytes
+        assert 50_000 == w.server.sessions.queue.bytes
         late.transport.end()
         await turn()
-        assert (0, False) == (w.server.queue.bytes, w.server.queue.is_full)
+        assert (0, False) == (w.server.sessions.queue.bytes, w.server.sessions.queue.is_full)
 
 
 async def test_unanswered_requests_count_until_they_are_answered(
@@ -98,7 +98,7 @@ async def test_unanswered_requests_count_until_they_are_answered(
         for client in clients:
             client.send(commit(1, *range(200), group_id="g"))
         await turn()
-        assert w.server.queue.is_full
+        assert w.server.sessions.queue.is_full
         more = [clients[0].send(commit(2))]
         await turn()  # It waited for something to read before the queue was full.
         more.append(clients[0].send(commit(3)))
@@ -108,4 +108,4 @@ async def test_unanswered_requests_count_until_they_are_answered(
         await turn()
 
         assert set(more) <= set(clients[0].answers())
-        assert 0 == w.server.queue.bytes
+        assert 0 == w.server.sessions.queue.bytes

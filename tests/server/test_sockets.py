@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from coordinator.config import load_settings
-from coordinator.server.server import Listener, listen
 from coordinator.server.session import Session
+from coordinator.server.transport import Listener, listen
 from protocol.connection import ClientConnection, ResponseEvent
 from protocol.messages import HeartbeatResponse, ListGroupsRequest, ListGroupsResponse, Request
 from tests.fakes.disk import Disk
@@ -31,7 +31,7 @@ class Door(World):
 
     def sessions(self) -> list[Session]:
         """Return who is connected."""
-        return list(self.server._sessions)
+        return list(self.server.sessions)
 
 
 @asynccontextmanager
@@ -118,7 +118,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def rounds(w: Door, count: int) -> None:
     """Let the poller have some rounds."""
     for _ in range(count):
-        await w.server.poller.caught_up()
+        await w.poller.caught_up()
 
 
 async def test_many_connections_are_answered_each_its_own() -> None:
@@ -179,7 +179,7 @@ async def test_a_slow_reader_gets_everything() -> None:
             await until(lambda: slow.has(401))
 
 
-async def test_a_paused_session_costs_no_rounds() -> None:
+async def test_a_paused_session_costs_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """What its peer sends meanwhile would otherwise keep the poller busy for nothing."""
     async with door("max.in.flight.requests=2") as w:
         w.slow_disk.hold()
@@ -189,9 +189,10 @@ async def test_a_paused_session_costs_no_rounds() -> None:
             peer.send(commit(3))
             await rounds(w, 3)
             ended: list[int] = []
-            w.server.poller.at_round_end.append(lambda: ended.append(1))
+            monkeypatch.setattr(w.server.sessions, "end_round", lambda: ended.append(1))
             await trio.testing.wait_all_tasks_blocked()
             assert [] == ended
+            monkeypatch.undo()
             w.slow_disk.let_go()
             await until(lambda: peer.has(3))
 
@@ -205,11 +206,11 @@ async def test_a_reset_ends_a_session_that_reads_nothing() -> None:
             await until(lambda: any(s._is_paused for s in w.sessions()))
             peer.send(commit(2))
             await rounds(w, 3)
-            assert w.server.queue.bytes > 0
+            assert w.server.sessions.queue.bytes > 0
             peer.reset()
             await until(lambda: not w.sessions())
 
-        assert 0 == w.server.queue.bytes
+        assert 0 == w.server.sessions.queue.bytes
         w.slow_disk.let_go()
 
 

@@ -9,12 +9,10 @@ import trio.testing
 
 from coordinator.config import Settings, load_settings
 from coordinator.log.journal import Journal
-from coordinator.runtime.compactor import Compaction
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
-from coordinator.runtime.node import Node
-from coordinator.server.dispatch import Dispatcher
-from coordinator.server.run import group_config
-from coordinator.server.server import Listener, Server
+from coordinator.server.run import make_node
+from coordinator.server.server import Server
+from coordinator.server.transport import Listener
 from protocol.connection import ClientConnection, ResponseEvent
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
@@ -35,6 +33,7 @@ from protocol.messages import (
 from protocol.types import TopicPartition
 from tests.fakes.compaction import MemoryChild
 from tests.fakes.disk import Disk
+from tests.fakes.environment import environment, in_tasks
 from tests.fakes.transport import MemoryTransport
 
 WALL_MS: Final = 1_700_000_000_000
@@ -197,37 +196,24 @@ class World:
             new_cluster_id=lambda: "A" * 22,
         )
         self.child = MemoryChild(self.journal.directory)
-        self.node = Node(
-            journal=self.journal,
-            group_config=group_config(settings),
-            num_partitions=settings.offsets_topic_num_partitions,
-            commit_timeout_ms=settings.offsets_commit_timeout_ms,
-            reserve_bytes=settings.storage_reserve_bytes,
-            segment_bytes=settings.offsets_topic_segment_bytes,
+        self.environment = environment(
+            submit=in_tasks(self.slow_disk.run, lambda: nursery),
+            run_blocking=self.slow_disk.run,
+            run_reading=self.slow_disk.run_read,
             new_uuid=self._new_uuid,
             wall_clock_ms=lambda: self.wall_ms,
             emit_event=lambda name, fields: self.events.append((name, fields)),
-            run_blocking=self.slow_disk.run,
-            run_reading=self.slow_disk.run_read,
-            compaction=Compaction(
-                self.child.run,
-                is_automatic=settings.log_cleaner_enable,
-                min_cleanable_ratio=settings.log_cleaner_min_cleanable_ratio,
-                delete_retention_ms=settings.log_cleaner_delete_retention_ms,
-            ),
         )
+        self.poller = self.environment.poller
+        self.metrics = self.environment.metrics
+        self.node = make_node(settings, self.journal, self.environment, self.child.run)
         leader = Leader(settings.node_id, "127.0.0.1", 9310, self.journal.leader_epoch)
-        self.dispatcher = Dispatcher(
-            node=self.node,
-            settings=settings,
-            coordination=EmbeddedCoordination(leader),
-            cluster_id=self.journal.meta.cluster_id,
-        )
         self.listener = FakeListener()
         self.server = Server(
             node=self.node,
+            environment=self.environment,
             settings=settings,
-            dispatcher=self.dispatcher,
+            coordination=EmbeddedCoordination(leader),
             max_connections=max_connections,
         )
 

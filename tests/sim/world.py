@@ -16,16 +16,17 @@ from coordinator.group.records import from_entry
 from coordinator.log.compaction import Compacted, Job, Progress
 from coordinator.log.errors import LogError
 from coordinator.log.journal import Journal
-from coordinator.runtime.compactor import Compaction, CompactionFailed
+from coordinator.runtime.compactor import CompactionFailed, RunChild
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.loading import Abandoned
 from coordinator.runtime.node import Node
-from coordinator.server import server as door
-from coordinator.server.dispatch import Dispatcher
-from coordinator.server.run import group_config
+from coordinator.server.run import group_config, make_node
+from coordinator.server.server import Server
 from coordinator.server.session import DEFAULT_CLIENT_ID
+from coordinator.server.transport import Listener as AnyListener
 from tests.fakes.compaction import MemoryChild
 from tests.fakes.disk import CrashNow, Disk
+from tests.fakes.environment import environment, in_tasks
 from tests.sim.history import History
 from tests.sim.network import Listener, Network
 from tests.sim.registers import Violation
@@ -48,7 +49,7 @@ SETTINGS = (
 class Process:
     """One life of the server."""
 
-    def __init__(self, number: int, journal: Journal, node: Node, server: door.Server) -> None:
+    def __init__(self, number: int, journal: Journal, node: Node, server: Server) -> None:
         self.number = number
         self.journal = journal
         self.node = node
@@ -80,7 +81,6 @@ class World:
         self.history = History(trio.current_time, keep_lines=keep_lines)
         self.network = Network(self.history, self.rng("network"), nursery)
         self.disk = Disk()
-        self.settings: Settings = load_settings(overrides=SETTINGS)
         self.violations: list[Violation] = []
         self.evicted: list[str] = []  # Honest clients whose sessions ended.
         self.away: set[str] = set()  # Clients not running: static ones never say goodbye.
@@ -94,7 +94,9 @@ class World:
         self._disk_rng = self.rng("disk")
         self._uuid_rng = self.rng("uuid")
         self._child_rng = self.rng("compaction")
-        self._delete_retention_ms = self._child_rng.choice((0, 2_000, 86_400_000))
+        retention_ms = self._child_rng.choice((0, 2_000, 86_400_000))
+        retention = f"log.cleaner.delete.retention.ms={retention_ms}"
+        self.settings: Settings = load_settings(overrides=(*SETTINGS, retention))
         self._last_id = 0
 
     def rng(self, purpose: str) -> random.Random:
@@ -136,35 +138,34 @@ class World:
             raise
         for name, fields in journal.recovery_events:
             self.history.note("recovery", name, fields)
-        node = Node(
-            journal=journal,
-            group_config=group_config(self.settings),
-            num_partitions=self.settings.offsets_topic_num_partitions,
-            commit_timeout_ms=self.settings.offsets_commit_timeout_ms,
-            reserve_bytes=self.settings.storage_reserve_bytes,
-            segment_bytes=self.settings.offsets_topic_segment_bytes,
+        surroundings = environment(
+            submit=in_tasks(self._run_blocking, self._tasks),
+            run_blocking=self._run_blocking,
+            run_reading=self._run_blocking,
             new_uuid=lambda: str(uuid.UUID(int=self._uuid_rng.getrandbits(128), version=4)),
             wall_clock_ms=self._wall_clock_ms,
             emit_event=self._on_event,
-            run_blocking=self._run_blocking,
-            run_reading=self._run_blocking,
-            compaction=self._compaction(journal),
         )
+        node = make_node(self.settings, journal, surroundings, self._child(journal))
         leader = Leader(self.settings.node_id, HOST, PORT, journal.leader_epoch)
-        dispatcher = Dispatcher(
+        server = Server(
             node=node,
+            environment=surroundings,
             settings=self.settings,
             coordination=EmbeddedCoordination(leader),
-            cluster_id=journal.meta.cluster_id,
-        )
-        server = door.Server(
-            node=node, settings=self.settings, dispatcher=dispatcher, max_connections=1_000
+            max_connections=1_000,
         )
         self.process = process = Process(self.starts, journal, node, server)
         self.nursery.start_soon(self._run_process, process)
         return True
 
-    def _compaction(self, journal: Journal) -> Compaction:
+    def _tasks(self) -> trio.Nursery:
+        """Return where the flushes of the process of the moment are tasks."""
+        assert self.process is not None
+        assert self.process.nursery is not None
+        return self.process.nursery
+
+    def _child(self, journal: Journal) -> RunChild:
         """Return what compacts: in steps, while everything else goes on, with the disk as it is."""
 
         async def pause() -> None:
@@ -182,7 +183,7 @@ class World:
                 self.kill(process, power=True)
                 raise
 
-        return Compaction(run_child, delete_retention_ms=self._delete_retention_ms)
+        return run_child
 
     async def _run_process(self, process: Process) -> None:
         listener = self.network.listener = Listener()
@@ -191,7 +192,7 @@ class World:
                 async with trio.open_nursery() as nursery:
                     process.nursery = nursery
                     nursery.start_soon(process.node.run)
-                    nursery.start_soon(process.server.run, list[door.Listener]([listener]))
+                    nursery.start_soon(process.server.run, list[AnyListener]([listener]))
                     # A long log takes its time; meanwhile everybody is told so.
                     await trio.sleep(self._disk_rng.choice((0, 0, 0.5, 2)))
                     nursery.start_soon(process.node.load)

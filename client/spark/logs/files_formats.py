@@ -1,4 +1,4 @@
-"""The files of a log of files: how many rows they hold, and which columns.
+"""The files of a log of files: its options, how many rows each file holds, and which columns.
 
 Text is cut into pieces of a few megabytes, so that a row is found without reading all before it,
 and so that a file that grows adds pieces. Parquet and Arrow files are written once: one piece.
@@ -16,10 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from client.spark.options import OptionError
-
-# ------------------------------------------------------------------------------------------
-# The options of a log of files, checked. Pure.
+from client.spark.options import OptionError, parse_duration_ms
 
 FORMATS: Final = ("lines", "json", "parquet", "arrow")
 NAMES: Final = (
@@ -32,8 +29,6 @@ NAMES: Final = (
     "log.settle",
 )
 LINES_SCHEMA: Final = pa.schema([pa.field("value", pa.string())])
-_DURATION: Final = re.compile(r"([0-9]{1,6})\s*(ms|s|m|h)?", re.ASCII)
-_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 0.001}
 _COLUMN: Final = re.compile(r"\s*(`[^`]+`|\w+)\s+(\w+)\s*(\(\s*\d+\s*,\s*\d+\s*\))?\s*", re.ASCII)
 _TYPES: Final = {
     "bigint": pa.int64(),
@@ -50,6 +45,12 @@ _TYPES: Final = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
+
+PIECE_BYTES: Final = 4 * 2**20
+COMPRESSED: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+
+_LINE_END: Final = ord("\n")
+_BYTES_MAX: Final = 2**31 - 1
 
 
 class FilesOptions(NamedTuple):
@@ -131,11 +132,8 @@ def _schema(given: Mapping[str, str], form: str) -> pa.Schema | None:
             return to_arrow_schema(StructType.fromJson(json.loads(text)), timezone="UTC")
         except Exception as error:
             raise OptionError(f"option 'log.schema' is no schema of Spark's: {error}") from error
-    return pa.schema([_column(part) for part in _split(text)])
-
-
-def _split(text: str) -> list[str]:
-    return re.split(r",(?![^(]*\))", text)
+    columns = re.split(r",(?![^(]*\))", text)  # A decimal has a comma of its own.
+    return pa.schema([_column(column) for column in columns])
 
 
 def _column(text: str) -> pa.Field:
@@ -166,99 +164,15 @@ def _partitions(given: Mapping[str, str]) -> int | None:
 
 def _settle_s(given: Mapping[str, str]) -> float:
     value = given.get("log.settle", "1m")
-    match = _DURATION.fullmatch(value)
-    if not match:
+    settle_ms = parse_duration_ms(value)
+    if settle_ms is None:
         raise OptionError(
             f"option 'log.settle' is {value!r}: it must be a duration such as '500ms', '10s', '1m'"
         )
-    return int(match[1]) * _UNIT_S[match[2]]
+    return settle_ms / 1000
 
 
-# ------------------------------------------------------------------------------------------
-# The lines of a text, without a Python object for each.
-
-_LINE_END = ord("\n")
-_BYTES_MAX = 2**31 - 1
-
-
-class Lines(NamedTuple):
-    """Some lines of a text.
-
-    Attributes:
-        data: the text; every line ends in it with a line feed, but maybe the last.
-        ends: where in it each line ends.
-
-    """
-
-    data: bytes
-    ends: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        """Return how many lines there are."""
-        return len(self.ends)
-
-    def part(self, low: int, high: int) -> "Lines":
-        """Return the lines ``low <= line < high``, of which there must be one."""
-        begin = int(self.ends[low - 1]) + 1 if low else 0
-        return Lines(self.data[begin : int(self.ends[high - 1]) + 1], self.ends[low:high] - begin)
-
-    def begin_with(self, character: str) -> bool:
-        """Say whether each line begins with this character."""
-        text = np.frombuffer(self.data, np.uint8)
-        starts = self.ends[:-1] + 1
-        return self.data.startswith(character.encode()) and bool(
-            (text[starts] == ord(character)).all()
-        )
-
-
-def lines_of(data: bytes) -> Lines:
-    """Find the lines of a text."""
-    text = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(text == _LINE_END)
-    if data and not data.endswith(b"\n"):
-        ends = np.append(ends, len(data))
-    return Lines(data, ends)
-
-
-def count_lines(data: bytes, end: int) -> int:
-    """Return how many line feeds there are before *end*."""
-    return int(np.count_nonzero(np.frombuffer(data, np.uint8, end) == _LINE_END))
-
-
-def without_returns(lines: Lines) -> Lines:
-    """Take the carriage returns off that stand before line ends."""
-    # Looking for one character is many times faster than for two.
-    if b"\r" not in lines.data or b"\r\n" not in lines.data:
-        return lines
-    return lines_of(lines.data.replace(b"\r\n", b"\n"))
-
-
-def strings_of(lines: Lines) -> pa.Array:
-    """Return the lines as strings; bytes that are no UTF-8 are replaced.
-
-    Raises:
-        pa.ArrowCapacityError: they are longer than an array can be.
-
-    """
-    # Without the line feeds they are what an array of strings is made of.
-    text = lines.data.replace(b"\n", b"")
-    if len(text) > _BYTES_MAX:
-        raise pa.ArrowCapacityError(f"{len(lines)} line(s) are {len(text)} bytes, over 2 GiB")
-    bounds = np.zeros(len(lines) + 1, np.int32)
-    bounds[1:] = lines.ends - np.arange(len(lines))
-    parts = [None, pa.py_buffer(bounds), pa.py_buffer(text)]
-    found = pa.Array.from_buffers(pa.binary(), len(lines), parts)
-    try:
-        return found.cast(pa.string())
-    except pa.ArrowInvalid:  # As Spark's own source has it.
-        return pa.array([v.decode("utf-8", "replace") for v in found.to_pylist()], pa.string())
-
-
-# ------------------------------------------------------------------------------------------
-# The files of a log of files: how many rows they hold, and which columns.
-
-PIECE_BYTES: Final = 4 * 2**20
-COMPRESSED: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+# --- Files ---------------------------------------------------------------------------------
 
 
 class UnfinishedError(Exception):
@@ -373,3 +287,79 @@ def schema_of(options: FilesOptions, path: Path) -> pa.Schema:
         for field in schema
     ]
     return pa.schema([pa.field(field.name, field.type) for field in plain])
+
+
+# --- Lines, without a Python object for each -----------------------------------------------
+
+
+class Lines(NamedTuple):
+    """Some lines of a text.
+
+    Attributes:
+        data: the text; every line ends in it with a line feed, but maybe the last.
+        ends: where in it each line ends.
+
+    """
+
+    data: bytes
+    ends: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Return how many lines there are."""
+        return len(self.ends)
+
+    def part(self, low: int, high: int) -> "Lines":
+        """Return the lines ``low <= line < high``, of which there must be one."""
+        begin = int(self.ends[low - 1]) + 1 if low else 0
+        return Lines(self.data[begin : int(self.ends[high - 1]) + 1], self.ends[low:high] - begin)
+
+    def begin_with(self, character: str) -> bool:
+        """Say whether each line begins with this character."""
+        text = np.frombuffer(self.data, np.uint8)
+        starts = self.ends[:-1] + 1
+        return self.data.startswith(character.encode()) and bool(
+            (text[starts] == ord(character)).all()
+        )
+
+
+def lines_of(data: bytes) -> Lines:
+    """Find the lines of a text."""
+    text = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(text == _LINE_END)
+    if data and not data.endswith(b"\n"):
+        ends = np.append(ends, len(data))
+    return Lines(data, ends)
+
+
+def count_lines(data: bytes, end: int) -> int:
+    """Return how many line feeds there are before *end*."""
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8, end) == _LINE_END))
+
+
+def without_returns(lines: Lines) -> Lines:
+    """Take the carriage returns off that stand before line ends."""
+    # Looking for one character is many times faster than for two.
+    if b"\r" not in lines.data or b"\r\n" not in lines.data:
+        return lines
+    return lines_of(lines.data.replace(b"\r\n", b"\n"))
+
+
+def strings_of(lines: Lines) -> pa.Array:
+    """Return the lines as strings; bytes that are no UTF-8 are replaced.
+
+    Raises:
+        pa.ArrowCapacityError: they are longer than an array can be.
+
+    """
+    # Without the line feeds they are what an array of strings is made of.
+    text = lines.data.replace(b"\n", b"")
+    if len(text) > _BYTES_MAX:
+        raise pa.ArrowCapacityError(f"{len(lines)} line(s) are {len(text)} bytes, over 2 GiB")
+    bounds = np.zeros(len(lines) + 1, np.int32)
+    bounds[1:] = lines.ends - np.arange(len(lines))
+    parts = [None, pa.py_buffer(bounds), pa.py_buffer(text)]
+    found = pa.Array.from_buffers(pa.binary(), len(lines), parts)
+    try:
+        return found.cast(pa.string())
+    except pa.ArrowInvalid:  # As Spark's own source has it.
+        return pa.array([v.decode("utf-8", "replace") for v in found.to_pylist()], pa.string())

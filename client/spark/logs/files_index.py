@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
+from client.spark.disk import fsync_folder
 from client.spark.logs.partition_log import LogError, LogUnavailable
 
 _VERSION: Final = 1
@@ -183,7 +184,7 @@ class PieceIndex:
     def _sync(self) -> None:
         with self._path.open("rb") as file:
             os.fsync(file.fileno())
-        _fsync_folder(self._folder)
+        fsync_folder(self._folder)
 
     def _write_anew(self) -> None:
         building = self._path.with_suffix(".building")
@@ -270,11 +271,3 @@ def _between(lines: Iterable[bytes], start: int, end: int) -> list[Piece]:
 
 def _line(record: object) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
-
-
-def _fsync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -2,6 +2,12 @@
 
 To find the first row of a range, what is before it is read again as little as can be: a text from
 the beginning of the piece, other files from where the last range of the process ended.
+
+For that a process keeps some files open (`KeptFiles`). A range of a stream begins where the one
+before ended, often in the middle of what can only be decoded from its beginning: a row group of a
+Parquet file, a compressed text. To begin anew for each range would make the rows of a large file
+cost more the further in they are. The processes that read live longer than a task, so they go on
+where they left off.
 """
 
 import io
@@ -32,179 +38,19 @@ from client.spark.logs.files_formats import (
 from client.spark.logs.files_index import Piece
 from client.spark.logs.partition_log import LogError
 
-# ------------------------------------------------------------------------------------------
-# JSON lines as Arrow batches. Pure.
+BATCH_ROWS_MAX: Final = 16_384
+# A column's bytes that are read at once; else all of a row group's would be held.
+_PARQUET_BUFFER: Final = 2**18
+
+# Each is an open file and some megabytes of what is decoded of it.
+KEPT_MAX: Final = 8
 
 _BLANK: Final = re.compile(rb"^[ \t\r]*$", re.MULTILINE)
 # A text of nothing but nulls would end the process, in pyarrow.
 _NO_OBJECT: Final = re.compile(rb"^[ \t\r]*[^ \t\r\n{]", re.MULTILINE)
 _BLOCK_MIN: Final = 1 << 16
 
-
-def parse_json(
-    lines: Lines, schema: pa.Schema, bad: Callable[[int, pa.ArrowInvalid], None]
-) -> pa.Table:
-    """Return a row for each of *lines*: a line without an object is a row without values.
-
-    Args:
-        lines: one object in each.
-        schema: the columns.
-        bad: called with the number of each line that doesn't fit, and why; raises, or the line
-            becomes a row without values.
-
-    """
-    try:
-        return _parsed(lines, schema)
-    except pa.ArrowInvalid:
-        return _parsed(_mended(lines, schema, bad), schema)
-
-
-def _parsed(lines: Lines, schema: pa.Schema) -> pa.Table:
-    text = lines.data if lines.data.endswith(b"\n") else lines.data + b"\n"
-    if not lines.begin_with("{"):
-        text = _BLANK.sub(b"{}", text[:-1]) + b"\n"
-        if _NO_OBJECT.search(text):
-            raise pa.ArrowInvalid("a line holds no JSON object")
-    table = pa_json.read_json(
-        io.BytesIO(text),
-        read_options=pa_json.ReadOptions(block_size=max(len(text), _BLOCK_MIN), use_threads=False),
-        parse_options=pa_json.ParseOptions(
-            explicit_schema=pa.schema([field.with_type(_in_json(field.type)) for field in schema]),
-            unexpected_field_behavior="ignore",
-        ),
-    )
-    if table.num_rows != len(lines):
-        raise pa.ArrowInvalid(f"{len(lines)} line(s) hold {table.num_rows} JSON objects")
-    return table.cast(schema)
-
-
-def _in_json(kind: pa.DataType) -> pa.DataType:
-    """Return as what to read a type that pyarrow finds in no JSON: dates are texts."""
-    if pa.types.is_date(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_json(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_in_json(field.type)) for field in kind])
-    return kind
-
-
-def _mended(lines: Lines, schema: pa.Schema, bad: Callable[[int, pa.ArrowInvalid], None]) -> Lines:
-    mended = []
-    for number, line in enumerate(lines.data.removesuffix(b"\n").split(b"\n")):
-        try:
-            _parsed(lines_of(line + b"\n"), schema)
-            mended.append(line)
-        except pa.ArrowInvalid as error:
-            bad(number, error)
-            mended.append(b"{}")
-    return lines_of(b"\n".join(mended) + b"\n")
-
-
-# ------------------------------------------------------------------------------------------
-# What a process keeps open of the files that it reads, for the next range of the same file.
-#
-# A range of a stream begins where the one before ended, often in the middle of what can only be
-# decoded from its beginning: a row group of a Parquet file, a compressed text. To begin anew for
-# each
-# range would make the rows of a large file cost more the further in they are. The processes that
-# read live longer than a task, so they go on where they left off.
-
-# Each is an open file and some megabytes of what is decoded of it.
-KEPT_MAX: Final = 8
-
-
-class Opened(Protocol):
-    """What is open, and has to be closed."""
-
-    @property
-    def done(self) -> bool:
-        """Whether it was read to its end, so that nobody will go on with it."""
-
-    def close(self) -> None:
-        """Give back what it holds."""
-
-
-T = TypeVar("T", bound=Opened)
-
-
-class _Same(NamedTuple):
-    """What is alike as long as a file is the same one, and unchanged.
-
-    With the process: a child would move the position in what its parent has open.
-    """
-
-    process: int
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-
-
-class KeptFiles(Generic[T]):
-    """The open files that were used last, a few. Thread-safe.
-
-    Args:
-        most: how many are kept.
-
-    """
-
-    def __init__(self, most: int = KEPT_MAX) -> None:
-        self._most = most
-        self._kept: dict[tuple[Path, Hashable], tuple[_Same, T]] = {}
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def use(self, path: Path, how: Hashable, open_anew: Callable[[], T]) -> Iterator[T]:
-        """Lend what is open of a file to one user, and keep it unless that fails.
-
-        Args:
-            path: the file.
-            how: in which way it is read.
-            open_anew: opens it if nothing was kept, or the file is another one by now.
-
-        Raises:
-            OSError: there is no such file.
-
-        """
-        # Looked at before it is opened: at worst, what is kept counts as of an older file.
-        same = _same(path)
-        with self._lock:
-            before, opened = self._kept.pop((path, how), (None, None))
-        if opened is not None and before != same:
-            opened.close()
-            opened = None
-        if opened is None:
-            opened = open_anew()
-        try:
-            yield opened
-        except BaseException:  # Also where a reader stops early: who knows how far it came.
-            opened.close()
-            raise
-        for one in [opened] if opened.done else self._keep((path, how), (same, opened)):
-            one.close()
-
-    def _keep(self, key: tuple[Path, Hashable], kept: tuple[_Same, T]) -> list[T]:
-        """Keep something; return what has to go for it."""
-        with self._lock:
-            gone = [self._kept.pop(key)] if key in self._kept else []
-            self._kept[key] = kept
-            if len(self._kept) > self._most:
-                gone.append(self._kept.pop(next(iter(self._kept))))
-        return [opened for _, opened in gone]
-
-
-def _same(path: Path) -> _Same:
-    status = path.stat()
-    return _Same(os.getpid(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-# ------------------------------------------------------------------------------------------
-# The rows of a log of files as Arrow batches.
-
-BATCH_ROWS_MAX: Final = 16_384
-# A column's bytes that are read at once; else all of a row group's would be held.
-_PARQUET_BUFFER: Final = 2**18
+T = TypeVar("T", bound="Opened")
 
 
 def read_piece(
@@ -231,6 +77,25 @@ def read_piece(
         raise LogError(
             f"{path}: the rows from {start} to {min(end, piece.end)} can't be read: {error}"
         ) from error
+
+
+def _fitted(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
+    """Return a batch with the columns of *schema*; what a file hasn't is null."""
+    if batch.schema.equals(schema):
+        return batch
+    columns = []
+    for field in schema:
+        if field.name not in batch.schema.names:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+            continue
+        try:
+            columns.append(batch.column(field.name).cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise LogError(
+                f"{path}: column {field.name!r} is {batch.schema.field(field.name).type}, which "
+                f"doesn't fit {field.type} of the topic: {error}"
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 # --- Texts -----------------------------------------------------------------------------------
@@ -401,11 +266,6 @@ class _ArrowRows:
         self._source.close()
 
 
-_texts: Final = KeptFiles[_CompressedText]()
-_parquet: Final = KeptFiles[_ParquetRows]()
-_arrow: Final = KeptFiles[_ArrowRows]()
-
-
 def _read_parquet(
     _: FilesOptions, schema: pa.Schema, path: Path, __: Piece, low: int, high: int
 ) -> Iterator[pa.RecordBatch]:
@@ -432,20 +292,154 @@ def _cut(batch: pa.RecordBatch, at: int, low: int, high: int) -> Iterator[pa.Rec
         yield batch.slice(first, last - first)
 
 
-def _fitted(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
-    """Return a batch with the columns of *schema*; what a file hasn't is null."""
-    if batch.schema.equals(schema):
-        return batch
-    columns = []
-    for field in schema:
-        if field.name not in batch.schema.names:
-            columns.append(pa.nulls(batch.num_rows, field.type))
-            continue
+# --- JSON ----------------------------------------------------------------------------------
+
+
+def parse_json(
+    lines: Lines, schema: pa.Schema, bad: Callable[[int, pa.ArrowInvalid], None]
+) -> pa.Table:
+    """Return a row for each of *lines*: a line without an object is a row without values.
+
+    Args:
+        lines: one object in each.
+        schema: the columns.
+        bad: called with the number of each line that doesn't fit, and why; raises, or the line
+            becomes a row without values.
+
+    """
+    try:
+        return _parsed(lines, schema)
+    except pa.ArrowInvalid:
+        return _parsed(_mended(lines, schema, bad), schema)
+
+
+def _parsed(lines: Lines, schema: pa.Schema) -> pa.Table:
+    text = lines.data if lines.data.endswith(b"\n") else lines.data + b"\n"
+    if not lines.begin_with("{"):
+        text = _BLANK.sub(b"{}", text[:-1]) + b"\n"
+        if _NO_OBJECT.search(text):
+            raise pa.ArrowInvalid("a line holds no JSON object")
+    table = pa_json.read_json(
+        io.BytesIO(text),
+        read_options=pa_json.ReadOptions(block_size=max(len(text), _BLOCK_MIN), use_threads=False),
+        parse_options=pa_json.ParseOptions(
+            explicit_schema=pa.schema([field.with_type(_in_json(field.type)) for field in schema]),
+            unexpected_field_behavior="ignore",
+        ),
+    )
+    if table.num_rows != len(lines):
+        raise pa.ArrowInvalid(f"{len(lines)} line(s) hold {table.num_rows} JSON objects")
+    return table.cast(schema)
+
+
+def _in_json(kind: pa.DataType) -> pa.DataType:
+    """Return as what to read a type that pyarrow finds in no JSON: dates are texts."""
+    if pa.types.is_date(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_json(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_json(field.type)) for field in kind])
+    return kind
+
+
+def _mended(lines: Lines, schema: pa.Schema, bad: Callable[[int, pa.ArrowInvalid], None]) -> Lines:
+    mended = []
+    for number, line in enumerate(lines.data.removesuffix(b"\n").split(b"\n")):
         try:
-            columns.append(batch.column(field.name).cast(field.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise LogError(
-                f"{path}: column {field.name!r} is {batch.schema.field(field.name).type}, which "
-                f"doesn't fit {field.type} of the topic: {error}"
-            ) from error
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+            _parsed(lines_of(line + b"\n"), schema)
+            mended.append(line)
+        except pa.ArrowInvalid as error:
+            bad(number, error)
+            mended.append(b"{}")
+    return lines_of(b"\n".join(mended) + b"\n")
+
+
+# --- What a process keeps open -------------------------------------------------------------
+
+
+class Opened(Protocol):
+    """What is open, and has to be closed."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it was read to its end, so that nobody will go on with it."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class _Same(NamedTuple):
+    """What is alike as long as a file is the same one, and unchanged.
+
+    With the process: a child would move the position in what its parent has open.
+    """
+
+    process: int
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+class KeptFiles(Generic[T]):
+    """The open files that were used last, a few. Thread-safe.
+
+    Args:
+        most: how many are kept.
+
+    """
+
+    def __init__(self, most: int = KEPT_MAX) -> None:
+        self._most = most
+        self._kept: dict[tuple[Path, Hashable], tuple[_Same, T]] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def use(self, path: Path, how: Hashable, open_anew: Callable[[], T]) -> Iterator[T]:
+        """Lend what is open of a file to one user, and keep it unless that fails.
+
+        Args:
+            path: the file.
+            how: in which way it is read.
+            open_anew: opens it if nothing was kept, or the file is another one by now.
+
+        Raises:
+            OSError: there is no such file.
+
+        """
+        # Looked at before it is opened: at worst, what is kept counts as of an older file.
+        same = _same(path)
+        with self._lock:
+            before, opened = self._kept.pop((path, how), (None, None))
+        if opened is not None and before != same:
+            opened.close()
+            opened = None
+        if opened is None:
+            opened = open_anew()
+        try:
+            yield opened
+        except BaseException:  # Also where a reader stops early: who knows how far it came.
+            opened.close()
+            raise
+        for one in [opened] if opened.done else self._keep((path, how), (same, opened)):
+            one.close()
+
+    def _keep(self, key: tuple[Path, Hashable], kept: tuple[_Same, T]) -> list[T]:
+        """Keep something; return what has to go for it."""
+        with self._lock:
+            gone = [self._kept.pop(key)] if key in self._kept else []
+            self._kept[key] = kept
+            if len(self._kept) > self._most:
+                gone.append(self._kept.pop(next(iter(self._kept))))
+        return [opened for _, opened in gone]
+
+
+def _same(path: Path) -> _Same:
+    status = path.stat()
+    return _Same(os.getpid(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+_texts: Final = KeptFiles[_CompressedText]()
+_parquet: Final = KeptFiles[_ParquetRows]()
+_arrow: Final = KeptFiles[_ArrowRows]()

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple, Self
 
 import pyarrow as pa
 
+from client.spark.disk import fsync_folder
 from client.spark.logs.partition_log import LogError, PartitionLog
 from client.spark.options import OptionError
 from protocol.types import TopicPartition
@@ -194,13 +195,13 @@ class FolderLogWriter:
                     os.fsync(file.fileno())
         if fsync:
             for made in (*(building / str(p) for p in range(num_partitions)), building):
-                _fsync_folder(made)
+                fsync_folder(made)
         try:
             building.rename(folder)  # The topic appears whole; on Linux only over an empty folder.
         except OSError as error:
             raise LogError(f"the topic folder {folder} can't be made: {error}") from error
         if fsync:
-            _fsync_folder(folder.parent)
+            fsync_folder(folder.parent)
         return cls(root, topic, fsync=fsync)
 
     def append(self, partition: int, rows: pa.Table | pa.RecordBatch) -> tuple[int, int]:
@@ -230,7 +231,7 @@ class FolderLogWriter:
                 os.fsync(file.fileno())
         building.rename(folder / f"{base:020d}-{end:020d}.arrow")
         if self._fsync:
-            _fsync_folder(folder)
+            fsync_folder(folder)
         self._ends[partition] = end
         return base, end
 
@@ -323,11 +324,3 @@ def _read_chunk(chunk: Chunk, start: int, end: int) -> Iterator[pa.RecordBatch]:
             if low < high:
                 yield batch.slice(low, high - low)
             base += batch.num_rows
-
-
-def _fsync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,4 +1,14 @@
-"""Kafka topics as a partitioned log, read with confluent-kafka (librdkafka) into Arrow batches."""
+"""Kafka topics as a partitioned log, read with confluent-kafka (librdkafka) into Arrow batches.
+
+Options that begin with ``kafka.`` go to librdkafka, which checks names and values itself. Refused
+is what the log must set itself, and what only Kafka's Java client knows: there a name that is
+ignored, or an obscure error, would cost most time.
+
+Offsets have gaps: compaction removes rows, and the markers of transactions take offsets of their
+own. A range is therefore read until something beyond its end was seen: a row, or the end of the
+partition. A worker process keeps its consumer between tasks, because connecting costs more than
+reading a small range.
+"""
 
 import gc
 import os
@@ -13,7 +23,7 @@ import pyarrow as pa
 
 from client.kafka_groups.cluster import LastError
 from client.spark.logs.partition_log import OFFSET_COLUMN, LogError, LogUnavailable, PartitionLog
-from client.spark.options import OptionError
+from client.spark.options import OptionError, parse_duration_ms
 from protocol.types import TopicPartition
 
 try:
@@ -32,12 +42,46 @@ except ImportError as missing:
         f"group-coordinator[kafka] on the driver and on all executors ({missing})"
     ) from missing
 
-# ------------------------------------------------------------------------------------------
-# The options of a Kafka log, as configuration of librdkafka. Pure.
-#
-# Everything that begins with ``kafka.`` goes to librdkafka, which checks names and values itself.
-# Refused is what the log must set itself, and what only Kafka's Java client knows: there a name
-# that is ignored, or an obscure error, would cost most time.
+T = TypeVar("T")
+
+_RETRY_PAUSE_S: Final = 0.2
+
+EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # It has none.
+LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # It has none.
+
+# What passes by itself: elections, restarts, networks.
+PASSING: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own errors are named so.
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._RESOLVE,  # noqa: SLF001
+        KafkaError._WAIT_CACHE,  # noqa: SLF001
+        KafkaError._DESTROY,  # noqa: SLF001
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
+)
+_UNKNOWN: Final = frozenset(
+    {
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+_NO_ENTRY: Final = KafkaError._NOENT  # noqa: SLF001
+GONE: Final = frozenset(
+    {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001
+)
 
 PREFIX: Final = "kafka."
 ISOLATION: Final = "isolation.level"
@@ -80,8 +124,121 @@ _CONSUMERS: Final = re.compile(
     r"enable\..*offset.*|enable\.auto\.commit|enable\.partition\.eof|auto\..*|"
     r"allow\.auto\.create\.topics"
 )
-_TIMEOUT: Final = re.compile(r"([0-9]{1,6})\s*(ms|s|m)?", re.ASCII)
 _LOG_OPTIONS: Final = ("log.includeHeaders", "log.timeout")
+
+_HEADERS: Final = pa.list_(
+    pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+)
+_MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
+_MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
+_OFFSET: Final = pa.field(OFFSET_COLUMN, pa.int64())
+_COLUMNS: Final = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("timestamp", _MICROSECONDS),
+        pa.field("timestampType", pa.int32()),
+    ]
+)
+# Kafka says 0 where the producer set the time and 1 where the broker did; librdkafka says 1 and
+# 2, and 0 where there is none.
+_NO_TIME: Final = 0
+
+# Their types allow None for what only messages that were never sent lack.
+Messages = list[Any]
+
+# A record batch is what an executor holds in memory at once, besides librdkafka's queue.
+BATCH_ROWS_MAX: Final = 16_384
+BATCH_BYTES_MAX: Final = 8 * 2**20
+_POLL_S: Final = 0.1
+_IDLE_MAX: Final = 2
+
+_INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+
+class KafkaLog(PartitionLog):
+    """Reads the topics of the cluster that the option ``kafka.bootstrap.servers`` names.
+
+    Raises:
+        OptionError: an option is missing, unknown or impossible.
+
+    """
+
+    dense_offsets: ClassVar[bool] = False
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._config = parse_kafka_options(options)
+        self._lock = threading.Lock()
+        self._connected: Admin | None = None
+
+    def partitions(self, topic: str) -> list[int]:
+        """Return the partitions of *topic*, ascending."""
+        return sorted(p.id for p in self._admin.describe(topic).partitions)
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """Return the log start offset and the end: of committed rows, unless told otherwise."""
+        tp = TopicPartition(topic, partition)
+        return self.all_bounds([tp])[tp]
+
+    def all_bounds(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the bounds of several partitions with two requests per broker."""
+        earliest = self._admin.list_offsets(partitions, EARLIEST)
+        latest = self._admin.list_offsets(
+            partitions, LATEST, committed_only=self._config.committed_only
+        )
+        starts, ends = earliest(), latest()
+        return {tp: (starts[tp], max(starts[tp], ends[tp])) for tp in partitions}
+
+    def offsets_at(
+        self, partitions: Collection[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int]:
+        """Return the first offset whose row has this timestamp or a later one, else the end."""
+        found = self._admin.list_offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))()
+        behind = self.all_bounds([tp for tp in partitions if found[tp] < 0])
+        return {tp: behind[tp][1] if tp in behind else found[tp] for tp in partitions}
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics but Kafka's internal ones."""
+        return sorted(set(self._admin.names()) - _INTERNAL)
+
+    def hosts(self, topic: str, partition: int) -> Sequence[str]:
+        """Return the host of the partition's leader."""
+        for found in self._admin.describe(topic).partitions:
+            if found.id == partition and found.leader is not None:
+                return (found.leader.host,)
+        return ()
+
+    def topic_id(self, topic: str) -> str | None:
+        """Return the id that Kafka gave the topic when it was made."""
+        return str(self._admin.describe(topic).topic_id)
+
+    def schema(self, topic: str) -> pa.Schema:
+        """Return the columns that every topic has."""
+        del topic
+        return columns(include_headers=self._config.include_headers)
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows ``start <= offset < end``, with their offsets.
+
+        Raises:
+            LogUnavailable: nothing came for as long as option ``log.timeout`` says.
+            LogError: some of the rows are not there (any more).
+
+        """
+        return read_range(self._config, TopicPartition(topic, partition), start, end)
+
+    @property
+    def _admin(self) -> "Admin":
+        with self._lock:  # The reader and the group's leader ask in threads of their own.
+            if self._connected is None:
+                self._connected = Admin(self._config)
+            return self._connected
+
+
+# --- Options -------------------------------------------------------------------------------
 
 
 class KafkaConfig(NamedTuple):
@@ -173,125 +330,16 @@ def _flag(given: Mapping[str, str], name: str) -> bool:
 
 def _timeout_s(given: Mapping[str, str]) -> float:
     value = given.get("log.timeout", "30s").strip()
-    match = _TIMEOUT.fullmatch(value)
-    if not match or not int(match[1]):
+    timeout_ms = parse_duration_ms(value)
+    if not timeout_ms:
         raise OptionError(
             f"option 'log.timeout' is {value!r}: it must be a duration such as '500ms', '30s', "
             "'2m' (a bare number is milliseconds)"
         )
-    return int(match[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0, None: 0.001}[match[2]]
+    return timeout_ms / 1000
 
 
-# ------------------------------------------------------------------------------------------
-# Kafka's messages as Arrow batches. Pure.
-
-_HEADERS: Final = pa.list_(
-    pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-)
-_MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
-_MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
-_OFFSET: Final = pa.field(OFFSET_COLUMN, pa.int64())
-_COLUMNS: Final = pa.schema(
-    [
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("timestamp", _MICROSECONDS),
-        pa.field("timestampType", pa.int32()),
-    ]
-)
-# Kafka says 0 where the producer set the time and 1 where the broker did; librdkafka says 1 and
-# 2, and 0 where there is none.
-_NO_TIME: Final = 0
-
-
-def columns(*, include_headers: bool) -> pa.Schema:
-    """Return the columns of any topic: those of Spark's own Kafka source, named the same."""
-    return _COLUMNS.append(pa.field("headers", _HEADERS)) if include_headers else _COLUMNS
-
-
-def record_batch(messages: Sequence[Any], *, include_headers: bool) -> pa.RecordBatch:
-    """Return messages as rows, with their offsets in the first column."""
-    kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
-    arrays = [
-        pa.array([message.offset() for message in messages], pa.int64()),
-        pa.array([message.key() for message in messages], pa.binary()),
-        pa.array([message.value() for message in messages], pa.binary()),
-        *_times(kinds, times),
-    ]
-    if include_headers:
-        arrays.append(pa.array([_headers(message.headers()) for message in messages], _HEADERS))
-    schema = columns(include_headers=include_headers)
-    return pa.RecordBatch.from_arrays(arrays, schema=schema.insert(0, _OFFSET))
-
-
-def _times(kinds: Sequence[int], times: Sequence[int]) -> tuple[pa.Array, pa.Array]:
-    """Return the columns ``timestamp`` and ``timestampType``."""
-    known = set(kinds)
-    stamps: Sequence[int | None] = times
-    if _NO_TIME in known:
-        stamps = [ms if kind != _NO_TIME else None for kind, ms in zip(kinds, times, strict=True)]
-    types = (
-        pa.repeat(pa.scalar(kinds[0] - 1, pa.int32()), len(kinds))  # As a rule they are all alike.
-        if len(known) == 1
-        else pa.array([kind - 1 for kind in kinds], pa.int32())
-    )
-    return pa.array(stamps, _MILLISECONDS).cast(_MICROSECONDS), types
-
-
-def _headers(given: Sequence[tuple[str, bytes | None]] | None) -> list[dict[str, Any]] | None:
-    if given is None:
-        return None
-    return [{"key": key, "value": value} for key, value in given]
-
-
-# ------------------------------------------------------------------------------------------
-# Connections to a Kafka cluster: what the reader process asks, and what errors mean.
-
-T = TypeVar("T")
-
-_RETRY_PAUSE_S: Final = 0.2
-
-EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # It has none.
-LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # It has none.
-
-# What passes by itself: elections, restarts, networks.
-PASSING: Final = frozenset(
-    {
-        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own errors are named so.
-        KafkaError._TIMED_OUT,  # noqa: SLF001
-        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
-        KafkaError._TRANSPORT,  # noqa: SLF001
-        KafkaError._RESOLVE,  # noqa: SLF001
-        KafkaError._WAIT_CACHE,  # noqa: SLF001
-        KafkaError._DESTROY,  # noqa: SLF001
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NETWORK_EXCEPTION,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-    }
-)
-_UNKNOWN: Final = frozenset(
-    {
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-    }
-)
-_NO_ENTRY: Final = KafkaError._NOENT  # noqa: SLF001
-GONE: Final = frozenset(
-    {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001
-)
-
-
-def at_time(timestamp_ms: int) -> Any:
-    """Return what asks for the first offset at or after a time."""
-    return OffsetSpec.for_timestamp(timestamp_ms)
+# --- What the reader process asks ----------------------------------------------------------
 
 
 class Admin:
@@ -300,7 +348,7 @@ class Admin:
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
         self._last_error = LastError()
-        self._client = made(AdminClient, {**config.admin, "error_cb": self._last_error})
+        self._client = new_client(AdminClient, {**config.admin, "error_cb": self._last_error})
 
     def describe(self, topic: str) -> Any:
         """Return the description of a topic."""
@@ -381,7 +429,7 @@ class Admin:
         return log_error(error, what, self._config, self._last_error)
 
 
-def made(kind: Callable[[dict[str, Any]], T], config: dict[str, Any]) -> T:
+def new_client(kind: Callable[[dict[str, Any]], T], config: dict[str, Any]) -> T:
     """Make a client of some kind.
 
     Raises:
@@ -417,25 +465,7 @@ def log_error(error: Exception, what: str, config: KafkaConfig, last_error: Last
     return LogError(f"{what}: {where} says: {cause.str()}")
 
 
-# ------------------------------------------------------------------------------------------
-# Reads ranges of Kafka's partitions into Arrow batches. Runs on executors.
-#
-# Offsets have gaps: compaction removes rows, and the markers of transactions take offsets of their
-# own. A range is therefore read until something beyond its end was seen: a row, or the end of the
-# partition.
-#
-# A worker process keeps its consumer between tasks, because connecting costs more than reading a
-# small range.
-
-
-# Their types allow None for what only messages that were never sent lack.
-Messages = list[Any]
-
-# A record batch is what an executor holds in memory at once, besides librdkafka's queue.
-BATCH_ROWS_MAX: Final = 16_384
-BATCH_BYTES_MAX: Final = 8 * 2**20
-_POLL_S: Final = 0.1
-_IDLE_MAX: Final = 2
+# --- Ranges, on executors ------------------------------------------------------------------
 
 
 def read_range(
@@ -469,7 +499,7 @@ def _batches(reader: "_RangeReader", *, include_headers: bool) -> Iterator[pa.Re
 def _without_gc(batches: Iterator[T]) -> Iterator[T]:
     """Make each of *batches* with the garbage collector paused.
 
-    It would look for cycles in thousands of messages, again and again: half of the time.
+    It would look for cycles in thousands of messages, again and again.
     """
     while True:
         was_enabled = gc.isenabled()
@@ -531,7 +561,7 @@ class _RangeReader:
             rows = [message for message in messages if not message.error()]
             for message in messages:
                 if message.error():
-                    self._heed(message, last_error)
+                    self._handle_error(message, last_error)
         if rows:
             last = rows[-1].offset()
             if last >= self._end:
@@ -539,7 +569,7 @@ class _RangeReader:
             self._at = max(self._at, min(last + 1, self._end))
         return rows
 
-    def _heed(self, message: Any, last_error: LastError) -> None:
+    def _handle_error(self, message: Any, last_error: LastError) -> None:
         error = message.error()
         code = error.code()
         if code == KafkaError._PARTITION_EOF:  # noqa: SLF001
@@ -569,7 +599,7 @@ class _Lease:
     def __init__(self, config: KafkaConfig) -> None:
         self.key = _key(config)
         self.last_error = LastError()
-        self.consumer = made(Consumer, {**config.consumer, "error_cb": self.last_error})
+        self.consumer = new_client(Consumer, {**config.consumer, "error_cb": self.last_error})
 
 
 _idle: list[_Lease] = []
@@ -593,89 +623,44 @@ def _give_back(lease: _Lease) -> None:
         _idle.pop(0).consumer.close()
 
 
-# ------------------------------------------------------------------------------------------
-# Kafka topics as a partitioned log, read with confluent-kafka (librdkafka) into Arrow batches.
-
-_INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+# --- Kafka's messages as Arrow batches -----------------------------------------------------
 
 
-class KafkaLog(PartitionLog):
-    """Reads the topics of the cluster that the option ``kafka.bootstrap.servers`` names.
+def columns(*, include_headers: bool) -> pa.Schema:
+    """Return the columns of any topic: those of Spark's own Kafka source, named the same."""
+    return _COLUMNS.append(pa.field("headers", _HEADERS)) if include_headers else _COLUMNS
 
-    Raises:
-        OptionError: an option is missing, unknown or impossible.
 
-    """
+def record_batch(messages: Sequence[Any], *, include_headers: bool) -> pa.RecordBatch:
+    """Return messages as rows, with their offsets in the first column."""
+    kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
+    arrays = [
+        pa.array([message.offset() for message in messages], pa.int64()),
+        pa.array([message.key() for message in messages], pa.binary()),
+        pa.array([message.value() for message in messages], pa.binary()),
+        *_times(kinds, times),
+    ]
+    if include_headers:
+        arrays.append(pa.array([_headers(message.headers()) for message in messages], _HEADERS))
+    schema = columns(include_headers=include_headers)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema.insert(0, _OFFSET))
 
-    dense_offsets: ClassVar[bool] = False
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(options)
-        self._config = parse_kafka_options(options)
-        self._lock = threading.Lock()
-        self._connected: Admin | None = None
+def _times(kinds: Sequence[int], times: Sequence[int]) -> tuple[pa.Array, pa.Array]:
+    """Return the columns ``timestamp`` and ``timestampType``."""
+    known = set(kinds)
+    stamps: Sequence[int | None] = times
+    if _NO_TIME in known:
+        stamps = [ms if kind != _NO_TIME else None for kind, ms in zip(kinds, times, strict=True)]
+    types = (
+        pa.repeat(pa.scalar(kinds[0] - 1, pa.int32()), len(kinds))  # As a rule they are all alike.
+        if len(known) == 1
+        else pa.array([kind - 1 for kind in kinds], pa.int32())
+    )
+    return pa.array(stamps, _MILLISECONDS).cast(_MICROSECONDS), types
 
-    def partitions(self, topic: str) -> list[int]:
-        """Return the partitions of *topic*, ascending."""
-        return sorted(p.id for p in self._admin.describe(topic).partitions)
 
-    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the log start offset and the end: of committed rows, unless told otherwise."""
-        tp = TopicPartition(topic, partition)
-        return self.all_bounds([tp])[tp]
-
-    def all_bounds(
-        self, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, tuple[int, int]]:
-        """Return the bounds of several partitions with two requests per broker."""
-        earliest = self._admin.list_offsets(partitions, EARLIEST)
-        latest = self._admin.list_offsets(
-            partitions, LATEST, committed_only=self._config.committed_only
-        )
-        starts, ends = earliest(), latest()
-        return {tp: (starts[tp], max(starts[tp], ends[tp])) for tp in partitions}
-
-    def offsets_at(
-        self, partitions: Collection[TopicPartition], timestamp_ms: int
-    ) -> dict[TopicPartition, int]:
-        """Return the first offset whose row has this timestamp or a later one, else the end."""
-        found = self._admin.list_offsets(partitions, at_time(timestamp_ms))()
-        behind = self.all_bounds([tp for tp in partitions if found[tp] < 0])
-        return {tp: behind[tp][1] if tp in behind else found[tp] for tp in partitions}
-
-    def topics(self) -> list[str]:
-        """Return the names of all topics but Kafka's internal ones."""
-        return sorted(set(self._admin.names()) - _INTERNAL)
-
-    def hosts(self, topic: str, partition: int) -> Sequence[str]:
-        """Return the host of the partition's leader."""
-        for found in self._admin.describe(topic).partitions:
-            if found.id == partition and found.leader is not None:
-                return (found.leader.host,)
-        return ()
-
-    def topic_id(self, topic: str) -> str | None:
-        """Return the id that Kafka gave the topic when it was made."""
-        return str(self._admin.describe(topic).topic_id)
-
-    def schema(self, topic: str) -> pa.Schema:
-        """Return the columns that every topic has."""
-        del topic
-        return columns(include_headers=self._config.include_headers)
-
-    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows ``start <= offset < end``, with their offsets.
-
-        Raises:
-            LogUnavailable: nothing came for as long as option ``log.timeout`` says.
-            LogError: some of the rows are not there (any more).
-
-        """
-        return read_range(self._config, TopicPartition(topic, partition), start, end)
-
-    @property
-    def _admin(self) -> Admin:
-        with self._lock:  # The reader and the group's leader ask in threads of their own.
-            if self._connected is None:
-                self._connected = Admin(self._config)
-            return self._connected
+def _headers(given: Sequence[tuple[str, bytes | None]] | None) -> list[dict[str, Any]] | None:
+    if given is None:
+        return None
+    return [{"key": key, "value": value} for key, value in given]

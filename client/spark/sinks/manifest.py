@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from client.spark.disk import fsync_folder
 from client.spark.sinks.ranges import PartitionKey, SinkError, Stored
 
 LOG_FOLDER: Final = "_log"
@@ -250,15 +251,6 @@ class Manifest:
     def _fsync_log(self) -> None:
         if self._fsync:
             fsync_folder(self._log)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Put the names in *folder* on disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def encode_change(change: Change) -> bytes:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
-from client.spark.sinks.manifest import LOG_FOLDER, Change, DataFile, Manifest, State, fsync_folder
+from client.spark.disk import fsync_folder
+from client.spark.sinks.manifest import LOG_FOLDER, Change, DataFile, Manifest, State
 from client.spark.sinks.ranges import PartitionKey, SinkError, Stored
 
 # ------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ the other, each bounded, so that any number of readers costs the flusher next to
 """
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -16,13 +15,11 @@ from coordinator.log.errors import LogError
 from coordinator.log.format import Entry
 from coordinator.log.journal import Journal
 from coordinator.runtime.calls import Call
-from coordinator.runtime.worker import RunBlocking
+from coordinator.runtime.environment import Environment
 from protocol.errors import ErrorCode
 from protocol.messages import OffsetChange, ReadOffsetChangesRequest, ReadOffsetChangesResponse
 
-EmitEvent = Callable[[str, dict[str, Any]], None]
-
-# Packing the answer holds up everybody else: so many take 8 ms.
+# Packing the answer holds up everybody else.
 CHANGES_MAX: Final = 2_000
 # What one request may look at: entries that are no change of an offset count too.
 ENTRIES_PER_READ: Final = 10_000
@@ -108,19 +105,12 @@ class ChangesReader:
     """Does one read after the other and answers it; what waits is bounded, too."""
 
     def __init__(
-        self,
-        journal: Journal,
-        *,
-        max_response_bytes: int,
-        run_blocking: RunBlocking,
-        emit_event: EmitEvent,
-        answered: Callable[[], None],
+        self, journal: Journal, environment: Environment, *, max_response_bytes: int
     ) -> None:
         self._journal = journal
         self._answer_bytes = min(ANSWER_BYTES_MAX, max_response_bytes // 2)
-        self._run_blocking = run_blocking
-        self._emit_event = emit_event
-        self._answered = answered
+        self._run_reading = environment.run_reading
+        self._emit_event = environment.emit_event
         self._waiting: deque[ChangesRead] = deque()
         self._wanted = trio.Event()
 
@@ -154,11 +144,10 @@ class ChangesReader:
                 continue
             read = self._waiting.popleft()
             try:
-                await self._run_blocking(read.run)
+                await self._run_reading(read.run)
             except LogError as exc:
                 # Memory is whole, so groups are served on; a start will refuse this log.
                 self._emit_event("log.unreadable", {"reason": str(exc)})
                 read.call.fail(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
             else:
                 self._answer(read)
-            self._answered()
