@@ -1,4 +1,4 @@
-"""Settings: one table, Kafka's names and defaults where Kafka has the thing.
+"""Settings: one table, `Settings`; Kafka's names and defaults where Kafka has the thing.
 
 ``--set name=value`` wins over the environment (``GROUP_COORDINATOR_`` + upper case, dots as
 ``_``), which wins over the TOML file (flat, quoted keys). A name that isn't in the table, or a
@@ -8,7 +8,7 @@ value that can't be, refuses to start and says which and why.
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -23,191 +23,129 @@ class ConfigError(Exception):
     """A setting is unknown or impossible; the message names it and says why."""
 
 
-class Setting(NamedTuple):
-    """One line of the table; *low* and *high* are included, and for numbers only."""
-
-    name: str
-    default: float | str | bool
-    doc: str
-    low: float = 0
-    high: float = INT32_MAX
-
-    @property
-    def attribute(self) -> str:
-        """The setting's name in `Settings`."""
-        return self.name.replace(".", "_")
+def _setting(default: Any, doc: str, *, low: float = 0, high: float = INT32_MAX) -> Any:
+    """Declare a setting; *low* and *high* are included, and for numbers only."""
+    return field(
+        default=default, metadata={"default": default, "doc": doc, "low": low, "high": high}
+    )
 
 
 _MIB: Final = 1024 * 1024
 
-SETTINGS: Final = (
-    Setting("listeners", "127.0.0.1:9310", "Addresses to listen on, host:port, comma-separated."),
-    Setting(
-        "advertised.listeners",
-        "",
-        "host:port that FindCoordinator answers; needed where a listener is a wildcard.",
-    ),
-    Setting("node.id", 1, "This node's number, kept in the data folder."),
-    Setting(
-        "cluster.id",
-        "",
-        "22 characters of URL-safe base64: the cluster whose data folder it must be, and what a "
-        "new one gets; empty = any, and random.",
-    ),
-    Setting("allow.plaintext.remote", False, "Listen off loopback although nothing is encrypted."),
-    Setting("group.min.session.timeout.ms", 6_000, "Shortest session a member may ask for.", 1),
-    Setting("group.max.session.timeout.ms", 1_800_000, "Longest session, likewise.", 1),
-    Setting(
-        "group.initial.rebalance.delay.ms",
-        3_000,
-        "How long the first join phase of an empty group waits for more members.",
-    ),
-    Setting("group.max.size", 10_000, "Members of one group, ids given out included.", 1),
-    Setting("group.max.offsets", 100_000, "Committed offsets of one group.", 1),
-    Setting(
-        "group.commit.ownership.check",
-        True,
-        "Refuse a commit for a partition that the member doesn't own in this generation.",
-    ),
-    Setting("offset.metadata.max.bytes", 4_096, "UTF-8 bytes of one offset's metadata."),
-    Setting(
-        "offsets.retention.minutes",
-        10_080,
-        "How long offsets are kept once nobody uses them; -1 = for ever.",
-        -1,
-    ),
-    Setting(
-        "offsets.retention.check.interval.ms",
-        600_000,
-        "How often expired offsets are looked for.",
-        1,
-    ),
-    Setting(
-        "offsets.topic.num.partitions",
-        50,
-        "Offsets partitions; fixed when the data folder is made.",
-        1,
-        0xFFFE,
-    ),
-    Setting(
-        "offsets.topic.segment.bytes",
-        100 * _MIB,
-        "Size at which a log segment is sealed.",
-        4096,
-        1024 * _MIB,
-    ),
-    Setting("log.cleaner.enable", True, "Compact the offsets log whenever that is worth it."),
-    Setting(
-        "log.cleaner.min.cleanable.ratio",
-        0.5,
-        "What share of the sealed segments must be new since the last compaction for another.",
-        0,
-        1,
-    ),
-    Setting(
-        "log.cleaner.delete.retention.ms",
-        86_400_000,
-        "How long the log keeps what was removed, for those who read the changes.",
-        0,
-        2**62,
-    ),
-    Setting(
-        "offsets.commit.timeout.ms",
-        5_000,
-        "After this long without fsync a waiting answer is OUTCOME_UNKNOWN.",
-        1,
-    ),
-    Setting(
-        "storage.reserve.bytes",
-        -1,
-        "Free disk below which new data is refused; -1 = the larger of 5 % of the disk and "
-        "the log's live data plus two segments.",
-        -1,
-        2**62,
-    ),
-    Setting("max.connections", 10_000, "Open connections; more are closed at once.", 1),
-    # Both must leave room in a batch of the log (32 MiB): a commit's repeats group and topic for
-    # each entry, and a group's record holds all assignments besides its members.
-    Setting(
-        "socket.request.max.bytes", REQUEST_BYTES_MAX, "Largest request frame.", 1024, 16 * _MIB
-    ),
-    Setting(
-        "sync.request.max.bytes", SYNC_REQUEST_BYTES_MAX, "Largest SyncGroup.", 1024, 16 * _MIB
-    ),
-    Setting(
-        "response.max.bytes", RESPONSE_BYTES_MAX, "Largest response frame.", 65_536, 256 * _MIB
-    ),
-    Setting(
-        "max.in.flight.requests",
-        64,
-        "Unanswered requests of one connection before its socket is no longer read.",
-        1,
-    ),
-    Setting(
-        "max.parked.requests",
-        20_000,
-        "JoinGroups and SyncGroups that wait for other members; a further JoinGroup is refused.",
-        1,
-    ),
-    Setting(
-        "queued.max.request.bytes",
-        64 * _MIB,
-        "Requests that are not answered or half read, of all connections, before no more is read.",
-        1024,
-        2**62,
-    ),
-    Setting("send.buffer.max.bytes", _MIB, "Unsent answers of one connection, likewise.", 1024),
-    Setting("connections.max.idle.ms", 600_000, "A silent connection is closed after this.", 1),
-    Setting("first.request.timeout.ms", 10_000, "A new connection must ask something in this.", 1),
-    Setting(
-        "request.read.timeout.ms",
-        10_000,
-        "A begun frame must be whole in this, plus a second per 64 KiB.",
-        1,
-    ),
-    Setting("send.timeout.ms", 10_000, "A peer that takes no byte for this long is closed.", 1),
-    Setting("shutdown.timeout.ms", 10_000, "Longest drain after SIGTERM."),
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings as values; see `SETTINGS` for what each means."""
+    """The settings: each one's name (with dots for underscores), type, default, meaning and bounds.
 
-    listeners: str
-    advertised_listeners: str
-    node_id: int
-    cluster_id: str
-    allow_plaintext_remote: bool
-    group_min_session_timeout_ms: int
-    group_max_session_timeout_ms: int
-    group_initial_rebalance_delay_ms: int
-    group_max_size: int
-    group_max_offsets: int
-    group_commit_ownership_check: bool
-    offset_metadata_max_bytes: int
-    offsets_retention_minutes: int
-    offsets_retention_check_interval_ms: int
-    offsets_topic_num_partitions: int
-    offsets_topic_segment_bytes: int
-    log_cleaner_enable: bool
-    log_cleaner_min_cleanable_ratio: float
-    log_cleaner_delete_retention_ms: int
-    offsets_commit_timeout_ms: int
-    storage_reserve_bytes: int
-    max_connections: int
-    socket_request_max_bytes: int
-    sync_request_max_bytes: int
-    response_max_bytes: int
-    max_in_flight_requests: int
-    max_parked_requests: int
-    queued_max_request_bytes: int
-    send_buffer_max_bytes: int
-    connections_max_idle_ms: int
-    first_request_timeout_ms: int
-    request_read_timeout_ms: int
-    send_timeout_ms: int
-    shutdown_timeout_ms: int
+    Raises:
+        ConfigError: They don't fit together.
+    """
+
+    listeners: str = _setting(
+        "127.0.0.1:9310", "Addresses to listen on, host:port, comma-separated."
+    )
+    advertised_listeners: str = _setting(
+        "", "host:port that FindCoordinator answers; needed where a listener is a wildcard."
+    )
+    node_id: int = _setting(1, "This node's number, kept in the data folder.")
+    cluster_id: str = _setting(
+        "",
+        "22 characters of URL-safe base64: the cluster whose data folder it must be, and what a "
+        "new one gets; empty = any, and random.",
+    )
+    allow_plaintext_remote: bool = _setting(
+        False, "Listen off loopback although nothing is encrypted."
+    )
+    group_min_session_timeout_ms: int = _setting(
+        6_000, "Shortest session a member may ask for.", low=1
+    )
+    group_max_session_timeout_ms: int = _setting(1_800_000, "Longest session, likewise.", low=1)
+    group_initial_rebalance_delay_ms: int = _setting(
+        3_000, "How long the first join phase of an empty group waits for more members."
+    )
+    group_max_size: int = _setting(10_000, "Members of one group, ids given out included.", low=1)
+    group_max_offsets: int = _setting(100_000, "Committed offsets of one group.", low=1)
+    group_commit_ownership_check: bool = _setting(
+        True, "Refuse a commit for a partition that the member doesn't own in this generation."
+    )
+    offset_metadata_max_bytes: int = _setting(4_096, "UTF-8 bytes of one offset's metadata.")
+    offsets_retention_minutes: int = _setting(
+        10_080, "How long offsets are kept once nobody uses them; -1 = for ever.", low=-1
+    )
+    offsets_retention_check_interval_ms: int = _setting(
+        600_000, "How often expired offsets are looked for.", low=1
+    )
+    offsets_topic_num_partitions: int = _setting(
+        50, "Offsets partitions; fixed when the data folder is made.", low=1, high=0xFFFE
+    )
+    offsets_topic_segment_bytes: int = _setting(
+        100 * _MIB, "Size at which a log segment is sealed.", low=4096, high=1024 * _MIB
+    )
+    log_cleaner_enable: bool = _setting(True, "Compact the offsets log whenever that is worth it.")
+    log_cleaner_min_cleanable_ratio: float = _setting(
+        0.5,
+        "What share of the sealed segments must be new since the last compaction for another.",
+        low=0,
+        high=1,
+    )
+    log_cleaner_delete_retention_ms: int = _setting(
+        86_400_000,
+        "How long the log keeps what was removed, for those who read the changes.",
+        low=0,
+        high=2**62,
+    )
+    offsets_commit_timeout_ms: int = _setting(
+        5_000, "After this long without fsync a waiting answer is OUTCOME_UNKNOWN.", low=1
+    )
+    storage_reserve_bytes: int = _setting(
+        -1,
+        "Free disk below which new data is refused; -1 = the larger of 5 % of the disk and "
+        "the log's live data plus two segments.",
+        low=-1,
+        high=2**62,
+    )
+    max_connections: int = _setting(10_000, "Open connections; more are closed at once.", low=1)
+    # Both must leave room in a batch of the log (32 MiB): a commit's repeats group and topic for
+    # each entry, and a group's record holds all assignments besides its members.
+    socket_request_max_bytes: int = _setting(
+        REQUEST_BYTES_MAX, "Largest request frame.", low=1024, high=16 * _MIB
+    )
+    sync_request_max_bytes: int = _setting(
+        SYNC_REQUEST_BYTES_MAX, "Largest SyncGroup.", low=1024, high=16 * _MIB
+    )
+    response_max_bytes: int = _setting(
+        RESPONSE_BYTES_MAX, "Largest response frame.", low=65_536, high=256 * _MIB
+    )
+    max_in_flight_requests: int = _setting(
+        64, "Unanswered requests of one connection before its socket is no longer read.", low=1
+    )
+    max_parked_requests: int = _setting(
+        20_000,
+        "JoinGroups and SyncGroups that wait for other members; a further JoinGroup is refused.",
+        low=1,
+    )
+    queued_max_request_bytes: int = _setting(
+        64 * _MIB,
+        "Requests that are not answered or half read, of all connections, before no more is read.",
+        low=1024,
+        high=2**62,
+    )
+    send_buffer_max_bytes: int = _setting(
+        _MIB, "Unsent answers of one connection, likewise.", low=1024
+    )
+    connections_max_idle_ms: int = _setting(
+        600_000, "A silent connection is closed after this.", low=1
+    )
+    first_request_timeout_ms: int = _setting(
+        10_000, "A new connection must ask something in this.", low=1
+    )
+    request_read_timeout_ms: int = _setting(
+        10_000, "A begun frame must be whole in this, plus a second per 64 KiB.", low=1
+    )
+    send_timeout_ms: int = _setting(
+        10_000, "A peer that takes no byte for this long is closed.", low=1
+    )
+    shutdown_timeout_ms: int = _setting(10_000, "Longest drain after SIGTERM.")
 
     def __post_init__(self) -> None:
         """Check what one setting alone can't tell."""
@@ -297,10 +235,23 @@ def _ip(host: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
+class Setting(NamedTuple):
+    """One line of the table, as it is read and printed."""
+
+    name: str
+    attribute: str
+    default: float | str | bool
+    doc: str
+    low: float
+    high: float
+
+
+SETTINGS: Final = tuple(
+    Setting(f.name.replace("_", "."), f.name, **f.metadata) for f in fields(Settings)
+)
 _KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 _BY_ENV: Final = {ENV_PREFIX + setting.attribute.upper(): setting.name for setting in SETTINGS}
-assert {s.attribute for s in SETTINGS} == {f.name for f in fields(Settings)}
 
 
 def load_settings(
@@ -321,7 +272,7 @@ def load_settings(
     Raises:
         ConfigError: A name is unknown or a value impossible.
     """
-    values: dict[str, Any] = {s.name: s.default for s in SETTINGS}
+    values: dict[str, Any] = {}
     if toml_path is not None:
         for name, raw in _read_toml(toml_path).items():
             values[name] = _value(name, raw, f"in {toml_path}")
@@ -364,22 +315,15 @@ def _lookup(name: str) -> Setting:
 
 def _parse(name: str, text: str) -> float | str | bool:
     """Return *text* as the type that the setting has."""
-    default = _lookup(name).default
-    if type(default) is bool:
+    kind = type(_lookup(name).default)
+    if kind is bool:
         if text.lower() not in {"true", "false"}:
             raise ConfigError(f"{name}: {text!r} is neither true nor false")
         return text.lower() == "true"
-    if type(default) is int:
-        try:
-            return int(text)
-        except ValueError:
-            raise ConfigError(f"{name}: {text!r} is not a whole number") from None
-    if type(default) is float:
-        try:
-            return float(text)
-        except ValueError:
-            raise ConfigError(f"{name}: {text!r} is not a number") from None
-    return text
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"{name}: {text!r} is not {_KINDS[kind]}") from None
 
 
 def _value(name: str, value: Any, where: str) -> float | str | bool:

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -101,15 +102,10 @@ def make_node(
 def group_config(settings: Settings) -> GroupConfig:
     """Return the part of the settings that groups live by."""
     minutes = settings.offsets_retention_minutes
+    names = [field.name for field in fields(GroupConfig) if hasattr(settings, field.name)]
     return GroupConfig(
-        group_min_session_timeout_ms=settings.group_min_session_timeout_ms,
-        group_max_session_timeout_ms=settings.group_max_session_timeout_ms,
-        group_initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
-        group_max_size=settings.group_max_size,
-        group_max_offsets=settings.group_max_offsets,
-        offset_metadata_max_bytes=settings.offset_metadata_max_bytes,
+        **{name: getattr(settings, name) for name in names},
         offsets_retention_ms=-1 if minutes < 0 else minutes * 60_000,
-        offsets_retention_check_interval_ms=settings.offsets_retention_check_interval_ms,
         ownership_check=settings.group_commit_ownership_check,
         max_response_bytes=settings.response_max_bytes,
         max_assignments_bytes=settings.sync_request_max_bytes,
