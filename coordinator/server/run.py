@@ -140,8 +140,8 @@ async def serve(
     except OSError as exc:
         log.critical("refused", reason=f"the data folder {data_dir} can't be used: {exc.strerror}")
         return EXIT_REFUSED
-    for name, fields in journal.recovery_events:
-        log.warning(name, **fields)
+    for name, details in journal.recovery_events:
+        log.warning(name, **details)
     try:
         listeners = [listen(*address) for address in settings.listener_addresses()]
     except OSError as exc:

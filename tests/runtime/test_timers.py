@@ -74,7 +74,7 @@ async def test_what_is_readable_counts_before_what_is_expired(autojump_clock: Mo
 
 
 async def test_the_wall_clock_ends_no_session(autojump_clock: MockClock) -> None:
-    """Row 47: only the monotonic clock measures durations."""
+    """Only the monotonic clock measures durations."""
     async with world() as w:
         client = w.connect()
         member_id = await client.join_alone()

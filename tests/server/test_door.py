@@ -37,7 +37,7 @@ async def test_a_connection_that_broke_before_accept(code: int, autojump_clock: 
 
 
 async def test_reads_that_always_end_inside_another_frame(autojump_clock: MockClock) -> None:
-    """Row 3 is about bytes that stop: here every frame becomes whole in half a second."""
+    """Only bytes that stop are late: here every frame becomes whole in half a second."""
     async with world("request.read.timeout.ms=2000") as w:
         client = w.connect()
         _, before = client._protocol.send(beat())

@@ -1,4 +1,4 @@
-"""Requests that can't be handled: rows 6-14, 37 and 48 of the table of limits."""
+"""Requests that can't be handled."""
 
 from typing import Any
 
@@ -94,7 +94,7 @@ async def fetched(client: Client, group_id: str = "g", partition: int = 0) -> in
 
 
 async def test_duplicates_are_refused_whole_in_full_shape(autojump_clock: MockClock) -> None:
-    """Row 12: the body could be read, so its answer has its shape."""
+    """The body could be read, so its answer has its shape."""
     async with world() as w:
         client = w.connect()
 
@@ -103,7 +103,7 @@ async def test_duplicates_are_refused_whole_in_full_shape(autojump_clock: MockCl
 
 
 async def test_long_metadata_fails_its_partition_only(autojump_clock: MockClock) -> None:
-    """Row 14: the others are stored."""
+    """The others are stored."""
     async with world() as w:
         client = w.connect()
         partitions = (PartitionCommit(0, 5, -1, "x" * 4097), PartitionCommit(1, 6, -1, "x" * 4096))
@@ -116,7 +116,7 @@ async def test_long_metadata_fails_its_partition_only(autojump_clock: MockClock)
 
 @pytest.mark.parametrize("group_id", ["", "a\nb", "g" * 256])
 async def test_a_group_id_that_is_not_legal_is_24(group_id: str, autojump_clock: MockClock) -> None:
-    """Row 10; in a request over several groups only for that one."""
+    """In a request over several groups only for that one."""
     async with world() as w:
         client = w.connect()
 
@@ -147,7 +147,7 @@ async def test_a_group_id_that_is_not_legal_is_24(group_id: str, autojump_clock:
 async def test_a_session_timeout_out_of_bounds_is_26(
     session_ms: int, autojump_clock: MockClock
 ) -> None:
-    """Row 16: too short evicts for a hiccup, too long keeps partitions of the dead."""
+    """Too short evicts for a hiccup, too long keeps partitions of the dead."""
     async with world() as w:
         request = join(member_id="m", session_ms=session_ms)
 
@@ -198,7 +198,7 @@ LOADING_REQUESTS: list[Request] = [
 async def test_while_loading_everything_about_groups_is_14(
     request_: Request, autojump_clock: MockClock
 ) -> None:
-    """Row 37: heartbeats too, or a client would learn of its eviction by silence."""
+    """Heartbeats too, or a client would learn of its eviction by silence."""
     async with world(load=False) as w:
         answer = await w.connect().ask(request_)
 
@@ -287,7 +287,7 @@ async def test_the_header_names_the_epoch_of_one_group_only(autojump_clock: Mock
 async def test_a_bug_in_a_handler_ends_one_connection(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    """Row 48: -1 to the asker, whose connection closes; everybody else goes on."""
+    """-1 to the asker, whose connection closes; everybody else goes on."""
     async with world() as w:
         asker, friend = w.connect(), w.connect()
         friend_id = await friend.join_alone("other")

@@ -1,4 +1,4 @@
-"""Limits of what a group may be asked for: rows 10-21 of the table, and what the user is told.
+"""Limits of what a group may be asked for, and what the user is told.
 
 What the answer's layout has no room for is in the server's log, as `request.refused`.
 """
@@ -87,7 +87,7 @@ async def test_a_field_that_cannot_be_is_42_and_named(
 
 
 async def test_a_sync_with_too_long_an_assignment_is_42(autojump_clock: MockClock) -> None:
-    """Row 15: the request may be 8 MiB, one member's part of it may not."""
+    """The request may be 8 MiB, one member's part of it may not."""
     body = ["g", 1, "m", None, None, None, [["m", bytes(256 * 1024 + 1)]]]
     async with world() as w:
         client = w.connect()
@@ -104,7 +104,7 @@ async def test_a_sync_with_too_long_an_assignment_is_42(autojump_clock: MockCloc
 async def test_a_group_id_that_cannot_be_is_24_in_words(
     group_id: str, reason: str, autojump_clock: MockClock
 ) -> None:
-    """Row 10: a group id is often made from a user's own text."""
+    """A group id is often made from a user's own text."""
     requests: list[m.Request] = [
         join(group_id),
         m.SyncGroupRequest(group_id, 1, "m", None, None, None, ()),
@@ -153,7 +153,7 @@ async def test_a_commit_that_cannot_be_is_42_as_a_whole(
 async def test_metadata_over_the_limit_fails_its_partition_only(
     metadata: str, autojump_clock: MockClock
 ) -> None:
-    """Row 14: bytes of UTF-8 count, and the others are stored."""
+    """Bytes of UTF-8 count, and the others are stored."""
     async with world() as w:
         partitions = (
             m.PartitionCommit(0, 5, -1, metadata),
@@ -169,7 +169,7 @@ async def test_metadata_over_the_limit_fails_its_partition_only(
 async def test_a_session_timeout_out_of_bounds_is_26_in_words(
     session_ms: int, autojump_clock: MockClock
 ) -> None:
-    """Row 16: the user must learn which values are allowed."""
+    """The user must learn which values are allowed."""
     async with world() as w:
         answer = await w.connect().ask(join(session_ms=session_ms))
 
@@ -197,7 +197,7 @@ async def described(client: Client) -> m.DescribedGroup:
 async def test_protocols_that_do_not_fit_are_23_and_the_group_goes_on(
     changes: dict[str, Any], words: list[str], autojump_clock: MockClock
 ) -> None:
-    """Row 17: one driver that was deployed with other settings must not stop the rest."""
+    """One driver that was deployed with other settings must not stop the rest."""
     async with world() as w:
         client = w.connect()
         member_id = await client.join_alone()
@@ -236,7 +236,7 @@ def sync(member_id: str, generation: int, **given: bytes) -> m.SyncGroupRequest:
 async def test_a_leader_that_assigns_nonsense_is_thrown_out_and_told_why(
     nonsense: str, autojump_clock: MockClock
 ) -> None:
-    """Row 18: its assignment is never stored, and the others don't wait for it."""
+    """Its assignment is never stored, and the others don't wait for it."""
     async with world() as w:
         clients, (leader, follower), generation = await two_at_the_barrier(w)
         given = {
@@ -267,7 +267,7 @@ async def test_a_leader_that_assigns_nonsense_is_thrown_out_and_told_why(
 
 
 async def test_a_member_that_the_leader_leaves_out_gets_nothing(autojump_clock: MockClock) -> None:
-    """Row 18: that is a leader's right, when there are more members than partitions."""
+    """That is a leader's right, when there are more members than partitions."""
     async with world() as w:
         clients, (leader, follower), generation = await two_at_the_barrier(w)
         waits = clients[1].send(sync(follower, generation))
@@ -282,7 +282,7 @@ async def test_a_member_that_the_leader_leaves_out_gets_nothing(autojump_clock: 
 async def test_an_assignment_of_someone_who_does_not_lead_is_ignored(
     autojump_clock: MockClock,
 ) -> None:
-    """Row 19: an old leader may not know yet that it leads no more."""
+    """An old leader may not know yet that it leads no more."""
     async with world() as w:
         clients, (leader, follower), generation = await two_at_the_barrier(w)
         shares = (m.MemberAssignment(follower, ASSIGNMENT),)
@@ -321,7 +321,7 @@ async def test_a_subscription_that_cannot_be_read_stops_nobody(
 
 
 async def test_an_assignment_that_cannot_be_read_is_passed_on(autojump_clock: MockClock) -> None:
-    """Row 18 holds where it is readable; elsewhere it is the leader's own format."""
+    """It is checked where it is readable; elsewhere it is the leader's own format."""
     async with world() as w:
         clients, (leader, follower), generation = await two_at_the_barrier(w)
         shares = tuple(m.MemberAssignment(id_, b"\x00\x01own") for id_ in (leader, follower))
@@ -338,7 +338,7 @@ async def test_an_assignment_that_cannot_be_read_is_passed_on(autojump_clock: Mo
 
 
 async def test_who_is_fenced_is_told_by_whom(autojump_clock: MockClock) -> None:
-    """Row 20: two deployments with one instance id find each other by this text."""
+    """Two deployments with one instance id find each other by this text."""
     async with world() as w:
         first, second = w.connect("192.0.2.1"), w.connect("192.0.2.2")
         await second.ask(m.ApiVersionsRequest("twin", "test", "1"))
@@ -378,7 +378,7 @@ async def test_who_is_fenced_is_told_by_whom(autojump_clock: MockClock) -> None:
 async def test_a_flood_of_new_members_is_81_until_unused_ids_end(
     autojump_clock: MockClock,
 ) -> None:
-    """Row 21: ids that were given out count, and end with their session timeout."""
+    """Ids that were given out count, and end with their session timeout."""
     async with world("group.max.size=3") as w:
         client = w.connect()
         given = [await client.member_id() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What a connection may cost: rows 1-4 and 25-28 of the table of limits."""
+"""What a connection may cost."""
 
 import errno
 
@@ -66,7 +66,7 @@ async def test_limits_of_frames_are_settings(autojump_clock: MockClock) -> None:
 
 
 async def test_a_new_connection_must_ask_something_soon(autojump_clock: MockClock) -> None:
-    """Row 28: 10 seconds, found by a sweep each second."""
+    """10 seconds, found by a sweep each second."""
     async with world() as w:
         silent = w.connect()
         await trio.sleep(9.5)
@@ -77,7 +77,7 @@ async def test_a_new_connection_must_ask_something_soon(autojump_clock: MockCloc
 
 
 async def test_a_silent_connection_lasts_ten_minutes(autojump_clock: MockClock) -> None:
-    """Row 28: a crashed peer says nothing either."""
+    """A crashed peer says nothing either."""
     async with world() as w:
         client = w.connect()
         await client.ask(HELLO)
@@ -106,7 +106,7 @@ async def test_a_parked_join_keeps_a_silent_connection(autojump_clock: MockClock
 async def test_a_frame_must_be_finished_in_time(
     size: int, allowed_s: int, autojump_clock: MockClock
 ) -> None:
-    """Row 3: 10 s and a second per 64 KiB, however slowly the bytes drip."""
+    """10 s and a second per 64 KiB, however slowly the bytes drip."""
     async with world() as w:
         client = w.connect()
         await client.ask(HELLO)
@@ -124,7 +124,7 @@ async def test_a_frame_must_be_finished_in_time(
 
 
 async def test_the_first_frame_must_be_finished_in_time_too(autojump_clock: MockClock) -> None:
-    """Row 28 counts until the first whole request, not the first byte."""
+    """The time counts until the first whole request, not the first byte."""
     async with world() as w:
         client = w.connect()
         client.transport.put(b"\x00\x00")
@@ -134,7 +134,7 @@ async def test_the_first_frame_must_be_finished_in_time_too(autojump_clock: Mock
 
 
 async def test_a_client_that_takes_no_byte_is_closed(autojump_clock: MockClock) -> None:
-    """Row 27: 10 seconds without progress."""
+    """10 seconds without progress."""
     async with world() as w:
         client = w.connect()
         client.transport.give_room(5)
@@ -164,7 +164,7 @@ async def test_a_slow_reader_that_makes_progress_is_served(autojump_clock: MockC
 
 
 async def test_answers_over_the_buffer_stop_the_reading(autojump_clock: MockClock) -> None:
-    """Row 27: a client that takes no answers must not make us hold more of them."""
+    """A client that takes no answers must not make us hold more of them."""
     async with world("send.buffer.max.bytes=1024", "send.timeout.ms=100000") as w:
         for number in range(20):
             await w.connect().ask(commit(group_id=f"group-{number}" + "x" * 100))
@@ -187,7 +187,7 @@ async def test_answers_over_the_buffer_stop_the_reading(autojump_clock: MockCloc
 async def test_a_slow_reader_of_large_answers_is_not_closed_for_their_size(
     autojump_clock: MockClock,
 ) -> None:
-    """Row 27 bounds what waits, not one answer: the next request is read when there is room."""
+    """The limit bounds what waits, not one answer: the next request is read when there is room."""
     async with world("send.buffer.max.bytes=1024", "send.timeout.ms=100000") as w:
         for number in range(20):
             await w.connect().ask(commit(group_id=f"group-{number}" + "x" * 100))
@@ -206,7 +206,7 @@ async def test_a_slow_reader_of_large_answers_is_not_closed_for_their_size(
 async def test_more_than_the_limit_behind_the_answer_being_sent_closes(
     autojump_clock: MockClock,
 ) -> None:
-    """Row 27: what was in flight when reading stopped can still be too much."""
+    """What was in flight when reading stopped can still be too much."""
     async with world("send.buffer.max.bytes=1024", "send.timeout.ms=100000") as w:
         client, friend = w.connect(), w.connect()
         w.slow_disk.hold()
@@ -263,7 +263,7 @@ async def test_a_socket_that_is_writable_as_its_session_ends_harms_nobody(
 
 
 async def test_64_requests_in_flight_stop_the_reading(autojump_clock: MockClock) -> None:
-    """Row 26: pipelining is bounded, and goes on when answers leave."""
+    """Pipelining is bounded, and goes on when answers leave."""
     async with world() as w:
         client = w.connect()
         w.slow_disk.hold()
@@ -282,7 +282,7 @@ async def test_64_requests_in_flight_stop_the_reading(autojump_clock: MockClock)
 
 
 async def test_parked_joins_do_not_count_as_in_flight(autojump_clock: MockClock) -> None:
-    """Row 26: they wait for other members, and heartbeats must pass them."""
+    """They wait for other members, and heartbeats must pass them."""
     async with world("max.in.flight.requests=1") as w:
         client = w.connect()
         member_id = await client.member_id()
@@ -293,7 +293,7 @@ async def test_parked_joins_do_not_count_as_in_flight(autojump_clock: MockClock)
 
 
 async def test_connections_over_the_maximum_are_closed_at_once(autojump_clock: MockClock) -> None:
-    """Row 25: those that are there go on."""
+    """Those that are there go on."""
     async with world(max_connections=2) as w:
         first, second, third = w.connect(), w.connect(), w.connect()
         await turn()
@@ -306,7 +306,7 @@ async def test_connections_over_the_maximum_are_closed_at_once(autojump_clock: M
 
 
 async def test_no_descriptors_pause_the_door(autojump_clock: MockClock) -> None:
-    """Row 25 and test 51: EMFILE must not end the server."""
+    """EMFILE must not end the server."""
     async with world() as w:
         w.listener.arrive(OSError(errno.EMFILE, "too many open files"))
         client = w.connect()
@@ -376,7 +376,7 @@ async def test_limits_hold_within_one_read(autojump_clock: MockClock) -> None:
 
 
 async def test_64_requests_in_flight_hold_within_one_read(autojump_clock: MockClock) -> None:
-    """Row 26 counts requests, however they were packed."""
+    """The limit counts requests, however they were packed."""
     async with world() as w:
         client = w.connect()
         w.slow_disk.hold()

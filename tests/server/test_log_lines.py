@@ -31,7 +31,7 @@ def test_an_event_is_one_json_line(lines: io.StringIO) -> None:
 
 
 def test_names_from_clients_cannot_forge_a_line(lines: io.StringIO) -> None:
-    """Row 50: control characters are escaped, lengths bounded."""
+    """Control characters are escaped, lengths bounded."""
     structlog.get_logger().info("x", client_id='a\n{"event": "ready"}\x1b[2J', reason="y" * 100_000)
     (line,) = lines.getvalue().splitlines()
     event = json.loads(line)

@@ -1,4 +1,4 @@
-"""What all connections together may make the server hold: row 29 of the table of limits."""
+"""What all connections together may make the server hold."""
 
 import trio.testing
 from trio.testing import MockClock

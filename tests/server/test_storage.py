@@ -1,4 +1,4 @@
-"""The disk is slow, full or broken; the daemon stops. Rows 39-41 and 49 of the table of limits."""
+"""The disk is slow, full or broken; the daemon stops."""
 
 import pytest
 import trio
@@ -130,7 +130,7 @@ async def test_what_is_decided_while_answers_are_sent_is_flushed_too(
 async def test_a_commit_that_waits_too_long_is_of_unknown_outcome(
     autojump_clock: MockClock,
 ) -> None:
-    """Row 39: it may still apply, and here does; its one answer has been given."""
+    """It may still apply, and here does; its one answer has been given."""
     async with world() as w:
         client = w.connect()
         w.slow_disk.hold()
@@ -159,7 +159,7 @@ async def test_a_slow_disk_evicts_nobody(autojump_clock: MockClock) -> None:
 
 
 async def test_below_the_reserve_new_data_is_refused(autojump_clock: MockClock) -> None:
-    """Row 41: definite, while members live on and may leave; and it ends without a restart."""
+    """Definite, while members live on and may leave; and it ends without a restart."""
     disk = Disk(total_bytes=1 << 40)
     async with world("storage.reserve.bytes=1000000", disk=disk) as w:
         client = w.connect()
@@ -207,7 +207,7 @@ async def test_what_waits_for_a_disk_that_hangs_has_a_bound(
 async def test_a_failed_write_ends_the_process_with_nothing_acknowledged(
     operation: str, autojump_clock: MockClock
 ) -> None:
-    """Row 40: after a failed fsync nobody knows what is on the disk; status 74."""
+    """After a failed fsync nobody knows what is on the disk; status 74."""
     disk = Disk()
     clients: list[Client] = []
 
@@ -260,7 +260,7 @@ async def drained(w: World) -> None:
 
 
 async def test_a_drain_answers_everything(autojump_clock: MockClock) -> None:
-    """Row 49: what was begun is finished and told; what is parked is sent elsewhere."""
+    """What was begun is finished and told; what is parked is sent elsewhere."""
     disk = Disk()
     async with world(disk=disk) as w:
         committer, joiner, late = w.connect(), w.connect(), w.connect()
