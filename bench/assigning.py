@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from client.assignors import MemberSubscription, StickyAssignor
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 _TOPICS: Final = 10
 

@@ -151,7 +151,9 @@ def first_offset(partition: int) -> int:
 
 
 def _commit(load: Load, connection: int, slot: int) -> OffsetCommitRequest:
-    partitions = tuple(PartitionCommit(p, first_offset(p), -1, "") for p in range(load.partitions))
+    partitions = tuple(
+        PartitionCommit(p, first_offset(p), -1, "", None) for p in range(load.partitions)
+    )
     return OffsetCommitRequest(
         group_of(load, connection, slot), -1, "", None, (TopicCommit(TOPIC, partitions),)
     )

@@ -27,7 +27,7 @@ from bench.dialects import (
     stored_offsets,
 )
 from protocol.connection import ClientConnection
-from protocol.groups import offsets_partition
+from protocol.group_ids import offsets_partition
 from protocol.messages import (
     GroupFetch,
     OffsetCommitRequest,
@@ -76,7 +76,7 @@ def _ours(request: Request) -> bytes:
 
 
 def _our_commit(number: int, offsets: Sequence[int]) -> OffsetCommitRequest:
-    commits = tuple(PartitionCommit(p, offset, -1, "") for p, offset in enumerate(offsets))
+    commits = tuple(PartitionCommit(p, offset, -1, "", None) for p, offset in enumerate(offsets))
     return OffsetCommitRequest(group_name(number), -1, "", None, (TopicCommit(TOPIC, commits),))
 
 

@@ -46,7 +46,7 @@ from protocol.messages import (
     Request,
     SyncGroupRequest,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 REBALANCES: Final = "rebalances"
 HEARTBEATS: Final = "heartbeats"

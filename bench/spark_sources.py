@@ -28,7 +28,7 @@ from client.spark.source.data_source import (
 from client.spark.source.reader_options import parse_options
 from client.spark.source.stream_offsets import Range
 from client.spark.tables.offset_table import SCHEMA
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 TOPIC: Final = "made-up"
 LOG: Final = "bench.spark_sources:MadeUpLog"

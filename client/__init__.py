@@ -31,7 +31,7 @@ from client.offsets import Assignment, OffsetAndMetadata
 from client.operators import Lag
 from client.topics import TopicSource
 from protocol.errors import ErrorCode
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 __all__ = [
     "Assignment",

@@ -21,7 +21,7 @@ from client.offsets import (
 )
 from client.operators import OperatorCalls
 from client.router import OpenStream, Router
-from protocol.types import NO_GENERATION, TopicPartition
+from protocol.partition import NO_GENERATION, TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # Addresses as people write them.

@@ -34,7 +34,7 @@ from protocol.messages import (
     Rebalance,
     ScannedOffset,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # The operators' calls for ordinary threads; see `client.operators` for each.

@@ -7,10 +7,10 @@ from typing import Final
 import trio
 
 from client.exceptions import FatalError
-from protocol.apis import api_of, latest_version
 from protocol.connection import ClientConnection, ResponseEvent
 from protocol.errors import ERRORS, ErrorCode, LocalProtocolError, Remedy, RemoteProtocolError
 from protocol.messages import (
+    APIS,
     ApiVersionsRequest,
     ApiVersionsResponse,
     BareError,
@@ -26,6 +26,7 @@ from protocol.messages import (
     Response,
     ScanOffsetsRequest,
     SyncGroupRequest,
+    api_of,
 )
 
 # ------------------------------------------------------------------------------------------
@@ -75,7 +76,8 @@ def error_of(response: Response, group_id: str | None) -> int | None:
             waiting = (one.error for one in topics if verdict(one.error) is not Verdict.DONE)
             return next(waiting, 0)
         case _:
-            return response.error
+            error: int = response.error  # type: ignore[attr-defined]  # All others have one.
+            return error
 
 
 def verdict(code: int | None) -> Verdict:
@@ -264,7 +266,7 @@ class Connection:
 
     def _version_of(self, request: Request) -> int:
         key = api_of(request)
-        newest = latest_version(key)
+        newest = APIS[key].max_version
         oldest = 0
         if isinstance(request, OffsetCommitRequest) and _expects(request):
             oldest = 1

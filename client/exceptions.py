@@ -7,7 +7,7 @@ the class says what to do, the message says what happened, `code` is for logs.
 from collections.abc import Mapping
 
 from protocol.errors import ERRORS, ErrorCode
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 
 class CoordinatorError(Exception):

@@ -55,7 +55,7 @@ from protocol.messages import (
     MemberAssignment,
     SyncGroupResponse,
 )
-from protocol.types import NO_GENERATION, TopicPartition
+from protocol.partition import NO_GENERATION, TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # The offsets that the caller has stored: processed up to here, to be committed. Pure.
@@ -169,8 +169,8 @@ class Leading:
         for described in await self._topic_calls.describe(topics):
             known = described.error == ErrorCode.NONE
             partitions[described.topic] = list(range(described.partition_count)) if known else []
-            for partition, names in described.hosts:
-                hosts[TopicPartition(described.topic, partition)] = tuple(names)
+            for one in described.hosts:
+                hosts[TopicPartition(described.topic, one.partition)] = one.hosts
         return partitions, hosts
 
     async def _asked(self, partitions: Partitions, topic: str) -> list[int]:

@@ -22,7 +22,7 @@ from protocol.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from protocol.types import NO_GENERATION, TopicPartition
+from protocol.partition import NO_GENERATION, TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # The vocabulary of `client.membership`: what goes in, what comes out, where a member is.

@@ -18,7 +18,7 @@ from client.offsets import OffsetAndMetadata, check_commit, fetch_request, fetch
 from client.router import Router
 from protocol.errors import ErrorCode
 from protocol.messages import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchResponse
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # One commit in flight per partition, in the order in which they were asked for.
@@ -63,9 +63,9 @@ class OffsetCalls:
     async def commit(self, request: OffsetCommitRequest, timeout_ms: int | None) -> None:
         """Send *request* until its outcome is known; see `client.member.Member.commit`."""
         keys = [
-            (request.group_id, topic, partition[0])
-            for topic, partitions in request.topics
-            for partition in partitions
+            (request.group_id, topic.topic, one.partition)
+            for topic in request.topics
+            for one in topic.partitions
         ]
         if not keys:
             return

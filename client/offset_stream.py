@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Collection
 from typing import Final, NamedTuple
 
 import msgpack
+from msgspec import structs
 
 from client.exceptions import FatalError, code_text
 from client.router import Router
@@ -84,7 +85,7 @@ class ColumnScan:
             response = await self._ask(self._request)
             if self.position == NO_POSITION:
                 self.position = response.position
-            following = self._request._replace(cursor=response.cursor)
+            following = structs.replace(self._request, cursor=response.cursor)
             self._request = following if response.cursor else None
             for columns in response.columns:
                 if columns.counts:

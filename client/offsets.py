@@ -15,7 +15,7 @@ from protocol.messages import (
     TopicCommit,
     TopicPartitions,
 )
-from protocol.types import INT64_MAX, NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
+from protocol.partition import INT64_MAX, NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # The values that users of the client hand in and get back.
@@ -63,9 +63,6 @@ Partitions = (
 # ------------------------------------------------------------------------------------------
 # Between the offsets that users see and the messages of the wire. Pure.
 
-# Makes a NamedTuple in half the time: a commit may have thousands.
-_new: Final = tuple.__new__
-
 # A member of an enum takes longer to look up than a partition to look at.
 _NONE: Final = ErrorCode.NONE.value
 
@@ -96,7 +93,7 @@ def commit_request(
             raise ValueError(f"{offset!r} is no offset (of {tp})")
         topic, partition = tp
         topics.setdefault(topic, []).append(
-            _new(PartitionCommit, (partition, offset, leader_epoch, metadata, expected.get(tp)))
+            PartitionCommit(partition, offset, leader_epoch, metadata, expected.get(tp))
         )
     return OffsetCommitRequest(
         group_id,
@@ -117,16 +114,16 @@ def check_commit(
         OutcomeUnknown: Of some partitions nobody knows.
         FatalError: The answer is about other partitions than the request.
     """
-    asked = [(topic, row[0]) for topic, rows in request.topics for row in rows]
-    answered = [(topic, row[0]) for topic, rows in response.topics for row in rows]
+    asked = [(t.topic, p.partition) for t in request.topics for p in t.partitions]
+    answered = [(t.topic, p.partition) for t in response.topics for p in t.partitions]
     # The order is that of the request, which is quickly seen; another one is as good.
     if answered != asked and set(answered) != set(asked):
         raise FatalError("the answer to a commit is about other partitions than were committed")
     errors = {
-        TopicPartition(topic, partition): code
-        for topic, rows in response.topics
-        for partition, code in rows
-        if code != _NONE
+        TopicPartition(topic.topic, one.partition): one.error
+        for topic in response.topics
+        for one in topic.partitions
+        if one.error != _NONE
     }
     if not errors:
         return

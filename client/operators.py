@@ -41,7 +41,7 @@ from protocol.messages import (
     Request,
     Response,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # How far a group is behind. What is not known is None, and never 0.
@@ -248,9 +248,9 @@ class OperatorCalls:
             request = OffsetDeleteRequest(group, part)
             response = await self._ask(request, OffsetDeleteResponse, group, changes_state=True)
             _check(response.error, f"offsets of group {group!r} can't be deleted")
-            for topic, results in response.topics:
-                for partition, error in results:
-                    codes[TopicPartition(topic, partition)] = known_code(error)
+            for topic in response.topics:
+                for one in topic.partitions:
+                    codes[TopicPartition(topic.topic, one.partition)] = known_code(one.error)
         return codes
 
     async def set_offsets_retention(self, group: str, retention_ms: int | None) -> None:

@@ -26,7 +26,7 @@ from protocol.messages import (
     Request,
     Response,
 )
-from protocol.types import NO_LEADER_EPOCH
+from protocol.partition import NO_LEADER_EPOCH
 
 OpenStream = Callable[[str, int], Awaitable[trio.abc.Stream]]
 Address = tuple[str, int]

@@ -23,7 +23,7 @@ from protocol.messages import (
     TopicRegistration,
     TopicResult,
 )
-from protocol.types import INT64_MAX, TopicPartition
+from protocol.partition import INT64_MAX, TopicPartition
 
 # An answer holds 16 MiB: enough for so many topics of a few hundred partitions each.
 TOPICS_PER_PAGE: Final = 1_000

@@ -13,8 +13,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from protocol.apis import REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX, SYNC_REQUEST_BYTES_MAX
-from protocol.types import INT32_MAX
+from protocol.fields import REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX, SYNC_REQUEST_BYTES_MAX
+from protocol.partition import INT32_MAX
 
 ENV_PREFIX: Final = "GROUP_COORDINATOR_"
 

@@ -10,7 +10,7 @@ from demo.processes import Line
 from demo.view import Driver, Partition, Snapshot
 from protocol.consumer import decode_assignment
 from protocol.messages import DescribedGroup
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 LEFT = "left"
 

@@ -1,74 +1,149 @@
 """Both ends of a connection without the socket: bytes in, events out.
 
-The caller owns the network. Answers may come in any order; correlation ids join them
-with their requests.
+The caller owns the network. Frames are length-prefixed; all integers of their headers are
+big-endian. Answers may come in any order; correlation ids join them with their requests.
 """
 
 import struct
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from protocol.alike import COMMIT_VERSION_MIN, read_commit
-from protocol.apis import (
-    APIS,
-    REQUEST_BYTES_MAX,
-    REQUEST_CHECKS,
-    RESPONSE_BYTES_MAX,
-    RESPONSE_CHECKS,
-    SYNC_REQUEST_BYTES_MAX,
-    ApiKey,
-    api_of,
-    join_fields,
-    latest_version,
-    request_body,
-    response_body,
+from msgspec import Struct
+
+from protocol.codec import (
+    BARE_ERROR_CODEC,
+    REQUEST_CODECS,
+    RESPONSE_CODECS,
+    Invalid,
+    ResponseCodec,
+    Unreadable,
 )
-from protocol.body import Unreadable, pack, unpack_packed, unpack_request, unpack_response
 from protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
-from protocol.frames import (
-    REQUEST_HEADER,
-    REQUEST_HEADER_BYTES,
-    REQUEST_START,
-    RESPONSE_HEADER,
-    RESPONSE_HEADER_BYTES,
-    FrameReader,
-)
-from protocol.messages import Answer, BareError, PackedResponse, Request, Response
-from protocol.schema import CODE, Check, Field, Invalid, Struct
-from protocol.types import INT32_MAX, NO_LEADER_EPOCH
+from protocol.fields import REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX, SYNC_REQUEST_BYTES_MAX
+from protocol.messages import APIS, Answer, ApiKey, BareError, Request, Response, api_of
+from protocol.partition import INT32_MAX, NO_LEADER_EPOCH
 
-_bare_check: Final = Struct(BareError, Field("error", CODE)).check(0, open_end=False)
+# --- Frames -----------------------------------------------------------------------------
+
+SIZE: Final = struct.Struct(">I")
+# size | api_key | api_version | correlation_id
+REQUEST_HEADER: Final = struct.Struct(">Ihhi")
+# size | correlation_id | throttle_time_ms | leader_epoch
+RESPONSE_HEADER: Final = struct.Struct(">Iiii")
+# What `size` counts of the headers: all but itself.
+REQUEST_HEADER_BYTES: Final = REQUEST_HEADER.size - SIZE.size
+RESPONSE_HEADER_BYTES: Final = RESPONSE_HEADER.size - SIZE.size
+
+# The same to read a request by: api_key and api_version as the four bytes that look both up.
+REQUEST_START: Final = struct.Struct(">I4si")
+
+# Given size and the bytes from the size on: None = more bytes are needed to judge,
+# else whether such a frame is allowed.
+FrameRule = Callable[[int, bytes, int], bool | None]
 
 
-# Responses that are an error and nothing else, such as a heartbeat's in version 0.
-_ONLY_ERROR: Final = frozenset(
-    (key, version)
-    for key, api in APIS.items()
-    for version in range(api.max_version + 1)
-    if [f.name for f in api.response.fields if f.since <= version] == ["error"]
-)
+class FrameTooLarge(RemoteProtocolError):
+    """The announced size is over the limit or below the header: close without answering."""
 
 
-def _reader(key: ApiKey, version: int) -> Callable[[bytes, Check], Any]:
-    """Return what reads the body of a request, given the check of its layout."""
-    is_alike = key is ApiKey.OFFSET_COMMIT and version >= COMMIT_VERSION_MIN
-    return read_commit if is_alike else unpack_request
+class FrameReader:
+    """Cut a byte stream into frames, however the network split it.
 
+    The size is judged as soon as it can be read, before a byte of the body is waited for.
+    """
+
+    def __init__(self, header: struct.Struct, usual_max: int, allowed: FrameRule) -> None:
+        """Read frames that begin with *header*; *allowed* judges those larger than *usual_max*."""
+        self._header = header
+        self._smallest = header.size - SIZE.size
+        self._usual_max = usual_max
+        self._allowed = allowed
+        self._buffer = bytearray()
+        self._needed_bytes = 0  # The frame in the buffer is allowed, and takes so many.
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How much of an unfinished frame is held."""
+        return len(self._buffer)
+
+    @property
+    def wanted_bytes(self) -> int:
+        """The size that the unfinished frame announced, 0 when it is not known."""
+        if len(self._buffer) < SIZE.size:
+            return 0
+        size: int = SIZE.unpack_from(self._buffer)[0]
+        return size
+
+    def feed(self, data: bytes) -> list[tuple[tuple[Any, ...], bytes]]:
+        """Return header and body of the frames that *data* completes.
+
+        Raises:
+            FrameTooLarge: A frame is too large or too small. Frames before it are lost with
+                it, as the connection is.
+        """
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._needed_bytes:
+                return []
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        frames = []
+        unpack_from, header_bytes = self._header.unpack_from, self._header.size
+        smallest, usual_max = self._smallest, self._usual_max
+        at = 0
+        available = len(data)
+        while available - at >= header_bytes:
+            header = unpack_from(data, at)
+            size = header[0]
+            if not smallest <= size <= usual_max:
+                self._judge(size, data, at)
+            end = at + SIZE.size + size
+            if end > available:
+                break
+            frames.append((header, data[at + header_bytes : end]))
+            at = end
+        if at < available:
+            self._keep(data, at)
+        return frames
+
+    def _judge(self, size: int, data: bytes, at: int) -> bool:
+        """Say whether the frame at *at* is known to be allowed, or raise."""
+        allowed = size >= self._smallest and self._allowed(size, data, at)
+        if allowed is False:
+            hint = _hint(data[at : at + 5])
+            raise FrameTooLarge(f"a frame of {size} bytes is not allowed here{hint}")
+        return allowed is True
+
+    def _keep(self, data: bytes, at: int) -> None:
+        """Keep the beginning of a frame for the next read."""
+        self._needed_bytes = 0
+        if len(data) - at >= SIZE.size:
+            (size,) = SIZE.unpack_from(data, at)
+            if self._judge(size, data, at):
+                self._needed_bytes = SIZE.size + size
+        self._buffer += data[at:] if at else data
+
+
+def _hint(start: bytes) -> str:
+    """Return what other protocol *start* looks like, for the log line."""
+    if start[:2] in {b"\x16\x03", b"\x15\x03"}:
+        return " (this looks like TLS)"
+    if start[:4] in {b"GET ", b"POST", b"HEAD", b"HTTP", b"PUT "}:
+        return " (this looks like HTTP)"
+    return ""
+
+
+# --- The server's end -------------------------------------------------------------------
 
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
-# What a request's header says of its body -> key, version, what reads it and with what check.
+# What a request's header says of its body -> key, version, and what reads the body.
 _REQUESTS: Final = {
-    _KEY_AND_VERSION.pack(api_key, version): (
-        key,
-        version,
-        _reader(key, version),
-        check,
-    )
-    for (api_key, version), (key, check) in REQUEST_CHECKS.items()
+    _KEY_AND_VERSION.pack(key, version): (key, version, codec.decode)
+    for (key, version), codec in REQUEST_CODECS.items()
 }
 
 
-class RequestEvent(NamedTuple):
+class RequestEvent(Struct, frozen=True, gc=False):
     """A request that was read and fits its layout, which is *api_version*."""
 
     correlation_id: int
@@ -77,7 +152,7 @@ class RequestEvent(NamedTuple):
     request: Request
 
 
-class BadRequest(NamedTuple):
+class BadRequest(Struct, frozen=True, gc=False):
     """A request that cannot be handled: answer with ``[error]``, then close if *close*."""
 
     correlation_id: int
@@ -136,15 +211,14 @@ class ServerConnection:
                 reason = f"api {api_key} version {version} is not known"
                 return BadRequest(correlation_id, ErrorCode.UNSUPPORTED_VERSION, False, reason)
             known = _REQUESTS[_KEY_AND_VERSION.pack(api_key, 0)]
-        key, version, read, check = known
+        key, version, decode = known
         try:
-            request = read(body, check)
+            request = decode(body)
         except Unreadable as exc:
             return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, True, str(exc))
         except Invalid as exc:
             return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, False, str(exc))
-        # As `RequestEvent(...)`, at a third of its cost.
-        return tuple.__new__(RequestEvent, (correlation_id, key, version, request))
+        return RequestEvent(correlation_id, key, version, request)
 
 
 def encode_response(
@@ -158,24 +232,24 @@ def encode_response(
     max_response_bytes: int = RESPONSE_BYTES_MAX,
 ) -> bytes:
     """Return the frame that answers a request; ``[1006]`` if it would be too large."""
-    if isinstance(response, PackedResponse):
-        body = join_fields(response, api_key, api_version)
-    else:
-        body = pack(response_body(response, api_key, api_version))
+    body = RESPONSE_CODECS[api_key, api_version].encode(response)
     size = RESPONSE_HEADER_BYTES + len(body)
     if size > max_response_bytes:
-        body = pack(BareError(ErrorCode.RESPONSE_TOO_LARGE))
+        body = BARE_ERROR_CODEC.encode(BareError(ErrorCode.RESPONSE_TOO_LARGE))
         size = RESPONSE_HEADER_BYTES + len(body)
     return RESPONSE_HEADER.pack(size, correlation_id, throttle_time_ms, leader_epoch) + body
 
 
 def encode_error(correlation_id: int, error: int) -> bytes:
     """Return the frame with a bare ``[error]``."""
-    body = pack(BareError(error))
+    body = BARE_ERROR_CODEC.encode(BareError(error))
     return RESPONSE_HEADER.pack(RESPONSE_HEADER_BYTES + len(body), correlation_id, 0, -1) + body
 
 
-class ResponseEvent(NamedTuple):
+# --- The client's end -------------------------------------------------------------------
+
+
+class ResponseEvent(Struct, frozen=True, gc=False):
     """An answer, with the request that it answers."""
 
     correlation_id: int
@@ -201,23 +275,25 @@ class ClientConnection:
             LocalProtocolError: The request breaks the protocol; nothing must be sent.
         """
         key = api_of(request)
+        latest = APIS[key].max_version
         if version is None:
-            version = latest_version(key)
-        frame_body = pack(request_body(request, version))
+            version = latest
         try:
-            sent = unpack_packed(frame_body, REQUEST_CHECKS[key, version][1])
+            codec = REQUEST_CODECS[key, version]
+            body = codec.encode(request)
+            sent = codec.decode(body)
         except (Invalid, Unreadable, KeyError) as exc:
             raise LocalProtocolError(f"{key.name} version {version}: {exc}") from exc
-        if version != latest_version(key) and sent != request:
+        if version != latest and sent != request:
             raise LocalProtocolError(f"{key.name} version {version} can't say all of the request")
-        size = REQUEST_HEADER_BYTES + len(frame_body)
+        size = REQUEST_HEADER_BYTES + len(body)
         limit = SYNC_REQUEST_BYTES_MAX if key is ApiKey.SYNC_GROUP else REQUEST_BYTES_MAX
         if size > limit:
             raise LocalProtocolError(f"{key.name} of {size} bytes is over {limit}")
         correlation_id = self._next_correlation_id
         self._next_correlation_id = (correlation_id + 1) & INT32_MAX
         self._in_flight[correlation_id] = (request, version)
-        return correlation_id, REQUEST_HEADER.pack(size, key, version, correlation_id) + frame_body
+        return correlation_id, REQUEST_HEADER.pack(size, key, version, correlation_id) + body
 
     def receive(self, data: bytes) -> list[ResponseEvent]:
         """Return the answers that *data* completes.
@@ -235,17 +311,16 @@ class ClientConnection:
         if correlation_id not in self._in_flight:
             raise RemoteProtocolError(f"an answer with the unknown correlation id {correlation_id}")
         request, version = self._in_flight.pop(correlation_id)
-        key = api_of(request)
-        check = _bare_check if _is_bare(key, version, body) else RESPONSE_CHECKS[key, version][1]
-        response = unpack_response(body, check)
+        codec = RESPONSE_CODECS[api_of(request), version]
+        response = (BARE_ERROR_CODEC if _is_bare(codec, body) else codec).decode(body)
         return ResponseEvent(correlation_id, request, response, leader_epoch, throttle_ms)
 
 
-def _is_bare(key: ApiKey, version: int, body: bytes) -> bool:
+def _is_bare(codec: ResponseCodec, body: bytes) -> bool:
     """Tell ``[error]`` from a response with one element, which is an array nearly everywhere.
 
     Where the whole response is an error, it looks the same and is read as what was asked for.
     """
-    if (key, version) in _ONLY_ERROR or len(body) < 2 or body[0] != 0x91:
+    if codec.is_only_error or len(body) < 2 or body[0] != 0x91:
         return False
     return not (0x90 <= body[1] <= 0x9F or body[1] in {0xDC, 0xDD})

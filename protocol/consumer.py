@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, TypeVar
 
 from protocol.errors import LocalProtocolError
-from protocol.types import NO_GENERATION, TopicPartition
+from protocol.partition import NO_GENERATION, TopicPartition
 
 VERSION_MAX: Final = 3
 _I16: Final = struct.Struct(">h")

@@ -1,344 +1,1652 @@
-"""Requests and responses as values; `protocol.apis` says how each lies on the wire.
+"""Every request and response, each declared once: its fields, limits, failure and an example.
 
-They are NamedTuples in the order of the wire: decoding is one call, encoding is none
-(msgpack packs a tuple as an array), and both count at 100,000 requests a second.
-`?` of the specification is `| None` here. Timeouts are in milliseconds.
+A declaration ties an `ApiKey` to its request, its response, the answer to a request that failed,
+and an example. What else knows the requests is derived from that: `APIS`, the codec, the reference
+in docs/wire-protocol.md, the test vectors, and what the tests generate.
+
+To append an element in a new version, append a field and mark it with `Since`: its API then has
+that version. Timeouts are in milliseconds; times of day are wall clock of the coordinator, in ms
+since the epoch.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, dataclass_transform
 
-from protocol.admin_messages import (
-    CompactLogRequest as CompactLogRequest,
-    CompactLogResponse as CompactLogResponse,
-    DeletedGroup as DeletedGroup,
-    DeleteGroupsRequest as DeleteGroupsRequest,
-    DeleteGroupsResponse as DeleteGroupsResponse,
-    DescribedGroup as DescribedGroup,
-    DescribedMember as DescribedMember,
-    DescribeGroupsRequest as DescribeGroupsRequest,
-    DescribeGroupsResponse as DescribeGroupsResponse,
-    ListedGroup as ListedGroup,
-    ListGroupsRequest as ListGroupsRequest,
-    ListGroupsResponse as ListGroupsResponse,
-)
-from protocol.insight_messages import (
-    AlterGroupRetentionRequest as AlterGroupRetentionRequest,
-    AlterGroupRetentionResponse as AlterGroupRetentionResponse,
-    DescribeLagRequest as DescribeLagRequest,
-    DescribeLagResponse as DescribeLagResponse,
-    DescribeRebalancesRequest as DescribeRebalancesRequest,
-    DescribeRebalancesResponse as DescribeRebalancesResponse,
-    LateMember as LateMember,
-    OffsetChange as OffsetChange,
-    OffsetColumns as OffsetColumns,
-    PartitionLag as PartitionLag,
-    ReadOffsetChangesRequest as ReadOffsetChangesRequest,
-    ReadOffsetChangesResponse as ReadOffsetChangesResponse,
-    Rebalance as Rebalance,
-    ScannedOffset as ScannedOffset,
-    ScanOffsetsRequest as ScanOffsetsRequest,
-    ScanOffsetsResponse as ScanOffsetsResponse,
-    TopicLag as TopicLag,
-)
-from protocol.membership_messages import (
-    DrainedMember as DrainedMember,
-    DrainMemberRequest as DrainMemberRequest,
-    DrainMemberResponse as DrainMemberResponse,
-    HeartbeatRequest as HeartbeatRequest,
-    HeartbeatResponse as HeartbeatResponse,
-    JoinGroupMember as JoinGroupMember,
-    JoinGroupRequest as JoinGroupRequest,
-    JoinGroupResponse as JoinGroupResponse,
-    JoinProtocol as JoinProtocol,
-    LeaveGroupRequest as LeaveGroupRequest,
-    LeaveGroupResponse as LeaveGroupResponse,
-    LeavingMember as LeavingMember,
-    LeftMember as LeftMember,
-    MemberAssignment as MemberAssignment,
-    SyncGroupRequest as SyncGroupRequest,
-    SyncGroupResponse as SyncGroupResponse,
-)
-from protocol.node_messages import (
-    DescribeNodeRequest as DescribeNodeRequest,
-    DescribeNodeResponse as DescribeNodeResponse,
-    NodeMetric as NodeMetric,
-    NodePartition as NodePartition,
-    NodeProblem as NodeProblem,
-    ReloadPartitionRequest as ReloadPartitionRequest,
-    ReloadPartitionResponse as ReloadPartitionResponse,
-)
-from protocol.topic_messages import (
-    DeletedTopic as DeletedTopic,
-    DeleteTopicsRequest as DeleteTopicsRequest,
-    DeleteTopicsResponse as DeleteTopicsResponse,
-    DescribedTopic as DescribedTopic,
-    DescribeTopicsRequest as DescribeTopicsRequest,
-    DescribeTopicsResponse as DescribeTopicsResponse,
-    EndOffset as EndOffset,
-    PartitionEnd as PartitionEnd,
-    PartitionHosts as PartitionHosts,
-    RegisteredTopic as RegisteredTopic,
-    RegisterTopicsRequest as RegisterTopicsRequest,
-    RegisterTopicsResponse as RegisterTopicsResponse,
-    ReportEndOffsetsRequest as ReportEndOffsetsRequest,
-    ReportEndOffsetsResponse as ReportEndOffsetsResponse,
-    TopicEnds as TopicEnds,
-    TopicRegistration as TopicRegistration,
-)
-from protocol.types import PartitionResult as PartitionResult, TopicResult as TopicResult
+from msgspec import Struct, structs
 
-# --- 18 ApiVersions ---------------------------------------------------------------------
+from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
+from protocol.errors import ErrorCode
+from protocol.fields import (
+    I32,
+    I64,
+    REQUEST_PARTITIONS_MAX,
+    Code,
+    Count,
+    Cursor,
+    Epoch,
+    GroupId,
+    Hosts,
+    MemberBytes,
+    MemberId,
+    Name,
+    Offset,
+    OffsetOrNone,
+    ProtocolType,
+    RequestArray,
+    ResponseArray,
+    RetentionMs,
+    Since,
+    Text,
+    TopicName,
+    TopicPattern,
+    newest_version,
+    nothing,
+)
+from protocol.partition import TopicPartition
 
 
-class ApiVersionsRequest(NamedTuple):
+class ApiKey(IntEnum):
+    """Kafka's numbers; from 1000 on our own. 17 and 36 are kept for authentication."""
+
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
+    API_VERSIONS = 18
+    DELETE_GROUPS = 42
+    OFFSET_DELETE = 47
+    DRAIN_MEMBER = 1000
+    REGISTER_TOPICS = 1001
+    DELETE_TOPICS = 1002
+    DESCRIBE_TOPICS = 1003
+    REPORT_END_OFFSETS = 1004
+    DESCRIBE_REBALANCES = 1005
+    SCAN_OFFSETS = 1006
+    READ_OFFSET_CHANGES = 1007
+    DESCRIBE_LAG = 1008
+    ALTER_GROUP_RETENTION = 1009
+    DESCRIBE_NODE = 1010
+    COMPACT_LOG = 1011
+    RELOAD_PARTITION = 1012
+
+    # Enum's own is written in Python, and keys are looked up several times a request.
+    __hash__ = int.__hash__
+
+
+# --- What a declaration is made of ------------------------------------------------------
+
+
+@dataclass_transform(frozen_default=True)
+class Message(Struct, array_like=True, frozen=True, gc=False):
+    """A msgpack array with one element per field, in the order of the fields."""
+
+
+class ResponsePart(Message):
+    """A record inside a response. Whoever reads it ignores elements after the known ones."""
+
+
+class Response(ResponsePart):
+    """What a server answers."""
+
+
+class RequestPart(Message, forbid_unknown_fields=True):
+    """A record inside a request. It has exactly the fields of its version."""
+
+
+class Request(RequestPart):
+    """What a client asks."""
+
+
+RequestT = TypeVar("RequestT", bound=Request)
+ResponseT = TypeVar("ResponseT", bound=Response)
+
+# What the examples are about.
+GROUP: Final = "etl"
+MEMBER: Final = "driver-1-6a1f0c5e-3f0b-4a57-9a55-0f6a3c1d2b7e"
+OTHER: Final = "driver-2-0b9e7d21-58c4-4f1c-8f5d-7c2a9e4b6d10"
+LEADER_EPOCH: Final = 3
+STARTED_MS: Final = 1_785_000_000_000
+SUBSCRIPTION: Final = encode_subscription(Subscription(("flights",)))
+ASSIGNMENT: Final = encode_assignment(
+    Assignment((TopicPartition("flights", 0), TopicPartition("flights", 1)))
+)
+
+
+class Example(NamedTuple):
+    """A request and its answer, as a small group would exchange them.
+
+    Attributes:
+        number: Its correlation id in the test vectors, and its place there.
+        title: What happens, in a few words.
+        version: The version in which both are.
+        request: What is asked.
+        response: What is answered.
+        leader_epoch: What the answer's header says.
+    """
+
+    number: int
+    title: str
+    version: int
+    request: Request
+    response: Response
+    leader_epoch: int = LEADER_EPOCH
+
+
+class Api(NamedTuple):
+    """One request with its response.
+
+    Attributes:
+        key: What its header says.
+        request: The request in its newest version.
+        response: The response in its newest version.
+        max_version: The newest version; 0 is the oldest of all.
+        failure: Makes the answer to a request that failed, in full shape: ints are -1, texts "",
+            bools false, bytes and arrays empty, what may be nil is nil, and what echoes the
+            request is echoed. A request over several groups gets the error for each of them.
+        example: One that succeeds, in the newest version.
+    """
+
+    key: ApiKey
+    request: type[Request]
+    response: type[Response]
+    max_version: int
+    failure: Callable[[Any, int], Response]
+    example: Example
+
+
+APIS: Final[dict[ApiKey, Api]] = {}
+_API_OF_REQUEST: Final[dict[type[Request], Api]] = {}
+
+
+def declare(
+    key: ApiKey,
+    request: type[RequestT],
+    response: type[ResponseT],
+    *,
+    example: Example,
+    failure: Callable[[RequestT, int], ResponseT] | None = None,
+) -> None:
+    """Add an API; see `Api` for the arguments. Without *failure* nothing echoes the request."""
+    version = max(newest_version(request), newest_version(response))
+    api = Api(key, request, response, version, failure or _failure_of(response), example)
+    APIS[key] = _API_OF_REQUEST[request] = api
+
+
+def _failure_of(response: type[ResponseT]) -> Callable[[Any, int], ResponseT]:
+    first, *others = structs.fields(response)
+    assert first.name == "error"
+    rest = [nothing(field.type) for field in others]
+    return lambda _, error: response(error, *rest)
+
+
+def api_of(request: Request) -> ApiKey:
+    """Return the API of *request*."""
+    return _API_OF_REQUEST[type(request)].key
+
+
+def error_response(request: Request, error: int) -> Response:
+    """Return the answer to *request* that says *error* and nothing else."""
+    return _API_OF_REQUEST[type(request)].failure(request, error)
+
+
+class BareError(Response):
+    """``[error]``: codes 42 (unreadable), 35, -1 and 1006 have no other shape."""
+
+    error: Code
+
+
+class PackedResponse(Struct, frozen=True, gc=False):
+    """A response whose fields were packed as they were made, in their order.
+
+    For answers so long or so frequent that making messages of them first is most of their cost.
+    Only for responses whose versions differ in nothing but the number of their outermost fields.
+    """
+
+    fields: tuple[bytes, ...]
+
+
+# What a server answers with: a response, or one that is packed already.
+Answer = Response | PackedResponse
+
+
+class PartitionResult(ResponsePart):
+    """The error code of one partition."""
+
+    partition: I32
+    error: Code
+
+
+class TopicResult(ResponsePart):
+    """The error codes of one topic's partitions."""
+
+    topic: Text
+    partitions: ResponseArray[PartitionResult]
+
+
+class TopicPartitions(RequestPart):
+    """Some partitions of one topic."""
+
+    topic: TopicName
+    partitions: RequestArray[Count]
+
+
+# --- The coordinator itself -------------------------------------------------------------
+
+
+class ApiVersionsRequest(Request):
     """The first request of a connection: who is calling, and what can you do?"""
 
-    client_id: str
-    software_name: str
-    software_version: str
+    client_id: Name
+    software_name: Text
+    software_version: Text
 
 
-class ApiVersionRange(NamedTuple):
+class ApiVersionRange(ResponsePart):
     """The versions of one API that the server answers, both ends included."""
 
-    api_key: int
-    min_version: int
-    max_version: int
+    api_key: I32
+    min_version: I32
+    max_version: I32
 
 
-class ApiVersionsResponse(NamedTuple):
+class ApiVersionsResponse(Response):
     """Answer to `ApiVersionsRequest`."""
 
-    error: int
-    apis: tuple[ApiVersionRange, ...]
-    server_software: str
-    cluster_id: str
-    node_id: int
-    max_request_bytes: int
+    error: Code
+    apis: ResponseArray[ApiVersionRange]
+    server_software: Text
+    cluster_id: Text
+    node_id: I32
+    max_request_bytes: I32
 
 
-# --- 10 FindCoordinator -----------------------------------------------------------------
+declare(
+    ApiKey.API_VERSIONS,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    example=Example(
+        0,
+        "who are you",
+        0,
+        ApiVersionsRequest("driver-1", "my-client", "1.0"),
+        ApiVersionsResponse(
+            0,
+            (ApiVersionRange(8, 0, 1), ApiVersionRange(18, 0, 0)),
+            "group-coordinator/0.1.0",
+            "c0FmZS1hbmQtc291bmQhIQ",
+            1,
+            1_048_576,
+        ),
+        -1,
+    ),
+)
 
 
-class FindCoordinatorRequest(NamedTuple):
+class FindCoordinatorRequest(Request):
     """Which node coordinates these groups? ``key_type`` 0 means group."""
 
-    key_type: int
-    group_ids: tuple[str, ...]
+    key_type: I32
+    group_ids: RequestArray[GroupId]
 
 
-class CoordinatorOfGroup(NamedTuple):
+class CoordinatorOfGroup(ResponsePart):
     """Where one group lives."""
 
-    group_id: str
-    error: int
-    message: str | None
-    node_id: int
-    host: str
-    port: int
-    offsets_partition: int
-    leader_epoch: int
+    group_id: Text
+    error: Code
+    message: Text | None
+    node_id: I32
+    host: Text
+    port: I32
+    offsets_partition: I32
+    leader_epoch: Epoch
 
 
-class FindCoordinatorResponse(NamedTuple):
+class FindCoordinatorResponse(Response):
     """Answer to `FindCoordinatorRequest`, one entry per group id."""
 
-    coordinators: tuple[CoordinatorOfGroup, ...]
+    coordinators: ResponseArray[CoordinatorOfGroup]
 
 
-# --- 8 OffsetCommit ---------------------------------------------------------------------
+def find_coordinator_error(group_id: str, error: int, message: str | None) -> CoordinatorOfGroup:
+    """Return the entry of one group that could not be located."""
+    return CoordinatorOfGroup(group_id, error, message, -1, "", -1, -1, -1)
 
 
-class PartitionCommit(NamedTuple):
+declare(
+    ApiKey.FIND_COORDINATOR,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    failure=lambda request, error: FindCoordinatorResponse(
+        tuple([find_coordinator_error(g, error, None) for g in request.group_ids])
+    ),
+    example=Example(
+        1,
+        "where does a group live",
+        0,
+        FindCoordinatorRequest(0, (GROUP,)),
+        FindCoordinatorResponse(
+            (CoordinatorOfGroup(GROUP, 0, None, 1, "127.0.0.1", 9310, 15, LEADER_EPOCH),)
+        ),
+    ),
+)
+
+
+# --- Members ----------------------------------------------------------------------------
+
+
+class JoinProtocol(RequestPart):
+    """One assignor that a member offers, with its subscription bytes."""
+
+    name: Name
+    metadata: MemberBytes
+
+
+class JoinGroupRequest(Request):
+    """Become or stay a member; parked until the join phase of the rebalance completes."""
+
+    group_id: GroupId
+    session_timeout_ms: I32
+    rebalance_timeout_ms: Count
+    member_id: MemberId
+    group_instance_id: Name | None
+    protocol_type: ProtocolType
+    protocols: RequestArray[JoinProtocol]
+    reason: Text | None
+    # Version 1: the member wants every registered topic whose whole name matches (RE2's
+    # syntax); the topics in its subscription are those that matched when it asked.
+    topic_pattern: Annotated[TopicPattern | None, Since(1)] = None
+
+
+class JoinGroupMember(ResponsePart):
+    """A member as the leader sees it."""
+
+    member_id: Text
+    group_instance_id: Text | None
+    metadata: bytes
+
+
+class JoinGroupResponse(Response):
+    """Answer to `JoinGroupRequest`; ``members`` is filled for the leader only."""
+
+    error: Code
+    generation_id: Epoch
+    protocol_type: Text | None
+    protocol_name: Text | None
+    leader: Text
+    skip_assignment: bool
+    member_id: Text
+    members: ResponseArray[JoinGroupMember]
+    message: Annotated[Text | None, Since(1)] = None  # Version 1: the error in words.
+
+
+# With these a JoinGroup's answer names no member: nobody could look for one.
+_GROUP_NOT_SEEN: Final = frozenset(
+    {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR}
+)
+
+
+def join_error(error: int, member_id: str, message: str | None = None) -> JoinGroupResponse:
+    """Return a JoinGroup answer with *error*; which member id it carries is the caller's table."""
+    return JoinGroupResponse(error, -1, None, None, "", False, member_id, (), message)
+
+
+declare(
+    ApiKey.JOIN_GROUP,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    failure=lambda request, error: join_error(
+        error, "" if error in _GROUP_NOT_SEEN else request.member_id
+    ),
+    example=Example(
+        16,
+        "a member joins by pattern",
+        1,
+        JoinGroupRequest(
+            GROUP,
+            45_000,
+            300_000,
+            MEMBER,
+            None,
+            "consumer",
+            (JoinProtocol("range", SUBSCRIPTION),),
+            None,
+            "flights(-.*)?",
+        ),
+        JoinGroupResponse(
+            0,
+            2,
+            "consumer",
+            "range",
+            MEMBER,
+            False,
+            MEMBER,
+            (JoinGroupMember(MEMBER, None, SUBSCRIPTION),),
+        ),
+    ),
+)
+
+
+class MemberAssignment(RequestPart):
+    """What the leader gives to one member."""
+
+    member_id: MemberId
+    assignment: MemberBytes
+
+
+class SyncGroupRequest(Request):
+    """Ask for the own assignment; the leader's carries everybody's."""
+
+    group_id: GroupId
+    generation_id: Epoch
+    member_id: MemberId
+    group_instance_id: Name | None
+    protocol_type: Text | None
+    protocol_name: Text | None
+    assignments: RequestArray[MemberAssignment]
+
+
+class SyncGroupResponse(Response):
+    """Answer to `SyncGroupRequest`."""
+
+    error: Code
+    protocol_type: Text | None
+    protocol_name: Text | None
+    assignment: bytes
+    message: Annotated[Text | None, Since(1)] = None  # Version 1: the error in words.
+
+
+def sync_error(error: int, message: str | None = None) -> SyncGroupResponse:
+    """Return a SyncGroup answer with *error*."""
+    return SyncGroupResponse(error, None, None, b"", message)
+
+
+declare(
+    ApiKey.SYNC_GROUP,
+    SyncGroupRequest,
+    SyncGroupResponse,
+    example=Example(
+        18,
+        "the leader assigns, version 1",
+        1,
+        SyncGroupRequest(
+            GROUP, 1, MEMBER, None, "consumer", "range", (MemberAssignment(MEMBER, ASSIGNMENT),)
+        ),
+        SyncGroupResponse(0, "consumer", "range", ASSIGNMENT),
+    ),
+)
+
+
+class HeartbeatRequest(Request):
+    """I am alive; is my generation still the current one?"""
+
+    group_id: GroupId
+    generation_id: Epoch
+    member_id: MemberId
+    group_instance_id: Name | None
+
+
+class HeartbeatResponse(Response):
+    """Answer to `HeartbeatRequest`."""
+
+    error: Code
+    message: Annotated[Text | None, Since(1)] = None  # Version 1: the error in words.
+
+
+declare(
+    ApiKey.HEARTBEAT,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    example=Example(
+        20,
+        "a member is alive, version 1",
+        1,
+        HeartbeatRequest(GROUP, 1, MEMBER, None),
+        HeartbeatResponse(0),
+    ),
+)
+
+
+class LeavingMember(RequestPart):
+    """One member that leaves, or is removed by an operator."""
+
+    member_id: MemberId
+    group_instance_id: Name | None
+    reason: Text | None
+
+
+class LeaveGroupRequest(Request):
+    """Remove members at once instead of waiting for their sessions to end."""
+
+    group_id: GroupId
+    members: RequestArray[LeavingMember]
+
+
+class LeftMember(ResponsePart):
+    """What became of one `LeavingMember`."""
+
+    member_id: Text
+    group_instance_id: Text | None
+    error: Code
+    message: Annotated[Text | None, Since(1)] = None  # Version 1: the error in words.
+
+
+class LeaveGroupResponse(Response):
+    """Answer to `LeaveGroupRequest`, in the order asked."""
+
+    error: Code
+    members: ResponseArray[LeftMember]
+
+
+declare(
+    ApiKey.LEAVE_GROUP,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    example=Example(
+        22,
+        "an operator removes a static member",
+        1,
+        LeaveGroupRequest(
+            GROUP, (LeavingMember("", "etl-1", "host is gone"), LeavingMember(OTHER, None, None))
+        ),
+        LeaveGroupResponse(
+            0,
+            (
+                LeftMember("", "etl-1", 0),
+                LeftMember(OTHER, None, ErrorCode.UNKNOWN_MEMBER_ID, "left: shutting down"),
+            ),
+        ),
+    ),
+)
+
+
+class DrainMemberRequest(Request):
+    """Take every partition away from the members with this client id, before a planned stop.
+
+    Repeat it until each is drained; the mark lasts as long as the membership.
+    """
+
+    group_id: GroupId
+    client_id: Name
+
+
+class DrainedMember(ResponsePart):
+    """One drained member; ``drained`` is true once it owns nothing."""
+
+    member_id: Text
+    drained: bool
+
+
+class DrainMemberResponse(Response):
+    """Answer to `DrainMemberRequest`: 69 no such group, 25 no member with this client id."""
+
+    error: Code
+    members: ResponseArray[DrainedMember]
+
+
+declare(
+    ApiKey.DRAIN_MEMBER,
+    DrainMemberRequest,
+    DrainMemberResponse,
+    example=Example(
+        15,
+        "take the partitions of a client away",
+        0,
+        DrainMemberRequest(GROUP, "driver-1"),
+        DrainMemberResponse(0, (DrainedMember(MEMBER, drained=False),)),
+    ),
+)
+
+
+# --- Offsets ----------------------------------------------------------------------------
+
+
+class PartitionCommit(RequestPart):
     """The next offset to read of one partition.
 
     ``expected_offset`` (version 1): None = no check, -1 = only if nothing is committed,
     else only if that is the committed offset.
     """
 
-    partition: int
-    offset: int
-    leader_epoch: int
-    metadata: str | None
-    expected_offset: int | None = None
+    partition: Count
+    offset: Offset
+    leader_epoch: Epoch
+    metadata: Text | None
+    # Without a default: with one, commits would be decoded to another class and converted.
+    expected_offset: Annotated[OffsetOrNone | None, Since(1)]
 
 
-class TopicCommit(NamedTuple):
-    """The partitions of one topic in an `OffsetCommitRequest`.
+class TopicCommit(RequestPart):
+    """The partitions of one topic in an `OffsetCommitRequest`."""
 
-    In a request that was read they are tuples without names (`ArrayOf.plain`), or packed ones.
-    """
-
-    topic: str
-    partitions: Sequence[PartitionCommit]
+    topic: TopicName
+    partitions: RequestArray[PartitionCommit]
 
 
-class OffsetCommitRequest(NamedTuple):
+class OffsetCommitRequest(Request):
     """Store how far a group has come. Generation -1 and member "" for a group without members."""
 
-    group_id: str
-    generation_id: int
-    member_id: str
-    group_instance_id: str | None
-    topics: tuple[TopicCommit, ...]
+    group_id: GroupId
+    generation_id: Epoch
+    member_id: MemberId
+    group_instance_id: Name | None
+    topics: RequestArray[TopicCommit]
 
 
-class OffsetCommitResponse(NamedTuple):
+class OffsetCommitResponse(Response):
     """Answer to `OffsetCommitRequest`: an error of the whole group, or one per partition."""
 
-    error: int
-    topics: tuple[TopicResult, ...]
-    message: str | None = None  # Version 2: the error of the whole group in words.
+    error: Code
+    topics: ResponseArray[TopicResult]
+    message: Annotated[Text | None, Since(2)] = (
+        None  # Version 2: the error of the whole group in words.
+    )
 
 
-# --- 9 OffsetFetch ----------------------------------------------------------------------
+def content_error(request: Request) -> tuple[ErrorCode, str] | None:
+    """Return what is wrong with a request whose body fits, or None.
+
+    Only what one message can tell by itself: duplicates and totals. These are answered in
+    the request's full shape.
+    """
+    if not isinstance(request, OffsetCommitRequest):
+        return None
+    total = sum([len(topic.partitions) for topic in request.topics])
+    if total > REQUEST_PARTITIONS_MAX:
+        return ErrorCode.INVALID_REQUEST, f"a commit of {total} partitions"
+    if total > 1 and names_twice(request.topics):
+        return ErrorCode.INVALID_REQUEST, "a commit names the same partition twice"
+    return None
 
 
-class TopicPartitions(NamedTuple):
-    """Some partitions of one topic."""
+def names_twice(topics: Sequence[TopicCommit]) -> bool:
+    """Say whether *topics* name one partition twice."""
+    named = [(t.topic, p.partition) for t in topics for p in t.partitions]
+    return len(set(named)) != len(named)
 
-    topic: str
-    partitions: tuple[int, ...]
+
+declare(
+    ApiKey.OFFSET_COMMIT,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    example=Example(
+        23,
+        "a commit, version 2",
+        2,
+        OffsetCommitRequest(
+            GROUP,
+            1,
+            MEMBER,
+            None,
+            (TopicCommit("flights", (PartitionCommit(0, 42, -1, "", None),)),),
+        ),
+        OffsetCommitResponse(0, (TopicResult("flights", (PartitionResult(0, 0),)),)),
+    ),
+)
 
 
-class GroupFetch(NamedTuple):
+class GroupFetch(RequestPart):
     """What to fetch of one group; ``topics`` None means everything that is committed."""
 
-    group_id: str
-    topics: tuple[TopicPartitions, ...] | None
+    group_id: GroupId
+    topics: RequestArray[TopicPartitions] | None
 
 
-class OffsetFetchRequest(NamedTuple):
+class OffsetFetchRequest(Request):
     """How far have these groups come?"""
 
-    groups: tuple[GroupFetch, ...]
+    groups: RequestArray[GroupFetch]
     require_stable: bool
 
 
-class PartitionOffset(NamedTuple):
+class PartitionOffset(ResponsePart):
     """A committed offset; -1 where there is none (and then epoch -1, metadata "", error 0)."""
 
-    partition: int
-    offset: int
-    leader_epoch: int
-    metadata: str
-    error: int
+    partition: I32
+    offset: I64
+    leader_epoch: Epoch
+    metadata: Text
+    error: Code
 
 
-class TopicOffsets(NamedTuple):
+class TopicOffsets(ResponsePart):
     """The committed offsets of one topic."""
 
-    topic: str
-    partitions: tuple[PartitionOffset, ...]
+    topic: Text
+    partitions: ResponseArray[PartitionOffset]
 
 
-class GroupOffsets(NamedTuple):
+class GroupOffsets(ResponsePart):
     """The committed offsets of one group."""
 
-    group_id: str
-    error: int
-    topics: tuple[TopicOffsets, ...]
+    group_id: Text
+    error: Code
+    topics: ResponseArray[TopicOffsets]
 
 
-class OffsetFetchResponse(NamedTuple):
+class OffsetFetchResponse(Response):
     """Answer to `OffsetFetchRequest`, in the order asked."""
 
-    groups: tuple[GroupOffsets, ...]
+    groups: ResponseArray[GroupOffsets]
 
 
-# --- 47 OffsetDelete --------------------------------------------------------------------
+declare(
+    ApiKey.OFFSET_FETCH,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    failure=lambda request, error: OffsetFetchResponse(
+        tuple([GroupOffsets(group.group_id, error, ()) for group in request.groups])
+    ),
+    example=Example(
+        9,
+        "some offsets of a group",
+        0,
+        OffsetFetchRequest((GroupFetch(GROUP, (TopicPartitions("flights", (0, 1)),)),), False),
+        OffsetFetchResponse(
+            (
+                GroupOffsets(
+                    GROUP,
+                    0,
+                    (
+                        TopicOffsets(
+                            "flights",
+                            (
+                                PartitionOffset(0, 42, -1, "batch 7", 0),
+                                PartitionOffset(1, -1, -1, "", 0),
+                            ),
+                        ),
+                    ),
+                ),
+            )
+        ),
+    ),
+)
 
 
-class OffsetDeleteRequest(NamedTuple):
+class OffsetDeleteRequest(Request):
     """Forget committed offsets of topics that the group doesn't subscribe to."""
 
-    group_id: str
-    topics: tuple[TopicPartitions, ...]
+    group_id: GroupId
+    topics: RequestArray[TopicPartitions]
 
 
-class OffsetDeleteResponse(NamedTuple):
+class OffsetDeleteResponse(Response):
     """Answer to `OffsetDeleteRequest`: an error of the whole group, or one per partition."""
 
-    error: int
-    topics: tuple[TopicResult, ...]
+    error: Code
+    topics: ResponseArray[TopicResult]
 
 
-# --- An error that stands alone ---------------------------------------------------------
+declare(
+    ApiKey.OFFSET_DELETE,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    example=Example(
+        14,
+        "forget offsets",
+        0,
+        OffsetDeleteRequest(GROUP, (TopicPartitions("flights", (0,)),)),
+        OffsetDeleteResponse(
+            0, (TopicResult("flights", (PartitionResult(0, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC),)),)
+        ),
+    ),
+)
 
 
-class BareError(NamedTuple):
-    """``[error]``: codes 42 (unreadable), 35, -1 and 1006 have no other shape."""
-
-    error: int
+# --- Groups -----------------------------------------------------------------------------
 
 
-class PackedResponse(NamedTuple):
-    """A response whose fields were packed as they were made, in the order of its layout.
+class DescribeGroupsRequest(Request):
+    """Who is in these groups, and what do they own?"""
 
-    For answers so long or so frequent that making them of tuples first is most of their cost.
-    Only for layouts whose versions differ in nothing but the number of their outermost fields.
+    group_ids: RequestArray[GroupId]
+
+
+class DescribedMember(ResponsePart):
+    """One member of a described group."""
+
+    member_id: Text
+    group_instance_id: Text | None
+    client_id: Text
+    client_host: Text
+    metadata: bytes
+    assignment: bytes
+
+
+class DescribedGroup(ResponsePart):
+    """One group; state is one of Kafka's five names."""
+
+    error: Code
+    message: Text | None
+    group_id: Text
+    state: Text
+    protocol_type: Text
+    protocol_name: Text
+    generation_id: Epoch
+    members: ResponseArray[DescribedMember]
+    # Version 1: how long the offsets are kept once nobody uses them; -1 for ever.
+    offsets_retention_ms: Annotated[RetentionMs, Since(1)] = -1
+
+
+class DescribeGroupsResponse(Response):
+    """Answer to `DescribeGroupsRequest`, in the order asked."""
+
+    groups: ResponseArray[DescribedGroup]
+
+
+def describe_error(
+    group_id: str, error: int, message: str | None, state: str = "Dead"
+) -> DescribedGroup:
+    """Return the entry of one group that could not be described; Kafka's state for it is Dead."""
+    return DescribedGroup(error, message, group_id, state, "", "", -1, ())
+
+
+declare(
+    ApiKey.DESCRIBE_GROUPS,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    failure=lambda request, error: DescribeGroupsResponse(
+        tuple([describe_error(g, error, None, state="") for g in request.group_ids])
+    ),
+    example=Example(
+        25,
+        "who is in a group, and how long its offsets are kept",
+        1,
+        DescribeGroupsRequest((GROUP,)),
+        DescribeGroupsResponse(
+            (
+                DescribedGroup(
+                    0,
+                    None,
+                    GROUP,
+                    "Stable",
+                    "consumer",
+                    "range",
+                    1,
+                    (
+                        DescribedMember(
+                            MEMBER, "etl-1", "driver-1", "10.0.0.7", SUBSCRIPTION, ASSIGNMENT
+                        ),
+                    ),
+                    offsets_retention_ms=604_800_000,
+                ),
+            )
+        ),
+    ),
+)
+
+
+class ListGroupsRequest(Request):
+    """Which groups are there? Filters are case-insensitive; empty means all."""
+
+    states: RequestArray[Text]
+    types: RequestArray[Text]
+
+
+class ListedGroup(ResponsePart):
+    """One group of a list."""
+
+    group_id: Text
+    protocol_type: Text
+    state: Text
+    type: Text
+
+
+class ListGroupsResponse(Response):
+    """Answer to `ListGroupsRequest`."""
+
+    error: Code
+    groups: ResponseArray[ListedGroup]
+
+
+declare(
+    ApiKey.LIST_GROUPS,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    example=Example(
+        12,
+        "which groups are there",
+        0,
+        ListGroupsRequest(("Stable", "Empty"), ()),
+        ListGroupsResponse(0, (ListedGroup(GROUP, "consumer", "Stable", "classic"),)),
+        -1,
+    ),
+)
+
+
+class DeleteGroupsRequest(Request):
+    """Delete groups without members, and their offsets."""
+
+    group_ids: RequestArray[GroupId]
+
+
+class DeletedGroup(ResponsePart):
+    """What became of one group."""
+
+    group_id: Text
+    error: Code
+
+
+class DeleteGroupsResponse(Response):
+    """Answer to `DeleteGroupsRequest`, in the order asked, each group once."""
+
+    groups: ResponseArray[DeletedGroup]
+
+
+declare(
+    ApiKey.DELETE_GROUPS,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    failure=lambda request, error: DeleteGroupsResponse(
+        tuple([DeletedGroup(g, error) for g in dict.fromkeys(request.group_ids)])
+    ),
+    example=Example(
+        13,
+        "delete a group",
+        0,
+        DeleteGroupsRequest((GROUP,)),
+        DeleteGroupsResponse((DeletedGroup(GROUP, ErrorCode.NON_EMPTY_GROUP),)),
+    ),
+)
+
+
+class AlterGroupRetentionRequest(Request):
+    """Keep this group's offsets for another time than offsets.retention.minutes.
+
+    ``retention_ms`` -1 is for ever, None the setting again.
     """
 
-    fields: tuple[bytes, ...]
+    group_id: GroupId
+    retention_ms: RetentionMs | None
 
 
-Request = (
-    ApiVersionsRequest
-    | FindCoordinatorRequest
-    | JoinGroupRequest
-    | SyncGroupRequest
-    | HeartbeatRequest
-    | LeaveGroupRequest
-    | OffsetCommitRequest
-    | OffsetFetchRequest
-    | DescribeGroupsRequest
-    | ListGroupsRequest
-    | DeleteGroupsRequest
-    | OffsetDeleteRequest
-    | DrainMemberRequest
-    | RegisterTopicsRequest
-    | DeleteTopicsRequest
-    | DescribeTopicsRequest
-    | ReportEndOffsetsRequest
-    | DescribeRebalancesRequest
-    | ScanOffsetsRequest
-    | ReadOffsetChangesRequest
-    | DescribeLagRequest
-    | AlterGroupRetentionRequest
-    | CompactLogRequest
-    | DescribeNodeRequest
-    | ReloadPartitionRequest
+class AlterGroupRetentionResponse(Response):
+    """Answer to `AlterGroupRetentionRequest`."""
+
+    error: Code
+
+
+declare(
+    ApiKey.ALTER_GROUP_RETENTION,
+    AlterGroupRetentionRequest,
+    AlterGroupRetentionResponse,
+    example=Example(
+        36,
+        "keep a group's offsets for ever",
+        0,
+        AlterGroupRetentionRequest(GROUP, -1),
+        AlterGroupRetentionResponse(0),
+    ),
 )
 
-Response = (
-    ApiVersionsResponse
-    | FindCoordinatorResponse
-    | JoinGroupResponse
-    | SyncGroupResponse
-    | HeartbeatResponse
-    | LeaveGroupResponse
-    | OffsetCommitResponse
-    | OffsetFetchResponse
-    | DescribeGroupsResponse
-    | ListGroupsResponse
-    | DeleteGroupsResponse
-    | OffsetDeleteResponse
-    | DrainMemberResponse
-    | RegisterTopicsResponse
-    | DeleteTopicsResponse
-    | DescribeTopicsResponse
-    | ReportEndOffsetsResponse
-    | DescribeRebalancesResponse
-    | ScanOffsetsResponse
-    | ReadOffsetChangesResponse
-    | DescribeLagResponse
-    | AlterGroupRetentionResponse
-    | CompactLogResponse
-    | DescribeNodeResponse
-    | ReloadPartitionResponse
-    | BareError
+
+# --- Topics -----------------------------------------------------------------------------
+#
+# A source that is not Kafka has no broker that knows its partitions, so whoever knows the source
+# tells the coordinator: which topics there are, how many partitions each has, on which hosts
+# their data lies, and how far they reach.
+
+
+class PartitionHosts(RequestPart):
+    """The hosts that have the data of one partition close by."""
+
+    partition: Count
+    hosts: Hosts
+
+
+class TopicRegistration(RequestPart):
+    """A topic as its source has it now. ``hosts`` None leaves them as they are."""
+
+    topic: TopicName
+    partition_count: Count
+    hosts: RequestArray[PartitionHosts] | None
+
+
+class RegisterTopicsRequest(Request):
+    """Make topics known, or tell that they have grown; repeating it changes nothing."""
+
+    topics: RequestArray[TopicRegistration]
+
+
+class RegisteredTopic(ResponsePart):
+    """What became of one topic; ``partition_count`` is the registered one, -1 if there is none."""
+
+    topic: Text
+    error: Code
+    message: Text | None
+    partition_count: I32
+
+
+class RegisterTopicsResponse(Response):
+    """Answer to `RegisterTopicsRequest`, in the order asked."""
+
+    error: Code
+    topics: ResponseArray[RegisteredTopic]
+
+
+declare(
+    ApiKey.REGISTER_TOPICS,
+    RegisterTopicsRequest,
+    RegisterTopicsResponse,
+    example=Example(
+        26,
+        "topics become known",
+        0,
+        RegisterTopicsRequest(
+            (
+                TopicRegistration("flights", 2, (PartitionHosts(0, ("host-a", "host-b")),)),
+                TopicRegistration("weather", 1, None),
+            )
+        ),
+        RegisterTopicsResponse(
+            0,
+            (
+                RegisteredTopic("flights", 0, None, 2),
+                RegisteredTopic(
+                    "weather",
+                    ErrorCode.INVALID_PARTITIONS,
+                    "topic weather has 4 partitions and can't shrink to 1",
+                    4,
+                ),
+            ),
+        ),
+        -1,
+    ),
 )
 
-# What a server answers with: a response, or one that is packed already.
-Answer = Response | PackedResponse
+
+class DeleteTopicsRequest(Request):
+    """The topics are gone: forget them, and what groups have committed for them."""
+
+    topics: RequestArray[TopicName]
+
+
+class DeletedTopic(ResponsePart):
+    """What became of one topic."""
+
+    topic: Text
+    error: Code
+
+
+class DeleteTopicsResponse(Response):
+    """Answer to `DeleteTopicsRequest`, in the order asked, each topic once."""
+
+    error: Code
+    topics: ResponseArray[DeletedTopic]
+
+
+declare(
+    ApiKey.DELETE_TOPICS,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    example=Example(
+        27,
+        "topics are gone",
+        0,
+        DeleteTopicsRequest(("weather", "rain")),
+        DeleteTopicsResponse(
+            0,
+            (
+                DeletedTopic("weather", 0),
+                DeletedTopic("rain", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            ),
+        ),
+        -1,
+    ),
+)
+
+
+class DescribeTopicsRequest(Request):
+    """Which topics are there?
+
+    Those in ``topics``, or (None) all that match ``pattern``, a regular expression of RE2's
+    syntax for the whole name, or (None) all. Without a list they come by name, at most
+    ``max_topics`` of them after ``start_after``.
+    """
+
+    topics: RequestArray[TopicName] | None
+    pattern: TopicPattern | None
+    with_end_offsets: bool
+    start_after: Text
+    max_topics: Count
+
+
+class EndOffset(ResponsePart):
+    """How far one partition reaches: the offset that its next record will get."""
+
+    partition: Count
+    end_offset: Offset
+    reported_ms: I64  # Wall clock of the coordinator, ms since the epoch.
+
+
+class DescribedTopic(ResponsePart):
+    """One registered topic; error 3 (and -1 partitions) if it isn't registered."""
+
+    topic: Text
+    error: Code
+    partition_count: I32
+    hosts: ResponseArray[PartitionHosts]
+    end_offsets: ResponseArray[EndOffset]
+
+
+class DescribeTopicsResponse(Response):
+    """Answer to `DescribeTopicsRequest`; ``has_more`` says that another page follows."""
+
+    error: Code
+    message: Text | None
+    topics: ResponseArray[DescribedTopic]
+    has_more: bool
+
+
+declare(
+    ApiKey.DESCRIBE_TOPICS,
+    DescribeTopicsRequest,
+    DescribeTopicsResponse,
+    example=Example(
+        28,
+        "which topics match",
+        0,
+        DescribeTopicsRequest(None, "flights(-.*)?", True, "", 100),
+        DescribeTopicsResponse(
+            0,
+            None,
+            (
+                DescribedTopic(
+                    "flights",
+                    0,
+                    2,
+                    (PartitionHosts(0, ("host-a", "host-b")),),
+                    (EndOffset(0, 50, STARTED_MS),),
+                ),
+            ),
+            has_more=False,
+        ),
+        -1,
+    ),
+)
+
+
+class PartitionEnd(RequestPart):
+    """How far one partition reaches."""
+
+    partition: Count
+    end_offset: Offset
+
+
+class TopicEnds(RequestPart):
+    """How far a topic's partitions reach."""
+
+    topic: TopicName
+    partitions: RequestArray[PartitionEnd]
+
+
+class ReportEndOffsetsRequest(Request):
+    """Tell how far partitions reach, for lag."""
+
+    topics: RequestArray[TopicEnds]
+
+
+class ReportEndOffsetsResponse(Response):
+    """Answer to `ReportEndOffsetsRequest`: an error of the whole request, or one per partition."""
+
+    error: Code
+    topics: ResponseArray[TopicResult]
+
+
+declare(
+    ApiKey.REPORT_END_OFFSETS,
+    ReportEndOffsetsRequest,
+    ReportEndOffsetsResponse,
+    example=Example(
+        30,
+        "how far partitions reach",
+        0,
+        ReportEndOffsetsRequest((TopicEnds("flights", (PartitionEnd(0, 50), PartitionEnd(9, 1))),)),
+        ReportEndOffsetsResponse(
+            0,
+            (
+                TopicResult(
+                    "flights",
+                    (
+                        PartitionResult(0, 0),
+                        PartitionResult(9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+                    ),
+                ),
+            ),
+        ),
+        -1,
+    ),
+)
+
+
+# --- History and lag --------------------------------------------------------------------
+
+
+class DescribeRebalancesRequest(Request):
+    """Why did this group rebalance? The newest ``max_rebalances`` are told, newest first."""
+
+    group_id: GroupId
+    max_rebalances: Count
+
+
+class LateMember(ResponsePart):
+    """A member that the others had to wait for."""
+
+    member_id: Text
+    client_id: Text
+    client_host: Text
+    phase: Text  # "join" or "sync".
+    waited_ms: I64  # From the start of the phase until it came, or was removed.
+    removed: bool  # For not coming in time.
+
+
+class Rebalance(ResponsePart):
+    """One rebalance of a group, from its trigger to its end.
+
+    ``member_id`` … ``client_host`` name the member that caused it, "" for nobody in particular.
+    """
+
+    number: I64  # 1, 2, … for the life of the group.
+    started_ms: I64
+    trigger: Text  # Such as "member joined", "session expired", "topics changed".
+    member_id: Text
+    group_instance_id: Text | None
+    client_id: Text
+    client_host: Text
+    reason: Text  # In words, with what was measured.
+    old_generation: I32
+    new_generation: I32  # -1 if it was overtaken before its join phase completed.
+    join_ms: I64
+    sync_ms: I64
+    members: I32  # Of the new generation.
+    outcome: Text  # "stable", "empty", or "overtaken" by another rebalance.
+    late: ResponseArray[LateMember]
+
+
+class DescribeRebalancesResponse(Response):
+    """Answer to `DescribeRebalancesRequest`."""
+
+    error: Code
+    message: Text | None
+    group_id: Text
+    rebalances: ResponseArray[Rebalance]
+
+
+declare(
+    ApiKey.DESCRIBE_REBALANCES,
+    DescribeRebalancesRequest,
+    DescribeRebalancesResponse,
+    failure=lambda request, error: DescribeRebalancesResponse(error, None, request.group_id, ()),
+    example=Example(
+        31,
+        "why did a group rebalance",
+        0,
+        DescribeRebalancesRequest(GROUP, 1),
+        DescribeRebalancesResponse(
+            0,
+            None,
+            GROUP,
+            (
+                Rebalance(
+                    7,
+                    STARTED_MS,
+                    "session expired",
+                    OTHER,
+                    None,
+                    "driver-2",
+                    "10.0.0.8",
+                    "no heartbeat for 10.2 s, session timeout 10.0 s",
+                    4,
+                    5,
+                    1_204,
+                    35,
+                    1,
+                    "stable",
+                    (LateMember(MEMBER, "driver-1", "10.0.0.7", "join", 1_204, removed=False),),
+                ),
+            ),
+        ),
+    ),
+)
+
+
+class ScanOffsetsRequest(Request):
+    """All committed offsets of one offsets partition, page by page.
+
+    ``cursor`` is empty for the first page, and after that the one of the page before. It goes
+    with the same ``group_ids`` and ``topics``.
+    """
+
+    offsets_partition: Count
+    cursor: Cursor
+    max_offsets: Count
+    # Version 1: answer in columns (see `OffsetColumns`), and only these groups and topics.
+    in_columns: Annotated[bool, Since(1)] = False
+    group_ids: Annotated[RequestArray[Text] | None, Since(1)] = None
+    topics: Annotated[RequestArray[Text] | None, Since(1)] = None
+
+
+class ScannedOffset(ResponsePart):
+    """One committed offset."""
+
+    group_id: Text
+    topic: Text
+    partition: Count
+    offset: Offset
+    leader_epoch: I32
+    metadata: Text
+    commit_timestamp_ms: I64
+    expire_timestamp_ms: I64  # -1: the group's retention decides.
+
+
+class OffsetColumns(ResponsePart):
+    """Committed offsets by column; as many runs of one topic of one group as there are ``counts``.
+
+    Integers in bin are big-endian.
+    """
+
+    group_ids: ResponseArray[Text] = ()  # Of each run.
+    topics: ResponseArray[Text] = ()
+    counts: bytes = b""  # 4 bytes for each run: how many offsets it has.
+    # Of each offset: [partition, offset, leader_epoch, metadata, 0] in msgpack, as OffsetFetch has
+    # it, how many bytes that takes (2 bytes for each), and the times in ms (8 bytes for each).
+    rows: bytes = b""
+    sizes: bytes = b""
+    committed_ms: bytes = b""
+    expire_ms: bytes = b""  # Empty: for all of them the group's retention decides.
+
+
+class ScanOffsetsResponse(Response):
+    """Answer to `ScanOffsetsRequest`.
+
+    ``position`` is where the stream of changes starts that belongs to this page: the whole scan,
+    and then the changes from the first page's position on, give the state at any later position.
+    An empty ``cursor`` says that this was the last page.
+    """
+
+    error: Code
+    position: I64
+    offsets: ResponseArray[ScannedOffset]
+    cursor: bytes
+    columns: Annotated[
+        ResponseArray[OffsetColumns], Since(1)
+    ] = ()  # Version 1: one, where it was asked for.
+
+
+declare(
+    ApiKey.SCAN_OFFSETS,
+    ScanOffsetsRequest,
+    ScanOffsetsResponse,
+    example=Example(
+        33,
+        "some offsets of an offsets partition, in columns, version 1",
+        1,
+        ScanOffsetsRequest(15, b"", 2, in_columns=True, group_ids=(GROUP,), topics=None),
+        ScanOffsetsResponse(
+            0,
+            1_712,
+            (),
+            b"",
+            (
+                OffsetColumns(
+                    (GROUP,),
+                    ("flights",),
+                    (2).to_bytes(4),
+                    b"\x95\x00\x2a\xff\xa7batch 7\x00" + b"\x95\x01\xcd\x01\x2c\x05\xa0\x00",
+                    (12).to_bytes(2) + (8).to_bytes(2),
+                    2 * STARTED_MS.to_bytes(8),
+                    b"",
+                ),
+            ),
+        ),
+    ),
+)
+
+
+class ReadOffsetChangesRequest(Request):
+    """The changes of one offsets partition from ``position`` on, in their order."""
+
+    offsets_partition: Count
+    position: Offset
+    max_changes: Count
+
+
+class OffsetChange(ResponsePart):
+    """One change of committed offsets, as it is in the log."""
+
+    position: Offset
+    kind: Text  # "committed", "removed" (one offset), or "group deleted" (all of them).
+    group_id: Text
+    topic: Text  # "" for a deleted group, and then the numbers are -1.
+    partition: I32
+    offset: I64  # -1 for a removed one.
+    leader_epoch: I32
+    metadata: Text
+    timestamp_ms: I64  # When it was written.
+
+
+class ReadOffsetChangesResponse(Response):
+    """Answer to `ReadOffsetChangesRequest`.
+
+    ``next_position`` is where to go on; it may have moved although nothing changed, as other
+    entries share the log. ``end_position`` is the durable end: reached if the two are equal.
+    """
+
+    error: Code
+    changes: ResponseArray[OffsetChange]
+    next_position: I64
+    end_position: I64
+
+
+declare(
+    ApiKey.READ_OFFSET_CHANGES,
+    ReadOffsetChangesRequest,
+    ReadOffsetChangesResponse,
+    example=Example(
+        34,
+        "what has changed since",
+        0,
+        ReadOffsetChangesRequest(15, 1_712, 100),
+        ReadOffsetChangesResponse(
+            0,
+            (
+                OffsetChange(1_712, "committed", GROUP, "flights", 0, 43, -1, "", STARTED_MS + 5),
+                OffsetChange(1_714, "removed", GROUP, "weather", 0, -1, -1, "", STARTED_MS + 9),
+                OffsetChange(1_715, "group deleted", GROUP, "", -1, -1, -1, "", STARTED_MS + 9),
+            ),
+            1_716,
+            1_716,
+        ),
+    ),
+)
+
+
+class DescribeLagRequest(Request):
+    """How far is this group behind, in partitions that it has committed, or owns?"""
+
+    group_id: GroupId
+
+
+class PartitionLag(ResponsePart):
+    """The lag of one partition. What is not known is -1, and never 0."""
+
+    partition: Count
+    committed_offset: I64
+    end_offset: I64
+    lag: I64  # end_offset - committed_offset, at least 0; -1 unless both are known.
+    commit_timestamp_ms: I64
+    end_reported_ms: I64
+    member_id: Text  # Who owns it, "" for nobody.
+
+
+class TopicLag(ResponsePart):
+    """The lag of one topic's partitions."""
+
+    topic: Text
+    partitions: ResponseArray[PartitionLag]
+
+
+class DescribeLagResponse(Response):
+    """Answer to `DescribeLagRequest`."""
+
+    error: Code
+    message: Text | None
+    group_id: Text
+    topics: ResponseArray[TopicLag]
+
+
+declare(
+    ApiKey.DESCRIBE_LAG,
+    DescribeLagRequest,
+    DescribeLagResponse,
+    failure=lambda request, error: DescribeLagResponse(error, None, request.group_id, ()),
+    example=Example(
+        35,
+        "how far behind is a group",
+        0,
+        DescribeLagRequest(GROUP),
+        DescribeLagResponse(
+            0,
+            None,
+            GROUP,
+            (
+                TopicLag(
+                    "flights",
+                    (
+                        PartitionLag(0, 42, 50, 8, STARTED_MS, STARTED_MS + 5, MEMBER),
+                        PartitionLag(1, -1, -1, -1, -1, -1, MEMBER),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
+
+
+# --- The node and its log ---------------------------------------------------------------
+
+
+class DescribeNodeRequest(Request):
+    """How is this node? Answered at once, also while it loads."""
+
+
+class NodeProblem(ResponsePart):
+    """What is wrong with one part of the node."""
+
+    part: Text  # Such as "storage", "loading", "compaction".
+    problem: Text
+
+
+class NodePartition(ResponsePart):
+    """One partition of the offsets log, the node's own (65535: the topics) among them."""
+
+    offsets_partition: Count
+    status: Text  # "loading", "active", or "closed": not served here.
+    loaded_offset: I64  # What was read of it; equal to `end_offset` once it is loaded.
+    end_offset: I64
+
+
+class NodeMetric(ResponsePart):
+    """A number; its unit is the end of its name."""
+
+    name: Text
+    value: I64
+
+
+class DescribeNodeResponse(Response):
+    """Answer to `DescribeNodeRequest`."""
+
+    error: Code
+    node_id: I32
+    leader_epoch: I32
+    status: Text  # "loading", "ready", or "unhealthy": there are problems.
+    problems: ResponseArray[NodeProblem]
+    partitions: ResponseArray[NodePartition]
+    metrics: ResponseArray[NodeMetric]
+
+
+declare(
+    ApiKey.DESCRIBE_NODE,
+    DescribeNodeRequest,
+    DescribeNodeResponse,
+    example=Example(
+        37,
+        "a node loads, and its disk is nearly full",
+        0,
+        DescribeNodeRequest(),
+        DescribeNodeResponse(
+            0,
+            1,
+            7,
+            "unhealthy",
+            (NodeProblem("storage", "the disk's reserve is reached"),),
+            (NodePartition(0, "loading", 1_200, 90_000), NodePartition(65_535, "active", 3, 3)),
+            (NodeMetric("log_bytes", 43_420_000),),
+        ),
+    ),
+)
+
+
+class CompactLogRequest(Request):
+    """Compact the offsets log now, everything that is on disk so far."""
+
+
+class CompactLogResponse(Response):
+    """Answer to `CompactLogRequest`, when that has been done or has failed."""
+
+    error: Code
+    message: Text | None
+    removed_bytes: I64
+    log_bytes: I64  # What is left, with what was written meanwhile.
+    live_bytes: I64  # About how much of that another compaction would keep.
+    duration_ms: I64
+
+
+declare(
+    ApiKey.COMPACT_LOG,
+    CompactLogRequest,
+    CompactLogResponse,
+    example=Example(
+        39,
+        "compact the log",
+        0,
+        CompactLogRequest(),
+        CompactLogResponse(0, None, 41_932_800, 9_200_117, 9_187_402, 2_140),
+        -1,
+    ),
+)
+
+
+class ReloadPartitionRequest(Request):
+    """Take one offsets partition out of service, and load it again from the log."""
+
+    offsets_partition: Count
+
+
+class ReloadPartitionResponse(Response):
+    """Answer to `ReloadPartitionRequest`, when the partition is served again."""
+
+    error: Code
+    message: Text | None
+    entries: I64  # That were read.
+    load_ms: I64
+
+
+declare(
+    ApiKey.RELOAD_PARTITION,
+    ReloadPartitionRequest,
+    ReloadPartitionResponse,
+    example=Example(
+        38,
+        "load a partition again",
+        0,
+        ReloadPartitionRequest(7),
+        ReloadPartitionResponse(0, None, 20_000, 85),
+    ),
+)

@@ -55,7 +55,9 @@ class Committer:
         """Commit until the connection breaks. Raises OSError."""
         while not stop.is_set():
             self.sent += 1
-            partitions = tuple(PartitionCommit(p, self.sent, -1, "") for p in range(PARTITIONS))
+            partitions = tuple(
+                PartitionCommit(p, self.sent, -1, "", None) for p in range(PARTITIONS)
+            )
             commit = OffsetCommitRequest(
                 self.group_id, -1, "", None, (TopicCommit("t", partitions),)
             )

@@ -7,9 +7,9 @@ import msgpack
 
 from coordinator.group import GroupShard, records, topic_records
 from coordinator.group.offset_store import CommittedOffset, pack_row
-from protocol.apis import RESPONSE_CHECKS, api_of, join_fields, latest_version
-from protocol.body import unpack_response
+from protocol.codec import RESPONSE_CODECS
 from protocol.messages import (
+    APIS,
     Answer,
     GroupFetch,
     GroupOffsets,
@@ -17,6 +17,7 @@ from protocol.messages import (
     PackedResponse,
     Request,
     Response,
+    api_of,
 )
 
 ROOM: Final = 16 * 1024 * 1024
@@ -27,9 +28,8 @@ def typed(request: Request, response: Answer) -> Response:
     if not isinstance(response, PackedResponse):
         return response
     key = api_of(request)
-    version = latest_version(key)
-    body = join_fields(response, key, version)
-    answer: Response = unpack_response(body, RESPONSE_CHECKS[key, version][1])
+    codec = RESPONSE_CODECS[key, APIS[key].max_version]
+    answer: Response = codec.decode(codec.encode(response))
     return answer
 
 

@@ -52,15 +52,15 @@ def names(*modules: str) -> frozenset[str]:
 
 # The longest prefix that fits a module decides.
 LAYERS = {
-    "protocol": Layer(others=names("msgpack"), banned=IMPURE),
+    "protocol": Layer(others=names("msgspec"), banned=IMPURE),
     "coordinator.group": Layer(
         ours=names("protocol", "coordinator.group.registry"),
-        others=names("msgpack"),
+        others=names("msgpack", "msgspec"),
         banned=IMPURE,
     ),
     # The one place where patterns of topics are evaluated.
     "coordinator.group.registry": Layer(
-        ours=names("protocol", "coordinator.group"), others=names("re2"), banned=IMPURE
+        ours=names("protocol", "coordinator.group"), others=names("msgspec", "re2"), banned=IMPURE
     ),
     "coordinator.log": Layer(
         ours=names("coordinator.log.format"),
@@ -82,15 +82,16 @@ LAYERS = {
             "coordinator.log",
             "coordinator.runtime",
         ),
-        others=names("trio", "structlog", "outcome"),
+        others=names("trio", "structlog", "outcome", "msgspec"),
     ),
     "coordinator.config": Layer(ours=names("protocol", "coordinator.group")),
     # The rest of the daemon: its command line, which is free to use all of it.
     "coordinator": Layer(
-        ours=names("protocol", "coordinator"), others=names("trio", "structlog", "click", "msgpack")
+        ours=names("protocol", "coordinator"),
+        others=names("trio", "structlog", "click", "msgpack", "msgspec"),
     ),
     # msgpack for the pages of a scan, which hold packed rows.
-    "client": Layer(ours=names("protocol"), others=names("trio", "msgpack")),
+    "client": Layer(ours=names("protocol"), others=names("trio", "msgpack", "msgspec")),
     # Its command line, and the Kafka client behind it, which are imported only when they are used.
     "client.kafka_groups": Layer(
         ours=names("protocol", "client"), others=names("click", "confluent_kafka")
@@ -98,6 +99,7 @@ LAYERS = {
     "client.spark": Layer(
         ours=names("protocol", "client"),
         others=names(
+            "msgspec",
             "pyspark",
             "pyarrow",
             "pandas",
@@ -185,8 +187,8 @@ def test_the_product_is_found() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("protocol.frames", "import trio"),
-        ("protocol.frames", "from coordinator.log import format"),
+        ("protocol.codec", "import trio"),
+        ("protocol.codec", "from coordinator.log import format"),
         ("coordinator.group.shard", "import time"),
         ("coordinator.group.shard", "from os import path"),
         ("coordinator.group.shard", "def f():\n    import random"),
@@ -196,7 +198,7 @@ def test_the_product_is_found() -> None:
         ("coordinator.group.shard", "from coordinator.log.format import Entry"),
         ("coordinator.group.shard", "from ..log import format"),
         ("coordinator.log.journal", "import trio"),
-        ("coordinator.log.journal", "from protocol import types"),
+        ("coordinator.log.journal", "from protocol import partition"),
         ("coordinator.log.journal", "from coordinator.group import shard"),
         ("coordinator.log.format", "import os"),
         ("coordinator.runtime.shard", "from coordinator.server import session"),
@@ -217,13 +219,13 @@ def test_a_forbidden_import_is_found(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("protocol.frames", "import struct, msgpack\nfrom protocol.types import TopicPartition"),
+        ("protocol.codec", "import struct, msgspec\nfrom protocol.partition import TopicPartition"),
         ("coordinator.group.shard", "from protocol import messages\nfrom . import records"),
         ("coordinator.log.journal", "import os\nfrom coordinator.log.format import Entry"),
         ("coordinator.runtime.shard", "import trio\nfrom coordinator.group.shard import Outcome"),
         ("coordinator.server.session", "from coordinator.runtime import node"),
         ("coordinator.cli.main", "import click\nfrom coordinator.server import serve"),
-        ("client.connection", "import trio\nfrom protocol import apis"),
+        ("client.connection", "import trio\nfrom protocol import codec"),
         (
             "client.spark.source.data_source",
             "import pyspark\nfrom client.blocking import connect_blocking",

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from protocol.types import NO_GENERATION, TopicPartition
+from protocol.partition import NO_GENERATION, TopicPartition
 
 Assigned = dict[str, list[TopicPartition]]
 

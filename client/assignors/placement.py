@@ -10,7 +10,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from client.assignors.base import MemberSubscription, in_order
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # Which topics have the same readers: among those, partitions can be exchanged.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from client.assignors.base import Assigned, BaseAssignor, MemberSubscription, in_order
 from client.assignors.placement import Near, Seats, audiences, near_partitions, place
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # A contiguous range of each topic for each member; Kafka's default.

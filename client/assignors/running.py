@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from client.assignors.base import Assigned, Assignor, MemberSubscription
 from protocol import consumer
 from protocol.messages import JoinGroupMember, MemberAssignment
-from protocol.types import INT32_MAX, TopicPartition
+from protocol.partition import INT32_MAX, TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # Between the bytes of JoinGroup and SyncGroup and what assignors work with.

@@ -17,7 +17,7 @@ from client.assignors.placement import (
     place,
 )
 from protocol.errors import LocalProtocolError
-from protocol.types import NO_GENERATION, TopicPartition
+from protocol.partition import NO_GENERATION, TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # Kafka's StickyAssignorUserData: how eager members tell the next leader what they had.

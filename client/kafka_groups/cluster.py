@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from client.exceptions import RetriableError
 from client.offsets import OffsetAndMetadata, Offsets
-from protocol.types import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
+from protocol.partition import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
 
 TIMEOUT_S: Final = 10.0
 

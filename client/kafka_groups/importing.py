@@ -12,7 +12,7 @@ from client.kafka_groups.cluster import KafkaCluster, KafkaGroup, KafkaGroupErro
 from client.offsets import OffsetAndMetadata, Offsets
 from protocol.errors import ErrorCode
 from protocol.messages import DescribedGroup
-from protocol.types import NO_OFFSET, TopicPartition
+from protocol.partition import NO_OFFSET, TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # What importing a group would do, and what it did. Pure.

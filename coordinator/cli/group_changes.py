@@ -29,7 +29,7 @@ from coordinator.cli.output import clean, note, some, table, time_of
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.messages import EndOffset
-from protocol.types import INT32_MAX, INT64_MAX, NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
+from protocol.partition import INT32_MAX, INT64_MAX, NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # The commands that change groups: delete them or offsets, remove static members, keep offsets.
@@ -106,12 +106,13 @@ def delete_offsets(coordinator: Coordinator, group: str, topics: tuple[str, ...]
         for at in range(0, len(wanted), PARTITIONS_PER_REQUEST):
             chunk = wanted[at : at + PARTITIONS_PER_REQUEST]
             asked = tuple(m.TopicPartitions(t, tuple(p)) for t, p in by_topic(chunk).items())
-            for topic, results in coordinator.ask(m.OffsetDeleteRequest(group, asked)).topics:
-                for partition, error in results:
-                    there = TopicPartition(topic, partition) in committed
+            for topic in coordinator.ask(m.OffsetDeleteRequest(group, asked)).topics:
+                for one in topic.partitions:
+                    there = TopicPartition(topic.topic, one.partition) in committed
                     done = "deleted" if there else "nothing was committed"
-                    rows.append((topic, partition, describe_error(error) if error else done))
-                    failed |= bool(error)
+                    said = describe_error(one.error) if one.error else done
+                    rows.append((topic.topic, one.partition, said))
+                    failed |= bool(one.error)
     finally:
         table(("TOPIC", "PARTITION", "STATUS"), rows)
     for topic, named in scope.items():
@@ -598,9 +599,9 @@ class Plans:
         commits = tuple(m.TopicCommit(topic, tuple(found)) for topic, found in topics.items())
         answer = self._coordinator.ask(m.OffsetCommitRequest(group_id, -1, "", None, commits))
         return {
-            (topic, partition): describe_error(error) if error else "reset"
-            for topic, results in answer.topics
-            for partition, error in results
+            (topic.topic, one.partition): describe_error(one.error) if one.error else "reset"
+            for topic in answer.topics
+            for one in topic.partitions
         }
 
 

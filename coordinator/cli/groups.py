@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 import click
+from msgspec import structs
 
 from coordinator.cli.group_changes import (
     delete,
@@ -91,7 +92,7 @@ def list_groups(
     answer = coordinator.ask(m.ListGroupsRequest(states, types))
     if types and CLASSIC not in types:
         note("All groups here are of type classic; the protocol type is another thing.")
-    rows = [(g.group_id, g.type, g.state, g.protocol_type) for g in sorted(answer.groups)]
+    rows = sorted((g.group_id, g.type, g.state, g.protocol_type) for g in answer.groups)
     show(("GROUP", "TYPE", "STATE", "PROTOCOL-TYPE"), rows, as_json=as_json)
 
 
@@ -154,13 +155,13 @@ def _show_offsets(
 
     def one(group_id: str) -> None:
         members = {x.member_id: x for x in _noted(coordinator, group_id).members}
-        for topic, partitions in coordinator.ask(m.DescribeLagRequest(group_id)).topics:
-            for p in partitions:
+        for topic in coordinator.ask(m.DescribeLagRequest(group_id)).topics:
+            for p in topic.partitions:
                 owner = members.get(p.member_id)
                 host, client_id = (owner.client_host, owner.client_id) if owner else ("", "")
                 numbers = (p.partition, p.committed_offset, p.end_offset, p.lag)
                 times = (time_of(p.commit_timestamp_ms), time_of(p.end_reported_ms))
-                row = (group_id, topic, *numbers, p.member_id, host, client_id)
+                row = (group_id, topic.topic, *numbers, p.member_id, host, client_id)
                 rows.append((*row, *times) if verbose else row)
 
     failed = for_each(group_ids, one)
@@ -240,7 +241,7 @@ def describe_rebalances(coordinator: Coordinator, group: str, limit: int, as_jso
     if as_json:
         show_json(
             [
-                {**r._asdict(), "late": [late._asdict() for late in r.late]}
+                {**structs.asdict(r), "late": [structs.asdict(late) for late in r.late]}
                 for r in answer.rebalances
             ]
         )

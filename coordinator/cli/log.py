@@ -41,7 +41,7 @@ from coordinator.log.offline.repair import (
 from coordinator.log.offline.salvage import Kept, Salvage
 from coordinator.log.offline.survey import Survey, survey
 from coordinator.log.state_files import META_NAME, Meta, decode_meta
-from protocol.groups import offsets_partition
+from protocol.group_ids import offsets_partition
 
 # So many lines about damage, unless all are wanted.
 LINES_MAX: Final = 20

@@ -241,7 +241,7 @@ _GROUP_SHAPES: Final[Mapping[int, _Shape]] = {
     records.GROUP_GENERATION: _Shape("generation", (), records.GroupGeneration._fields[1:]),
     records.GROUP_DELETED: _TOMBSTONE,
     records.GROUP_RETENTION: _Shape("retention", (), ("retention_ms",)),
-    records.GROUP_REBALANCED: _Shape("rebalance", ("slot",), Rebalance._fields),
+    records.GROUP_REBALANCED: _Shape("rebalance", ("slot",), Rebalance.__struct_fields__),
 }
 _TOPIC_SHAPES: Final[Mapping[int, _Shape]] = {
     topic_records.TOPIC: _Shape("topic", (), topic_records.TopicRegistered._fields[1:]),
@@ -272,7 +272,7 @@ def _named(partition: int, entry: Entry) -> _Named:
         if shape.name == "group" and isinstance(members, list | tuple):
             value["members"] = [_member(m, value.get("protocol_type")) for m in members]
         elif shape.name == "rebalance" and isinstance(late, list | tuple):
-            value["late"] = [_fields(LateMember._fields, member) for member in late]
+            value["late"] = [_fields(LateMember.__struct_fields__, member) for member in late]
     return _Named(shape.name, _plain(_fields(shape.key, entry.key)), _plain(value))
 
 

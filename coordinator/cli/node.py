@@ -6,6 +6,7 @@ from functools import partial
 from typing import Final
 
 import click
+from msgspec import structs
 
 from coordinator.cli.options import Coordinator, asks
 from coordinator.cli.output import note, show_json, table
@@ -47,9 +48,9 @@ def health(coordinator: Coordinator, form: str) -> None:
 
 def _show(answer: m.DescribeNodeResponse) -> None:
     click.echo(f"node {answer.node_id}, leader epoch {answer.leader_epoch}: {answer.status}")
-    for part, problem in answer.problems:
-        note(f"{part}: {problem}")
-    waiting = [p for p in answer.partitions if p.status != ACTIVE]
+    for one in answer.problems:
+        note(f"{one.part}: {one.problem}")
+    waiting = [structs.astuple(p) for p in answer.partitions if p.status != ACTIVE]
     if waiting:
         click.echo()
         table(("PARTITION", "STATUS", "LOADED", "OF"), waiting)
@@ -63,9 +64,9 @@ def _show_json(answer: m.DescribeNodeResponse) -> None:
             "node_id": answer.node_id,
             "leader_epoch": answer.leader_epoch,
             "status": answer.status,
-            "problems": dict(answer.problems),
-            "partitions": [partition._asdict() for partition in answer.partitions],
-            "metrics": dict(answer.metrics),
+            "problems": {one.part: one.problem for one in answer.problems},
+            "partitions": [structs.asdict(partition) for partition in answer.partitions],
+            "metrics": {metric.name: metric.value for metric in answer.metrics},
         }
     )
 

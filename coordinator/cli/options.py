@@ -20,7 +20,7 @@ from protocol import messages as m
 from protocol.connection import ClientConnection
 from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError, ProtocolError
 from protocol.messages import ApiVersionsRequest, BareError, Request, Response
-from protocol.types import INT32_MAX, INT64_MAX
+from protocol.partition import INT32_MAX, INT64_MAX
 
 # ------------------------------------------------------------------------------------------
 # Questions to a running coordinator over one connection, for the command line.

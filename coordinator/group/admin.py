@@ -10,7 +10,6 @@ from coordinator.group.rebalance import start_rebalance
 from coordinator.group.records import GroupDeleted, OffsetRemoved, OffsetsCommitted, Record
 from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode
-from protocol.failures import describe_error
 from protocol.messages import (
     DescribedGroup,
     DescribedMember,
@@ -23,8 +22,9 @@ from protocol.messages import (
     OffsetChange,
     PartitionLag,
     TopicLag,
+    describe_error,
 )
-from protocol.types import NO_LEADER_EPOCH, NO_OFFSET
+from protocol.partition import NO_LEADER_EPOCH, NO_OFFSET
 
 # ------------------------------------------------------------------------------------------
 # What operators ask for: describe, list, delete, and the drain of a member.

@@ -20,7 +20,6 @@ from coordinator.group.records import (
 )
 from coordinator.group.registry import Registry
 from protocol.errors import ErrorCode
-from protocol.failures import join_error, sync_error
 from protocol.messages import (
     Answer,
     HeartbeatResponse,
@@ -28,6 +27,8 @@ from protocol.messages import (
     Rebalance,
     Response,
     SyncGroupResponse,
+    join_error,
+    sync_error,
 )
 
 # ------------------------------------------------------------------------------------------
@@ -231,7 +232,7 @@ class Core:
                     for partition, value in stored.values()
                 ),
                 group.retention_ms,
-                tuple(sorted(group.rebalances.values())),
+                tuple(sorted(group.rebalances.values(), key=lambda r: r.number)),
             )
             for group_id, group in sorted(self.groups.items())
         }

@@ -6,6 +6,8 @@
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from coordinator.group.records import GroupRebalanced
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -14,7 +16,7 @@ from protocol.messages import (
     LateMember,
     Rebalance,
 )
-from protocol.types import NO_GENERATION
+from protocol.partition import NO_GENERATION
 
 if TYPE_CHECKING:
     from coordinator.group.core import Core, Decision
@@ -154,8 +156,8 @@ def ended(d: "Decision", group: "Group", outcome: str) -> None:
         tuple(running.late),
     )
     d.emit(GroupRebalanced(group.group_id, rebalance))
-    fields = rebalance._asdict()
-    fields["late"] = [late._asdict() for late in rebalance.late]
+    fields = structs.asdict(rebalance)
+    fields["late"] = [structs.asdict(late) for late in rebalance.late]
     d.event("group.rebalanced", **fields)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from protocol.consumer import decode_assignment, decode_subscription, subscribed_topics
 from protocol.messages import JoinProtocol
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # Deadlines: of members, pending ids, the barriers of a rebalance, and the shard's own.
@@ -250,9 +250,9 @@ class Member(Watched):
 
     def metadata_for(self, protocol: str | None) -> bytes:
         """Return its subscription under *protocol*, empty if it has none."""
-        for name, metadata in self.protocols:
-            if name == protocol:
-                return metadata
+        for offered in self.protocols:
+            if offered.name == protocol:
+                return offered.metadata
         return b""
 
     def read_topics(self, protocol_type: str, protocol: str | None) -> None:

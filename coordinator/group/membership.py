@@ -34,7 +34,6 @@ from coordinator.group.refusals import (
 )
 from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode
-from protocol.failures import join_error, sync_error
 from protocol.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -45,8 +44,10 @@ from protocol.messages import (
     LeftMember,
     SyncGroupRequest,
     SyncGroupResponse,
+    join_error,
+    sync_error,
 )
-from protocol.types import INT32_MAX, NO_GENERATION
+from protocol.partition import INT32_MAX, NO_GENERATION
 
 # ------------------------------------------------------------------------------------------
 # Heartbeat, LeaveGroup, and what happens to members that are not heard from.
@@ -91,8 +92,14 @@ def _beat(
 def _refused(
     group: Group | None, request: HeartbeatRequest, error: int, now: Now
 ) -> HeartbeatResponse:
-    _, generation_id, member_id, instance_id = request
-    text = refusal(group, error, member_id, instance_id, generation_id, now.mono_ms)
+    text = refusal(
+        group,
+        error,
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id,
+        now.mono_ms,
+    )
     return HeartbeatResponse(error, text)
 
 
@@ -123,7 +130,7 @@ def _leave(
     d: Decision, group: Group, leaving: LeavingMember, removed: list[tuple[Member, str]]
 ) -> tuple[int, str | None]:
     """Take one member out, or say why not."""
-    member_id, instance_id, reason = leaving
+    member_id, instance_id, reason = leaving.member_id, leaving.group_instance_id, leaving.reason
     if member_id in group.pending:
         # It was no member yet, so a stable group is not disturbed.
         d.forget_pending(group, group.pending[member_id])
@@ -623,11 +630,17 @@ def _sync_refusal(group: Group | None, request: SyncGroupRequest) -> int:
 
 
 def _in_words(group: Group | None, request: SyncGroupRequest, error: int, now: Now) -> str | None:
-    _, generation_id, member_id, instance_id, *_ = request
     if error == ErrorCode.INCONSISTENT_GROUP_PROTOCOL and group is not None:
         asked = f"{request.protocol_type} {request.protocol_name}"
         return f"protocol {asked}, the group has {group.protocol_type} {group.protocol}"
-    return refusal(group, error, member_id, instance_id, generation_id, now.mono_ms)
+    return refusal(
+        group,
+        error,
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id,
+        now.mono_ms,
+    )
 
 
 def assigned(group: Group, member: Member) -> SyncGroupResponse:
@@ -672,7 +685,7 @@ def _let_hand_over(group: Group) -> None:
 
 def _take_over(group: Group, request: SyncGroupRequest) -> str:
     """Give the members what the leader sent; return what is wrong with it, "" if nothing."""
-    given = dict(request.assignments)
+    given = {one.member_id: one.assignment for one in request.assignments}
     if len(given) != len(request.assignments):
         return "the leader named a member twice"
     for member_id in given:

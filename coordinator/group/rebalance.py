@@ -12,9 +12,8 @@ from coordinator.group.refusals import rebalancing, seconds
 from coordinator.group.registry import InvalidPattern, Registry
 from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode
-from protocol.failures import sync_error
-from protocol.messages import JoinGroupResponse
-from protocol.types import INT32_MAX
+from protocol.messages import JoinGroupResponse, sync_error
+from protocol.partition import INT32_MAX
 
 # ------------------------------------------------------------------------------------------
 # The two barriers of a rebalance.

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
+from msgspec import structs
 
 from coordinator.group.offset_store import NO_EXPIRY, Rows, value_start
-from protocol.body import array_header
+from protocol.codec import array_header
 from protocol.messages import LateMember, Rebalance
 
 OFFSET_COMMITTED: Final = 1
@@ -225,6 +226,11 @@ def _entry_fields(record: _RareRecord) -> EntryFields:
     return type_, VERSIONS[type_], record.group_id, entry_key, value
 
 
+def _rebalance(rebalance: Rebalance) -> tuple[Any, ...]:
+    late = tuple(map(structs.astuple, rebalance.late))
+    return structs.astuple(structs.replace(rebalance, late=late))
+
+
 _WRITERS: Final[Mapping[type, Callable[[Any], tuple[int, object, object]]]] = {
     OffsetRemoved: lambda r: (OFFSET_COMMITTED, (r.topic, r.partition), None),
     GroupMetadata: lambda r: (GROUP_METADATA, (), tuple(r[1:])),
@@ -238,7 +244,7 @@ _WRITERS: Final[Mapping[type, Callable[[Any], tuple[int, object, object]]]] = {
     GroupRebalanced: lambda r: (
         GROUP_REBALANCED,
         (r.rebalance.number % REBALANCES_KEPT,),
-        tuple(r.rebalance),
+        _rebalance(r.rebalance),
     ),
 }
 
@@ -325,7 +331,7 @@ def _read_metadata(group_id: str, _key: Any, value: Any) -> Record:
 def _read_rebalance(group_id: str, _key: Any, value: Any) -> Record:
     *fields, late = value
     members = tuple(LateMember(*member) for member in late)
-    return GroupRebalanced(group_id, Rebalance._make((*fields, members)))
+    return GroupRebalanced(group_id, Rebalance(*(*fields, members)))
 
 
 _READERS: Final[Mapping[int, Callable[[str, Any, Any], Record]]] = {

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import re2
+from msgspec import structs
 
 from coordinator.group.topic_records import (
     EndReported,
@@ -189,7 +190,7 @@ class Registry:
                 for name, t in sorted(self.topics.items())
             ),
             tuple(
-                EndReported(name, *ends[partition])
+                EndReported(name, *structs.astuple(ends[partition]))
                 for name, ends in sorted(self.ends.items())
                 for partition in sorted(ends)
             ),

@@ -20,7 +20,7 @@ from coordinator.group.topic_records import (
     TopicRegistered,
 )
 from protocol.errors import ErrorCode
-from protocol.failures import REQUEST_PARTITIONS_MAX
+from protocol.fields import REQUEST_PARTITIONS_MAX
 from protocol.messages import (
     DeletedTopic,
     DeleteTopicsRequest,
@@ -206,7 +206,7 @@ class RegistryShard:
             return None, problem
         count = asked.partition_count
         hosts = (() if known is None else known.hosts) if asked.hosts is None else asked.hosts
-        hosts = tuple(sorted(item for item in hosts if item.hosts))
+        hosts = tuple(sorted((h for h in hosts if h.hosts), key=lambda h: h.partition))
         grows = known is None or count > known.partition_count
         if not grows and known is not None and hosts == known.hosts:
             return None, None
@@ -243,10 +243,12 @@ class RegistryShard:
             return ReportEndOffsetsResponse(_INVALID, ())
         registry = self.registry
         results = []
-        for topic, partitions in request.topics:
+        for ends in request.topics:
+            topic = ends.topic
             count = registry.partition_count(topic)
             checked = []
-            for partition, end_offset in partitions:
+            for end in ends.partitions:
+                partition, end_offset = end.partition, end.end_offset
                 error = _OK
                 before = registry.end_offset(topic, partition)
                 if partition >= count:

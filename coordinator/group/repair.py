@@ -24,7 +24,7 @@ from coordinator.group.records import (
     EntryFields,
 )
 from coordinator.group.topic_records import RECORD_VERSION, REGISTRY, TOPIC
-from protocol.types import INT32_MAX
+from protocol.partition import INT32_MAX
 
 # A batch with nothing but a generation, or a registry record, takes more than that.
 CHANGE_BYTES_MIN: Final = 50

@@ -24,7 +24,6 @@ from coordinator.group.registry import Registry
 from coordinator.group.scans import Scans
 from coordinator.group.states import Trigger
 from protocol.errors import ErrorCode
-from protocol.failures import join_error, sync_error
 from protocol.messages import (
     AlterGroupRetentionRequest,
     DescribedGroup,
@@ -45,6 +44,8 @@ from protocol.messages import (
     ScanOffsetsRequest,
     ScanOffsetsResponse,
     SyncGroupRequest,
+    join_error,
+    sync_error,
 )
 
 # ------------------------------------------------------------------------------------------

@@ -74,7 +74,9 @@ def _entry_fields(record: TopicRecord) -> EntryFields:
         value = (record.end_offset, record.reported_ms)
         return TOPIC_END, RECORD_VERSION, record.topic, (record.partition,), value
     if type(record) is TopicRegistered:
-        return TOPIC, RECORD_VERSION, record.topic, (), tuple(record[1:])
+        hosts = [(one.partition, one.hosts) for one in record.hosts]
+        described = (record.partition_count, hosts, record.is_deleted, record.version)
+        return TOPIC, RECORD_VERSION, record.topic, (), described
     if type(record) is RegistryChanged:
         return REGISTRY, RECORD_VERSION, "", (), tuple(record)
     assert type(record) is TopicForgotten

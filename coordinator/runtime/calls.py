@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from protocol import messages as m
-from protocol.failures import error_response
+from protocol.messages import error_response
 
 
 class Token(Protocol):

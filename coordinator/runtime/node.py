@@ -51,7 +51,7 @@ from coordinator.runtime.shard import GROUP_CODEC, TOPIC_CODEC, ShardRunner, Sta
 from coordinator.runtime.timekeeper import Timekeeper
 from protocol import messages as m
 from protocol.errors import ErrorCode
-from protocol.groups import offsets_partition
+from protocol.group_ids import offsets_partition
 from protocol.messages import ReadOffsetChangesRequest, ReloadPartitionResponse, Request
 
 FORGET_SLICE: Final = 200

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from msgspec import structs
+
 from coordinator.config import Settings
 from coordinator.group import Caller, GroupShard, Now
 from coordinator.runtime.calls import Call, Gather, Token
@@ -17,17 +19,18 @@ from coordinator.runtime.coordination import Coordination
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import ShardRunner, Status
 from protocol import messages as m
-from protocol.apis import APIS, ApiKey
-from protocol.body import array_header, pack
+from protocol.codec import array_header, encode
 from protocol.errors import ErrorCode
-from protocol.failures import (
-    REQUEST_PARTITIONS_MAX,
+from protocol.fields import REQUEST_PARTITIONS_MAX
+from protocol.group_ids import group_id_error, offsets_partition
+from protocol.messages import (
+    APIS,
+    ApiKey,
     content_error,
     describe_error,
     error_response,
     find_coordinator_error,
 )
-from protocol.groups import group_id_error, offsets_partition
 
 SERVER_SOFTWARE: Final = "group-coordinator/0.1.0"
 GROUP_KEY_TYPE: Final = 0
@@ -117,7 +120,7 @@ class Dispatcher:
 
     def withdraw(self, call: Call, now: Now) -> None:
         """The client behind a parked *call* is gone."""
-        self._node.shard_of(call.request.group_id).withdraw(call, now)  # type: ignore[union-attr]  # only joins and syncs park
+        self._node.shard_of(call.request.group_id).withdraw(call, now)  # type: ignore[attr-defined]  # only joins and syncs park
 
     # --- answers that need no shard -----------------------------------------------------
 
@@ -206,7 +209,7 @@ class Dispatcher:
 
     def _fetch_group(self, fetch: m.GroupFetch, gather: Gather, budget: "Budget", now: Now) -> None:
         group_id = fetch.group_id
-        part = gather.part(lambda error: pack(m.GroupOffsets(group_id, error, ())))
+        part = gather.part(lambda error: encode(m.GroupOffsets(group_id, error, ())))
         if not self._group_is_legal(group_id, part):
             return
         shard = self._node.shard_of(group_id)
@@ -231,7 +234,7 @@ class Dispatcher:
         self._seal(call, gather, budget)
 
     def _describe_group(self, group_id: str, gather: Gather, budget: "Budget", now: Now) -> None:
-        part = gather.part(lambda error: describe_error(group_id, error, None)._replace(state=""))
+        part = gather.part(lambda error: describe_error(group_id, error, None, state=""))
         if not self._group_is_legal(group_id, part):
             return
         shard = self._node.shard_of(group_id)
@@ -333,10 +336,12 @@ class Dispatcher:
             page = m.DescribeTopicsResponse(_E.NONE, None, (), has_more=False)
             found: list[m.DescribedTopic] = []
             for name in dict.fromkeys(request.topics):
-                found += map(budget.for_topic, describe(request._replace(topics=(name,))).topics)
+                found += map(
+                    budget.for_topic, describe(structs.replace(request, topics=(name,))).topics
+                )
                 if budget.is_spent:
                     break
-            page = page._replace(topics=tuple(found))
+            page = structs.replace(page, topics=tuple(found))
         return m.BareError(_E.RESPONSE_TOO_LARGE) if budget.is_spent else page
 
     # --- whole offsets partitions -------------------------------------------------------
@@ -482,8 +487,8 @@ def _least_bytes(value: Any, enough_bytes: int) -> int:
     if isinstance(value, str | bytes):
         return 1 + len(value)
     total = 1
-    if isinstance(value, tuple):
-        for item in value:
+    if isinstance(value, tuple | m.Message):
+        for item in value if isinstance(value, tuple) else structs.astuple(value):
             total += _least_bytes(item, enough_bytes)
             if total > enough_bytes:
                 break
@@ -526,8 +531,8 @@ def _refuse(call: Call, problem: Problem) -> None:
     """Answer *call* with *problem*, in words where the answer's shape has room for them."""
     error, message = problem
     response: Any = error_response(call.request, error)
-    if "message" in response._fields:
-        response = response._replace(message=message)
+    if "message" in response.__struct_fields__:
+        response = structs.replace(response, message=message)
     call.resolve(response, -1)
 
 

@@ -28,20 +28,20 @@ from coordinator.server.dispatch import Dispatcher
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
     BadRequest,
+    FrameTooLarge,
     RequestEvent,
     ServerConnection,
     encode_error,
     encode_response,
 )
 from protocol.errors import ErrorCode
-from protocol.failures import join_error
-from protocol.frames import FrameTooLarge
 from protocol.messages import (
     Answer,
     ApiVersionsRequest,
     BareError,
     JoinGroupRequest,
     SyncGroupRequest,
+    join_error,
 )
 
 log: Final = structlog.get_logger()

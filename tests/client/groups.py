@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import strategies as st
 
 from client.assignors import BaseAssignor, MemberSubscription
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 TOPICS = ["t0", "t1", "t2"]
 HOSTS = ["h0", "h1", "h2"]

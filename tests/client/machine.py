@@ -10,7 +10,7 @@ from protocol.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 CONFIG = MembershipConfig("g", ("t",), ("range", "roundrobin"), 9_000, 60_000, reason="new")
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -16,7 +16,7 @@ from client.assignors import (
 )
 from protocol import consumer
 from protocol.messages import JoinGroupMember
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.client.groups import (
     TOPICS,
     check_complete,

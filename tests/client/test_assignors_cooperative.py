@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hypothesis import given, strategies as st
 
 from client.assignors import CooperativeStickyAssignor, MemberSubscription
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.client.groups import (
     HOSTS,
     TOPICS,

@@ -10,7 +10,7 @@ from client.assignors import (
     RoundRobinAssignor,
     StickyAssignor,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.client.groups import (
     check_balanced,
     equals_strategy,

@@ -15,7 +15,7 @@ from client.assignors import (
     check_assignment,
     run_assignor,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.client.groups import member, short, tps
 
 MEMBERS = [member("C0", "t"), member("C1", "t")]

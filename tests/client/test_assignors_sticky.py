@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from client.assignors import MemberSubscription, StickyAssignor
 from client.assignors.sticky import Previous, decode_previous, encode_previous
 from protocol.errors import LocalProtocolError
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.client.groups import (
     check_balanced,
     check_complete,

@@ -4,6 +4,7 @@ import trio
 from trio.testing import MockClock
 
 from client import OffsetAndMetadata, TopicPartition, TopicSource
+from protocol.messages import PartitionHosts
 from tests.client.conftest import World
 
 T0 = TopicPartition("t", 0)
@@ -51,7 +52,7 @@ async def test_every_answer_may_come_byte_by_byte(autojump_clock: MockClock, wor
         assert [one.drained for one in await client.drain_member("g", "client")] == [True]
         await client.register_topics({"t": TopicSource(1, {0: ["é"]})})
         (described,) = await client.describe_topics(pattern="t")
-        assert described.hosts == ((0, ("é",)),)
+        assert described.hosts == (PartitionHosts(0, ("é",)),)
         assert await client.delete_topics(["t"]) == {"t": 0}
 
     assert world.server.connections == 1

@@ -25,7 +25,7 @@ from client.kafka_groups.__main__ import parse_settings, read_settings
 from client.kafka_groups.importing import import_from
 from client.offsets import OffsetAndMetadata
 from protocol.messages import DescribedGroup
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 A, B, U = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
 Stored = dict[TopicPartition, OffsetAndMetadata]

@@ -7,7 +7,7 @@ from trio.testing import MockClock
 from client import FatalError, TopicPartition
 from client.assignors import AssignmentWarning
 from protocol import consumer, messages as m
-from protocol.apis import ApiKey
+from protocol.messages import ApiKey
 from tests.client.conftest import World
 from tests.fakes.scripted_server import Answer
 

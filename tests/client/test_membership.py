@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from msgspec import structs
 
 from client.exceptions import CoordinatorUnavailable, FatalError
 from client.membership import (
@@ -95,7 +96,7 @@ def test_a_leader_computes_before_it_syncs() -> None:
 def test_a_leader_that_need_not_assign_syncs_at_once() -> None:
     """skip_assignment: the group's assignment stands."""
     machine = Membership(CONFIG)
-    response = joined(leader="me")._replace(skip_assignment=True)
+    response = structs.replace(joined(leader="me"), skip_assignment=True)
 
     assert isinstance(
         one_send(machine.answered(joining(machine), response, 0)).request, SyncGroupRequest
@@ -125,7 +126,7 @@ def test_unreadable_assignment_bytes_give_nothing() -> None:
 def test_a_group_that_chose_an_assignor_that_was_not_offered_is_an_error() -> None:
     """Computing with another one than the others expect would break promise 3."""
     machine = Membership(CONFIG)
-    machine.answered(joining(machine), joined()._replace(protocol_name="sticky"), 0)
+    machine.answered(joining(machine), structs.replace(joined(), protocol_name="sticky"), 0)
 
     assert machine.state == State.FAILED
 
@@ -133,7 +134,7 @@ def test_a_group_that_chose_an_assignor_that_was_not_offered_is_an_error() -> No
 def test_a_sync_for_another_assignor_is_an_error() -> None:
     """The same, seen at the second barrier."""
     machine = Membership(CONFIG)
-    machine.answered(syncing(machine), synced()._replace(protocol_name="sticky"), 0)
+    machine.answered(syncing(machine), structs.replace(synced(), protocol_name="sticky"), 0)
 
     assert machine.state == State.FAILED
 
@@ -279,10 +280,12 @@ def test_a_refusal_carries_the_coordinators_own_words(asked: str) -> None:
     machine = Membership(CONFIG)
     words = "instance id 'i' is held by member i-7 from host 192.0.2.9"
     if asked == "join":
-        refused = joined(error=82)._replace(message=words)
+        refused = structs.replace(joined(error=82), message=words)
         (gave_up,) = machine.answered(joining(machine), refused, 0)
     else:
-        (gave_up,) = machine.answered(syncing(machine), synced(error=82)._replace(message=words), 0)
+        (gave_up,) = machine.answered(
+            syncing(machine), structs.replace(synced(error=82), message=words), 0
+        )
 
     assert isinstance(gave_up, GaveUp)
     assert words in str(gave_up.error)

@@ -17,7 +17,7 @@ from protocol.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 ASSIGNOR = CooperativeStickyAssignor()
 PARTITIONS = {"t": [0, 1, 2, 3, 4]}

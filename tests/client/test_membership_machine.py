@@ -27,7 +27,7 @@ from protocol.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 CODES = st.sampled_from([0, 0, 0, 22, 25, 27, 79, 1007]) | st.sampled_from([*ErrorCode, 4711])
 BYTES = [

@@ -2,14 +2,14 @@
 
 import pytest
 from hypothesis import given, strategies as st
+from msgspec import structs
 from trio.testing import MockClock
 
 from client import ErrorCode, FatalError, OutcomeUnknown, RetriableError, TopicPartition
 from client.offset_stream import OffsetChanges, PositionTooOld, offsets_of_page
 from client.operators import Lag
 from protocol import messages as m
-from protocol.apis import ApiKey
-from protocol.types import PartitionResult, TopicResult
+from protocol.messages import ApiKey, PartitionResult, TopicResult
 from tests.client.conftest import World
 from tests.fakes.scripted_server import Answer, Drop
 from tests.spark.tables.pages import page_of
@@ -213,17 +213,17 @@ PAGE = page_of([m.ScannedOffset("g", "t", 0, 5, -1, "m", 1, 2)])
 @pytest.mark.parametrize(
     "page",
     [
-        PAGE._replace(rows=b""),
-        PAGE._replace(rows=PAGE.rows[:-1]),
-        PAGE._replace(rows=PAGE.rows * 2),
-        PAGE._replace(rows=b"\x05"),
-        PAGE._replace(rows=PAGE.rows.replace(b"m", b"\xff")),
-        PAGE._replace(counts=b"\0\0\0"),
-        PAGE._replace(counts=b"\0\0\0\2"),
-        PAGE._replace(topics=()),
-        PAGE._replace(group_ids=("g", "h")),
-        PAGE._replace(committed_ms=b""),
-        PAGE._replace(expire_ms=bytes(7)),
+        structs.replace(PAGE, rows=b""),
+        structs.replace(PAGE, rows=PAGE.rows[:-1]),
+        structs.replace(PAGE, rows=PAGE.rows * 2),
+        structs.replace(PAGE, rows=b"\x05"),
+        structs.replace(PAGE, rows=PAGE.rows.replace(b"m", b"\xff")),
+        structs.replace(PAGE, counts=b"\0\0\0"),
+        structs.replace(PAGE, counts=b"\0\0\0\2"),
+        structs.replace(PAGE, topics=()),
+        structs.replace(PAGE, group_ids=("g", "h")),
+        structs.replace(PAGE, committed_ms=b""),
+        structs.replace(PAGE, expire_ms=bytes(7)),
     ],
 )
 def test_a_page_that_is_not_of_the_protocol_is_refused(page: m.OffsetColumns) -> None:

@@ -16,7 +16,7 @@ from client import (
 )
 from client.backoff import backoff
 from protocol import messages as m
-from protocol.apis import APIS, ApiKey
+from protocol.messages import APIS, ApiKey
 from tests.client.conftest import World
 from tests.fakes.scripted_server import Answer, Hang, Raw
 

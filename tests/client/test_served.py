@@ -20,6 +20,7 @@ from client import (
 )
 from client.offset_stream import offsets_of_page
 from coordinator.group import scans
+from protocol.messages import PartitionHosts
 from tests.client.served import served
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -33,7 +34,7 @@ async def test_registered_topics_are_described_as_they_are(autojump_clock: MockC
         await client.report_end_offsets({T0: 7})
 
         (t,) = await client.describe_topics(["t"], with_end_offsets=True)
-        assert (t.partition_count, t.hosts) == (2, ((1, ("a", "b")),))
+        assert (t.partition_count, t.hosts) == (2, (PartitionHosts(1, ("a", "b")),))
         assert [(end.partition, end.end_offset) for end in t.end_offsets] == [(0, 7)]
         assert [one.topic for one in await client.describe_topics(pattern="[u-z]")] == ["u"]
         with pytest.raises(FatalError, match="INVALID_REGULAR_EXPRESSION"):

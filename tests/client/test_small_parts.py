@@ -12,7 +12,7 @@ from client import shadowing
 from client.api import parse_addresses
 from client.exceptions import CommitRefused, FatalError, code_text
 from client.offset_calls import Turns
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ from trio.testing import MockClock
 from client import ErrorCode, FatalError, TopicPartition, topics as client_topics
 from client.topics import TopicSource
 from protocol import messages as m
-from protocol.types import PartitionResult, TopicResult
+from protocol.messages import PartitionResult, TopicResult
 from tests.client.conftest import World
 from tests.fakes.scripted_server import Answer
 
@@ -44,7 +44,7 @@ async def test_many_topics_come_in_pages(
         assert [one.topic for one in await client.describe_topics()] == names
         assert [one.topic for one in await client.describe_topics(names)] == names
 
-    starts = [r.start_after for r in world.server.requests(m.DescribeTopicsRequest)]  # type: ignore[union-attr]
+    starts = [r.start_after for r in world.server.requests(m.DescribeTopicsRequest)]  # type: ignore[attr-defined]
     assert starts[:3] == ["", "t2", "t5"]
 
 
@@ -60,7 +60,7 @@ async def test_a_page_that_is_too_large_is_asked_for_in_smaller_ones(
         described = await client.describe_topics(["a", "b"] if by_name else None)
 
     assert [one.topic for one in described] == ["a", "b"]
-    sizes = [r.max_topics for r in world.server.requests(m.DescribeTopicsRequest)]  # type: ignore[union-attr]
+    sizes = [r.max_topics for r in world.server.requests(m.DescribeTopicsRequest)]  # type: ignore[attr-defined]
     assert sizes == [1000, 500, 250]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from client.blocking import connect_blocking
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.fakes.scripted_server import ScriptedServer
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

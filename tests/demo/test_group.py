@@ -1,5 +1,7 @@
 """How the demo reads the group's state and the coordinator's events."""
 
+from msgspec import structs
+
 from client.offsets import OffsetAndMetadata
 from demo.group import DriverState, evictions, owners, snapshot
 from demo.judge import Eviction
@@ -7,7 +9,7 @@ from demo.names import TOPIC
 from demo.processes import Line
 from protocol.consumer import Assignment, encode_assignment
 from protocol.messages import DescribedGroup, DescribedMember
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 DRIVERS = {
     "one": DriverState("working", 3, 30, "spark-1"),
@@ -49,7 +51,7 @@ def test_a_driver_that_told_no_client_id_owns_nothing() -> None:
 
 def test_other_topics_and_unreadable_assignments_are_left_out() -> None:
     """The group may be in any state at any moment."""
-    unreadable = member("spark-1")._replace(assignment=b"?")
+    unreadable = structs.replace(member("spark-1"), assignment=b"?")
     assert owners(group(unreadable, member("spark-1", 1, topic="other")), DRIVERS) == {}
 
 

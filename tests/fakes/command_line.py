@@ -9,8 +9,7 @@ from click.testing import CliRunner, Result
 
 from coordinator.cli.main import main
 from protocol import messages as m
-from protocol.connection import RequestEvent, encode_error, encode_response
-from tests.fakes.named import NamedServerConnection
+from protocol.connection import RequestEvent, ServerConnection, encode_error, encode_response
 
 Answer = Callable[[m.Request], m.Response]
 
@@ -20,7 +19,7 @@ class FakeSocket:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._server = NamedServerConnection()
+        self._server = ServerConnection()
         self._ready = b""
 
     def sendall(self, data: bytes) -> None:

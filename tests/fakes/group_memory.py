@@ -1,7 +1,7 @@
 """A few groups in memory, with as much of a coordinator as the command line asks for."""
 
 from protocol import messages as m
-from protocol.types import PartitionResult, TopicResult
+from protocol.messages import PartitionResult, TopicResult
 
 
 class Memory:
@@ -26,7 +26,7 @@ class Memory:
 
     def fetch(self, request: m.OffsetFetchRequest) -> m.OffsetFetchResponse:
         """Return all offsets of a group."""
-        ((group_id, _),) = request.groups
+        group_id = request.groups[0].group_id
         topics: dict[str, list[m.PartitionOffset]] = {}
         for (topic, partition), offset in self.offsets.get(group_id, {}).items():
             found = m.PartitionOffset(partition, offset, -1, "", 0)
@@ -51,9 +51,10 @@ class Memory:
             return m.OffsetCommitResponse(25, (), "no member ''")
         stored = self.offsets.setdefault(request.group_id, {})
         results = []
-        for topic, partitions in request.topics:
+        for named in request.topics:
+            topic = named.topic
             checked = []
-            for p in partitions:
+            for p in named.partitions:
                 is_moved = p.expected_offset != stored.get((topic, p.partition), -1)
                 checked.append(PartitionResult(p.partition, 1003 if is_moved else 0))
                 if not is_moved:

@@ -20,7 +20,7 @@ from client.exceptions import (
 )
 from client.offsets import Assignment, OffsetAndMetadata
 from protocol.errors import ErrorCode
-from protocol.types import NO_OFFSET, TopicPartition
+from protocol.partition import NO_OFFSET, TopicPartition
 
 
 class Fault(Enum):

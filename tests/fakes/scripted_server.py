@@ -13,11 +13,9 @@ import trio
 import trio.testing
 
 from protocol import messages as m
-from protocol.apis import APIS
-from protocol.connection import BadRequest, RequestEvent, encode_response
+from protocol.connection import BadRequest, RequestEvent, ServerConnection, encode_response
 from protocol.errors import ErrorCode
-from protocol.failures import error_response
-from tests.fakes.named import NamedServerConnection
+from protocol.messages import APIS, error_response
 
 MEMBER_ID = "client-1"
 
@@ -100,7 +98,7 @@ class ScriptedServer:
         self.open_connections += 1
         self.streams.append(stream)
         number = self.connections
-        protocol = NamedServerConnection()
+        protocol = ServerConnection()
         sending = trio.Lock()
         try:
             async with stream, trio.open_nursery() as nursery:

@@ -40,7 +40,7 @@ from protocol.messages import (
     TopicCommit,
     TopicPartitions,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.packed import entries_of, fetched, typed
 
 GROUP = "etl"

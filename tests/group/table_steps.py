@@ -210,7 +210,7 @@ def _answered(here: Scene, token: int) -> Answer:
     if here.context.is_parked(token):
         return PARKED, None
     response = here.context.answers[token]
-    return response.error, getattr(response, "message", None)  # type: ignore[union-attr]  # none of those that have no error
+    return response.error, getattr(response, "message", None)  # type: ignore[attr-defined]  # none of those that have no error
 
 
 def join_group(here: Scene, who: str, how: set[str]) -> Answer:
@@ -273,7 +273,7 @@ def _leave(here: Scene, *leaving: tuple[str, str | None]) -> Answer:
     request = m.LeaveGroupRequest(GROUP, tuple(m.LeavingMember(*who, None) for who in leaving))
     response = here.context.answer(here.context.send(request), m.LeaveGroupResponse)
     assert response.error == 0
-    assert list(leaving) == [left[:2] for left in response.members]
+    assert list(leaving) == [(left.member_id, left.group_instance_id) for left in response.members]
     errors = {left.error for left in response.members}
     assert len(errors) == 1
     return errors.pop(), response.members[0].message

@@ -1,12 +1,19 @@
 """Describe, list, delete, drain."""
 
 import pytest
+from msgspec import structs
 
 from coordinator.group import GroupConfig
 from coordinator.group.records import GroupDeleted, GroupRetention
 from protocol.consumer import Subscription, decode_subscription, encode_subscription
-from protocol.messages import DescribedGroup, DrainedMember, LeavingMember, ListGroupsRequest
-from protocol.types import TopicPartition
+from protocol.messages import (
+    DescribedGroup,
+    DrainedMember,
+    DrainMemberResponse,
+    LeavingMember,
+    ListGroupsRequest,
+)
+from protocol.partition import TopicPartition
 from tests.group.context import GROUP, REBALANCE_MS, Context, assignment, subscription
 
 
@@ -35,7 +42,7 @@ def test_a_stable_group_shows_everything() -> None:
     assert [
         (m, None, f"spark{n}", "10.0.0.1", subscription("flights"), assignment(f"flights-{n}"))
         for n, m in enumerate(members)
-    ] == [tuple(member) for member in group.members]
+    ] == [structs.astuple(member) for member in group.members]
 
 
 def test_a_group_in_a_rebalance_shows_the_old_assignments_without_metadata() -> None:
@@ -136,7 +143,7 @@ def test_a_drained_member_gives_up_everything() -> None:
     context = Context()
     leaver, stays = context.stable_group(2)
 
-    assert (0, (DrainedMember(leaver, False),)) == context.drain("spark0")
+    assert DrainMemberResponse(0, (DrainedMember(leaver, False),)) == context.drain("spark0")
     assert context.state == "PreparingRebalance"
 
     tokens = [context.join(member) for member in (leaver, stays)]
@@ -152,7 +159,7 @@ def test_a_drained_member_gives_up_everything() -> None:
     context.sync(stays, 2, {stays: assignment("flights-0", "flights-1")})
 
     assert context.synced(parked).assignment == b""
-    assert (0, (DrainedMember(leaver, True),)) == context.drain("spark0")
+    assert DrainMemberResponse(0, (DrainedMember(leaver, True),)) == context.drain("spark0")
     assert (context.state, context.generation) == ("Stable", 2)
     assert context.commit(leaver, 2) == 1002
 
@@ -180,14 +187,14 @@ def test_a_drained_member_that_still_has_partitions_is_waited_for() -> None:
     context.sync(leaver, 2)
     context.sync(stays, 2, {stays: assignment("flights-1")})
 
-    assert context.drain("spark0").members == ((leaver, False),)
+    assert context.drain("spark0").members == (DrainedMember(leaver, False),)
     assert context.commit(leaver, 2, "flights-0") == 0
 
     join(leaver)
     shown = context.joined(join(stays, "flights-1")).members
 
     assert [m.member_id for m in shown] == [stays]
-    assert context.drain("spark0").members == ((leaver, True),)
+    assert context.drain("spark0").members == (DrainedMember(leaver, True),)
 
 
 def test_the_mark_lasts_over_later_rebalances() -> None:
@@ -232,11 +239,11 @@ def test_a_drain_names_what_it_does_not_find() -> None:
     """The helper that waits for a drain must be able to stop."""
     context = Context()
 
-    assert context.drain("spark0") == (69, ())
+    assert context.drain("spark0") == DrainMemberResponse(69, ())
 
     context.stable_group(1)
 
-    assert context.drain("somebody else") == (25, ())
+    assert context.drain("somebody else") == DrainMemberResponse(25, ())
     assert context.state == "Stable"
 
 
@@ -270,7 +277,7 @@ def test_draining_reaches_a_static_member_that_is_away() -> None:
     context = Context()
     leader, away = context.static_group(2, session_ms=200_000)
 
-    assert context.drain("spark1").members == ((away, False),)
+    assert context.drain("spark1").members == (DrainedMember(away, False),)
 
     token = context.join(leader, session_ms=200_000)
     context.advance(REBALANCE_MS)
@@ -279,7 +286,7 @@ def test_draining_reaches_a_static_member_that_is_away() -> None:
 
     context.sync(leader, 2, {leader: assignment("flights-0", "flights-1")})
 
-    assert context.drain("spark1").members == ((away, True),)
+    assert context.drain("spark1").members == (DrainedMember(away, True),)
 
     context.join(instance_id="i1", client_id="spark1", session_ms=200_000)
     shown = context.joined(context.join(leader, session_ms=200_000)).members

@@ -12,7 +12,7 @@ from coordinator.group.member import PRUNE_MIN, Timer, TimerKind, Timers
 from coordinator.group.membership import PATTERNS_MAX
 from coordinator.group.records import OffsetRemoved, Record
 from coordinator.group.topic_records import EndReported
-from protocol.failures import REQUEST_PARTITIONS_MAX
+from protocol.fields import REQUEST_PARTITIONS_MAX, TEXT_BYTES_MAX
 from protocol.messages import (
     LeavingMember,
     OffsetDeleteRequest,
@@ -24,8 +24,7 @@ from protocol.messages import (
     TopicEnds,
     TopicPartitions,
 )
-from protocol.schema import STRING_BYTES_MAX
-from protocol.types import INT32_MAX, INT64_MAX
+from protocol.partition import INT32_MAX, INT64_MAX
 from tests.group.context import GROUP, Context, assignment
 from tests.group.topics_context import TopicsContext
 from tests.packed import entries_of, topic_entry
@@ -58,7 +57,7 @@ def test_a_larger_deletion_of_offsets_is_refused_as_a_whole(
     asked = [TopicPartitions("t", (0, 1)), TopicPartitions("u", (0,))]
     token = context.send(OffsetDeleteRequest(GROUP, tuple(asked)))
 
-    assert context.answer(token, OffsetDeleteResponse) == (42, ())
+    assert context.answer(token, OffsetDeleteResponse) == OffsetDeleteResponse(42, ())
     assert context.offset("t-0").offset == 7
 
     token = context.send(OffsetDeleteRequest(GROUP, tuple(asked[:1])))
@@ -84,7 +83,7 @@ def test_a_larger_report_of_end_offsets_is_refused_as_a_whole(
     ends = TopicEnds("t", (PartitionEnd(0, 5), PartitionEnd(0, 6)))
     refused = ReportEndOffsetsRequest((ends, TopicEnds("t", (PartitionEnd(1, 7),))))
 
-    assert context.ask(refused, ReportEndOffsetsResponse) == (42, ())
+    assert context.ask(refused, ReportEndOffsetsResponse) == ReportEndOffsetsResponse(42, ())
     assert context.topics.registry.end_offset("t", 0) is None
     assert context.report("t", {0: 5, 1: 6}) == [0, 0]
 
@@ -112,7 +111,7 @@ def test_an_answer_with_many_protocols_can_be_read() -> None:
 
     assert response.error == 23
     assert response.message is not None
-    assert len(response.message) < STRING_BYTES_MAX // 4
+    assert len(response.message) < TEXT_BYTES_MAX // 4
 
 
 def test_an_answer_to_a_leader_with_long_topics_can_be_read() -> None:

@@ -1,11 +1,19 @@
 """Why did it rebalance? The history of a group, and errors in words."""
 
 import pytest
+from msgspec import structs
 
 from coordinator.group import history
 from coordinator.group.history import REMOVED_MAX, SLOWEST_MAX
 from coordinator.group.records import REBALANCES_KEPT, GroupRebalanced
-from protocol.messages import DescribeRebalancesRequest, LateMember, LeavingMember, Rebalance
+from protocol.messages import (
+    DescribeRebalancesRequest,
+    DescribeRebalancesResponse,
+    HeartbeatResponse,
+    LateMember,
+    LeavingMember,
+    Rebalance,
+)
 from tests.group.context import (
     DELAY_MS,
     GROUP,
@@ -315,7 +323,7 @@ def test_the_record_is_in_the_batch_that_ends_the_rebalance() -> None:
     assert kinds[-1] is GroupRebalanced
     assert len(kinds) == 2
     (event,) = context.events_named("group.rebalanced")
-    assert event == {"group": GROUP} | context.rebalances()[0]._asdict() | {"late": []}
+    assert event == {"group": GROUP} | structs.asdict(context.rebalances()[0]) | {"late": []}
 
 
 def test_a_deleted_group_has_no_history() -> None:
@@ -325,7 +333,7 @@ def test_a_deleted_group_has_no_history() -> None:
     context.take(context.shard.delete_group(GROUP, context.now)[0])
     response = history.describe(context.shard._core, DescribeRebalancesRequest(GROUP, 10))
 
-    assert response == (69, "Group etl not found.", GROUP, ())
+    assert response == DescribeRebalancesResponse(69, "Group etl not found.", GROUP, ())
 
     context.stable_group(1)
 
@@ -429,5 +437,5 @@ def test_answers_that_are_fine_say_nothing() -> None:
 
     context.join(context.new_id())
 
-    assert context.beaten(member, 1) == (27, None)
+    assert context.beaten(member, 1) == HeartbeatResponse(27)
     assert assignment("flights-0") == context.describe().members[0].assignment

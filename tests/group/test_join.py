@@ -6,7 +6,7 @@ from coordinator.group import GroupConfig
 from coordinator.group.records import GroupGeneration, GroupMetadata
 from protocol.errors import ErrorCode
 from protocol.messages import JoinGroupMember
-from protocol.types import INT32_MAX
+from protocol.partition import INT32_MAX
 from tests.group.context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, Context, subscription
 
 

@@ -41,7 +41,7 @@ from protocol.messages import (
     Response,
     SyncGroupResponse,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.group.context import GROUP, Context, assignment, subscription
 
 PARTITIONS = [f"t-{n}" for n in range(4)]
@@ -388,10 +388,10 @@ class GroupMachine(RuleBasedStateMachine):
         if response.error:
             return
         described = {m.member_id: m.assignment for m in self.context.describe().members}
-        for member_id, drained in response.members:
-            decoded = decode_assignment(described[member_id])
+        for member in response.members:
+            decoded = decode_assignment(described[member.member_id])
             assert decoded is not None
-            assert drained == (decoded.partitions == ())
+            assert member.drained == (decoded.partitions == ())
 
     @rule(which=st.integers(0, 7))
     def vanish(self, which: int) -> None:

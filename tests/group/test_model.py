@@ -275,7 +275,7 @@ class Comparison(RuleBasedStateMachine):
     def both_say_the_same(self) -> None:
         """Every answer so far, and what operators see."""
         model, context = self.model, self.context
-        answers = {token: answer.error for token, answer in context.answers.items()}  # type: ignore[union-attr]  # all of these have one
+        answers = {token: answer.error for token, answer in context.answers.items()}  # type: ignore[attr-defined]  # all of these have one
         assert model.answers == answers
         described = context.describe()
         if not model.exists:
@@ -293,7 +293,7 @@ class Comparison(RuleBasedStateMachine):
         assert expected == (
             described.state,
             described.generation_id,
-            [member[:2] for member in described.members],
+            [(m.member_id, m.group_instance_id) for m in described.members],
             group.leader,
             group.protocol if is_voted else None,
         )

@@ -39,7 +39,7 @@ def test_an_unknown_group_has_nothing_to_delete() -> None:
     """69, and no group comes into being."""
     context = Context()
 
-    assert delete(context, "t-0") == (69, ())
+    assert delete(context, "t-0") == OffsetDeleteResponse(69, ())
     assert context.describe().error == 69
 
 
@@ -49,7 +49,7 @@ def test_offsets_of_an_empty_group_are_deleted_for_good() -> None:
     for name in ("t-0", "t-1", "u-0"):
         context.commit("", -1, name)
 
-    assert delete(context, "t-0", "u-0") == (
+    assert delete(context, "t-0", "u-0") == OffsetDeleteResponse(
         0,
         (
             TopicResult("t", (PartitionResult(0, 0),)),
@@ -136,7 +136,7 @@ def test_a_living_group_of_another_type_is_refused_as_a_whole() -> None:
         1, protocol_type="connect", protocols={"x": subscription("flights")}
     )
 
-    assert delete(context, "trains-0") == (68, ())
+    assert delete(context, "trains-0") == OffsetDeleteResponse(68, ())
 
     context.leave(member)
 

@@ -8,7 +8,15 @@ from hypothesis import given, strategies as st
 from coordinator.group import GroupConfig
 from coordinator.group.offset_store import pack_row
 from coordinator.group.records import OffsetsCommitted
-from protocol.messages import GroupFetch, PartitionOffset, PartitionResult, TopicPartitions
+from protocol.messages import (
+    GroupFetch,
+    GroupOffsets,
+    OffsetCommitResponse,
+    PartitionOffset,
+    PartitionResult,
+    TopicPartitions,
+    TopicResult,
+)
 from tests.group.context import GROUP, Context, assignment, subscription
 from tests.packed import fetched
 
@@ -99,9 +107,9 @@ def test_partitions_succeed_and_fail_for_themselves() -> None:
     response = context.commit_raw(leader, 1, offsets)
 
     assert response.error == 0
-    assert [("flights", (PartitionResult(0, 0), PartitionResult(1, 1002)))] == [
-        tuple(response.topics[0])
-    ]
+    assert response.topics[0] == TopicResult(
+        "flights", (PartitionResult(0, 0), PartitionResult(1, 1002))
+    )
     assert (PartitionResult(0, 1002),) == response.topics[1].partitions
     assert (context.offset("flights-0").offset, context.offset("flights-1").offset) == (6, -1)
 
@@ -113,7 +121,7 @@ def test_one_partition_twice_is_refused_as_a_whole() -> None:
         "", -1, [("t-0", 1, None, None), ("t-1", 1, None, None), ("t-0", 2, None, None)]
     )
 
-    assert response == (42, (), "the commit names one partition twice")
+    assert response == OffsetCommitResponse(42, (), "the commit names one partition twice")
     assert context.describe().error == 69
 
 
@@ -172,10 +180,10 @@ def test_expectations_of_a_large_commit_are_judged_one_by_one(
     (answer,) = context.commit_raw("", -1, commit).topics
 
     assert answer.partitions == tuple(errors)
-    for (name, offset, _, _), (partition, error) in zip(commit, errors, strict=True):
-        before = partitions[partition][0]
+    for (name, offset, _, _), result in zip(commit, errors, strict=True):
+        before = partitions[result.partition][0]
         kept = -1 if before is None else before
-        assert context.offset(name).offset == (kept if error else offset)
+        assert context.offset(name).offset == (kept if result.error else offset)
 
 
 def test_expectations_of_long_rows_are_not_judged_at_once() -> None:
@@ -190,7 +198,7 @@ def test_expectations_of_long_rows_are_not_judged_at_once() -> None:
 
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert {error for _, error in answer.partitions} == {0}
+    assert {result.error for result in answer.partitions} == {0}
     assert peak < 3_000_000
 
 
@@ -295,7 +303,8 @@ def test_a_refusal_is_said_in_words() -> None:
     context.shard.storage_full = True
 
     assert words(first, 1) == (1004, "the disk is full or too slow, new offsets are refused")
-    assert context.commit_raw("m", 3, one, "nope")[::2] == (69, "there is no such group")
+    refused = context.commit_raw("m", 3, one, "nope")
+    assert (refused.error, refused.message) == (69, "there is no such group")
 
 
 def test_a_static_member_commits_with_its_instance_or_without() -> None:
@@ -377,5 +386,5 @@ def test_an_unknown_group_has_no_offsets() -> None:
     context = Context()
     named = GroupFetch("nope", (TopicPartitions("t", (0, 1)),))
 
-    assert fetched(context.shard, GroupFetch("nope", None))[1:] == (0, ())
+    assert fetched(context.shard, GroupFetch("nope", None)) == GroupOffsets("nope", 0, ())
     assert [p.offset for p in fetched(context.shard, named).topics[0].partitions] == [-1, -1]

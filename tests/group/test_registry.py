@@ -21,6 +21,7 @@ from protocol.messages import (
     EndOffset,
     PartitionHosts,
     RegisterTopicsRequest,
+    RegisterTopicsResponse,
     TopicRegistration,
 )
 from tests.group.topics_context import TopicsContext, last_per_key, replayed, topic_roundtrip
@@ -114,7 +115,7 @@ def test_one_topic_twice_in_a_request_is_refused_as_a_whole() -> None:
     )
     response = context.ask(twice, type(context.registered({})))
 
-    assert response == (42, ())
+    assert response == RegisterTopicsResponse(42, ())
     assert context.names() == []
 
 
@@ -133,7 +134,7 @@ def test_hosts_are_kept_replaced_and_removed_by_request_only() -> None:
     context.register({"t": 3}, {2: ("b",), 0: ("a", "c"), 1: ()})
 
     def hosts() -> dict[int, tuple[str, ...]]:
-        return dict(context.described("t").topics[0].hosts)
+        return {one.partition: one.hosts for one in context.described("t").topics[0].hosts}
 
     assert hosts() == {0: ("a", "c"), 2: ("b",)}
 

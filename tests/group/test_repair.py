@@ -22,7 +22,7 @@ from coordinator.group.topic_records import (
 )
 from coordinator.log.compaction import checked_items
 from coordinator.log.format import HEADER_BYTES, NODE_PARTITION
-from protocol.types import INT32_MAX
+from protocol.partition import INT32_MAX
 
 NOW_MS = 1_700_000_000_000
 

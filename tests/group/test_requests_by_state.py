@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
+from msgspec import structs
 
 from protocol import messages as m
 from tests.group.table_steps import APIS, MISSING, PARKED, Scene, scene
@@ -332,7 +333,7 @@ def test_what_is_parked_is_answered_when_the_partition_goes_elsewhere(state: str
         here.context.take(outcome)
 
     answers = [here.context.answers[token] for token in parked]
-    assert [16] * len(answers) == [answer.error for answer in answers]  # type: ignore[union-attr]  # joins and syncs
+    assert [16] * len(answers) == [answer.error for answer in answers]  # type: ignore[attr-defined]  # joins and syncs
 
 
 @pytest.mark.parametrize("state", ["Prep", "Compl", "Stable"])
@@ -344,5 +345,5 @@ def test_errors_keep_the_full_shape_of_their_answer(state: str) -> None:
     synced = here.context.synced(here.context.sync(here.ids["follower"], 99))
 
     nobody = m.JoinGroupResponse(25, -1, None, None, "", False, "spark-ffff", ())
-    assert nobody == joined._replace(message=None)
-    assert m.SyncGroupResponse(22, None, None, b"") == synced._replace(message=None)
+    assert nobody == structs.replace(joined, message=None)
+    assert m.SyncGroupResponse(22, None, None, b"") == structs.replace(synced, message=None)

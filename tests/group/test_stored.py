@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
@@ -28,7 +29,7 @@ from protocol.messages import (
     TopicOffsets,
     TopicPartitions,
 )
-from protocol.types import INT32_MAX, INT64_MAX
+from protocol.partition import INT32_MAX, INT64_MAX
 from tests.group.context import GROUP, Context
 from tests.group.topics_context import TopicsContext
 from tests.packed import ROOM
@@ -178,7 +179,7 @@ ITEM = st.builds(
 
 @settings(max_examples=150)
 @given(
-    st.lists(st.lists(ITEM, min_size=1, max_size=6, unique_by=lambda i: i[0]), max_size=5),
+    st.lists(st.lists(ITEM, min_size=1, max_size=6, unique_by=lambda i: i.partition), max_size=5),
     st.booleans(),
 )
 def test_many_partitions_are_judged_as_each_would_be_alone(
@@ -202,7 +203,7 @@ def test_many_partitions_are_judged_as_each_would_be_alone(
 def test_a_fetch_is_packed_as_its_answer_would_be(count: int) -> None:
     """Byte for byte, whatever there is and isn't."""
     context = Context()
-    commits_of(context, [PartitionCommit(p, 10 * p, 4, f"m{p}") for p in range(0, count, 2)])
+    commits_of(context, [PartitionCommit(p, 10 * p, 4, f"m{p}", None) for p in range(0, count, 2)])
     asked = (
         TopicPartitions("t", tuple(range(count))),
         TopicPartitions("t", tuple(range(0, count, 2))),
@@ -219,8 +220,8 @@ def test_a_fetch_is_packed_as_its_answer_would_be(count: int) -> None:
         ]
         return TopicOffsets(topic.topic, tuple(offsets))
 
-    expected = msgpack.packb(GroupOffsets(GROUP, 0, tuple(map(answered, asked))))
-    everything = msgpack.packb(GroupOffsets(GROUP, 0, (answered(asked[1]),)))
+    expected = msgspec.msgpack.encode(GroupOffsets(GROUP, 0, tuple(map(answered, asked))))
+    everything = msgspec.msgpack.encode(GroupOffsets(GROUP, 0, (answered(asked[1]),)))
 
     assert context.shard.fetch_offsets(GroupFetch(GROUP, asked), ROOM) == expected
     assert context.shard.fetch_offsets(GroupFetch(GROUP, None), ROOM) == everything
@@ -229,7 +230,7 @@ def test_a_fetch_is_packed_as_its_answer_would_be(count: int) -> None:
 def test_a_fetch_that_is_too_large_is_not_made() -> None:
     """To the byte: a small request can ask for one large row ten thousand times."""
     context = Context()
-    commits_of(context, [PartitionCommit(0, 5, -1, "x" * 4_000)])
+    commits_of(context, [PartitionCommit(0, 5, -1, "x" * 4_000, None)])
     fetch = GroupFetch(GROUP, (TopicPartitions("t", (0,) * 10_000),))
     packed = context.shard.fetch_offsets(fetch, 10_000 * 4_100)
     assert packed is not None

@@ -1,6 +1,7 @@
 """SyncGroup: the second barrier, and what a leader may not say."""
 
 import pytest
+from msgspec import structs
 
 from coordinator.group.records import GroupRebalanced
 from tests.group.context import REBALANCE_MS, Context, assignment, subscription
@@ -19,7 +20,7 @@ def test_everybody_gets_what_the_leader_gave() -> None:
     late = context.sync(members[2], 1)
 
     assert list(given.values()) == [context.synced(t).assignment for t in (leader, early, late)]
-    assert context.synced(late)[1:3] == ("consumer", "range")
+    assert structs.astuple(context.synced(late))[1:3] == ("consumer", "range")
     assert context.state == "Stable"
 
 

@@ -16,7 +16,7 @@ from coordinator.log.directory import OsDirectory
 from coordinator.log.format import Entry
 from coordinator.log.journal import Journal
 from coordinator.runtime.compactor import ChildProcess, CompactionFailed
-from protocol.groups import offsets_partition
+from protocol.group_ids import offsets_partition
 from protocol.messages import (
     GroupFetch,
     OffsetCommitRequest,
@@ -115,7 +115,7 @@ def all_are_there(connection: Connection, offset: int = ROUNDS - 1) -> bool:
 
 def commit_all(connection: Connection, offset: int) -> None:
     """Commit every key of every group."""
-    partitions = tuple(PartitionCommit(key, offset, -1, "") for key in range(KEYS))
+    partitions = tuple(PartitionCommit(key, offset, -1, "", None) for key in range(KEYS))
     for number in range(GROUPS):
         topics = (TopicCommit("t", partitions),)
         connection.ask(OffsetCommitRequest(f"group-{number}", -1, "", None, topics))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.apis import ApiKey
-from protocol.frames import REQUEST_HEADER
+from protocol.connection import REQUEST_HEADER
 from protocol.messages import (
+    ApiKey,
     ApiVersionsRequest,
     ApiVersionsResponse,
     GroupFetch,
@@ -34,7 +34,7 @@ HELLO = ApiVersionsRequest("test", "test", "1")
 
 def commit(offset: int, group_id: str = "g") -> OffsetCommitRequest:
     """Return a commit without a member."""
-    partitions = (PartitionCommit(0, offset, -1, ""),)
+    partitions = (PartitionCommit(0, offset, -1, "", None),)
     return OffsetCommitRequest(group_id, -1, "", None, (TopicCommit("t", partitions),))
 
 

@@ -30,7 +30,7 @@ SMALL_SEGMENTS = "offsets.topic.segment.bytes=4096"
 
 def commit(connection: Connection, offset: int) -> int:
     """Commit t-0 of the group g; return the error."""
-    topic = TopicCommit("t", (PartitionCommit(0, offset, -1, ""),))
+    topic = TopicCommit("t", (PartitionCommit(0, offset, -1, "", None),))
     answer = connection.ask(OffsetCommitRequest("g", -1, "", None, (topic,)))
     assert isinstance(answer, OffsetCommitResponse)
     return answer.error or answer.topics[0].partitions[0].error

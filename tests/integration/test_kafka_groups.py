@@ -9,7 +9,7 @@ import pytest
 
 from client.kafka_groups import KafkaCluster, KafkaGroup, KafkaRefused, import_groups
 from client.offsets import OffsetAndMetadata
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.integration.kafka_support import Broker
 from tests.integration.spark_support import ROOT, Daemon, group_of
 

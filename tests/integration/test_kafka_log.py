@@ -15,7 +15,7 @@ from client.spark.logs.partition_log import LogError, LogUnavailable
 from client.spark.logs.testkit import CHECKS, Check, LogSubject
 from client.spark.options import OptionError
 from client.spark.sinks import FolderSink, SinkError
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.fakes.frames import batch_of
 from tests.integration.kafka_support import ANSWER_S, Broker
 from tests.integration.spark_support import Daemon, wait_until

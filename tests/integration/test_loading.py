@@ -12,7 +12,7 @@ from coordinator.log.format import Entry
 from coordinator.log.journal import Journal
 from protocol import messages as m
 from protocol.errors import ErrorCode
-from protocol.groups import offsets_partition
+from protocol.group_ids import offsets_partition
 from tests.integration.daemon import Connection, Daemon, daemon, run_cli, until
 
 pytestmark = pytest.mark.integration
@@ -48,7 +48,7 @@ def write_log(folder: Path, *, groups: int, offsets: int) -> int:
 
 def error_of_commit(connection: Connection, group_id: str, offset: int) -> int:
     """Commit, and return the error."""
-    topics = (m.TopicCommit("new", (m.PartitionCommit(0, offset, -1, ""),)),)
+    topics = (m.TopicCommit("new", (m.PartitionCommit(0, offset, -1, "", None),)),)
     answer = connection.ask(m.OffsetCommitRequest(group_id, -1, "", None, topics))
     assert type(answer) is m.OffsetCommitResponse
     return answer.error

@@ -44,7 +44,7 @@ def commit_all(connection: Connection) -> None:
     """Commit all offsets of all groups, one after the other."""
     for offset in range(OFFSETS):
         for group_id in GROUPS:
-            topic = TopicCommit("t", (PartitionCommit(0, offset, -1, ""),))
+            topic = TopicCommit("t", (PartitionCommit(0, offset, -1, "", None),))
             answer = connection.ask(OffsetCommitRequest(group_id, -1, "", None, (topic,)))
             assert isinstance(answer, OffsetCommitResponse)
             assert answer.error == 0

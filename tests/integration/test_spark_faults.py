@@ -16,7 +16,7 @@ from client.blocking import connect_blocking
 from client.exceptions import CoordinatorUnavailable
 from client.offsets import OffsetAndMetadata
 from client.spark import drain_and_stop
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.integration.fault_support import GatedSink, Scene
 from tests.integration.spark_support import Daemon, Driver, Feeder, group_of, wait_until
 from tests.spark.fault_support import shows

@@ -29,7 +29,7 @@ from client.spark.lag import (
     worst,
 )
 from client.spark.lag.job import main
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.integration.kafka_support import Broker
 from tests.integration.spark_support import ROOT, TOPIC, Daemon, Feeder, wait_until
 

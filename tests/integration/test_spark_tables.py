@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from client.blocking import BlockingClient, connect_blocking
 from client.offsets import OffsetAndMetadata
 from client.spark import write_group_offsets
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.integration.spark_support import Daemon
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]

@@ -1,40 +1,22 @@
-"""One request and one answer of every API and version, as a small group would exchange them.
-
-The vectors, the examples of the documentation and several tests are made of these. An example's
-place is its correlation id in the vectors, so new ones are only ever appended.
-"""
+"""All examples: the one of each declaration, and more of some versions and answers."""
 
 from typing import Final
 
 from protocol import messages as m
 from protocol.errors import ErrorCode
-from tests.protocol.example import ASSIGNMENT, GROUP, LEADER_EPOCH, MEMBER, SUBSCRIPTION, Example
-from tests.protocol.later_examples import LATER_EXAMPLES
+from protocol.messages import (
+    ASSIGNMENT,
+    GROUP,
+    MEMBER,
+    OTHER,
+    STARTED_MS,
+    SUBSCRIPTION,
+    Example,
+)
 
-EXAMPLES: Final[tuple[Example, ...]] = (
+_MORE: Final = (
     Example(
-        "who are you",
-        0,
-        m.ApiVersionsRequest("driver-1", "my-client", "1.0"),
-        m.ApiVersionsResponse(
-            0,
-            (m.ApiVersionRange(8, 0, 1), m.ApiVersionRange(18, 0, 0)),
-            "group-coordinator/0.1.0",
-            "c0FmZS1hbmQtc291bmQhIQ",
-            1,
-            1_048_576,
-        ),
-        -1,
-    ),
-    Example(
-        "where does a group live",
-        0,
-        m.FindCoordinatorRequest(0, (GROUP,)),
-        m.FindCoordinatorResponse(
-            (m.CoordinatorOfGroup(GROUP, 0, None, 1, "127.0.0.1", 9310, 15, LEADER_EPOCH),)
-        ),
-    ),
-    Example(
+        2,
         "a member joins and leads",
         0,
         m.JoinGroupRequest(
@@ -59,6 +41,7 @@ EXAMPLES: Final[tuple[Example, ...]] = (
         ),
     ),
     Example(
+        3,
         "a new member gets its id",
         0,
         m.JoinGroupRequest(
@@ -67,6 +50,7 @@ EXAMPLES: Final[tuple[Example, ...]] = (
         m.JoinGroupResponse(ErrorCode.MEMBER_ID_REQUIRED, -1, None, None, "", False, MEMBER, ()),
     ),
     Example(
+        4,
         "the leader assigns",
         0,
         m.SyncGroupRequest(
@@ -75,18 +59,21 @@ EXAMPLES: Final[tuple[Example, ...]] = (
         m.SyncGroupResponse(0, "consumer", "range", ASSIGNMENT),
     ),
     Example(
+        5,
         "a member is alive",
         0,
         m.HeartbeatRequest(GROUP, 1, MEMBER, None),
         m.HeartbeatResponse(ErrorCode.REBALANCE_IN_PROGRESS),
     ),
     Example(
+        6,
         "a member leaves",
         0,
         m.LeaveGroupRequest(GROUP, (m.LeavingMember(MEMBER, None, "stopped"),)),
         m.LeaveGroupResponse(0, (m.LeftMember(MEMBER, None, 0),)),
     ),
     Example(
+        7,
         "a commit",
         0,
         m.OffsetCommitRequest(
@@ -94,11 +81,12 @@ EXAMPLES: Final[tuple[Example, ...]] = (
             1,
             MEMBER,
             None,
-            (m.TopicCommit("flights", (m.PartitionCommit(0, 42, -1, ""),)),),
+            (m.TopicCommit("flights", (m.PartitionCommit(0, 42, -1, "", None),)),),
         ),
         m.OffsetCommitResponse(0, (m.TopicResult("flights", (m.PartitionResult(0, 0),)),)),
     ),
     Example(
+        8,
         "a commit that names what it expects",
         1,
         m.OffsetCommitRequest(
@@ -127,30 +115,7 @@ EXAMPLES: Final[tuple[Example, ...]] = (
         ),
     ),
     Example(
-        "some offsets of a group",
-        0,
-        m.OffsetFetchRequest(
-            (m.GroupFetch(GROUP, (m.TopicPartitions("flights", (0, 1)),)),), False
-        ),
-        m.OffsetFetchResponse(
-            (
-                m.GroupOffsets(
-                    GROUP,
-                    0,
-                    (
-                        m.TopicOffsets(
-                            "flights",
-                            (
-                                m.PartitionOffset(0, 42, -1, "batch 7", 0),
-                                m.PartitionOffset(1, -1, -1, "", 0),
-                            ),
-                        ),
-                    ),
-                ),
-            )
-        ),
-    ),
-    Example(
+        10,
         "all offsets of two groups",
         0,
         m.OffsetFetchRequest((m.GroupFetch(GROUP, None), m.GroupFetch("", None)), True),
@@ -163,6 +128,7 @@ EXAMPLES: Final[tuple[Example, ...]] = (
         -1,
     ),
     Example(
+        11,
         "who is in a group",
         0,
         m.DescribeGroupsRequest((GROUP,)),
@@ -186,36 +152,96 @@ EXAMPLES: Final[tuple[Example, ...]] = (
         ),
     ),
     Example(
-        "which groups are there",
-        0,
-        m.ListGroupsRequest(("Stable", "Empty"), ()),
-        m.ListGroupsResponse(0, (m.ListedGroup(GROUP, "consumer", "Stable", "classic"),)),
-        -1,
-    ),
-    Example(
-        "delete a group",
-        0,
-        m.DeleteGroupsRequest((GROUP,)),
-        m.DeleteGroupsResponse((m.DeletedGroup(GROUP, ErrorCode.NON_EMPTY_GROUP),)),
-    ),
-    Example(
-        "forget offsets",
-        0,
-        m.OffsetDeleteRequest(GROUP, (m.TopicPartitions("flights", (0,)),)),
-        m.OffsetDeleteResponse(
-            0,
-            (
-                m.TopicResult(
-                    "flights", (m.PartitionResult(0, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC),)
-                ),
-            ),
+        17,
+        "a static member finds its place taken",
+        1,
+        m.JoinGroupRequest(
+            GROUP,
+            45_000,
+            300_000,
+            OTHER,
+            "etl-1",
+            "consumer",
+            (m.JoinProtocol("range", SUBSCRIPTION),),
+            None,
+        ),
+        m.JoinGroupResponse(
+            ErrorCode.FENCED_INSTANCE_ID,
+            -1,
+            None,
+            None,
+            "",
+            False,
+            OTHER,
+            (),
+            f"instance id 'etl-1' is held by member {MEMBER} (client driver-1) from host 10.0.0.7",
         ),
     ),
     Example(
-        "take the partitions of a client away",
-        0,
-        m.DrainMemberRequest(GROUP, "driver-1"),
-        m.DrainMemberResponse(0, (m.DrainedMember(MEMBER, drained=False),)),
+        19,
+        "a member syncs too late",
+        1,
+        m.SyncGroupRequest(GROUP, 3, MEMBER, None, "consumer", "range", ()),
+        m.SyncGroupResponse(
+            ErrorCode.ILLEGAL_GENERATION,
+            None,
+            None,
+            b"",
+            "generation 3 is over, the group is at 5",
+        ),
     ),
-    *LATER_EXAMPLES,
+    Example(
+        21,
+        "a removed member learns why",
+        1,
+        m.HeartbeatRequest(GROUP, 1, OTHER, None),
+        m.HeartbeatResponse(
+            ErrorCode.UNKNOWN_MEMBER_ID, "no heartbeat for 10.2 s, session timeout 10.0 s"
+        ),
+    ),
+    Example(
+        24,
+        "a commit of an older generation",
+        2,
+        m.OffsetCommitRequest(
+            GROUP,
+            3,
+            MEMBER,
+            None,
+            (m.TopicCommit("flights", (m.PartitionCommit(0, 42, -1, None, 41),)),),
+        ),
+        m.OffsetCommitResponse(
+            ErrorCode.ILLEGAL_GENERATION, (), "generation 3 is over, the group is at 5"
+        ),
+    ),
+    Example(
+        29,
+        "topics by name",
+        0,
+        m.DescribeTopicsRequest(("rain",), None, False, "", 1),
+        m.DescribeTopicsResponse(
+            0,
+            None,
+            (m.DescribedTopic("rain", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, (), ()),),
+            has_more=False,
+        ),
+        -1,
+    ),
+    Example(
+        32,
+        "all offsets of an offsets partition",
+        0,
+        m.ScanOffsetsRequest(15, b"", 1),
+        m.ScanOffsetsResponse(
+            0,
+            1_712,
+            (m.ScannedOffset(GROUP, "flights", 0, 42, -1, "batch 7", STARTED_MS, -1),),
+            b"\x01\x02",
+        ),
+    ),
+)
+
+# An example's place is its correlation id in the vectors, so new ones take the next number.
+EXAMPLES: Final = tuple(
+    sorted((*(api.example for api in m.APIS.values()), *_MORE), key=lambda e: e.number)
 )

@@ -4,8 +4,9 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from protocol.apis import ApiKey
-from protocol.frames import REQUEST_HEADER, REQUEST_HEADER_BYTES
+from protocol.connection import REQUEST_HEADER
+from protocol.messages import ApiKey
+from tests.protocol.frames import frame_of
 
 KEEP_42: Final = "[42], connection kept"
 CLOSE_42: Final = "[42], connection closed"
@@ -19,12 +20,6 @@ class InvalidRequest(NamedTuple):
     name: str
     frame: bytes
     verdict: str
-
-
-def frame_of(api_key: int, version: int, body: bytes, correlation_id: int = 7) -> bytes:
-    """Return the request frame around *body*."""
-    size = REQUEST_HEADER_BYTES + len(body)
-    return REQUEST_HEADER.pack(size, api_key, version, correlation_id) + body
 
 
 def _packed(api: ApiKey, *body: Any, version: int = 0) -> bytes:

@@ -10,7 +10,7 @@ from protocol.consumer import (
     encode_subscription,
     subscribed_topics,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.protocol import vectors
 
 quick = settings(max_examples=200)

@@ -5,24 +5,24 @@ from typing import Any
 import msgpack
 import pytest
 
-from protocol.apis import ApiKey
-from protocol.connection import BadRequest, RequestEvent, ServerConnection
+from protocol.connection import BadRequest
 from protocol.errors import ErrorCode
-from protocol.failures import REQUEST_PARTITIONS_MAX, content_error
-from protocol.groups import group_id_error
-from protocol.messages import HeartbeatRequest, OffsetCommitRequest, PartitionCommit, TopicCommit
-from tests.protocol.invalid import frame_of
-
-
-def judged(api: ApiKey, *body: Any, version: int = 0) -> RequestEvent | BadRequest:
-    """Return what a server makes of a request with this body."""
-    (event,) = ServerConnection().receive(frame_of(api, version, msgpack.packb(body)))
-    return event
+from protocol.fields import REQUEST_PARTITIONS_MAX
+from protocol.group_ids import group_id_error
+from protocol.messages import (
+    ApiKey,
+    HeartbeatRequest,
+    OffsetCommitRequest,
+    PartitionCommit,
+    TopicCommit,
+    content_error,
+)
+from tests.protocol.frames import frame_of, judged
 
 
 def accepted(api: ApiKey, *body: Any, version: int = 0) -> bool:
     """Say whether the body fits."""
-    event = judged(api, *body, version=version)
+    event = judged(frame_of(api, version, msgpack.packb(body)))
     if isinstance(event, BadRequest):
         assert event.error is ErrorCode.INVALID_REQUEST
         assert not event.close
@@ -139,7 +139,7 @@ def test_assignments_hold_at_most_256_kib() -> None:
 def offsets(*topics: tuple[str, list[int]]) -> OffsetCommitRequest:
     """Return a commit of these partitions."""
     commits = tuple(
-        TopicCommit(topic, tuple(PartitionCommit(p, 1, -1, "") for p in partitions))
+        TopicCommit(topic, tuple(PartitionCommit(p, 1, -1, "", None) for p in partitions))
         for topic, partitions in topics
     )
     return OffsetCommitRequest("g", -1, "", None, commits)

@@ -10,14 +10,15 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from protocol.apis import APIS, api_of, request_body, response_body
+import msgpack
+
+from protocol.codec import REQUEST_CODECS, RESPONSE_CODECS
 from protocol.connection import encode_error, encode_response
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
-from protocol.failures import error_response
-from protocol.groups import java_string_hash, offsets_partition
-from protocol.types import TopicPartition
-from tests.protocol.example import Example
+from protocol.group_ids import java_string_hash, offsets_partition
+from protocol.messages import APIS, ApiKey, Example, Request, Response, api_of, error_response
+from protocol.partition import TopicPartition
 from tests.protocol.examples import EXAMPLES
 from tests.protocol.frames import request_frame
 from tests.protocol.invalid import INVALID_REQUESTS
@@ -61,13 +62,25 @@ def jsonable(value: Any) -> Any:
     return {"bin": value.hex()} if isinstance(value, bytes) else value
 
 
+def request_content(request: Request, version: int) -> Any:
+    """Return the array that *request* is in *version*, as msgpack reads it."""
+    body = REQUEST_CODECS[api_of(request), version].encode(request)
+    return jsonable(msgpack.unpackb(body, use_list=False))
+
+
+def response_content(response: Response, key: ApiKey, version: int) -> Any:
+    """Return the array that *response* is in *version*, as msgpack reads it."""
+    body = RESPONSE_CODECS[key, version].encode(response)
+    return jsonable(msgpack.unpackb(body, use_list=False))
+
+
 def document() -> dict[str, Any]:
     """Return everything that the file holds."""
     return {
         "protocol": "group-coordinator wire protocol, version 0",
         "bin": 'bytes of msgpack\'s bin type stand as {"bin": "<hex>"}',
-        "requests": [_request(number, example) for number, example in enumerate(EXAMPLES)],
-        "responses": [_response(number, example) for number, example in enumerate(EXAMPLES)],
+        "requests": [_request(example) for example in EXAMPLES],
+        "responses": [_response(example) for example in EXAMPLES],
         "errors_in_full_shape": [_failed(example) for example in _one_per_version()],
         "errors_that_stand_alone": [
             {"correlation_id": 7, "content": [int(code)], "frame": encode_error(7, code).hex()}
@@ -105,23 +118,23 @@ def document() -> dict[str, Any]:
     }
 
 
-def _request(number: int, example: Example) -> dict[str, Any]:
+def _request(example: Example) -> dict[str, Any]:
     key = api_of(example.request)
     return {
         "name": example.title,
         "api": key.name,
         "api_key": int(key),
         "api_version": example.version,
-        "correlation_id": number,
-        "content": jsonable(request_body(example.request, example.version)),
-        "frame": request_frame(example.request, example.version, number).hex(),
+        "correlation_id": example.number,
+        "content": request_content(example.request, example.version),
+        "frame": request_frame(example.request, example.version, example.number).hex(),
     }
 
 
-def _response(number: int, example: Example) -> dict[str, Any]:
+def _response(example: Example) -> dict[str, Any]:
     key = api_of(example.request)
     frame = encode_response(
-        number,
+        example.number,
         example.response,
         api_key=key,
         api_version=example.version,
@@ -132,10 +145,10 @@ def _response(number: int, example: Example) -> dict[str, Any]:
         "api": key.name,
         "api_key": int(key),
         "api_version": example.version,
-        "correlation_id": number,
+        "correlation_id": example.number,
         "throttle_time_ms": 0,
         "leader_epoch": example.leader_epoch,
-        "content": jsonable(response_body(example.response, key, example.version)),
+        "content": response_content(example.response, key, example.version),
         "frame": frame.hex(),
     }
 
@@ -148,9 +161,9 @@ def _failed(example: Example) -> dict[str, Any]:
     return {
         "api": key.name,
         "api_version": example.version,
-        "request": jsonable(request_body(example.request, example.version)),
+        "request": request_content(example.request, example.version),
         "error": int(code),
-        "content": jsonable(response_body(response, key, example.version)),
+        "content": response_content(response, key, example.version),
         "frame": frame.hex(),
     }
 
@@ -158,7 +171,9 @@ def _failed(example: Example) -> dict[str, Any]:
 def _one_per_version() -> list[Example]:
     """Return the last example of each API and version."""
     last = {(api_of(example.request), example.version): example for example in EXAMPLES}
-    return [last[key, v] for key, api in APIS.items() for v in range(api.max_version + 1)]
+    # The file has them in the order in which they came, CompactLog before DescribeNode.
+    keys = sorted(APIS, key=lambda key: key - 2 * (key is ApiKey.COMPACT_LOG))
+    return [last[key, v] for key in keys for v in range(APIS[key].max_version + 1)]
 
 
 def _shortened(frame: bytes) -> Any:

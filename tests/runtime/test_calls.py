@@ -4,8 +4,7 @@ from typing import Any
 
 from coordinator.runtime.calls import Call, Gather
 from protocol.errors import ErrorCode
-from protocol.failures import error_response
-from protocol.messages import Answer, HeartbeatRequest
+from protocol.messages import Answer, HeartbeatRequest, error_response
 
 
 class Answers:

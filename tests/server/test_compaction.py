@@ -13,7 +13,7 @@ from coordinator.runtime import compactor
 from coordinator.runtime.compactor import CompactionFailed
 from protocol import messages as m
 from protocol.errors import ErrorCode
-from protocol.failures import error_response
+from protocol.messages import error_response
 from tests.fakes.disk import Disk
 from tests.log.helpers import loaded
 from tests.server.world import Client, World, commit, world
@@ -145,7 +145,9 @@ def some_request(rng: random.Random) -> m.Request:
     kind = rng.random()
     if kind < 0.7:
         numbers = range(rng.randrange(1, 4))
-        partitions = tuple(m.PartitionCommit(p, rng.randrange(99), -1, "x" * 30) for p in numbers)
+        partitions = tuple(
+            m.PartitionCommit(p, rng.randrange(99), -1, "x" * 30, None) for p in numbers
+        )
         return m.OffsetCommitRequest(group, -1, "", None, (m.TopicCommit(topic, partitions),))
     if kind < 0.78:
         return m.OffsetDeleteRequest(group, (m.TopicPartitions(topic, (0, 1)),))

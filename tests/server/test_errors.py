@@ -5,14 +5,15 @@ from typing import Any
 import msgpack
 import pytest
 import trio
+from msgspec import structs
 from trio.testing import MockClock
 
 from coordinator.group import GroupShard
-from protocol.apis import APIS, ApiKey
 from protocol.connection import encode_error
 from protocol.errors import ErrorCode
-from protocol.failures import error_response
 from protocol.messages import (
+    APIS,
+    ApiKey,
     ApiVersionRange,
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -23,6 +24,7 @@ from protocol.messages import (
     DescribeGroupsRequest,
     DescribeGroupsResponse,
     DrainMemberRequest,
+    Example,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
     GroupFetch,
@@ -44,10 +46,11 @@ from protocol.messages import (
     SyncGroupResponse,
     TopicCommit,
     TopicResult,
+    error_response,
 )
-from tests.protocol.example import Example
 from tests.protocol.examples import EXAMPLES
-from tests.protocol.invalid import CLOSE, CLOSE_42, INVALID_REQUESTS, KEEP_35, frame_of
+from tests.protocol.frames import frame_of
+from tests.protocol.invalid import CLOSE, CLOSE_42, INVALID_REQUESTS, KEEP_35
 from tests.server.world import Client, World, beat, commit, join, without_words, world
 
 ANSWERED = [bad for bad in INVALID_REQUESTS if bad.verdict != CLOSE]
@@ -106,8 +109,11 @@ async def test_long_metadata_fails_its_partition_only(autojump_clock: MockClock)
     """The others are stored."""
     async with world() as w:
         client = w.connect()
-        partitions = (PartitionCommit(0, 5, -1, "x" * 4097), PartitionCommit(1, 6, -1, "x" * 4096))
-        answer = await client.ask(commit()._replace(topics=(TopicCommit("t", partitions),)))
+        partitions = (
+            PartitionCommit(0, 5, -1, "x" * 4097, None),
+            PartitionCommit(1, 6, -1, "x" * 4096, None),
+        )
+        answer = await client.ask(structs.replace(commit(), topics=(TopicCommit("t", partitions),)))
 
         results = (PartitionResult(0, 12), PartitionResult(1, 0))
         assert answer == OffsetCommitResponse(0, (TopicResult("t", results),))
@@ -219,8 +225,8 @@ async def test_while_loading_the_first_questions_are_answered(autojump_clock: Mo
         assert hello.error == 0
 
         # What needs no group is judged first, as in Kafka.
-        assert (await client.ask(beat(group_id="")))[0] == 24
-        assert (await client.ask(join(session_ms=1)))[0] == 26
+        assert await client.error(beat(group_id="")) == 24
+        assert await client.error(join(session_ms=1)) == 26
         await w.node.load()
         assert await client.error(beat()) == 25
 
@@ -400,7 +406,7 @@ async def test_a_client_that_vanishes_while_syncing_is_withdrawn(
         await trio.sleep(6.5)  # The second join made the first wait longer.
         joined = (await leader.answer(first)).response
         assert isinstance(joined, JoinGroupResponse)
-        assert (await other.answer(second)).response[0] == 0
+        assert (await other.answer(second)).response.error == 0  # type: ignore[attr-defined]
         if joined.leader != leader_id:
             leader, other, leader_id, other_id = other, leader, other_id, leader_id
         generation = joined.generation_id

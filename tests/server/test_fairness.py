@@ -34,7 +34,7 @@ ONE_OFTEN = GroupFetch("g", (TopicPartitions("t", (0,) * 10_000),))
 
 def large_commit() -> OffsetCommitRequest:
     """Return a commit of 100 offsets with the longest metadata."""
-    commits = tuple(PartitionCommit(p, 1, -1, "m" * 4096) for p in range(100))
+    commits = tuple(PartitionCommit(p, 1, -1, "m" * 4096, None) for p in range(100))
     return OffsetCommitRequest("g", -1, "", None, (TopicCommit("t", commits),))
 
 

@@ -8,7 +8,7 @@ import pytest
 from coordinator.cli import options
 from coordinator.cli.options import topic_scope
 from protocol import messages as m
-from protocol.types import PartitionResult, TopicResult
+from protocol.messages import PartitionResult, TopicResult
 from tests.fakes.command_line import CommandLine, cells
 
 EMPTY = m.DescribedGroup(0, None, "g", "Empty", "consumer", "", 3, (), 604_800_000)
@@ -32,8 +32,11 @@ def forgotten(request: m.OffsetDeleteRequest) -> m.OffsetDeleteResponse:
     return m.OffsetDeleteResponse(
         0,
         tuple(
-            TopicResult(t, tuple(PartitionResult(p, 86 if t == "u" else 0) for p in partitions))
-            for t, partitions in request.topics
+            TopicResult(
+                t.topic,
+                tuple(PartitionResult(p, 86 if t.topic == "u" else 0) for p in t.partitions),
+            )
+            for t in request.topics
         ),
     )
 
@@ -50,7 +53,7 @@ def left(request: m.LeaveGroupRequest) -> m.LeaveGroupResponse:
         0,
         tuple(
             m.LeftMember("", i, *((25, "nobody is x") if i == "x" else (0, None)))
-            for _, i, _ in request.members
+            for i in [member.group_instance_id for member in request.members]
         ),
     )
 

@@ -10,12 +10,13 @@ import msgpack
 import pytest
 import structlog
 import trio.testing
+from msgspec import structs
 from trio.testing import MockClock
 
 from protocol import messages as m
-from protocol.apis import ApiKey
 from protocol.connection import encode_error
-from tests.protocol.invalid import frame_of
+from protocol.messages import ApiKey
+from tests.protocol.frames import frame_of
 from tests.server.world import ASSIGNMENT, SUBSCRIPTION, Client, World, beat, commit, join, world
 
 JOIN: dict[str, Any] = {
@@ -50,23 +51,23 @@ def commit_frame(**changes: Any) -> bytes:
     [
         (join_frame(group_instance_id="i\n"), "control characters"),
         (join_frame(group_instance_id="i\0"), "control characters"),
-        (join_frame(group_instance_id=""), "empty"),
-        (join_frame(group_instance_id="i" * 256), "longer than 255 bytes"),
-        (join_frame(member_id="m" * 301), "longer than 300 bytes"),
-        (commit_frame(topic=""), "empty"),
+        (join_frame(group_instance_id=""), ">= 1"),
+        (join_frame(group_instance_id="i" * 256), "<= 255"),
+        (join_frame(member_id="m" * 301), "<= 300"),
+        (commit_frame(topic=""), ">= 1"),
         (commit_frame(topic="t\x7f"), "control characters"),
-        (commit_frame(topic="т" * 125), "longer than 249 bytes"),
-        (join_frame(group_id="g").replace(b"\xa1g", b"\xa1\xff"), "UnicodeDecode"),
+        (commit_frame(topic="т" * 125), "over 249 bytes"),
+        (join_frame(group_id="g").replace(b"\xa1g", b"\xa1\xff"), "utf-8"),
         (join_frame(session_timeout_ms=True), "bool"),
         (join_frame(session_timeout_ms=1e4), "float"),
         (join_frame(session_timeout_ms=float("nan")), "float"),
-        (join_frame(session_timeout_ms=2**31), "2147483648"),
-        (commit_frame(offset=2**63), "9223372036854775808"),
-        (commit_frame(offset=-1), "-1"),
-        (commit_frame(offset=-2), "-2"),
-        (commit_frame(partition=-1), "-1"),
-        (join_frame(protocols=[["range", bytes(256 * 1024 + 1)]]), "over 262144"),
-        (join_frame(rebalance_timeout_ms=-1), "-1"),
+        (join_frame(session_timeout_ms=2**31), "<= 2147483647"),
+        (commit_frame(offset=2**63), "int"),
+        (commit_frame(offset=-1), ">= 0"),
+        (commit_frame(offset=-2), ">= 0"),
+        (commit_frame(partition=-1), ">= 0"),
+        (join_frame(protocols=[["range", bytes(256 * 1024 + 1)]]), "<= 262144"),
+        (join_frame(rebalance_timeout_ms=-1), ">= 0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -117,8 +118,8 @@ async def test_a_group_id_that_cannot_be_is_24_in_words(
         client = w.connect()
         answers = [await client.ask(request) for request in requests]
 
-        assert [24] * len(requests) == [answer.error for answer in answers]  # type: ignore[union-attr]  # all have one
-        assert [] == [a for a in answers if reason not in (a.message or "")]  # type: ignore[union-attr]  # as above
+        assert [24] * len(requests) == [answer.error for answer in answers]  # type: ignore[attr-defined]  # all have one
+        assert [] == [a for a in answers if reason not in (a.message or "")]  # type: ignore[attr-defined]  # as above
 
 
 @pytest.mark.parametrize(
@@ -135,12 +136,12 @@ async def test_a_commit_that_cannot_be_is_42_as_a_whole(
 ) -> None:
     """Rows 12 and 15: which of the two offsets was meant, nobody knows."""
     commits = tuple(
-        m.TopicCommit(topic, tuple(m.PartitionCommit(n, 7, -1, None) for n in partitions))
+        m.TopicCommit(topic, tuple(m.PartitionCommit(n, 7, -1, None, None) for n in partitions))
         for topic, partitions in topics
     )
     async with world() as w:
         client = w.connect()
-        answer = await client.ask(commit()._replace(topics=commits))
+        answer = await client.ask(structs.replace(commit(), topics=commits))
 
         assert isinstance(answer, m.OffsetCommitResponse)
         assert (answer.error, answer.topics) == (42, ())
@@ -156,13 +157,16 @@ async def test_metadata_over_the_limit_fails_its_partition_only(
     """Bytes of UTF-8 count, and the others are stored."""
     async with world() as w:
         partitions = (
-            m.PartitionCommit(0, 5, -1, metadata),
-            m.PartitionCommit(1, 6, -1, "я" * 2_048),
+            m.PartitionCommit(0, 5, -1, metadata, None),
+            m.PartitionCommit(1, 6, -1, "я" * 2_048, None),
         )
-        answer = await w.connect().ask(commit()._replace(topics=(m.TopicCommit("t", partitions),)))
+        answer = await w.connect().ask(
+            structs.replace(commit(), topics=(m.TopicCommit("t", partitions),))
+        )
 
         assert isinstance(answer, m.OffsetCommitResponse)
-        assert answer.topics == (m.TopicResult("t", ((0, 12), (1, 0))),)  # type: ignore[arg-type]  # compared as tuples
+        results = (m.PartitionResult(0, 12), m.PartitionResult(1, 0))
+        assert answer.topics == (m.TopicResult("t", results),)
 
 
 @pytest.mark.parametrize("session_ms", [-1, 0, 5_999, 1_800_001])
@@ -202,7 +206,7 @@ async def test_protocols_that_do_not_fit_are_23_and_the_group_goes_on(
         client = w.connect()
         member_id = await client.join_alone()
         before = await described(client)
-        answer = await w.connect().ask(join()._replace(**changes))
+        answer = await w.connect().ask(structs.replace(join(), **changes))
 
         assert isinstance(answer, m.JoinGroupResponse)
         assert answer.error == 23
@@ -246,7 +250,9 @@ async def test_a_leader_that_assigns_nonsense_is_thrown_out_and_told_why(
         }[nonsense]
         shares = tuple(m.MemberAssignment(*share) for share in given)
         waits = clients[1].send(sync(follower, generation))
-        refused = await clients[0].ask(sync(leader, generation)._replace(assignments=shares))
+        refused = await clients[0].ask(
+            structs.replace(sync(leader, generation), assignments=shares)
+        )
         others = (await clients[1].answer(waits)).response
 
         assert isinstance(refused, m.SyncGroupResponse)
@@ -272,7 +278,7 @@ async def test_a_member_that_the_leader_leaves_out_gets_nothing(autojump_clock: 
         clients, (leader, follower), generation = await two_at_the_barrier(w)
         waits = clients[1].send(sync(follower, generation))
         shares = (m.MemberAssignment(leader, ASSIGNMENT),)
-        first = await clients[0].ask(sync(leader, generation)._replace(assignments=shares))
+        first = await clients[0].ask(structs.replace(sync(leader, generation), assignments=shares))
         other = (await clients[1].answer(waits)).response
 
         assert first == m.SyncGroupResponse(0, "consumer", "range", ASSIGNMENT)
@@ -286,7 +292,7 @@ async def test_an_assignment_of_someone_who_does_not_lead_is_ignored(
     async with world() as w:
         clients, (leader, follower), generation = await two_at_the_barrier(w)
         shares = (m.MemberAssignment(follower, ASSIGNMENT),)
-        waits = clients[1].send(sync(follower, generation)._replace(assignments=shares))
+        waits = clients[1].send(structs.replace(sync(follower, generation), assignments=shares))
         await clients[0].ask(sync(leader, generation))
         other = (await clients[1].answer(waits)).response
 
@@ -301,12 +307,16 @@ async def test_a_subscription_that_cannot_be_read_stops_nobody(
     async with world() as w:
         clients, ids, generation = await two_at_the_barrier(w)
         shares = (m.MemberAssignment(ids[0], ASSIGNMENT),)
-        await clients[0].ask(sync(ids[0], generation)._replace(assignments=shares))
+        await clients[0].ask(structs.replace(sync(ids[0], generation), assignments=shares))
         newcomer = w.connect()
-        given = await newcomer.ask(join()._replace(protocols=(m.JoinProtocol("range", garbage),)))
+        given = await newcomer.ask(
+            structs.replace(join(), protocols=(m.JoinProtocol("range", garbage),))
+        )
         assert isinstance(given, m.JoinGroupResponse)
         request = join(member_id=given.member_id)
-        sent = newcomer.send(request._replace(protocols=(m.JoinProtocol("range", garbage),)))
+        sent = newcomer.send(
+            structs.replace(request, protocols=(m.JoinProtocol("range", garbage),))
+        )
         await trio.testing.wait_all_tasks_blocked()
         waiting = [
             client.send(join(member_id=id_)) for client, id_ in zip(clients, ids, strict=True)
@@ -325,13 +335,13 @@ async def test_an_assignment_that_cannot_be_read_is_passed_on(autojump_clock: Mo
     async with world() as w:
         clients, (leader, follower), generation = await two_at_the_barrier(w)
         shares = tuple(m.MemberAssignment(id_, b"\x00\x01own") for id_ in (leader, follower))
-        first = await clients[0].ask(sync(leader, generation)._replace(assignments=shares))
+        first = await clients[0].ask(structs.replace(sync(leader, generation), assignments=shares))
         second = await clients[1].ask(sync(follower, generation))
 
         assert first == second == m.SyncGroupResponse(0, "consumer", "range", b"\x00\x01own")
         # Nobody can tell whose it is, so whoever is a member may commit.
         answer = await clients[1].ask(
-            commit(5)._replace(member_id=follower, generation_id=generation)
+            structs.replace(commit(5), member_id=follower, generation_id=generation)
         )
         assert isinstance(answer, m.OffsetCommitResponse)
         assert answer.topics[0].partitions[0].error == 0
@@ -342,23 +352,24 @@ async def test_who_is_fenced_is_told_by_whom(autojump_clock: MockClock) -> None:
     async with world() as w:
         first, second = w.connect("192.0.2.1"), w.connect("192.0.2.2")
         await second.ask(m.ApiVersionsRequest("twin", "test", "1"))
-        static = join()._replace(group_instance_id="i-1")
+        static = structs.replace(join(), group_instance_id="i-1")
         sent = first.send(static)
         await trio.sleep(10)
         old = (await first.answer(sent)).response
         assert isinstance(old, m.JoinGroupResponse)
         shares = (m.MemberAssignment(old.member_id, ASSIGNMENT),)
         request = sync(old.member_id, old.generation_id)
-        await first.ask(request._replace(group_instance_id="i-1", assignments=shares))
+        await first.ask(structs.replace(request, group_instance_id="i-1", assignments=shares))
         new = await second.ask(static)
         assert isinstance(new, m.JoinGroupResponse)
         assert new.error == 0
         fenced = await first.ask(
-            beat(old.member_id, old.generation_id)._replace(group_instance_id="i-1")
+            structs.replace(beat(old.member_id, old.generation_id), group_instance_id="i-1")
         )
         by_id = await first.ask(beat(old.member_id, old.generation_id))
         late = await first.ask(
-            commit(5)._replace(
+            structs.replace(
+                commit(5),
                 member_id=old.member_id,
                 generation_id=old.generation_id,
                 group_instance_id="i-1",

@@ -10,7 +10,7 @@ from coordinator.group import Now, Outcome, admin, registry_shard
 from coordinator.group.core import Core
 from protocol import messages as m
 from protocol.errors import ErrorCode
-from protocol.groups import offsets_partition
+from protocol.group_ids import offsets_partition
 from tests.fakes.disk import Disk
 from tests.server.world import commit, world
 
@@ -28,8 +28,8 @@ async def test_what_a_decision_that_raised_had_changed_is_logged(
     async with world(disk=disk) as w:
         client = w.connect()
         await client.ask(REGISTRATION)
-        assert 0 == (await client.ask(commit(5)))[0]
-        assert 0 == (await client.ask(commit(5, group_id="kept")))[0]
+        assert 0 == await client.error(commit(5))
+        assert 0 == await client.error(commit(5, group_id="kept"))
 
         def delete_and_fail(core: Core, group_id: str, now: Now) -> tuple[Outcome, int]:
             delete(core, group_id, now)

@@ -4,7 +4,7 @@ import pytest
 from trio.testing import MockClock
 
 from coordinator.server import dispatch
-from protocol.groups import offsets_partition
+from protocol.group_ids import offsets_partition
 from protocol.messages import GroupFetch, OffsetFetchRequest, OffsetFetchResponse
 from tests.server.world import commit, world
 

@@ -7,10 +7,10 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from protocol.apis import ApiKey
+from protocol.connection import REQUEST_HEADER
 from protocol.errors import ErrorCode
-from protocol.frames import REQUEST_HEADER
 from protocol.messages import (
+    ApiKey,
     ApiVersionsRequest,
     BareError,
     HeartbeatResponse,

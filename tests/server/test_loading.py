@@ -309,12 +309,12 @@ async def test_a_node_says_how_far_its_load_is(autojump_clock: MockClock) -> Non
             w.slow_disk.let_go()
         ready: Any = await client.ask(m.DescribeNodeRequest())
 
-    assert (0, 1, 2) == loading[:3]
+    assert (0, 1, 2) == (loading.error, loading.node_id, loading.leader_epoch)
     assert (loading.status, ready.status) == ("loading", "ready")
-    assert loading.partitions[partition] == (partition, "loading", 0, 3)
-    assert ready.partitions[partition] == (partition, "active", 3, 3)
+    assert loading.partitions[partition] == m.NodePartition(partition, "loading", 0, 3)
+    assert ready.partitions[partition] == m.NodePartition(partition, "active", 3, 3)
     assert [p.offsets_partition for p in ready.partitions] == [0, 1, 2, 3, NODE_PARTITION]
-    before, after = dict(loading.metrics), dict(ready.metrics)
+    before, after = ({one.name: one.value for one in a.metrics} for a in (loading, ready))
     assert (before["partitions_loading"], after["partitions_loading"]) == (4, 0)
     assert (after["groups"], after["offsets"]) == (1, 3)
     assert after["log_bytes"] > 0
@@ -336,9 +336,9 @@ async def test_a_problem_makes_a_node_unhealthy_until_it_is_gone(
         well: Any = await client.ask(m.DescribeNodeRequest())
 
     assert (full.status, well.status) == ("unhealthy", "ready")
-    ((part, problem),) = full.problems
-    assert part == "storage"
-    assert "reserve" in problem
+    (problem,) = full.problems
+    assert problem.part == "storage"
+    assert "reserve" in problem.problem
     assert well.problems == ()
 
 
@@ -357,7 +357,7 @@ async def test_an_operator_has_a_partition_loaded_again(autojump_clock: MockCloc
         w.slow_disk.let_go()
         done: Any = (await client.answer(first)).response
 
-        assert (0, None, 3) == done[:3]
+        assert (0, None, 3) == (done.error, done.message, done.entries)
         assert await offset_of(client, "g") == 3
         assert await client.error(m.ReloadPartitionRequest(4)) == ErrorCode.INVALID_REQUEST
 
@@ -380,7 +380,7 @@ async def test_a_partition_that_cannot_be_read_stays_closed_and_the_others_do_no
             failed: Any = await client.ask(m.ReloadPartitionRequest(1))
             await client.ask(m.ReloadPartitionRequest(2))
         assert await client.error(m.ReloadPartitionRequest(2)) == 0
-        assert failed[:2] == (-1, "partition 1 is damaged")
+        assert (failed.error, failed.message) == (-1, "partition 1 is damaged")
         assert await client.error(commit(4, group_id=groups[1])) == ELSEWHERE
         assert await client.error(commit(4, group_id=groups[0])) == 0
         node: Any = await client.ask(m.DescribeNodeRequest())

@@ -15,7 +15,7 @@ from coordinator.log.format import NODE_PARTITION, Entry
 from coordinator.log.journal import Journal
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.messages import LateMember, PartitionHosts, Rebalance
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.log.helpers import CLUSTER_ID, NOW_MS
 
 MEMBER = r.MemberMetadata(

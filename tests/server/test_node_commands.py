@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import structlog
 import trio
+from msgspec import structs
 from trio.testing import MockClock
 
 from coordinator.cli.main import main
@@ -18,10 +19,12 @@ from tests.server.world import world
 METRICS = (m.NodeMetric("log_bytes", 5_000), m.NodeMetric("uptime_ms", -1))
 PARTITIONS = (m.NodePartition(0, "active", 7, 7), m.NodePartition(65_535, "active", 0, 0))
 READY = m.DescribeNodeResponse(0, 1, 3, "ready", (), PARTITIONS, METRICS)
-LOADING = READY._replace(
-    status="loading", partitions=(m.NodePartition(0, "loading", 3, 7), PARTITIONS[1])
+LOADING = structs.replace(
+    READY, status="loading", partitions=(m.NodePartition(0, "loading", 3, 7), PARTITIONS[1])
 )
-ILL = READY._replace(status="unhealthy", problems=(m.NodeProblem("storage", "the disk is full"),))
+ILL = structs.replace(
+    READY, status="unhealthy", problems=(m.NodeProblem("storage", "the disk is full"),)
+)
 
 
 def command_line(monkeypatch: pytest.MonkeyPatch, answer: object) -> CommandLine:
@@ -33,7 +36,13 @@ def command_line(monkeypatch: pytest.MonkeyPatch, answer: object) -> CommandLine
 
 @pytest.mark.parametrize(
     ("answer", "status"),
-    [(READY, 0), (ILL, 1), (LOADING, 3), (OSError("refused"), 69), (READY._replace(error=-1), 1)],
+    [
+        (READY, 0),
+        (ILL, 1),
+        (LOADING, 3),
+        (OSError("refused"), 69),
+        (structs.replace(READY, error=-1), 1),
+    ],
 )
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_the_exit_status_says_how_the_node_is(
@@ -67,7 +76,7 @@ def test_health_tells_programs_everything(monkeypatch: pytest.MonkeyPatch) -> No
         "leader_epoch": 3,
         "status": "unhealthy",
         "problems": {"storage": "the disk is full"},
-        "partitions": [p._asdict() for p in PARTITIONS],
+        "partitions": [structs.asdict(p) for p in PARTITIONS],
         "metrics": {"log_bytes": 5_000, "uptime_ms": -1},
     }
 
@@ -162,7 +171,7 @@ async def test_a_long_load_is_told_about_once_a_second(autojump_clock: MockClock
     async with world("offsets.topic.segment.bytes=4096") as w:
         for number in range(40):
             client = w.connect()
-            commit = m.PartitionCommit(number, 1, -1, "x" * 900)
+            commit = m.PartitionCommit(number, 1, -1, "x" * 900, None)
             topics = (m.TopicCommit("t", (commit,)),)
             await client.ask(m.OffsetCommitRequest("g", -1, "", None, topics))
         await w.node.drain()

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
 from coordinator.cli.main import main
 from protocol import messages as m
 from protocol.consumer import Assignment, encode_assignment
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.fakes.command_line import CommandLine, cells
 
 OWNED = encode_assignment(Assignment((TopicPartition("t", 1), TopicPartition("t", 0))))
@@ -22,7 +23,7 @@ GROUPS = {
     "e": m.DescribedGroup(0, None, "e", "Empty", "consumer", "", 3, (), 1_500),
     "p": m.DescribedGroup(0, None, "p", "PreparingRebalance", "consumer", "", 3, (), 1_500),
     "o": m.DescribedGroup(
-        0, None, "o", "Stable", "connect", "x", 1, (STATIC._replace(assignment=b"?"),), 0
+        0, None, "o", "Stable", "connect", "x", 1, (structs.replace(STATIC, assignment=b"?"),), 0
     ),
 }
 PARTITIONS = (
@@ -196,8 +197,8 @@ def test_many_questions_use_one_connection(line: CommandLine) -> None:
 def test_names_from_clients_can_not_command_a_terminal(line: CommandLine) -> None:
     """Client ids, topics and group ids are whatever a client sends."""
     evil = "\x9b2J\u202eevil"
-    member = DYNAMIC._replace(client_id=evil)
-    group = GROUPS["d"]._replace(members=(member,))
+    member = structs.replace(DYNAMIC, client_id=evil)
+    group = structs.replace(GROUPS["d"], members=(member,))
     line.answers[m.DescribeGroupsRequest] = m.DescribeGroupsResponse((group,))
     done = line.run("groups", "describe", "d", "--members")
     assert "\\x9b2J\\u202eevil" in done.stdout
@@ -287,7 +288,7 @@ def test_rebalances_say_why(line: CommandLine) -> None:
 )
 def test_what_happened_is_said_once(reason: str, why: str, line: CommandLine) -> None:
     """Saying "member joined" twice makes people look for a difference."""
-    rebalance = WHY._replace(reason=reason)
+    rebalance = structs.replace(WHY, reason=reason)
     answer = m.DescribeRebalancesResponse(0, None, "g", (rebalance,))
     line.answers[m.DescribeRebalancesRequest] = answer
 

@@ -80,7 +80,7 @@ def request_of(asked: str) -> m.Request:
 def error_of(response: m.Response) -> int:
     """Return the error of an answer, or of the only group in it."""
     groups = getattr(response, "groups", ())
-    error: int = groups[0].error if groups else response.error  # type: ignore[union-attr]  # the others have one
+    error: int = groups[0].error if groups else response.error  # type: ignore[attr-defined]  # the others have one
     return error
 
 

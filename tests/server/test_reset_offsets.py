@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from protocol import messages as m
-from protocol.types import INT64_MAX
+from protocol.partition import INT64_MAX
 from tests.fakes.command_line import CommandLine, cells
 from tests.fakes.group_memory import Memory
 

@@ -3,10 +3,9 @@
 import trio.testing
 from trio.testing import MockClock
 
-from protocol.apis import ApiKey
+from protocol.connection import REQUEST_HEADER
 from protocol.errors import ErrorCode
-from protocol.frames import REQUEST_HEADER
-from protocol.messages import HeartbeatResponse, JoinGroupResponse
+from protocol.messages import ApiKey, HeartbeatResponse, JoinGroupResponse
 from tests.server.world import Client, beat, commit, join, world
 
 
@@ -32,11 +31,11 @@ async def test_a_join_beyond_the_parked_ones_is_refused_and_may_come_back(
         assert isinstance(refused, JoinGroupResponse)
         assert ErrorCode.COORDINATOR_NOT_AVAILABLE == refused.error
         assert "max.parked.requests" in (refused.message or "")
-        assert 25 == (await client.ask(beat(group_id="late")))[0]
+        assert 25 == await client.error(beat(group_id="late"))
         await trio.sleep(3.1)
-        assert [0, 0] == [client.answers()[sent].response[0] for sent in waiting]
+        assert [0, 0] == [client.answers()[sent].response.error for sent in waiting]  # type: ignore[attr-defined]
         assert 0 == w.server.sessions.queue.parked
-        assert ErrorCode.MEMBER_ID_REQUIRED == (await client.ask(join("late")))[0]
+        assert ErrorCode.MEMBER_ID_REQUIRED == await client.error(join("late"))
 
 
 async def test_the_parked_requests_of_a_closed_connection_do_not_count(
@@ -52,7 +51,7 @@ async def test_the_parked_requests_of_a_closed_connection_do_not_count(
         await turn()
 
         assert 0 == w.server.sessions.queue.parked
-        assert ErrorCode.MEMBER_ID_REQUIRED == (await friend.ask(join("h")))[0]
+        assert ErrorCode.MEMBER_ID_REQUIRED == await friend.error(join("h"))
 
 
 def half_frame(client: Client, size: int) -> None:

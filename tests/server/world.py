@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 import trio.testing
+from msgspec import structs
 
 from coordinator.config import Settings, load_settings
 from coordinator.log.journal import Journal
@@ -30,7 +31,7 @@ from protocol.messages import (
     SyncGroupResponse,
     TopicCommit,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.fakes.compaction import MemoryChild
 from tests.fakes.disk import Disk
 from tests.fakes.environment import environment, in_tasks
@@ -274,10 +275,11 @@ def beat(member_id: str = "m", generation: int = 1, group_id: str = "g") -> Hear
 
 def commit(offset: int = 1, *partitions: int, group_id: str = "g") -> OffsetCommitRequest:
     """Return a commit without a member."""
-    commits = tuple(PartitionCommit(p, offset, -1, "") for p in partitions or (0,))
+    commits = tuple(PartitionCommit(p, offset, -1, "", None) for p in partitions or (0,))
     return OffsetCommitRequest(group_id, -1, "", None, (TopicCommit("t", commits),))
 
 
 def without_words(response: Any) -> Any:
     """Return an answer without its message: its shape is one promise, its text another."""
-    return response._replace(message=None) if hasattr(response, "message") else response
+    has_words = hasattr(response, "message")
+    return structs.replace(response, message=None) if has_words else response

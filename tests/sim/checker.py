@@ -21,7 +21,7 @@ from protocol.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.sim.history import Attempt, History
 from tests.sim.registers import Violation, check_registers
 
@@ -106,7 +106,9 @@ class _Who:
         self._instances: dict[str, str] = {}
         for _, request, response in _joins(history):
             ids = [(response.member_id, request.group_instance_id)]
-            for member_id, instance_id in ids + [shown[:2] for shown in response.members]:
+            for member_id, instance_id in ids + [
+                (m.member_id, m.group_instance_id) for m in response.members
+            ]:
                 self._note(member_id, instance_id)
         for attempt in history.attempts:  # The answer that told the member itself may be lost.
             for group in _described(attempt):
@@ -270,7 +272,7 @@ def _check_instances(history: History) -> list[Violation]:
     for attempt in history.attempts:
         if _accepted_generation(attempt) is None:
             continue
-        member_id = attempt.request.member_id  # type: ignore[union-attr]  # those that are accepted have one
+        member_id = attempt.request.member_id  # type: ignore[attr-defined]  # those that are accepted have one
         known = lives.get(instances.get(member_id, ("", "")), [])
         told = next((ended for _, ended, other in known if other == member_id), 0)
         for asked, ended, other in known:

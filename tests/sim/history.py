@@ -10,11 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from protocol.connection import BadRequest, ClientConnection, RequestEvent
+from protocol.connection import (
+    BadRequest,
+    ClientConnection,
+    FrameTooLarge,
+    RequestEvent,
+    ServerConnection,
+)
 from protocol.errors import ERRORS, Applied, ErrorCode, RemoteProtocolError
-from protocol.frames import FrameTooLarge
 from protocol.messages import ApiVersionsRequest, Request, Response
-from tests.fakes.named import NamedServerConnection
 
 Key = tuple[str, str, int]  # Group, topic, partition.
 
@@ -118,7 +122,7 @@ class Tap:
         self._history = history
         self._number = number
         self._client = client
-        self._requests = NamedServerConnection()
+        self._requests = ServerConnection()
         self._responses = ClientConnection()
         self._open: dict[int, Attempt] = {}
         self._is_deaf = False  # The client broke the protocol; what follows is nobody's request.

@@ -109,8 +109,9 @@ class Registers:
         elif isinstance(response, BareError):
             overall = response.error
         ended = math.inf if attempt.ended is None else attempt.ended
-        for topic, partitions in request.topics:
-            for item in partitions:
+        for named in request.topics:
+            topic = named.topic
+            for item in named.partitions:
                 code = codes.get((topic, item.partition), overall)
                 outcome = Outcome.INFO if code is None else outcome_of(code)
                 value = Value(item.offset, item.leader_epoch, item.metadata or "")

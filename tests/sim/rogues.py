@@ -23,7 +23,7 @@ from protocol.messages import (
     SyncGroupRequest,
     TopicCommit,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.sim.network import ClientStream
 from tests.sim.world import World
 
@@ -93,7 +93,7 @@ class Rogue:
     async def _commit_as_somebody(self, speaker: "Speaker") -> None:
         group, member_id, generation, instance_id = self._somebody()
         number = self.world.next_id()
-        item = PartitionCommit(self._rng.randrange(5), number, -1, f"id-{number}")
+        item = PartitionCommit(self._rng.randrange(5), number, -1, f"id-{number}", None)
         topics = (TopicCommit(TOPIC, (item,)),)
         await speaker.ask(OffsetCommitRequest(group, generation, member_id, instance_id, topics))
 

@@ -13,7 +13,7 @@ import trio.testing
 from client import AssignmentWarning
 from coordinator.log.errors import LogError
 from protocol.messages import JoinGroupRequest, OffsetCommitRequest, OffsetCommitResponse
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.sim.checker import check
 from tests.sim.determinism import run_deterministically
 from tests.sim.nemesis import Nemesis

@@ -24,7 +24,7 @@ from protocol.messages import (
     OffsetCommitRequest,
     OffsetCommitResponse,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.sim.checker import check
 from tests.sim.determinism import run_deterministically
 from tests.sim.history import History

@@ -33,7 +33,7 @@ from protocol.messages import (
     TopicPartitions,
     TopicResult,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.sim.checker import check
 from tests.sim.history import Attempt, History, Outcome
 

@@ -80,7 +80,7 @@ def _let_the_leader_assign_anything(patch: pytest.MonkeyPatch) -> None:
         problem = take_over(group, request)
         if " given to " not in problem:
             return problem
-        given = dict(request.assignments)
+        given = {one.member_id: one.assignment for one in request.assignments}
         for member in group.members.values():
             member.assignment = given.get(member.member_id, b"")
         return ""

@@ -26,7 +26,7 @@ from client import (
     RoundRobinAssignor,
     connect,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.sim.history import Key, Outcome
 from tests.sim.world import HOST, PORT, World
 

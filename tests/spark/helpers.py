@@ -12,7 +12,7 @@ from client.spark.source.core import ReaderCore, Task
 from client.spark.source.log_calls import Runner, run_here
 from client.spark.source.reader_options import COOPERATIVE, ReaderOptions, parse_options
 from client.spark.source.stream_offsets import decode_end
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.fakes.group_session import FakeGroup, FakeSession
 
 TOPIC = "flights"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from client.spark.source.planning import SHARE_MIN, Demand, share_rows
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.fakes.group_session import FakeGroup
 from tests.spark.fault_support import expect_all, finish
 from tests.spark.helpers import MemoryLog, Query, ranges, tp

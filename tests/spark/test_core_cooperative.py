@@ -9,7 +9,7 @@ import pytest
 from client.exceptions import FatalError
 from client.spark.errors import CoordinatedSourceError, CoordinatorTimeout, FencedError
 from protocol.errors import ErrorCode
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.fakes.group_session import FakeGroup, FakeSession, Fault
 from tests.spark.helpers import Checkpoint, MemoryLog, Query, ranges, tp
 

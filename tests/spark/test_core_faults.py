@@ -12,7 +12,7 @@ from client.spark.errors import (
 )
 from client.spark.source.core import PAUSE_MAX_S
 from protocol.errors import ErrorCode
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.fakes.group_session import FakeGroup, Fault
 from tests.spark.helpers import Checkpoint, MemoryLog, Query, ranges, tp
 

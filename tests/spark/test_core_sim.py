@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from client.spark.source.core import Task
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.fakes.group_session import FakeGroup, FakeSession, Fault
 from tests.spark.helpers import Checkpoint, MemoryLog, Query, tp
 

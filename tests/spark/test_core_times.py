@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from client.spark.errors import CoordinatedSourceError
 from client.spark.source.planning import Limits, Position, Seen, plan_partition
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.fakes.group_session import FakeGroup
 from tests.spark.helpers import MemoryLog, Query, ranges, tp
 

@@ -10,7 +10,7 @@ from client.exceptions import RetriableError
 from client.spark.errors import DataLossError, LogFailed
 from client.spark.logs.partition_log import LogError, LogUnavailable
 from client.spark.source.log_calls import LAG_MAX_S, LogCalls, Watchdog
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.fakes.group_session import FakeGroup
 from tests.spark.fault_support import FaultyLog, expect_all, finish, make
 from tests.spark.helpers import Checkpoint, Clock, MemoryLog, Query, options, ranges, tp

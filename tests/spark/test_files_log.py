@@ -23,7 +23,7 @@ from client.spark.logs.files_log import FilesLog
 from client.spark.logs.partition_log import LogError, LogUnavailable
 from client.spark.logs.testkit import CHECKS, Check
 from client.spark.options import OptionError
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.spark.log_subjects import SCHEMA, FilesSubject, write_file
 
 TP = TopicPartition("t", 0)

@@ -11,7 +11,7 @@ import pytest
 from client.spark.logs.folder import BATCH_ROWS_MAX, FolderLog, FolderLogWriter
 from client.spark.logs.partition_log import LogError, PartitionLog, load_log
 from client.spark.options import OptionError
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.spark.helpers import MemoryLog
 
 SCHEMA = pa.schema([("id", pa.int64())])

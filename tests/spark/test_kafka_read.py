@@ -10,7 +10,7 @@ pytest.importorskip("confluent_kafka")
 from client.spark.logs import kafka_log
 from client.spark.logs.kafka_log import parse_kafka_options
 from client.spark.logs.partition_log import LogUnavailable
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 CONFIG = parse_kafka_options({"kafka.bootstrap.servers": "nowhere:1", "log.timeout": "30s"})
 TP = TopicPartition("t", 0)

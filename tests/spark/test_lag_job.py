@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from client.spark.lag.ends import registered
 from client.spark.lag.job import main, table
-from protocol.topic_messages import DescribedTopic, EndOffset
+from protocol.messages import DescribedTopic, EndOffset
 
 
 @pytest.mark.parametrize(

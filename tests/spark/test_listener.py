@@ -24,7 +24,7 @@ from client.spark.listener import listener as module
 from client.spark.listener.board import BackgroundCommitter, NotNow, Refused
 from client.spark.listener.listener import Background, GroupOffsetListener
 from client.spark.listener.targets import CoordinatorTarget, KafkaTarget, Target
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.spark.test_checkpoint import Made
 
 A, B, C = (TopicPartition("t", p) for p in range(3))

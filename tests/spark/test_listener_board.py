@@ -8,7 +8,7 @@ import pytest
 
 from client.spark.listener import board as module
 from client.spark.listener.board import BackgroundCommitter, NotNow, OffsetBoard, Refused
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 DAY_S = 24 * 3600.0

@@ -9,7 +9,7 @@ from client.spark.listener.metrics import (
     TargetMetrics,
     TopicLag,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 
 def query(*lags: int | None, name: str | None = "orders") -> QueryMetrics:

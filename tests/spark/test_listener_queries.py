@@ -4,7 +4,7 @@ from hypothesis import given, strategies as st
 
 from client.spark.listener.checkpoint_files import FinishedBatch
 from client.spark.listener.queries import Event, QueryState, Reached, Rules, batch_offsets
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 NAMES = {"a": A, "b": B}

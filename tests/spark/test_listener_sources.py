@@ -14,7 +14,7 @@ from client.spark.listener.queries import (
     merged,
     source_reached,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 IN = TopicPartition("in", 0)

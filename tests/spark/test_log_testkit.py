@@ -11,7 +11,7 @@ import pytest
 from client.spark.logs.folder import FolderLog
 from client.spark.logs.partition_log import LogError
 from client.spark.logs.testkit import CHECKS, Check, LogCheckFailed, LogSubject, check_log
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.spark.log_subjects import FolderSubject
 
 

@@ -18,7 +18,7 @@ from client.spark.source.stream_offsets import (
     parse_pin,
     reader_of,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 READER = ReaderIdentity("host:9310", "etl", "spark-1")
 

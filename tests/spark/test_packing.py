@@ -5,7 +5,7 @@ from hypothesis import example, given, strategies as st
 from client.spark.source.core import Task
 from client.spark.source.data_source import pack_ranges
 from client.spark.source.stream_offsets import Range
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 
 def ranges(*rows: int) -> list[Task]:

@@ -15,7 +15,7 @@ from client.spark.source.planning import (
     plan_partition,
 )
 from client.spark.source.stream_offsets import IDENTITY, Range
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 positions = st.builds(
     Position.pinned,

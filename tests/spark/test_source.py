@@ -34,7 +34,7 @@ from client.spark.source.data_source import (
 from client.spark.source.reader_options import parse_options
 from client.spark.source.reading import SourceRange, with_source_columns
 from client.spark.source.stream_offsets import Range
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.fakes.group_session import FakeGroup
 from tests.spark.helpers import MemoryLog, Query, tp
 

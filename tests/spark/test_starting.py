@@ -19,7 +19,7 @@ from client.spark.source.starting_offsets import (
     choose,
     offsets_json,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

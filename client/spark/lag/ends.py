@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from client.blocking import connect_blocking
 from client.spark.logs.partition_log import load_log
-from protocol.topic_messages import DescribedTopic
+from protocol.messages import DescribedTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from client.backoff import backoff
 from client.spark.listener.queries import Offsets
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from client.spark.errors import CheckpointError
 from client.spark.listener.checkpoint_files import Finished, checkpoint_files, read_finished
 from client.spark.listener.queries import Decode, Rules, batch_offsets
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -35,7 +35,7 @@ from client.spark.listener.queries import (
 )
 from client.spark.listener.targets import CoordinatorTarget, KafkaTarget, Target
 from client.spark.source.stream_offsets import reader_of
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # A thread that does what a listener's callbacks are too short for.

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 
 class PartitionLag(NamedTuple):

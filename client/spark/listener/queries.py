@@ -13,7 +13,7 @@ from client.spark.source.stream_offsets import (
     decode_end,
     finished_offsets,
 )
-from protocol.types import INT64_MAX, TopicPartition
+from protocol.partition import INT64_MAX, TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # What the offsets of a query's sources mean, as topics and partitions. Pure.

@@ -40,7 +40,7 @@ from client.spark.logs.files_formats import (
 from client.spark.logs.files_index import Piece, PieceIndex, unwritable
 from client.spark.logs.files_read import read_piece
 from client.spark.logs.partition_log import LogError, PartitionLog
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 _PARTITION: Final = re.compile(r"partition=(0|[1-9][0-9]{0,8})", re.ASCII)
 _PADDED: Final = re.compile(r"partition=0[0-9]+", re.ASCII)

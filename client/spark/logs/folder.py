@@ -27,7 +27,7 @@ import pyarrow as pa
 from client.spark.disk import fsync_folder
 from client.spark.logs.partition_log import LogError, PartitionLog
 from client.spark.options import OptionError
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 SCHEMA_FILE: Final = "_schema.arrow"
 LOCK_FILE: Final = "_writer.lock"

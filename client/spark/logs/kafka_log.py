@@ -24,7 +24,7 @@ import pyarrow as pa
 from client.kafka_groups.cluster import LastError
 from client.spark.logs.partition_log import OFFSET_COLUMN, LogError, LogUnavailable, PartitionLog
 from client.spark.options import OptionError, parse_duration_ms
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 try:
     from confluent_kafka import (

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from client.spark.options import OptionError
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa

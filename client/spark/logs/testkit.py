@@ -30,7 +30,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from client.spark.logs.partition_log import OFFSET_COLUMN, LogError, PartitionLog, load_log
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 __all__ = ["CHECKS", "Check", "LogCheckFailed", "LogSubject", "check_log"]
 

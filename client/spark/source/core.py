@@ -55,7 +55,7 @@ from client.spark.source.stream_offsets import (
     decode_end,
     encode_end,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from client.exceptions import RetriableError
 from client.spark.errors import CoordinatedSourceError
 from client.spark.logs.partition_log import PartitionLog
 from client.spark.source.reader_options import ReaderOptions
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from client.spark.options import OptionError
 from client.spark.source.planning import Seen
 from client.spark.source.reader_options import ReaderOptions
 from client.spark.source.stream_offsets import IDENTITY
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 

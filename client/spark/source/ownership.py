@@ -48,7 +48,7 @@ from client.spark.source.planning import (
 from client.spark.source.reader_options import ReaderOptions, explained
 from client.spark.source.session import ReaderSession, SessionFactory
 from protocol.errors import ErrorCode
-from protocol.types import NO_GENERATION, TopicPartition
+from protocol.partition import NO_GENERATION, TopicPartition
 
 logger = logging.getLogger(__name__)
 

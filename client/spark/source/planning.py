@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, Self
 from client.offsets import OffsetAndMetadata
 from client.spark.errors import DataLossError
 from client.spark.source.stream_offsets import Pin, Range, parse_pin
-from protocol.types import NO_OFFSET, TopicPartition
+from protocol.partition import NO_OFFSET, TopicPartition
 
 # The least rows of a share of a batch, if a partition has so many.
 SHARE_MIN: Final = 100

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from client.exceptions import FatalError
 from client.spark.options import LOG_PREFIXES, OptionError, read_addresses, read_duration_ms
 from protocol.errors import ErrorCode
-from protocol.groups import NAME_BYTES_MAX, group_id_error, name_error
+from protocol.group_ids import NAME_BYTES_MAX, group_id_error, name_error
 
 # Options that this source knows; a misspelt one must not be ignored.
 KNOWN: Final = (

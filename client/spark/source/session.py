@@ -24,9 +24,9 @@ from client.offsets import Assignment, OffsetAndMetadata
 from client.spark.logs.partition_log import PartitionLog
 from client.spark.source.discovery import matching_topics
 from client.spark.source.reader_options import COOPERATIVE, ReaderOptions
-from protocol.admin_messages import DescribedGroup, DescribedMember
 from protocol.consumer import decode_assignment
-from protocol.types import TopicPartition
+from protocol.messages import DescribedGroup, DescribedMember
+from protocol.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 

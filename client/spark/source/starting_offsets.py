@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from client.blocking import BlockingClient, connect_blocking
 from client.kafka_groups.cluster import KafkaUnavailable
 from client.spark.errors import CoordinatedSourceError
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError

@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 READER_KEY: Final = "@"
 FORMAT_VERSION: Final = 1

@@ -20,11 +20,11 @@ from client.spark.options import OptionError
 from client.spark.source.stream_offsets import Pin, parse_pin
 from client.spark.tables.clients import CLIENT_ID, Target
 from client.spark.tables.options import Given
-from protocol.apis import REQUEST_BYTES_MAX
-from protocol.body import pack
+from protocol.codec import encode
 from protocol.errors import ErrorCode
-from protocol.groups import group_id_error, name_error
-from protocol.types import INT32_MAX, INT64_MAX, NO_GENERATION, NO_LEADER_EPOCH, TopicPartition
+from protocol.fields import REQUEST_BYTES_MAX
+from protocol.group_ids import group_id_error, name_error
+from protocol.partition import INT32_MAX, INT64_MAX, NO_GENERATION, NO_LEADER_EPOCH, TopicPartition
 
 # ------------------------------------------------------------------------------------------
 # What a bulk write would do to each group, and why it may not. Pure.
@@ -232,7 +232,7 @@ def _refusal(
             "and a group is written as a whole: write it in parts, one after the other"
         )
     request = commit_request(plan.group, NO_GENERATION, "", None, plan.offsets, None)
-    if (size := len(pack(request))) > REQUEST_BYTES_MAX - _HEADER_BYTES:
+    if (size := len(encode(request))) > REQUEST_BYTES_MAX - _HEADER_BYTES:
         return (
             f"its commit of {size} bytes is larger than a request may be, and a group is written "
             "as a whole: write it in parts, one after the other, or with less metadata"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.messages import OffsetColumns
-from protocol.types import INT32_MAX, INT64_MAX, NO_LEADER_EPOCH
+from protocol.partition import INT32_MAX, INT64_MAX, NO_LEADER_EPOCH
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 from zlib import crc32
 
 import pyarrow as pa
+from msgspec import structs
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -291,11 +292,11 @@ def member_row(group: DescribedGroup, member: DescribedMember) -> Row:
 
 def rebalance_row(group: str, rebalance: Rebalance) -> Row:
     """Return one rebalance as a row; nobody in particular and no generation are null."""
-    row: Row = {"group": group, **rebalance._asdict()}
+    row: Row = {"group": group, **structs.asdict(rebalance)}
     row["started_at"] = 1000 * row.pop("started_ms")
     for name in ("member_id", "client_id", "client_host", "reason"):
         row[name] = row[name] or None
     for name in ("old_generation", "new_generation"):
         row[name] = row[name] if row[name] >= 0 else None
-    row["late"] = [late._asdict() for late in rebalance.late]
+    row["late"] = [structs.asdict(late) for late in rebalance.late]
     return row

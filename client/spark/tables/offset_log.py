@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from msgspec import structs
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -418,7 +419,9 @@ def _is_wanted(change: OffsetChange, wanted: Wanted) -> bool:
 
 def change_batch(number: int, rows: Iterable[OffsetChange]) -> pa.RecordBatch:
     """Return *rows* of one offsets partition as columns; what a kind doesn't have is null."""
-    position, kind, group, topic, partition, offset, epoch, metadata, ms = zip(*rows, strict=True)
+    position, kind, group, topic, partition, offset, epoch, metadata, ms = zip(
+        *map(structs.astuple, rows), strict=True
+    )
     has_offset = [one >= 0 for one in offset]
     columns: dict[str, Any] = {
         "offsets_partition": [number] * len(position),

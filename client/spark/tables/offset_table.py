@@ -21,7 +21,7 @@ from client.spark.tables.clients import Target, client_of
 from client.spark.tables.columns import page_batch
 from client.spark.tables.options import SPARK_SCOPES_FILTERS, Given, Wanted, name_parts, push
 from client.spark.worker_memory import settle
-from protocol.groups import offsets_partition
+from protocol.group_ids import offsets_partition
 
 # ruff: noqa: N802 - Spark chose the names of these methods.
 

@@ -15,7 +15,7 @@ from protocol.messages import (
     OffsetColumns,
     ScannedOffset,
 )
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.spark.tables.pages import page_of
 
 CLUSTER = "c1"
@@ -64,9 +64,9 @@ class FakeLog:
         found: dict[tuple[str, str, int], int] = {}
         for change in self.logs[number]:
             if change.kind == "committed":
-                found[change[2:5]] = change.offset
+                found[change.group_id, change.topic, change.partition] = change.offset
             elif change.kind == "removed":
-                found.pop(change[2:5], None)
+                found.pop((change.group_id, change.topic, change.partition), None)
             else:
                 found = {key: at for key, at in found.items() if key[0] != change.group_id}
         return found

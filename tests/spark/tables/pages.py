@@ -13,10 +13,11 @@ def page_of(offsets: Sequence[ScannedOffset]) -> OffsetColumns:
     runs: list[tuple[str, str, int]] = []
     rows, sizes = b"", b""
     for one in offsets:
-        if runs and runs[-1][:2] == one[:2]:
-            runs[-1] = (*one[:2], runs[-1][2] + 1)
+        named = (one.group_id, one.topic)
+        if runs and runs[-1][:2] == named:
+            runs[-1] = (*named, runs[-1][2] + 1)
         else:
-            runs.append((one.group_id, one.topic, 1))
+            runs.append((*named, 1))
         row = msgpack.packb((one.partition, one.offset, one.leader_epoch, one.metadata, 0))
         rows += row
         sizes += struct.pack(">H", len(row))

@@ -27,7 +27,7 @@ from client.spark.tables.bulk import (
     write_report,
 )
 from protocol.errors import ErrorCode
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 from tests.spark.tables.fakes import FakeGroups
 
 AS_IT_IS = How()

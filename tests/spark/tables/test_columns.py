@@ -5,6 +5,7 @@ import struct
 import msgpack
 import pytest
 from hypothesis import given, settings, strategies as st
+from msgspec import structs
 
 from client.spark.tables.columns import Unreadable, page_batch, page_columns
 from client.spark.tables.offset_table import ARROW
@@ -103,17 +104,17 @@ GOOD = page_of([ScannedOffset("g", "t", 0, 5, -1, "m", 1, 2)])
 @pytest.mark.parametrize(
     "page",
     [
-        GOOD._replace(sizes=b"\x00\x01"),
-        GOOD._replace(sizes=b""),
-        GOOD._replace(sizes=GOOD.sizes + b"\x00"),
-        GOOD._replace(counts=GOOD.counts + b"\x00"),
-        GOOD._replace(counts=struct.pack(">I", 2)),
-        GOOD._replace(topics=("t", "u")),
-        GOOD._replace(group_ids=()),
-        GOOD._replace(committed_ms=bytes(16)),
-        GOOD._replace(expire_ms=bytes(16)),
+        structs.replace(GOOD, sizes=b"\x00\x01"),
+        structs.replace(GOOD, sizes=b""),
+        structs.replace(GOOD, sizes=GOOD.sizes + b"\x00"),
+        structs.replace(GOOD, counts=GOOD.counts + b"\x00"),
+        structs.replace(GOOD, counts=struct.pack(">I", 2)),
+        structs.replace(GOOD, topics=("t", "u")),
+        structs.replace(GOOD, group_ids=()),
+        structs.replace(GOOD, committed_ms=bytes(16)),
+        structs.replace(GOOD, expire_ms=bytes(16)),
         *(
-            GOOD._replace(rows=bad, sizes=struct.pack(">H", len(bad)))
+            structs.replace(GOOD, rows=bad, sizes=struct.pack(">H", len(bad)))
             for bad in (
                 row(0, 5, -1, "m"),
                 row(0, 5, -1, "m", 1),
@@ -144,4 +145,4 @@ def test_a_text_that_is_no_utf_8_is_refused() -> None:
     bad = row(0, 5, -1, "m", 0).replace(b"m", b"\xff")
 
     with pytest.raises(Unreadable):
-        page_columns(GOOD._replace(rows=bad), 0)
+        page_columns(structs.replace(GOOD, rows=bad), 0)

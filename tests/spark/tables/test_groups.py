@@ -5,6 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 from pyspark.sql.datasource import EqualTo, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -21,7 +22,7 @@ from client.spark.tables.groups import (
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
 from protocol.messages import DescribedGroup, DescribedMember, LateMember, ListedGroup, Rebalance
-from protocol.types import TopicPartition
+from protocol.partition import TopicPartition
 
 MEMBER = DescribedMember(
     "m-1",
@@ -60,7 +61,7 @@ class FakeClient:
         """Return two rebalances, or refuse."""
         if group in self.gone:
             raise FatalError("no such group", code=ErrorCode.GROUP_ID_NOT_FOUND)
-        return [REBALANCE, REBALANCE._replace(new_generation=5, late=(LATE,), reason="why")]
+        return [REBALANCE, structs.replace(REBALANCE, new_generation=5, late=(LATE,), reason="why")]
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_a_rebalance_is_a_row_with_those_who_were_late(client: FakeClient) -> No
     assert (first["member_id"], first["reason"], first["new_generation"]) == (None, None, None)
     assert (first["number"], first["join_ms"], first["outcome"]) == (3, 12, "overtaken")
     assert (second["reason"], second["new_generation"]) == ("why", 5)
-    assert second["late"] == [LATE._asdict()]
+    assert second["late"] == [structs.asdict(LATE)]
 
 
 def test_tasks_share_the_groups(client: FakeClient) -> None:

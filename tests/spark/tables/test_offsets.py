@@ -9,7 +9,7 @@ from pyspark.sql.datasource import EqualTo, InputPartition
 
 from client.spark.tables import offset_table
 from client.spark.tables.offset_table import ARROW, SCHEMA, GroupOffsetsReader, GroupOffsetsSource
-from protocol.groups import offsets_partition
+from protocol.group_ids import offsets_partition
 from tests.spark.tables.fakes import FakeLog, FakeScan
 
 

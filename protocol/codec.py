@@ -1,0 +1,316 @@
+"""Bodies of requests and responses: bytes to messages and back, in every version.
+
+Theory of operation
+===================
+
+msgspec decodes a body straight into the classes of `protocol.messages` and checks it on the way.
+For that a class must have exactly the fields of a version, none of them optional. Where it
+doesn't, `_layout` makes a class that has, and what was decoded is converted; so whoever handles
+a message sees one class, whatever the version.
+
+A refused request is one of two things. If its bytes are sound, only the content is wrong, and
+the connection is kept. If not, nobody knows where the next value begins, and it is closed.
+msgspec stops at the first thing that is wrong, so `_check_sound` looks at the rest. It
+needs no memory: it skips values instead of making them.
+"""
+
+from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin
+
+import msgspec
+
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.fields import (
+    TEXT_BYTES_MAX,
+    TOPIC_BYTES_MAX,
+    newest_version,
+    parts,
+    since,
+    text_limit,
+)
+from protocol.messages import (
+    APIS,
+    Answer,
+    BareError,
+    Message,
+    PackedResponse,
+    Request,
+    RequestPart,
+    Response,
+)
+
+DEPTH_MAX: Final = 8
+ITEMS_MAX: Final = 100_000
+
+
+class Invalid(ValueError):
+    """The bytes of a request are sound, its content does not fit: answered with 42."""
+
+
+class Unreadable(RemoteProtocolError):
+    """The bytes are not one sound msgpack value: answered with 42, then closed."""
+
+
+# --- Layouts ----------------------------------------------------------------------------
+
+
+def _layout(message: type[Message], version: int, *, closed: bool) -> type[Message]:
+    """Return what has exactly the fields that *message* has in *version*.
+
+    A *closed* one takes no elements after them.
+    """
+    fields: list[tuple[str, Any]] = []
+    newer: dict[str, Any] = {}
+    is_message = closed is issubclass(message, RequestPart)
+    for field in msgspec.structs.fields(message):
+        default = None if field.default is msgspec.NODEFAULT else field.default
+        if since(field.type) > version:
+            newer[field.name] = default
+            continue
+        fields.append((field.name, _annotation(field.type, version, closed=closed)))
+        is_message &= field.default is msgspec.NODEFAULT and fields[-1][1] == field.type
+    if is_message and not newer:
+        return message
+    layout: Any = msgspec.defstruct(
+        message.__name__,
+        fields,
+        bases=(Message,),
+        namespace=newer,  # Converted to *message*, it has these.
+        forbid_unknown_fields=closed,
+    )
+    return layout  # type: ignore[no-any-return]
+
+
+def _annotation(annotation: Any, version: int, *, closed: bool) -> Any:
+    """Return *annotation* with messages as they are in *version*."""
+    if isinstance(annotation, type) and issubclass(annotation, Message):
+        return _layout(annotation, version, closed=closed)
+    if not any(parts(annotation)):
+        return annotation
+    inner, *others = get_args(annotation)
+    inner = _annotation(inner, version, closed=closed)
+    if get_origin(annotation) is Annotated:
+        return Annotated[(inner, *others)]
+    if get_origin(annotation) is tuple:
+        return tuple[inner, ...]  # type: ignore[valid-type]  # Known only now.
+    return inner | None
+
+
+# --- Texts ------------------------------------------------------------------------------
+
+
+class _Texts(NamedTuple):
+    """Where a message has texts: its own fields with their limits in bytes, and its parts."""
+
+    limits: tuple[tuple[str, int], ...]
+    parts: tuple[tuple[str, "_Texts"], ...]
+
+
+def _texts(message: type[msgspec.Struct], longest: int) -> _Texts:
+    """Return where *message* has texts whose limit is at most *longest* bytes."""
+    limits = []
+    inner = []
+    for field in msgspec.structs.fields(message):
+        limit = text_limit(field.type)
+        if limit is not None and limit <= longest:
+            limits.append((field.name, limit))
+        for part in parts(field.type):
+            texts = _texts(part, longest)
+            if texts.limits or texts.parts:
+                inner.append((field.name, texts))
+    return _Texts(tuple(limits), tuple(inner))
+
+
+def _check_texts(message: Message, texts: _Texts) -> None:
+    """Raise `Invalid` if a text has more bytes than characters are allowed."""
+    for name, limit in texts.limits:
+        value = getattr(message, name)
+        for text in (value,) if isinstance(value, str) else value or ():
+            if not text.isascii() and len(text.encode()) > limit:
+                raise Invalid(f"{name} is over {limit} bytes")
+    for name, inner in texts.parts:
+        for part in getattr(message, name) or ():
+            _check_texts(part, inner)
+
+
+# --- Sound bytes ------------------------------------------------------------------------
+
+# Opcode -> how many bytes of length follow it, what to add to that length, and how many values each
+# element of a container is. The length of anything else is in bytes.
+_OPCODES: Final = [(0, 0, 0)] * 256
+_OPCODES[0x80:0xC0] = [
+    *[(0, count, 2) for count in range(16)],
+    *[(0, count, 1) for count in range(16)],
+    *[(0, count, 0) for count in range(32)],
+]
+_OPCODES[0xC4:0xE0] = [
+    (1, 0, 0), (2, 0, 0), (4, 0, 0),  # bin
+    (1, 1, 0), (2, 1, 0), (4, 1, 0),  # ext: a byte for the type
+    (0, 4, 0), (0, 8, 0),  # float
+    (0, 1, 0), (0, 2, 0), (0, 4, 0), (0, 8, 0),  # unsigned int
+    (0, 1, 0), (0, 2, 0), (0, 4, 0), (0, 8, 0),  # int
+    (0, 2, 0), (0, 3, 0), (0, 5, 0), (0, 9, 0), (0, 17, 0),  # ext of fixed lengths
+    (1, 0, 0), (2, 0, 0), (4, 0, 0),  # str
+    (2, 0, 1), (4, 0, 1), (2, 0, 2), (4, 0, 2),  # array, map
+]  # fmt: skip
+
+_skip: Final = msgspec.msgpack.Decoder(msgspec.Raw).decode
+
+
+def _check_sound(body: bytes) -> None:
+    """Check that *body* is exactly one msgpack value of bounded depth and size.
+
+    Raises:
+        Invalid: It holds more than `ITEMS_MAX` values.
+        Unreadable: It is cut off, goes on after its end, nests too deep, or has the opcode
+            that msgpack never uses.
+    """
+    try:
+        _skip(body)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise Unreadable(str(exc)) from exc
+    at = 0
+    values = 0
+    due = [1]  # How many values are still to come, per open container.
+    while due:
+        if not due[-1]:
+            due.pop()
+            continue
+        due[-1] -= 1
+        values += 1
+        if values > ITEMS_MAX:
+            raise Invalid(f"the body holds more than {ITEMS_MAX} values")
+        width, length, children = _OPCODES[body[at]]
+        at += 1 + width
+        if width:
+            length += int.from_bytes(body[at - width : at])
+        if not children:
+            at += length
+        elif length:
+            if len(due) > DEPTH_MAX:
+                raise Unreadable(f"the body nests deeper than {DEPTH_MAX}")
+            due.append(children * length)
+
+
+# --- Codecs -----------------------------------------------------------------------------
+
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+def encode(value: Any) -> bytes:
+    """Return *value*, a message or a tuple of plain values, as msgpack.
+
+    Raises:
+        LocalProtocolError: A value has no place in the protocol (such as a lone surrogate).
+    """
+    try:
+        return _encoder.encode(value)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise LocalProtocolError(f"a message cannot be packed: {exc}") from exc
+
+
+def array_header(count: int) -> bytes:
+    """Return what stands before the *count* elements of a packed array."""
+    if count < 16:
+        return bytes((0x90 | count,))
+    return b"\xdc" + count.to_bytes(2) if count < 1 << 16 else b"\xdd" + count.to_bytes(4)
+
+
+class RequestCodec:
+    """Reads and writes the bodies of one request in one version."""
+
+    def __init__(self, message: type[Request], version: int) -> None:
+        self._message = message
+        self._layout = _layout(message, version, closed=True)
+        self._is_older = version < newest_version(message)
+        self._decode = msgspec.msgpack.Decoder(self._layout).decode
+        self._texts = _texts(message, TEXT_BYTES_MAX)
+        # Without those that only a body over `TEXT_BYTES_MAX` can have too long.
+        self._names = _texts(message, TEXT_BYTES_MAX - 1)
+
+    def decode(self, body: bytes) -> Any:
+        """Return the request in *body*.
+
+        Raises:
+            Invalid: The bytes are sound, the content does not fit.
+            Unreadable: The bytes are not one sound msgpack value.
+        """
+        size = len(body)
+        if size > ITEMS_MAX:  # Else it can't hold so many values.
+            _check_sound(body)
+        try:
+            request = self._decode(body)
+        except Exception as exc:  # Not all are msgspec's own: UnicodeDecodeError.
+            _check_sound(body)
+            raise Invalid(str(exc)) from exc
+        if self._layout is not self._message:
+            request = msgspec.convert(request, self._message, from_attributes=True)
+        if size > TOPIC_BYTES_MAX:  # No text has a smaller limit.
+            _check_texts(request, self._names if size <= TEXT_BYTES_MAX else self._texts)
+        return request
+
+    def encode(self, request: Request) -> bytes:
+        """Return the body of *request*, newer fields dropped."""
+        return encode(_trim(request, self._layout) if self._is_older else request)
+
+
+class ResponseCodec:
+    """Reads and writes the bodies of one response in one version.
+
+    Attributes:
+        is_only_error: Whether it is an array of an error and nothing else.
+    """
+
+    def __init__(self, message: type[Response], version: int) -> None:
+        self._message = message
+        self._layout = _layout(message, version, closed=False)
+        self._is_older = version < newest_version(message)
+        self._decode = msgspec.msgpack.Decoder(self._layout).decode
+        self._fields = len(self._layout.__struct_fields__)
+        self._start = array_header(self._fields)
+        self.is_only_error = self._layout.__struct_fields__ == ("error",)
+
+    def decode(self, body: bytes) -> Any:
+        """Return the response in *body*; the server is trusted more, its frame is bounded anyway.
+
+        Raises:
+            RemoteProtocolError: The body is not what the protocol says.
+        """
+        try:
+            response = self._decode(body)
+        except Exception as exc:  # As in a request.
+            raise RemoteProtocolError(f"the response cannot be read: {exc}") from exc
+        if self._layout is not self._message:
+            response = msgspec.convert(response, self._message, from_attributes=True)
+        return response
+
+    def encode(self, response: Answer) -> bytes:
+        """Return the body of *response*, newer fields dropped."""
+        if isinstance(response, PackedResponse):
+            return self._start + b"".join(response.fields[: self._fields])
+        is_trimmed = self._is_older and not isinstance(response, BareError)
+        return encode(_trim(response, self._layout) if is_trimmed else response)
+
+
+def _trim(message: Message, layout: type[Message]) -> Message:
+    """Return *message* without the fields that *layout* doesn't have.
+
+    Raises:
+        LocalProtocolError: A value is beyond its limits.
+    """
+    try:
+        return msgspec.convert(message, layout, from_attributes=True)
+    except msgspec.ValidationError as exc:
+        raise LocalProtocolError(f"a message cannot be packed: {exc}") from exc
+
+
+REQUEST_CODECS: Final = {
+    (api.key, version): RequestCodec(api.request, version)
+    for api in APIS.values()
+    for version in range(api.max_version + 1)
+}
+RESPONSE_CODECS: Final = {
+    (api.key, version): ResponseCodec(api.response, version)
+    for api in APIS.values()
+    for version in range(api.max_version + 1)
+}
+BARE_ERROR_CODEC: Final = ResponseCodec(BareError, 0)
