@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 
-def fsync_folder(folder: Path) -> None:
-    """Put the names in *folder* on disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def fsync_path(path: Path) -> None:
+    """Put a file, or the names in a folder, on disk."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

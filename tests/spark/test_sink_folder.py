@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from client.spark.sinks.manifest import (
     Manifest,
     State,
     decode_state,
-    encode_state,
+    encode,
 )
 from client.spark.sinks.ranges import PartitionKey, Stored
 from client.spark.sinks.table import small_groups
@@ -88,7 +88,7 @@ def test_every_version_can_be_loaded_with_and_without_snapshots(tmp_path: Path) 
 
     for version in (1, SNAPSHOT_EVERY - 1, SNAPSHOT_EVERY, SNAPSHOT_EVERY + 1, len(states) - 1):
         assert manifest.load(version) == states[version]
-    assert decode_state(encode_state(states[-1])) == states[-1]
+    assert decode_state(encode(states[-1])) == states[-1]
     with pytest.raises(SinkError, match=f"no version {len(states)}$"):
         manifest.load(len(states))
 
@@ -314,6 +314,54 @@ def test_vacuum_bears_files_that_drivers_move_meanwhile(
     assert vacuum(tmp_path, clock=clock).files == 0
 
 
+def test_vacuum_keeps_what_was_just_compacted(tmp_path: Path) -> None:
+    """A reader that began before goes on with the old files."""
+    clock = Clock()
+    FolderSink(tmp_path, group="g", clock=clock)(batch_of((0, 0, 3, 1)), 0)
+    old = live_files(tmp_path)
+    manifest = Manifest(tmp_path)
+    compacted = Change(
+        kind="compact",
+        at_ms=int(clock.now_s * 1000),
+        remove=tuple(file.relative_to(tmp_path).as_posix() for file in old),
+    )
+    manifest.commit(manifest.load(), compacted)
+
+    clock.now_s += timedelta(days=6).total_seconds()
+    assert vacuum(tmp_path, clock=clock).files == 0
+    assert all(file.exists() for file in old)
+
+    clock.now_s += timedelta(days=2).total_seconds()
+    assert vacuum(tmp_path, clock=clock).files == len(old)
+    assert not any(file.exists() for file in old)
+
+
+@pytest.mark.parametrize("fsync", [True, False])
+def test_rows_and_their_change_are_on_disk_before_they_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
+) -> None:
+    """A change that outlives a power cut without its rows, or half of it, would lose them."""
+    synced: set[int] = set()
+    counted: list[bool] = []
+    sync, link = os.fsync, os.link
+
+    def note_sync(fd: int) -> None:
+        sync(fd)
+        synced.add(os.fstat(fd).st_ino)
+
+    def note_link(change: Path, name: Path) -> None:
+        rows = list(tmp_path.glob("part-*.parquet"))
+        assert rows
+        counted.extend(path.stat().st_ino in synced for path in (change, tmp_path, *rows))
+        link(change, name)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "link", note_link)
+    FolderSink(tmp_path, group="g", fsync=fsync)(batch_of((0, 0, 3, 1)), 0)
+
+    assert set(counted) == {fsync}
+
+
 def test_small_files_of_one_sub_folder_are_put_together() -> None:
     """A file per range and batch is too many after a day."""
     sizes = {"a/1": 40, "a/2": 40, "a/3": 30, "a/4": 49, "a/big": 60, "b/1": 1, "c/1": 9, "c/2": 9}
@@ -338,8 +386,8 @@ class FolderMachine(RuleBasedStateMachine):
         self.size = 2
         self.generation = 1
 
-    def _driver(self) -> FolderSink:
-        return FolderSink(self.folder, group="g", fsync=False, clock=self.clock)
+    def _driver(self, clock: Callable[[], float] | None = None) -> FolderSink:
+        return FolderSink(self.folder, group="g", fsync=False, clock=clock or self.clock)
 
     @rule(driver=st.integers(0, 2), size=st.integers(1, 3))
     def next_range(self, driver: int, size: int) -> None:
@@ -351,14 +399,12 @@ class FolderMachine(RuleBasedStateMachine):
     @rule(driver=st.integers(0, 2), lost=st.sampled_from(["staged", "counted"]))
     def dies(self, driver: int, lost: str) -> None:
         """One dies in the range, before or after it counts; another one runs it again."""
-        sink = self.drivers[driver]
         batch = batch_of((0, self.at, self.at + self.size, self.generation))
         if lost == "counted":
-            sink(batch, 0)
+            self.drivers[driver](batch, 0)
         else:
-            sink._commit = _die  # type: ignore[method-assign, assignment]  # A crash.
             with pytest.raises(Died):
-                sink(batch, 0)
+                self._driver(clock=_die)(batch, 0)
         self.drivers[driver] = self._driver()
         self.generation += 1
         self.drivers[(driver + 1) % 3](
@@ -369,17 +415,20 @@ class FolderMachine(RuleBasedStateMachine):
     @rule(driver=st.integers(0, 2))
     def races(self, driver: int) -> None:
         """A late one has staged the range when its new owner finishes it."""
-        late, owner = self.drivers[driver], self.drivers[(driver + 1) % 3]
+        owner = self.drivers[(driver + 1) % 3]
         start, end = self.at, self.at + self.size
-        commit = late._commit
+        overtaken: list[bool] = []
 
-        def overtaken(state: State, change: Change) -> bool:
-            late._commit = commit  # type: ignore[method-assign]  # Once.
-            owner(batch_of((0, start, end, self.generation + 1)), 0)
-            return commit(state, change)
+        def overtake() -> float:
+            # A driver asks for the time when its files are staged: the worst moment.
+            if not overtaken:
+                overtaken.append(True)
+                owner(batch_of((0, start, end, self.generation + 1)), 0)
+            return self.clock()
 
-        late._commit = overtaken  # type: ignore[method-assign]  # A pause at the worst moment.
-        late(batch_of((0, start, end, self.generation)), 0)
+        self.drivers[driver] = self._driver(clock=overtake)
+        self.drivers[driver](batch_of((0, start, end, self.generation)), 0)
+        assert overtaken
         self.generation += 1
         self.at = end
 
@@ -399,7 +448,7 @@ class Died(BaseException):
     """The process is gone."""
 
 
-def _die(_state: State, _change: Change) -> bool:
+def _die() -> float:
     raise Died
 
 

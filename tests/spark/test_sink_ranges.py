@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,11 +19,9 @@ from client.spark.sinks.ranges import (
     Stored,
     Verdict,
     checked_policy,
-    checked_ranges,
+    counted_ranges,
     decide,
     each_range,
-    looks_into,
-    ranges_of,
 )
 from tests.fakes.frames import Frame, batch_of
 
@@ -56,7 +55,8 @@ def test_a_range_is_known_by_its_bounds_and_its_generation(
 
     assert decision.verdict is verdict
     if verdict is Verdict.WRITE:
-        assert decision.after[:2] == (40, 50)
+        newest = max(given_range.generation, 0 if stored is None else stored.generation)
+        assert decision.after == Stored(40, 50, newest)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,7 @@ def test_a_range_is_known_by_its_bounds_and_its_generation(
         (Stored(40, 50, 5), one(20, 30, 5)),  # The group's offsets were set back.
         (Stored(40, 50, 5), one(20, 60, 6)),
         (Stored(40, 50, 5), one(45, 60, 4)),
+        (Stored(40, 50, 5), one(30, 50, 5)),  # It ends as the last one, but is another one.
         (Stored(40, 50, 6, late_end=20), one(20, 30, 1)),  # The second of a group made anew.
     ],
 )
@@ -100,14 +101,15 @@ def test_offsets_without_rows_are_no_gap(tmp_path: Path) -> None:
     with FolderLogWriter(tmp_path, "events") as writer:
         writer.append(0, pa.table({"id": list(range(45))}, SCHEMA))
     named = f"{__name__}:{WithGaps.__name__}"
-    policy = checked_policy("error", "error", looks_into({"log": named, "Path": str(tmp_path)}))
+    policy = checked_policy("error", "error", {"log": named, "Path": str(tmp_path)})
 
     assert decide(KEY, one(40, 42), Stored(0, 30, 5), policy).verdict is Verdict.WRITE
     with pytest.raises(SinkError, match=r"as Kafka's have .*log="):
         decide(KEY, one(41, 42), Stored(0, 30, 5), policy)  # There is a row at 40.
     with pytest.raises(SinkError, match=r"as Kafka's have .*log="):
         decide(KEY, one(60, 62), Stored(0, 50, 5), policy)  # That can't be read any more.
-    assert pickle.loads(pickle.dumps(policy)).is_empty("events", 0, 30, 40)
+    copy = pickle.loads(pickle.dumps(policy))
+    assert decide(KEY, one(40, 42), Stored(0, 30, 5), copy).verdict is Verdict.WRITE
 
 
 class WithGaps(FolderLog):
@@ -184,27 +186,30 @@ def test_the_ranges_of_a_batch_are_found_once_each() -> None:
     """They are the key under which the sink knows the rows."""
     batch = batch_of((1, 5, 8, 2), (0, 0, 3, 2))
 
-    assert ranges_of(batch) == [one(0, 3, 2), SinkRange("events", 1, 5, 8, 2)]
+    assert list(counted_ranges(batch).items()) == [
+        (one(0, 3, 2), 3),
+        (SinkRange("events", 1, 5, 8, 2), 3),
+    ]
 
 
 def test_a_batch_without_the_range_columns_is_refused_with_the_way_out() -> None:
     """A projection before the sink is the usual mistake."""
     with pytest.raises(SinkError, match=r"no column 'range_end', 'generation'.*transform="):
-        ranges_of(batch_of((0, 0, 1, 1)).select("topic", "partition", "offset", "range_start"))
+        counted_ranges(batch_of((0, 0, 1, 1)).select("topic", "partition", "offset", "range_start"))
 
 
 @pytest.mark.parametrize(
     ("ranges", "words"),
     [
-        ([one(0, 5), one(5, 9)], "two ranges of events-0"),
-        ([SinkRange("events", 0, 0, 5, None)], "don't change its columns"),  # type: ignore[arg-type]  # As a query might.
-        ([one(5, 5)], "don't change its columns"),
+        ([(0, 0, 5, 1), (0, 5, 9, 1)], "two ranges of events-0"),
+        ([(0, -2, 5, 1)], "don't change its columns"),
+        ([(0, 0, 5, None)], "don't change its columns"),
     ],
 )
-def test_ranges_that_no_batch_can_have_are_refused(ranges: list[SinkRange], words: str) -> None:
+def test_ranges_that_no_batch_can_have_are_refused(ranges: list[Any], words: str) -> None:
     """A union of two groups' sources would mix up their positions."""
     with pytest.raises(SinkError, match=words):
-        checked_ranges(ranges)
+        counted_ranges(batch_of(*ranges))
 
 
 def test_a_sink_of_ones_own_gets_the_ranges_with_their_rows_and_keys() -> None:

@@ -12,16 +12,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from client.spark.sinks import JdbcStaging, SinkError, SqlSink
-from client.spark.sinks.ranges import PartitionKey
-from client.spark.sinks.sql import (
-    LEFT_OVER_S,
-    Dialect,
-    StagingTables,
-    create_like,
-    insert_from,
-    insert_rows,
-    position_statements,
-)
+from client.spark.sinks.ranges import Decision, PartitionKey, SinkRange, Stored, Verdict
+from client.spark.sinks.sql import LEFT_OVER_S, Dialect, Positions, StagingTables
 from tests.fakes.frames import Frame, batch_of
 
 COLUMNS = "topic, partition, offset, name, range_start, range_end, generation"
@@ -139,18 +131,22 @@ def test_whichever_call_is_the_last_one_the_next_run_completes_the_batch(
     assert offsets(path) == {0: list(range(start + 3)), 1: list(range(start + 2))}
 
 
+def overtaken_by(path: Path, *ranges: tuple[int, int, int, int]) -> SqlSink:
+    """Return a sink that another driver overtakes once, when it has read the positions."""
+    connections = iter(range(99))
+
+    def connect() -> sqlite3.Connection:
+        if next(connections) == 1:  # The next one after that for the positions.
+            sink_of(path)(batch_of(*ranges), 0)
+        return sqlite3.connect(path)
+
+    return sink_of(path, connect)
+
+
 def test_of_two_drivers_with_the_same_range_one_waits_and_rolls_back(path: Path) -> None:
     """The late one decided on positions that are not true any more when it writes."""
-    late = sink_of(path)
-    stored = late._stored
+    late = overtaken_by(path, (0, 0, 3, 2), (1, 0, 2, 2))
 
-    def overtaken() -> Any:
-        found = stored()
-        late._stored = stored  # type: ignore[method-assign]  # Once.
-        sink_of(path)(batch_of((0, 0, 3, 2), (1, 0, 2, 2)), 0)
-        return found
-
-    late._stored = overtaken  # type: ignore[method-assign]  # A pause at the worst moment.
     late(batch_of((0, 0, 3, 1)), 0)
 
     assert offsets(path) == {0: [0, 1, 2], 1: [0, 1]}
@@ -161,16 +157,8 @@ def test_a_driver_that_was_overtaken_in_a_later_range_is_refused_by_the_conditio
 ) -> None:
     """The condition of the UPDATE, beside that of the first INSERT."""
     sink_of(path)(batch_of((0, 0, 3, 1), (1, 0, 3, 1)), 0)
-    late = sink_of(path)
-    stored = late._stored
+    late = overtaken_by(path, (1, 3, 5, 2))
 
-    def overtaken() -> Any:
-        found = stored()
-        late._stored = stored  # type: ignore[method-assign]  # Once.
-        sink_of(path)(batch_of((1, 3, 5, 2)), 0)
-        return found
-
-    late._stored = overtaken  # type: ignore[method-assign]  # A pause at the worst moment.
     late(batch_of((0, 3, 4, 1), (1, 3, 5, 1)), 0)
 
     assert offsets(path) == {0: [0, 1, 2, 3], 1: [0, 1, 2, 3, 4]}
@@ -259,21 +247,56 @@ def test_a_password_is_not_shown() -> None:
     assert pickle.loads(pickle.dumps(staging)) == staging
 
 
+class Statements:
+    """A connection and its cursor that keep what they are told, and find one row everywhere."""
+
+    rowcount = 1
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def cursor(self) -> Self:
+        """One object is enough for both."""
+        return self
+
+    def execute(self, statement: str, _parameters: object = ()) -> None:
+        """Keep the statement."""
+        self.told.append(statement)
+
+    def fetchone(self) -> tuple[int]:
+        """Return a count."""
+        return (1,)
+
+    def fetchall(self) -> list[object]:
+        """Return nothing."""
+        return []
+
+    def commit(self) -> None:
+        """Do nothing."""
+
+    rollback = commit
+
+
 def test_the_statements_suit_the_database() -> None:
     """Each driver has its own way to mark a parameter."""
-    oracle, psycopg = Dialect("numeric"), Dialect("pyformat")
+    oracle, psycopg, mysql = Dialect("numeric"), Dialect("pyformat"), Dialect(quote="`")
+    db = Statements()
+    decision = Decision(
+        SinkRange("t", 0, 3, 5, 1), Verdict.WRITE, 3, Stored(0, 3, 1), Stored(3, 5, 1)
+    )
 
-    assert insert_rows(psycopg, "a.b", ["x", '50%"']) == (
+    assert psycopg.insert("a.b", ["x", '50%"']) == (
         'INSERT INTO "a"."b" ("x", "50%%""") VALUES (%s, %s)'
     )
-    assert insert_from(oracle, "b", "s", ["x"]) == 'INSERT INTO "b" ("x") SELECT "x" FROM "s"'
-    assert create_like(Dialect(quote="`"), "s", "b", ["x"]) == (
-        "CREATE TABLE `s` AS SELECT `x` FROM `b` WHERE 1 = 0"
-    )
-    assert position_statements(oracle, "p").update.endswith(
+    assert Positions(oracle, "p").move(db, PartitionKey("g", "t", 0), decision)
+    assert db.told[-1].endswith(
         "WHERE group_id = :5 AND topic = :6 AND partition_id = :7 AND range_start = :8 "
         "AND range_end = :9 AND generation = :10 AND late_end = :11"
     )
+    staged = StagingTables(mysql, "b", "s").make(db, ["x"], 1, now_s=0)
+    assert db.told[-1] == f"CREATE TABLE `{staged.name}` AS SELECT `x` FROM `b` WHERE 1 = 0"
+    staged.move(db, oracle)
+    assert db.told[-1] == f'INSERT INTO "b" ("x") SELECT "x" FROM "{staged.name}"'
 
 
 def test_staged_rows_are_moved_only_if_they_are_all_there(path: Path) -> None:
@@ -290,6 +313,9 @@ def test_staged_rows_are_moved_only_if_they_are_all_there(path: Path) -> None:
     db.execute(f'INSERT INTO "{staged.name}" VALUES (0, 1)')
     staged.move(db.cursor(), dialect)
     db.commit()
+    db.execute(f'INSERT INTO "{staged.name}" VALUES (0, 1)')
+    with pytest.raises(SinkError, match="has 3 rows, the batch has 2"):
+        staged.move(db.cursor(), dialect)
 
     assert offsets(path) == {0: [0, 1]}
     left = tables.make(db, ["partition"], 2, now_s=1_000 + LEFT_OVER_S)

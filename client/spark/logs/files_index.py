@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
-from client.spark.disk import fsync_folder
+from client.spark.disk import fsync_path
 from client.spark.logs.partition_log import LogError, LogUnavailable
 
 _VERSION: Final = 1
@@ -184,7 +184,7 @@ class PieceIndex:
     def _sync(self) -> None:
         with self._path.open("rb") as file:
             os.fsync(file.fileno())
-        fsync_folder(self._folder)
+        fsync_path(self._folder)
 
     def _write_anew(self) -> None:
         building = self._path.with_suffix(".building")

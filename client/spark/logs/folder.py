@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, Self
 
 import pyarrow as pa
 
-from client.spark.disk import fsync_folder
+from client.spark.disk import fsync_path
 from client.spark.logs.partition_log import LogError, PartitionLog
 from client.spark.options import OptionError
 from protocol.partition import TopicPartition
@@ -195,13 +195,13 @@ class FolderLogWriter:
                     os.fsync(file.fileno())
         if fsync:
             for made in (*(building / str(p) for p in range(num_partitions)), building):
-                fsync_folder(made)
+                fsync_path(made)
         try:
             building.rename(folder)  # The topic appears whole; on Linux only over an empty folder.
         except OSError as error:
             raise LogError(f"the topic folder {folder} can't be made: {error}") from error
         if fsync:
-            fsync_folder(folder.parent)
+            fsync_path(folder.parent)
         return cls(root, topic, fsync=fsync)
 
     def append(self, partition: int, rows: pa.Table | pa.RecordBatch) -> tuple[int, int]:
@@ -231,7 +231,7 @@ class FolderLogWriter:
                 os.fsync(file.fileno())
         building.rename(folder / f"{base:020d}-{end:020d}.arrow")
         if self._fsync:
-            fsync_folder(folder)
+            fsync_path(folder)
         self._ends[partition] = end
         return base, end
 

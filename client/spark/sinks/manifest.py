@@ -19,11 +19,11 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from client.spark.disk import fsync_folder
+from client.spark.disk import fsync_path
 from client.spark.sinks.ranges import PartitionKey, SinkError, Stored
 
 LOG_FOLDER: Final = "_log"
@@ -140,7 +140,7 @@ class Manifest:
         self._log.mkdir(parents=True, exist_ok=True)
         version = state.version + 1
         building = self._log / f".{version}.{uuid.uuid4().hex}.building"
-        self._write(building, encode_change(change))
+        self._write(building, encode(change))
         try:
             os.link(building, self._path(version))
         except FileExistsError:
@@ -163,7 +163,7 @@ class Manifest:
 
     def write_snapshot(self, state: State) -> None:
         """Write everything up to *state* in one file, to be found by whoever loads next."""
-        text = encode_state(state)
+        text = encode(state)
         for name, content in (
             (f"{state.version:020d}{_SNAPSHOT}", text),
             (_LAST_SNAPSHOT, str(state.version).encode()),
@@ -250,24 +250,14 @@ class Manifest:
 
     def _fsync_log(self) -> None:
         if self._fsync:
-            fsync_folder(self._log)
+            fsync_path(self._log)
 
 
-def encode_change(change: Change) -> bytes:
-    """Return a change as text."""
-    return _dump(
-        {
-            "v": FORMAT_VERSION,
-            "kind": change.kind,
-            "at_ms": change.at_ms,
-            "add": {name: list(file) for name, file in change.add.items()},
-            "remove": list(change.remove),
-            "purge": list(change.purge),
-            "positions": _dump_positions(change.positions),
-            "schema": change.schema,
-            "partition_by": change.partition_by,
-        }
-    )
+def encode(value: Change | State) -> bytes:
+    """Return a change or a state as text."""
+    named = {one.name: getattr(value, one.name) for one in fields(value)}
+    named["positions"] = [[*key, stored] for key, stored in sorted(value.positions.items())]
+    return json.dumps({"v": FORMAT_VERSION, **named}, separators=(",", ":")).encode() + b"\n"
 
 
 def decode_change(text: bytes) -> Change:
@@ -291,22 +281,6 @@ def decode_change(text: bytes) -> Change:
     )
 
 
-def encode_state(state: State) -> bytes:
-    """Return a state as text."""
-    return _dump(
-        {
-            "v": FORMAT_VERSION,
-            "version": state.version,
-            "at_ms": state.at_ms,
-            "schema": state.schema,
-            "partition_by": state.partition_by,
-            "files": {name: list(file) for name, file in state.files.items()},
-            "removed": dict(state.removed),
-            "positions": _dump_positions(state.positions),
-        }
-    )
-
-
 def decode_state(text: bytes) -> State:
     """Read a state.
 
@@ -325,17 +299,6 @@ def decode_state(text: bytes) -> State:
         removed=given["removed"],
         positions={key: stored for key, stored in positions.items() if stored is not None},
     )
-
-
-def _dump(value: Mapping[str, object]) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
-
-
-def _dump_positions(positions: Mapping[PartitionKey, Stored | None]) -> list[list[object]]:
-    return [
-        [*key, None if stored is None else list(stored)]
-        for key, stored in sorted(positions.items(), key=lambda item: item[0])
-    ]
 
 
 def _read_positions(listed: list[list[Any]]) -> dict[PartitionKey, Stored | None]:

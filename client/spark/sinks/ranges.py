@@ -1,4 +1,4 @@
-"""What a sink does with a range that it is given: write it, or know better. Pure.
+"""Which ranges of a batch a sink takes, and what all sinks that take each range once share.
 
 Theory of operation
 -------------------
@@ -17,26 +17,34 @@ has a partition (`Stored`) can therefore tell from a range alone:
 A late writer runs one batch, then learns from the coordinator that it was removed. So two late
 ranges in a row are none: that is a group that was deleted and made anew, whose generations
 began again. The end of the last late range is kept for this.
+
+Offsets of Kafka have gaps: markers of transactions, aborted rows, and what compaction removed. A
+range that lies in a gap has no row to tell the sink of it, so the next one looks as if rows were
+lost. Whoever gives the log's options to a sink lets it look.
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, get_args
 
 from client.spark.logs.partition_log import LogError, LogUnavailable, load_log
 from client.spark.options import with_secrets
 
-# ------------------------------------------------------------------------------------------
-# What a sink does with a range that it is given: write it, or know better. Pure.
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger(__name__)
 
 OnGap = Literal["error", "accept"]
 OnReset = Literal["error", "skip", "append"]
 
-ON_GAP: Final = ("error", "accept")
-ON_RESET: Final = ("error", "skip", "append")
+Transform = Callable[["DataFrame"], "DataFrame"]
+
+RANGE_COLUMNS: Final = ("topic", "partition", "range_start", "range_end", "generation")
 
 
 class SinkError(RuntimeError):
@@ -78,10 +86,18 @@ IsEmpty = Callable[[str, int, int, int], bool]
 
 
 class Policy(NamedTuple):
-    """What to do about what only the owner of the data can judge."""
+    """What to do about what only the owner of the data can judge.
 
-    on_gap: OnGap = "error"
-    on_reset: OnReset = "error"
+    Attributes:
+        on_gap: ``error`` or ``accept``, where rows before a range never came.
+        on_reset: ``error``, ``skip`` or ``append``, where rows come again because the group's
+            offsets were moved back.
+        is_empty: looks whether a gap holds rows; None where nothing can.
+
+    """
+
+    on_gap: str = "error"
+    on_reset: str = "error"
     is_empty: IsEmpty | None = None
 
 
@@ -108,17 +124,19 @@ class Decision(NamedTuple):
         return self.after != self.before
 
 
-def checked_policy(on_gap: str, on_reset: str, is_empty: IsEmpty | None = None) -> Policy:
-    """Return the policy.
+def checked_policy(on_gap: str, on_reset: str, log: Mapping[str, str] | None = None) -> Policy:
+    """Return the policy; with the options of a *log*, gaps are looked at in it.
 
     Raises:
         ValueError: there is no such policy; the message names the argument.
 
     """
-    for name, value, known in (("on_gap", on_gap, ON_GAP), ("on_reset", on_reset, ON_RESET)):
-        if value not in known:
-            raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(known)}")
-    return Policy(on_gap, on_reset, is_empty)  # type: ignore[arg-type]  # Checked just above.
+    for name, value, choice in (("on_gap", on_gap, OnGap), ("on_reset", on_reset, OnReset)):
+        if value not in get_args(choice):
+            raise ValueError(
+                f"{name} is {value!r}: it must be one of {', '.join(get_args(choice))}"
+            )
+    return Policy(on_gap, on_reset, None if log is None else partial(_is_empty, dict(log)))
 
 
 def decide_all(
@@ -205,40 +223,14 @@ def _gap(key: PartitionKey, one: SinkRange, stored: Stored) -> SinkError:
     )
 
 
-# ------------------------------------------------------------------------------------------
-# Tells whether a log has rows where a sink has seen none.
-#
-# Offsets of Kafka have gaps: markers of transactions, aborted rows, and what compaction removed. A
-# range that lies in a gap has no row to tell the sink of it, so the next one looks as if rows were
-# lost. Whoever gives the log's options to a sink lets it look.
-
-
-def looks_into(log: Mapping[str, str] | None) -> IsEmpty | None:
-    """Return what looks into the log with these options; None if there are none."""
-    return None if log is None else partial(_is_empty, dict(log))
-
-
-def _is_empty(given: Mapping[str, str], topic: str, partition: int, start: int, end: int) -> bool:
-    log = load_log(with_secrets({name.lower(): value for name, value in given.items()}))
+def _is_empty(options: Mapping[str, str], topic: str, partition: int, start: int, end: int) -> bool:
+    log = load_log(with_secrets({name.lower(): value for name, value in options.items()}))
     try:
         return not any(batch.num_rows for batch in log.read(topic, partition, start, end))
     except LogUnavailable:
         raise  # Nobody knows now; the next run of the batch may.
     except LogError:
         return False  # Rows were there, and were deleted.
-
-
-# ------------------------------------------------------------------------------------------
-# From the DataFrame that ``foreachBatch`` hands over to the ranges in it.
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-Transform = Callable[["DataFrame"], "DataFrame"]
-
-RANGE_COLUMNS: Final = ("topic", "partition", "range_start", "range_end", "generation")
-
-logger = logging.getLogger(__name__)
 
 
 class RangeBatch(NamedTuple):
@@ -278,13 +270,8 @@ def each_range(batch: "DataFrame", group: str) -> Iterator[RangeBatch]:
 
     """
     with persisted(batch):
-        for one in ranges_of(batch):
+        for one in counted_ranges(batch):
             yield RangeBatch(group, one, _from(batch, {(one.topic, one.partition): one.start}))
-
-
-def ranges_of(batch: "DataFrame") -> list[SinkRange]:
-    """Return the ranges of a batch, as `counted_ranges` does."""
-    return list(counted_ranges(batch))
 
 
 def counted_ranges(batch: "DataFrame") -> dict[SinkRange, int]:
@@ -305,30 +292,20 @@ def counted_ranges(batch: "DataFrame") -> dict[SinkRange, int]:
         SinkRange(*row[:-1]): int(row[-1])
         for row in batch.groupBy(*RANGE_COLUMNS).count().collect()
     }
-    return {one: counted[one] for one in checked_ranges(counted)}
-
-
-def checked_ranges(found: Iterable[SinkRange]) -> list[SinkRange]:
-    """Return *found* in order.
-
-    Raises:
-        SinkError: these can't be the ranges of one batch.
-
-    """
-    ranges: dict[tuple[str, int], SinkRange] = {}
-    for one in found:
+    partitions = set()
+    for one in counted:
         if None in one or not 0 <= one.start < one.end:
             raise SinkError(
                 f"the batch has rows with the range {tuple(one)}, which the coordinated source "
                 "does not make; don't change its columns before the sink"
             )
-        if (one.topic, one.partition) in ranges:
+        if (one.topic, one.partition) in partitions:
             raise SinkError(
                 f"the batch has two ranges of {one.topic}-{one.partition}; give each coordinated "
                 "source a query, and each group a sink, of its own"
             )
-        ranges[one.topic, one.partition] = one
-    return sorted(ranges.values())
+        partitions.add((one.topic, one.partition))
+    return dict(sorted(counted.items()))
 
 
 @contextmanager
@@ -344,39 +321,130 @@ def persisted(batch: "DataFrame") -> Iterator[None]:
             batch.unpersist()
 
 
-def accepted_rows(batch: "DataFrame", decisions: Collection[Decision]) -> "DataFrame":
-    """Return the rows that are to be written."""
-    if all(d.verdict is Verdict.WRITE and d.from_offset == d.range.start for d in decisions):
-        return batch
-    return _from(
-        batch,
-        {
+class RangeSink(ABC):
+    """Writes batches of a coordinated source, each range once; the base of the sinks.
+
+    Args:
+        where: the place, for messages.
+        group: the group that reads.
+        transform: shapes the rows before they are written.
+        policy: what to do about gaps and resets.
+        clock: returns the time in seconds since 1970.
+
+    """
+
+    # Somebody else's change of the sink comes between ours at most so often in a row; each time
+    # that other one got on.
+    tries_max: ClassVar[int]
+
+    def __init__(
+        self,
+        where: str,
+        group: str,
+        transform: Transform | None,
+        policy: Policy,
+        clock: Callable[[], float],
+    ) -> None:
+        self.group = group
+        self._where = where
+        self._transform = transform
+        self._policy = policy
+        self._clock = clock
+
+    def __call__(self, batch: "DataFrame", batch_id: int) -> None:
+        """Write the ranges of *batch* that are new, all or none of them.
+
+        Raises:
+            SinkError: a range must not be taken, or the batch doesn't fit.
+            Exception: whatever a database's driver raises; nothing was written then, or the
+                answer to COMMIT was lost, which the next run of the batch finds out.
+
+        """
+        with persisted(batch):
+            counted = counted_ranges(batch)
+            for _ in range(self.tries_max):
+                decisions = decide_all(self.group, counted, self._stored(), self._policy)
+                changed = {key: d for key, d in decisions.items() if d.changes}
+                if not changed or self._store(self._rows(batch, decisions), changed, counted):
+                    log_skipped(decisions)
+                    return
+        raise SinkError(
+            f"{self._where}: other drivers keep writing the ranges of batch {batch_id}; do two "
+            "groups of the same name write here?"
+        )
+
+    def positions(self) -> dict[PartitionKey, int]:
+        """Return up to where the sink has each partition."""
+        return {key: stored.end for key, stored in self._stored().items()}
+
+    def forget(self, topic: str | None = None, partition: int | None = None) -> int:
+        """Take whatever range comes next, of one partition, of a topic, or of the group.
+
+        The rows stay. For a log that was made anew, and to write rows once more.
+
+        Returns:
+            How many partitions were forgotten.
+
+        """
+        for _ in range(self.tries_max):
+            keys = [
+                key
+                for key in self._stored()
+                if key.group == self.group
+                and topic in (None, key.topic)
+                and partition in (None, key.partition)
+            ]
+            if not keys or self._forget(keys):
+                return len(keys)
+        raise SinkError(f"{self._where} is changed faster than its positions can be forgotten")
+
+    @abstractmethod
+    def _stored(self) -> Mapping[PartitionKey, Stored]:
+        """Return the newest positions."""
+
+    @abstractmethod
+    def _store(
+        self,
+        rows: "DataFrame | None",
+        changed: Mapping[PartitionKey, Decision],
+        counted: Mapping[SinkRange, int],
+    ) -> bool:
+        """Write rows (None for none) and positions; return False if a position moved meanwhile."""
+
+    @abstractmethod
+    def _forget(self, keys: Collection[PartitionKey]) -> bool:
+        """Delete positions; return False if somebody else changed the sink meanwhile."""
+
+    def _rows(
+        self, batch: "DataFrame", decisions: Mapping[PartitionKey, Decision]
+    ) -> "DataFrame | None":
+        """Return the rows that are to be written; None if no range is."""
+        starts = {
             (d.range.topic, d.range.partition): d.from_offset
-            for d in decisions
+            for d in decisions.values()
             if d.verdict is Verdict.WRITE
-        },
-    )
+        }
+        if not starts:
+            return None
+        if any(d.from_offset != d.range.start for d in decisions.values()):
+            batch = _from(batch, starts)
+        return batch if self._transform is None else self._transform(batch)
 
 
 def log_skipped(decisions: Mapping[PartitionKey, Decision]) -> None:
     """Tell what is not written, and why."""
+    reasons = {
+        Verdict.LATE: (
+            logging.WARNING,
+            "come from a reader that the group removed; skipped, the sink has them",
+        ),
+        Verdict.REPEAT: (logging.INFO, "are in the sink already; skipped"),
+    }
     for key, decision in decisions.items():
-        one = decision.range
-        if decision.verdict is Verdict.LATE:
-            logger.warning(
-                "%s: the rows from %d to %d come from a reader that the group removed; skipped, "
-                "the sink has them",
-                key,
-                one.start,
-                one.end,
-            )
-        elif decision.verdict is Verdict.REPEAT:
-            logger.info(
-                "%s: the rows from %d to %d are in the sink already; skipped",
-                key,
-                one.start,
-                one.end,
-            )
+        if decision.verdict in reasons:
+            level, reason = reasons[decision.verdict]
+            bounds = decision.range.start, decision.range.end
+            logger.log(level, "%s: the rows from %d to %d %s", key, *bounds, reason)
 
 
 def _from(batch: "DataFrame", starts: Mapping[tuple[str, int], int]) -> "DataFrame":

@@ -4,13 +4,19 @@ The positions stand in a table of their own in the same database. A transaction 
 positions, each under the condition that it is still what was read before, then inserts the rows.
 So of two drivers that bring the same range one waits for the other's row lock, finds the
 position moved, and rolls back. What the coordinator believes doesn't matter to that.
+
+With `JdbcStaging`, executors write a batch to a staging table before a transaction moves it. Spark
+writes each task in a transaction of its own, so a batch that failed in the middle, or a task that
+ran twice, leaves too few or too many rows. They are in a table that nobody reads, with a name that
+is used once; it is moved only if it holds as many rows as the batch.
 """
+# ruff: noqa: S608 - Names are quoted here, and values are parameters.
 
 import logging
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,40 +26,41 @@ from client.spark.sinks.ranges import (
     OnGap,
     OnReset,
     PartitionKey,
+    RangeSink,
     SinkError,
+    SinkRange,
     Stored,
     Transform,
-    Verdict,
-    accepted_rows,
     checked_policy,
-    decide_all,
-    log_skipped,
-    looks_into,
     persisted,
-    ranges_of,
 )
 
-# ------------------------------------------------------------------------------------------
-# The SQL that the sink runs, for any parameter style of the DB-API. Pure.
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
 
-# ruff: noqa: S608 - Names are quoted here, and values are parameters.
+logger = logging.getLogger(__name__)
 
+# What a driver's `connect` returns, and its cursor: the DB-API has no types of its own.
+Connection = Any
+Cursor = Any
+
+WriteRows = Callable[[Cursor, "pa.Table"], object]
 
 PARAMSTYLES: Final = ("qmark", "numeric", "named", "format", "pyformat")
+ROWS_PER_CALL: Final = 5_000
 
-_POSITION_COLUMNS: Final = (
-    "group_id",
-    "topic",
-    "partition_id",
-    "range_start",
-    "range_end",
-    "generation",
-    "late_end",
-)
+# Nobody writes a batch for so long; what is older was left by a crash.
+LEFT_OVER_S: Final = 24 * 3600
+
+NOT_DROPPED: Final = "the staging table %s is not dropped yet"
+_KEYS: Final = ("group_id", "topic", "partition_id")
+_VALUES: Final = ("range_start", "range_end", "generation", "late_end")
+_NO_LATE_END: Final = -1
 
 
 class Dialect(NamedTuple):
-    """How a database wants its parameters and its names."""
+    """How a database wants its parameters and its names, and the statements about rows."""
 
     paramstyle: str = "qmark"
     quote: str = '"'
@@ -70,105 +77,88 @@ class Dialect(NamedTuple):
 
     def parameters(self, count: int, first: int = 1) -> list[str]:
         """Return *count* markers; all values are passed as one sequence."""
-        markers: dict[str, Callable[[int], str]] = {
-            "qmark": lambda _: "?",
-            "format": lambda _: "%s",
-            "pyformat": lambda _: "%s",
-            "numeric": lambda n: f":{n}",
-            "named": lambda n: f":{n}",
-        }
-        return [markers[self.paramstyle](n) for n in range(first, first + count)]
+        if self.paramstyle == "qmark":
+            return ["?"] * count
+        if "format" in self.paramstyle:
+            return ["%s"] * count
+        return [f":{n}" for n in range(first, first + count)]
+
+    def equal(self, columns: Sequence[str], first: int = 1) -> list[str]:
+        """Return the conditions that columns equal parameters, which begin with the *first* one."""
+        marks = self.parameters(len(columns), first)
+        return [f"{column} = {mark}" for column, mark in zip(columns, marks, strict=True)]
+
+    def insert(self, table: str, columns: Sequence[str]) -> str:
+        """Return the statement that inserts one row."""
+        names = ", ".join(map(self.column, columns))
+        marks = ", ".join(self.parameters(len(columns)))
+        return f"INSERT INTO {self.name(table)} ({names}) VALUES ({marks})"
 
 
-class Statements(NamedTuple):
-    """The statements about positions, for one table that keeps them."""
+class Positions(NamedTuple):
+    """The table that keeps positions."""
 
-    create: str
-    select: str
-    insert: str
-    update: str
-    delete: str
+    dialect: Dialect
+    table: str
 
-
-def position_statements(dialect: Dialect, table: str) -> Statements:
-    """Return the statements for the table that keeps positions."""
-    name = dialect.name(table)
-    columns = ", ".join(_POSITION_COLUMNS)
-    keys = _POSITION_COLUMNS[:3]
-    values = _POSITION_COLUMNS[3:]
-    marks = dialect.parameters(len(_POSITION_COLUMNS))
-    setting = ", ".join(
-        f"{column} = {mark}"
-        for column, mark in zip(values, dialect.parameters(len(values)), strict=True)
-    )
-    where = _equal(dialect, keys, first=1 + len(values))
-    # The whole row must be as it was read: end and generation alone could come again.
-    unchanged = _equal(dialect, values[:3], first=1 + len(values) + len(keys))
-    late = dialect.parameters(1, first=1 + len(values) + len(keys) + 3)[0]
-    return Statements(
-        create=(
-            f"CREATE TABLE IF NOT EXISTS {name} (group_id VARCHAR(255) NOT NULL, "
+    @property
+    def create(self) -> str:
+        """The statement that makes the table."""
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self.dialect.name(self.table)} "
+            "(group_id VARCHAR(255) NOT NULL, "
             "topic VARCHAR(249) NOT NULL, partition_id INTEGER NOT NULL, "
             "range_start BIGINT NOT NULL, range_end BIGINT NOT NULL, "
             "generation INTEGER NOT NULL, late_end BIGINT NOT NULL, "
             "PRIMARY KEY (group_id, topic, partition_id))"
-        ),
-        select=(
-            f"SELECT {', '.join(_POSITION_COLUMNS[1:])} FROM {name} "
-            f"WHERE {_equal(dialect, keys[:1], first=1)}"
-        ),
-        insert=f"INSERT INTO {name} ({columns}) VALUES ({', '.join(marks)})",
-        update=f"UPDATE {name} SET {setting} WHERE {where} AND {unchanged} AND late_end = {late}",
-        delete=f"DELETE FROM {name} WHERE {_equal(dialect, keys, first=1)}",
-    )
+        )
+
+    def read(self, cursor: Cursor, group: str) -> dict[PartitionKey, Stored]:
+        """Return the positions of *group*."""
+        (of_group,) = self.dialect.equal(_KEYS[:1])
+        columns = ", ".join((*_KEYS[1:], *_VALUES))
+        cursor.execute(
+            f"SELECT {columns} FROM {self.dialect.name(self.table)} WHERE {of_group}", (group,)
+        )
+        return {
+            PartitionKey(group, topic, partition): Stored(
+                start, end, generation, None if late == _NO_LATE_END else late
+            )
+            for topic, partition, start, end, generation, late in cursor.fetchall()
+        }
+
+    def move(self, cursor: Cursor, key: PartitionKey, decision: Decision) -> bool:
+        """Set a position if it is still what it was; say whether."""
+        name = self.dialect.name(self.table)
+        after = _values(decision.after)
+        if decision.before is None:
+            columns = ", ".join((*_KEYS, *_VALUES))
+            marks = ", ".join(self.dialect.parameters(len(_KEYS) + len(_VALUES)))
+            try:
+                cursor.execute(f"INSERT INTO {name} ({columns}) VALUES ({marks})", (*key, *after))
+            except Exception as error:
+                if not _is_integrity(error):
+                    raise
+                return False
+            return True
+        setting = ", ".join(self.dialect.equal(_VALUES))
+        # The whole row must be as it was read: end and generation alone could come again.
+        unchanged = " AND ".join(self.dialect.equal((*_KEYS, *_VALUES), first=1 + len(_VALUES)))
+        cursor.execute(
+            f"UPDATE {name} SET {setting} WHERE {unchanged}",
+            (*after, *key, *_values(decision.before)),
+        )
+        return bool(cursor.rowcount == 1)
+
+    def delete(self, cursor: Cursor, key: PartitionKey) -> None:
+        """Forget a position."""
+        where = " AND ".join(self.dialect.equal(_KEYS))
+        cursor.execute(f"DELETE FROM {self.dialect.name(self.table)} WHERE {where}", tuple(key))
 
 
-def insert_rows(dialect: Dialect, table: str, columns: Sequence[str]) -> str:
-    """Return the statement that inserts one row."""
-    names = ", ".join(map(dialect.column, columns))
-    marks = ", ".join(dialect.parameters(len(columns)))
-    return f"INSERT INTO {dialect.name(table)} ({names}) VALUES ({marks})"
-
-
-def insert_from(dialect: Dialect, table: str, staging: str, columns: Sequence[str]) -> str:
-    """Return the statement that moves all rows of a staging table."""
-    names = ", ".join(map(dialect.column, columns))
-    return (
-        f"INSERT INTO {dialect.name(table)} ({names}) SELECT {names} FROM {dialect.name(staging)}"
-    )
-
-
-def create_like(dialect: Dialect, staging: str, table: str, columns: Sequence[str]) -> str:
-    """Return the statement that makes an empty staging table with the columns of *table*."""
-    names = ", ".join(map(dialect.column, columns))
-    return (
-        f"CREATE TABLE {dialect.name(staging)} AS "
-        f"SELECT {names} FROM {dialect.name(table)} WHERE 1 = 0"
-    )
-
-
-def _equal(dialect: Dialect, columns: Sequence[str], first: int) -> str:
-    marks = dialect.parameters(len(columns), first)
-    return " AND ".join(f"{column} = {mark}" for column, mark in zip(columns, marks, strict=True))
-
-
-# ------------------------------------------------------------------------------------------
-# Tables to which executors write a batch by JDBC, before a transaction moves it.
-#
-# Spark writes each task in a transaction of its own, so a batch that failed in the middle, or a
-# task that ran twice, leaves too few or too many rows. They are in a table that nobody reads, with
-# a name that is used once; it is moved only if it holds as many rows as the batch.
-
-# ruff: noqa: S608 - Names are quoted, and values are parameters.
-
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-# Nobody writes a batch for so long; what is older was left by a crash.
-LEFT_OVER_S: Final = 24 * 3600
-
-logger = logging.getLogger(__name__)
+def _values(stored: Stored) -> tuple[int, int, int, int]:
+    late_end = _NO_LATE_END if stored.late_end is None else stored.late_end
+    return stored.start, stored.end, stored.generation, late_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +191,15 @@ class Staged(NamedTuple):
     columns: tuple[str, ...]
     rows: int
 
-    def move(self, cursor: Any, dialect: Dialect) -> None:
+    def move(self, cursor: Cursor, dialect: Dialect) -> None:
         """Insert its rows into the target.
 
         Raises:
             SinkError: there are too many or too few.
 
         """
-        cursor.execute(f"SELECT COUNT(*) FROM {dialect.name(self.name)}")
+        name = dialect.name(self.name)
+        cursor.execute(f"SELECT COUNT(*) FROM {name}")
         (found,) = cursor.fetchone()
         if found != self.rows:
             raise SinkError(
@@ -216,7 +207,10 @@ class Staged(NamedTuple):
                 "task of Spark ran twice, or transform= returns other rows each time. Restart "
                 "the query; switch spark.speculation off"
             )
-        cursor.execute(insert_from(dialect, self.target, self.name, self.columns))
+        columns = ", ".join(map(dialect.column, self.columns))
+        cursor.execute(
+            f"INSERT INTO {dialect.name(self.target)} ({columns}) SELECT {columns} FROM {name}"
+        )
 
 
 class StagingTables(NamedTuple):
@@ -234,7 +228,7 @@ class StagingTables(NamedTuple):
             "(name VARCHAR(255) NOT NULL PRIMARY KEY, created_s BIGINT NOT NULL)"
         )
 
-    def make(self, db: Any, columns: Sequence[str], rows: int, *, now_s: int) -> Staged:
+    def make(self, db: Connection, columns: Sequence[str], rows: int, *, now_s: int) -> Staged:
         """Make a staging table for *rows* rows, and drop what crashed drivers left."""
         self._drop_left_over(db, now_s)
         schema, dot, _ = self.target.rpartition(".")
@@ -243,30 +237,33 @@ class StagingTables(NamedTuple):
         marks = ", ".join(self.dialect.parameters(2))
         listed = self.dialect.name(self.registry)
         cursor.execute(f"INSERT INTO {listed} VALUES ({marks})", (name, now_s))
-        cursor.execute(create_like(self.dialect, name, self.target, columns))
+        names = ", ".join(map(self.dialect.column, columns))
+        cursor.execute(
+            f"CREATE TABLE {self.dialect.name(name)} AS "
+            f"SELECT {names} FROM {self.dialect.name(self.target)} WHERE 1 = 0"
+        )
         db.commit()
         return Staged(name, self.target, tuple(columns), rows)
 
-    def drop(self, db: Any, name: str) -> None:
+    def drop(self, db: Connection, name: str) -> None:
         """Drop a staging table. What goes wrong is only logged: it is dropped a day later."""
         try:
             cursor = db.cursor()
             cursor.execute(f"DROP TABLE IF EXISTS {self.dialect.name(name)}")
-            (mark,) = self.dialect.parameters(1)
+            (is_named,) = self.dialect.equal(["name"])
             listed = self.dialect.name(self.registry)
-            cursor.execute(f"DELETE FROM {listed} WHERE name = {mark}", (name,))
+            cursor.execute(f"DELETE FROM {listed} WHERE {is_named}", (name,))
             db.commit()
         except Exception:
-            logger.warning("the staging table %s is not dropped yet", name, exc_info=True)
+            logger.warning(NOT_DROPPED, name, exc_info=True)
             db.rollback()
 
-    def _drop_left_over(self, db: Any, now_s: int) -> None:
+    def _drop_left_over(self, db: Connection, now_s: int) -> None:
         cursor = db.cursor()
         (mark,) = self.dialect.parameters(1)
         listed = self.dialect.name(self.registry)
         cursor.execute(
-            f"SELECT name FROM {listed} WHERE created_s < {mark}",
-            (now_s - LEFT_OVER_S,),
+            f"SELECT name FROM {listed} WHERE created_s < {mark}", (now_s - LEFT_OVER_S,)
         )
         names = [name for (name,) in cursor.fetchall()]
         db.rollback()
@@ -274,27 +271,7 @@ class StagingTables(NamedTuple):
             self.drop(db, name)
 
 
-# ------------------------------------------------------------------------------------------
-# A table of an SQL database that takes each range once, in one transaction with its position.
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-
-# What a driver's `connect` returns, and its cursor: the DB-API has no types of its own.
-Connection = Any
-Cursor = Any
-
-WriteRows = Callable[[Cursor, "pa.Table"], object]
-
-# Somebody else's transaction comes between ours at most so often in a row.
-TRIES_MAX: Final = 100
-ROWS_PER_CALL: Final = 5_000
-
-_NONE: Final = -1
-
-
-class SqlSink:
+class SqlSink(RangeSink):
     """Writes batches of a coordinated source to an SQL table; hand it to ``foreachBatch``.
 
     The rows of a batch come to the driver and are inserted by it. For batches too large for
@@ -326,6 +303,8 @@ class SqlSink:
 
     """
 
+    tries_max = 100
+
     def __init__(
         self,
         connect: Callable[[], Connection],
@@ -354,43 +333,19 @@ class SqlSink:
             raise ValueError(f"paramstyle is {paramstyle!r}: it must be one of {PARAMSTYLES}")
         if write is not None and staging is not None:
             raise ValueError("write and staging exclude each other: staged rows are moved by SQL")
-        self.group = group
+        super().__init__(table, group, transform, checked_policy(on_gap, on_reset, log), clock)
         self._connect = connect
         self._table = table
-        self._transform = transform
         self._write = write
         self._staging = staging
         self._positions_table = positions_table
         self._paramstyle = paramstyle
         self._quote = quote
-        self._policy = checked_policy(on_gap, on_reset, looks_into(log))
-        self._clock = clock
-
-    def __call__(self, batch: "DataFrame", batch_id: int) -> None:
-        """Write the ranges of *batch* that are new, all or none of them.
-
-        Raises:
-            SinkError: a range must not be taken, or the batch doesn't fit.
-            Exception: whatever the database's driver raises; nothing was written then, or the
-                answer to COMMIT was lost, which the next run of the batch finds out.
-
-        """
-        with persisted(batch):
-            ranges = ranges_of(batch)
-            for _ in range(TRIES_MAX):
-                decisions = decide_all(self.group, ranges, self._stored(), self._policy)
-                if not any(d.changes for d in decisions.values()) or self._store(batch, decisions):
-                    log_skipped(decisions)
-                    return
-        raise SinkError(
-            f"{self._table}: other drivers keep writing the ranges of batch {batch_id}; do two "
-            "groups of the same name write here?"
-        )
 
     def create_tables(self) -> None:
         """Make the table of the positions (and of staging tables) if it isn't there."""
         with self._connection() as (db, dialect):
-            statements = [position_statements(dialect, self._positions_table).create]
+            statements = [self._positions(dialect).create]
             if self._staging is not None:
                 statements.append(self._staging_tables(dialect).create)
             for statement in statements:
@@ -403,64 +358,34 @@ class SqlSink:
                         raise
                     db.rollback()
 
-    def positions(self) -> dict[PartitionKey, int]:
-        """Return up to where the table has each partition of the group."""
-        return {key: stored.end for key, stored in self._stored().items()}
-
-    def forget(self, topic: str | None = None, partition: int | None = None) -> int:
-        """Take whatever range comes next, of one partition, of a topic, or of the group.
-
-        The rows stay. For a log that was made anew, and to write rows once more.
-
-        Returns:
-            How many partitions were forgotten.
-
-        """
-        keys = [
-            key
-            for key in self._stored()
-            if topic in (None, key.topic) and partition in (None, key.partition)
-        ]
-        with self._connection() as (db, dialect):
-            delete = position_statements(dialect, self._positions_table).delete
-            cursor = db.cursor()
-            for key in sorted(keys):
-                cursor.execute(delete, tuple(key))
-            db.commit()
-        return len(keys)
-
     def _stored(self) -> dict[PartitionKey, Stored]:
         with self._connection() as (db, dialect):
-            cursor = db.cursor()
-            cursor.execute(
-                position_statements(dialect, self._positions_table).select, (self.group,)
-            )
-            found = {
-                PartitionKey(self.group, topic, partition): Stored(
-                    start, end, generation, None if late == _NONE else late
-                )
-                for topic, partition, start, end, generation, late in cursor.fetchall()
-            }
+            found = self._positions(dialect).read(db.cursor(), self.group)
             db.rollback()
         return found
 
-    def _store(self, batch: "DataFrame", decisions: Mapping[PartitionKey, Decision]) -> bool:
-        """Write rows and positions; return False if one of the partitions moved meanwhile."""
-        changed = {key: d for key, d in decisions.items() if d.changes}
-        rows = None
-        if any(d.verdict is Verdict.WRITE for d in changed.values()):
-            rows = accepted_rows(batch, decisions.values())
-            rows = rows if self._transform is None else self._transform(rows)
+    def _forget(self, keys: Collection[PartitionKey]) -> bool:
+        with self._connection() as (db, dialect):
+            cursor = db.cursor()
+            for key in sorted(keys):
+                self._positions(dialect).delete(cursor, key)
+            db.commit()
+        return True
+
+    def _store(
+        self,
+        rows: "DataFrame | None",
+        changed: Mapping[PartitionKey, Decision],
+        counted: Mapping[SinkRange, int],  # noqa: ARG002 - The database counts what was staged.
+    ) -> bool:
         if rows is None:
             return self._transact(changed, lambda _cursor, _dialect: None)
-        if self._staging is None:
-            # Before the transaction: it holds locks, and this may take long.
-            table = rows.toArrow()
-            return self._transact(
-                changed, lambda cursor, dialect: self._insert(cursor, dialect, table)
-            )
-        with self._staged(rows) as staged:
-            return self._transact(changed, staged.move)
+        if self._staging is not None:
+            with self._staged(rows, self._staging) as staged:
+                return self._transact(changed, staged.move)
+        # Before the transaction: it holds locks, and this may take long.
+        table = rows.toArrow()
+        return self._transact(changed, lambda cursor, dialect: self._insert(cursor, dialect, table))
 
     def _transact(
         self,
@@ -472,7 +397,7 @@ class SqlSink:
                 cursor = db.cursor()
                 # In the same order in all drivers, so that they can't wait for each other.
                 for key, decision in sorted(changed.items(), key=lambda item: item[0]):
-                    if not self._move(cursor, dialect, key, decision):
+                    if not self._positions(dialect).move(cursor, key, decision):
                         db.rollback()
                         return False
                 write(cursor, dialect)
@@ -486,53 +411,35 @@ class SqlSink:
                 return False
         return True
 
-    def _move(
-        self, cursor: Cursor, dialect: Dialect, key: PartitionKey, decision: Decision
-    ) -> bool:
-        """Set a partition's position if it is still what it was; say whether."""
-        statements = position_statements(dialect, self._positions_table)
-        after = _row(decision.after)
-        if decision.before is None:
-            try:
-                cursor.execute(statements.insert, (*key, *after))
-            except Exception as error:
-                if not _is_integrity(error):
-                    raise
-                return False
-            return True
-        cursor.execute(statements.update, (*after, *key, *_row(decision.before)))
-        return bool(cursor.rowcount == 1)
-
     def _insert(self, cursor: Cursor, dialect: Dialect, table: "pa.Table") -> None:
         if self._write is not None:
             self._write(cursor, table)
             return
-        statement = insert_rows(dialect, self._table, table.column_names)
+        statement = dialect.insert(self._table, table.column_names)
         for part in table.to_batches(max_chunksize=ROWS_PER_CALL):
             columns = [column.to_pylist() for column in part.columns]
             cursor.executemany(statement, list(zip(*columns, strict=True)))
 
     @contextmanager
-    def _staged(self, rows: "DataFrame") -> Iterator[Staged]:
-        assert self._staging is not None
+    def _staged(self, rows: "DataFrame", staging: JdbcStaging) -> Iterator[Staged]:
         with persisted(rows):
             with self._connection() as (db, dialect):
                 staged = self._staging_tables(dialect).make(
                     db, rows.columns, rows.count(), now_s=int(self._clock())
                 )
             try:
-                self._staging.write(rows, dialect.name(staged.name))
+                staging.write(rows, dialect.name(staged.name))
                 yield staged
             finally:
-                self._drop_staged(staged.name)
+                # What was stored stays stored if the database is away by now.
+                try:
+                    with self._connection() as (db, dialect):
+                        self._staging_tables(dialect).drop(db, staged.name)
+                except Exception:
+                    logger.warning(NOT_DROPPED, staged.name, exc_info=True)
 
-    def _drop_staged(self, name: str) -> None:
-        """Drop a staging table; what was stored stays stored if the database is away by now."""
-        try:
-            with self._connection() as (db, dialect):
-                self._staging_tables(dialect).drop(db, name)
-        except Exception:
-            logger.warning("the staging table %s is not dropped yet", name, exc_info=True)
+    def _positions(self, dialect: Dialect) -> Positions:
+        return Positions(dialect, self._positions_table)
 
     def _staging_tables(self, dialect: Dialect) -> StagingTables:
         return StagingTables(dialect, self._table, self._positions_table + "_staging")
@@ -549,11 +456,6 @@ class SqlSink:
             yield db, Dialect(self._paramstyle or _paramstyle(db), self._quote)
         finally:
             db.close()
-
-
-def _row(stored: Stored) -> tuple[int, int, int, int]:
-    late_end = _NONE if stored.late_end is None else stored.late_end
-    return stored.start, stored.end, stored.generation, late_end
 
 
 def _in_autocommit(db: Connection) -> bool:

@@ -1,4 +1,7 @@
-"""What readers and upkeep see of a folder that a `FolderSink` writes."""
+"""The table in a folder that a `FolderSink` writes: read it, and keep it fast and small.
+
+Upkeep is safe while drivers write and others read.
+"""
 
 import json
 import os
@@ -14,17 +17,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
-from client.spark.disk import fsync_folder
+from client.spark.disk import fsync_path
 from client.spark.sinks.manifest import LOG_FOLDER, Change, DataFile, Manifest, State
 from client.spark.sinks.ranges import PartitionKey, SinkError, Stored
-
-# ------------------------------------------------------------------------------------------
-# What readers and upkeep see of a folder that a `FolderSink` writes.
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 STAGING_FOLDER: Final = "_staging"
+MIB: Final = 1 << 20
+
+# Somebody else's change of the manifest comes between ours at most so often in a row; each time
+# that other one got on.
+TRIES_MAX: Final = 1_000
+
+# What is younger may belong to a batch that is being written.
+OLDER_THAN_MIN: Final = timedelta(hours=1)
 
 
 class Version(NamedTuple):
@@ -159,13 +167,13 @@ def write_files(
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             if fsync:
-                _fsync_file(source)
+                fsync_path(source)
             source.rename(target)
             touched.update(folder / parent for parent in name.parents)
             files[name.as_posix()] = DataFile(count, target.stat().st_size)
         if fsync:
             for parent in touched:
-                fsync_folder(parent)
+                fsync_path(parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return files
@@ -186,25 +194,9 @@ def _for_spark(path: Path) -> str:
     return f"file://{path}"
 
 
-def _fsync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-# ------------------------------------------------------------------------------------------
-# What keeps a folder of a `FolderSink` fast and small; safe while drivers write and read.
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-MIB: Final = 1 << 20
-TRIES_MAX: Final = 1_000
-
-# What is younger may belong to a batch that is being written.
-OLDER_THAN_MIN: Final = timedelta(hours=1)
+def now_ms(clock: Callable[[], float]) -> int:
+    """Return the time in ms since 1970 of a clock that counts seconds."""
+    return int(clock() * 1000)
 
 
 class Vacuumed(NamedTuple):
@@ -254,7 +246,7 @@ def compact(
         files = write_files(
             rows.coalesce(1), folder, state.partition_by, compression=compression, fsync=fsync
         )
-        change = Change(kind="compact", at_ms=int(clock() * 1000), add=files, remove=tuple(names))
+        change = Change(kind="compact", at_ms=now_ms(clock), add=files, remove=tuple(names))
         state = _commit(manifest, state, change)
         replaced += len(names)
     return replaced
@@ -327,7 +319,7 @@ def vacuum(
                 size += stat.st_size
     _delete_empty(folder / STAGING_FOLDER, before_s)
     if purged:
-        change = Change(kind="vacuum", at_ms=int(clock() * 1000), purge=purged)
+        change = Change(kind="vacuum", at_ms=now_ms(clock), purge=purged)
         state = _commit(manifest, state, change)
     if state.version:
         manifest.write_snapshot(state)
