@@ -26,10 +26,9 @@ from client.exceptions import (
     RetriableError,
 )
 from client.member import Member
-from client.offset_stream import PositionTooOld
-from client.offsets import Assignment, OffsetAndMetadata
-from client.operators import Lag
-from client.topics import TopicSource
+from client.membership import Assignment
+from client.offsets import OffsetAndMetadata
+from client.operators import Lag, PositionTooOld, TopicSource
 from protocol.errors import ErrorCode
 from protocol.partition import TopicPartition
 

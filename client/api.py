@@ -8,47 +8,12 @@ import trio
 
 from client.assignors import Assignor, RangeAssignor
 from client.backoff import RetrySettings
-from client.member import Member
-from client.membership import MembershipConfig
-from client.offset_calls import OffsetCalls
-from client.offsets import (
-    Callback,
-    Callbacks,
-    OffsetAndMetadata,
-    Offsets,
-    Partitions,
-    commit_request,
-)
+from client.member import Callback, Member, Partitions
+from client.membership import Change, MembershipConfig
+from client.offsets import OffsetAndMetadata, OffsetCalls, Offsets, commit_request
 from client.operators import OperatorCalls
 from client.router import OpenStream, Router
 from protocol.partition import NO_GENERATION, TopicPartition
-
-# ------------------------------------------------------------------------------------------
-# Addresses as people write them.
-
-
-def parse_addresses(address: str | Sequence[str]) -> list[tuple[str, int]]:
-    """Return host and port of "host:port", "[v6]:port", or of each of several.
-
-    Raises:
-        ValueError: One of them is neither, or there is none.
-    """
-    texts = [address] if isinstance(address, str) else list(address)
-    if not texts:
-        raise ValueError("at least one address is needed")
-    return [_parse(text) for text in texts]
-
-
-def _parse(text: str) -> tuple[str, int]:
-    host, colon, port = text.strip().rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
-        raise ValueError(f"{text!r} is not of the form host:port")
-    return host, int(port)
-
-
-# ------------------------------------------------------------------------------------------
-# `connect` and `Client`: the way in.
 
 REQUEST_TIMEOUT_MS = 30_000
 LEAVE_TIMEOUT_MS = 1_000
@@ -83,8 +48,6 @@ async def connect(
         ValueError: An address is none.
     """
     addresses = parse_addresses(address)
-    rng = rng or random.Random()  # noqa: S311 - jitter needs no secrecy.
-    retry = retry or RetrySettings()
     failure: BaseException | None = None
     async with trio.open_nursery() as outer:
         background = await _open_background(outer)
@@ -93,19 +56,13 @@ async def connect(
             addresses,
             client_id=client_id,
             open_stream=open_stream,
-            rng=rng,
-            retry=retry,
-        )
-        client = Client(
-            background,
-            router,
+            rng=rng or random.Random(),  # noqa: S311 - jitter needs no secrecy.
+            retry=retry or RetrySettings(),
             request_timeout_ms=request_timeout_ms,
-            leave_timeout_ms=leave_timeout_ms,
-            retry=retry,
-            rng=rng,
         )
+        client = Client(background, router, leave_timeout_ms)
         try:
-            await router.start(request_timeout_ms)
+            await router.start()
             yield client
         except BaseException as exc:  # noqa: BLE001 - raised again below, whatever it is.
             # A nursery would wrap what its block raises into an exception group, and
@@ -146,22 +103,11 @@ async def _open_background(outer: trio.Nursery) -> trio.Nursery:
 class Client(OperatorCalls):
     """A connection to the coordinators of groups. Methods may be called from several tasks."""
 
-    def __init__(
-        self,
-        nursery: trio.Nursery,
-        router: Router,
-        *,
-        request_timeout_ms: int,
-        leave_timeout_ms: int,
-        retry: RetrySettings,
-        rng: random.Random,
-    ) -> None:
-        super().__init__(router, request_timeout_ms)
+    def __init__(self, nursery: trio.Nursery, router: Router, leave_timeout_ms: int) -> None:
+        super().__init__(router)
         self._nursery = nursery
         self._leave_timeout_ms = leave_timeout_ms
-        self._retry = retry
-        self._rng = rng
-        self._offset_calls = OffsetCalls(router, request_timeout_ms)
+        self._offset_calls = OffsetCalls(router)
         self._members: list[Member] = []
 
     @property
@@ -236,16 +182,17 @@ class Client(OperatorCalls):
             self._nursery,
             self._router,
             self._offset_calls,
-            self._topic_calls,
+            self,
             config=config,
             assignors=assignors,
             partitions=partitions,
-            callbacks=Callbacks(on_assigned, on_revoked, on_lost),
+            callbacks={
+                Change.GIVEN: on_assigned,
+                Change.REVOKED: on_revoked,
+                Change.LOST: on_lost,
+            },
             auto_commit_interval_ms=auto_commit_interval_ms,
-            request_timeout_ms=self._request_timeout_ms,
             leave_timeout_ms=self._leave_timeout_ms,
-            retry=self._retry,
-            rng=self._rng,
         )
         self._members = [other for other in self._members if not other.has_left]
         self._members.append(member)
@@ -313,3 +260,23 @@ def _check_join(
 def _is_cooperative(assignor: Assignor) -> bool:
     # A caller's own assignor needn't know the word.
     return bool(getattr(assignor, "cooperative", False))
+
+
+def parse_addresses(address: str | Sequence[str]) -> list[tuple[str, int]]:
+    """Return host and port of "host:port", "[v6]:port", or of each of several.
+
+    Raises:
+        ValueError: One of them is neither, or there is none.
+    """
+    texts = [address] if isinstance(address, str) else list(address)
+    if not texts:
+        raise ValueError("at least one address is needed")
+    return [_parse(text) for text in texts]
+
+
+def _parse(text: str) -> tuple[str, int]:
+    host, colon, port = text.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+        raise ValueError(f"{text!r} is not of the form host:port")
+    return host, int(port)

@@ -2,6 +2,9 @@
 
 One daemon thread runs the async client, heartbeats included. Every method may be called from
 any thread; a call blocks only the thread that makes it.
+
+Most methods are those of `client.Client` and `client.Member`: same arguments, results and
+exceptions, which stand there.
 """
 
 import logging
@@ -11,9 +14,9 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import trio
 
@@ -21,167 +24,15 @@ from client.api import LEAVE_TIMEOUT_MS, REQUEST_TIMEOUT_MS, Client, connect
 from client.assignors import Assignor, RangeAssignor
 from client.exceptions import ClientClosed
 from client.member import Member
-from client.offset_stream import CHANGES_PER_PAGE, ColumnScan, OffsetChanges, offsets_of_page
-from client.offsets import Assignment, OffsetAndMetadata, Offsets
-from client.operators import REBALANCES_MAX, Lag, OperatorCalls
-from client.topics import TopicSource
-from protocol.messages import (
-    DescribedGroup,
-    DescribedTopic,
-    DrainedMember,
-    ListedGroup,
-    OffsetColumns,
-    Rebalance,
-    ScannedOffset,
-)
+from client.membership import Assignment
+from client.offsets import Offsets
+from client.operators import ColumnScan, offsets_of_page
+from protocol.messages import OffsetColumns, ScannedOffset
 from protocol.partition import TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# The operators' calls for ordinary threads; see `client.operators` for each.
-
+A_co = TypeVar("A_co", covariant=True)
+P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class BlockingColumnScan:
-    """A `client.offset_stream.ColumnScan` for ordinary threads; use as ``for``, once."""
-
-    def __init__(self, run: Callable[..., OffsetColumns | None], scan: ColumnScan) -> None:
-        """Use `client.blocking.BlockingClient.scan_offset_columns` instead."""
-        self._run = run
-        self._scan = scan
-
-    @property
-    def position(self) -> int:
-        """See `client.offset_stream.ColumnScan.position`."""
-        return self._scan.position
-
-    def page(self) -> OffsetColumns | None:
-        """See `client.offset_stream.ColumnScan.page`."""
-        return self._run(self._scan.page)
-
-    def __iter__(self) -> Iterator[ScannedOffset]:
-        while page := self.page():
-            yield from offsets_of_page(page)
-
-
-class BlockingOperators:
-    """The part of `client.blocking.BlockingClient` that joins no group."""
-
-    _client: OperatorCalls
-
-    def run(self, call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
-        """Run *call* in the client's thread and return what it returns."""
-        raise NotImplementedError
-
-    def describe_groups(self, groups: Iterable[str]) -> list[DescribedGroup]:
-        """See `client.Client.describe_groups`."""
-        return self.run(partial(self._client.describe_groups, groups))
-
-    def list_groups(
-        self, states: Iterable[str] = (), types: Iterable[str] = ()
-    ) -> list[ListedGroup]:
-        """See `client.Client.list_groups`."""
-        return self.run(partial(self._client.list_groups, states, types))
-
-    def delete_groups(self, groups: Iterable[str]) -> dict[str, int]:
-        """See `client.Client.delete_groups`."""
-        return self.run(partial(self._client.delete_groups, groups))
-
-    def drain_member(
-        self, group: str, client_id: str, *, timeout_ms: int | None = None
-    ) -> list[DrainedMember]:
-        """See `client.Client.drain_member`."""
-        return self.run(partial(self._client.drain_member, group, client_id, timeout_ms=timeout_ms))
-
-    def remove_static_members(
-        self, group: str, instance_ids: Iterable[str], reason: str | None = None
-    ) -> dict[str, int]:
-        """See `client.Client.remove_static_members`."""
-        return self.run(partial(self._client.remove_static_members, group, instance_ids, reason))
-
-    def remove_members(
-        self, group: str, member_ids: Iterable[str], reason: str | None = None
-    ) -> dict[str, int]:
-        """See `client.Client.remove_members`."""
-        return self.run(partial(self._client.remove_members, group, member_ids, reason))
-
-    def rebalances(self, group: str, limit: int = REBALANCES_MAX) -> list[Rebalance]:
-        """See `client.Client.rebalances`."""
-        return self.run(partial(self._client.rebalances, group, limit))
-
-    def lag(self, group: str) -> dict[TopicPartition, Lag]:
-        """See `client.Client.lag`."""
-        return self.run(partial(self._client.lag, group))
-
-    def delete_offsets(
-        self, group: str, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, int]:
-        """See `client.Client.delete_offsets`."""
-        return self.run(partial(self._client.delete_offsets, group, partitions))
-
-    def set_offsets_retention(self, group: str, retention_ms: int | None) -> None:
-        """See `client.Client.set_offsets_retention`."""
-        self.run(partial(self._client.set_offsets_retention, group, retention_ms))
-
-    def offsets_partition(self, group: str) -> int:
-        """See `client.Client.offsets_partition`."""
-        return self.run(partial(self._client.offsets_partition, group))
-
-    def offsets_partitions(self) -> list[int]:
-        """See `client.Client.offsets_partitions`."""
-        return self.run(self._client.offsets_partitions)
-
-    def offsets_log_ends(self) -> dict[int, int]:
-        """See `client.Client.offsets_log_ends`."""
-        return self.run(self._client.offsets_log_ends)
-
-    def scan_offset_columns(
-        self,
-        offsets_partition: int,
-        group_ids: Collection[str] | None = None,
-        topics: Collection[str] | None = None,
-    ) -> BlockingColumnScan:
-        """See `client.Client.scan_offset_columns`."""
-        scan = self._client.scan_offset_columns(offsets_partition, group_ids, topics)
-        return BlockingColumnScan(self.run, scan)
-
-    def offset_changes(
-        self, offsets_partition: int, position: int, max_changes: int = CHANGES_PER_PAGE
-    ) -> OffsetChanges:
-        """See `client.Client.offset_changes`."""
-        return self.run(
-            partial(self._client.offset_changes, offsets_partition, position, max_changes)
-        )
-
-    def register_topics(self, topics: Mapping[str, int | TopicSource]) -> None:
-        """See `client.Client.register_topics`."""
-        self.run(partial(self._client.register_topics, topics))
-
-    def delete_topics(self, topics: Iterable[str]) -> dict[str, int]:
-        """See `client.Client.delete_topics`."""
-        return self.run(partial(self._client.delete_topics, topics))
-
-    def describe_topics(
-        self,
-        topics: Iterable[str] | None = None,
-        pattern: str | None = None,
-        *,
-        with_end_offsets: bool = False,
-    ) -> list[DescribedTopic]:
-        """See `client.Client.describe_topics`."""
-        return self.run(
-            partial(
-                self._client.describe_topics, topics, pattern, with_end_offsets=with_end_offsets
-            )
-        )
-
-    def report_end_offsets(self, ends: Mapping[TopicPartition, int]) -> None:
-        """See `client.Client.report_end_offsets`."""
-        self.run(partial(self._client.report_end_offsets, ends))
-
-
-# ------------------------------------------------------------------------------------------
-# The client for ordinary threads: the same calls, without ``await``.
 
 BlockingPartitions = Mapping[str, int] | Callable[[str], Iterable[int]]
 BlockingCallback = Callable[[tuple[TopicPartition, ...]], object]
@@ -190,13 +41,34 @@ logger = logging.getLogger(__name__)
 _this_thread = threading.local()
 
 
-class BlockingClient(BlockingOperators):
+class _Facade(Generic[A_co]):
+    """Something async, which lives in the client's thread, for callers in other threads."""
+
+    _inner: A_co
+
+    def run(self, call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
+        """Run *call* in the client's thread and return what it returns."""
+        raise NotImplementedError
+
+
+def _blocking(
+    method: Callable[Concatenate[A_co, P], Awaitable[T]],
+) -> Callable[Concatenate[_Facade[A_co], P], T]:
+    """Return *method* without ``await``."""
+
+    @wraps(method)
+    def call(facade: _Facade[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return facade.run(partial(method, facade._inner, *args, **kwargs))  # noqa: SLF001
+
+    return call
+
+
+class BlockingClient(_Facade[Client]):
     """A `client.api.Client` in a thread of its own; use `connect_blocking` as ``with``."""
 
     def __init__(self, connecting: Callable[[], Any]) -> None:
         """Take what makes the async client's context manager."""
         self._connecting = connecting
-        self._client: Client
         self._token: trio.lowlevel.TrioToken
         self._stop: trio.Event
         self._abandoned = False
@@ -232,7 +104,7 @@ class BlockingClient(BlockingOperators):
     @property
     def cluster_id(self) -> str:
         """See `client.api.Client.cluster_id`."""
-        return self._client.cluster_id
+        return self._inner.cluster_id
 
     @contextmanager
     def join(
@@ -259,7 +131,7 @@ class BlockingClient(BlockingOperators):
         `BlockingMember.assignment` or `BlockingMember.leave`. They may call everything
         else of this member and this client, such as `BlockingMember.commit`.
         """
-        member = self._client.join(
+        member = self._inner.join(
             group,
             topics,
             partial(_in_thread, partitions) if callable(partitions) else partitions,
@@ -282,28 +154,39 @@ class BlockingClient(BlockingOperators):
         finally:
             blocking.leave()
 
-    def commit(
-        self,
-        group: str,
-        offsets: Offsets,
-        expected: Mapping[TopicPartition, int] | None = None,
-        *,
-        timeout_ms: int | None = None,
-    ) -> None:
-        """See `client.api.Client.commit`."""
-        self.run(partial(self._client.commit, group, offsets, expected, timeout_ms=timeout_ms))
+    commit = _blocking(Client.commit)
+    fetch_offsets = _blocking(Client.fetch_offsets)
 
-    def fetch_offsets(
+    describe_groups = _blocking(Client.describe_groups)
+    list_groups = _blocking(Client.list_groups)
+    delete_groups = _blocking(Client.delete_groups)
+    drain_member = _blocking(Client.drain_member)
+    remove_static_members = _blocking(Client.remove_static_members)
+    remove_members = _blocking(Client.remove_members)
+    rebalances = _blocking(Client.rebalances)
+
+    lag = _blocking(Client.lag)
+    delete_offsets = _blocking(Client.delete_offsets)
+    set_offsets_retention = _blocking(Client.set_offsets_retention)
+    offsets_partition = _blocking(Client.offsets_partition)
+    offsets_partitions = _blocking(Client.offsets_partitions)
+    offsets_log_ends = _blocking(Client.offsets_log_ends)
+    offset_changes = _blocking(Client.offset_changes)
+
+    register_topics = _blocking(Client.register_topics)
+    delete_topics = _blocking(Client.delete_topics)
+    describe_topics = _blocking(Client.describe_topics)
+    report_end_offsets = _blocking(Client.report_end_offsets)
+
+    def scan_offset_columns(
         self,
-        group: str,
-        partitions: Iterable[TopicPartition] | None = None,
-        *,
-        timeout_ms: int | None = None,
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """See `client.api.Client.fetch_offsets`."""
-        return self.run(
-            partial(self._client.fetch_offsets, group, partitions, timeout_ms=timeout_ms)
-        )
+        offsets_partition: int,
+        group_ids: Collection[str] | None = None,
+        topics: Collection[str] | None = None,
+    ) -> "BlockingColumnScan":
+        """See `client.Client.scan_offset_columns`."""
+        scan = self._inner.scan_offset_columns(offsets_partition, group_ids, topics)
+        return BlockingColumnScan(self, scan)
 
     def run(self, call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Run *call* in the client's thread and return what it returns.
@@ -339,19 +222,41 @@ class BlockingClient(BlockingOperators):
     async def _serve(self) -> None:
         self._stop = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
-        async with self._connecting() as self._client:
+        async with self._connecting() as self._inner:
             self._ready.put(None)
             if not self._abandoned:
                 await self._stop.wait()
 
 
-class BlockingMember:
+class BlockingColumnScan:
+    """A `client.operators.ColumnScan` for ordinary threads; use as ``for``, once."""
+
+    def __init__(self, client: BlockingClient, scan: ColumnScan) -> None:
+        """Use `BlockingClient.scan_offset_columns` instead."""
+        self._client = client
+        self._scan = scan
+
+    @property
+    def position(self) -> int:
+        """See `client.operators.ColumnScan`."""
+        return self._scan.position
+
+    def page(self) -> OffsetColumns | None:
+        """See `client.operators.ColumnScan.page`."""
+        return self._client.run(self._scan.page)
+
+    def __iter__(self) -> Iterator[ScannedOffset]:
+        while page := self.page():
+            yield from offsets_of_page(page)
+
+
+class BlockingMember(_Facade[Member]):
     """A `client.member.Member` for ordinary threads; made by `BlockingClient.join`."""
 
     def __init__(self, client: BlockingClient, member: Member) -> None:
         """Use `BlockingClient.join` instead."""
         self._client = client
-        self._member = member
+        self._inner = member
         # For `leave_soon`: a byte one way says "leave"; end of file the other way, "done".
         self._signal_side, self._trio_side = socket.socketpair()
         self._signal_side.setblocking(False)
@@ -359,32 +264,36 @@ class BlockingMember:
     async def start(self) -> None:
         """Begin with the background work. Runs in the client's thread."""
         trio.lowlevel.spawn_system_task(self._leave_when_told)
-        await self._member.__aenter__()
+        await self._inner.__aenter__()
+
+    def run(self, call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
+        """See `BlockingClient.run`."""
+        return self._client.run(call, timeout_s)
 
     @property
     def group_id(self) -> str:
         """The group."""
-        return self._member.group_id
+        return self._inner.group_id
 
     @property
     def member_id(self) -> str:
         """See `client.member.Member.member_id`."""
-        return self._member.member_id
+        return self._inner.member_id
 
     @property
     def generation(self) -> int:
         """See `client.member.Member.generation`."""
-        return self._member.generation
+        return self._inner.generation
 
     @property
     def rebalance_needed(self) -> bool:
         """See `client.member.Member.rebalance_needed`. Doesn't block."""
-        return self._member.rebalance_needed
+        return self._inner.rebalance_needed
 
     @property
     def lost(self) -> bool:
         """See `client.member.Member.lost`. Doesn't block."""
-        return self._member.lost
+        return self._inner.lost
 
     def assignment(self, timeout_s: float | None = None) -> Assignment:
         """See `client.member.Member.assignment`.
@@ -397,7 +306,7 @@ class BlockingMember:
         if getattr(_this_thread, "calls_back", False):
             # It would wait for the callback that waits for it.
             raise RuntimeError("a callback of a member can't call assignment()")
-        return self._client.run(self._member.assignment, timeout_s)
+        return self.run(self._inner.assignment, timeout_s)
 
     def wait_rebalance_needed(self, timeout_s: float | None = None) -> None:
         """See `client.member.Member.wait_rebalance_needed`.
@@ -405,40 +314,21 @@ class BlockingMember:
         Raises:
             TimeoutError: No rebalance is needed within *timeout_s*.
         """
-        self._client.run(self._member.wait_rebalance_needed, timeout_s)
+        self.run(self._inner.wait_rebalance_needed, timeout_s)
+
+    commit = _blocking(Member.commit)
+    fetch = _blocking(Member.fetch)
+    lag = _blocking(Member.lag)
+    request_rejoin = _blocking(Member.request_rejoin)
 
     def store(self, offsets: Offsets) -> None:
         """See `client.member.Member.store`."""
-        self._client.run_sync(partial(self._member.store, offsets))
-
-    def commit(
-        self,
-        offsets: Offsets | None = None,
-        expected: Mapping[TopicPartition, int] | None = None,
-        *,
-        timeout_ms: int | None = None,
-    ) -> None:
-        """See `client.member.Member.commit`."""
-        self._client.run(partial(self._member.commit, offsets, expected, timeout_ms=timeout_ms))
-
-    def fetch(
-        self, partitions: Iterable[TopicPartition] | None = None, *, timeout_ms: int | None = None
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """See `client.member.Member.fetch`."""
-        return self._client.run(partial(self._member.fetch, partitions, timeout_ms=timeout_ms))
-
-    def lag(self) -> dict[TopicPartition, Lag]:
-        """See `client.member.Member.lag`."""
-        return self._client.run(self._member.lag)
-
-    def request_rejoin(self, reason: str, topics: Iterable[str] | None = None) -> None:
-        """See `client.member.Member.request_rejoin`."""
-        self._client.run(partial(self._member.request_rejoin, reason, topics))
+        self._client.run_sync(partial(self._inner.store, offsets))
 
     def leave(self, reason: str | None = None, *, remove: bool = False) -> bool:
         """See `client.member.Member.leave`."""
         try:
-            return self._client.run(partial(self._member.leave, reason, remove=remove))
+            return self.run(partial(self._inner.leave, reason, remove=remove))
         except ClientClosed:
             return False  # Closing the client has left already.
         finally:
@@ -471,7 +361,7 @@ class BlockingMember:
 
     async def _leave_for_signal(self) -> None:
         try:
-            await self._member.leave("a signal")
+            await self._inner.leave("a signal")
         except Exception:
             # A caller's own callback; nobody waits whom it could be raised to.
             logger.exception("leaving group %r because of a signal", self.group_id)

@@ -1,108 +1,33 @@
-"""One connection to one coordinator: many requests at a time, answers as they come."""
+"""One connection to one coordinator: many requests at a time, answers as they come.
+
+Theory of operation
+===================
+
+Three tasks share a connection: one reads, one writes, one watches that the peer is alive. A
+caller only leaves bytes in the outbox and waits for its own answer. So a caller that is
+cancelled can't tear a frame that is half sent, and nobody waits for anybody else's answer.
+"""
 
 from collections.abc import Awaitable, Callable
-from enum import Enum
 from typing import Final
 
 import trio
 
 from client.exceptions import FatalError
 from protocol.connection import ClientConnection, ResponseEvent
-from protocol.errors import ERRORS, ErrorCode, LocalProtocolError, Remedy, RemoteProtocolError
+from protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from protocol.messages import (
     APIS,
     ApiVersionsRequest,
     ApiVersionsResponse,
     BareError,
-    DeleteGroupsResponse,
-    DeleteTopicsResponse,
-    DescribeGroupsResponse,
-    FindCoordinatorResponse,
     JoinGroupRequest,
     OffsetCommitRequest,
-    OffsetFetchResponse,
-    RegisterTopicsResponse,
     Request,
-    Response,
     ScanOffsetsRequest,
     SyncGroupRequest,
     api_of,
 )
-
-# ------------------------------------------------------------------------------------------
-# What an answer means for the retry loop. Pure.
-
-
-class Verdict(Enum):
-    """What the retry loop does next."""
-
-    DONE = "hand the answer to the caller, error code and all"
-    RETRY = "pause, then ask the same coordinator again"
-    LOADING = "the same, but not for ever"
-    FIND = "pause, find the coordinator, ask it"
-    IN_DOUBT = "pause and repeat the same request: it may or may not have been applied"
-    MALFORMED = "the answer doesn't fit its request; close the connection"
-
-
-_VERDICTS = {
-    Remedy.RETRY: Verdict.RETRY,
-    Remedy.FIND_COORDINATOR: Verdict.FIND,
-    Remedy.REPEAT_AND_CHECK: Verdict.IN_DOUBT,
-}
-
-
-def error_of(response: Response, group_id: str | None) -> int | None:
-    """Return the code that speaks about *group_id* as a whole; None if the answer has none.
-
-    Where an answer has a code per topic, it is one that a retry cures, if there is any. This
-    client asks for one group at a time, so an answer about several, or about another
-    group, is malformed.
-    """
-    match response:
-        case (
-            OffsetFetchResponse(groups=groups)
-            | DescribeGroupsResponse(groups=groups)
-            | DeleteGroupsResponse(groups=groups)
-            | FindCoordinatorResponse(coordinators=groups)
-        ):
-            if len(groups) != 1 or groups[0].group_id != group_id:
-                return None
-            return groups[0].error
-        case (
-            RegisterTopicsResponse(error=0, topics=topics)
-            | DeleteTopicsResponse(error=0, topics=topics)
-        ):
-            # Both may be repeated as a whole: what is done already stays as it is.
-            waiting = (one.error for one in topics if verdict(one.error) is not Verdict.DONE)
-            return next(waiting, 0)
-        case _:
-            error: int = response.error  # type: ignore[attr-defined]  # All others have one.
-            return error
-
-
-def verdict(code: int | None) -> Verdict:
-    """Return what to do about the error code of an answer.
-
-    A code that this client doesn't know is handed on: the caller takes it for fatal.
-    """
-    if code is None:
-        return Verdict.MALFORMED
-    if code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-        return Verdict.LOADING
-    try:
-        remedy = ERRORS[ErrorCode(code)].remedy
-    except ValueError:
-        return Verdict.DONE
-    return _VERDICTS.get(remedy, Verdict.DONE)
-
-
-# ------------------------------------------------------------------------------------------
-# One connection to one coordinator: many requests at a time, answers as they come.
-
-# Three tasks share a connection: one reads, one writes, one watches that the peer is alive.
-# A caller only leaves bytes in the outbox and waits for its own answer. So a caller that is
-# cancelled can't tear a frame that is half sent, and nobody waits for anybody else's answer.
-
 
 SOFTWARE_NAME: Final = "group-coordinator-python"
 SOFTWARE_VERSION: Final = "0.1.0"
@@ -209,9 +134,10 @@ class Connection:
         request = ApiVersionsRequest(client_id, SOFTWARE_NAME, SOFTWARE_VERSION)
         self._ping = request
         response = (await self._request(request, 0)).response
-        code = error_of(response, None)
-        if not isinstance(response, ApiVersionsResponse) or code != ErrorCode.NONE:
-            raise FatalError(f"{self.address} refused ApiVersions", code=code)
+        if not isinstance(response, ApiVersionsResponse) or response.error != ErrorCode.NONE:
+            raise FatalError(
+                f"{self.address} refused ApiVersions", code=getattr(response, "error", None)
+            )
         self._versions = {api.api_key: (api.min_version, api.max_version) for api in response.apis}
         self._server_software = response.server_software or "the server"
         self._max_request_bytes = response.max_request_bytes

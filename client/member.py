@@ -3,9 +3,7 @@
 import inspect
 import logging
 import math
-import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
@@ -13,7 +11,6 @@ from typing import Final, Self
 import trio
 
 from client.assignors import Assignor, read_subscriptions, run_assignor, write_assignments
-from client.backoff import RetrySettings
 from client.exceptions import (
     ClientClosed,
     CommitRefused,
@@ -25,6 +22,7 @@ from client.exceptions import (
 )
 from client.membership import (
     Action,
+    Assignment,
     Change,
     Compute,
     GaveUp,
@@ -35,18 +33,16 @@ from client.membership import (
     State,
     Step,
 )
-from client.offset_calls import OffsetCalls, Turns
 from client.offsets import (
-    Assignment,
-    Callbacks,
+    CommitOrder,
     OffsetAndMetadata,
+    OffsetCalls,
     Offsets,
-    Partitions,
     commit_request,
+    with_metadata,
 )
-from client.operators import Lag, group_lag
+from client.operators import Lag, TopicCalls, group_lag
 from client.router import ATTEMPT_MS_MAX, Router
-from client.topics import TopicCalls
 from protocol.errors import ERRORS, ErrorCode, Remedy
 from protocol.messages import (
     HeartbeatRequest,
@@ -57,515 +53,20 @@ from protocol.messages import (
 )
 from protocol.partition import NO_GENERATION, TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# The offsets that the caller has stored: processed up to here, to be committed. Pure.
+logger = logging.getLogger("client.commits")  # The name in the guide.
 
+# Told of the member's partitions in the task that calls ``assignment()`` or ``leave()``, and only
+# there.
+Callback = Callable[[tuple[TopicPartition, ...]], Awaitable[object] | object]
+# What partitions does a topic have? Only the group's leader asks. A number n means 0 … n-1.
+Partitions = (
+    Mapping[str, int] | Callable[[str], Iterable[int]] | Callable[[str], Awaitable[Iterable[int]]]
+)
 Pending = dict[TopicPartition, OffsetAndMetadata]
-
-
-class StoredOffsets:
-    """The last word of the caller per partition. What is committed never runs ahead of it."""
-
-    def __init__(self) -> None:
-        """Begin with nothing."""
-        self._offsets: Pending = {}
-
-    def store(self, offsets: Offsets) -> None:
-        """Keep *offsets* until they are committed.
-
-        Raises:
-            ValueError: One of them is no offset; nothing is kept.
-        """
-        commit_request("", NO_GENERATION, "", None, offsets, None)  # Refuses what is no offset.
-        for tp, value in offsets.items():
-            entry = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
-            self._offsets[tp] = entry
-
-    def pending(self, partitions: Collection[TopicPartition]) -> Pending:
-        """Return what is to be committed of *partitions*."""
-        owned = frozenset(partitions)
-        return {tp: entry for tp, entry in self._offsets.items() if tp in owned}
-
-    def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Take note that *offsets*, as `pending` returned them, need no commit any more."""
-        for tp, entry in offsets.items():
-            if self._offsets.get(tp) is entry:  # Otherwise the caller is further by now.
-                del self._offsets[tp]
-
-    def refused(self, offsets: Pending, error: CommitRefused) -> None:
-        """Keep only those of *offsets* that may be stored at another time."""
-        self.committed(
-            {
-                tp: entry
-                for tp, entry in offsets.items()
-                if tp not in error.errors or not _may_pass(error.errors[tp])
-            }
-        )
-
-    def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drop what was stored of *partitions*: they are given up, or committed otherwise."""
-        for tp in partitions:
-            self._offsets.pop(tp, None)
-
-
-def _may_pass(code: int) -> bool:
-    try:
-        return ERRORS[ErrorCode(code)].remedy is Remedy.RETRY
-    except ValueError:
-        return False
-
-
-# ------------------------------------------------------------------------------------------
-# What the leader of a group does: it computes everybody's assignments.
-
-
-class Leading:
-    """The assignors of one member, and where it finds out which partitions there are.
-
-    Args:
-        assignors: Those that the member offers.
-        partitions: What the caller knows of partitions; None asks the coordinator's registry.
-        topic_calls: Ask it.
-
-    """
-
-    def __init__(
-        self,
-        assignors: Sequence[Assignor],
-        partitions: Partitions | None,
-        topic_calls: TopicCalls,
-    ) -> None:
-        self._assignors = {assignor.name: assignor for assignor in assignors}
-        self._partitions = partitions
-        self._topic_calls = topic_calls
-
-    def user_data(
-        self,
-        name: str,
-        topics: tuple[str, ...],
-        owned: tuple[TopicPartition, ...],
-        generation: int,
-    ) -> bytes | None:
-        """Return what assignor *name* wants its leader to know of this member."""
-        pack = getattr(self._assignors[name], "user_data", None)
-        return None if pack is None else pack(topics, owned, generation)
-
-    async def compute(self, action: Compute) -> tuple[MemberAssignment, ...]:
-        """Return everybody's assignments. Raises what the caller's own code raises."""
-        members = read_subscriptions(action.members)
-        topics = sorted({topic for member in members for topic in member.topics})
-        partitions, hosts = await self._find(topics)
-        assignor = self._assignors[action.assignor_name]
-        return write_assignments(run_assignor(assignor, members, partitions, hosts))
-
-    async def _find(
-        self, topics: list[str]
-    ) -> tuple[dict[str, list[int]], dict[TopicPartition, tuple[str, ...]]]:
-        """Return the partitions of each topic, and the hosts that have their data."""
-        if self._partitions is not None:
-            return {topic: await self._asked(self._partitions, topic) for topic in topics}, {}
-        partitions: dict[str, list[int]] = {}
-        hosts: dict[TopicPartition, tuple[str, ...]] = {}
-        for described in await self._topic_calls.describe(topics):
-            known = described.error == ErrorCode.NONE
-            partitions[described.topic] = list(range(described.partition_count)) if known else []
-            for one in described.hosts:
-                hosts[TopicPartition(described.topic, one.partition)] = one.hosts
-        return partitions, hosts
-
-    async def _asked(self, partitions: Partitions, topic: str) -> list[int]:
-        if isinstance(partitions, Mapping):
-            return list(range(partitions.get(topic, 0)))
-        numbers = partitions(topic)
-        if inspect.isawaitable(numbers):
-            numbers = await numbers
-        return sorted(set(numbers))
-
-
-# ------------------------------------------------------------------------------------------
-# Does in the background what a member's machine asks for.
 
 # A heartbeat that isn't answered for this long makes the client try another connection, even
 # where the session is shorter than three times that: a busy server is not a dead one.
 HEARTBEAT_ATTEMPT_MS_MIN: Final = 3_000
-
-
-class Join:
-    """One join under way. Whoever waits for it takes it away when it is done."""
-
-    def __init__(self) -> None:
-        self.done = trio.Event()
-        self.error: Exception | None = None
-
-
-class Driver:
-    """The tasks of one member. `run` must be started in a nursery, and is ended by `stop`."""
-
-    def __init__(
-        self,
-        machine: Membership,
-        router: Router,
-        topic_calls: TopicCalls,
-        leading: Leading,
-        *,
-        request_timeout_ms: int,
-        retry: RetrySettings,
-        rng: random.Random,
-    ) -> None:
-        self._machine = machine
-        self._router = router
-        self._topic_calls = topic_calls
-        self._leading = leading
-        self._request_timeout_ms = request_timeout_ms
-        self._retry = retry
-        self._rng = rng
-        self._scope = trio.CancelScope()
-        self._tasks: trio.Nursery | None = None
-        self._changed = trio.Event()
-        self._join: Join | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether `run` was started."""
-        return self._tasks is not None
-
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Send heartbeats in time, and do what `do` is told, until `stop`."""
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                self._tasks = nursery
-                task_status.started()
-                while True:
-                    self.do(self._machine.tick(_now_ms()))
-                    deadline_ms = self._machine.next_deadline_ms()
-                    wake_s = math.inf if deadline_ms is None else deadline_ms / 1000
-                    with trio.move_on_at(wake_s):
-                        await self._changed.wait()
-
-    def start_soon(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Do *work*, which must not raise, beside the rest."""
-        assert self._tasks is not None
-        self._tasks.start_soon(work)
-
-    def stop(self) -> None:
-        """End all tasks."""
-        self._scope.cancel()
-
-    def do(self, actions: list[Action]) -> None:
-        """Do what the machine returned."""
-        assert self._tasks is not None
-        for action in actions:
-            match action:
-                case Send():
-                    self._tasks.start_soon(self._send, action)
-                case Resolve():
-                    self._tasks.start_soon(self._resolve, action)
-                case Compute():
-                    self._tasks.start_soon(self._compute, action)
-                case _:
-                    self.settle(action)
-        self.notify()
-
-    def settle(self, action: Action) -> None:
-        """Tell whoever waits for the join how it ended."""
-        join = self._join
-        if join is None or join.done.is_set():
-            return  # Nobody asked, such as when a heartbeat was refused.
-        if isinstance(action, GaveUp):
-            join.error = action.error
-        join.done.set()
-
-    def start_join(self) -> Join:
-        """Join, unless that is under way; the error of one that has failed is kept for this."""
-        if self._join is None:
-            self._join = Join()
-        join = self._join
-        if not join.done.is_set():
-            self.do(self._machine.want_assignment())
-        return join
-
-    def take_failure(self) -> Exception | None:
-        """Return, once, why the last join failed that has ended; None if it did not."""
-        join = self._join
-        if join is None or not join.done.is_set():
-            return None
-        self._join = None
-        return join.error
-
-    def notify(self) -> None:
-        """Wake everyone in `wait_changed`."""
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
-
-    async def wait_changed(self) -> None:
-        """Wait until something has happened to the machine."""
-        await self._changed.wait()
-
-    async def _send(self, action: Send) -> None:
-        await self._pause(action.rejoins)
-        request = action.request
-        timeout_ms, attempt_ms = self._request_timeout_ms, ATTEMPT_MS_MAX
-        if isinstance(request, HeartbeatRequest):
-            session_ms = self._machine.config.session_timeout_ms
-            timeout_ms = session_ms
-            attempt_ms = min(attempt_ms, max(HEARTBEAT_ATTEMPT_MS_MIN, session_ms // 3))
-        try:
-            reply = await self._router.call(
-                request,
-                group_id=self._machine.config.group_id,
-                timeout_ms=timeout_ms,
-                changes_state=False,  # Repeating a join, sync or heartbeat harms nothing.
-                parked_ms=action.parked_ms or 0,
-                attempt_ms=attempt_ms,
-            )
-        except CoordinatorError as exc:
-            self.do(self._machine.unanswered(request, exc, _now_ms()))
-            return
-        response = reply.response
-        assert isinstance(response, JoinGroupResponse | SyncGroupResponse | HeartbeatResponse)
-        self.do(self._machine.answered(request, response, _now_ms()))
-
-    async def _resolve(self, action: Resolve) -> None:
-        await self._pause(action.rejoins)
-        try:
-            found = await self._topic_calls.describe(pattern=action.pattern)
-        except CoordinatorError as exc:
-            self.do(self._machine.resolve_failed(action.number, exc))
-        else:
-            topics = sorted(one.topic for one in found if one.error == ErrorCode.NONE)
-            self.do(self._machine.resolved(action.number, tuple(topics)))
-
-    async def _compute(self, action: Compute) -> None:
-        try:
-            assignments = await self._leading.compute(action)
-        except Exception as exc:  # noqa: BLE001 - it is the user's code; they get it back.
-            self.do(self._machine.compute_failed(action.generation, exc))
-        else:
-            self.do(self._machine.computed(action.generation, assignments))
-
-    async def _pause(self, rejoins: int) -> None:
-        if rejoins > 1:
-            await trio.sleep(self._retry.pause_s(rejoins - 1, self._rng))
-
-
-def _now_ms() -> int:
-    # Rounded up: whoever slept until a deadline in whole milliseconds finds it reached.
-    return math.ceil(trio.current_time() * 1000)
-
-
-# ------------------------------------------------------------------------------------------
-# The commits of a member: at once, of what was stored, and through a rebalance.
-
-logger = logging.getLogger("client.commits")  # The name in the guide.
-
-
-class Commits:
-    """What `client.member.Member` needs to commit.
-
-    Args:
-        machine: The member's machine.
-        offset_calls: Sends them.
-        request_timeout_ms: How long a commit tries without a word about it.
-        do: Does what the machine asks for.
-        wait_changed: Returns when something has happened to the machine.
-        auto: Whether stored offsets are committed without being asked for it.
-
-    """
-
-    def __init__(
-        self,
-        machine: Membership,
-        offset_calls: OffsetCalls,
-        *,
-        request_timeout_ms: int,
-        do: Callable[[list[Action]], None],
-        wait_changed: Callable[[], Awaitable[None]],
-        auto: bool,
-    ) -> None:
-        self._machine = machine
-        self._offset_calls = offset_calls
-        self._request_timeout_ms = request_timeout_ms
-        self._do = do
-        self._wait_changed = wait_changed
-        self._auto = auto
-        self._stored = StoredOffsets()
-        self._turns = Turns()
-
-    def store(self, offsets: Offsets) -> None:
-        """See `client.member.Member.store`."""
-        machine = self._machine
-        if machine.lost:
-            raise why_lost(machine)
-        if strangers := offsets.keys() - frozenset(machine.usable):
-            listed = ", ".join(map(str, sorted(strangers)))
-            raise Rebalanced(f"not this member's (any more), and not stored: {listed}")
-        self._stored.store(offsets)
-
-    async def commit(
-        self,
-        offsets: Offsets,
-        expected: Mapping[TopicPartition, int] | None,
-        timeout_ms: int | None,
-    ) -> None:
-        """Commit *offsets*; they stand for what was stored of these partitions before."""
-        if self._machine.lost:
-            raise why_lost(self._machine)
-        self._stored.forget(offsets)
-        await self._commit(offsets, expected, timeout_ms)
-
-    async def commit_stored(
-        self, partitions: tuple[TopicPartition, ...], timeout_ms: int | None
-    ) -> None:
-        """Commit what is stored of *partitions*."""
-        if self._machine.lost:
-            raise why_lost(self._machine)
-        offsets = self._stored.pending(partitions)
-        if not offsets:
-            return
-        try:
-            await self._commit(offsets, None, timeout_ms)
-        except CommitRefused as exc:
-            self._stored.refused(offsets, exc)
-            raise
-        self._stored.committed(offsets)
-
-    async def give_up(
-        self, partitions: tuple[TopicPartition, ...], timeout_ms: int | None = None
-    ) -> None:
-        """Commit what is stored of *partitions*, if auto-commit is on, before they go.
-
-        Raises:
-            CoordinatorError: It may well succeed a little later.
-        """
-        if not self._auto or self._machine.lost:
-            return
-        try:
-            await self.commit_stored(partitions, timeout_ms)
-        except Rebalanced:
-            pass  # They are gone already.
-        except (CommitRefused, FatalError) as exc:
-            logger.warning("before partitions were given up: %s", exc)
-
-    def forget(self, partitions: tuple[TopicPartition, ...]) -> None:
-        """Drop what was stored of partitions that are no longer this member's."""
-        self._stored.forget(partitions)
-
-    async def run_auto_commit(self, interval_ms: int) -> None:
-        """Commit what is stored every *interval_ms*, for ever."""
-        while True:
-            await trio.sleep(interval_ms / 1000)
-            if self._machine.lost:
-                continue
-            try:
-                await self.commit_stored(self._machine.usable, None)
-            except Rebalanced:
-                pass  # The next `assignment` tells the caller.
-            except CoordinatorError as exc:
-                logger.warning("auto-commit in group %r: %s", self._machine.config.group_id, exc)
-
-    async def _commit(
-        self,
-        offsets: Offsets,
-        expected: Mapping[TopicPartition, int] | None,
-        timeout_ms: int | None,
-    ) -> None:
-        if self._machine.config.cooperative:
-            timeout_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
-            await self._commit_through(offsets, expected, trio.current_time() + timeout_ms / 1000)
-        else:
-            await self._send(offsets, expected, timeout_ms)
-
-    async def _commit_through(
-        self,
-        offsets: Offsets,
-        expected: Mapping[TopicPartition, int] | None,
-        deadline_s: float,
-    ) -> None:
-        """Commit also while the group rebalances, repeated in the new generation if need be."""
-        machine = self._machine
-        usable = machine.usable
-        refusal: Rebalanced | None = None
-        refused_in: int | None = None
-        async with AsyncExitStack() as turn:
-            # The repetition of an older commit must not overtake a newer one.
-            with trio.move_on_at(deadline_s) as waiting:
-                await turn.enter_async_context(self._turns.turn(offsets))
-            if waiting.cancelled_caught:
-                raise CoordinatorUnavailable("an earlier commit of the same partitions goes on")
-            while True:
-                await self._wait_for_generation(refused_in, deadline_s)
-                if machine.lost:
-                    raise why_lost(machine)
-                if refusal and machine.generation == refused_in:
-                    raise refusal
-                if gone := _not_kept(offsets, usable, machine.usable):
-                    listed = ", ".join(map(str, sorted(gone)))
-                    raise refusal or Rebalanced(f"given up meanwhile; nothing was stored: {listed}")
-                refused_in = machine.generation
-                try:
-                    left_ms = math.ceil((deadline_s - trio.current_time()) * 1000)
-                    await self._send(offsets, expected, left_ms)
-                except MemberLost:
-                    raise
-                except Rebalanced as exc:
-                    refusal = exc
-                else:
-                    return
-
-    async def _wait_for_generation(self, refused_in: int | None, deadline_s: float) -> None:
-        """Wait while no generation can be committed in, the one that was refused included."""
-        machine = self._machine
-        with trio.move_on_at(deadline_s) as scope:
-            while machine.state is State.SYNCING or (
-                machine.state is State.JOINING and machine.generation == refused_in
-            ):
-                await self._wait_changed()
-        if scope.cancelled_caught:
-            raise CoordinatorUnavailable("the group's rebalance goes on; nothing was stored")
-
-    async def _send(
-        self,
-        offsets: Offsets,
-        expected: Mapping[TopicPartition, int] | None,
-        timeout_ms: int | None,
-    ) -> None:
-        machine = self._machine
-        config, generation, member_id = machine.config, machine.generation, machine.member_id
-        request = commit_request(
-            config.group_id, generation, member_id, config.group_instance_id, offsets, expected
-        )
-        try:
-            await self._offset_calls.commit(request, timeout_ms)
-        except CoordinatorError as exc:
-            if exc.group_code is not None:
-                self._do(machine.observe(exc.group_code, generation, member_id, exc.group_message))
-            raise
-
-
-def _not_kept(
-    offsets: Offsets, before: tuple[TopicPartition, ...], now: tuple[TopicPartition, ...]
-) -> set[TopicPartition]:
-    """Return which partitions of *offsets* are of those *before*, and not of those *now*."""
-    return set() if now == before else offsets.keys() & frozenset(before).difference(now)
-
-
-def why_lost(machine: Membership) -> CoordinatorError:
-    """Return what to raise where *machine* has nothing to commit."""
-    because = f": {machine.gone_because}" if machine.gone_because else ""
-    match machine.state:
-        case State.LEFT:
-            return ClientClosed("this member has left the group")
-        case State.FAILED:
-            assert machine.failure is not None
-            return machine.failure
-        case State.STABLE if not machine.member_id:
-            return MemberLost(f"the group removed this member; nothing was stored{because}")
-        case _:
-            return Rebalanced(f"this member has no assignment now; nothing was stored{because}")
-
-
-# ------------------------------------------------------------------------------------------
-# A member of a group: the trio side of `client.membership`.
 
 
 class Member:
@@ -585,42 +86,20 @@ class Member:
         config: MembershipConfig,
         assignors: Sequence[Assignor],
         partitions: Partitions | None,
-        callbacks: Callbacks,
+        callbacks: Mapping[Change, Callback | None],
         auto_commit_interval_ms: int | None,
-        request_timeout_ms: int,
         leave_timeout_ms: int,
-        retry: RetrySettings,
-        rng: random.Random,
     ) -> None:
         self._client_nursery = nursery
         self._router = router
         self._offset_calls = offset_calls
         leading = Leading(assignors, partitions, topic_calls)
         self._machine = Membership(config, leading.user_data)
-        self._driver = Driver(
-            self._machine,
-            router,
-            topic_calls,
-            leading,
-            request_timeout_ms=request_timeout_ms,
-            retry=retry,
-            rng=rng,
-        )
-        self._commits = Commits(
-            self._machine,
-            offset_calls,
-            request_timeout_ms=request_timeout_ms,
-            do=self._driver.do,
-            wait_changed=self._driver.wait_changed,
-            auto=auto_commit_interval_ms is not None,
-        )
-        self._callbacks = {
-            Change.GIVEN: callbacks.on_assigned,
-            Change.REVOKED: callbacks.on_revoked,
-            Change.LOST: callbacks.on_lost,
-        }
+        self._driver = Driver(self._machine, router, topic_calls, leading)
+        auto = auto_commit_interval_ms is not None
+        self._commits = Commits(self._machine, self._driver, router, offset_calls, auto=auto)
+        self._callbacks = callbacks
         self._auto_commit_interval_ms = auto_commit_interval_ms
-        self._request_timeout_ms = request_timeout_ms
         self._leave_timeout_ms = leave_timeout_ms
         self._asking = trio.Lock()
         self._is_telling = False
@@ -857,7 +336,7 @@ class Member:
 
     async def lag(self) -> dict[TopicPartition, Lag]:
         """Return how far the group is behind, per partition; see `client.operators.group_lag`."""
-        return await group_lag(self._router, self.group_id, self._request_timeout_ms)
+        return await group_lag(self._router, self.group_id)
 
     async def leave(self, reason: str | None = None, *, remove: bool = False) -> bool:
         """Leave the group, so that the others needn't wait for the session to end.
@@ -923,3 +402,471 @@ class Member:
     def _check_entered(self) -> None:
         if not self._driver.is_running:
             raise RuntimeError("a member must be used in `async with client.join(...)`")
+
+
+class Commits:
+    """What `client.member.Member` needs to commit.
+
+    Args:
+        machine: The member's machine.
+        driver: Does what the machine asks for, and tells when something has happened to it.
+        router: Knows for how long a commit tries.
+        offset_calls: Sends them.
+        auto: Whether stored offsets are committed without being asked for it.
+
+    """
+
+    def __init__(
+        self,
+        machine: Membership,
+        driver: "Driver",
+        router: Router,
+        offset_calls: OffsetCalls,
+        *,
+        auto: bool,
+    ) -> None:
+        self._machine = machine
+        self._driver = driver
+        self._router = router
+        self._offset_calls = offset_calls
+        self._auto = auto
+        self._stored = StoredOffsets()
+        self._order = CommitOrder()
+
+    def store(self, offsets: Offsets) -> None:
+        """See `client.member.Member.store`."""
+        machine = self._machine
+        if machine.lost:
+            raise why_lost(machine)
+        if strangers := offsets.keys() - frozenset(machine.usable):
+            listed = ", ".join(map(str, sorted(strangers)))
+            raise Rebalanced(f"not this member's (any more), and not stored: {listed}")
+        self._stored.store(offsets)
+
+    async def commit(
+        self,
+        offsets: Offsets,
+        expected: Mapping[TopicPartition, int] | None,
+        timeout_ms: int | None,
+    ) -> None:
+        """Commit *offsets*; they stand for what was stored of these partitions before."""
+        if self._machine.lost:
+            raise why_lost(self._machine)
+        self._stored.forget(offsets)
+        await self._commit(offsets, expected, timeout_ms)
+
+    async def commit_stored(
+        self, partitions: tuple[TopicPartition, ...], timeout_ms: int | None
+    ) -> None:
+        """Commit what is stored of *partitions*."""
+        if self._machine.lost:
+            raise why_lost(self._machine)
+        offsets = self._stored.pending(partitions)
+        if not offsets:
+            return
+        try:
+            await self._commit(offsets, None, timeout_ms)
+        except CommitRefused as exc:
+            self._stored.refused(offsets, exc)
+            raise
+        self._stored.committed(offsets)
+
+    async def give_up(
+        self, partitions: tuple[TopicPartition, ...], timeout_ms: int | None = None
+    ) -> None:
+        """Commit what is stored of *partitions*, if auto-commit is on, before they go.
+
+        Raises:
+            CoordinatorError: It may well succeed a little later.
+        """
+        if not self._auto or self._machine.lost:
+            return
+        try:
+            await self.commit_stored(partitions, timeout_ms)
+        except Rebalanced:
+            pass  # They are gone already.
+        except (CommitRefused, FatalError) as exc:
+            logger.warning("before partitions were given up: %s", exc)
+
+    def forget(self, partitions: tuple[TopicPartition, ...]) -> None:
+        """Drop what was stored of partitions that are no longer this member's."""
+        self._stored.forget(partitions)
+
+    async def run_auto_commit(self, interval_ms: int) -> None:
+        """Commit what is stored every *interval_ms*, for ever."""
+        while True:
+            await trio.sleep(interval_ms / 1000)
+            if self._machine.lost:
+                continue
+            try:
+                await self.commit_stored(self._machine.usable, None)
+            except Rebalanced:
+                pass  # The next `assignment` tells the caller.
+            except CoordinatorError as exc:
+                logger.warning("auto-commit in group %r: %s", self._machine.config.group_id, exc)
+
+    async def _commit(
+        self,
+        offsets: Offsets,
+        expected: Mapping[TopicPartition, int] | None,
+        timeout_ms: int | None,
+    ) -> None:
+        if self._machine.config.cooperative:
+            await self._commit_through(offsets, expected, self._router.deadline_s(timeout_ms))
+        else:
+            await self._send(offsets, expected, timeout_ms)
+
+    async def _commit_through(
+        self,
+        offsets: Offsets,
+        expected: Mapping[TopicPartition, int] | None,
+        deadline_s: float,
+    ) -> None:
+        """Commit also while the group rebalances, repeated in the new generation if need be."""
+        machine = self._machine
+        usable = machine.usable
+        refusal: Rebalanced | None = None
+        refused_in: int | None = None
+        # The repetition of an older commit must not overtake a newer one.
+        async with self._order.turn(offsets, deadline_s):
+            while True:
+                await self._wait_for_generation(refused_in, deadline_s)
+                if machine.lost:
+                    raise why_lost(machine)
+                if refusal and machine.generation == refused_in:
+                    raise refusal
+                if gone := _not_kept(offsets, usable, machine.usable):
+                    listed = ", ".join(map(str, sorted(gone)))
+                    raise refusal or Rebalanced(f"given up meanwhile; nothing was stored: {listed}")
+                refused_in = machine.generation
+                try:
+                    left_ms = math.ceil((deadline_s - trio.current_time()) * 1000)
+                    await self._send(offsets, expected, left_ms)
+                except MemberLost:
+                    raise
+                except Rebalanced as exc:
+                    refusal = exc
+                else:
+                    return
+
+    async def _wait_for_generation(self, refused_in: int | None, deadline_s: float) -> None:
+        """Wait while no generation can be committed in, the one that was refused included."""
+        machine = self._machine
+        with trio.move_on_at(deadline_s) as scope:
+            while machine.state is State.SYNCING or (
+                machine.state is State.JOINING and machine.generation == refused_in
+            ):
+                await self._driver.wait_changed()
+        if scope.cancelled_caught:
+            raise CoordinatorUnavailable("the group's rebalance goes on; nothing was stored")
+
+    async def _send(
+        self,
+        offsets: Offsets,
+        expected: Mapping[TopicPartition, int] | None,
+        timeout_ms: int | None,
+    ) -> None:
+        machine = self._machine
+        config, generation, member_id = machine.config, machine.generation, machine.member_id
+        request = commit_request(
+            config.group_id, generation, member_id, config.group_instance_id, offsets, expected
+        )
+        try:
+            await self._offset_calls.commit(request, timeout_ms)
+        except CoordinatorError as exc:
+            if exc.group_code is not None:
+                self._driver.do(
+                    machine.observe(exc.group_code, generation, member_id, exc.group_message)
+                )
+            raise
+
+
+def _not_kept(
+    offsets: Offsets, before: tuple[TopicPartition, ...], now: tuple[TopicPartition, ...]
+) -> set[TopicPartition]:
+    """Return which partitions of *offsets* are of those *before*, and not of those *now*."""
+    return set() if now == before else offsets.keys() & frozenset(before).difference(now)
+
+
+def why_lost(machine: Membership) -> CoordinatorError:
+    """Return what to raise where *machine* has nothing to commit."""
+    because = f": {machine.gone_because}" if machine.gone_because else ""
+    match machine.state:
+        case State.LEFT:
+            return ClientClosed("this member has left the group")
+        case State.FAILED:
+            assert machine.failure is not None
+            return machine.failure
+        case State.STABLE if not machine.member_id:
+            return MemberLost(f"the group removed this member; nothing was stored{because}")
+        case _:
+            return Rebalanced(f"this member has no assignment now; nothing was stored{because}")
+
+
+class StoredOffsets:
+    """The last word of the caller per partition. What is committed never runs ahead of it."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._offsets: Pending = {}
+
+    def store(self, offsets: Offsets) -> None:
+        """Keep *offsets* until they are committed.
+
+        Raises:
+            ValueError: One of them is no offset; nothing is kept.
+        """
+        commit_request("", NO_GENERATION, "", None, offsets, None)  # Refuses what is no offset.
+        for tp, value in offsets.items():
+            self._offsets[tp] = with_metadata(value)
+
+    def pending(self, partitions: Collection[TopicPartition]) -> Pending:
+        """Return what is to be committed of *partitions*."""
+        owned = frozenset(partitions)
+        return {tp: entry for tp, entry in self._offsets.items() if tp in owned}
+
+    def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Take note that *offsets*, as `pending` returned them, need no commit any more."""
+        for tp, entry in offsets.items():
+            if self._offsets.get(tp) is entry:  # Otherwise the caller is further by now.
+                del self._offsets[tp]
+
+    def refused(self, offsets: Pending, error: CommitRefused) -> None:
+        """Keep only those of *offsets* that may be stored at another time."""
+        self.committed(
+            {
+                tp: entry
+                for tp, entry in offsets.items()
+                if tp not in error.errors or not _may_pass(error.errors[tp])
+            }
+        )
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drop what was stored of *partitions*: they are given up, or committed otherwise."""
+        for tp in partitions:
+            self._offsets.pop(tp, None)
+
+
+def _may_pass(code: int) -> bool:
+    try:
+        return ERRORS[ErrorCode(code)].remedy is Remedy.RETRY
+    except ValueError:
+        return False
+
+
+class Join:
+    """One join under way. Whoever waits for it takes it away when it is done."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.error: Exception | None = None
+
+
+class Driver:
+    """The tasks of one member. `run` must be started in a nursery, and is ended by `stop`."""
+
+    def __init__(
+        self,
+        machine: Membership,
+        router: Router,
+        topic_calls: TopicCalls,
+        leading: "Leading",
+    ) -> None:
+        self._machine = machine
+        self._router = router
+        self._topic_calls = topic_calls
+        self._leading = leading
+        self._scope = trio.CancelScope()
+        self._tasks: trio.Nursery | None = None
+        self._changed = trio.Event()
+        self._join: Join | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether `run` was started."""
+        return self._tasks is not None
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Send heartbeats in time, and do what `do` is told, until `stop`."""
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                self._tasks = nursery
+                task_status.started()
+                while True:
+                    self.do(self._machine.tick(_now_ms()))
+                    deadline_ms = self._machine.next_deadline_ms()
+                    wake_s = math.inf if deadline_ms is None else deadline_ms / 1000
+                    with trio.move_on_at(wake_s):
+                        await self._changed.wait()
+
+    def start_soon(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do *work*, which must not raise, beside the rest."""
+        assert self._tasks is not None
+        self._tasks.start_soon(work)
+
+    def stop(self) -> None:
+        """End all tasks."""
+        self._scope.cancel()
+
+    def do(self, actions: list[Action]) -> None:
+        """Do what the machine returned."""
+        assert self._tasks is not None
+        for action in actions:
+            match action:
+                case Send():
+                    self._tasks.start_soon(self._send, action)
+                case Resolve():
+                    self._tasks.start_soon(self._resolve, action)
+                case Compute():
+                    self._tasks.start_soon(self._compute, action)
+                case _:
+                    self.settle(action)
+        self.notify()
+
+    def settle(self, action: Action) -> None:
+        """Tell whoever waits for the join how it ended."""
+        join = self._join
+        if join is None or join.done.is_set():
+            return  # Nobody asked, such as when a heartbeat was refused.
+        if isinstance(action, GaveUp):
+            join.error = action.error
+        join.done.set()
+
+    def start_join(self) -> Join:
+        """Join, unless that is under way; the error of one that has failed is kept for this."""
+        if self._join is None:
+            self._join = Join()
+        join = self._join
+        if not join.done.is_set():
+            self.do(self._machine.want_assignment())
+        return join
+
+    def take_failure(self) -> Exception | None:
+        """Return, once, why the last join failed that has ended; None if it did not."""
+        join = self._join
+        if join is None or not join.done.is_set():
+            return None
+        self._join = None
+        return join.error
+
+    def notify(self) -> None:
+        """Wake everyone in `wait_changed`."""
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def wait_changed(self) -> None:
+        """Wait until something has happened to the machine."""
+        await self._changed.wait()
+
+    async def _send(self, action: Send) -> None:
+        await self._pause(action.rejoins)
+        request = action.request
+        timeout_ms, attempt_ms = None, ATTEMPT_MS_MAX
+        if isinstance(request, HeartbeatRequest):
+            timeout_ms = self._machine.config.session_timeout_ms
+            attempt_ms = min(attempt_ms, max(HEARTBEAT_ATTEMPT_MS_MIN, timeout_ms // 3))
+        try:
+            reply = await self._router.call(
+                request,
+                group_id=self._machine.config.group_id,
+                timeout_ms=timeout_ms,
+                changes_state=False,  # Repeating a join, sync or heartbeat does no harm.
+                parked_ms=action.parked_ms or 0,
+                attempt_ms=attempt_ms,
+            )
+        except CoordinatorError as exc:
+            self.do(self._machine.unanswered(request, exc, _now_ms()))
+            return
+        response = reply.response
+        assert isinstance(response, JoinGroupResponse | SyncGroupResponse | HeartbeatResponse)
+        self.do(self._machine.answered(request, response, _now_ms()))
+
+    async def _resolve(self, action: Resolve) -> None:
+        await self._pause(action.rejoins)
+        try:
+            found = await self._topic_calls.describe_topics(pattern=action.pattern)
+        except CoordinatorError as exc:
+            self.do(self._machine.resolve_failed(action.number, exc))
+        else:
+            topics = sorted(one.topic for one in found if one.error == ErrorCode.NONE)
+            self.do(self._machine.resolved(action.number, tuple(topics)))
+
+    async def _compute(self, action: Compute) -> None:
+        try:
+            assignments = await self._leading.compute(action)
+        except Exception as exc:  # noqa: BLE001 - it is the user's code; they get it back.
+            self.do(self._machine.compute_failed(action.generation, exc))
+        else:
+            self.do(self._machine.computed(action.generation, assignments))
+
+    async def _pause(self, rejoins: int) -> None:
+        if rejoins > 1:
+            await self._router.pause(rejoins - 1)
+
+
+def _now_ms() -> int:
+    # Rounded up: whoever slept until a deadline in whole milliseconds finds it reached.
+    return math.ceil(trio.current_time() * 1000)
+
+
+class Leading:
+    """The assignors of one member, and where it finds out which partitions there are.
+
+    Args:
+        assignors: Those that the member offers.
+        partitions: What the caller knows of partitions; None asks the coordinator's registry.
+        topic_calls: Ask it.
+
+    """
+
+    def __init__(
+        self,
+        assignors: Sequence[Assignor],
+        partitions: Partitions | None,
+        topic_calls: TopicCalls,
+    ) -> None:
+        self._assignors = {assignor.name: assignor for assignor in assignors}
+        self._partitions = partitions
+        self._topic_calls = topic_calls
+
+    def user_data(
+        self,
+        name: str,
+        topics: tuple[str, ...],
+        owned: tuple[TopicPartition, ...],
+        generation: int,
+    ) -> bytes | None:
+        """Return what assignor *name* wants its leader to know of this member."""
+        pack = getattr(self._assignors[name], "user_data", None)
+        return None if pack is None else pack(topics, owned, generation)
+
+    async def compute(self, action: Compute) -> tuple[MemberAssignment, ...]:
+        """Return everybody's assignments. Raises what the caller's own code raises."""
+        members = read_subscriptions(action.members)
+        topics = sorted({topic for member in members for topic in member.topics})
+        partitions, hosts = await self._find(topics)
+        assignor = self._assignors[action.assignor_name]
+        return write_assignments(run_assignor(assignor, members, partitions, hosts))
+
+    async def _find(
+        self, topics: list[str]
+    ) -> tuple[dict[str, list[int]], dict[TopicPartition, tuple[str, ...]]]:
+        """Return the partitions of each topic, and the hosts that have their data."""
+        if self._partitions is not None:
+            return {topic: await self._asked(self._partitions, topic) for topic in topics}, {}
+        partitions: dict[str, list[int]] = {}
+        hosts: dict[TopicPartition, tuple[str, ...]] = {}
+        for described in await self._topic_calls.describe_topics(topics):
+            known = described.error == ErrorCode.NONE
+            partitions[described.topic] = list(range(described.partition_count)) if known else []
+            for one in described.hosts:
+                hosts[TopicPartition(described.topic, one.partition)] = one.hosts
+        return partitions, hosts
+
+    async def _asked(self, partitions: Partitions, topic: str) -> list[int]:
+        if isinstance(partitions, Mapping):
+            return list(range(partitions.get(topic, 0)))
+        numbers = partitions(topic)
+        if inspect.isawaitable(numbers):
+            numbers = await numbers
+        return sorted(set(numbers))

@@ -1,4 +1,34 @@
-"""One member's side of the group protocol. Pure: no sockets, no clock, no tasks."""
+"""One member's side of the group protocol. Pure: no sockets, no clock, no tasks.
+
+Theory of operation
+===================
+
+A member is always in one of six states:
+
+  OUTSIDE --want_assignment--> JOINING --answer--> SYNCING --answer--> STABLE
+     ^                            ^                                      |
+     |                            +---------want_assignment--------------+
+     +-- no answer in time             (once a rebalance is needed)
+
+and FAILED (an error that joining again would not cure) and LEFT, out of which nothing leads.
+
+Events go in by method calls, with the time as an argument; what to do about them comes out
+as a list of actions. At most one JoinGroup or SyncGroup is awaited. An answer counts only if
+it belongs to the very request that is awaited (joins and syncs) or to the generation and
+member id that are current (heartbeats and commits): a late 22 after a rejoin means nothing.
+
+A rebalance that a heartbeat reports is only noted. The partitions stay this member's, and
+commits go on being accepted, until the user asks for the assignment: handing over happens
+at a point that the user chose. Only 22, 25 and 82 say that they are gone already.
+
+Then an eager member gives up all that it has and joins. A cooperative one keeps it while it
+joins and syncs; once the new assignment is there, it gives up what that takes away (at a
+point that the user chose, again) and joins a second time, so that others can have it.
+`HandOver` keeps what the user has and has been told; `due` and `told` lead there. Losses that
+have happened already come before anything else.
+
+What each error code means for a member stands in `REACTIONS`, and nowhere else.
+"""
 
 import struct
 from collections.abc import Callable, Mapping
@@ -6,7 +36,6 @@ from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
 from client.exceptions import ClientClosed, CoordinatorError, FatalError, code_text
-from client.offsets import Assignment
 from protocol import consumer
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -24,13 +53,25 @@ from protocol.messages import (
 )
 from protocol.partition import NO_GENERATION, TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# The vocabulary of `client.membership`: what goes in, what comes out, where a member is.
-
 HEARTBEAT_INTERVAL_MS_MAX: Final = 3_000
 # The coordinator answers a JoinGroup at the latest when the rebalance timeout is over; the
 # rest is for the way there and back, and for a disk that is slow (Kafka's clients: the same).
 PARKED_SLACK_MS: Final = 5_000
+PROTOCOL_TYPE: Final = "consumer"
+REASON_CHARS_MAX: Final = 255
+
+# What an assignor wants its leader to know: (assignor's name, topics, partitions of the last
+# assignment, its generation) to bytes.
+UserData = Callable[[str, tuple[str, ...], tuple[TopicPartition, ...], int], bytes | None]
+
+
+class Assignment(NamedTuple):
+    """What this member may read and commit in one generation; ``partitions`` is sorted."""
+
+    generation: int
+    member_id: str
+    partitions: tuple[TopicPartition, ...]
+    is_leader: bool
 
 
 class MembershipConfig(NamedTuple):
@@ -124,8 +165,22 @@ class GaveUp(NamedTuple):
 Action = Send | Resolve | Compute | Assigned | GaveUp
 
 
-# ------------------------------------------------------------------------------------------
-# What each error code means for a member of a group: one table.
+Owned = tuple[TopicPartition, ...]
+
+
+class Change(Enum):
+    """What becomes of partitions."""
+
+    LOST = "they are somebody else's already; commits of them are refused"
+    REVOKED = "they are given up next; until then commits of them count"
+    GIVEN = "they are added; to an eager member, all that the assignment holds"
+
+
+class Step(NamedTuple):
+    """One thing that the caller must be told; ``partitions`` is sorted."""
+
+    change: Change
+    partitions: Owned
 
 
 class Asked(Enum):
@@ -181,257 +236,6 @@ def reaction(asked: Asked, code: int) -> Reaction:
     return REACTIONS.get((asked, code), Reaction.FAIL)
 
 
-# ------------------------------------------------------------------------------------------
-# The JoinGroup request of a member, subscription bytes included. Pure.
-
-PROTOCOL_TYPE: Final = "consumer"
-REASON_CHARS_MAX: Final = 255
-
-# What an assignor wants its leader to know: (assignor's name, topics, partitions of the last
-# assignment, its generation) to bytes.
-UserData = Callable[[str, tuple[str, ...], tuple[TopicPartition, ...], int], bytes | None]
-
-
-def no_user_data(
-    _name: str, _topics: tuple[str, ...], _owned: tuple[TopicPartition, ...], _generation: int
-) -> bytes | None:
-    """Return nothing, as the simple assignors do."""
-    return None
-
-
-class Joining:
-    """What goes into a member's JoinGroup requests.
-
-    Attributes:
-        topics: What to read: as the caller said, or what matched its pattern at last.
-        reason: Why it joins, for the coordinator's history; None once it has.
-
-    """
-
-    def __init__(self, config: MembershipConfig, user_data: UserData) -> None:
-        """Take the caller's wishes and its assignors' code, which may raise anything."""
-        self.topics = config.topics
-        self.reason = config.reason
-        self._config = config
-        self._user_data = user_data
-        self._asked_rejoins = 0
-        self._resolve: Resolve | None = None
-        self._resolves = 0
-
-    def ask_rejoin(self, reason: str, topics: tuple[str, ...] | None = None) -> None:
-        """Make the next request one that the group can't answer without a rebalance.
-
-        With *topics* it subscribes to these and no others.
-        """
-        if topics is not None:
-            self.topics = topics
-        self._asked_rejoins += 1
-        self.reason = reason[:REASON_CHARS_MAX]
-
-    def resolve(self, rejoins: int) -> Resolve | None:
-        """Return what must be asked first, None where the caller named the topics."""
-        pattern = self._config.topic_pattern
-        if pattern is not None:
-            self._resolves += 1
-            self._resolve = Resolve(self._resolves, pattern, rejoins)
-        return self._resolve
-
-    def is_answered(self, number: int) -> bool:
-        """Say whether an answer belongs to the last `resolve`, which it ends."""
-        if self._resolve is None or self._resolve.number != number:
-            return False
-        self._resolve = None
-        return True
-
-    def request(
-        self, member_id: str, kept: tuple[TopicPartition, ...], last: Assignment | None
-    ) -> JoinGroupRequest:
-        """Return a JoinGroup that claims *kept*, which is left of the assignment *last*.
-
-        An assignor hears of all of *last*, so that it can give the same again.
-        """
-        config = self._config
-        generation = NO_GENERATION if last is None else last.generation
-        before = () if last is None else last.partitions
-        # An unchanged follower's JoinGroup is answered without a rebalance; one whose
-        # subscription bytes changed is not. So the count of rejoins asked for stands behind
-        # them: every reader of the format ignores what follows the fields that it knows.
-        tail = struct.pack(">i", self._asked_rejoins) if self._asked_rejoins else b""
-        protocols = []
-        for name in config.assignor_names:
-            subscription = consumer.Subscription(
-                self.topics,
-                self._user_data(name, self.topics, before, generation),
-                kept,
-                generation if kept else NO_GENERATION,
-                config.host,
-            )
-            protocols.append(JoinProtocol(name, consumer.encode_subscription(subscription) + tail))
-        return JoinGroupRequest(
-            config.group_id,
-            config.session_timeout_ms,
-            config.rebalance_timeout_ms,
-            member_id,
-            config.group_instance_id,
-            PROTOCOL_TYPE,
-            tuple(protocols),
-            self.reason,
-            config.topic_pattern,
-        )
-
-
-# ------------------------------------------------------------------------------------------
-# Which partitions the caller has, and what to tell it before that changes. Pure.
-
-# An eager member gives everything up before it joins again. A cooperative one keeps what it has
-# until a new assignment is there, and then gives up only what that takes away. Both are told of
-# losses that have happened already in the same way, and before anything else.
-
-
-Owned = tuple[TopicPartition, ...]
-
-
-class Change(Enum):
-    """What becomes of partitions."""
-
-    LOST = "they are somebody else's already; commits of them are refused"
-    REVOKED = "they are given up next; until then commits of them count"
-    GIVEN = "they are added; to an eager member, all that the assignment holds"
-
-
-class Step(NamedTuple):
-    """One thing that the caller must be told; ``partitions`` is sorted."""
-
-    change: Change
-    partitions: Owned
-
-
-class HandOver:
-    """What the caller has and what is due.
-
-    Tell it what `due` returns, as far as it is `untold`, then call `called`; and `done` for what
-    is given up, once the rest of that is done as well.
-
-    Attributes:
-        owned: What the caller has, sorted.
-        gone: All of ``owned`` is lost, and the caller doesn't know it yet.
-
-    """
-
-    def __init__(self, *, cooperative: bool) -> None:
-        """Begin with nothing."""
-        self.owned: Owned = ()
-        self.gone = False
-        self._cooperative = cooperative
-        self._next: Owned | None = None
-        self._parting: Owned = ()  # Owned, but the caller was told already that they go.
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether there is an assignment that the caller doesn't know of yet."""
-        return self._next is not None
-
-    @property
-    def kept(self) -> Owned:
-        """What a JoinGroup may claim."""
-        return () if self.gone else self.owned
-
-    @property
-    def usable(self) -> Owned:
-        """What the caller may commit: also what it is only just being told of."""
-        return () if self.gone else (*self.owned, *_without(self._next or (), self.owned))
-
-    def assigned(self, partitions: Owned) -> None:
-        """Take a new assignment, sorted."""
-        self._next = partitions
-
-    def lose(self) -> None:
-        """Take note that everything is somebody else's, what was just assigned as well."""
-        self.owned = _without(self.owned, self._parting)
-        self._parting = ()
-        self.gone = bool(self.owned)
-        self._next = None
-
-    def due(self, *, give_up_all: bool) -> Step | None:
-        """Return what the caller must be told next, None if nothing."""
-        if self.gone:
-            return Step(Change.LOST, self.owned)
-        if give_up_all and self.owned:
-            return Step(Change.REVOKED, self.owned)
-        if self._next is None:
-            return None
-        if not self._cooperative:
-            return Step(Change.GIVEN, self._next)
-        if revoked := _without(self.owned, self._next):
-            return Step(Change.REVOKED, revoked)
-        return Step(Change.GIVEN, _without(self._next, self.owned))
-
-    def untold(self, step: Step) -> Step | None:
-        """Return what of *step* the caller must still be told of, None if nothing."""
-        if step.change is not Change.REVOKED:
-            return step
-        partitions = _without(step.partitions, self._parting)
-        return Step(step.change, partitions) if partitions else None
-
-    def called(self, step: Step) -> None:
-        """Take note that the caller was told."""
-        if step.change is Change.REVOKED and not self.gone:
-            self._parting = tuple(sorted({*self._parting, *step.partitions}))
-        else:
-            self.done(step)
-
-    def done(self, step: Step) -> None:
-        """Take note that the caller was told, and that nothing else is to be done about it."""
-        if step.change is Change.GIVEN:
-            # Fenced while it was told: then a loss comes next, and names these, too.
-            self.owned = tuple(sorted({*self.owned, *step.partitions}))
-            self.gone = self._next is None and bool(self.owned)
-            self._next = None
-        else:
-            self.owned = _without(self.owned, step.partitions)
-            self._parting = _without(self._parting, step.partitions)
-            self.gone = self.gone and bool(self.owned)
-
-
-def _without(partitions: Owned, others: Owned) -> Owned:
-    if not partitions:
-        return ()
-    gone = frozenset(others)
-    return tuple([tp for tp in partitions if tp not in gone])
-
-
-# ------------------------------------------------------------------------------------------
-# One member's side of the group protocol. Pure: no sockets, no clock, no tasks.
-
-# Theory of operation
-# ===================
-#
-# A member is always in one of six states:
-#
-#   OUTSIDE --want_assignment--> JOINING --answer--> SYNCING --answer--> STABLE
-#      ^                            ^                                      |
-#      |                            +---------want_assignment--------------+
-#      +-- no answer in time             (once a rebalance is needed)
-#
-# and FAILED (an error that joining again would not cure) and LEFT, out of which nothing leads.
-#
-# Events go in by method calls, with the time as an argument; what to do about them comes out
-# as a list of actions. At most one JoinGroup or SyncGroup is awaited. An answer counts only if
-# it belongs to the very request that is awaited (joins and syncs) or to the generation and
-# member id that are current (heartbeats and commits): a late 22 after a rejoin means nothing.
-#
-# A rebalance that a heartbeat reports is only noted. The partitions stay this member's, and
-# commits go on being accepted, until the user asks for the assignment: handing over happens
-# at a point that the user chose. Only 22, 25 and 82 say that they are gone already.
-#
-# Then an eager member gives up all that it has and joins. A cooperative one keeps it while it
-# joins and syncs; once the new assignment is there, it gives up what that takes away (at a
-# point that the user chose, again) and joins a second time, so that others can have it.
-# `client.membership` keeps what the user has and has been told; `due` and `told` lead there.
-#
-# What each error code means for a member stands in `client.membership`, and nowhere else.
-
-
 class Membership:
     """The machine. Feed it events; do what it returns, in any order.
 
@@ -444,7 +248,7 @@ class Membership:
 
     """
 
-    def __init__(self, config: MembershipConfig, user_data: UserData = no_user_data) -> None:
+    def __init__(self, config: MembershipConfig, user_data: UserData = lambda *_: None) -> None:
         """Begin outside, without a member id."""
         self.config = config
         self.state = State.OUTSIDE
@@ -771,3 +575,178 @@ class Membership:
 
     def _is_current(self, request: HeartbeatRequest) -> bool:
         return (request.generation_id, request.member_id) == (self.generation, self.member_id)
+
+
+class Joining:
+    """What goes into a member's JoinGroup requests.
+
+    Attributes:
+        topics: What to read: as the caller said, or what matched its pattern at last.
+        reason: Why it joins, for the coordinator's history; None once it has.
+
+    """
+
+    def __init__(self, config: MembershipConfig, user_data: UserData) -> None:
+        """Take the caller's wishes and its assignors' code, which may raise anything."""
+        self.topics = config.topics
+        self.reason = config.reason
+        self._config = config
+        self._user_data = user_data
+        self._asked_rejoins = 0
+        self._resolve: Resolve | None = None
+        self._resolves = 0
+
+    def ask_rejoin(self, reason: str, topics: tuple[str, ...] | None = None) -> None:
+        """Make the next request one that the group can't answer without a rebalance.
+
+        With *topics* it subscribes to these and no others.
+        """
+        if topics is not None:
+            self.topics = topics
+        self._asked_rejoins += 1
+        self.reason = reason[:REASON_CHARS_MAX]
+
+    def resolve(self, rejoins: int) -> Resolve | None:
+        """Return what must be asked first, None where the caller named the topics."""
+        pattern = self._config.topic_pattern
+        if pattern is not None:
+            self._resolves += 1
+            self._resolve = Resolve(self._resolves, pattern, rejoins)
+        return self._resolve
+
+    def is_answered(self, number: int) -> bool:
+        """Say whether an answer belongs to the last `resolve`, which it ends."""
+        if self._resolve is None or self._resolve.number != number:
+            return False
+        self._resolve = None
+        return True
+
+    def request(
+        self, member_id: str, kept: tuple[TopicPartition, ...], last: Assignment | None
+    ) -> JoinGroupRequest:
+        """Return a JoinGroup that claims *kept*, which is left of the assignment *last*.
+
+        An assignor hears of all of *last*, so that it can give the same again.
+        """
+        config = self._config
+        generation = NO_GENERATION if last is None else last.generation
+        before = () if last is None else last.partitions
+        # An unchanged follower's JoinGroup is answered without a rebalance; one whose
+        # subscription bytes changed is not. So the count of rejoins asked for stands behind
+        # them: every reader of the format ignores what follows the fields that it knows.
+        tail = struct.pack(">i", self._asked_rejoins) if self._asked_rejoins else b""
+        protocols = []
+        for name in config.assignor_names:
+            subscription = consumer.Subscription(
+                self.topics,
+                self._user_data(name, self.topics, before, generation),
+                kept,
+                generation if kept else NO_GENERATION,
+                config.host,
+            )
+            protocols.append(JoinProtocol(name, consumer.encode_subscription(subscription) + tail))
+        return JoinGroupRequest(
+            config.group_id,
+            config.session_timeout_ms,
+            config.rebalance_timeout_ms,
+            member_id,
+            config.group_instance_id,
+            PROTOCOL_TYPE,
+            tuple(protocols),
+            self.reason,
+            config.topic_pattern,
+        )
+
+
+class HandOver:
+    """What the caller has and what is due.
+
+    Tell it what `due` returns, as far as it is `untold`, then call `called`; and `done` for what
+    is given up, once the rest of that is done as well.
+
+    Attributes:
+        owned: What the caller has, sorted.
+        gone: All of ``owned`` is lost, and the caller doesn't know it yet.
+
+    """
+
+    def __init__(self, *, cooperative: bool) -> None:
+        """Begin with nothing."""
+        self.owned: Owned = ()
+        self.gone = False
+        self._cooperative = cooperative
+        self._next: Owned | None = None
+        self._parting: Owned = ()  # Owned, but the caller was told already that they go.
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is an assignment that the caller doesn't know of yet."""
+        return self._next is not None
+
+    @property
+    def kept(self) -> Owned:
+        """What a JoinGroup may claim."""
+        return () if self.gone else self.owned
+
+    @property
+    def usable(self) -> Owned:
+        """What the caller may commit: also what it is only just being told of."""
+        return () if self.gone else (*self.owned, *_without(self._next or (), self.owned))
+
+    def assigned(self, partitions: Owned) -> None:
+        """Take a new assignment, sorted."""
+        self._next = partitions
+
+    def lose(self) -> None:
+        """Take note that everything is somebody else's, what was just assigned as well."""
+        self.owned = _without(self.owned, self._parting)
+        self._parting = ()
+        self.gone = bool(self.owned)
+        self._next = None
+
+    def due(self, *, give_up_all: bool) -> Step | None:
+        """Return what the caller must be told next, None if nothing."""
+        if self.gone:
+            return Step(Change.LOST, self.owned)
+        if give_up_all and self.owned:
+            return Step(Change.REVOKED, self.owned)
+        if self._next is None:
+            return None
+        if not self._cooperative:
+            return Step(Change.GIVEN, self._next)
+        if revoked := _without(self.owned, self._next):
+            return Step(Change.REVOKED, revoked)
+        return Step(Change.GIVEN, _without(self._next, self.owned))
+
+    def untold(self, step: Step) -> Step | None:
+        """Return what of *step* the caller must still be told of, None if nothing."""
+        if step.change is not Change.REVOKED:
+            return step
+        partitions = _without(step.partitions, self._parting)
+        return Step(step.change, partitions) if partitions else None
+
+    def called(self, step: Step) -> None:
+        """Take note that the caller was told."""
+        if step.change is Change.REVOKED and not self.gone:
+            self._parting = tuple(sorted({*self._parting, *step.partitions}))
+        else:
+            self.done(step)
+
+    def done(self, step: Step) -> None:
+        """Take note that the caller was told, and that nothing else is to be done about it."""
+        if step.change is Change.GIVEN:
+            # Fenced while it was told: then a loss comes next, and names these, too.
+            self.owned = tuple(sorted({*self.owned, *step.partitions}))
+            self.gone = self._next is None and bool(self.owned)
+            self._next = None
+        else:
+            self.owned = _without(self.owned, step.partitions)
+            self._parting = _without(self._parting, step.partitions)
+            self.gone = self.gone and bool(self.owned)
+
+
+def _without(partitions: Owned, others: Owned) -> Owned:
+    if not partitions:
+        return ()
+    gone = frozenset(others)
+    return tuple([tp for tp in partitions if tp not in gone])

@@ -1,9 +1,22 @@
-"""Between the offsets that users see and the messages of the wire. Pure."""
+"""Committed offsets: what users hand in and get back, on the wire, and the calls for them."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Hashable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
-from client.exceptions import CommitRefused, FatalError, OutcomeUnknown, code_text
+import trio
+
+from client.exceptions import (
+    CommitRefused,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    FatalError,
+    MemberLost,
+    OutcomeUnknown,
+    Rebalanced,
+    code_text,
+)
+from client.router import Router
 from protocol.errors import ERRORS, Applied, ErrorCode
 from protocol.messages import (
     GroupFetch,
@@ -17,9 +30,6 @@ from protocol.messages import (
 )
 from protocol.partition import INT64_MAX, NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# The values that users of the client hand in and get back.
-
 
 class OffsetAndMetadata(NamedTuple):
     """A committed offset: the next one to read, not the last one that was read."""
@@ -29,39 +39,122 @@ class OffsetAndMetadata(NamedTuple):
     leader_epoch: int = NO_LEADER_EPOCH
 
 
-class Assignment(NamedTuple):
-    """What this member may read and commit in one generation; ``partitions`` is sorted."""
-
-    generation: int
-    member_id: str
-    partitions: tuple[TopicPartition, ...]
-    is_leader: bool
-
-
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
-Callback = Callable[[tuple[TopicPartition, ...]], Awaitable[object] | object]
+
+def with_metadata(value: int | OffsetAndMetadata) -> OffsetAndMetadata:
+    """Return *value* with empty metadata if it has none."""
+    return value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
 
 
-class Callbacks(NamedTuple):
-    """What the caller wants to be told about its partitions; each may be async.
+class CommitOrder:
+    """One commit in flight per partition, in the order in which they were asked for.
 
-    They are called in the task that calls ``assignment()`` or ``leave()``, and only there.
+    Two commits of different partitions don't wait for each other.
     """
 
-    on_assigned: Callback | None = None
-    on_revoked: Callback | None = None
-    on_lost: Callback | None = None
+    def __init__(self) -> None:
+        """Begin with nobody in line."""
+        self._line: list[tuple[tuple[Hashable, ...], trio.Event]] = []
+
+    @asynccontextmanager
+    async def turn(self, partitions: Iterable[Hashable], deadline_s: float) -> AsyncIterator[None]:
+        """Wait until all earlier commits of any of *partitions* are done.
+
+        Raises:
+            CoordinatorUnavailable: They are not at *deadline_s*.
+        """
+        mine = (tuple(partitions), trio.Event())
+        # Usually there is nobody, and thousands of partitions needn't be hashed.
+        own = frozenset(mine[0]) if self._line else frozenset()
+        before = [done for others, done in self._line if not own.isdisjoint(others)]
+        self._line.append(mine)
+        try:
+            with trio.move_on_at(deadline_s) as waiting:
+                for done in before:
+                    await done.wait()
+            if waiting.cancelled_caught:
+                raise CoordinatorUnavailable("an earlier commit of the same partitions goes on")
+            yield
+        finally:
+            self._line.remove(mine)
+            mine[1].set()
 
 
-# What partitions does a topic have? Only the group's leader asks. A number n means 0 … n-1.
-Partitions = (
-    Mapping[str, int] | Callable[[str], Iterable[int]] | Callable[[str], Awaitable[Iterable[int]]]
-)
+class OffsetCalls:
+    """The offsets requests of one client."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._order = CommitOrder()
+
+    async def commit(self, request: OffsetCommitRequest, timeout_ms: int | None) -> None:
+        """Send *request* until its outcome is known; see `client.member.Member.commit`."""
+        partitions = [
+            (request.group_id, topic.topic, one.partition)
+            for topic in request.topics
+            for one in topic.partitions
+        ]
+        if not partitions:
+            return
+        deadline_s = self._router.deadline_s(timeout_ms)
+        async with self._order.turn(partitions, deadline_s):
+            reply = await self._router.call(
+                request,
+                group_id=request.group_id,
+                timeout_ms=(deadline_s - trio.current_time()) * 1000,
+                changes_state=True,
+            )
+        response = reply.response
+        assert isinstance(response, OffsetCommitResponse)
+        if response.error == ErrorCode.NONE:
+            check_commit(request, response, after_doubt=reply.after_doubt)
+            return
+        refusal = _refusal(request, response.error, response.message)
+        if reply.after_doubt:
+            # The refusal is about this attempt; an earlier one may well have been stored.
+            raise OutcomeUnknown(
+                f"an earlier attempt was not answered, and then: {refusal}",
+                group_code=response.error,
+                group_message=response.message,
+            ) from refusal
+        raise refusal
+
+    async def fetch(
+        self,
+        group_id: str,
+        partitions: Iterable[TopicPartition] | None,
+        timeout_ms: int | None,
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return committed offsets; see `client.member.Member.fetch`."""
+        request = fetch_request(group_id, partitions)
+        if request.groups[0].topics == ():
+            return {}
+        response = await self._router.ask(
+            request, OffsetFetchResponse, group_id, timeout_ms=timeout_ms
+        )
+        code = response.groups[0].error
+        if code != ErrorCode.NONE:
+            raise FatalError(f"no offsets of group {group_id!r}: {code_text(code)}", code=code)
+        return fetched(response)
 
 
-# ------------------------------------------------------------------------------------------
-# Between the offsets that users see and the messages of the wire. Pure.
+def _refusal(request: OffsetCommitRequest, code: int, message: str | None) -> CoordinatorError:
+    text = f"the commit to group {request.group_id!r} was refused: {code_text(code, message)}"
+    if request.member_id:
+        match code:
+            case ErrorCode.ILLEGAL_GENERATION | ErrorCode.REBALANCE_IN_PROGRESS:
+                return Rebalanced(text, group_code=code, group_message=message)
+            case ErrorCode.UNKNOWN_MEMBER_ID | ErrorCode.GROUP_ID_NOT_FOUND:
+                return MemberLost(text, group_code=code, group_message=message)
+            case ErrorCode.FENCED_INSTANCE_ID:
+                return FatalError(text, code=code, group_code=code, group_message=message)
+            case _:
+                pass
+    elif code == ErrorCode.UNKNOWN_MEMBER_ID:
+        text += " The group has active members: only they can commit."
+    return FatalError(text, code=code)
+
 
 # A member of an enum takes longer to look up than a partition to look at.
 _NONE: Final = ErrorCode.NONE.value
@@ -87,8 +180,7 @@ def commit_request(
     topics: dict[str, list[PartitionCommit]] = {}
     for tp in sorted(offsets):
         value = offsets[tp]
-        entry = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
-        offset, metadata, leader_epoch = entry
+        offset, metadata, leader_epoch = with_metadata(value)
         if isinstance(offset, bool) or not 0 <= offset <= INT64_MAX:
             raise ValueError(f"{offset!r} is no offset (of {tp})")
         topic, partition = tp
@@ -114,8 +206,10 @@ def check_commit(
         OutcomeUnknown: Of some partitions nobody knows.
         FatalError: The answer is about other partitions than the request.
     """
-    asked = [(t.topic, p.partition) for t in request.topics for p in t.partitions]
-    answered = [(t.topic, p.partition) for t in response.topics for p in t.partitions]
+    asked = [(topic.topic, one.partition) for topic in request.topics for one in topic.partitions]
+    answered = [
+        (topic.topic, one.partition) for topic in response.topics for one in topic.partitions
+    ]
     # The order is that of the request, which is quickly seen; another one is as good.
     if answered != asked and set(answered) != set(asked):
         raise FatalError("the answer to a commit is about other partitions than were committed")
@@ -135,9 +229,8 @@ def check_commit(
 
 def fetch_request(group_id: str, partitions: Iterable[TopicPartition] | None) -> OffsetFetchRequest:
     """Return the request for the committed offsets of *partitions*, or of all (None)."""
-    if partitions is None:
-        return OffsetFetchRequest((GroupFetch(group_id, None),), require_stable=False)
-    return OffsetFetchRequest((GroupFetch(group_id, by_topic(partitions)),), require_stable=False)
+    topics = None if partitions is None else by_topic(partitions)
+    return OffsetFetchRequest((GroupFetch(group_id, topics),), require_stable=False)
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> tuple[TopicPartitions, ...]:

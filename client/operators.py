@@ -1,19 +1,23 @@
 """What operators, and those who know a source, ask of the coordinator."""
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple, TypeVar
+import struct
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+import msgpack
+from msgspec import structs
 
 from client.exceptions import FatalError, code_text, known_code
-from client.offset_stream import CHANGES_PER_PAGE, ColumnScan, OffsetChanges, read_changes
 from client.offsets import by_topic
 from client.router import Router
-from client.topics import TopicCalls, TopicSource
 from protocol.errors import ErrorCode
 from protocol.messages import (
     AlterGroupRetentionRequest,
     AlterGroupRetentionResponse,
     DeleteGroupsRequest,
     DeleteGroupsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
     DescribedGroup,
     DescribedTopic,
     DescribeGroupsRequest,
@@ -24,6 +28,8 @@ from protocol.messages import (
     DescribeNodeResponse,
     DescribeRebalancesRequest,
     DescribeRebalancesResponse,
+    DescribeTopicsRequest,
+    DescribeTopicsResponse,
     DrainedMember,
     DrainMemberRequest,
     DrainMemberResponse,
@@ -35,20 +41,45 @@ from protocol.messages import (
     ListedGroup,
     ListGroupsRequest,
     ListGroupsResponse,
+    OffsetChange,
+    OffsetColumns,
     OffsetDeleteRequest,
     OffsetDeleteResponse,
+    PartitionEnd,
+    PartitionHosts,
+    ReadOffsetChangesRequest,
+    ReadOffsetChangesResponse,
     Rebalance,
+    RegisterTopicsRequest,
+    RegisterTopicsResponse,
+    ReportEndOffsetsRequest,
+    ReportEndOffsetsResponse,
     Request,
-    Response,
+    ScannedOffset,
+    ScanOffsetsRequest,
+    ScanOffsetsResponse,
+    TopicEnds,
+    TopicRegistration,
 )
-from protocol.partition import TopicPartition
+from protocol.partition import INT64_MAX, TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# How far a group is behind. What is not known is None, and never 0.
+REBALANCES_MAX: Final = 100
+# What a request's array may hold.
+PARTITIONS_PER_REQUEST: Final = 10_000
+# An answer holds 16 MiB: enough for so many topics of a few hundred partitions each.
+TOPICS_PER_PAGE: Final = 1_000
+OFFSETS_PER_PAGE: Final = 20_000
+CHANGES_PER_PAGE: Final = 5_000
+FOR_EVER: Final = -1
+NO_POSITION: Final = -1
+NO_EXPIRY: Final = -1
+NODE_PARTITION: Final = 65_535  # The node's own, with the topics: it holds no offsets.
+
+C = TypeVar("C", RegisterTopicsResponse, DeleteTopicsResponse, ReportEndOffsetsResponse)
 
 
 class Lag(NamedTuple):
-    """How far the group is behind in one partition.
+    """How far the group is behind in one partition. What is not known is None, and never 0.
 
     ``end`` is the newest end offset that somebody reported. ``lag`` is ``end - committed``, at
     least 0, and None unless both are known. ``owner`` is a member id, None for nobody.
@@ -60,21 +91,15 @@ class Lag(NamedTuple):
     owner: str | None
 
 
-async def group_lag(router: Router, group_id: str, timeout_ms: float) -> dict[TopicPartition, Lag]:
+async def group_lag(router: Router, group_id: str) -> dict[TopicPartition, Lag]:
     """Return the lag of each partition that the group has committed or assigned.
 
     Raises:
         CoordinatorUnavailable: Nobody could be reached in time.
         FatalError: Code 69: no such group.
     """
-    reply = await router.call(
-        DescribeLagRequest(group_id), group_id=group_id, timeout_ms=timeout_ms, changes_state=False
-    )
-    response = reply.response
-    assert isinstance(response, DescribeLagResponse)
-    if response.error != ErrorCode.NONE:
-        words = code_text(response.error, response.message)
-        raise FatalError(f"no lag of group {group_id!r}: {words}", code=response.error)
+    response = await router.ask(DescribeLagRequest(group_id), DescribeLagResponse, group_id)
+    _check(response.error, f"no lag of group {group_id!r}", response.message)
     return {
         TopicPartition(topic.topic, one.partition): Lag(
             _known(one.committed_offset),
@@ -91,24 +116,242 @@ def _known(number: int) -> int | None:
     return None if number < 0 else number
 
 
-# ------------------------------------------------------------------------------------------
-# What operators, and those who know a source, ask of the coordinator.
+class TopicSource(NamedTuple):
+    """A topic as its source has it: partitions 0 … *partition_count* - 1, and where they lie.
 
-REBALANCES_MAX = 100
-PARTITIONS_PER_DELETE = 10_000  # What a request's array may hold.
-FOR_EVER = -1
-NODE_PARTITION = 65_535  # The node's own, with the topics: it holds no offsets.
+    ``hosts`` names the hosts that have the data of a partition close by; None leaves those
+    that are registered as they are.
+    """
 
-R = TypeVar("R", bound=Response)
+    partition_count: int
+    hosts: Mapping[int, Sequence[str]] | None = None
 
 
-class OperatorCalls:
-    """The part of `client.Client` that joins no group."""
+class TopicCalls:
+    """The part of `client.Client` that knows topics: how many partitions, how far they reach."""
 
-    def __init__(self, router: Router, request_timeout_ms: int) -> None:
+    def __init__(self, router: Router) -> None:
         self._router = router
-        self._request_timeout_ms = request_timeout_ms
-        self._topic_calls = TopicCalls(router, request_timeout_ms)
+
+    async def describe_topics(
+        self,
+        topics: Iterable[str] | None = None,
+        pattern: str | None = None,
+        *,
+        with_end_offsets: bool = False,
+    ) -> list[DescribedTopic]:
+        """Return *topics* in their order, or by name those that match *pattern*, or all.
+
+        A pattern is a regular expression of RE2's syntax for the whole name. A topic that isn't
+        registered has error 3 and -1 partitions.
+
+        Raises:
+            FatalError: Code 128: *pattern* is no regular expression.
+            ValueError: Both *topics* and *pattern* are given.
+        """
+        if topics is not None and pattern is not None:
+            raise ValueError("describe topics by their names or by a pattern, not by both")
+        names = None if topics is None else tuple(dict.fromkeys(topics))
+        found: list[DescribedTopic] = []
+        size, has_more = TOPICS_PER_PAGE, names != ()
+        while has_more:
+            start_after = found[-1].topic if found and names is None else ""
+            wanted = None if names is None else names[len(found) : len(found) + size]
+            request = DescribeTopicsRequest(wanted, pattern, with_end_offsets, start_after, size)
+            response = await self._router.ask(request, DescribeTopicsResponse)
+            if response.error == ErrorCode.RESPONSE_TOO_LARGE and size > 1:
+                size //= 2
+                continue
+            _check(response.error, "no list of topics", response.message)
+            found += response.topics
+            if names is None:
+                has_more = response.has_more and bool(response.topics)
+            else:
+                has_more = len(found) < len(names) and bool(response.topics)
+        return found
+
+    async def register_topics(self, topics: Mapping[str, int | TopicSource]) -> None:
+        """Tell which topics there are: their number of partitions, or also where they lie.
+
+        Repeating it changes nothing. Of a topic that has grown, or that matches a group's
+        pattern and is new, the groups concerned rebalance.
+
+        Raises:
+            FatalError: Some topics were refused, the others are registered. Code 37: a topic
+                can't shrink; 42: no partitions.
+            RetriableError: A topic of that name is still being deleted, or the registry is full.
+            OutcomeUnknown: No definite answer in time. Repeat the same call.
+        """
+        registrations = []
+        for topic, value in sorted(topics.items()):
+            source = value if isinstance(value, TopicSource) else TopicSource(value)
+            hosts = None
+            if source.hosts is not None:
+                listed = sorted(source.hosts.items())
+                hosts = tuple(PartitionHosts(p, tuple(names)) for p, names in listed if names)
+            registrations.append(TopicRegistration(topic, source.partition_count, hosts))
+        for start in range(0, len(registrations), TOPICS_PER_PAGE):
+            request = RegisterTopicsRequest(tuple(registrations[start : start + TOPICS_PER_PAGE]))
+            response = await self._change(request, RegisterTopicsResponse, "topics")
+            refused = [topic for topic in response.topics if topic.error != ErrorCode.NONE]
+            if refused:
+                listed_words = "; ".join(
+                    f"{one.topic}: {code_text(one.error, one.message)}" for one in refused
+                )
+                raise FatalError(f"not registered: {listed_words}", code=refused[0].error)
+
+    async def delete_topics(self, topics: Iterable[str]) -> dict[str, int]:
+        """Tell that topics are gone; return the code per topic: 0 is done, 3 is not there.
+
+        What any group has committed for them is removed in the background, and the groups
+        that read them rebalance.
+
+        Raises:
+            OutcomeUnknown: No definite answer in time; describe the topics to find out.
+        """
+        names = tuple(dict.fromkeys(topics))
+        codes: dict[str, int] = {}
+        for start in range(0, len(names), TOPICS_PER_PAGE):
+            request = DeleteTopicsRequest(names[start : start + TOPICS_PER_PAGE])
+            response = await self._change(request, DeleteTopicsResponse, "topics")
+            codes |= {topic.topic: known_code(topic.error) for topic in response.topics}
+        return codes
+
+    async def report_end_offsets(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Tell how far partitions of registered topics reach, for `lag`.
+
+        Each is the offset that the partition's next record will get.
+
+        Raises:
+            FatalError: Code 3: some are not registered; the others are stored.
+            ValueError: An end offset is none.
+        """
+        entries = sorted(ends.items())
+        for tp, end in entries:
+            if isinstance(end, bool) or not 0 <= end <= INT64_MAX:
+                raise ValueError(f"{end!r} is no end offset (of {tp})")
+        refused: dict[TopicPartition, int] = {}
+        for start in range(0, len(entries), PARTITIONS_PER_REQUEST):
+            topics: dict[str, list[PartitionEnd]] = {}
+            for tp, end in entries[start : start + PARTITIONS_PER_REQUEST]:
+                topics.setdefault(tp.topic, []).append(PartitionEnd(tp.partition, end))
+            request = ReportEndOffsetsRequest(
+                tuple(TopicEnds(topic, tuple(listed)) for topic, listed in topics.items())
+            )
+            response = await self._change(request, ReportEndOffsetsResponse, "end offsets")
+            refused |= {
+                TopicPartition(topic.topic, one.partition): known_code(one.error)
+                for topic in response.topics
+                for one in topic.partitions
+                if one.error != ErrorCode.NONE
+            }
+        if refused:
+            listed_codes = ", ".join(f"{tp}: {code_text(code)}" for tp, code in refused.items())
+            raise FatalError(
+                f"end offsets not taken: {listed_codes}", code=next(iter(refused.values()))
+            )
+
+    async def _change(self, request: Request, kind: type[C], what: str) -> C:
+        response = await self._router.ask(request, kind, changes_state=True)
+        _check(response.error, f"the change of {what} was refused")
+        return response
+
+
+class PositionTooOld(FatalError):
+    """The changes from this position on are no longer there, or never were: scan anew."""
+
+
+class OffsetChanges(NamedTuple):
+    """Some changes in their order, and where to go on.
+
+    ``next_position`` may have moved although nothing changed. It is ``end_position`` if there is
+    nothing more to read at the moment.
+    """
+
+    changes: tuple[OffsetChange, ...]
+    next_position: int
+    end_position: int
+
+
+class ColumnScan:
+    """One pass over an offsets partition: ``async for`` yields offsets, `page` their columns.
+
+    Attributes:
+        position: Where the changes begin that belong to this scan; -1 before the first page
+            was read. What the scan returned, with all changes from here on applied, is exactly
+            what is committed at the end of those changes. Without them it is not a state that
+            ever was: commits go on between two pages.
+
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        offsets_partition: int,
+        group_ids: Collection[str] | None,
+        topics: Collection[str] | None,
+    ) -> None:
+        """Use `client.Client.scan_offset_columns` instead."""
+        self.position = NO_POSITION
+        self._router = router
+        self._request: ScanOffsetsRequest | None = ScanOffsetsRequest(
+            offsets_partition,
+            b"",
+            OFFSETS_PER_PAGE,
+            in_columns=True,
+            group_ids=None if group_ids is None else tuple(group_ids),
+            topics=None if topics is None else tuple(topics),
+        )
+
+    async def __aiter__(self) -> AsyncIterator[ScannedOffset]:
+        while page := await self.page():
+            for offset in offsets_of_page(page):
+                yield offset
+
+    async def page(self) -> OffsetColumns | None:
+        """Return the next offsets, in the order of (group, topic, partition); None at the end."""
+        while self._request is not None:
+            response = await self._router.ask(self._request, ScanOffsetsResponse)
+            what = f"no scan of offsets partition {self._request.offsets_partition}"
+            _check(response.error, what)
+            if self.position == NO_POSITION:
+                self.position = response.position
+            following = structs.replace(self._request, cursor=response.cursor)
+            self._request = following if response.cursor else None
+            for columns in response.columns:
+                if columns.counts:
+                    return columns
+        return None
+
+
+def offsets_of_page(page: OffsetColumns) -> list[ScannedOffset]:
+    """Return the offsets of a page one by one.
+
+    Raises:
+        FatalError: The page is not what the protocol says.
+    """
+    try:
+        rows = msgpack.Unpacker(max_buffer_size=0)
+        rows.feed(page.rows)
+        counts = struct.unpack(f">{len(page.topics)}I", page.counts)
+        runs = zip(page.group_ids, page.topics, counts, strict=True)
+        names = [(group, topic) for group, topic, count in runs for _ in range(count)]
+        committed_ms = struct.unpack(f">{len(names)}q", page.committed_ms)
+        expire_ms: tuple[int, ...] = (NO_EXPIRY,) * len(names)
+        if page.expire_ms:
+            expire_ms = struct.unpack(f">{len(names)}q", page.expire_ms)
+        return [
+            ScannedOffset(*name, partition, offset, leader_epoch, metadata, committed, expires)
+            for name, (partition, offset, leader_epoch, metadata, _), committed, expires in zip(
+                names, rows, committed_ms, expire_ms, strict=True
+            )
+        ]
+    except (ValueError, TypeError, struct.error) as exc:
+        raise FatalError(f"a page of a scan can't be read: {exc}") from exc
+
+
+class OperatorCalls(TopicCalls):
+    """The part of `client.Client` that joins no group."""
 
     # --- Groups ---
 
@@ -119,7 +362,7 @@ class OperatorCalls:
         """
         described: list[DescribedGroup] = []
         for group in groups:
-            response = await self._ask(
+            response = await self._router.ask(
                 DescribeGroupsRequest((group,)), DescribeGroupsResponse, group
             )
             described.extend(response.groups)
@@ -130,7 +373,7 @@ class OperatorCalls:
     ) -> list[ListedGroup]:
         """Return all groups of the node, or those in the given states and of the given types."""
         request = ListGroupsRequest(tuple(states), tuple(types))
-        response = await self._ask(request, ListGroupsResponse, None)
+        response = await self._router.ask(request, ListGroupsResponse)
         _check(response.error, "no list of groups")
         return list(response.groups)
 
@@ -145,7 +388,9 @@ class OperatorCalls:
         codes: dict[str, int] = {}
         for group in dict.fromkeys(groups):
             request = DeleteGroupsRequest((group,))
-            response = await self._ask(request, DeleteGroupsResponse, group, changes_state=True)
+            response = await self._router.ask(
+                request, DeleteGroupsResponse, group, changes_state=True
+            )
             codes[group] = known_code(response.groups[0].error)
         return codes
 
@@ -161,7 +406,7 @@ class OperatorCalls:
             FatalError: Code 69: no such group; 25: no such member.
         """
         request = DrainMemberRequest(group, client_id)
-        response = await self._ask(
+        response = await self._router.ask(
             request, DrainMemberResponse, group, changes_state=True, timeout_ms=timeout_ms
         )
         _check(response.error, f"{client_id!r} in group {group!r} can't be drained")
@@ -176,16 +421,8 @@ class OperatorCalls:
         its partitions until its session does. 0 is done; 25: the group has no such member.
         """
         names = tuple(dict.fromkeys(instance_ids))
-        if not names:
-            return {}
-        leaving = tuple(LeavingMember("", name, reason) for name in names)
-        request = LeaveGroupRequest(group, leaving)
-        response = await self._ask(request, LeaveGroupResponse, group, changes_state=True)
-        _check(response.error, f"static members of group {group!r} can't be removed")
-        return {
-            name: known_code(left.error)
-            for name, left in zip(names, response.members, strict=False)
-        }
+        leaving = (LeavingMember("", name, reason) for name in names)
+        return await self._remove(group, names, leaving)
 
     async def remove_members(
         self, group: str, member_ids: Iterable[str], reason: str | None = None
@@ -196,16 +433,19 @@ class OperatorCalls:
         is committed by then. 0 is done; 25: the group has no such member (any more).
         """
         names = tuple(dict.fromkeys(member_ids))
+        leaving = (LeavingMember(name, None, reason) for name in names)
+        return await self._remove(group, names, leaving)
+
+    async def _remove(
+        self, group: str, names: Sequence[str], leaving: Iterable[LeavingMember]
+    ) -> dict[str, int]:
         if not names:
             return {}
-        leaving = tuple(LeavingMember(name, None, reason) for name in names)
-        request = LeaveGroupRequest(group, leaving)
-        response = await self._ask(request, LeaveGroupResponse, group, changes_state=True)
+        request = LeaveGroupRequest(group, tuple(leaving))
+        response = await self._router.ask(request, LeaveGroupResponse, group, changes_state=True)
         _check(response.error, f"members of group {group!r} can't be removed")
-        return {
-            name: known_code(left.error)
-            for name, left in zip(names, response.members, strict=False)
-        }
+        codes = (known_code(left.error) for left in response.members)
+        return dict(zip(names, codes, strict=False))
 
     async def rebalances(self, group: str, limit: int = REBALANCES_MAX) -> list[Rebalance]:
         """Return the newest *limit* rebalances of *group*, newest first: why, how long, who late.
@@ -216,7 +456,7 @@ class OperatorCalls:
             FatalError: Code 69: no such group.
         """
         request = DescribeRebalancesRequest(group, limit)
-        response = await self._ask(request, DescribeRebalancesResponse, group)
+        response = await self._router.ask(request, DescribeRebalancesResponse, group)
         _check(response.error, f"no rebalances of group {group!r}", response.message)
         return list(response.rebalances)
 
@@ -228,7 +468,7 @@ class OperatorCalls:
         Raises:
             FatalError: Code 69: no such group.
         """
-        return await group_lag(self._router, group, self._request_timeout_ms)
+        return await group_lag(self._router, group)
 
     async def delete_offsets(
         self, group: str, partitions: Iterable[TopicPartition]
@@ -243,10 +483,12 @@ class OperatorCalls:
         """
         wanted = sorted(set(partitions))
         codes: dict[TopicPartition, int] = {}
-        for start in range(0, len(wanted), PARTITIONS_PER_DELETE):
-            part = by_topic(wanted[start : start + PARTITIONS_PER_DELETE])
+        for start in range(0, len(wanted), PARTITIONS_PER_REQUEST):
+            part = by_topic(wanted[start : start + PARTITIONS_PER_REQUEST])
             request = OffsetDeleteRequest(group, part)
-            response = await self._ask(request, OffsetDeleteResponse, group, changes_state=True)
+            response = await self._router.ask(
+                request, OffsetDeleteResponse, group, changes_state=True
+            )
             _check(response.error, f"offsets of group {group!r} can't be deleted")
             for topic in response.topics:
                 for one in topic.partitions:
@@ -265,13 +507,15 @@ class OperatorCalls:
         if retention_ms is not None and retention_ms < FOR_EVER:
             raise ValueError(f"{retention_ms} ms is no time to keep offsets; -1 is for ever")
         request = AlterGroupRetentionRequest(group, retention_ms)
-        response = await self._ask(request, AlterGroupRetentionResponse, group, changes_state=True)
+        response = await self._router.ask(
+            request, AlterGroupRetentionResponse, group, changes_state=True
+        )
         _check(response.error, f"the retention of group {group!r} can't be changed")
 
     async def offsets_partition(self, group: str) -> int:
         """Return the offsets partition that keeps *group*, for `scan_offset_columns`."""
         request = FindCoordinatorRequest(0, (group,))
-        response = await self._ask(request, FindCoordinatorResponse, group)
+        response = await self._router.ask(request, FindCoordinatorResponse, group)
         found = response.coordinators[0]
         _check(found.error, f"no coordinator for {group!r}", found.message)
         return found.offsets_partition
@@ -282,7 +526,7 @@ class OperatorCalls:
 
     async def offsets_log_ends(self) -> dict[int, int]:
         """Return where the log of each offsets partition ends, what isn't on disk yet included."""
-        response = await self._ask(DescribeNodeRequest(), DescribeNodeResponse, None)
+        response = await self._router.ask(DescribeNodeRequest(), DescribeNodeResponse)
         _check(response.error, "the node can't be described")
         ends = {one.offsets_partition: one.end_offset for one in response.partitions}
         return {number: ends[number] for number in sorted(ends) if number != NODE_PARTITION}
@@ -306,9 +550,7 @@ class OperatorCalls:
             FatalError: While reading, code 42: there is no such offsets partition; 35: the
                 coordinator is too old for this.
         """
-        return ColumnScan(
-            self._router, offsets_partition, self._request_timeout_ms, group_ids, topics
-        )
+        return ColumnScan(self._router, offsets_partition, group_ids, topics)
 
     async def offset_changes(
         self, offsets_partition: int, position: int, max_changes: int = CHANGES_PER_PAGE
@@ -322,83 +564,13 @@ class OperatorCalls:
             PositionTooOld: The log doesn't reach back so far, or not as far: scan anew.
             FatalError: Code 42: there is no such offsets partition.
         """
-        return await read_changes(
-            self._router, offsets_partition, position, max_changes, self._request_timeout_ms
-        )
-
-    # --- Topics ---
-
-    async def register_topics(self, topics: Mapping[str, int | TopicSource]) -> None:
-        """Tell which topics there are: their number of partitions, or also where they lie.
-
-        Repeating it changes nothing. Of a topic that has grown, or that matches a group's
-        pattern and is new, the groups concerned rebalance.
-
-        Raises:
-            FatalError: Some topics were refused, the others are registered. Code 37: a topic
-                can't shrink; 42: no partitions.
-            RetriableError: A topic of that name is still being deleted, or the registry is full.
-            OutcomeUnknown: No definite answer in time. Repeat the same call.
-        """
-        await self._topic_calls.register(topics)
-
-    async def delete_topics(self, topics: Iterable[str]) -> dict[str, int]:
-        """Tell that topics are gone; return the code per topic: 0 is done, 3 is not there.
-
-        What any group has committed for them is removed in the background, and the groups
-        that read them rebalance.
-
-        Raises:
-            OutcomeUnknown: No definite answer in time; describe the topics to find out.
-        """
-        return await self._topic_calls.delete(topics)
-
-    async def describe_topics(
-        self,
-        topics: Iterable[str] | None = None,
-        pattern: str | None = None,
-        *,
-        with_end_offsets: bool = False,
-    ) -> list[DescribedTopic]:
-        """Return *topics* in their order, or by name those that match *pattern*, or all.
-
-        A pattern is a regular expression of RE2's syntax for the whole name. A topic that isn't
-        registered has error 3 and -1 partitions.
-
-        Raises:
-            FatalError: Code 128: *pattern* is no regular expression.
-            ValueError: Both *topics* and *pattern* are given.
-        """
-        return await self._topic_calls.describe(topics, pattern, with_end_offsets=with_end_offsets)
-
-    async def report_end_offsets(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Tell how far partitions of registered topics reach, for `lag`.
-
-        Each is the offset that the partition's next record will get.
-
-        Raises:
-            FatalError: Code 3: some are not registered; the others are stored.
-            ValueError: An end offset is none.
-        """
-        await self._topic_calls.report_ends(ends)
-
-    async def _ask(
-        self,
-        request: Request,
-        kind: type[R],
-        group: str | None,
-        *,
-        changes_state: bool = False,
-        timeout_ms: int | None = None,
-    ) -> R:
-        reply = await self._router.call(
-            request,
-            group_id=group,
-            timeout_ms=self._request_timeout_ms if timeout_ms is None else timeout_ms,
-            changes_state=changes_state,
-        )
-        assert isinstance(reply.response, kind)
-        return reply.response
+        request = ReadOffsetChangesRequest(offsets_partition, position, max_changes)
+        response = await self._router.ask(request, ReadOffsetChangesResponse)
+        what = f"no changes of offsets partition {offsets_partition} from {position} on"
+        if response.error == ErrorCode.POSITION_TOO_OLD:
+            raise PositionTooOld(f"{what}: {code_text(response.error)}", code=response.error)
+        _check(response.error, what)
+        return OffsetChanges(response.changes, response.next_position, response.end_position)
 
 
 def _check(code: int, what: str, message: str | None = None) -> None:

@@ -1,14 +1,16 @@
 """Finds the coordinator of a group, keeps connections, and retries inside a deadline."""
 
+import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from enum import Enum
+from typing import Final, TypeVar
 
 import trio
 
 from client.backoff import RetrySettings
-from client.connection import Connection, ConnectionLost, Verdict, error_of, verdict
+from client.connection import Connection, ConnectionLost
 from client.exceptions import (
     ClientClosed,
     CoordinatorUnavailable,
@@ -18,16 +20,22 @@ from client.exceptions import (
     code_text,
 )
 from protocol.connection import ResponseEvent
-from protocol.errors import ErrorCode
+from protocol.errors import ERRORS, ErrorCode, Remedy
 from protocol.messages import (
     BareError,
+    DeleteGroupsResponse,
+    DeleteTopicsResponse,
+    DescribeGroupsResponse,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
+    OffsetFetchResponse,
+    RegisterTopicsResponse,
     Request,
     Response,
 )
 from protocol.partition import NO_LEADER_EPOCH
 
+R = TypeVar("R", bound=Response)
 OpenStream = Callable[[str, int], Awaitable[trio.abc.Stream]]
 Address = tuple[str, int]
 
@@ -35,6 +43,24 @@ Address = tuple[str, int]
 ATTEMPT_MS_MAX: Final = 10_000
 CONNECT_MS_MAX: Final = 5_000
 KEY_TYPE_GROUP: Final = 0
+
+
+class Verdict(Enum):
+    """What the retry loop does next."""
+
+    DONE = "hand the answer to the caller, error code and all"
+    RETRY = "pause, then ask the same coordinator again"
+    LOADING = "the same, but not for ever"
+    FIND = "pause, find the coordinator, ask it"
+    IN_DOUBT = "pause and repeat the same request: it may or may not have been applied"
+    MALFORMED = "the answer doesn't fit its request; close the connection"
+
+
+_VERDICTS: Final = {
+    Remedy.RETRY: Verdict.RETRY,
+    Remedy.FIND_COORDINATOR: Verdict.FIND,
+    Remedy.REPEAT_AND_CHECK: Verdict.IN_DOUBT,
+}
 
 
 @dataclass(slots=True)
@@ -65,7 +91,13 @@ class Reply:
 
 
 class Router:
-    """All connections of one client. Its tasks live in *nursery* and never raise."""
+    """All connections of one client. Its tasks live in *nursery* and never raise.
+
+    Attributes:
+        cluster_id: As the node said that was connected last.
+        request_timeout_ms: How long a call goes on trying where it doesn't say otherwise.
+
+    """
 
     def __init__(
         self,
@@ -76,8 +108,10 @@ class Router:
         open_stream: OpenStream,
         rng: random.Random,
         retry: RetrySettings,
+        request_timeout_ms: int,
     ) -> None:
         """Take the addresses to begin with; nothing is connected yet."""
+        self.request_timeout_ms = request_timeout_ms
         self._nursery = nursery
         self._bootstrap = tuple(addresses)
         self._client_id = client_id
@@ -109,8 +143,8 @@ class Router:
         request: Request,
         *,
         group_id: str | None,
-        timeout_ms: float,
-        changes_state: bool,
+        timeout_ms: float | None = None,
+        changes_state: bool = False,
         parked_ms: int = 0,
         attempt_ms: int = ATTEMPT_MS_MAX,
     ) -> Reply:
@@ -122,7 +156,7 @@ class Router:
         Args:
             request: About one group, or about none.
             group_id: The group whose coordinator to ask; None asks any node.
-            timeout_ms: How long to go on trying.
+            timeout_ms: How long to go on trying; None: as long as the client was told.
             changes_state: Whether it matters if a lost request was applied.
             parked_ms: How long the coordinator may park the request; it doesn't count.
             attempt_ms: How long to wait for one answer, unless it is parked.
@@ -140,36 +174,61 @@ class Router:
             changes_state,
             parked_ms,
             attempt_ms,
-            trio.current_time() + timeout_ms / 1000,
+            self.deadline_s(timeout_ms),
         )
         while True:
             reply = await self._attempt(call)
             if reply is not None:
                 return reply
             call.failures += 1
-            pause_s = self._retry.pause_s(call.failures, self._rng)
-            if trio.current_time() + pause_s >= call.deadline_s:
+            if not await self.pause(call.failures, call.deadline_s):
                 raise self._out_of_time(call)
-            await trio.sleep(pause_s)
 
-    async def start(self, timeout_ms: float) -> None:
+    async def ask(
+        self,
+        request: Request,
+        kind: type[R],
+        group_id: str | None = None,
+        *,
+        timeout_ms: float | None = None,
+        changes_state: bool = False,
+    ) -> R:
+        """Do `call`, and return the answer, which is of *kind*."""
+        reply = await self.call(
+            request, group_id=group_id, timeout_ms=timeout_ms, changes_state=changes_state
+        )
+        assert isinstance(reply.response, kind)
+        return reply.response
+
+    def deadline_s(self, timeout_ms: float | None) -> float:
+        """Return when *timeout_ms* from now is, by trio's clock; None: the request timeout."""
+        timeout_ms = self.request_timeout_ms if timeout_ms is None else timeout_ms
+        return trio.current_time() + timeout_ms / 1000
+
+    async def pause(self, failures: int, deadline_s: float = math.inf) -> bool:
+        """Pause after the *failures*-th failure in a row; say whether there is time for it."""
+        pause_s = self._retry.pause_s(failures, self._rng)
+        if trio.current_time() + pause_s >= deadline_s:
+            return False
+        await trio.sleep(pause_s)
+        return True
+
+    async def start(self) -> None:
         """Connect to any node, to know early that there is one.
 
         Raises:
             CoordinatorUnavailable: Nobody answered in time.
             FatalError: Somebody answered who is no coordinator for this client.
         """
-        deadline_s = trio.current_time() + timeout_ms / 1000
+        deadline_s = self.deadline_s(None)
         failures = 0
         while True:
             try:
                 await self._connect_any(deadline_s)
             except ConnectionLost as exc:
                 failures += 1
-                pause_s = self._retry.pause_s(failures, self._rng)
-                if trio.current_time() + pause_s >= deadline_s:
+                if not await self.pause(failures, deadline_s):
                     raise CoordinatorUnavailable(f"no coordinator answers: {exc}") from exc
-                await trio.sleep(pause_s)
             else:
                 return
 
@@ -385,3 +444,48 @@ class Router:
             connection.close("the handshake failed")
             raise
         return connection
+
+
+def error_of(response: Response, group_id: str | None) -> int | None:
+    """Return the code that speaks about *group_id* as a whole; None if the answer has none.
+
+    Where an answer has a code per topic, it is one that a retry cures, if there is any. This
+    client asks for one group at a time, so an answer about several, or about another
+    group, is malformed.
+    """
+    match response:
+        case (
+            OffsetFetchResponse(groups=groups)
+            | DescribeGroupsResponse(groups=groups)
+            | DeleteGroupsResponse(groups=groups)
+            | FindCoordinatorResponse(coordinators=groups)
+        ):
+            if len(groups) != 1 or groups[0].group_id != group_id:
+                return None
+            return groups[0].error
+        case (
+            RegisterTopicsResponse(error=0, topics=topics)
+            | DeleteTopicsResponse(error=0, topics=topics)
+        ):
+            # Both may be repeated as a whole: what is done already stays as it is.
+            waiting = (one.error for one in topics if verdict(one.error) is not Verdict.DONE)
+            return next(waiting, 0)
+        case _:
+            error: int = response.error  # type: ignore[attr-defined]  # All others have one.
+            return error
+
+
+def verdict(code: int | None) -> Verdict:
+    """Return what to do about the error code of an answer.
+
+    A code that this client doesn't know is handed on: the caller takes it for fatal.
+    """
+    if code is None:
+        return Verdict.MALFORMED
+    if code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+        return Verdict.LOADING
+    try:
+        remedy = ERRORS[ErrorCode(code)].remedy
+    except ValueError:
+        return Verdict.DONE
+    return _VERDICTS.get(remedy, Verdict.DONE)

@@ -98,7 +98,7 @@ def test_closing_ends_calls_that_are_under_way() -> None:
     client: BlockingClient
     with connect_to(server) as client, client.join("g", ["t"], {"t": 1}) as member:
         member.assignment()
-        hanging = trio.from_thread.run_sync(trio.Event, trio_token=client._token)
+        hanging = client.run_sync(trio.Event)
         server.script(m.OffsetCommitRequest, Hold(hanging))
 
         def commit() -> None:
@@ -145,7 +145,7 @@ def test_leave_soon_does_not_need_the_lock_that_another_thread_holds() -> None:
     server = ScriptedServer()
     with connect_to(server) as client, client.join("g", ["t"], {"t": 1}) as member:
         member.assignment()
-        lock = client._token._reentry_queue.lock
+        lock = client.run_sync(trio.lowlevel.current_trio_token)._reentry_queue.lock
         with lock:  # As if the signal came in the middle of run_sync_soon.
             done = queue.SimpleQueue[bool]()
             # Another thread, as an RLock lets its own thread through.

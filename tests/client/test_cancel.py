@@ -65,7 +65,7 @@ async def a_life(client: Client) -> None:
 
 def script_trouble(server: ScriptedServer) -> None:
     """Have every kind of retry happen once in a life."""
-    server._steps.clear()
+    server.forget_script()
     server.script(m.FindCoordinatorRequest, 15)
     server.script(m.JoinGroupRequest, 14)
     server.script(m.SyncGroupRequest, 27)
@@ -129,7 +129,7 @@ async def test_a_client_goes_on_after_a_call_was_cancelled_anywhere(
                 await a_life(client)
 
             cancelled = await cancelled_at(step, scenario)
-            server._steps.clear()
+            server.forget_script()
             with trio.fail_after(60):
                 async with client.join("g", ["t"], {"t": 2}) as member:
                     assignment = await member.assignment()
@@ -142,7 +142,6 @@ async def test_a_client_goes_on_after_a_call_was_cancelled_anywhere(
             await settle()
 
             assert server.open_connections == FIRST_CONNECTION, step
-            assert not client._offset_calls._turns._line
             if not cancelled:
                 break
 

@@ -211,7 +211,7 @@ async def test_a_coordinator_that_is_away_while_joining_is_an_error_that_passes(
 
         assert trio.current_time() <= 3
 
-        world.server._steps.clear()
+        world.server.forget_script()
 
         assert (await member.assignment()).generation == 1
 

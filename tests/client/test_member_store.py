@@ -224,7 +224,7 @@ async def test_auto_commit_goes_on_after_an_outage(
 
         assert "auto-commit in group 'g'" in caplog.text
 
-        world.server._steps.clear()
+        world.server.forget_script()
         await trio.sleep(10)
 
         assert (await member.fetch())[T0].offset == 5
@@ -267,7 +267,7 @@ async def test_an_outage_holds_the_partitions_until_their_offsets_are_committed(
 
         assert not member.lost
 
-        world.server._steps.clear()
+        world.server.forget_script()
 
         assert (await member.assignment()).generation == 2
         assert told == [(T0, T1)]

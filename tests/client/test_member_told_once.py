@@ -32,7 +32,7 @@ async def outage(world: World, member: Member, tp: TopicPartition) -> None:
     world.server.script(m.OffsetCommitRequest, *[15] * 30)
     with pytest.raises(CoordinatorUnavailable):
         await member.assignment()
-    world.server._steps.clear()
+    world.server.forget_script()
 
 
 async def session_over(world: World, member: Member) -> None:

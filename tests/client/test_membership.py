@@ -10,6 +10,7 @@ from client.membership import (
     REACTIONS,
     Asked,
     Assigned,
+    Assignment,
     Compute,
     GaveUp,
     Membership,
@@ -17,7 +18,6 @@ from client.membership import (
     State,
     reaction,
 )
-from client.offsets import Assignment
 from protocol import consumer
 from protocol.errors import ErrorCode
 from protocol.messages import (

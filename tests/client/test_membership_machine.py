@@ -45,6 +45,7 @@ class MembershipMachine(RuleBasedStateMachine):
         super().__init__()
         self.machine = Membership(self.config)
         self.in_flight: list[Send] = []
+        self.newest_join: Send | None = None  # Or its SyncGroup.
         self.resolving: list[Resolve] = []
         self.computing: list[Compute] = []
         self.waiting = False
@@ -59,6 +60,8 @@ class MembershipMachine(RuleBasedStateMachine):
             match action:
                 case Send():
                     self.in_flight.append(action)
+                    if isinstance(action.request, JoinGroupRequest | SyncGroupRequest):
+                        self.newest_join = action
                 case Compute():
                     self.computing.append(action)
                 case Resolve():
@@ -187,11 +190,10 @@ class MembershipMachine(RuleBasedStateMachine):
             assert self.machine.state is State.LEFT
         if self.waiting:
             assert self.machine.state in (State.JOINING, State.SYNCING)
-            awaited = self.machine._awaited
-            under_way = any(sent.request is awaited for sent in self.in_flight)
+            under_way = any(sent is self.newest_join for sent in self.in_flight)
             computing = any(c.generation == self.machine.generation for c in self.computing)
             resolving = bool(self.resolving) and self.machine.state is State.JOINING
-            assert under_way if awaited is not None else computing or resolving
+            assert under_way or computing or resolving
 
     @invariant()
     def one_heartbeat_at_a_time(self) -> None:

@@ -6,8 +6,7 @@ from msgspec import structs
 from trio.testing import MockClock
 
 from client import ErrorCode, FatalError, OutcomeUnknown, RetriableError, TopicPartition
-from client.offset_stream import OffsetChanges, PositionTooOld, offsets_of_page
-from client.operators import Lag
+from client.operators import Lag, OffsetChanges, PositionTooOld, offsets_of_page
 from protocol import messages as m
 from protocol.messages import ApiKey, PartitionResult, TopicResult
 from tests.client.conftest import World

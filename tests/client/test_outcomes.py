@@ -77,7 +77,7 @@ async def test_an_unknown_outcome_then_nobody_there_stays_unknown(
     async with world.connect(request_timeout_ms=3_000) as client:
         world.server.script(
             m.FindCoordinatorRequest,
-            Answer(world.server._find(m.FindCoordinatorRequest(0, ("g",)))),
+            Answer(world.server.find(m.FindCoordinatorRequest(0, ("g",)))),
             *[15] * 100,
         )
         with pytest.raises(OutcomeUnknown):

@@ -18,7 +18,7 @@ from client import (
     TopicPartition,
     TopicSource,
 )
-from client.offset_stream import offsets_of_page
+from client.operators import offsets_of_page
 from coordinator.group import scans
 from protocol.messages import PartitionHosts
 from tests.client.served import served

@@ -1,5 +1,6 @@
-"""Addresses, turns, and the file that hides the package."""
+"""Addresses, the order of commits, and the file that hides the package."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from client import shadowing
 from client.api import parse_addresses
 from client.exceptions import CommitRefused, FatalError, code_text
-from client.offset_calls import Turns
+from client.offsets import CommitOrder
 from protocol.partition import TopicPartition
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,14 +37,14 @@ def test_no_address_at_all() -> None:
         parse_addresses([])
 
 
-async def test_a_turn_that_is_given_up_lets_the_next_one_wait_for_the_first(
+async def test_a_commit_that_is_given_up_lets_the_next_one_wait_for_the_first(
     autojump_clock: MockClock,
 ) -> None:
     """Cancelling the middle of a line must not let its end overtake its head."""
-    turns, order = Turns(), list[str]()
+    commits, order = CommitOrder(), list[str]()
 
     async def work(name: str, seconds: float) -> None:
-        async with turns.turn(["key"]):
+        async with commits.turn(["t-0"], math.inf):
             await trio.sleep(seconds)
             order.append(name)
 

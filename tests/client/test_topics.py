@@ -3,8 +3,8 @@
 import pytest
 from trio.testing import MockClock
 
-from client import ErrorCode, FatalError, TopicPartition, topics as client_topics
-from client.topics import TopicSource
+from client import ErrorCode, FatalError, TopicPartition, operators
+from client.operators import TopicSource
 from protocol import messages as m
 from protocol.messages import PartitionResult, TopicResult
 from tests.client.conftest import World
@@ -36,7 +36,7 @@ async def test_many_topics_come_in_pages(
     autojump_clock: MockClock, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One answer can't hold a hundred thousand topics with their end offsets."""
-    monkeypatch.setattr(client_topics, "TOPICS_PER_PAGE", 3)
+    monkeypatch.setattr(operators, "TOPICS_PER_PAGE", 3)
     names = [f"t{number}" for number in range(8)]
     async with world.connect() as client:
         await client.register_topics(dict.fromkeys(names, 1))

@@ -18,7 +18,8 @@ from client.exceptions import (
     OutcomeUnknown,
     Rebalanced,
 )
-from client.offsets import Assignment, OffsetAndMetadata
+from client.membership import Assignment
+from client.offsets import OffsetAndMetadata
 from protocol.errors import ErrorCode
 from protocol.partition import NO_OFFSET, TopicPartition
 

@@ -88,6 +88,10 @@ class ScriptedServer:
         """Do *steps* about the next requests of *kind*; a number is an error code."""
         self._steps[kind].extend(Answer(step) if isinstance(step, int) else step for step in steps)
 
+    def forget_script(self) -> None:
+        """Answer as a coordinator does from now on."""
+        self._steps.clear()
+
     def requests(self, *kinds: type) -> list[m.Request]:
         """Return what came, of *kinds* only if any are given."""
         return [seen.request for seen in self.seen if not kinds or type(seen.request) in kinds]
@@ -160,7 +164,7 @@ class ScriptedServer:
         """Answer like a coordinator whose groups have one member each."""
         table: dict[type, Callable[[Any], m.Response]] = {
             m.ApiVersionsRequest: self._api_versions,
-            m.FindCoordinatorRequest: self._find,
+            m.FindCoordinatorRequest: self.find,
             m.JoinGroupRequest: self._join,
             m.SyncGroupRequest: self._sync,
             m.HeartbeatRequest: lambda _: m.HeartbeatResponse(0),
@@ -234,7 +238,7 @@ class ScriptedServer:
             0, apis, "scripted/1", self.cluster_id, 1, self.max_request_bytes
         )
 
-    def _find(self, request: m.FindCoordinatorRequest) -> m.FindCoordinatorResponse:
+    def find(self, request: m.FindCoordinatorRequest) -> m.FindCoordinatorResponse:
         host, port = self.coordinator
         return m.FindCoordinatorResponse(
             tuple(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec import structs
 
-from client.offset_stream import offsets_of_page
+from client.operators import offsets_of_page
 from coordinator.group.admin import offset_change
 from coordinator.group.records import GroupGeneration
 from coordinator.group.scans import Cursor, decode_cursor

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from client.offset_stream import NO_EXPIRY
+from client.operators import NO_EXPIRY
 from coordinator.group import scans
 from protocol.messages import OffsetColumns, ScannedOffset, ScanOffsetsRequest, ScanOffsetsResponse
 from tests.group.context import Context

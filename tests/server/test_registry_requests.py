@@ -7,7 +7,7 @@ import trio.testing
 from msgspec import structs
 from trio.testing import MockClock
 
-from client.offset_stream import offsets_of_page
+from client.operators import offsets_of_page
 from coordinator.group import Caller
 from coordinator.runtime import offset_changes
 from coordinator.server.dispatch import Budget

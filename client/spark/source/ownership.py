@@ -27,7 +27,7 @@ from client.exceptions import (
     Rebalanced,
     RetriableError,
 )
-from client.offsets import Assignment
+from client.membership import Assignment
 from client.spark.errors import CoordinatedSourceError, FencedError, LogFailed
 from client.spark.logs.partition_log import PartitionLog
 from client.spark.source.discovery import Discovery

@@ -20,7 +20,8 @@ from client.assignors import (
 )
 from client.blocking import BlockingClient, BlockingMember, connect_blocking
 from client.exceptions import CoordinatorUnavailable
-from client.offsets import Assignment, OffsetAndMetadata
+from client.membership import Assignment
+from client.offsets import OffsetAndMetadata
 from client.spark.logs.partition_log import PartitionLog
 from client.spark.source.discovery import matching_topics
 from client.spark.source.reader_options import COOPERATIVE, ReaderOptions

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 )
 
 from client.blocking import BlockingClient
-from client.offset_stream import PositionTooOld
+from client.operators import PositionTooOld
 from client.spark.tables.clients import Target, client_of
 from client.spark.tables.columns import page_columns
 from client.spark.tables.options import Given, Wanted, name_parts

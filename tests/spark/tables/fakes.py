@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from client.exceptions import CommitRefused, FatalError
-from client.offset_stream import OffsetChanges, PositionTooOld
 from client.offsets import OffsetAndMetadata
+from client.operators import OffsetChanges, PositionTooOld
 from protocol.errors import ErrorCode
 from protocol.messages import (
     DescribedGroup,
