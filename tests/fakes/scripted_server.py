@@ -239,6 +239,7 @@ class ScriptedServer:
         )
 
     def find(self, request: m.FindCoordinatorRequest) -> m.FindCoordinatorResponse:
+        """Name the coordinator of each group."""
         host, port = self.coordinator
         return m.FindCoordinatorResponse(
             tuple(
