@@ -75,7 +75,7 @@ class FakeGroup:
             return
         session.noticed_loss = noticed
         self._forget(session)
-        self._start_rebalance()
+        self.start_rebalance()
 
     def go_on_without(self, session: "FakeSession") -> None:
         """End a rebalance that waits for this member; a static one keeps its place, not more."""
@@ -92,7 +92,7 @@ class FakeGroup:
         ids = {m for m, s in self.members.items() if s.client_id == client_id}
         if not ids <= self.drained:
             self.drained |= ids
-            self._start_rebalance()
+            self.start_rebalance()
         has_claims = any(self._claims[m].owned for m in ids)
         return not (self.rebalancing or has_claims or ids & set(self.owners.values()))
 
@@ -120,7 +120,7 @@ class FakeGroup:
         session.asked = False
         self._claims[session.member_id] = session.claim()
         if not self.rebalancing:
-            self._start_rebalance()
+            self.start_rebalance()
         self.joined.add(session.member_id)
         self._complete_if_all_joined()
 
@@ -199,7 +199,8 @@ class FakeGroup:
     def _of(self, member_id: str) -> tuple[TopicPartition, ...]:
         return tuple(sorted(tp for tp, one in self.owners.items() if one == member_id))
 
-    def _start_rebalance(self) -> None:
+    def start_rebalance(self) -> None:
+        """Ask all members to join again."""
         if not self.rebalancing:
             self.rebalancing = True
             self.joined = set()

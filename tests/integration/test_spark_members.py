@@ -51,7 +51,7 @@ class Reader:
         client_id = f"spark-{uuid.uuid4().hex}"
         self.sunk: list[Task] = []
         self.last: list[Task] = []
-        self._at: Offset | None = None
+        self.at: Offset | None = None
         self.core = ReaderCore(
             options,
             log,
@@ -66,19 +66,19 @@ class Reader:
 
     def resume(self, other: "Reader") -> None:
         """Begin with another one's checkpoint."""
-        self._at = other._at
+        self.at = other.at
 
     def trigger(self) -> list[Task]:
         """Run one batch to its end; return what it wrote."""
         self.last = []
-        start = self.core.initial_offset() if self._at is None else self._at
+        start = self.core.initial_offset() if self.at is None else self.at
         end = self.core.latest_offset(start, 5)
         if end == start:
             return []
         tasks = self.core.partitions(start, json.loads(json.dumps(end)))
         self.sunk += tasks
         self.last = tasks
-        self._at = json.loads(json.dumps(end))
+        self.at = json.loads(json.dumps(end))
         return tasks
 
 

@@ -197,7 +197,7 @@ def test_a_hand_over_commits_first_and_clears_the_pins() -> None:
     first = Query(group, log, client_id="a")
     first.trigger()
     group.session("b").request_rejoin("")
-    group._start_rebalance()
+    group.start_rebalance()
     first.trigger()
 
     metadata = [[v.metadata for v in commit.values()] for commit in group.commits]
@@ -280,7 +280,7 @@ def test_a_start_at_the_latest_offset_is_kept_before_a_hand_over() -> None:
     first = Query(group, log, client_id="a", startingOffsets="latest")
     first.core.initial_offset()
     group.session("b").request_rejoin("")
-    group._start_rebalance()
+    group.start_rebalance()
     log.ends.update({0: 50, 1: 50})
 
     first.core.latest_offset({}, 10)

@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType, DateType, StructType
 from client.spark.logs import files_formats, files_index, files_log
 from client.spark.logs.files_formats import FORMATS, parse_files_options
 from client.spark.logs.files_index import Piece, PieceIndex
-from client.spark.logs.files_log import FilesLog
+from client.spark.logs.files_log import FilesLog, ListFiles, files_below
 from client.spark.logs.partition_log import LogError, LogUnavailable
 from client.spark.logs.testkit import CHECKS, Check
 from client.spark.options import OptionError
@@ -63,12 +63,13 @@ def log_of(
     *,
     now_s: float = NOW_S,
     given: Mapping[str, str] | None = None,
+    list_files: ListFiles = files_below,
 ) -> FilesLog:
     """Return a log over the folder's parent, at a time of the test's choice."""
     options = {"path": str(folder.parent), "log.format": form, **(given or {})}
     if form == "json":
         options["log.schema"] = "id bigint, name string"
-    return FilesLog(options, clock=lambda: now_s)
+    return FilesLog(options, clock=lambda: now_s, list_files=list_files)
 
 
 def write(path: Path, content: str | bytes, age_s: float = 0.0, *, append: bool = False) -> None:
@@ -369,18 +370,15 @@ def test_a_folder_that_vanishes_while_it_is_listed_is_passed_over(
     assert lines(log_of(folder)) == ["x"]
 
 
-def test_a_size_from_before_is_no_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_from_before_is_no_change(folder: Path) -> None:
     """A network file system shows what others wrote late, but to who opens the file."""
     write(folder / "a.log", "x\ny\n")
     assert lines(log_of(folder)) == ["x", "y"]
-    walk = files_log._walk
 
-    def stale(path: Path, prefix: str) -> Any:
-        return ((name, seen._replace(size=2)) for name, seen in walk(path, prefix))
+    def stale(path: Path) -> Any:
+        return ((name, seen._replace(size=2)) for name, seen in files_below(path))
 
-    monkeypatch.setattr(files_log, "_walk", stale)
-
-    assert lines(log_of(folder)) == ["x", "y"]
+    assert lines(log_of(folder, list_files=stale)) == ["x", "y"]
 
 
 def test_columns_come_from_the_first_file_and_stay(folder: Path) -> None:
@@ -429,24 +427,19 @@ def test_readers_that_discover_at_once_agree(folder: Path) -> None:
     assert lines(one) == lines(other) == ["b", "a"]
 
 
-def test_a_listing_that_another_reader_has_overtaken_is_no_damage(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_that_another_reader_has_overtaken_is_no_damage(folder: Path) -> None:
     """Its sizes are smaller than what the index has by then."""
-    one, other = log_of(folder), log_of(folder)
+    other = log_of(folder)
     write(folder / "a.log", "a\n")
-    real = one._list
 
-    def list_slowly(tp: TopicPartition) -> Any:
-        listed = real(tp)
+    def list_slowly(path: Path) -> Any:
+        listed = list(files_below(path))
         if other.bounds(*TP) == (0, 1):
             write(folder / "a.log", "b\n", append=True)
             assert other.bounds(*TP) == (0, 2)
         return listed
 
-    monkeypatch.setattr(one, "_list", list_slowly)
-
-    assert one.bounds(*TP) == (0, 2)
+    assert log_of(folder, list_files=list_slowly).bounds(*TP) == (0, 2)
 
 
 def test_a_file_that_changes_while_it_is_read_waits(
@@ -468,14 +461,15 @@ def test_a_file_that_changes_while_it_is_read_waits(
     assert lines(log) == ["one", "two"]
 
 
-def test_a_listing_that_lags_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_that_lags_loses_nothing(folder: Path) -> None:
     """On a network file system a file may be missing from it for a moment."""
     write(folder / "a.log", "a\n", age_s=5)
     write(folder / "b.log", "b\n")
-    log = log_of(folder)
+    lags = False
+    log = log_of(folder, list_files=lambda path: [] if lags else files_below(path))
     assert log.bounds(*TP) == (0, 2)
 
-    monkeypatch.setattr(log, "_list", lambda tp: {})
+    lags = True
     assert log.bounds(*TP) == (0, 2)
 
     (folder / "a.log").unlink()
@@ -486,7 +480,7 @@ def test_the_index_heals_after_a_crash_and_stays_small(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a line at its end is cut off; lines that were replaced go."""
-    monkeypatch.setattr(files_index, "_STALE_MAX", 5)
+    monkeypatch.setattr(files_index, "STALE_MAX", 5)
     path = folder / "_index" / "0.jsonl"
     log = log_of(folder)
     for number in range(40):

@@ -61,8 +61,8 @@ class Broker:
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     """Three rows, with nothing for a moment after the first."""
     made = Broker([[Message(0)], [], [Message(1), Message(2)]])
-    monkeypatch.setattr(kafka_log, "_take", lambda _config: made)
-    monkeypatch.setattr(kafka_log, "_give_back", lambda _lease: None)
+    monkeypatch.setattr(kafka_log, "take_consumer", lambda _config: made)
+    monkeypatch.setattr(kafka_log, "give_back", lambda _lease: None)
     monkeypatch.setattr(kafka_log, "time", SimpleNamespace(monotonic=lambda: made.now_s))
     return made
 
@@ -70,7 +70,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 def test_a_task_may_be_busy_with_rows_for_longer_than_the_timeout(broker: Broker) -> None:
     """That time is the task's, not Kafka's."""
     found = []
-    for rows in kafka_log._RangeReader(CONFIG, TP, 0, 3):
+    for rows in kafka_log.RangeReader(CONFIG, TP, 0, 3):
         found += [row.offset() for row in rows]
         broker.now_s += 3600
 
@@ -80,6 +80,6 @@ def test_a_task_may_be_busy_with_rows_for_longer_than_the_timeout(broker: Broker
 def test_a_silent_broker_is_given_up_after_the_timeout(broker: Broker) -> None:
     """Else the batch would wait for ever."""
     with pytest.raises(LogUnavailable, match="nothing from offset 3 on within 30 s"):
-        list(kafka_log._RangeReader(CONFIG, TP, 0, 4))
+        list(kafka_log.RangeReader(CONFIG, TP, 0, 4))
 
     assert 30 < broker.now_s < 31

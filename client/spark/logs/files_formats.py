@@ -84,35 +84,35 @@ def parse_files_options(options: Mapping[str, str]) -> FilesOptions:
         OptionError: one is missing, unknown or impossible.
 
     """
-    given = {name.lower(): value.strip() for name, value in options.items()}
+    values = {name.lower(): value.strip() for name, value in options.items()}
     known = {name.lower() for name in NAMES}
-    for name in given:
+    for name in values:
         if name.startswith("log.") and name not in known:
             raise OptionError(
                 f"option {name!r} is unknown to a log of files; there are {', '.join(NAMES)}"
             )
-    if not given.get("path"):
+    if not values.get("path"):
         raise OptionError("option 'path' is missing: the folder that holds the topics' folders")
-    form = given.get("log.format", "")
+    form = values.get("log.format", "")
     if form not in FORMATS:
         raise OptionError(f"option 'log.format' is {form!r}: it must be {' or '.join(FORMATS)}")
-    bad = given.get("log.badrows", "error")
+    bad = values.get("log.badrows", "error")
     if bad not in {"error", "null"}:
         raise OptionError(f"option 'log.badRows' is {bad!r}: it must be 'error' or 'null'")
     return FilesOptions(
-        path=given["path"],
+        path=values["path"],
         format=form,
-        schema=_schema(given, form),
-        index_folder=given.get("log.index") or None,
-        partitions=_partitions(given),
-        pattern=given.get("log.pattern") or "*",
-        settle_s=_settle_s(given),
+        schema=_schema(values, form),
+        index_folder=values.get("log.index") or None,
+        partitions=_partitions(values),
+        pattern=values.get("log.pattern") or "*",
+        settle_s=_settle_s(values),
         bad_rows_are_null=bad == "null",
     )
 
 
-def _schema(given: Mapping[str, str], form: str) -> pa.Schema | None:
-    text = given.get("log.schema", "")
+def _schema(values: Mapping[str, str], form: str) -> pa.Schema | None:
+    text = values.get("log.schema", "")
     if form == "lines":
         if text:
             raise OptionError("option 'log.schema' is given, but lines have the one column 'value'")
@@ -151,8 +151,8 @@ def _column(text: str) -> pa.Field:
     return pa.field(match[1].strip("`"), _TYPES[kind])
 
 
-def _partitions(given: Mapping[str, str]) -> int | None:
-    value = given.get("log.partitions", "")
+def _partitions(values: Mapping[str, str]) -> int | None:
+    value = values.get("log.partitions", "")
     if not value:
         return None
     if not value.isdecimal() or not 0 < int(value) <= 10_000:
@@ -162,8 +162,8 @@ def _partitions(given: Mapping[str, str]) -> int | None:
     return int(value)
 
 
-def _settle_s(given: Mapping[str, str]) -> float:
-    value = given.get("log.settle", "1m")
+def _settle_s(values: Mapping[str, str]) -> float:
+    value = values.get("log.settle", "1m")
     settle_ms = parse_duration_ms(value)
     if settle_ms is None:
         raise OptionError(

@@ -26,7 +26,7 @@ from client.spark.logs.partition_log import LogError, LogUnavailable
 
 _VERSION: Final = 1
 # When the file holds so many lines that were replaced, it is written anew.
-_STALE_MAX: Final = 1000
+STALE_MAX: Final = 1000
 # So much of the file is searched line by line.
 SCAN_BYTES: Final = 2**13
 LOCK_WAIT_S: Final = 30.0
@@ -172,7 +172,7 @@ class PieceIndex:
         """Write pieces down, in order; only while `adding`."""
         if not pieces:
             return
-        if self._lines > len(self.pieces) + _STALE_MAX:
+        if self._lines > len(self.pieces) + STALE_MAX:
             self._write_anew()
         with self._path.open("ab") as file:
             file.truncate(self._read_to)

@@ -22,7 +22,7 @@ import stat
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -48,11 +48,15 @@ SCHEMA_FILE: Final = "schema.arrow"
 _UNFINISHED: Final = (".tmp", ".temp", ".part", ".partial", ".inprogress", ".crc", "._COPYING_")
 
 
-class _Seen(NamedTuple):
+class FileStatus(NamedTuple):
     """What a listing tells of a file."""
 
     size: int
     mtime_ns: int
+
+
+# Lists the files below a folder, by name.
+ListFiles = Callable[[Path], Iterable[tuple[str, FileStatus]]]
 
 
 class FilesLog(PartitionLog):
@@ -61,6 +65,7 @@ class FilesLog(PartitionLog):
     Args:
         options: the options of the stream.
         clock: the time in seconds since 1970, as files have it.
+        list_files: lists what is below a folder; on network file systems it may lag.
 
     Raises:
         OptionError: an option is missing, unknown or impossible.
@@ -68,12 +73,17 @@ class FilesLog(PartitionLog):
     """
 
     def __init__(
-        self, options: Mapping[str, str], *, clock: Callable[[], float] = time.time
+        self,
+        options: Mapping[str, str],
+        *,
+        clock: Callable[[], float] = time.time,
+        list_files: ListFiles | None = None,
     ) -> None:
         super().__init__(options)
         self._options = parse_files_options(options)
         self._root = Path(self._options.path)
         self._clock = clock
+        self._list_files = list_files or files_below
         self._lock = threading.Lock()
         self._indexes: dict[TopicPartition, PieceIndex] = {}
         # Of files that had nothing new: how large they were then.
@@ -184,7 +194,9 @@ class FilesLog(PartitionLog):
 
     # --- Discovery ---------------------------------------------------------------------------
 
-    def _news(self, tp: TopicPartition, index: PieceIndex, files: Mapping[str, _Seen]) -> list[str]:
+    def _news(
+        self, tp: TopicPartition, index: PieceIndex, files: Mapping[str, FileStatus]
+    ) -> list[str]:
         """Return the files that may have rows without offsets, in the order of discovery."""
         news = []
         for name, seen in files.items():
@@ -242,11 +254,11 @@ class FilesLog(PartitionLog):
             return known.at, known.base  # It gets longer, as a piece for each line is too many.
         return known.to, index.end
 
-    def _settled(self, seen: _Seen) -> bool:
+    def _settled(self, seen: FileStatus) -> bool:
         return self._clock() - seen.mtime_ns / 1e9 >= self._options.settle_s
 
     def _first_offset(
-        self, tp: TopicPartition, index: PieceIndex, files: Mapping[str, _Seen]
+        self, tp: TopicPartition, index: PieceIndex, files: Mapping[str, FileStatus]
     ) -> int:
         # A listing on a network file system may lag: only what can't be found either is gone.
         gone = self._gone.setdefault(tp, set())
@@ -277,11 +289,11 @@ class FilesLog(PartitionLog):
             raise LogError(f"topic {tp.topic!r} in {self._root} has no partition {tp.partition}")
         return folder
 
-    def _list(self, tp: TopicPartition) -> dict[str, _Seen]:
+    def _list(self, tp: TopicPartition) -> dict[str, FileStatus]:
         folder, count = self._folder(tp), self._options.partitions
         return {
             name: seen
-            for name, seen in _walk(folder, "")
+            for name, seen in self._list_files(folder)
             if fnmatch.fnmatchcase(Path(name).name, self._options.pattern)
             and (count is None or zlib.crc32(os.fsencode(name)) % count == tp.partition)
         }
@@ -344,7 +356,14 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return [entry for entry in entries if not _hidden(entry.name)]
 
 
-def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, _Seen]]:
+def files_below(folder: Path, prefix: str = "") -> Iterator[tuple[str, FileStatus]]:
+    """Yield the name and status of each file below *folder* that is neither hidden nor unfinished.
+
+    Args:
+        folder: where to look, in its folders too.
+        prefix: what names begin with: the path of *folder* in that of the first call.
+
+    """
     try:
         entries = _entries(folder)
     except FileNotFoundError:
@@ -353,7 +372,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, _Seen]]:
         raise
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/")
+            yield from files_below(folder / entry.name, f"{prefix}{entry.name}/")
         elif not entry.name.endswith(_UNFINISHED):
             try:
                 status = entry.stat()
@@ -363,7 +382,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, _Seen]]:
                 yield prefix + entry.name, _seen(status)
 
 
-def _shows_change(path: Path, seen: _Seen, known: Piece, *, once: bool) -> bool:
+def _shows_change(path: Path, seen: FileStatus, known: Piece, *, once: bool) -> bool:
     """Say whether a file is no longer the one whose rows have offsets."""
     if not _differs(seen, known, once=once):
         return False
@@ -375,9 +394,9 @@ def _shows_change(path: Path, seen: _Seen, known: Piece, *, once: bool) -> bool:
         return False
 
 
-def _differs(seen: _Seen, known: Piece, *, once: bool) -> bool:
+def _differs(seen: FileStatus, known: Piece, *, once: bool) -> bool:
     return seen.size != known.size if once else seen.size < known.to
 
 
-def _seen(status: os.stat_result) -> _Seen:
-    return _Seen(status.st_size, status.st_mtime_ns)
+def _seen(status: os.stat_result) -> FileStatus:
+    return FileStatus(status.st_size, status.st_mtime_ns)

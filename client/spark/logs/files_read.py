@@ -369,8 +369,8 @@ class Opened(Protocol):
         """Give back what it holds."""
 
 
-class _Same(NamedTuple):
-    """What is alike as long as a file is the same one, and unchanged.
+class _FileVersion(NamedTuple):
+    """Which file it is, and as of which change.
 
     With the process: a child would move the position in what its parent has open.
     """
@@ -392,7 +392,7 @@ class KeptFiles(Generic[T]):
 
     def __init__(self, most: int = KEPT_MAX) -> None:
         self._most = most
-        self._kept: dict[tuple[Path, Hashable], tuple[_Same, T]] = {}
+        self._kept: dict[tuple[Path, Hashable], tuple[_FileVersion, T]] = {}
         self._lock = threading.Lock()
 
     @contextmanager
@@ -409,10 +409,10 @@ class KeptFiles(Generic[T]):
 
         """
         # Looked at before it is opened: at worst, what is kept counts as of an older file.
-        same = _same(path)
+        version = _version(path)
         with self._lock:
             before, opened = self._kept.pop((path, how), (None, None))
-        if opened is not None and before != same:
+        if opened is not None and before != version:
             opened.close()
             opened = None
         if opened is None:
@@ -422,10 +422,10 @@ class KeptFiles(Generic[T]):
         except BaseException:  # Also where a reader stops early: who knows how far it came.
             opened.close()
             raise
-        for one in [opened] if opened.done else self._keep((path, how), (same, opened)):
+        for one in [opened] if opened.done else self._keep((path, how), (version, opened)):
             one.close()
 
-    def _keep(self, key: tuple[Path, Hashable], kept: tuple[_Same, T]) -> list[T]:
+    def _keep(self, key: tuple[Path, Hashable], kept: tuple[_FileVersion, T]) -> list[T]:
         """Keep something; return what has to go for it."""
         with self._lock:
             gone = [self._kept.pop(key)] if key in self._kept else []
@@ -435,9 +435,11 @@ class KeptFiles(Generic[T]):
         return [opened for _, opened in gone]
 
 
-def _same(path: Path) -> _Same:
+def _version(path: Path) -> _FileVersion:
     status = path.stat()
-    return _Same(os.getpid(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return _FileVersion(
+        os.getpid(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    )
 
 
 _texts: Final = KeptFiles[_CompressedText]()

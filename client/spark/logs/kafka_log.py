@@ -271,16 +271,16 @@ def parse_kafka_options(options: Mapping[str, str]) -> KafkaConfig:
         OptionError: one is missing, unknown or impossible.
 
     """
-    given = {name.lower(): value for name, value in options.items()}
+    values = {name.lower(): value for name, value in options.items()}
     own = {name.lower() for name in _LOG_OPTIONS}
-    for name in given:
+    for name in values:
         if name.startswith("log.") and name not in own:
             raise OptionError(
                 f"option {name!r} is unknown to a Kafka log; there are "
                 f"{', '.join(_LOG_OPTIONS)}, and 'kafka.<name>' for librdkafka's configuration"
             )
     passed: dict[str, str] = {}
-    for name, value in given.items():
+    for name, value in values.items():
         if not name.startswith(PREFIX):
             continue
         setting = name.removeprefix(PREFIX)
@@ -301,7 +301,7 @@ def parse_kafka_options(options: Mapping[str, str]) -> KafkaConfig:
             f"option 'kafka.{ISOLATION}' is {isolation!r}: it must be 'read_committed' or "
             "'read_uncommitted'"
         )
-    group = given.get("group", "reader")
+    group = values.get("group", "reader")
     return KafkaConfig(
         {
             # Never joined and never committed to; brokers that check rights on groups may want
@@ -316,20 +316,20 @@ def parse_kafka_options(options: Mapping[str, str]) -> KafkaConfig:
             "enable.auto.offset.store": "false",
             "enable.partition.eof": "true",
         },
-        _flag(given, "log.includeHeaders"),
-        _timeout_s(given),
+        _flag(values, "log.includeHeaders"),
+        _timeout_s(values),
     )
 
 
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    value = given.get(name.lower(), "false").strip().lower()
+def _flag(values: Mapping[str, str], name: str) -> bool:
+    value = values.get(name.lower(), "false").strip().lower()
     if value not in {"true", "false"}:
         raise OptionError(f"option {name!r} is {value!r}: it must be 'true' or 'false'")
     return value == "true"
 
 
-def _timeout_s(given: Mapping[str, str]) -> float:
-    value = given.get("log.timeout", "30s").strip()
+def _timeout_s(values: Mapping[str, str]) -> float:
+    value = values.get("log.timeout", "30s").strip()
     timeout_ms = parse_duration_ms(value)
     if not timeout_ms:
         raise OptionError(
@@ -478,11 +478,11 @@ def read_range(
         LogError: some of the rows are not there (any more).
 
     """
-    reader = _RangeReader(config, tp, start, end)
+    reader = RangeReader(config, tp, start, end)
     return _without_gc(_batches(reader, include_headers=config.include_headers))
 
 
-def _batches(reader: "_RangeReader", *, include_headers: bool) -> Iterator[pa.RecordBatch]:
+def _batches(reader: "RangeReader", *, include_headers: bool) -> Iterator[pa.RecordBatch]:
     rows: Messages = []
     size = 0
     for messages in reader:
@@ -514,7 +514,7 @@ def _without_gc(batches: Iterator[T]) -> Iterator[T]:
         yield batch
 
 
-class _RangeReader:
+class RangeReader:
     """Iterates over the messages of one range, some at a time."""
 
     def __init__(self, config: KafkaConfig, tp: TopicPartition, start: int, end: int) -> None:
@@ -526,7 +526,7 @@ class _RangeReader:
     def __iter__(self) -> Iterator[Messages]:
         if self._at >= self._end:
             return
-        lease = _take(self._config)
+        lease = take_consumer(self._config)
         consumer = lease.consumer
         whole = False
         try:
@@ -550,7 +550,7 @@ class _RangeReader:
             whole = True
         finally:
             if whole:
-                _give_back(lease)
+                give_back(lease)
             else:
                 consumer.close()
 
@@ -593,7 +593,7 @@ class _RangeReader:
         )
 
 
-class _Lease:
+class ConsumerLease:
     """A consumer in use."""
 
     def __init__(self, config: KafkaConfig) -> None:
@@ -602,22 +602,24 @@ class _Lease:
         self.consumer = new_client(Consumer, {**config.consumer, "error_cb": self.last_error})
 
 
-_idle: list[_Lease] = []
+_idle: list[ConsumerLease] = []
 
 
 def _key(config: KafkaConfig) -> tuple[int, frozenset[tuple[str, str]]]:
     return os.getpid(), frozenset(config.consumer.items())  # A fork can't use its parent's.
 
 
-def _take(config: KafkaConfig) -> _Lease:
+def take_consumer(config: KafkaConfig) -> ConsumerLease:
+    """Return an idle consumer of this process with the same configuration, or a new one."""
     key = _key(config)
     for index, lease in enumerate(_idle):
         if lease.key == key:
             return _idle.pop(index)
-    return _Lease(config)
+    return ConsumerLease(config)
 
 
-def _give_back(lease: _Lease) -> None:
+def give_back(lease: ConsumerLease) -> None:
+    """Keep a consumer for the next range; close the one that is idle for longest if need be."""
     _idle.append(lease)
     while len(_idle) > _IDLE_MAX:
         _idle.pop(0).consumer.close()
@@ -660,7 +662,7 @@ def _times(kinds: Sequence[int], times: Sequence[int]) -> tuple[pa.Array, pa.Arr
     return pa.array(stamps, _MILLISECONDS).cast(_MICROSECONDS), types
 
 
-def _headers(given: Sequence[tuple[str, bytes | None]] | None) -> list[dict[str, Any]] | None:
-    if given is None:
+def _headers(headers: Sequence[tuple[str, bytes | None]] | None) -> list[dict[str, Any]] | None:
+    if headers is None:
         return None
-    return [{"key": key, "value": value} for key, value in given]
+    return [{"key": key, "value": value} for key, value in headers]

@@ -147,22 +147,22 @@ def load_log(options: Mapping[str, str]) -> PartitionLog:
         OptionError: there is no such log; the message names the option.
 
     """
-    given = options.get("log", "folder")
-    name = BUILT_IN.get(given, given)
+    value = options.get("log", "folder")
+    name = BUILT_IN.get(value, value)
     module_name, colon, class_name = name.partition(":")
     if not (module_name and colon and class_name):
         raise OptionError(
-            f"option 'log' is {given!r}: it must be {', '.join(map(repr, sorted(BUILT_IN)))} or "
+            f"option 'log' is {value!r}: it must be {', '.join(map(repr, sorted(BUILT_IN)))} or "
             "'package.module:ClassName'"
         )
     try:
         log_class = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
         raise OptionError(
-            f"option 'log' is {given!r}, which can't be imported here ({error}); the driver and "
+            f"option 'log' is {value!r}, which can't be imported here ({error}); the driver and "
             "all executors need the module on their Python path"
         ) from error
     if not (isinstance(log_class, type) and issubclass(log_class, PartitionLog)):
-        raise OptionError(f"option 'log' is {given!r}, which is not a subclass of PartitionLog")
+        raise OptionError(f"option 'log' is {value!r}, which is not a subclass of PartitionLog")
     log: PartitionLog = log_class(options)
     return log

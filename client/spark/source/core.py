@@ -74,7 +74,7 @@ class Task(NamedTuple):
     range: Range
 
 
-class Handed(NamedTuple):
+class HandedBatch(NamedTuple):
     """The batch that Spark was given last."""
 
     end: Mapping[str, object]
@@ -120,13 +120,14 @@ class ReaderCore:
         self._sleep = sleep
         self._refused = refused
         self._ownership = Ownership(options, self.log, open_session, clock)
-        self._handed: Handed | None = None
+        self._handed: HandedBatch | None = None
         self.warming_up = False
-        self._is_cold = warms_up
-        self._put_off_joining = False
+        self._may_warm_up = warms_up
+        self._put_off_joining = False  # Until the batch without rows is done.
         self._triggered = False
-        self._checked = False
-        self._to_find: list[TopicPartition] = []
+        self._is_checkpoint_checked = False
+        # What the checkpoint has read from, as far as the log was not asked for it yet.
+        self._expected: list[TopicPartition] = []
         self._returned_at_s: float | None = None
         self._deadline_s: float | None = None
         self._failures = 0
@@ -147,7 +148,7 @@ class ReaderCore:
         if not self._triggered and self._handed is None:
             self._put_off_joining = self._is_to_warm_up({})
             if not self._put_off_joining:
-                self._is_cold = False
+                self._may_warm_up = False
                 self._until_done("the first assignment", self._settle)
         return {}
 
@@ -161,7 +162,7 @@ class ReaderCore:
             CoordinatorTimeout: the coordinator was away for too long.
 
         """
-        self._is_cold = False  # It is to end, not to begin, when there is nothing to read.
+        self._may_warm_up = False  # It is to end, not to begin, when there is nothing to read.
         self._ownership.hand_over_all()
         self._until_done("the first assignment", self._settle)
         self._until_done("the log's ends", self._ownership.stop_at_ends)
@@ -194,7 +195,7 @@ class ReaderCore:
             self._handed = None
         # Without a limit this may be the only trigger there is (Spark's Trigger.Once).
         self.warming_up = max_rows is not None and self._is_to_warm_up(start)
-        self._is_cold = False
+        self._may_warm_up = False
         if self.warming_up:
             logger.info("others read: one batch without rows, then this reader joins them")
         end = self._hand(start, {}, {}) if self.warming_up else self._end_of_next(start, max_rows)
@@ -220,7 +221,9 @@ class ReaderCore:
                     "Spark asks for a batch that this reader did not plan; restart the query"
                 )
             self._check_checkpoint(end)
-            self._is_cold = self._put_off_joining = False  # A replay warms up, and joins, as well.
+            self._may_warm_up = self._put_off_joining = (
+                False  # A replay warms up, and joins, as well.
+            )
             self._until_done("the replay of the last batch", lambda: self._replay(end))
         assert self._handed is not None
         handed = self._handed.ranges
@@ -256,7 +259,7 @@ class ReaderCore:
     def _next_batch(
         self, start: Mapping[str, object], max_rows: int | None
     ) -> Mapping[str, object]:
-        self._find_all()
+        self._check_log_has_expected()
         batch = self._ownership.pin_next(max_rows, self._wait_s())
         ranges: dict[TopicPartition, Range] = {}
         run: dict[TopicPartition, Finished] = {}
@@ -285,14 +288,15 @@ class ReaderCore:
             # The same range again, as in a group that was deleted and made anew. Spark would
             # take an equal offset for "nothing new".
             end[READER_KEY]["again"] = True
-        self._handed = Handed(end, run)
+        self._handed = HandedBatch(end, run)
         return end
 
     def _is_to_warm_up(self, start: Mapping[str, object]) -> bool:
-        if not self._is_cold:
+        if not self._may_warm_up:
             return False
         try:
-            self._find_all()  # The end of a batch without rows doesn't say what was read before.
+            # Now, as the end of a batch without rows doesn't say what was read before.
+            self._check_log_has_expected()
             # A process that was killed is a member for a while; it doesn't read.
             before = decode_end(start).reader
             return self._ownership.others_read(before.client_id if before else "")
@@ -302,7 +306,7 @@ class ReaderCore:
             return False
 
     def _replay(self, end: Mapping[str, object]) -> None:
-        self._find_all()
+        self._check_log_has_expected()
         positions = self._settle()
         run: dict[TopicPartition, Finished] = {}
         for tp, planned in decode_end(end).ranges.items():
@@ -315,25 +319,25 @@ class ReaderCore:
         with_rows = self._ownership.with_rows(run.keys())
         run = {tp: finished for tp, finished in run.items() if tp in with_rows}
         self._ownership.prove(run.keys())
-        self._handed = Handed(end, run)
+        self._handed = HandedBatch(end, run)
 
     def _check_checkpoint(self, offset: Mapping[str, object]) -> None:
         """Look once at what Spark begins with: from then on it only has what we gave it."""
-        if not self._checked:
+        if not self._is_checkpoint_checked:
             before = decode_end(offset)
             check_checkpoint(before, self._options, self._reads)
-            self._to_find = [tp for tp in before.ranges if self._reads(tp.topic)]
-            self._checked = True
+            self._expected = [tp for tp in before.ranges if self._reads(tp.topic)]
+            self._is_checkpoint_checked = True
 
-    def _find_all(self) -> None:
+    def _check_log_has_expected(self) -> None:
         """Make sure that the log still has what the checkpoint has read from."""
         pattern = self._options.topics_pattern
-        there = set(self.log.topics()) if pattern is not None and self._to_find else set()
-        while self._to_find:
-            tp = self._to_find[-1]
+        there = set(self.log.topics()) if pattern is not None and self._expected else set()
+        while self._expected:
+            tp = self._expected[-1]
             if pattern is None or tp.topic in there:  # Else it dropped out of the pattern.
                 self.log.has(tp)
-            self._to_find.pop()
+            self._expected.pop()
 
     def _reads(self, topic: str) -> bool:
         pattern = self._options.topics_pattern

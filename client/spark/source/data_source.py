@@ -221,7 +221,7 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 warms_up=options.warm_up,
             )
             self._core = core
-            gc.freeze()  # A look at all that is imported takes 35 ms, in every few triggers.
+            gc.freeze()  # Else the collector looks at all that is imported, every few triggers.
             LeaveOnSigterm(core.stop).install()
         return self._core
 
@@ -271,8 +271,8 @@ def pack_ranges(ranges: Sequence[Task], tasks_min: int, rows_per_task: int) -> l
 # --- The log -------------------------------------------------------------------------------
 
 
-def _load(given: Mapping[str, str]) -> PartitionLog:
-    return load_log(with_secrets(given))
+def _load(options: Mapping[str, str]) -> PartitionLog:
+    return load_log(with_secrets(options))
 
 
 def _value_schema(log: PartitionLog, options: ReaderOptions) -> pa.Schema:

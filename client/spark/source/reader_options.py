@@ -89,32 +89,34 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
         OptionError: with a message that names the option and what it may be.
 
     """
-    given = {name.lower(): value for name, value in options.items()}
-    _refuse_unknown(given)
+    values = {name.lower(): value for name, value in options.items()}
+    _refuse_unknown(values)
     parsed = ReaderOptions(
-        coordinator=_addresses(given),
-        group=_group(given),
-        topics=_topics(given),
-        topics_pattern=_topics_pattern(given),
-        max_rows_per_partition=_max_rows(given, "maxRowsPerPartition", str(MAX_ROWS_PER_PARTITION)),
-        max_rows_per_batch=_max_rows(given, "maxRowsPerBatch", "unlimited"),
-        min_tasks=_count(given, "minTasks", MIN_TASKS),
-        rows_per_task=_count(given, "rowsPerTask", ROWS_PER_TASK),
-        warm_up=_choice(given, "warmUp", ("true", "false")) == "true",
-        starting_offsets=_choice(given, "startingOffsets", ("earliest", "latest")),
-        starting_timestamp_ms=_starting_timestamp_ms(given),
-        on_data_loss=_on_data_loss(given),
-        on_fence=_choice(given, "onFence", ("rejoin", "fail")),
-        on_stateful=_choice(given, "onStateful", ("fail", "warn")),
-        session_timeout_ms=_duration_ms(given, "sessionTimeout", "45s"),
-        rebalance_timeout_ms=_duration_ms(given, "rebalanceTimeout", "5m"),
-        request_timeout_ms=_duration_ms(given, "requestTimeout", "10s"),
-        coordinator_timeout_ms=_duration_ms(given, "coordinatorTimeout", "10m"),
-        assignors=_assignors(given),
-        group_instance_id=_name(given, "groupInstanceId"),
-        host=_name(given, "host"),
-        discovery_interval_ms=_duration_ms(given, "discoveryInterval", "5s"),
-        log_timeout_ms=_duration_ms(given, "logTimeout", "5m"),
+        coordinator=_addresses(values),
+        group=_group(values),
+        topics=_topics(values),
+        topics_pattern=_topics_pattern(values),
+        max_rows_per_partition=_max_rows(
+            values, "maxRowsPerPartition", str(MAX_ROWS_PER_PARTITION)
+        ),
+        max_rows_per_batch=_max_rows(values, "maxRowsPerBatch", "unlimited"),
+        min_tasks=_count(values, "minTasks", MIN_TASKS),
+        rows_per_task=_count(values, "rowsPerTask", ROWS_PER_TASK),
+        warm_up=_choice(values, "warmUp", ("true", "false")) == "true",
+        starting_offsets=_choice(values, "startingOffsets", ("earliest", "latest")),
+        starting_timestamp_ms=_starting_timestamp_ms(values),
+        on_data_loss=_on_data_loss(values),
+        on_fence=_choice(values, "onFence", ("rejoin", "fail")),
+        on_stateful=_choice(values, "onStateful", ("fail", "warn")),
+        session_timeout_ms=_duration_ms(values, "sessionTimeout", "45s"),
+        rebalance_timeout_ms=_duration_ms(values, "rebalanceTimeout", "5m"),
+        request_timeout_ms=_duration_ms(values, "requestTimeout", "10s"),
+        coordinator_timeout_ms=_duration_ms(values, "coordinatorTimeout", "10m"),
+        assignors=_assignors(values),
+        group_instance_id=_name(values, "groupInstanceId"),
+        host=_name(values, "host"),
+        discovery_interval_ms=_duration_ms(values, "discoveryInterval", "5s"),
+        log_timeout_ms=_duration_ms(values, "logTimeout", "5m"),
     )
     if parsed.coordinator_timeout_ms <= parsed.session_timeout_ms:
         # A restarted reader waits until its crashed forerunner's session is over.
@@ -125,10 +127,10 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
     return parsed
 
 
-def _refuse_unknown(given: Mapping[str, str]) -> None:
+def _refuse_unknown(values: Mapping[str, str]) -> None:
     """Refuse what is not an option. Values are not shown: one may be a secret."""
     known = {name.lower(): name for name in KNOWN}
-    for name in given:
+    for name in values:
         if name in known or name.startswith(LOG_PREFIXES):
             continue
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
@@ -139,32 +141,32 @@ def _refuse_unknown(given: Mapping[str, str]) -> None:
         )
 
 
-def _required(given: Mapping[str, str], name: str) -> str:
-    value = given.get(name.lower(), "").strip()
+def _required(values: Mapping[str, str], name: str) -> str:
+    value = values.get(name.lower(), "").strip()
     if not value:
         raise OptionError(f"option '{name}' is missing")
     return value
 
 
-def _addresses(given: Mapping[str, str]) -> str:
-    return ",".join(read_addresses("coordinator", _required(given, "coordinator")))
+def _addresses(values: Mapping[str, str]) -> str:
+    return ",".join(read_addresses("coordinator", _required(values, "coordinator")))
 
 
-def _group(given: Mapping[str, str]) -> str:
-    group = _required(given, "group")
+def _group(values: Mapping[str, str]) -> str:
+    group = _required(values, "group")
     if error := group_id_error(group):
         raise OptionError(f"option 'group' is {group!r}: {error}")
     return group
 
 
-def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
-    if "topicspattern" in given:
-        if "topics" in given:
+def _topics(values: Mapping[str, str]) -> tuple[str, ...]:
+    if "topicspattern" in values:
+        if "topics" in values:
             raise OptionError("options 'topics' and 'topicsPattern' are both given; name one")
         return ()
-    if "topics" not in given:
+    if "topics" not in values:
         raise OptionError("option 'topics' is missing (or 'topicsPattern', for all that match)")
-    value = _required(given, "topics")
+    value = _required(values, "topics")
     topics = tuple(topic.strip() for topic in value.split(","))
     if not all(topics) or len(set(topics)) < len(topics):
         raise OptionError(
@@ -173,10 +175,10 @@ def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
     return topics
 
 
-def _topics_pattern(given: Mapping[str, str]) -> re.Pattern[str] | None:
-    if "topicspattern" not in given:
+def _topics_pattern(values: Mapping[str, str]) -> re.Pattern[str] | None:
+    if "topicspattern" not in values:
         return None
-    value = _required(given, "topicsPattern")
+    value = _required(values, "topicsPattern")
     try:
         return re.compile(value)
     except re.error as error:
@@ -186,8 +188,8 @@ def _topics_pattern(given: Mapping[str, str]) -> re.Pattern[str] | None:
         ) from error
 
 
-def _assignors(given: Mapping[str, str]) -> tuple[str, ...]:
-    value = given.get("assignor", COOPERATIVE)
+def _assignors(values: Mapping[str, str]) -> tuple[str, ...]:
+    value = values.get("assignor", COOPERATIVE)
     names = tuple(name.strip().lower() for name in value.split(","))
     if not set(names) <= set(ASSIGNORS) or len(set(names)) < len(names):
         listed = ", ".join(repr(name) for name in ASSIGNORS)
@@ -198,24 +200,24 @@ def _assignors(given: Mapping[str, str]) -> tuple[str, ...]:
     return names
 
 
-def _name(given: Mapping[str, str], name: str) -> str | None:
-    if name.lower() not in given:
+def _name(values: Mapping[str, str], name: str) -> str | None:
+    if name.lower() not in values:
         return None
-    value = given[name.lower()].strip()
+    value = values[name.lower()].strip()
     if error := name_error(value, NAME_BYTES_MAX):
         raise OptionError(f"option '{name}' is {value!r}: {error}")
     return value
 
 
-def _max_rows(given: Mapping[str, str], name: str, default: str) -> int | None:
-    value = given.get(name.lower(), default).strip()
+def _max_rows(values: Mapping[str, str], name: str, default: str) -> int | None:
+    value = values.get(name.lower(), default).strip()
     if value.lower() == "unlimited":
         return None
     return _whole(name, value, or_else=", or 'unlimited'")
 
 
-def _count(given: Mapping[str, str], name: str, default: int) -> int:
-    return _whole(name, given.get(name.lower(), str(default)).strip())
+def _count(values: Mapping[str, str], name: str, default: int) -> int:
+    return _whole(name, values.get(name.lower(), str(default)).strip())
 
 
 def _whole(name: str, value: str, or_else: str = "") -> int:
@@ -226,13 +228,13 @@ def _whole(name: str, value: str, or_else: str = "") -> int:
     return int(value)
 
 
-def _on_data_loss(given: Mapping[str, str]) -> str:
+def _on_data_loss(values: Mapping[str, str]) -> str:
     """Read ``onDataLoss``, or ``failOnDataLoss`` as Spark's Kafka source has it."""
-    policy = _choice(given, "onDataLoss", ("error", "earliest", "latest"))
-    if "failondataloss" not in given:
+    policy = _choice(values, "onDataLoss", ("error", "earliest", "latest"))
+    if "failondataloss" not in values:
         return policy
-    fails = _choice(given, "failOnDataLoss", ("true", "false")) == "true"
-    if "ondataloss" not in given:
+    fails = _choice(values, "failOnDataLoss", ("true", "false")) == "true"
+    if "ondataloss" not in values:
         return "error" if fails else "earliest"
     if fails != (policy == "error"):
         raise OptionError(
@@ -242,11 +244,11 @@ def _on_data_loss(given: Mapping[str, str]) -> str:
     return policy
 
 
-def _starting_timestamp_ms(given: Mapping[str, str]) -> int | None:
-    value = given.get("startingtimestamp", "").strip()
+def _starting_timestamp_ms(values: Mapping[str, str]) -> int | None:
+    value = values.get("startingtimestamp", "").strip()
     if not value:
         return None
-    if "startingoffsets" in given:
+    if "startingoffsets" in values:
         raise OptionError("options 'startingOffsets' and 'startingTimestamp' exclude each other")
     if value.isdecimal() and value.isascii():
         return int(value)
@@ -262,16 +264,16 @@ def _starting_timestamp_ms(given: Mapping[str, str]) -> int | None:
     return max(0, (at - _EPOCH) // timedelta(milliseconds=1))
 
 
-def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    value = given.get(name.lower(), choices[0]).strip().lower()
+def _choice(values: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = values.get(name.lower(), choices[0]).strip().lower()
     if value not in choices:
         listed = " or ".join(repr(choice) for choice in choices)
         raise OptionError(f"option '{name}' is {value!r}: it must be {listed}")
     return value
 
 
-def _duration_ms(given: Mapping[str, str], name: str, default: str) -> int:
-    return read_duration_ms(name, given.get(name.lower(), default).strip())
+def _duration_ms(values: Mapping[str, str], name: str, default: str) -> int:
+    return read_duration_ms(name, values.get(name.lower(), default).strip())
 
 
 def explained(error: FatalError, options: ReaderOptions) -> str | None:

@@ -228,9 +228,9 @@ class BlockingSession:
 
     def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
         """Say whether some of the partitions in *listing* are nobody's in the whole group."""
-        given = {tp for member in self._described().members for tp in _partitions(member)}
+        assigned = {tp for member in self._described().members for tp in _partitions(member)}
         listed = {TopicPartition(topic, p) for topic, ps in listing.items() for p in ps}
-        return not listed <= given
+        return not listed <= assigned
 
     def leave(self) -> None:
         """Leave the group and close the connection. Never raises."""

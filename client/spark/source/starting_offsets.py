@@ -28,10 +28,10 @@ Where = str | int | datetime
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
-# For a partition without an offset: one place for all, or one per topic or partition.
+# For a partition without an offset: one position for all, or one per topic or partition.
 Default = Where | Mapping[str, Where] | Mapping[TopicPartition, Where]
 
-# Returns the offset that each place stands for, as `KafkaTopics.offsets` does.
+# Returns the offset that each position stands for, as `KafkaTopics.offsets` does.
 OffsetsOf = Callable[[Mapping[TopicPartition, Where]], Mapping[TopicPartition, int]]
 
 # Spark's numbers for "wherever it begins (ends) when the query starts".
@@ -259,8 +259,8 @@ def where_of(default: Default, tp: TopicPartition) -> Where:
     """
     if not isinstance(default, Mapping):
         return default
-    places = cast("Mapping[object, Where]", default)  # Its keys may be mixed, too.
-    where = places.get(tp, places.get(tp.topic))
+    positions = cast("Mapping[object, Where]", default)  # Its keys may be mixed, too.
+    where = positions.get(tp, positions.get(tp.topic))
     if where is None:
         raise StartingOffsetsError(
             f"the default names neither {tp} nor topic {tp.topic!r}, and the group has no offset "
@@ -270,7 +270,7 @@ def where_of(default: Default, tp: TopicPartition) -> Where:
 
 
 def offsets_json(found: Mapping[TopicPartition, Where]) -> str:
-    """Return Spark's JSON text for these places.
+    """Return Spark's JSON text for these positions.
 
     Raises:
         StartingOffsetsError: one is a time.
@@ -295,9 +295,9 @@ def check_topics(topics: Collection[str]) -> None:
 
 
 def check_default(default: Default) -> None:
-    """Raise `ValueError` unless it is a place, or a mapping of places."""
-    places = default.values() if isinstance(default, Mapping) else (default,)
-    for where in places:
+    """Raise `ValueError` unless it is a position, or a mapping of positions."""
+    positions = default.values() if isinstance(default, Mapping) else (default,)
+    for where in positions:
         is_known = where in _NUMBERS if isinstance(where, str) else True
         if isinstance(where, datetime):
             is_known = where.tzinfo is not None
@@ -313,10 +313,10 @@ def check_default(default: Default) -> None:
 
 
 def _partitions(
-    client: BlockingClient, topic: str, given: Mapping[str, int] | None
+    client: BlockingClient, topic: str, counts: Mapping[str, int] | None
 ) -> Iterable[int] | None:
-    if given is not None and topic in given:
-        return range(given[topic])
+    if counts is not None and topic in counts:
+        return range(counts[topic])
     count = client.describe_topics([topic])[0].partition_count
     return range(count) if count >= 0 else None
 
