@@ -8,7 +8,7 @@ from client.spark.source.core import Task
 from tests.fakes.group_session import FakeGroup
 from tests.spark.helpers import MemoryLog, Query, tp
 
-# Each has a test of the core and one with real Spark; see test_faults_covered.py.
+# Each has a test of the core and one with real Spark; see test_core_faults.py.
 FAULTS = (
     "coordinator down at start",
     "coordinator down during a batch",

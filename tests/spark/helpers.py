@@ -77,6 +77,11 @@ class MemoryLog(PartitionLog):
         raise NotImplementedError
 
 
+def group_and_log(ends: dict[int, int]) -> tuple[FakeGroup, MemoryLog]:
+    """Return a group and a log with these partitions."""
+    return FakeGroup([tp(p) for p in ends]), MemoryLog(ends)
+
+
 class Clock:
     """Time that passes only by sleeping."""
 

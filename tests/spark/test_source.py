@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import example, given, strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -28,6 +29,7 @@ from client.spark.source.data_source import (
     RangesPartition,
     Refusals,
     StatefulGuard,
+    pack_ranges,
     ranges_partitions,
     warm_partitions,
 )
@@ -42,22 +44,22 @@ SCHEMA = pa.schema([("id", pa.int64()), ("when", pa.timestamp("us", tz="UTC"))])
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> dict[str, str]:
+def source_options(tmp_path: Path) -> dict[str, str]:
     """Options of a stream over a folder log with three rows."""
     with FolderLogWriter.create(tmp_path, "t", SCHEMA, 1) as writer:
         writer.append(0, pa.table({"id": [1, 2, 3], "when": [1, 2, 3]}, schema=SCHEMA))
     return {"coordinator": "h:1", "group": "g", "topics": "t", "path": str(tmp_path)}
 
 
-def reader_of(given: dict[str, str]) -> CoordinatedStreamReader:
+def reader_of(source_options: dict[str, str]) -> CoordinatedStreamReader:
     """Make a reader as Spark does."""
-    data_source = CoordinatedSource(given)
+    data_source = CoordinatedSource(source_options)
     return data_source.streamReader(data_source.schema())
 
 
-def test_an_executor_reads_with_a_pickled_copy(given: dict[str, str]) -> None:
+def test_an_executor_reads_with_a_pickled_copy(source_options: dict[str, str]) -> None:
     """The membership must not travel."""
-    reader = pickle.loads(pickle.dumps(reader_of(given)))
+    reader = pickle.loads(pickle.dumps(reader_of(source_options)))
 
     batches = list(reader.read(RangesPartition([SourceRange("t", 0, 1, 3, 7)])))
 
@@ -74,24 +76,26 @@ def test_an_executor_reads_with_a_pickled_copy(given: dict[str, str]) -> None:
         for offset in (1, 2)
     ]
     # Spark compares the schema exactly, and says nothing helpful about a difference.
-    assert batches[0].schema == to_arrow_schema(CoordinatedSource(given).schema(), timezone="UTC")
+    assert batches[0].schema == to_arrow_schema(
+        CoordinatedSource(source_options).schema(), timezone="UTC"
+    )
 
 
-def test_one_task_reads_several_ranges(given: dict[str, str]) -> None:
+def test_one_task_reads_several_ranges(source_options: dict[str, str]) -> None:
     """Each with its own range columns, as if it had been a task of its own."""
     ranges = [SourceRange("t", 0, 2, 3, 7), SourceRange("t", 0, 0, 1, 8)]
 
-    batches = list(reader_of(given).read(RangesPartition(ranges)))
+    batches = list(reader_of(source_options).read(RangesPartition(ranges)))
 
     columns = ["offset", "range_start", "range_end", "generation"]
     rows = pa.Table.from_batches(batches).select(columns).to_pylist()
     assert [tuple(row.values()) for row in rows] == [(2, 2, 3, 7), (0, 0, 1, 8)]
 
 
-def test_ranges_are_packed_as_the_options_say(given: dict[str, str]) -> None:
+def test_ranges_are_packed_as_the_options_say(source_options: dict[str, str]) -> None:
     """Spark makes a task of each partition that it gets."""
     ranges = [Task(TopicPartition("t", p), Range(0, 10, 1)) for p in range(6)]
-    options = parse_options({**given, "minTasks": "2", "rowsPerTask": "20"})
+    options = parse_options({**source_options, "minTasks": "2", "rowsPerTask": "20"})
 
     packed = ranges_partitions(ranges, options)
 
@@ -99,14 +103,14 @@ def test_ranges_are_packed_as_the_options_say(given: dict[str, str]) -> None:
 
 
 def test_a_warm_up_starts_workers_that_load_the_log(
-    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    source_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a task Spark would start none; and they are not settled before there are rows."""
     group, log = FakeGroup([tp(0)]), MemoryLog({0: 100})
     Query(group, log, client_id="at-work").trigger()
     settled: list[bool] = []
     monkeypatch.setattr(data_source, "settle", lambda: settled.append(True))
-    reader = reader_of({**given, "minTasks": "3"})
+    reader = reader_of({**source_options, "minTasks": "3"})
     monkeypatch.setattr(reader, "_core", Query(group, log, warms_up=True).core)
 
     tasks = reader.partitions({}, reader.latestOffset({}, ReadMaxRows(10)))
@@ -117,32 +121,32 @@ def test_a_warm_up_starts_workers_that_load_the_log(
     assert settled == [True]
 
 
-def test_a_warm_up_has_no_more_tasks_than_are_worth_it(given: dict[str, str]) -> None:
+def test_a_warm_up_has_no_more_tasks_than_are_worth_it(source_options: dict[str, str]) -> None:
     """With many partitions on a slow log 'minTasks' may be as many; the warm-up reads none."""
-    assert len(warm_partitions(parse_options({**given, "minTasks": "2147483647"}))) == 64
+    assert len(warm_partitions(parse_options({**source_options, "minTasks": "2147483647"}))) == 64
 
 
-def test_making_a_reader_connects_to_nothing(given: dict[str, str]) -> None:
+def test_making_a_reader_connects_to_nothing(source_options: dict[str, str]) -> None:
     """Spark makes one in planning workers too; the coordinator here doesn't exist."""
-    reader = reader_of(given)
+    reader = reader_of(source_options)
 
     assert isinstance(reader, SupportsTriggerAvailableNow)
     assert reader.reportLatestOffset() is None
     reader.stop()
 
 
-def test_the_read_limit_is_the_option(given: dict[str, str]) -> None:
+def test_the_read_limit_is_the_option(source_options: dict[str, str]) -> None:
     """Spark hands it back to every latestOffset."""
-    assert reader_of(given).getDefaultReadLimit() == ReadMaxRows(10_000)
-    assert reader_of({**given, "maxrowsperpartition": "unlimited"}).getDefaultReadLimit() == (
-        ReadAllAvailable()
-    )
+    assert reader_of(source_options).getDefaultReadLimit() == ReadMaxRows(10_000)
+    assert reader_of(
+        {**source_options, "maxrowsperpartition": "unlimited"}
+    ).getDefaultReadLimit() == (ReadAllAvailable())
 
 
-def test_a_wrong_option_is_refused_when_the_source_is_made(given: dict[str, str]) -> None:
+def test_a_wrong_option_is_refused_when_the_source_is_made(source_options: dict[str, str]) -> None:
     """That is at ``load()``, in the user's own stack."""
     with pytest.raises(OptionError, match="option 'group' is missing"):
-        CoordinatedSource({**given, "group": ""})
+        CoordinatedSource({**source_options, "group": ""})
 
 
 @pytest.mark.parametrize("missing", [-1, 1])
@@ -165,12 +169,12 @@ def test_columns_that_clash_with_the_sources_own_are_refused(tmp_path: Path) -> 
         ).schema()
 
 
-def test_topics_with_different_columns_are_refused(given: dict[str, str]) -> None:
+def test_topics_with_different_columns_are_refused(source_options: dict[str, str]) -> None:
     """A stream has one schema."""
-    FolderLogWriter.create(given["path"], "u", pa.schema([("x", pa.int64())]), 1).close()
+    FolderLogWriter.create(source_options["path"], "u", pa.schema([("x", pa.int64())]), 1).close()
 
     with pytest.raises(OptionError, match="'t' and 'u' have different columns"):
-        CoordinatedSource({**given, "topics": "t,u"}).schema()
+        CoordinatedSource({**source_options, "topics": "t,u"}).schema()
 
 
 # No print(): the signal may come while the main thread is inside one, and holds its lock.
@@ -257,3 +261,60 @@ def test_a_stateful_query_is_told_to_end(tmp_path: Path) -> None:
         reason = refusals.reason(client_id)
         assert reason is not None
         assert "query q is stateful (dedupe)" in reason
+
+
+# --- Ranges packed into tasks --------------------------------------------------------------
+
+
+def of_sizes(*rows: int) -> list[Task]:
+    """Return a range of so many rows for each of as many partitions."""
+    return [
+        Task(TopicPartition("t", partition), Range(100, 100 + count, 1))
+        for partition, count in enumerate(rows)
+    ]
+
+
+def sizes(packed: list[list[Task]]) -> list[int]:
+    """Return how many rows each task has."""
+    return [sum(one.range.end - one.range.start for one in task) for task in packed]
+
+
+def test_few_ranges_are_a_task_each() -> None:
+    """Nothing is gained by having one wait for another."""
+    few = of_sizes(5, 1_000_000, 0)
+
+    assert sorted(pack_ranges(few, 8, 50_000)) == [[one] for one in few]
+
+
+def test_many_small_ranges_are_few_tasks() -> None:
+    """A task costs more than such a range."""
+    assert sizes(pack_ranges(of_sizes(*[10] * 1_000), 8, 50_000)) == [1_250] * 8
+
+
+def test_many_large_ranges_are_many_tasks() -> None:
+    """They keep all cores of a cluster busy, and a task that failed is repeated sooner."""
+    assert sizes(pack_ranges(of_sizes(*[10_000] * 100), 8, 50_000)) == [50_000] * 20
+
+
+def test_a_large_range_has_a_task_to_itself() -> None:
+    """Else its task would end long after the others."""
+    packed = pack_ranges(of_sizes(10, 10, 10_000, 10, 10), 2, 50_000)
+
+    assert sorted(sizes(packed)) == [40, 10_000]
+
+
+@example([0, 0, 0], 3, 1)
+@example([1, 2, 3], 1, 10)
+@given(st.lists(st.integers(0, 10**6)), st.integers(1, 50), st.integers(1, 10**6))
+def test_every_range_is_in_one_task(rows: list[int], tasks_min: int, rows_per_task: int) -> None:
+    """In none it would be lost, in two it would be there twice; and no task is empty."""
+    made = of_sizes(*rows)
+
+    packed = pack_ranges(made, tasks_min, rows_per_task)
+
+    assert sorted(one for task in packed for one in task) == made
+    assert all(task and task == sorted(task) for task in packed)
+    assert len(packed) >= min(len(made), tasks_min)
+    if packed:  # As even as of_sizes that aren't cut can be.
+        assert max(sizes(packed)) <= sum(rows) / len(packed) + max(rows)
+        assert len(packed) <= max(tasks_min, sum(rows) / rows_per_task + 1)

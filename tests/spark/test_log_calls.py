@@ -1,19 +1,14 @@
-"""Log calls that block, and reads that fail or are silent."""
+"""Log calls that block."""
 
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from client.spark.errors import LogFailed
-from client.spark.logs.partition_log import LogError, LogUnavailable
+from client.spark.logs.partition_log import LogUnavailable
 from client.spark.source.log_calls import Call, Watchdog, patience_s
-from client.spark.source.reading import ReadMonitor, read_range
-from tests.spark.helpers import MemoryLog, options
+from tests.spark.helpers import options
 
 
 def never(done: threading.Event, _seconds: float) -> bool:
@@ -119,66 +114,3 @@ def test_patience_leaves_time_for_a_hand_over(
     )
 
     assert patience_s(given) == seconds
-
-
-class ReadingLog(MemoryLog):
-    """Yields what it is given, or raises it."""
-
-    rows: tuple[pa.RecordBatch | Exception, ...] = ()
-
-    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield or raise."""
-        for rows in self.rows:
-            if isinstance(rows, Exception):
-                raise rows
-            yield rows
-
-
-TASK: Any = SimpleNamespace(topic="flights", partition=3, start=10, end=20, generation=1)
-ROWS = pa.RecordBatch.from_pydict({"id": [1]})
-
-
-@pytest.mark.parametrize("error", [LogError("gone"), ZeroDivisionError("gone")])
-def test_a_read_that_fails_names_its_range(error: Exception) -> None:
-    """Spark shows the message of one task of many."""
-    log = ReadingLog({3: 20})
-    log.rows = (ROWS, error)
-    rows = read_range(log, TASK, 10.0)
-    assert next(rows) is ROWS
-
-    words = rf"flights-3: read\(10, 20\) of the log ReadingLog failed: {type(error).__name__}: gone"
-    with pytest.raises(LogFailed, match=words):
-        next(rows)
-
-
-def test_a_silent_read_is_warned_of_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    """It can't be given up, but a hanging task without a word is a riddle."""
-    now = [0.0]
-    monitor = ReadMonitor(clock=lambda: now[0])
-    monitor.watch("read", "flights-3: read(10, 20)", 30.0)
-    for now[0] in (29.0, 30.0, 31.0, 59.0, 60.0):
-        monitor.look()
-
-    assert [record.getMessage() for record in caplog.records] == [
-        f"flights-3: read(10, 20) has yielded nothing for {seconds} s" for seconds in (30, 60)
-    ]
-    monitor.done("read")
-    now[0] = 200.0
-    monitor.look()
-    assert len(caplog.records) == 2
-
-
-def test_what_spark_does_with_rows_is_not_the_logs_silence(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A slow sink is another matter."""
-    now = [0.0]
-    monitor = ReadMonitor(clock=lambda: now[0])
-    log = ReadingLog({3: 20})
-    log.rows = (ROWS, ROWS)
-
-    for _ in read_range(log, TASK, 10.0, monitor):
-        now[0] += 100.0
-        monitor.look()
-
-    assert caplog.text == ""

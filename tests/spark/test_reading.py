@@ -1,14 +1,17 @@
-"""What the coordinated source makes of a log's rows, and what it doesn't take."""
+"""The rows of a range on an executor: what is held against the log, and reads that fail."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from client.spark.logs.kafka_log import columns, record_batch
-from client.spark.source.reading import SourceRange, with_source_columns
+from client.spark.errors import LogFailed
+from client.spark.logs.partition_log import LogError
+from client.spark.source.reading import ReadMonitor, SourceRange, read_range, with_source_columns
+from tests.spark.helpers import MemoryLog
 
 OUT = pa.schema(
     [
@@ -82,59 +85,67 @@ def test_dense_rows_are_counted_over_empty_batches() -> None:
     assert [row["offset"] for batch in made for row in batch.to_pylist()] == [4, 5, 6]
 
 
-class Sent(NamedTuple):
-    """A message as confluent-kafka shows it."""
-
-    at: int
-    time: tuple[int, int]
-    given_headers: list[tuple[str, bytes | None]] | None = None
-
-    def offset(self) -> int:
-        """Return the offset."""
-        return self.at
-
-    def key(self) -> bytes | None:
-        """Return the key."""
-        return None
-
-    def value(self) -> bytes | None:
-        """Return the value."""
-        return b"v%d" % self.at
-
-    def timestamp(self) -> tuple[int, int]:
-        """Return kind and milliseconds."""
-        return self.time
-
-    def headers(self) -> list[tuple[str, bytes | None]] | None:
-        """Return the headers."""
-        return self.given_headers
+# --- Reads that fail or are silent ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("include_headers", [True, False])
-def test_messages_become_rows_of_the_promised_columns(include_headers: bool) -> None:
-    """Times may be unknown, or of both kinds; Spark's own source counts them from -1."""
-    sent = [
-        Sent(4, (1, 1500), [("a", b"1"), ("a", None)]),
-        Sent(6, (2, 2500)),
-        Sent(9, (0, -1), []),
+class ReadingLog(MemoryLog):
+    """Yields what it is given, or raises it."""
+
+    rows: tuple[pa.RecordBatch | Exception, ...] = ()
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield or raise."""
+        for rows in self.rows:
+            if isinstance(rows, Exception):
+                raise rows
+            yield rows
+
+
+TASK: Any = SimpleNamespace(topic="flights", partition=3, start=10, end=20, generation=1)
+ROWS = pa.RecordBatch.from_pydict({"id": [1]})
+
+
+@pytest.mark.parametrize("error", [LogError("gone"), ZeroDivisionError("gone")])
+def test_a_read_that_fails_names_its_range(error: Exception) -> None:
+    """Spark shows the message of one task of many."""
+    log = ReadingLog({3: 20})
+    log.rows = (ROWS, error)
+    rows = read_range(log, TASK, 10.0)
+    assert next(rows) is ROWS
+
+    words = rf"flights-3: read\(10, 20\) of the log ReadingLog failed: {type(error).__name__}: gone"
+    with pytest.raises(LogFailed, match=words):
+        next(rows)
+
+
+def test_a_silent_read_is_warned_of_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    """It can't be given up, but a hanging task without a word is a riddle."""
+    now = [0.0]
+    monitor = ReadMonitor(clock=lambda: now[0])
+    monitor.watch("read", "flights-3: read(10, 20)", 30.0)
+    for now[0] in (29.0, 30.0, 31.0, 59.0, 60.0):
+        monitor.look()
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"flights-3: read(10, 20) has yielded nothing for {seconds} s" for seconds in (30, 60)
     ]
-
-    batch = record_batch(sent, include_headers=include_headers)
-
-    rows: list[dict[str, Any]] = batch.to_pylist()
-    assert batch.schema.remove(0) == columns(include_headers=include_headers)
-    assert [row["offset"] for row in rows] == [4, 6, 9]
-    assert [row["value"] for row in rows] == [b"v4", b"v6", b"v9"]
-    assert [row["timestampType"] for row in rows] == [0, 1, -1]
-    assert [row["timestamp"] and row["timestamp"].timestamp() for row in rows] == [1.5, 2.5, None]
-    if include_headers:
-        first = [{"key": "a", "value": b"1"}, {"key": "a", "value": None}]
-        assert [row["headers"] for row in rows] == [first, None, []]
+    monitor.done("read")
+    now[0] = 200.0
+    monitor.look()
+    assert len(caplog.records) == 2
 
 
-def test_times_of_one_kind_are_the_usual_case() -> None:
-    """Then the kind isn't looked at row by row."""
-    batch = record_batch([Sent(0, (1, 7)), Sent(1, (1, 8))], include_headers=False)
+def test_what_spark_does_with_rows_is_not_the_logs_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A slow sink is another matter."""
+    now = [0.0]
+    monitor = ReadMonitor(clock=lambda: now[0])
+    log = ReadingLog({3: 20})
+    log.rows = (ROWS, ROWS)
 
-    assert batch["timestampType"].to_pylist() == [0, 0]
-    assert batch["timestamp"].null_count == 0
+    for _ in read_range(log, TASK, 10.0, monitor):
+        now[0] += 100.0
+        monitor.look()
+
+    assert caplog.text == ""
