@@ -1,4 +1,4 @@
-"""``group-coordinator groups``: what groups are there, and how are they?
+"""``group-coordinator groups``: what groups are there, how are they, and what may be changed?
 
 The columns and notes are those of kafka-consumer-groups.sh where it has the table.
 """
@@ -9,27 +9,27 @@ from typing import Any, Final, TypeVar
 import click
 from msgspec import structs
 
-from coordinator.cli.group_changes import (
-    delete,
-    delete_offsets,
-    remove_static,
-    reset_offsets,
-    retention,
-)
-from coordinator.cli.options import (
+from coordinator.cli.common import (
+    PARTITIONS_PER_REQUEST,
     AskFailed,
     Coordinator,
     asks,
+    by_topic,
+    committed_offsets,
     describe_error,
     described,
     for_each,
     groups_asked_for,
-    in_words,
+    retention_ms,
+    retention_text,
     several_groups,
+    topic_scope,
 )
-from coordinator.cli.output import note, show, show_json, table, time_of
+from coordinator.cli.output import clean, note, show, show_json, table, time_of
+from coordinator.cli.reset_offsets import reset_offsets
 from protocol import messages as m
 from protocol.consumer import decode_assignment
+from protocol.partition import TopicPartition
 
 F = TypeVar("F", bound=Callable[..., Any])
 Rows = list[tuple[object, ...]]
@@ -51,8 +51,7 @@ def groups() -> None:
     """
 
 
-for _command in (delete, delete_offsets, remove_static, reset_offsets, retention):
-    groups.add_command(_command)
+groups.add_command(reset_offsets)
 
 
 def _names(what: str, valid: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
@@ -213,7 +212,7 @@ def _show_states(coordinator: Coordinator, group_ids: Iterable[str], *, as_json:
 
     def one(group_id: str) -> None:
         found = _noted(coordinator, group_id)
-        retained = in_words(found.offsets_retention_ms)
+        retained = retention_text(found.offsets_retention_ms)
         facts = (found.state, len(found.members), found.generation_id, retained)
         rows.append((group_id, _where(coordinator, group_id), found.protocol_name, *facts))
 
@@ -270,3 +269,122 @@ def _why(rebalance: m.Rebalance) -> str:
     """Return what happened and why; most reasons begin with what happened."""
     trigger, reason = rebalance.trigger, rebalance.reason
     return reason if reason.startswith(trigger) else ": ".join(filter(None, (trigger, reason)))
+
+
+@groups.command("delete")
+@several_groups
+@asks
+def delete(coordinator: Coordinator, group_ids: tuple[str, ...], all_groups: bool) -> bool:
+    """Delete groups without members, and their offsets."""
+
+    def one(group_id: str) -> None:
+        (done,) = coordinator.ask(m.DeleteGroupsRequest((group_id,))).groups
+        if done.error:
+            raise AskFailed(describe_error(done.error))
+        click.echo(f"{clean(group_id)}: deleted")
+
+    return for_each(groups_asked_for(coordinator, group_ids, all_groups=all_groups), one)
+
+
+@groups.command("delete-offsets")
+@click.argument("group")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    required=True,
+    metavar="T[:P,P]",
+    help="All committed partitions of a topic, or these; may be given several times.",
+)
+@asks
+def delete_offsets(coordinator: Coordinator, group: str, topics: tuple[str, ...]) -> bool:
+    """Forget committed offsets of topics that nobody in GROUP subscribes to."""
+    scope = topic_scope(topics)
+    described(coordinator, group)
+    committed = committed_offsets(coordinator, group)
+    known = by_topic(committed)
+    wanted = [
+        TopicPartition(topic, partition)
+        for topic, named in scope.items()
+        for partition in sorted(known.get(topic, ()) if named is None else named)
+    ]
+    rows: list[tuple[object, ...]] = []
+    failed = False
+    try:
+        for at in range(0, len(wanted), PARTITIONS_PER_REQUEST):
+            chunk = wanted[at : at + PARTITIONS_PER_REQUEST]
+            asked = tuple(m.TopicPartitions(t, tuple(p)) for t, p in by_topic(chunk).items())
+            for topic in coordinator.ask(m.OffsetDeleteRequest(group, asked)).topics:
+                for one in topic.partitions:
+                    there = TopicPartition(topic.topic, one.partition) in committed
+                    done = "deleted" if there else "nothing was committed"
+                    said = describe_error(one.error) if one.error else done
+                    rows.append((topic.topic, one.partition, said))
+                    failed |= bool(one.error)
+    finally:
+        table(("TOPIC", "PARTITION", "STATUS"), rows)
+    for topic, named in scope.items():
+        if named is None and topic not in known:
+            note(f"{group}: nothing is committed of topic {topic}")
+            failed = True
+    return failed
+
+
+@groups.command("remove-static")
+@click.argument("group")
+@click.option(
+    "--instance",
+    "instance_ids",
+    multiple=True,
+    required=True,
+    metavar="ID",
+    help="The member's group instance id; may be given several times.",
+)
+@click.option("--reason", default=None, help="What to keep in the history of rebalances.")
+@asks
+def remove_static(
+    coordinator: Coordinator, group: str, instance_ids: tuple[str, ...], reason: str | None
+) -> bool:
+    """Remove static members of GROUP that won't come back, all in one rebalance."""
+    described(coordinator, group)
+    names = tuple(dict.fromkeys(instance_ids))
+    leaving = tuple(m.LeavingMember("", name, reason) for name in names)
+    answer: m.LeaveGroupResponse = coordinator.ask(m.LeaveGroupRequest(group, leaving))
+    failed = False
+    for name, left in zip(names, answer.members, strict=True):
+        if left.error:
+            note(f"{name}: {describe_error(left.error, left.message)}")
+            failed = True
+        else:
+            click.echo(f"{clean(name)}: removed")
+    return failed
+
+
+def _kept(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | str | None:
+    """Return milliseconds, -1 for "never", and "default" as itself."""
+    if text is None or text == "default":
+        return text
+    try:
+        return retention_ms(text)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from exc
+
+
+@groups.command("retention")
+@click.argument("group")
+@click.option(
+    "--set",
+    "kept",
+    callback=_kept,
+    metavar="14d|never|default",
+    help="Keep them so long once nobody uses them; default is what the server is set to.",
+)
+@asks
+def retention(coordinator: Coordinator, group: str, kept: int | str | None) -> None:
+    """Tell how long GROUP's offsets are kept once nobody uses them, or change that."""
+    found = described(coordinator, group)
+    if kept is not None:
+        kept_ms = kept if isinstance(kept, int) else None
+        coordinator.ask(m.AlterGroupRetentionRequest(group, kept_ms))
+        found = described(coordinator, group)
+    click.echo(f"{clean(group)}: {retention_text(found.offsets_retention_ms)}")

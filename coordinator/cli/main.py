@@ -9,9 +9,9 @@ import trio
 
 from coordinator.cli.groups import groups
 from coordinator.cli.log import log
-from coordinator.cli.node import compact, health, ping as ping_address, reload
+from coordinator.cli.node import compact, health, ping, reload
 from coordinator.cli.topics import topics
-from coordinator.config import SETTINGS, Address, ConfigError, load_settings
+from coordinator.config import SETTINGS, ConfigError, load_settings
 from coordinator.log.errors import EXIT_REFUSED
 from coordinator.server.dispatch import SERVER_SOFTWARE
 from coordinator.server.run import serve as serve_daemon
@@ -24,12 +24,8 @@ def main() -> None:
     """Coordinate consumer groups and keep their offsets, on disk before they are acknowledged."""
 
 
-main.add_command(groups)
-main.add_command(log)
-main.add_command(topics)
-main.add_command(compact)
-main.add_command(health)
-main.add_command(reload)
+for _command in (groups, log, topics, compact, health, ping, reload):
+    main.add_command(_command)
 
 
 @main.command()
@@ -91,22 +87,3 @@ def settings() -> None:
     for setting in SETTINGS:
         default = str(setting.default).lower() if setting.default != "" else '""'
         click.echo(f"{setting.name} = {default}\n    {setting.doc}")
-
-
-@main.command()
-@click.argument("address", metavar="HOST:PORT")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0.001, 3_600),  # Beyond it, and for nan, a socket takes no timeout.
-    default=3.0,
-    help="Seconds to wait for the answer.",
-)
-def ping(address: str, timeout: float) -> None:
-    """Exit 0 if a coordinator answers at HOST:PORT, else 1 (for health checks)."""
-    try:
-        host, port = Address.parse("HOST:PORT", address)
-    except ConfigError as exc:
-        raise click.BadParameter(str(exc)) from exc
-    problem = ping_address(host, port, timeout_s=timeout)
-    click.echo("ok" if problem is None else problem, err=problem is not None)
-    sys.exit(0 if problem is None else 1)

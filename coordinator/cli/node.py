@@ -1,4 +1,4 @@
-"""``group-coordinator health`` and ``reload``: the coordinator itself."""
+"""``group-coordinator`` health, ping, reload and compact: the coordinator itself."""
 
 import socket
 import sys
@@ -8,18 +8,18 @@ from typing import Final
 import click
 from msgspec import structs
 
-from coordinator.cli.options import Coordinator, asks
+from coordinator.cli.common import Coordinator, asks
 from coordinator.cli.output import note, show_json, table
+from coordinator.config import Address, ConfigError
 from protocol import messages as m
 from protocol.connection import ClientConnection
 from protocol.errors import RemoteProtocolError
 from protocol.messages import ApiVersionsRequest
 
-# ------------------------------------------------------------------------------------------
-# ``group-coordinator health`` and ``reload``: the coordinator itself.
-
 EXIT_OF_STATUS: Final = {"ready": 0, "unhealthy": 1, "loading": 3}
 ACTIVE: Final = "active"
+# The answer comes when it is done, which for a large log takes a while.
+COMPACT_TIMEOUT_MS: Final = 600_000
 
 
 @click.command()
@@ -84,11 +84,37 @@ def reload(coordinator: Coordinator, partition: int) -> None:
     click.echo(f"ok: {answer.entries} entries in {answer.load_ms} ms")
 
 
-# ------------------------------------------------------------------------------------------
-# Ask a coordinator whether it is there: one ApiVersions over one connection.
+@click.command()
+@partial(asks, timeout_ms=COMPACT_TIMEOUT_MS)
+def compact(coordinator: Coordinator) -> None:
+    """Compact the offsets log now. It goes on while groups are served."""
+    done: m.CompactLogResponse = coordinator.ask(m.CompactLogRequest())
+    click.echo(
+        f"removed {done.removed_bytes} bytes in {done.duration_ms} ms; the log has "
+        f"{done.log_bytes} bytes, of which about {done.live_bytes} are live"
+    )
 
 
-def ping(host: str, port: int, *, timeout_s: float) -> str | None:
+@click.command()
+@click.argument("address", metavar="HOST:PORT")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.001, 3_600),  # Beyond it, and for nan, a socket takes no timeout.
+    default=3.0,
+    help="Seconds to wait for the answer.",
+)
+def ping(address: str, timeout: float) -> None:
+    """Exit 0 if a coordinator answers at HOST:PORT, else 1 (for health checks)."""
+    try:
+        host, port = Address.parse("HOST:PORT", address)
+    except ConfigError as exc:
+        raise click.BadParameter(str(exc)) from exc
+    problem = _ping(host, port, timeout_s=timeout)
+    click.echo("ok" if problem is None else problem, err=problem is not None)
+    sys.exit(0 if problem is None else 1)
+
+
+def _ping(host: str, port: int, *, timeout_s: float) -> str | None:
     """Return None if a coordinator answers at *host*:*port*, else what is wrong."""
     connection = ClientConnection()
     _, frame = connection.send(ApiVersionsRequest("ping", "group-coordinator", ""))
@@ -103,21 +129,3 @@ def ping(host: str, port: int, *, timeout_s: float) -> str | None:
     except RemoteProtocolError as exc:
         return f"{host}:{port} is no coordinator: {exc}"
     return f"{host}:{port} closed the connection"
-
-
-# ------------------------------------------------------------------------------------------
-# ``group-coordinator compact``: let a running coordinator compact its log.
-
-# The answer comes when it is done, which for a large log takes a while.
-TIMEOUT_MS: Final = 600_000
-
-
-@click.command()
-@partial(asks, timeout_ms=TIMEOUT_MS)
-def compact(coordinator: Coordinator) -> None:
-    """Compact the offsets log now. It goes on while groups are served."""
-    done: m.CompactLogResponse = coordinator.ask(m.CompactLogRequest())
-    click.echo(
-        f"removed {done.removed_bytes} bytes in {done.duration_ms} ms; the log has "
-        f"{done.log_bytes} bytes, of which about {done.live_bytes} are live"
-    )

@@ -57,7 +57,7 @@ def time_of(wall_ms: int) -> str | None:
     return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
-def some(names: Sequence[object], limit: int = 5) -> str:
+def shortened(names: Sequence[object], limit: int = 5) -> str:
     """Return the first of *names*, and how many more there are."""
     more = len(names) - limit
     told = ", ".join(map(str, names[:limit]))

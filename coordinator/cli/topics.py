@@ -2,7 +2,7 @@
 
 import click
 
-from coordinator.cli.options import AskFailed, Coordinator, asks, describe_error
+from coordinator.cli.common import AskFailed, Coordinator, asks, describe_error
 from coordinator.cli.output import table
 from protocol import messages as m
 

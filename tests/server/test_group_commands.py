@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.cli import options
-from coordinator.cli.options import topic_scope
+from coordinator.cli.common import retention_ms, retention_text, topic_scope
 from protocol import messages as m
 from protocol.messages import PartitionResult, TopicResult
 from tests.fakes.command_line import CommandLine, cells
@@ -188,9 +187,9 @@ def test_retention_alone_only_tells(line: CommandLine) -> None:
 )  # fmt: skip
 def test_retention_is_told_as_it_can_be_set(kept_ms: int, words: str) -> None:
     """What is read can be typed again."""
-    assert options.in_words(kept_ms) == words
+    assert retention_text(kept_ms) == words
     if kept_ms:
-        assert options.parse(words) == kept_ms
+        assert retention_ms(words) == kept_ms
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""The commands that change groups: delete them or offsets, remove static members, keep offsets."""
+"""``group-coordinator groups reset-offsets``: put a group without members elsewhere.
+
+First a plan is made of what is known of each partition (`plan`), then it is shown, written to a
+file, or done (`Plans`).
+"""
 
 import csv
 import io
@@ -8,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from coordinator.cli import options
-from coordinator.cli.options import (
+from coordinator.cli.common import (
+    PARTITIONS_PER_REQUEST,
     AskFailed,
     Coordinator,
     GroupRefused,
@@ -17,178 +21,34 @@ from coordinator.cli.options import (
     Scope,
     Unreachable,
     asks,
+    by_topic,
+    committed_offsets,
     describe_error,
-    described,
     described_or_dead,
     for_each,
     groups_asked_for,
     several_groups,
     topic_scope,
 )
-from coordinator.cli.output import clean, note, some, table, time_of
+from coordinator.cli.output import clean, note, shortened, table, time_of
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.messages import EndOffset
 from protocol.partition import INT32_MAX, INT64_MAX, NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# The commands that change groups: delete them or offsets, remove static members, keep offsets.
-
-# Of one request; with the longest names they stay below the largest request.
-PARTITIONS_PER_REQUEST: Final = 2_000
-
-
-def committed_offsets(coordinator: Coordinator, group_id: str) -> dict[TopicPartition, int]:
-    """Return what the group has committed; nothing for one that isn't there.
-
-    Raises:
-        AskFailed: They can't be read.
-    """
-    request = m.OffsetFetchRequest((m.GroupFetch(group_id, None),), False)
-    (found,) = coordinator.ask(request).groups
-    if found.error:
-        raise AskFailed(describe_error(found.error))
-    return {
-        TopicPartition(topic.topic, p.partition): p.offset
-        for topic in found.topics
-        for p in topic.partitions
-    }
-
-
-def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Return partitions by topic, in the order given."""
-    found: dict[str, list[int]] = {}
-    for topic, partition in partitions:
-        found.setdefault(topic, []).append(partition)
-    return found
-
-
-@click.command("delete")
-@several_groups
-@asks
-def delete(coordinator: Coordinator, group_ids: tuple[str, ...], all_groups: bool) -> bool:
-    """Delete groups without members, and their offsets."""
-
-    def one(group_id: str) -> None:
-        (done,) = coordinator.ask(m.DeleteGroupsRequest((group_id,))).groups
-        if done.error:
-            raise AskFailed(describe_error(done.error))
-        click.echo(f"{clean(group_id)}: deleted")
-
-    return for_each(groups_asked_for(coordinator, group_ids, all_groups=all_groups), one)
-
-
-@click.command("delete-offsets")
-@click.argument("group")
-@click.option(
-    "--topic",
-    "topics",
-    multiple=True,
-    required=True,
-    metavar="T[:P,P]",
-    help="All committed partitions of a topic, or these; may be given several times.",
-)
-@asks
-def delete_offsets(coordinator: Coordinator, group: str, topics: tuple[str, ...]) -> bool:
-    """Forget committed offsets of topics that nobody in GROUP subscribes to."""
-    scope = topic_scope(topics)
-    described(coordinator, group)
-    committed = committed_offsets(coordinator, group)
-    known = by_topic(committed)
-    wanted = [
-        TopicPartition(topic, partition)
-        for topic, named in scope.items()
-        for partition in sorted(known.get(topic, ()) if named is None else named)
-    ]
-    rows: list[tuple[object, ...]] = []
-    failed = False
-    try:
-        for at in range(0, len(wanted), PARTITIONS_PER_REQUEST):
-            chunk = wanted[at : at + PARTITIONS_PER_REQUEST]
-            asked = tuple(m.TopicPartitions(t, tuple(p)) for t, p in by_topic(chunk).items())
-            for topic in coordinator.ask(m.OffsetDeleteRequest(group, asked)).topics:
-                for one in topic.partitions:
-                    there = TopicPartition(topic.topic, one.partition) in committed
-                    done = "deleted" if there else "nothing was committed"
-                    said = describe_error(one.error) if one.error else done
-                    rows.append((topic.topic, one.partition, said))
-                    failed |= bool(one.error)
-    finally:
-        table(("TOPIC", "PARTITION", "STATUS"), rows)
-    for topic, named in scope.items():
-        if named is None and topic not in known:
-            note(f"{group}: nothing is committed of topic {topic}")
-            failed = True
-    return failed
-
-
-@click.command("remove-static")
-@click.argument("group")
-@click.option(
-    "--instance",
-    "instance_ids",
-    multiple=True,
-    required=True,
-    metavar="ID",
-    help="The member's group instance id; may be given several times.",
-)
-@click.option("--reason", default=None, help="What to keep in the history of rebalances.")
-@asks
-def remove_static(
-    coordinator: Coordinator, group: str, instance_ids: tuple[str, ...], reason: str | None
-) -> bool:
-    """Remove static members of GROUP that won't come back, all in one rebalance."""
-    described(coordinator, group)
-    names = tuple(dict.fromkeys(instance_ids))
-    leaving = tuple(m.LeavingMember("", name, reason) for name in names)
-    answer: m.LeaveGroupResponse = coordinator.ask(m.LeaveGroupRequest(group, leaving))
-    failed = False
-    for name, left in zip(names, answer.members, strict=True):
-        if left.error:
-            note(f"{name}: {describe_error(left.error, left.message)}")
-            failed = True
-        else:
-            click.echo(f"{clean(name)}: removed")
-    return failed
-
-
-def _kept(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | str | None:
-    """Return milliseconds, -1 for "never", and "default" as itself."""
-    if text is None or text == "default":
-        return text
-    try:
-        return options.parse(text)
-    except ValueError as exc:
-        raise click.BadParameter(str(exc)) from exc
-
-
-@click.command("retention")
-@click.argument("group")
-@click.option(
-    "--set",
-    "kept",
-    callback=_kept,
-    metavar="14d|never|default",
-    help="Keep them so long once nobody uses them; default is what the server is set to.",
-)
-@asks
-def retention(coordinator: Coordinator, group: str, kept: int | str | None) -> None:
-    """Tell how long GROUP's offsets are kept once nobody uses them, or change that."""
-    found = described(coordinator, group)
-    if kept is not None:
-        kept_ms = kept if isinstance(kept, int) else None
-        coordinator.ask(m.AlterGroupRetentionRequest(group, kept_ms))
-        found = described(coordinator, group)
-    click.echo(f"{clean(group)}: {options.in_words(found.offsets_retention_ms)}")
-
-
-# ------------------------------------------------------------------------------------------
-# Where a reset would put the offsets of a group: no input or output, only what is known.
-
 Offsets = dict[TopicPartition, int]
 
 NO_END: Final = "no end offset is registered (ReportEndOffsets), so name one by --to-offset"
 NO_COMMIT: Final = "no offset is committed"
+NO_START: Final = (
+    "The coordinator does not know where the partitions of a source begin. If that is offset 0, "
+    "say --to-offset 0; if older records are gone already, name the first offset that is left."
+)
+HEAD: Final = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET")
+NO_TIMES: Final = (
+    "The coordinator keeps no timestamps of the source's records. Find the offsets of that time at "
+    "the source, and name them by --to-offset or --from-file."
+)
 
 
 class CannotReset(Exception):
@@ -276,7 +136,9 @@ def plan(known: Mapping[TopicPartition, Known], spec: Spec) -> tuple[list[Reset]
             warnings += [warning] if warning else []
         resets.append(Reset(*partition, facts.committed, offset))
     if troubles:
-        raise CannotReset("; ".join(f"{some(where)}: {why}" for why, where in troubles.items()))
+        raise CannotReset(
+            "; ".join(f"{shortened(where)}: {why}" for why, where in troubles.items())
+        )
     return resets, warnings
 
 
@@ -296,93 +158,6 @@ def _clamp(partition: TopicPartition, offset: int, end: EndOffset | None) -> tup
     if offset > INT64_MAX:
         return INT64_MAX, f"{partition}: {offset} is no offset, so {INT64_MAX}"
     return offset, ""
-
-
-def read_csv(lines: Iterable[str], group_ids: list[str], only: str | None) -> dict[str, Offsets]:
-    """Return the offsets by group in a file of lines ``[group,]topic,partition,offset``.
-
-    The group may be left out where *only* says which one is meant.
-
-    Raises:
-        ValueError: The file is wrong; the message names the line.
-    """
-    found: dict[str, Offsets] = {group_id: {} for group_id in group_ids}
-    reader = csv.reader(lines, strict=True)
-    try:
-        for row in reader:
-            if row:
-                _add(found, *_line(row, only))
-    except (csv.Error, ValueError) as exc:
-        raise ValueError(f"line {reader.line_num}: {exc}") from exc
-    return found
-
-
-def _add(found: dict[str, Offsets], group_id: str, partition: TopicPartition, offset: int) -> None:
-    if group_id not in found:
-        raise ValueError(f"group {group_id!r} is none of those to reset")
-    if partition in found[group_id]:
-        raise ValueError(f"{partition} is there twice")
-    found[group_id][partition] = offset
-
-
-def _line(row: list[str], only: str | None) -> tuple[str, TopicPartition, int]:
-    columns = [column.strip() for column in row]
-    if len(columns) == 3 and only is not None:
-        columns.insert(0, only)
-    if len(columns) != 4:
-        wanted = "topic,partition,offset" if only else "group,topic,partition,offset"
-        raise ValueError(f"{len(columns)} columns; {wanted} is wanted")
-    group_id, topic, partition, offset = columns
-    where = TopicPartition(topic, _number(partition, INT32_MAX, "partition"))
-    return group_id, where, _number(offset, INT64_MAX, "offset")
-
-
-def _number(text: str, limit: int, what: str) -> int:
-    # isdecimal alone would also take digits of other scripts.
-    if not (text.isascii() and text.isdecimal()) or len(text) > 19 or int(text) > limit:
-        raise ValueError(f"{text!r} is no {what}")
-    return int(text)
-
-
-# ------------------------------------------------------------------------------------------
-# ``group-coordinator groups reset-offsets``: put a group without members elsewhere.
-
-NO_START: Final = (
-    "The coordinator does not know where the partitions of a source begin. If that is offset 0, "
-    "say --to-offset 0; if older records are gone already, name the first offset that is left."
-)
-HEAD: Final = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET")
-NO_TIMES: Final = (
-    "The coordinator keeps no timestamps of the source's records. Find the offsets of that time at "
-    "the source, and name them by --to-offset or --from-file."
-)
-
-
-class Facts:
-    """What the registry knows of topics, each asked for once."""
-
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-        self._topics: dict[str, tuple[int | None, dict[int, m.EndOffset]]] = {}
-
-    def of(self, topic: str) -> tuple[int | None, dict[int, m.EndOffset]]:
-        """Return how many partitions there are, None if that isn't known, and their ends."""
-        if topic not in self._topics:
-            request = m.DescribeTopicsRequest((topic,), None, True, "", 1)
-            (found,) = self._coordinator.ask(request).topics
-            if found.error not in {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
-                raise AskFailed(f"topic {topic}: {describe_error(found.error)}")
-            count = None if found.error else found.partition_count
-            self._topics[topic] = count, {end.partition: end for end in found.end_offsets}
-        return self._topics[topic]
-
-
-class Wanted(NamedTuple):
-    """What is to be reset, and how: with a file, ``by_group``; all topics have no scope."""
-
-    spec: Spec | None
-    scope: Scope | None
-    by_group: dict[str, Offsets] | None
 
 
 def _refused(why: str) -> Any:
@@ -487,6 +262,14 @@ def reset_offsets(
     return failed
 
 
+class Wanted(NamedTuple):
+    """What is to be reset, and how: with a file, ``by_group``; all topics have no scope."""
+
+    spec: Spec | None
+    scope: Scope | None
+    by_group: dict[str, Offsets] | None
+
+
 class Plans:
     """What will be reset in each group, looked up group by group and then done."""
 
@@ -588,7 +371,7 @@ class Plans:
             if text not in {"reset", "unchanged"}
         ]
         if refused:
-            raise AskFailed(some(refused))
+            raise AskFailed(shortened(refused))
 
     def _commit_some(self, group_id: str, resets: list[Reset]) -> dict[tuple[str, int], str]:
         topics: dict[str, list[m.PartitionCommit]] = {}
@@ -628,3 +411,68 @@ def _export(path: str, resets: dict[str, list[Reset]], *, with_group: bool) -> N
         Path(path).write_text(text.getvalue(), encoding="utf-8")
     except OSError as exc:
         raise AskFailed(f"--export: {exc}; nothing was changed") from exc
+
+
+class Facts:
+    """What the registry knows of topics, each asked for once."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._topics: dict[str, tuple[int | None, dict[int, EndOffset]]] = {}
+
+    def of(self, topic: str) -> tuple[int | None, dict[int, EndOffset]]:
+        """Return how many partitions there are, None if that isn't known, and their ends."""
+        if topic not in self._topics:
+            request = m.DescribeTopicsRequest((topic,), None, True, "", 1)
+            (found,) = self._coordinator.ask(request).topics
+            if found.error not in {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
+                raise AskFailed(f"topic {topic}: {describe_error(found.error)}")
+            count = None if found.error else found.partition_count
+            self._topics[topic] = count, {end.partition: end for end in found.end_offsets}
+        return self._topics[topic]
+
+
+def read_csv(lines: Iterable[str], group_ids: list[str], only: str | None) -> dict[str, Offsets]:
+    """Return the offsets by group in a file of lines ``[group,]topic,partition,offset``.
+
+    The group may be left out where *only* says which one is meant.
+
+    Raises:
+        ValueError: The file is wrong; the message names the line.
+    """
+    found: dict[str, Offsets] = {group_id: {} for group_id in group_ids}
+    reader = csv.reader(lines, strict=True)
+    try:
+        for row in reader:
+            if row:
+                _add(found, *_line(row, only))
+    except (csv.Error, ValueError) as exc:
+        raise ValueError(f"line {reader.line_num}: {exc}") from exc
+    return found
+
+
+def _add(found: dict[str, Offsets], group_id: str, partition: TopicPartition, offset: int) -> None:
+    if group_id not in found:
+        raise ValueError(f"group {group_id!r} is none of those to reset")
+    if partition in found[group_id]:
+        raise ValueError(f"{partition} is there twice")
+    found[group_id][partition] = offset
+
+
+def _line(row: list[str], only: str | None) -> tuple[str, TopicPartition, int]:
+    columns = [column.strip() for column in row]
+    if len(columns) == 3 and only is not None:
+        columns.insert(0, only)
+    if len(columns) != 4:
+        wanted = "topic,partition,offset" if only else "group,topic,partition,offset"
+        raise ValueError(f"{len(columns)} columns; {wanted} is wanted")
+    group_id, topic, partition, offset = columns
+    where = TopicPartition(topic, _number(partition, INT32_MAX, "partition"))
+    return group_id, where, _number(offset, INT64_MAX, "offset")
+
+
+def _number(text: str, limit: int, what: str) -> int:
+    # isdecimal alone would also take digits of other scripts.
+    if not (text.isascii() and text.isdecimal()) or len(text) > 19 or int(text) > limit:
+        raise ValueError(f"{text!r} is no {what}")
+    return int(text)

@@ -20,12 +20,30 @@ from protocol import messages as m
 from protocol.connection import ClientConnection
 from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError, ProtocolError
 from protocol.messages import ApiVersionsRequest, BareError, Request, Response
-from protocol.partition import INT32_MAX, INT64_MAX
+from protocol.partition import INT32_MAX, INT64_MAX, TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# Questions to a running coordinator over one connection, for the command line.
+EXIT_SOME_FAILED: Final = 1
+EXIT_UNREACHABLE: Final = 69
+TIMEOUT_MS: Final = 10_000
+# Of one request; with the longest names they stay below the largest request.
+PARTITIONS_PER_REQUEST: Final = 2_000
+FOR_EVER: Final = -1
 
 _IN_DOUBT: Final = {code for code, info in ERRORS.items() if info.applied is Applied.UNKNOWN}
+_UNITS_MS: Final = {
+    "w": 604_800_000,
+    "d": 86_400_000,
+    "h": 3_600_000,
+    "m": 60_000,
+    "s": 1_000,
+    "ms": 1,
+}
+_TIME: Final = re.compile(r"([0-9]{1,19})(ms|[smhdw])")
+# "t", "t:" or "t:0,1"; a name may have colons of its own.
+_TOPIC: Final = re.compile(r"(.+?)(?::((?:[0-9]{1,10}(?:,[0-9]{1,10})*)?))?", re.DOTALL)
+
+F = TypeVar("F", bound=Callable[..., Any])
+Scope = dict[str, set[int] | None]  # Topics with some of their partitions, None for all.
 
 
 class AskFailed(Exception):
@@ -72,7 +90,7 @@ class Coordinator:
 
         Raises:
             AskFailed: The coordinator refuses the request as a whole, or it can't be sent.
-        InDoubt: It may have been applied.
+            InDoubt: It may have been applied.
             Unreachable: It can't be reached or doesn't answer in time.
         """
         try:
@@ -122,61 +140,6 @@ def describe_error(error: int, message: str | None = None) -> str:
     except ValueError:
         return f"error {error}"
     return f"{message or ERRORS[code].meaning} ({code.name})"
-
-
-# ------------------------------------------------------------------------------------------
-# For how long offsets are kept, as people write it: 14d, 36h, never.
-
-FOR_EVER: Final = -1
-
-_UNITS_MS: Final = {
-    "w": 604_800_000,
-    "d": 86_400_000,
-    "h": 3_600_000,
-    "m": 60_000,
-    "s": 1_000,
-    "ms": 1,
-}
-_TIME: Final = re.compile(r"([0-9]{1,19})(ms|[smhdw])")
-
-
-def parse(text: str) -> int:
-    """Return the milliseconds in *text*, -1 for "never".
-
-    Raises:
-        ValueError: It is neither, or no time at all.
-    """
-    if text == "never":
-        return FOR_EVER
-    match = _TIME.fullmatch(text)
-    kept_ms = int(match[1]) * _UNITS_MS[match[2]] if match else 0
-    if not 0 < kept_ms <= INT64_MAX:
-        raise ValueError(f"{text!r} is none of 14d, 36h, 90m (also w, s, ms), never, default")
-    return kept_ms
-
-
-def in_words(kept_ms: int) -> str:
-    """Return the time in the largest unit that gives a whole number; a week stays 7d."""
-    if kept_ms < 0:
-        return "never"
-    if kept_ms:
-        for unit in ("d", "h", "m", "s"):
-            if kept_ms % _UNITS_MS[unit] == 0:
-                return f"{kept_ms // _UNITS_MS[unit]}{unit}"
-    return f"{kept_ms}ms"
-
-
-# ------------------------------------------------------------------------------------------
-# What the commands for a running coordinator share: where it is, which groups, and exit statuses.
-
-EXIT_SOME_FAILED: Final = 1
-EXIT_UNREACHABLE: Final = 69
-TIMEOUT_MS: Final = 10_000
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-# "t", "t:" or "t:0,1"; a name may have colons of its own.
-_TOPIC: Final = re.compile(r"(.+?)(?::((?:[0-9]{1,10}(?:,[0-9]{1,10})*)?))?", re.DOTALL)
 
 
 def asks(
@@ -286,9 +249,6 @@ def described_or_dead(coordinator: Coordinator, group_id: str) -> m.DescribedGro
     return found
 
 
-Scope = dict[str, set[int] | None]  # Topics with some of their partitions, None for all.
-
-
 def topic_scope(texts: Iterable[str]) -> Scope:
     """Return the topics of ``--topic t`` and ``--topic t:0,1``, given any number of times.
 
@@ -309,3 +269,54 @@ def topic_scope(texts: Iterable[str]) -> Scope:
         known = scope.get(topic, set())
         scope[topic] = None if partitions is None or known is None else known | partitions
     return scope
+
+
+def retention_ms(text: str) -> int:
+    """Return for how long offsets are kept by *text*, in milliseconds; -1 for "never".
+
+    Raises:
+        ValueError: It is neither, or no time at all.
+    """
+    if text == "never":
+        return FOR_EVER
+    match = _TIME.fullmatch(text)
+    kept_ms = int(match[1]) * _UNITS_MS[match[2]] if match else 0
+    if not 0 < kept_ms <= INT64_MAX:
+        raise ValueError(f"{text!r} is none of 14d, 36h, 90m (also w, s, ms), never, default")
+    return kept_ms
+
+
+def retention_text(kept_ms: int) -> str:
+    """Return such a time in the largest unit that gives a whole number; a week stays 7d."""
+    if kept_ms < 0:
+        return "never"
+    if kept_ms:
+        for unit in ("d", "h", "m", "s"):
+            if kept_ms % _UNITS_MS[unit] == 0:
+                return f"{kept_ms // _UNITS_MS[unit]}{unit}"
+    return f"{kept_ms}ms"
+
+
+def committed_offsets(coordinator: Coordinator, group_id: str) -> dict[TopicPartition, int]:
+    """Return what the group has committed; nothing for one that isn't there.
+
+    Raises:
+        AskFailed: They can't be read.
+    """
+    request = m.OffsetFetchRequest((m.GroupFetch(group_id, None),), False)
+    (found,) = coordinator.ask(request).groups
+    if found.error:
+        raise AskFailed(describe_error(found.error))
+    return {
+        TopicPartition(topic.topic, p.partition): p.offset
+        for topic in found.topics
+        for p in topic.partitions
+    }
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Return partitions by topic, in the order given."""
+    found: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        found.setdefault(topic, []).append(partition)
+    return found
