@@ -49,14 +49,17 @@ Problem = tuple[ErrorCode, str]
 
 
 class Dispatcher:
-    """Knows which shard decides what, and how an answer over several is put together."""
+    """Knows which shard decides what, and how an answer over several is put together.
+
+    Attributes:
+        known_partitions: Of groups that were asked for: their ids are legal.
+    """
 
     def __init__(self, *, node: Node, settings: Settings, coordination: Coordination) -> None:
         self._node = node
         self._settings = settings
         self._coordination = coordination
-        # Of groups that were asked for: their ids are legal, and were looked at once.
-        self._partitions: dict[str, int] = {}
+        self.known_partitions: dict[str, int] = {}
         self._special: Mapping[type, Callable[[Call, Any, Caller, Now], None]] = {
             m.ApiVersionsRequest: self._api_versions,
             m.FindCoordinatorRequest: self._find_coordinator,
@@ -108,14 +111,14 @@ class Dispatcher:
 
     def _partition_of(self, group_id: str) -> int | None:
         """Return the offsets partition of a group, None if its id isn't legal."""
-        partition = self._partitions.get(group_id)
+        partition = self.known_partitions.get(group_id)
         if partition is None:
             if group_id_error(group_id) is not None:
                 return None
-            if len(self._partitions) >= PARTITIONS_KNOWN_MAX:
-                self._partitions.clear()
+            if len(self.known_partitions) >= PARTITIONS_KNOWN_MAX:
+                self.known_partitions.clear()
             partition = offsets_partition(group_id, self._node.num_partitions)
-            self._partitions[group_id] = partition
+            self.known_partitions[group_id] = partition
         return partition
 
     def withdraw(self, call: Call, now: Now) -> None:

@@ -82,7 +82,15 @@ class SessionCall(Call):
 
 
 class Session:
-    """One client's connection."""
+    """One client's connection.
+
+    Attributes:
+        caller: Who is at the other end, as groups know it.
+        outbox: Answers on their way there.
+        in_flight: Requests without an answer, but for those that wait for other members.
+        is_paused: Whether no more is read from it until answers have left.
+        deadlines: Until when the peer must have done something.
+    """
 
     def __init__(self, sessions: "Sessions", transport: Transport, now_ms: int) -> None:
         settings = sessions.settings
@@ -106,15 +114,15 @@ class Session:
         self._unfinished_bytes = 0  # Of a frame of which the rest has not come.
         self._untaken: list[RequestEvent | BadRequest] = []  # The next one last.
         self._parked: dict[SessionCall, None] = {}
-        self._in_flight = 0
+        self.in_flight = 0
         self._read_bytes = 0  # Of a request of the last read, on average.
         self._held_bytes = 0  # Of requests without an answer.
         self._counted_bytes = 0  # What of them the queue knows.
         self._reserved_bytes = 0  # For the frame that is being read.
-        self._outbox = Outbox(transport)
+        self.outbox = Outbox(transport)
         self._turn_bytes = 0  # What was unsent when this session's own turn was over.
         self._will_flush = False  # It is listed as one with something to send.
-        self._is_paused = False
+        self.is_paused = False
         self._will_go_on = False  # The poller calls for what is untaken.
         self._is_closing = False  # Answer what is in the outbox, then close.
         self.deadlines = Deadlines(settings, now_ms)
@@ -123,8 +131,8 @@ class Session:
 
     def readable(self) -> None:
         """Read once, and take what that completes."""
-        if self._is_paused:
-            self.transport.want(reading=False, writing=self._outbox.is_blocked)
+        if self.is_paused:
+            self.transport.want(reading=False, writing=self.outbox.is_blocked)
             return
         try:
             data = self._receive()
@@ -143,14 +151,14 @@ class Session:
     def writable(self) -> None:
         """Send more of the answers that the peer didn't take before."""
         try:
-            took = self._outbox.send_rest()
+            took = self.outbox.send_rest()
         except NETWORK_ERRORS:
             self.close()
             return
         if took:
             self.deadlines.sending(self._now().mono_ms)
-        if not self._outbox.is_blocked:
-            self.transport.want(reading=not self._is_paused, writing=False)
+        if not self.outbox.is_blocked:
+            self.transport.want(reading=not self.is_paused, writing=False)
         self._after_sending()
 
     def broken(self) -> None:
@@ -226,10 +234,10 @@ class Session:
         if self.is_closed:
             return
         self._count_held()
-        self._turn_bytes = self._outbox.unsent_bytes
+        self._turn_bytes = self.outbox.unsent_bytes
         if self._is_closing:
             self._untaken.clear()
-            self._is_paused = True
+            self.is_paused = True
             self._flush_later()
         elif self._must_pause():
             self._pause()
@@ -239,38 +247,38 @@ class Session:
                 self._will_go_on = True
                 self._poller.call_soon(self._go_on)
         else:
-            if self._is_paused:
+            if self.is_paused:
                 self._unpause(now_ms)
             if self._unfinished_bytes:
                 self._reserve()
 
     def resume(self) -> None:
         """Look again whether to read on."""
-        if self._is_paused and not (self._is_closing or self._will_go_on or self._must_pause()):
+        if self.is_paused and not (self._is_closing or self._will_go_on or self._must_pause()):
             self._settle(self._now().mono_ms)
 
     def _pause(self) -> None:
-        self._is_paused = True
+        self.is_paused = True
         self.deadlines.not_reading()
 
     def _unpause(self, now_ms: int) -> None:
-        self._is_paused = False
+        self.is_paused = False
         if self._unfinished_bytes:
             self.deadlines.inside_frame(self._connection.announced_bytes, now_ms)
         else:
             self.deadlines.between_frames(now_ms)
-        self.transport.want(reading=True, writing=self._outbox.is_blocked)
+        self.transport.want(reading=True, writing=self.outbox.is_blocked)
 
     def _must_pause(self) -> bool:
         return (
-            self._in_flight >= self._max_in_flight
-            or self._outbox.unsent_bytes >= self._max_unsent_bytes
+            self.in_flight >= self._max_in_flight
+            or self.outbox.unsent_bytes >= self._max_unsent_bytes
             or (self._queue.is_full and self._is_paused_by_queue())
         )
 
     def _is_paused_by_queue(self) -> bool:
         """Say whether to wait for room; whoever has nothing here may still ask something small."""
-        if self._reserved_bytes or not (self._in_flight or self._unfinished_bytes):
+        if self._reserved_bytes or not (self.in_flight or self._unfinished_bytes):
             return False
         self._queue.wait(self)
         return True
@@ -292,7 +300,7 @@ class Session:
                 reason=event.reason,
                 closed=event.close,
             )
-            self._outbox.add(encode_error(event.correlation_id, event.error))
+            self.outbox.add(encode_error(event.correlation_id, event.error))
             self._flush_later()
             self._is_closing = event.close
             return
@@ -310,7 +318,7 @@ class Session:
             if type(event.request) is ApiVersionsRequest:
                 self.caller = Caller(event.request.client_id, self.transport.peer)
             call = SessionCall(self, event, False)
-            self._in_flight += 1
+            self.in_flight += 1
         try:
             self._dispatch(call, self.caller, now)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
@@ -333,7 +341,7 @@ class Session:
             del self._parked[call]
             self._queue.unpark()
         else:
-            self._in_flight -= 1
+            self.in_flight -= 1
             self._held_bytes -= call.held_bytes
         event = call.event
         frame = encode_response(
@@ -344,7 +352,7 @@ class Session:
             leader_epoch=leader_epoch,
             max_response_bytes=self._max_response_bytes,
         )
-        self._outbox.add(frame)
+        self.outbox.add(frame)
         if not self._will_flush:
             self._flush_later()
 
@@ -360,7 +368,7 @@ class Session:
         if self.is_closed:
             return
         self._count_held()
-        outbox = self._outbox
+        outbox = self.outbox
         if outbox.is_blocked:
             # Its own turns bring as much as the limit and one answer; this is about the rest.
             allowed_bytes = max(self._turn_bytes, self._max_unsent_bytes) + self._max_unsent_bytes
@@ -372,7 +380,7 @@ class Session:
                 outbox.send()
                 if outbox.is_blocked:
                     self.deadlines.sending(self._now().mono_ms)
-                    self.transport.want(reading=not self._is_paused, writing=True)
+                    self.transport.want(reading=not self.is_paused, writing=True)
             except NETWORK_ERRORS:
                 self.close()
                 return
@@ -380,9 +388,9 @@ class Session:
 
     def _after_sending(self) -> None:
         if self._is_closing:
-            if not self._outbox.frames:
+            if not self.outbox.frames:
                 self.close()
-        elif self._is_paused:
+        elif self.is_paused:
             self.resume()
 
     # --- the end --------------------------------------------------------------------------
@@ -390,17 +398,17 @@ class Session:
     @property
     def has_unsent(self) -> bool:
         """Whether answers wait for the peer to take them."""
-        return bool(self._outbox.frames)
+        return bool(self.outbox.frames)
 
     def overdue(self, now_ms: int) -> str | None:
         """Return why the connection must end now, or None."""
-        if self._outbox.is_blocked:
+        if self.outbox.is_blocked:
             return "it takes no answers" if now_ms >= self.deadlines.send_ms else None
         if now_ms < self.deadlines.read_ms or self._must_pause():
             return None
         if self.deadlines.is_reading_frame:
             return "it stopped in the middle of a request"
-        if self._in_flight or self._parked:
+        if self.in_flight or self._parked:
             # It waits for us, with a JoinGroup parked; its idle time begins with the answer.
             self.deadlines.between_frames(now_ms)
             return None
@@ -417,7 +425,7 @@ class Session:
             return
         self.is_closed = True
         self.transport.close()
-        self._outbox.clear()
+        self.outbox.clear()
         self._untaken.clear()
         self._queue.leave(self)
         self._queue.add(-self._reserved_bytes - self._counted_bytes)

@@ -22,6 +22,7 @@ class MemoryChild:
         between_steps: Awaited before each step.
         deaths: Why the next ones end without a result.
         jobs: What it was asked to do.
+        step_bytes: How much of the work a step is.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class MemoryChild:
         *,
         step_bytes: int = STEP_BYTES,
     ) -> None:
-        self._step_bytes = step_bytes
+        self.step_bytes = step_bytes
         self.between_steps = between_steps
         self.deaths: list[CompactionFailed] = []
         self.jobs: list[Job] = []
@@ -40,7 +41,7 @@ class MemoryChild:
     async def run(self, job: Job, report: Callable[[Progress], None]) -> Compacted:
         """Do *job*."""
         self.jobs.append(job)
-        work = compact(self._directory, job, step_bytes=self._step_bytes)
+        work = compact(self._directory, job, step_bytes=self.step_bytes)
         try:
             while True:
                 await self.between_steps()

@@ -368,7 +368,7 @@ async def test_a_stop_ends_the_child_and_leaves_nothing(autojump_clock: MockCloc
     async with world(MANUAL) as w:
         client = w.connect()
         await overwrite(client, 50)
-        w.child._step_bytes = 100
+        w.child.step_bytes = 100
 
         async def begin_to_write() -> None:
             if left_behind(w):

@@ -40,10 +40,10 @@ async def test_reads_that_always_end_inside_another_frame(autojump_clock: MockCl
     """Only bytes that stop are late: here every frame becomes whole in half a second."""
     async with world("request.read.timeout.ms=2000") as w:
         client = w.connect()
-        _, before = client._protocol.send(beat())
+        _, before = client.frame(beat())
         client.transport.put(before[:7])
         for _ in range(20):
-            sent, frame = client._protocol.send(beat())
+            sent, frame = client.frame(beat())
             client.transport.put(before[7:] + frame[:7])
             before = frame
             await trio.sleep(0.5)

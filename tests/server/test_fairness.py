@@ -156,7 +156,7 @@ async def test_who_pipelines_much_does_not_hold_up_the_others(autojump_clock: Mo
     async with world() as w:
         greedy, friend = w.connect(), w.connect()
         await trio.testing.wait_all_tasks_blocked()
-        frames = [greedy._protocol.send(beat())[1] for _ in range(1_000)]
+        frames = [greedy.frame(beat())[1] for _ in range(1_000)]
         greedy.transport.put(b"".join(frames))
         sent = friend.send(beat())
         while sent not in friend.answers():

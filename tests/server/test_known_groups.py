@@ -18,7 +18,7 @@ async def test_what_is_known_of_groups_is_bounded_and_right(
         client = w.connect()
         for number in range(10):
             await client.ask(commit(number, group_id=f"g{number}"))
-            known = w.server.dispatcher._partitions
+            known = w.server.dispatcher.known_partitions
             assert len(known) <= 3
             assert known == {g: offsets_partition(g, w.node.num_partitions) for g in known}
         groups = tuple(GroupFetch(f"g{number}", None) for number in range(10))
@@ -38,4 +38,4 @@ async def test_an_illegal_group_id_is_refused_every_time(autojump_clock: MockClo
             answer = await client.ask(fetch)
             assert isinstance(answer, OffsetFetchResponse)
             assert [group.error for group in answer.groups] == [24]
-        assert w.server.dispatcher._partitions == {}
+        assert w.server.dispatcher.known_partitions == {}

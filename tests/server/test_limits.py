@@ -322,7 +322,7 @@ async def test_a_frame_may_come_byte_by_byte(autojump_clock: MockClock) -> None:
     """The session keeps the pieces."""
     async with world() as w:
         client = w.connect()
-        sent, frame = client._protocol.send(beat())
+        sent, frame = client.frame(beat())
         for byte in frame:
             client.transport.put(bytes([byte]))
             await turn()
@@ -368,7 +368,7 @@ async def test_limits_hold_within_one_read(autojump_clock: MockClock) -> None:
         await turn()
         (session,) = [s for s in w.server.sessions if s.transport is client.transport]
         assert client.transport.unread_bytes == 0
-        assert session._outbox.unsent_bytes < 16 * 1024
+        assert session.outbox.unsent_bytes < 16 * 1024
         client.transport.give_room(None)
         await turn()
 
@@ -383,7 +383,7 @@ async def test_64_requests_in_flight_hold_within_one_read(autojump_clock: MockCl
         sent = [client.send(commit(number)) for number in range(200)]
         await turn()
         (session,) = w.server.sessions
-        assert session._in_flight == 64
+        assert session.in_flight == 64
         w.slow_disk.let_go()
         await turn()
 
@@ -398,7 +398,7 @@ async def test_time_in_which_the_server_does_not_read_is_not_the_clients(
         client = w.connect()
         w.slow_disk.hold()
         client.send(commit(1))
-        later, frame = client._protocol.send(commit(2))
+        later, frame = client.frame(commit(2))
         client.transport.put(frame[:20])
         await trio.sleep(30)
         assert not client.transport.closed

@@ -14,7 +14,7 @@ from coordinator.cli.main import main
 from coordinator.server.terminal import BAR_WIDTH, Bar, configure_logging
 from protocol import messages as m
 from tests.fakes.command_line import CommandLine
-from tests.server.world import world
+from tests.server.world import SlowDisk, world
 
 METRICS = (m.NodeMetric("log_bytes", 5_000), m.NodeMetric("uptime_ms", -1))
 PARTITIONS = (m.NodePartition(0, "active", 7, 7), m.NodePartition(65_535, "active", 0, 0))
@@ -166,7 +166,9 @@ async def test_a_terminal_that_is_gone_ends_the_bar_and_nothing_else() -> None:
     bar.remove()
 
 
-async def test_a_long_load_is_told_about_once_a_second(autojump_clock: MockClock) -> None:
+async def test_a_long_load_is_told_about_once_a_second(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The log says how far it is, and not too often."""
     async with world("offsets.topic.segment.bytes=4096") as w:
         for number in range(40):
@@ -177,14 +179,13 @@ async def test_a_long_load_is_told_about_once_a_second(autojump_clock: MockClock
         await w.node.drain()
         w.journal.close(clean=True)
         disk = w.disk
+
+    async def slowly(_disk: SlowDisk, work: Callable[[], None]) -> None:
+        await trio.sleep(0.3)
+        work()
+
+    monkeypatch.setattr(SlowDisk, "run_read", slowly)
     async with world("offsets.topic.segment.bytes=4096", disk=disk, load=False) as w:
-        run = w.node.loader._run_reading
-
-        async def slowly(work: Callable[[], None]) -> None:
-            await trio.sleep(0.3)
-            await run(work)
-
-        w.node.loader._run_reading = slowly
         await w.node.load()
         told = [fields for name, fields in w.events if name == "loading"]
 

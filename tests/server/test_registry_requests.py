@@ -10,6 +10,7 @@ from trio.testing import MockClock
 from client.operators import offsets_of_page
 from coordinator.group import Caller
 from coordinator.runtime import offset_changes
+from coordinator.runtime.node import TopicPurges
 from coordinator.server.dispatch import Budget
 from protocol import messages as m
 from protocol.errors import ErrorCode
@@ -99,7 +100,6 @@ async def test_a_deleted_topic_is_forgotten_when_its_offsets_are_gone(
             await client.ask(m.DeleteTopicsRequest(("t",)))
             await trio.sleep(1)
             await assert_purged(client)
-            assert not w.node._purges.left_for(0)
             assert 0 == (await client.ask(registration(t=2))).topics[0].error  # type: ignore[attr-defined]  # it has them
             return
         # The deletion is on disk, and no slice of the purge has run.
@@ -126,31 +126,16 @@ async def assert_purged(client: Client) -> None:
     assert [()] * 10 == [group.topics for group in answer.groups]
 
 
-class NoToken:
-    """Nobody waits for this answer."""
-
-    def resolve(self, answer: Any, leader_epoch: int) -> None:
-        """Drop it."""
-
-    def fail(self, error: int, leader_epoch: int) -> None:
-        """Drop it."""
-
-
-async def test_a_topic_is_not_forgotten_before_the_last_shard_is_done(
-    autojump_clock: MockClock,
-) -> None:
+def test_a_topic_is_not_forgotten_before_the_last_shard_is_done() -> None:
     """Registered again too early, it would inherit offsets of its former life."""
-    async with world() as w:
-        node = w.node
-        await w.connect().ask(registration(t=8))
-        node.decide_topics(m.DeleteTopicsRequest(("t",)), NoToken(), Caller("c", "h"), node.now())
-        for shard in node.shards:
-            assert ["t"] == [topic.topic for topic in node.registry.core.hard_state().topics]
-            shard.expire(node.now())
-            node._collect_purged()
-        node._forget_some(node.now())
+    purges = TopicPurges(shards=2)
+    purges.begin(["t", "u"])
+    assert [] == purges.done(0, ["t", "u"])
+    assert ([], ["t", "u"]) == (purges.left_for(0), purges.left_for(1))
 
-        assert () == node.registry.core.hard_state().topics
+    assert [] == purges.done(0, ["t"])  # Loaded anew, it has looked again.
+    assert ["t"] == purges.done(1, ["t"])
+    assert ["u"] == purges.left_for(1)
 
 
 async def test_a_full_disk_refuses_registrations(autojump_clock: MockClock) -> None:

@@ -4,19 +4,18 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from coordinator.config import load_settings
-from coordinator.server.session import Session
+from coordinator.server.session import RequestQueue, Session
 from coordinator.server.transport import Listener, listen
 from protocol.connection import ClientConnection, ResponseEvent
 from protocol.messages import HeartbeatResponse, ListGroupsRequest, ListGroupsResponse, Request
 from tests.fakes.disk import Disk
-from tests.server.world import World, beat, commit
+from tests.server.world import World, beat, commit, join
 
 GIVE_UP_S = 20
 
@@ -153,7 +152,7 @@ async def ask_too_much(w: Door, slow: Peer, friend: Peer) -> None:
     await until(lambda: friend.has(40))
     for _ in range(400):
         slow.send(ListGroupsRequest((), ()))
-    await until(lambda: any(s._outbox.is_blocked for s in w.sessions()))
+    await until(lambda: any(s.outbox.is_blocked for s in w.sessions()))
 
 
 async def test_a_slow_reader_gets_everything() -> None:
@@ -161,9 +160,9 @@ async def test_a_slow_reader_gets_everything() -> None:
     async with door("send.buffer.max.bytes=4096") as w:
         with peers(w, window_bytes=4096) as (slow,), peers(w) as (friend,):
             await ask_too_much(w, slow, friend)
-            (session,) = [s for s in w.sessions() if s._outbox.is_blocked]
+            (session,) = [s for s in w.sessions() if s.outbox.is_blocked]
             await rounds(w, 3)
-            assert session._is_paused
+            assert session.is_paused
             friend.send(beat())
             await until(lambda: friend.has(41))
 
@@ -174,7 +173,7 @@ async def test_a_slow_reader_gets_everything() -> None:
             await until(has_all)
             assert list(range(400)) == [answer.correlation_id for answer in slow.answers]
             assert {ListGroupsResponse} == {type(answer.response) for answer in slow.answers}
-            await until(lambda: not session._is_paused)
+            await until(lambda: not session.is_paused)
             slow.send(beat())
             await until(lambda: slow.has(401))
 
@@ -185,7 +184,7 @@ async def test_a_paused_session_costs_no_rounds(monkeypatch: pytest.MonkeyPatch)
         w.slow_disk.hold()
         with peers(w) as (peer,):
             peer.send(commit(1), commit(2))
-            await until(lambda: any(s._is_paused for s in w.sessions()))
+            await until(lambda: any(s.is_paused for s in w.sessions()))
             peer.send(commit(3))
             await rounds(w, 3)
             ended: list[int] = []
@@ -203,7 +202,7 @@ async def test_a_reset_ends_a_session_that_reads_nothing() -> None:
         w.slow_disk.hold()
         with peers(w) as (peer,):
             peer.send(commit(1))
-            await until(lambda: any(s._is_paused for s in w.sessions()))
+            await until(lambda: any(s.is_paused for s in w.sessions()))
             peer.send(commit(2))
             await rounds(w, 3)
             assert w.server.sessions.queue.bytes > 0
@@ -245,17 +244,15 @@ async def test_a_bug_in_a_session_ends_that_one_only(
     pipelined: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All sessions live in one task, so none may take it down."""
-    take = Session._take
 
-    def fail(session: Session, event: Any, now: Any) -> None:
-        if event.correlation_id == pipelined - 1 and event.request.group_id == "boom":
-            raise ZeroDivisionError("a planted bug")
-        take(session, event, now)
+    def fail(_queue: RequestQueue, *, is_join: bool) -> bool:
+        assert is_join
+        raise ZeroDivisionError("a planted bug")
 
-    monkeypatch.setattr(Session, "_take", fail)
+    monkeypatch.setattr(RequestQueue, "park", fail)
     async with door() as w:
         with peers(w, 2) as (unlucky, friend):
-            unlucky.send(*[beat(group_id="boom")] * pipelined)
+            unlucky.send(*[beat()] * (pipelined - 1), join())
             await until(unlucky.ended)
             friend.send(beat())
             await until(lambda: friend.has(1))

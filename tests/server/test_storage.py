@@ -31,6 +31,7 @@ from protocol.messages import (
 )
 from tests import packed
 from tests.fakes.disk import Disk
+from tests.log.helpers import append
 from tests.server.world import Client, World, beat, commit, join, world
 
 DONE = OffsetCommitResponse(0, (TopicResult("t", (PartitionResult(0, 0),)),))
@@ -236,7 +237,12 @@ async def test_nobody_reads_what_a_failed_log_did_not_take(autojump_clock: MockC
     async with world() as w:
         client, reader = w.connect(), w.connect()
         assert await client.ask(commit(1)) == DONE
-        w.journal._failure = OSError()
+        append(w.journal, 0, 1)
+        flush = w.journal.take_flush()
+        assert flush is not None
+        w.disk.plan(fail_at=0)
+        with pytest.raises(LogFailed):
+            w.journal.write_flush(flush)
         assert ErrorCode.UNKNOWN_SERVER_ERROR == await client.error(commit(2))
         answer = await reader.ask(OffsetFetchRequest((GroupFetch("g", None),), False))
         assert isinstance(answer, OffsetFetchResponse)

@@ -93,9 +93,13 @@ class Client:
         self._taken = 0
         self._answers: dict[int, ResponseEvent] = {}
 
+    def frame(self, request: Request, version: int | None = None) -> tuple[int, bytes]:
+        """Return a request's correlation id and bytes, which the test sends as it likes."""
+        return self._protocol.send(request, version)
+
     def send(self, request: Request, version: int | None = None) -> int:
         """Send a request and return its correlation id."""
-        correlation_id, frame = self._protocol.send(request, version)
+        correlation_id, frame = self.frame(request, version)
         self.transport.put(frame)
         return correlation_id
 
