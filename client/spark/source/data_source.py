@@ -51,7 +51,10 @@ from client.spark.source.reader_options import ReaderOptions, parse_options
 from client.spark.source.reading import SourceRange, read_range, with_source_columns
 from client.spark.source.session import BlockingSession
 from client.spark.source.stream_offsets import EndOffset, decode_end
-from client.spark.tables.register import register_tables
+from client.spark.tables.groups import GroupMembersSource, GroupRebalancesSource
+from client.spark.tables.offset_log import OffsetLogSource
+from client.spark.tables.offset_table import GroupOffsetsSource
+from client.spark.tables.options import SPARK_SCOPES_FILTERS
 from client.spark.worker_memory import settle
 
 # ruff: noqa: N802 - Spark chose the names of these methods.
@@ -93,8 +96,17 @@ def register(spark: "SparkSession") -> None:
 
     They are ``coordinated`` and the tables, such as ``group_offsets``.
     """
-    spark.dataSource.register(CoordinatedSource)
-    register_tables(spark)
+    if SPARK_SCOPES_FILTERS:
+        # Without it Spark refuses to read a source in Python that could take filters.
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    for source in (
+        CoordinatedSource,
+        GroupOffsetsSource,
+        OffsetLogSource,
+        GroupMembersSource,
+        GroupRebalancesSource,
+    ):
+        spark.dataSource.register(source)
     # Spark Connect complains at its shutdown about listeners that are still there.
     if not type(spark).__module__.startswith("pyspark.sql.connect"):
         spark.streams.addListener(StatefulGuard())

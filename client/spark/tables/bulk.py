@@ -1,10 +1,17 @@
-"""Carries out a bulk write: looks at all groups, decides, and commits group by group."""
+"""Writes the committed offsets of whole groups from a DataFrame: a reset, or a migration.
+
+All rows come to the driver, which alone sees whole groups. Everything is checked before anything is
+written, and a group is written as a whole: with one commit, which stores all of its partitions or
+none.
+"""
 
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -18,19 +25,18 @@ from client.exceptions import CommitRefused, CoordinatorError, FatalError, Outco
 from client.offsets import OffsetAndMetadata, commit_request
 from client.spark.options import OptionError
 from client.spark.source.stream_offsets import Pin, parse_pin
-from client.spark.tables.clients import CLIENT_ID, Target
-from client.spark.tables.options import Given
+from client.spark.tables.options import TableOptions, Target
+from client.spark.tables.table_source import CLIENT_ID
 from protocol.codec import encode
 from protocol.errors import ErrorCode
 from protocol.fields import REQUEST_BYTES_MAX
 from protocol.group_ids import group_id_error, name_error
 from protocol.partition import INT32_MAX, INT64_MAX, NO_GENERATION, NO_LEADER_EPOCH, TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# What a bulk write would do to each group, and why it may not. Pure.
-#
-# Everything is checked before anything is written, and a group is written as a whole: with one
-# commit, which stores all of its partitions or none.
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger(__name__)
 
 PARTITIONS_MAX: Final = 10_000  # What one commit may name.
 TOPIC_BYTES_MAX: Final = 249
@@ -45,9 +51,27 @@ COLUMNS: Final = pa.schema(
         ("metadata", pa.string()),
     ]
 )
-_EXAMPLES: Final = 5
+OPTIONS: Final = (
+    "coordinator",
+    "dryRun",
+    "force",
+    "skipRefused",
+    "report",
+    "coordinatorTimeout",
+)
+_EXAMPLES: Final = 5  # Of rows, groups or partitions in a message.
 # Room for the request's header and for what a member id would take.
 _HEADER_BYTES: Final = 1_024
+# The commits of so many groups share a flush of the coordinator's log.
+AT_A_TIME: Final = 16
+# Members that were removed come back, and may be there before the commit is.
+FORCED_TRIES: Final = 20
+PAUSE_MIN_S: Final = 0.05
+PAUSE_MAX_S: Final = 0.25
+REASON: Final = "the offsets of the group are written anew"
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class BulkWriteError(ValueError):
@@ -196,9 +220,9 @@ def next_offset(wanted: NewOffset, stored: OffsetAndMetadata | None) -> OffsetAn
         if wanted.leader_epoch is None:
             epoch = stored.leader_epoch
     elif pin is not None:
-        given = parse_pin(metadata)
-        if given is not None:
-            metadata = Pin(given.end, max(given.resets, pin.resets) + 1).to_metadata()
+        named = parse_pin(metadata)
+        if named is not None:
+            metadata = Pin(named.end, max(named.resets, pin.resets) + 1).to_metadata()
         elif not metadata:
             metadata = Pin(wanted.offset, pin.resets + 1).to_metadata()
     return OffsetAndMetadata(wanted.offset, metadata or "", epoch)
@@ -238,29 +262,6 @@ def _refusal(
             "as a whole: write it in parts, one after the other, or with less metadata"
         )
     return None
-
-
-def refused(plans: Iterable[GroupPlan]) -> list[GroupPlan]:
-    """Return those that can't be carried out."""
-    return [plan for plan in plans if plan.refusal is not None]
-
-
-# ------------------------------------------------------------------------------------------
-# Carries out a bulk write: looks at all groups, decides, and commits group by group.
-
-logger = logging.getLogger(__name__)
-
-# The commits of so many groups share a flush of the coordinator's log.
-AT_A_TIME: Final = 16
-# Members that were removed come back, and may be there before the commit is.
-FORCED_TRIES: Final = 20
-PAUSE_MIN_S: Final = 0.05
-PAUSE_MAX_S: Final = 0.25
-_SHOWN: Final = 5
-REASON: Final = "the offsets of the group are written anew"
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class How(NamedTuple):
@@ -306,7 +307,7 @@ def bulk_write(
     client: BlockingClient,
     wanted: Mapping[str, Mapping[TopicPartition, NewOffset]],
     how: How,
-    planned: Callable[[list[GroupResult]], object] | None = None,
+    report: str | None = None,
 ) -> list[GroupResult]:
     """Write the offsets of some groups, each as a whole; return what became of each, by group.
 
@@ -314,27 +315,26 @@ def bulk_write(
         client: Of the coordinator.
         wanted: What the rows say, by group.
         how: What to do.
-        planned: Is given what is to be done, before any of it is; nothing is if it raises.
+        report: The file for `write_report`. What was committed before is in it before it is
+            overwritten, whatever happens then.
 
     Raises:
         CoordinatorUnavailable: no answer while looking at the groups; nothing was written.
+        OSError: the report can't be written; the offsets weren't either if it was at once.
 
     """
     plans = _plans(client, wanted, how)
     if how.dry_run:
-        return [_planned(plan, "planned") for plan in plans]
-    if refused(plans) and not how.skip_refused:
-        return [_planned(plan, "not written") for plan in plans]
-
-    if planned is not None:
-        planned([_planned(plan, "planned") for plan in plans])
-
-    def write(plan: GroupPlan) -> GroupResult:
-        if plan.refusal is not None or not plan.changes:
-            return _planned(plan, "unchanged")
-        return _write(client, plan, force=how.force)
-
-    return _each(write, plans)
+        results = [_planned(plan, "planned") for plan in plans]
+    elif not how.skip_refused and any(plan.refusal is not None for plan in plans):
+        results = [_planned(plan, "not written") for plan in plans]
+    else:
+        if report is not None:
+            write_report([_planned(plan, "planned") for plan in plans], report)
+        results = _each(partial(_write, client, force=how.force), plans)
+    if report is not None:
+        write_report(results, report)
+    return results
 
 
 def check(results: Sequence[GroupResult], how: How) -> None:
@@ -349,8 +349,8 @@ def check(results: Sequence[GroupResult], how: How) -> None:
     if not bad:
         return
     told = [result for result in bad if result.message] or bad
-    listed = "; ".join(f"{one.group!r}: {one.message}" for one in told[:_SHOWN])
-    more = f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+    listed = "; ".join(f"{one.group!r}: {one.message}" for one in told[:_EXAMPLES])
+    more = f"; and {len(told) - _EXAMPLES} more" if len(told) > _EXAMPLES else ""
     written = sum(result.status == "written" for result in results)
     raise BulkWriteError(
         f"of {len(results)} groups {len(bad)} were not written and {written} were: {listed}{more}"
@@ -359,9 +359,7 @@ def check(results: Sequence[GroupResult], how: How) -> None:
 
 def summary(results: Sequence[GroupResult]) -> str:
     """Return how many groups have each status, in words."""
-    counts: dict[str, int] = {}
-    for result in results:
-        counts[result.status] = counts.get(result.status, 0) + 1
+    counts = Counter(result.status for result in results)
     return ", ".join(f"{counts[status]} {status}" for status in sorted(counts)) or "no groups"
 
 
@@ -427,6 +425,8 @@ def _planned(plan: GroupPlan, status: str) -> GroupResult:
 
 
 def _write(client: BlockingClient, plan: GroupPlan, *, force: bool) -> GroupResult:
+    if plan.refusal is not None or not plan.changes:
+        return _planned(plan, "unchanged")
     for attempt in range(FORCED_TRIES if force else 1):
         try:
             if force:
@@ -465,27 +465,10 @@ def _undone(client: BlockingClient, plan: GroupPlan, refusal: CommitRefused) -> 
         if new := [change.tp for change in stored if change.old is None]:
             client.delete_offsets(plan.group, new)
     except CoordinatorError as error:
-        listed = ", ".join(str(change.tp) for change in stored[:_SHOWN])
+        listed = ", ".join(str(change.tp) for change in stored[:_EXAMPLES])
         message += f"; {len(stored)} others were stored ({listed}) and can't be put back: {error}"
         return GroupResult(plan, "unknown", message)
     return GroupResult(plan, "failed", message)
-
-
-# ------------------------------------------------------------------------------------------
-# Writes the committed offsets of whole groups from a DataFrame: a reset, or a migration.
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-
-OPTIONS: Final = (
-    "coordinator",
-    "dryRun",
-    "force",
-    "skipRefused",
-    "report",
-    "coordinatorTimeout",
-)
 
 
 class WriteOptions(NamedTuple):
@@ -510,16 +493,13 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
         OptionError: with a message that names the option and what it may be.
 
     """
-    given = Given(options, OPTIONS)
-    parsed = WriteOptions(
-        Target(given.addresses(), given.duration_ms("coordinatorTimeout", "60s")),
-        How(
-            dry_run=given.flag("dryRun", default=False),
-            force=given.flag("force", default=False),
-            skip_refused=given.flag("skipRefused", default=False),
-        ),
-        given.text("report"),
+    named = TableOptions(options, OPTIONS)
+    how = How(
+        dry_run=named.flag("dryRun"),
+        force=named.flag("force"),
+        skip_refused=named.flag("skipRefused"),
     )
+    parsed = WriteOptions(named.target("60s"), how, named.text("report"))
     if parsed.how.dry_run and parsed.report is None:
         raise OptionError(
             "option 'report' is missing: a dry run writes nothing but a report, so name a file "
@@ -572,20 +552,12 @@ def write_table(rows: pa.Table, options: WriteOptions) -> list[GroupResult]:
 
     """
     groups = by_group(rows)
-
-    def planned(plans: list[GroupResult]) -> None:
-        if options.report is not None:
-            write_report(plans, options.report)
-
     with connect_blocking(
         options.target.addresses,
         client_id=CLIENT_ID,
         request_timeout_ms=options.target.timeout_ms,
     ) as client:
-        # What was committed before is on file before it is overwritten, whatever happens then.
-        results = bulk_write(client, groups, options.how, planned)
-    if options.report is not None:
-        write_report(results, options.report)
+        results = bulk_write(client, groups, options.how, options.report)
     logger.info("wrote offsets from a DataFrame: %s", summary(results))
     return results
 
@@ -619,10 +591,8 @@ def write_group_offsets(
         CoordinatorUnavailable: nobody answered; nothing was written.
 
     """
-    given = Given({"coordinator": coordinator, "timeout": timeout}, ("coordinator", "timeout"))
-    options = WriteOptions(
-        Target(given.addresses(), given.duration_ms("timeout", timeout)),
-        How(dry_run=dry_run, force=force, skip_refused=skip_refused),
-        None,
-    )
+    arguments = {"coordinator": coordinator, "timeout": timeout}
+    named = TableOptions(arguments, tuple(arguments))
+    how = How(dry_run=dry_run, force=force, skip_refused=skip_refused)
+    options = WriteOptions(named.target(timeout, "timeout"), how, None)
     return write_table(normal_columns(df.toArrow()), options)

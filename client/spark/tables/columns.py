@@ -5,12 +5,13 @@ Theory of operation
 
 A page has a row of msgpack for each offset: ``[partition, offset, leader_epoch, metadata, 0]``,
 with sizes that tell where each begins. All rows are read at once, field by field: from where the
-field begins in each row, its first byte says how long it is, and so where the next field
-begins; eight bytes from the second byte on, shifted by what is too much, are its value. That takes
-0.2 µs for an offset, where unpacking the rows one by one takes 1 µs.
+field begins in each row, its first byte says how long it is, and so where the next field begins;
+eight bytes from the second byte on, shifted by what is too much, are its value. That is several
+times faster than to unpack the rows one by one.
 """
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -190,9 +191,8 @@ def page_columns(page: OffsetColumns, offsets_partition: int) -> dict[str, pa.Ar
     }
 
 
-def page_batch(page: OffsetColumns, offsets_partition: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the page in the columns of *schema*; raises as `page_columns` does."""
-    columns: dict[str, Any] = page_columns(page, offsets_partition)
+def as_batch(columns: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """Return those columns that *schema* has, in its types."""
     return pa.RecordBatch.from_arrays(
         [columns[field.name].cast(field.type) for field in schema], schema=schema
     )

@@ -1,178 +1,118 @@
-# ruff: noqa: N802 - Spark chose the names of these methods.
 """The formats ``group_members`` and ``group_rebalances``: who is where, and why that changed."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
 from zlib import crc32
 
 import pyarrow as pa
 from msgspec import structs
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, StringType, StructType
 
-from client.blocking import BlockingClient
 from client.exceptions import FatalError
-from client.spark.tables.clients import Target, client_of
-from client.spark.tables.options import SPARK_SCOPES_FILTERS, Given, Wanted, push
-from client.spark.worker_memory import settle
+from client.spark.tables.table_source import BatchSource, PushesFilters, TableReader
 from protocol.consumer import decode_assignment, subscribed_topics
 from protocol.errors import ErrorCode
 from protocol.messages import DescribedGroup, DescribedMember, Rebalance
 
-OPTIONS: Final = ("coordinator", "groups", "maxTasks", "coordinatorTimeout", "pushFilters")
-MAX_TASKS: Final = 4
 # So many take a task some tenths of a second.
 GROUPS_PER_TASK: Final = 500
 ROWS_PER_BATCH: Final = 10_000
 EMPTY: Final = "empty"
 
-MEMBERS: Final = StructType(
-    [
-        StructField("group", StringType()),
-        StructField("state", StringType()),
-        StructField("protocol_type", StringType()),
-        StructField("assignor", StringType()),
-        StructField("generation", IntegerType()),
-        StructField("member_id", StringType()),
-        StructField("group_instance_id", StringType()),
-        StructField("client_id", StringType()),
-        StructField("client_host", StringType()),
-        StructField("topics", ArrayType(StringType())),
-        StructField(
-            "assignment",
-            ArrayType(
-                StructType(
-                    [
-                        StructField("topic", StringType()),
-                        StructField("partition", IntegerType()),
-                    ]
-                )
-            ),
-        ),
-    ]
+MEMBERS: Final = (
+    StructType()
+    .add("group", "string")
+    .add("state", "string")
+    .add("protocol_type", "string")
+    .add("assignor", "string")
+    .add("generation", "integer")
+    .add("member_id", "string")
+    .add("group_instance_id", "string")
+    .add("client_id", "string")
+    .add("client_host", "string")
+    .add("topics", ArrayType(StringType()))
+    .add("assignment", ArrayType(StructType().add("topic", "string").add("partition", "integer")))
 )
 
-REBALANCES: Final = StructType(
-    [
-        StructField("group", StringType()),
-        StructField("number", LongType()),
-        StructField("started_at", TimestampType()),
-        StructField("trigger", StringType()),
-        StructField("reason", StringType()),
-        StructField("outcome", StringType()),
-        StructField("old_generation", IntegerType()),
-        StructField("new_generation", IntegerType()),
-        StructField("members", IntegerType()),
-        StructField("join_ms", LongType()),
-        StructField("sync_ms", LongType()),
-        StructField("member_id", StringType()),
-        StructField("group_instance_id", StringType()),
-        StructField("client_id", StringType()),
-        StructField("client_host", StringType()),
-        StructField(
-            "late",
-            ArrayType(
-                StructType(
-                    [
-                        StructField("member_id", StringType()),
-                        StructField("client_id", StringType()),
-                        StructField("client_host", StringType()),
-                        StructField("phase", StringType()),
-                        StructField("waited_ms", LongType()),
-                        StructField("removed", BooleanType()),
-                    ]
-                )
-            ),
-        ),
-    ]
+LATE_MEMBER: Final = (
+    StructType()
+    .add("member_id", "string")
+    .add("client_id", "string")
+    .add("client_host", "string")
+    .add("phase", "string")
+    .add("waited_ms", "long")
+    .add("removed", "boolean")
+)
+REBALANCES: Final = (
+    StructType()
+    .add("group", "string")
+    .add("number", "long")
+    .add("started_at", "timestamp")
+    .add("trigger", "string")
+    .add("reason", "string")
+    .add("outcome", "string")
+    .add("old_generation", "integer")
+    .add("new_generation", "integer")
+    .add("members", "integer")
+    .add("join_ms", "long")
+    .add("sync_ms", "long")
+    .add("member_id", "string")
+    .add("group_instance_id", "string")
+    .add("client_id", "string")
+    .add("client_host", "string")
+    .add("late", ArrayType(LATE_MEMBER))
 )
 
 Row = dict[str, Any]
 
 
-class GroupsPartition(InputPartition):
-    """A share of the groups.
+class GroupsReader(TableReader):
+    """Asks about each group that is wanted.
 
-    Which ones there are is asked for in the task: Spark uses the same tasks for each query of a
-    DataFrame, however much later.
+    The value of a task is its number and how many tasks there are. Which groups there are is
+    asked for in the task: Spark uses the same tasks for each query of a DataFrame, however much
+    later.
     """
 
-    def __init__(self, number: int, tasks: int) -> None:
-        super().__init__((number, tasks))
-        self.number = number
-        self.tasks = tasks
-
-    def has(self, group: str) -> bool:
-        """Say whether *group* is in this share, whatever other groups there are."""
-        return crc32(group.encode()) % self.tasks == self.number
-
-
-class GroupsReader(DataSourceReader):
-    """Asks about each group that is wanted."""
-
     columns: ClassVar[StructType]
-
-    def __init__(self, target: Target, wanted: Wanted, max_tasks: int) -> None:
-        self.target = target
-        self.wanted = wanted
-        self.max_tasks = max_tasks
+    never_null = ("group",)
 
     @abstractmethod
     def keeps(self, state: str) -> bool:
         """Say whether a group in *state* can have rows."""
 
     @abstractmethod
-    def rows(self, client: BlockingClient, group: str) -> Iterator[Row]:
+    def rows(self, group: str) -> Iterator[Row]:
         """Return the rows of one group; none if it is gone meanwhile."""
 
-    def partitions(self) -> Sequence[InputPartition]:
+    def tasks(self) -> Sequence[InputPartition]:
         """Return the tasks; few for few groups that are named."""
-        if self.wanted.is_nothing:
-            return []
         tasks = self.max_tasks
         if self.wanted.groups is not None:
             tasks = min(tasks, -(-len(self.wanted.groups) // GROUPS_PER_TASK))
-        return [GroupsPartition(number, tasks) for number in range(tasks)]
+        return [InputPartition((number, tasks)) for number in range(tasks)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Ask about some groups, on an executor."""
-        if not isinstance(partition, GroupsPartition):
-            return  # Spark makes up one where there is none.
-        settle()
-        client = client_of(self.target)
+    def read_share(self, share: tuple[int, int]) -> Iterator[pa.RecordBatch]:
+        """Ask about some groups."""
+        number, tasks = share
         schema = to_arrow_schema(self.columns, timezone="UTC")
         rows: list[Row] = []
-        wanted = self.wanted.groups
-        for listed in client.list_groups():
+        for listed in self.client.list_groups():
             group = listed.group_id
-            if not (self.keeps(listed.state) and partition.has(group)):
+            # A group has the same task whatever other groups there are.
+            if not self.keeps(listed.state) or crc32(group.encode()) % tasks != number:
                 continue
-            if wanted is not None and group not in wanted:
+            if self.wanted.groups is not None and group not in self.wanted.groups:
                 continue
-            rows.extend(self.rows(client, group))
+            rows.extend(self.rows(group))
             if len(rows) >= ROWS_PER_BATCH:
                 yield pa.RecordBatch.from_pylist(rows, schema=schema)
                 rows = []
         if rows:
             yield pa.RecordBatch.from_pylist(rows, schema=schema)
-
-
-class _Pushing(GroupsReader):
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what narrows the groups; return what Spark has to apply."""
-        self.wanted, rest = push(filters, self.wanted, ("group",), has_topic=False)
-        return rest
 
 
 class MembersReader(GroupsReader):
@@ -184,9 +124,9 @@ class MembersReader(GroupsReader):
         """Say whether a group in *state* has members."""
         return state.lower() != EMPTY
 
-    def rows(self, client: BlockingClient, group: str) -> Iterator[Row]:
+    def rows(self, group: str) -> Iterator[Row]:
         """Return a row for each member."""
-        for described in client.describe_groups([group]):
+        for described in self.client.describe_groups([group]):
             for member in described.members:
                 yield member_row(described, member)
 
@@ -200,69 +140,46 @@ class RebalancesReader(GroupsReader):
         """Keep all of them."""
         return True
 
-    def rows(self, client: BlockingClient, group: str) -> Iterator[Row]:
+    def rows(self, group: str) -> Iterator[Row]:
         """Return a row for each rebalance that the coordinator remembers, newest first."""
         try:
-            for rebalance in client.rebalances(group):
+            for rebalance in self.client.rebalances(group):
                 yield rebalance_row(group, rebalance)
         except FatalError as error:
             if error.code != ErrorCode.GROUP_ID_NOT_FOUND:
                 raise
 
 
-class PushingMembersReader(_Pushing, MembersReader):
+class PushingMembersReader(PushesFilters, MembersReader):
     """The same, with conditions on groups pushed down."""
 
 
-class PushingRebalancesReader(_Pushing, RebalancesReader):
+class PushingRebalancesReader(PushesFilters, RebalancesReader):
     """The same, with conditions on groups pushed down."""
 
 
-class _GroupsSource(DataSource):
-    """What both formats share."""
-
-    columns: ClassVar[StructType]
-    readers: ClassVar[tuple[type[GroupsReader], type[GroupsReader]]]  # Plain, and pushing.
+class _GroupsSource(BatchSource):
+    option_names = ("coordinator", "groups", "maxTasks", "coordinatorTimeout", "pushFilters")
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        given = Given(options, OPTIONS)
-        self._target = Target(given.addresses(), given.duration_ms("coordinatorTimeout", "60s"))
-        self._wanted = Wanted(given.names("groups"))
-        self._max_tasks = given.number("maxTasks", MAX_TASKS)
-        self._pushes = given.pushes_filters(by_default=SPARK_SCOPES_FILTERS)
-
-    def schema(self) -> StructType:
-        """Return the columns, the same for every coordinator."""
-        return self.columns
-
-    def reader(self, schema: StructType) -> GroupsReader:  # noqa: ARG002 - Spark's way.
-        """Return what plans and reads; with filters pushed down where that is safe."""
-        return self.readers[self._pushes](self._target, self._wanted, self._max_tasks)
+        self.reader(self.columns)  # So that a wrong option is told at once.
 
 
 class GroupMembersSource(_GroupsSource):
-    """The data source ``group_members``; see docs/spark.md for its options."""
+    """The data source ``group_members``."""
 
+    format_name = "group_members"
     columns = MEMBERS
     readers = MembersReader, PushingMembersReader
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the name for ``spark.read.format``."""
-        return "group_members"
-
 
 class GroupRebalancesSource(_GroupsSource):
-    """The data source ``group_rebalances``; see docs/spark.md for its options."""
+    """The data source ``group_rebalances``."""
 
+    format_name = "group_rebalances"
     columns = REBALANCES
     readers = RebalancesReader, PushingRebalancesReader
-
-    @classmethod
-    def name(cls) -> str:
-        """Return the name for ``spark.read.format``."""
-        return "group_rebalances"
 
 
 def member_row(group: DescribedGroup, member: DescribedMember) -> Row:

@@ -1,46 +1,68 @@
+# ruff: noqa: N802 - Spark chose the names of these methods.
 """The format ``group_offset_log``: what is committed and removed, as a stream.
 
 It begins with a snapshot of all that is committed (or at the end), and goes on with the changes in
 the coordinator's log. Whoever keeps the newest row of each partition has the state.
+
+The stream's offset holds for each offsets partition the position of the next change to read, or
+-1 before its snapshot, and says of which coordinator, such as
+``{"0": 1712, "1": -1, "@": {"v": 1, "cluster_id": "..."}}``.
 """
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from msgspec import structs
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import (
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from client.blocking import BlockingClient
 from client.operators import PositionTooOld
-from client.spark.tables.clients import Target, client_of
-from client.spark.tables.columns import page_columns
-from client.spark.tables.options import Given, Wanted, name_parts
+from client.spark.tables.columns import as_batch, page_columns
+from client.spark.tables.options import TableOptions, Target, Wanted, name_parts
+from client.spark.tables.table_source import MAX_TASKS, TableSource, client_of
 from client.spark.worker_memory import settle
 from protocol.messages import OffsetChange
 
-# ------------------------------------------------------------------------------------------
-# Where a stream of changes stands, and which ranges its next batch takes. Pure.
-#
-# The stream's offset holds for each offsets partition the position of the next change to read, or
-# -1 before its snapshot, and says of which coordinator, such as
-# ``{"0": 1712, "1": -1, "@": {"v": 1, "cluster_id": "..."}}``.
+OPTIONS: Final = (
+    "coordinator",
+    "groups",
+    "topics",
+    "startingOffsets",
+    "maxChangesPerBatch",
+    "onPositionTooOld",
+    "maxTasks",
+    "coordinatorTimeout",
+)
+MAX_CHANGES: Final = 500_000
+
+SCHEMA: Final = (
+    StructType()
+    .add("offsets_partition", "integer")
+    .add("position", "long")
+    .add("kind", "string")
+    .add("group", "string")
+    .add("topic", "string")
+    .add("partition", "integer")
+    .add("offset", "long")
+    .add("leader_epoch", "integer")
+    .add("metadata", "string")
+    .add("changed_at", "timestamp")
+)
+ARROW: Final = to_arrow_schema(SCHEMA, timezone="UTC")
+SNAPSHOT_BEGINS: Final = "snapshot begins"
+SNAPSHOT: Final = "snapshot"
 
 HEAD: Final = "@"
 FORMAT_VERSION: Final = 1
 BEFORE_SNAPSHOT: Final = -1
+
+# What was planned is durable, so that this happens only after a coordinator lost its log's end.
+_POLL_S: Final = 0.05
 
 Positions = dict[int, int]
 
@@ -62,153 +84,6 @@ class LogRange(NamedTuple):
         return self.start == BEFORE_SNAPSHOT
 
 
-def encode_positions(positions: Mapping[int, int], cluster_id: str) -> dict[str, object]:
-    """Return the offset, ready for JSON."""
-    offset: dict[str, object] = {str(number): positions[number] for number in sorted(positions)}
-    offset[HEAD] = {"v": FORMAT_VERSION, "cluster_id": cluster_id}
-    return offset
-
-
-def decode_positions(offset: Mapping[str, object], cluster_id: str | None = None) -> Positions:
-    """Read an offset; with *cluster_id*, check that it is one of that coordinator.
-
-    Raises:
-        LogOffsetError: it is of another source, another coordinator, or a newer format.
-
-    """
-    head = offset.get(HEAD)
-    if not isinstance(head, Mapping):
-        raise _unreadable(offset)
-    if head.get("v") != FORMAT_VERSION:
-        raise LogOffsetError(
-            f"the checkpoint's offset has format version {head.get('v')!r}, this release reads "
-            f"version {FORMAT_VERSION}: use the release that wrote it, or a new checkpoint"
-        )
-    if cluster_id is not None and head.get("cluster_id") != cluster_id:
-        raise LogOffsetError(
-            f"the checkpoint belongs to the coordinator with the cluster id "
-            f"{head.get('cluster_id')!r}, option 'coordinator' names one with {cluster_id!r}: "
-            "positions of one mean nothing to the other; use a new checkpoint"
-        )
-    positions: Positions = {}
-    for key, value in offset.items():
-        if key == HEAD:
-            continue
-        if not key.isdecimal() or type(value) is not int or value < BEFORE_SNAPSHOT:
-            raise _unreadable(offset)
-        positions[int(key)] = value
-    return positions
-
-
-def share(waiting: Mapping[int, int], limit: int | None) -> dict[int, int]:
-    """Divide *limit* fairly over what waits per partition; what a small one leaves, others get.
-
-    Everyone who waits gets at least 1, also where the limit is smaller than their number: none
-    starves.
-    """
-    left = {number: count for number, count in waiting.items() if count > 0}
-    if limit is None or sum(left.values()) <= limit:
-        return left
-    given: dict[int, int] = {}
-    for n, number in enumerate(sorted(left, key=lambda number: (left[number], number))):
-        given[number] = min(left[number], max(1, limit // (len(left) - n)))
-        limit -= given[number]
-    return given
-
-
-def next_positions(
-    start: Mapping[int, int], ends: Mapping[int, int], limit: int | None, *, rescans: bool
-) -> Positions:
-    """Return where the next batch ends: at most *limit* positions on, snapshots not counted.
-
-    Args:
-        start: Where the stream stands.
-        ends: Where the logs end, of the same partitions.
-        limit: The most positions of all partitions together, None for no limit.
-        rescans: Whether to begin anew with a partition whose log ends before its start.
-
-    Raises:
-        LogOffsetError: there is such a partition, and it is not to begin anew.
-
-    """
-    waiting = {n: ends[n] - at for n, at in start.items() if at != BEFORE_SNAPSHOT}
-    shares = share(waiting, limit)
-    following = {}
-    for number, at in start.items():
-        if at == BEFORE_SNAPSHOT:
-            following[number] = ends[number]
-        elif waiting[number] >= 0:
-            following[number] = at + shares.get(number, 0)
-        elif rescans:
-            following[number] = BEFORE_SNAPSHOT  # The batch after this one takes the snapshot.
-        else:
-            raise LogOffsetError(
-                f"the log of offsets partition {number} ends at {ends[number]}, before the "
-                f"checkpoint's position {at}: was the coordinator restored from a backup? Set "
-                "option 'onPositionTooOld' to 'rescan' to go on with a snapshot of that "
-                "partition, or use a new checkpoint"
-            )
-    return following
-
-
-def ranges(start: Mapping[int, int], end: Mapping[int, int]) -> list[LogRange]:
-    """Return what a batch from *start* to *end* reads."""
-    return [
-        LogRange(number, start.get(number, BEFORE_SNAPSHOT), end[number])
-        for number in sorted(end)
-        if start.get(number, BEFORE_SNAPSHOT) < end[number]
-    ]
-
-
-def _unreadable(offset: Mapping[str, object]) -> LogOffsetError:
-    return LogOffsetError(
-        "the checkpoint holds an offset that a stream of offset changes did not write: "
-        f"{json.dumps(offset)[:200]}; each query needs a checkpoint of its own"
-    )
-
-
-# ------------------------------------------------------------------------------------------
-# The format ``group_offset_log``: what is committed and removed, as a stream.
-
-# ruff: noqa: N802 - Spark chose the names of these methods.
-
-
-FORMAT_NAME: Final = "group_offset_log"
-OPTIONS: Final = (
-    "coordinator",
-    "groups",
-    "topics",
-    "startingOffsets",
-    "maxChangesPerBatch",
-    "onPositionTooOld",
-    "maxTasks",
-    "coordinatorTimeout",
-)
-MAX_CHANGES: Final = 500_000
-MAX_TASKS: Final = 4
-
-SNAPSHOT_BEGINS: Final = "snapshot begins"
-SNAPSHOT: Final = "snapshot"
-# What was planned is durable, so that this happens only after a coordinator lost its log's end.
-_POLL_S: Final = 0.05
-
-SCHEMA: Final = StructType(
-    [
-        StructField("offsets_partition", IntegerType()),
-        StructField("position", LongType()),
-        StructField("kind", StringType()),
-        StructField("group", StringType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("leader_epoch", IntegerType()),
-        StructField("metadata", StringType()),
-        StructField("changed_at", TimestampType()),
-    ]
-)
-ARROW: Final = to_arrow_schema(SCHEMA, timezone="UTC")
-
-
 class LogOptions(NamedTuple):
     """The checked options of one stream."""
 
@@ -227,45 +102,26 @@ def parse_options(options: Mapping[str, str]) -> LogOptions:
         OptionError: with a message that names the option and what it may be.
 
     """
-    given = Given(options, OPTIONS)
+    named = TableOptions(options, OPTIONS)
     return LogOptions(
-        target=Target(given.addresses(), given.duration_ms("coordinatorTimeout", "10m")),
-        wanted=Wanted(given.names("groups"), given.names("topics")),
-        starts_with_snapshot=given.choice("startingOffsets", "snapshot", "latest") == "snapshot",
-        max_changes=given.number("maxChangesPerBatch", MAX_CHANGES),
-        rescans=given.choice("onPositionTooOld", "fail", "rescan") == "rescan",
-        max_tasks=given.number("maxTasks", MAX_TASKS),
+        target=named.target("10m"),
+        wanted=Wanted(named.names("groups"), named.names("topics")),
+        starts_with_snapshot=named.choice("startingOffsets", "snapshot", "latest") == "snapshot",
+        max_changes=named.number("maxChangesPerBatch", MAX_CHANGES),
+        rescans=named.choice("onPositionTooOld", "fail", "rescan") == "rescan",
+        max_tasks=named.number("maxTasks", MAX_TASKS),
     )
 
 
-class LogPartition(InputPartition):
-    """Some ranges to read in one task."""
+class OffsetLogSource(TableSource):
+    """The data source ``group_offset_log``."""
 
-    def __init__(self, read: Sequence[LogRange]) -> None:
-        super().__init__(tuple(read))
-        self.ranges = tuple(read)
-
-
-class OffsetLogSource(DataSource):
-    """The data source ``group_offset_log``; see docs/spark.md for its options.
-
-    Raises:
-        OptionError: an option is missing, unknown or impossible.
-
-    """
+    format_name = "group_offset_log"
+    columns = SCHEMA
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         self._options = parse_options(options)
-
-    @classmethod
-    def name(cls) -> str:
-        """Return the name for ``spark.readStream.format``."""
-        return FORMAT_NAME
-
-    def schema(self) -> StructType:
-        """Return the columns, the same for every coordinator."""
-        return SCHEMA
 
     def streamReader(self, schema: StructType) -> "OffsetLogReader":  # noqa: ARG002 - Spark's way.
         """Return the reader; it asks nothing yet."""
@@ -326,14 +182,13 @@ class OffsetLogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of a batch."""
         read = ranges(decode_positions(start), decode_positions(end))
         tasks = min(self._options.max_tasks, len(read))
-        return [LogPartition(read[n::tasks]) for n in range(tasks)]
+        return [InputPartition(tuple(read[n::tasks])) for n in range(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read some ranges, on an executor."""
-        assert isinstance(partition, LogPartition)
         settle()
         client = client_of(self._options.target)
-        for one in partition.ranges:
+        for one in partition.value:
             yield from read_range(client, one, self._options)
 
     def _ends(self, client: BlockingClient) -> Positions:
@@ -384,9 +239,7 @@ def _snapshot(client: BlockingClient, one: LogRange, wanted: Wanted) -> Iterator
             columns["changed_at"] = columns["committed_at"]
             columns["position"] = pa.repeat(pa.scalar(position, pa.int64()), count)
             columns["kind"] = pa.repeat(pa.scalar(SNAPSHOT, pa.string()), count)
-            yield pa.RecordBatch.from_arrays(
-                [columns[field.name].cast(field.type) for field in ARROW], schema=ARROW
-            )
+            yield as_batch(columns, ARROW)
 
 
 def _changes(
@@ -417,28 +270,129 @@ def _is_wanted(change: OffsetChange, wanted: Wanted) -> bool:
     return wanted.topics is None or not change.topic or change.topic in wanted.topics
 
 
-def change_batch(number: int, rows: Iterable[OffsetChange]) -> pa.RecordBatch:
-    """Return *rows* of one offsets partition as columns; what a kind doesn't have is null."""
-    position, kind, group, topic, partition, offset, epoch, metadata, ms = zip(
-        *map(structs.astuple, rows), strict=True
-    )
-    has_offset = [one >= 0 for one in offset]
-    columns: dict[str, Any] = {
-        "offsets_partition": [number] * len(position),
-        "position": position,
-        "kind": kind,
-        "group": [name or None for name in group],
-        "topic": [name or None for name in topic],
-        "partition": list(map(_or_none, partition)),
-        "offset": list(map(_or_none, offset)),
-        "leader_epoch": list(map(_or_none, epoch)),
-        "metadata": [text if has else None for text, has in zip(metadata, has_offset, strict=True)],
-        "changed_at": [None if one < 0 else 1000 * one for one in ms],
+def change_batch(number: int, changes: Sequence[OffsetChange]) -> pa.RecordBatch:
+    """Return *changes* of one offsets partition as columns; what a kind doesn't have is null."""
+    columns: dict[str, list[Any]] = {
+        "offsets_partition": [number] * len(changes),
+        "position": [one.position for one in changes],
+        "kind": [one.kind for one in changes],
+        "group": [one.group_id or None for one in changes],
+        "topic": [one.topic or None for one in changes],
+        "partition": [_or_none(one.partition) for one in changes],
+        "offset": [_or_none(one.offset) for one in changes],
+        "leader_epoch": [_or_none(one.leader_epoch) for one in changes],
+        "metadata": [one.metadata if one.offset >= 0 else None for one in changes],
+        "changed_at": [
+            None if one.timestamp_ms < 0 else 1000 * one.timestamp_ms for one in changes
+        ],
     }
-    return pa.RecordBatch.from_arrays(
-        [pa.array(columns[field.name], field.type) for field in ARROW], schema=ARROW
-    )
+    return as_batch({name: pa.array(column) for name, column in columns.items()}, ARROW)
 
 
 def _or_none(number: int) -> int | None:
     return number if number >= 0 else None
+
+
+def encode_positions(positions: Mapping[int, int], cluster_id: str) -> dict[str, object]:
+    """Return the offset, ready for JSON."""
+    offset: dict[str, object] = {str(number): positions[number] for number in sorted(positions)}
+    offset[HEAD] = {"v": FORMAT_VERSION, "cluster_id": cluster_id}
+    return offset
+
+
+def decode_positions(offset: Mapping[str, object], cluster_id: str | None = None) -> Positions:
+    """Read an offset; with *cluster_id*, check that it is one of that coordinator.
+
+    Raises:
+        LogOffsetError: it is of another source, another coordinator, or a newer format.
+
+    """
+    head = offset.get(HEAD)
+    if not isinstance(head, Mapping):
+        raise _unreadable(offset)
+    if head.get("v") != FORMAT_VERSION:
+        raise LogOffsetError(
+            f"the checkpoint's offset has format version {head.get('v')!r}, this release reads "
+            f"version {FORMAT_VERSION}: use the release that wrote it, or a new checkpoint"
+        )
+    if cluster_id is not None and head.get("cluster_id") != cluster_id:
+        raise LogOffsetError(
+            f"the checkpoint belongs to the coordinator with the cluster id "
+            f"{head.get('cluster_id')!r}, option 'coordinator' names one with {cluster_id!r}: "
+            "positions of one mean nothing to the other; use a new checkpoint"
+        )
+    positions: Positions = {}
+    for key, value in offset.items():
+        if key == HEAD:
+            continue
+        if not key.isdecimal() or type(value) is not int or value < BEFORE_SNAPSHOT:
+            raise _unreadable(offset)
+        positions[int(key)] = value
+    return positions
+
+
+def share(waiting: Mapping[int, int], limit: int | None) -> dict[int, int]:
+    """Divide *limit* fairly over what waits per partition; what a small one leaves, others get.
+
+    Everyone who waits gets at least 1, also where the limit is smaller than their number: none
+    starves.
+    """
+    left = {number: count for number, count in waiting.items() if count > 0}
+    if limit is None or sum(left.values()) <= limit:
+        return left
+    shares: dict[int, int] = {}
+    for n, number in enumerate(sorted(left, key=lambda number: (left[number], number))):
+        shares[number] = min(left[number], max(1, limit // (len(left) - n)))
+        limit -= shares[number]
+    return shares
+
+
+def next_positions(
+    start: Mapping[int, int], ends: Mapping[int, int], limit: int | None, *, rescans: bool
+) -> Positions:
+    """Return where the next batch ends: at most *limit* positions on, snapshots not counted.
+
+    Args:
+        start: Where the stream stands.
+        ends: Where the logs end, of the same partitions.
+        limit: The most positions of all partitions together, None for no limit.
+        rescans: Whether to begin anew with a partition whose log ends before its start.
+
+    Raises:
+        LogOffsetError: there is such a partition, and it is not to begin anew.
+
+    """
+    waiting = {n: ends[n] - at for n, at in start.items() if at != BEFORE_SNAPSHOT}
+    shares = share(waiting, limit)
+    following = {}
+    for number, at in start.items():
+        if at == BEFORE_SNAPSHOT:
+            following[number] = ends[number]
+        elif waiting[number] >= 0:
+            following[number] = at + shares.get(number, 0)
+        elif rescans:
+            following[number] = BEFORE_SNAPSHOT  # The batch after this one takes the snapshot.
+        else:
+            raise LogOffsetError(
+                f"the log of offsets partition {number} ends at {ends[number]}, before the "
+                f"checkpoint's position {at}: was the coordinator restored from a backup? Set "
+                "option 'onPositionTooOld' to 'rescan' to go on with a snapshot of that "
+                "partition, or use a new checkpoint"
+            )
+    return following
+
+
+def ranges(start: Mapping[int, int], end: Mapping[int, int]) -> list[LogRange]:
+    """Return what a batch from *start* to *end* reads."""
+    return [
+        LogRange(number, start.get(number, BEFORE_SNAPSHOT), end[number])
+        for number in sorted(end)
+        if start.get(number, BEFORE_SNAPSHOT) < end[number]
+    ]
+
+
+def _unreadable(offset: Mapping[str, object]) -> LogOffsetError:
+    return LogOffsetError(
+        "the checkpoint holds an offset that a stream of offset changes did not write: "
+        f"{json.dumps(offset)[:200]}; each query needs a checkpoint of its own"
+    )

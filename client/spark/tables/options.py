@@ -1,16 +1,17 @@
-"""The options of the tables, checked before anything is asked. Pure."""
+"""What a query of a table asks for: its options, and those of its conditions that narrow it. Pure.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+Conditions on groups and topics are pushed down, so that only those are read.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import product
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from pyspark.sql.datasource import DataSourceReader, EqualNullSafe, EqualTo, Filter, In, IsNotNull
 
 from client.spark.options import OptionError, read_addresses, read_duration_ms
-
-# ------------------------------------------------------------------------------------------
-# What a query's conditions say about groups and topics, so that only those are read. Pure.
+from protocol.partition import INT32_MAX
 
 Names = frozenset[str] | None
 
@@ -21,6 +22,13 @@ SPARK_SCOPES_FILTERS: Final = hasattr(DataSourceReader, "pushLimit")
 
 # A name takes at most 255 bytes, and a request 1 MiB.
 NAMES_PER_REQUEST: Final = 1_000
+
+
+class Target(NamedTuple):
+    """Which coordinator to ask, and for how long to try before an error."""
+
+    addresses: tuple[str, ...]
+    timeout_ms: int
 
 
 class Wanted(NamedTuple):
@@ -35,78 +43,7 @@ class Wanted(NamedTuple):
         return self.groups == frozenset() or self.topics == frozenset()
 
 
-def both(left: Names, right: Names) -> Names:
-    """Return what both allow."""
-    if left is None or right is None:
-        return right if left is None else left
-    return left & right
-
-
-class Pushed(NamedTuple):
-    """What became of some filters: what is still wanted, and those that Spark has to apply."""
-
-    wanted: Wanted
-    rest: list[Filter]
-
-
-def push(
-    filters: Iterable[Filter], wanted: Wanted, never_null: Sequence[str], *, has_topic: bool = True
-) -> Pushed:
-    """Narrow *wanted* down by those of *filters* that name groups or topics.
-
-    Args:
-        filters: All of them must hold.
-        wanted: What the options allow.
-        never_null: Columns that always have a value.
-        has_topic: Whether the table has a column for the topic.
-
-    """
-    rest: list[Filter] = []
-    for one in filters:
-        match one:
-            case EqualTo(("group",), value) | EqualNullSafe(("group",), value):
-                wanted = wanted._replace(groups=both(wanted.groups, _texts([value])))
-            case EqualTo(("topic",), value) | EqualNullSafe(("topic",), value) if has_topic:
-                wanted = wanted._replace(topics=both(wanted.topics, _texts([value])))
-            case In(("group",), values):
-                wanted = wanted._replace(groups=both(wanted.groups, _texts(values)))
-            case In(("topic",), values) if has_topic:
-                wanted = wanted._replace(topics=both(wanted.topics, _texts(values)))
-            case IsNotNull((column,)) if column in never_null:
-                pass
-            case _:
-                rest.append(one)
-    return Pushed(wanted, rest)
-
-
-def _texts(values: Iterable[object]) -> frozenset[str]:
-    # Nothing is equal to null, and no name is null.
-    return frozenset(value for value in values if isinstance(value, str))
-
-
-def name_parts(
-    wanted: Wanted, size: int = NAMES_PER_REQUEST
-) -> Iterator[tuple[Sequence[str] | None, Sequence[str] | None]]:
-    """Yield groups and topics (None: all) of requests that together ask for all of *wanted*."""
-    yield from product(_parts(wanted.groups, size), _parts(wanted.topics, size))
-
-
-def _parts(names: Names, size: int) -> list[Sequence[str] | None]:
-    if names is None:
-        return [None]
-    ordered = sorted(names)
-    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
-
-
-# ------------------------------------------------------------------------------------------
-# The options of the tables, checked before anything is asked. Pure.
-
-INT32_MAX: Final = 2**31 - 1
-
-T = TypeVar("T")
-
-
-class Given:
+class TableOptions:
     """Options by name, in any case; each method reads one of them.
 
     Args:
@@ -119,9 +56,9 @@ class Given:
     """
 
     def __init__(self, options: Mapping[str, str], known: Sequence[str]) -> None:
-        self._given = {name.lower(): value for name, value in options.items()}
+        self._values = {name.lower(): value for name, value in options.items()}
         names = {name.lower(): name for name in known}
-        for name in self._given:
+        for name in self._values:
             if name not in names:
                 near = get_close_matches(name, names, n=1)
                 hint = f"; did you mean '{names[near[0]]}'?" if near else ""
@@ -131,14 +68,21 @@ class Given:
 
     def text(self, name: str) -> str | None:
         """Return the text without blanks around it, None if it was not given or is empty."""
-        return self._given.get(name.lower(), "").strip() or None
+        return self._values.get(name.lower(), "").strip() or None
 
-    def addresses(self, name: str = "coordinator") -> tuple[str, ...]:
-        """Return one or more of ``host:port``."""
-        value = self.text(name)
+    def target(self, timeout: str, timeout_name: str = "coordinatorTimeout") -> Target:
+        """Return the coordinator at ``host:port``, one or more, and the time to wait for it.
+
+        Args:
+            timeout: The default of that time.
+            timeout_name: The option for it.
+
+        """
+        value = self.text("coordinator")
         if value is None:
-            raise OptionError(f"option '{name}' is missing: the coordinator's host:port")
-        return read_addresses(name, value)
+            raise OptionError("option 'coordinator' is missing: the coordinator's host:port")
+        timeout_ms = read_duration_ms(timeout_name, self.text(timeout_name) or timeout)
+        return Target(read_addresses("coordinator", value), timeout_ms)
 
     def names(self, name: str) -> frozenset[str] | None:
         """Return names that are separated by commas, None if the option was not given."""
@@ -158,27 +102,70 @@ class Given:
             raise OptionError(f"option '{name}' is {value!r}: it must be {listed}")
         return value
 
-    def flag(self, name: str, *, default: bool) -> bool:
+    def flag(self, name: str) -> bool:
         """Return whether the option is ``true``."""
-        choices = ("true", "false") if default else ("false", "true")
-        return self.choice(name, *choices) == "true"
+        return self.choice(name, "false", "true") == "true"
 
-    def pushes_filters(self, *, by_default: bool) -> bool:
-        """Return whether conditions are pushed down; ``auto`` is the default: where it is safe."""
-        value = self.choice("pushFilters", "auto", "true", "false")
-        return by_default if value == "auto" else value == "true"
-
-    def number(self, name: str, default: T, *, low: int = 1, high: int = INT32_MAX) -> int | T:
-        """Return a whole number of *low* … *high*, *default* if the option was not given."""
+    def number(self, name: str, default: int) -> int:
+        """Return a whole number from 1 on, *default* if the option was not given."""
         value = self.text(name)
         if value is None:
             return default
-        if not value.isascii() or not value.isdecimal() or not low <= int(value) <= high:
+        if not value.isascii() or not value.isdecimal() or not 1 <= int(value) <= INT32_MAX:
             raise OptionError(
-                f"option '{name}' is {value!r}: it must be a whole number from {low} to {high}"
+                f"option '{name}' is {value!r}: it must be a whole number from 1 to {INT32_MAX}"
             )
         return int(value)
 
-    def duration_ms(self, name: str, default: str) -> int:
-        """Return a duration in ms."""
-        return read_duration_ms(name, self.text(name) or default)
+
+def push(
+    filters: Iterable[Filter], wanted: Wanted, never_null: Collection[str]
+) -> tuple[Wanted, list[Filter]]:
+    """Narrow *wanted* down by those of *filters* that name groups or topics.
+
+    Args:
+        filters: All of them must hold.
+        wanted: What the options allow.
+        never_null: Columns that always have a value; group, and topic if the table has it.
+
+    Returns:
+        What is still wanted, and the filters that Spark has to apply.
+
+    """
+    rest: list[Filter] = []
+    for one in filters:
+        match one:
+            case EqualTo(("group" | "topic" as column,), value) | EqualNullSafe(
+                ("group" | "topic" as column,), value
+            ) if column in never_null:
+                wanted = _narrowed(wanted, column, [value])
+            case In(("group" | "topic" as column,), values) if column in never_null:
+                wanted = _narrowed(wanted, column, values)
+            case IsNotNull((column,)) if column in never_null:
+                pass
+            case _:
+                rest.append(one)
+    return wanted, rest
+
+
+def _narrowed(wanted: Wanted, column: str, values: Iterable[object]) -> Wanted:
+    # Nothing is equal to null, and no name is null.
+    names = frozenset(value for value in values if isinstance(value, str))
+    groups, topics = wanted
+    if column == "group":
+        return Wanted(names if groups is None else groups & names, topics)
+    return Wanted(groups, names if topics is None else topics & names)
+
+
+def name_parts(
+    wanted: Wanted, size: int = NAMES_PER_REQUEST
+) -> Iterator[tuple[Sequence[str] | None, Sequence[str] | None]]:
+    """Yield groups and topics (None: all) of requests that together ask for all of *wanted*."""
+    yield from product(_parts(wanted.groups, size), _parts(wanted.topics, size))
+
+
+def _parts(names: Names, size: int) -> list[Sequence[str] | None]:
+    if names is None:
+        return [None]
+    ordered = sorted(names)
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]

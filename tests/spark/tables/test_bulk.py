@@ -133,16 +133,22 @@ def test_force_removes_the_members_first(
     assert "its members come back at once" in str(results[0].message)
 
 
-def test_without_force_members_that_come_meanwhile_win(groups: FakeGroups) -> None:
+def test_without_force_members_that_come_meanwhile_win(
+    groups: FakeGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The coordinator has the last word: nothing of the group is stored."""
-    wanted = {"idle": {tp(0): NewOffset(1, None, None)}}
-    plans = bulk._plans(cast("BlockingClient", groups), wanted, How())
-    groups.members["idle"] = ["m"]
-    (result,) = [bulk._write(cast("BlockingClient", groups), plan, force=False) for plan in plans]
+    fetch = groups.fetch_offsets
 
-    assert result.status == "failed"
+    def join_meanwhile(group: str, partitions: Any) -> dict[TopicPartition, OffsetAndMetadata]:
+        groups.members[group] = ["m"]
+        return fetch(group, partitions)
+
+    monkeypatch.setattr(groups, "fetch_offsets", join_meanwhile)
+    results = written(groups, [row("idle", 0, 1)])
+
+    assert statuses(results) == {"idle": "failed"}
     with pytest.raises(BulkWriteError, match="'idle': has members"):
-        check([result], How())
+        check(results, How())
 
 
 def test_a_commit_that_was_stored_in_part_is_undone(groups: FakeGroups) -> None:
@@ -167,17 +173,14 @@ def test_an_unknown_outcome_is_said_and_the_others_go_on(groups: FakeGroups) -> 
         check(results, How())
 
 
-def test_what_is_overwritten_is_told_before_it_is(groups: FakeGroups) -> None:
+def test_what_is_overwritten_is_told_before_it_is(groups: FakeGroups, tmp_path: Path) -> None:
     """A report that can't be written must not be found out when the old offsets are gone."""
     table = normal_columns(pa.Table.from_pylist([row("idle", 0, 1)]))
     before = groups.fetch_offsets("idle", None)
+    client = cast("BlockingClient", groups)
 
-    def planned(plans: list[bulk.GroupResult]) -> None:
-        assert statuses(plans) == {"idle": "planned"}
-        raise OSError("no such folder")
-
-    with pytest.raises(OSError, match="no such folder"):
-        bulk_write(cast("BlockingClient", groups), by_group(table), How(), planned)
+    with pytest.raises(FileNotFoundError):
+        bulk_write(client, by_group(table), How(), str(tmp_path / "nowhere" / "report"))
     assert groups.fetch_offsets("idle", None) == before
     assert groups.commits == []
 

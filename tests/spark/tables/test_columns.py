@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from msgspec import structs
 
-from client.spark.tables.columns import Unreadable, page_batch, page_columns
+from client.spark.tables.columns import Unreadable, as_batch, page_columns
 from client.spark.tables.offset_table import ARROW
 from protocol.messages import OffsetColumns, ScannedOffset
 from tests.spark.tables.pages import page_of
@@ -83,7 +83,7 @@ def test_an_int_may_have_any_form(form: str, number: int) -> None:
 def test_a_batch_has_the_types_of_the_table() -> None:
     """Spark compares the schema exactly."""
     offset = ScannedOffset("g", "t", 0, 5, -1, "", 1_785_000_000_000, -1)
-    batch = page_batch(page_of([offset]), 3, ARROW)
+    batch = as_batch(page_columns(page_of([offset]), 3), ARROW)
 
     assert batch.schema == ARROW
     batch.validate(full=True)

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import EqualTo, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from client.exceptions import FatalError
-from client.spark.tables import groups
+from client.spark.tables import table_source
 from client.spark.tables.groups import (
     MEMBERS,
     REBALANCES,
@@ -68,7 +68,7 @@ class FakeClient:
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """A coordinator that every reader finds."""
     fake = FakeClient()
-    monkeypatch.setattr(groups, "client_of", lambda _: fake)
+    monkeypatch.setattr(table_source, "client_of", lambda _: fake)
     return fake
 
 
@@ -77,7 +77,9 @@ def reader_of(
 ) -> GroupsReader:
     """Return a reader as Spark makes it."""
     source = kind({"coordinator": "h:1", **options})
-    return source.reader(source.schema())
+    reader = source.reader(source.schema())
+    assert isinstance(reader, GroupsReader)
+    return reader
 
 
 def rows(reader: GroupsReader) -> list[dict[str, Any]]:

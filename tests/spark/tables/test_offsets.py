@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import EqualTo, InputPartition
 
-from client.spark.tables import offset_table
+from client.spark.tables import offset_table, table_source
 from client.spark.tables.offset_table import ARROW, SCHEMA, GroupOffsetsReader, GroupOffsetsSource
 from protocol.group_ids import offsets_partition
 from tests.spark.tables.fakes import FakeLog, FakeScan
@@ -38,13 +38,15 @@ def log(monkeypatch: pytest.MonkeyPatch) -> CountingLog:
     for n in range(10):
         for topic in "tu":
             fake.add(offsets_partition(f"g{n}", 10), "committed", f"g{n}", topic, 0)
-    monkeypatch.setattr(offset_table, "client_of", lambda _: fake)
+    monkeypatch.setattr(table_source, "client_of", lambda _: fake)
     return fake
 
 
 def reader_of(**options: str) -> GroupOffsetsReader:
     """Return a reader as Spark makes it."""
-    return GroupOffsetsSource({"coordinator": "h:1", **options}).reader(SCHEMA)
+    reader = GroupOffsetsSource({"coordinator": "h:1", **options}).reader(SCHEMA)
+    assert isinstance(reader, GroupOffsetsReader)
+    return reader
 
 
 def keys(reader: GroupOffsetsReader) -> list[tuple[str, str]]:
@@ -81,7 +83,7 @@ def test_a_contradiction_asks_nobody(log: CountingLog, monkeypatch: pytest.Monke
     reader = reader_of(groups="g1", pushFilters="true")
     assert isinstance(reader, offset_table.PushingReader)
     list(reader.pushFilters([EqualTo(("group",), "g2")]))
-    monkeypatch.delattr(offset_table, "client_of")
+    monkeypatch.delattr(table_source, "client_of")
 
     assert reader.partitions() == []
     assert list(reader.read(InputPartition(None))) == []

@@ -5,7 +5,7 @@ import pytest
 from client.spark.options import OptionError
 from client.spark.tables import bulk, offset_log, offset_table
 from client.spark.tables.groups import GroupMembersSource
-from client.spark.tables.options import SPARK_SCOPES_FILTERS, Given
+from client.spark.tables.options import SPARK_SCOPES_FILTERS, TableOptions
 
 HOST = {"coordinator": "h:1"}
 
@@ -36,7 +36,7 @@ def test_a_wrong_option_is_named(options: dict[str, str], message: str) -> None:
 
 def test_names_of_options_come_in_any_case() -> None:
     """Spark lowers them at times."""
-    given = Given({"MAXTASKS": " 3 ", "groups": "a, b"}, ("maxTasks", "groups"))
+    given = TableOptions({"MAXTASKS": " 3 ", "groups": "a, b"}, ("maxTasks", "groups"))
 
     assert given.number("maxTasks", 4) == 3
     assert given.names("groups") == frozenset("ab")
