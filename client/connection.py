@@ -24,7 +24,6 @@ from protocol.messages import (
     JoinGroupRequest,
     OffsetCommitRequest,
     Request,
-    ScanOffsetsRequest,
     SyncGroupRequest,
     api_of,
 )
@@ -193,13 +192,11 @@ class Connection:
     def _version_of(self, request: Request) -> int:
         key = api_of(request)
         newest = APIS[key].max_version
-        oldest = 0
+        oldest = APIS[key].min_version
         if isinstance(request, OffsetCommitRequest) and _expects(request):
             oldest = 1
         if isinstance(request, JoinGroupRequest) and request.topic_pattern is not None:
             oldest = 1  # Without it the group would not notice new topics that match.
-        if isinstance(request, ScanOffsetsRequest):
-            oldest = 1  # Version 0 has no columns.
         offered = self._versions.get(key)
         if offered is None or offered[0] > newest or offered[1] < oldest:
             spoken = "not at all" if offered is None else f"only in versions {offered}"

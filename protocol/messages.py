@@ -145,7 +145,9 @@ class Api(NamedTuple):
         key: What its header says.
         request: The request in its newest version.
         response: The response in its newest version.
-        max_version: The newest version; 0 is the oldest of all.
+        min_version: The oldest version that is still answered. Older ones can be read and written:
+            their failure has their shape.
+        max_version: The newest version.
         failure: Makes the answer to a request that failed, in full shape: ints are -1, texts "",
             bools false, bytes and arrays empty, what may be nil is nil, and what echoes the
             request is echoed. A request over several groups gets the error for each of them.
@@ -155,6 +157,7 @@ class Api(NamedTuple):
     key: ApiKey
     request: type[Request]
     response: type[Response]
+    min_version: int
     max_version: int
     failure: Callable[[Any, int], Response]
     example: Example
@@ -171,10 +174,12 @@ def declare(
     *,
     example: Example,
     failure: Callable[[RequestT, int], ResponseT] | None = None,
+    min_version: int = 0,
 ) -> None:
     """Add an API; see `Api` for the arguments. Without *failure* nothing echoes the request."""
-    version = max(newest_version(request), newest_version(response))
-    api = Api(key, request, response, version, failure or _failure_of(response), example)
+    newest = max(newest_version(request), newest_version(response))
+    failed = failure or _failure_of(response)
+    api = Api(key, request, response, min_version, newest, failed, example)
     APIS[key] = _API_OF_REQUEST[request] = api
 
 
@@ -1383,6 +1388,7 @@ declare(
     ApiKey.SCAN_OFFSETS,
     ScanOffsetsRequest,
     ScanOffsetsResponse,
+    min_version=1,  # Version 0 has no columns, and rows are answered no more.
     example=Example(
         33,
         "some offsets of an offsets partition, in columns, version 1",

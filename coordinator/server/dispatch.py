@@ -25,7 +25,6 @@ from protocol.fields import REQUEST_PARTITIONS_MAX
 from protocol.group_ids import group_id_error, offsets_partition
 from protocol.messages import (
     APIS,
-    ApiKey,
     content_error,
     describe_error,
     error_response,
@@ -34,8 +33,6 @@ from protocol.messages import (
 
 SERVER_SOFTWARE: Final = "group-coordinator/0.1.0"
 GROUP_KEY_TYPE: Final = 0
-# Version 0 of a scan has no columns, and rows are answered no more.
-_VERSION_MIN: Final = {ApiKey.SCAN_OFFSETS: 1}
 # A group id is checked and hashed once; remembering that takes up to 400 bytes a group.
 PARTITIONS_KNOWN_MAX: Final = 131_072
 
@@ -131,8 +128,8 @@ class Dispatcher:
         self, call: Call, _request: m.ApiVersionsRequest, _caller: Caller, _now: Now
     ) -> None:
         apis = tuple(
-            m.ApiVersionRange(int(key), _VERSION_MIN.get(key, 0), api.max_version)
-            for key, api in sorted(APIS.items())
+            m.ApiVersionRange(key, APIS[key].min_version, APIS[key].max_version)
+            for key in sorted(APIS)
         )
         response = m.ApiVersionsResponse(
             _E.NONE,
