@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from typing import Any, Final
 
-from coordinator.log.compaction import Compacted, Job, Progress, compact
+from coordinator.log.compaction import Compacted, Job, Progress, compact, finish
 from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import LogError
 from coordinator.log.state_files import SegmentInfo
@@ -55,20 +55,13 @@ def decode_result(body: dict[str, Any]) -> Compacted:
     return Compacted(outputs, below, body["live_entries"])
 
 
-def _be_idle() -> None:
-    """Run only when nobody else wants the core, and leave it at once when somebody does.
-
-    A nice process still keeps the core for the rest of its slice, and a daemon on the same one
-    waits for it.
-    """
-    with suppress(AttributeError, OSError):  # Not every system has it.
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-
 def main() -> None:
     """Do the one job that comes."""
     os.nice(NICE)
-    _be_idle()
+    # A nice process still keeps the core for the rest of its slice, and a daemon on the same one
+    # waits for it. An idle one leaves it at once.
+    with suppress(AttributeError, OSError):  # Not every system has it.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     # Ctrl-C in a terminal reaches all its processes; the daemon decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     path, job = decode_job(sys.stdin.buffer.readline())
@@ -85,7 +78,7 @@ def _do(directory: OsDirectory, job: Job) -> None:
     Another daemon may be running by then, which looked for them when it started.
     """
     try:
-        say("done", encode_result(_compact(directory, job)))
+        say("done", encode_result(finish(compact(directory, job), _report)))
     except (LogError, OSError, ParentGone) as exc:
         with suppress(OSError):
             _remove_outputs(directory, job)
@@ -113,27 +106,13 @@ def say(what: str, value: object) -> None:
         raise ParentGone from exc
 
 
-def _compact(directory: OsDirectory, job: Job) -> Compacted:
-    work = compact(directory, job)
-    try:
-        while True:
-            try:
-                progress: Progress = next(work)
-            except StopIteration as end:
-                compacted: Compacted = end.value
-                return compacted
-            _look_for_parent()
-            say("progress", progress)
-    finally:
-        work.close()
-
-
-def _look_for_parent() -> None:
+def _report(progress: Progress) -> None:
     try:
         if not os.read(_STDIN, 1):
             raise ParentGone
     except BlockingIOError:
         pass
+    say("progress", progress)
 
 
 if __name__ == "__main__":

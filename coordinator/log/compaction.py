@@ -347,14 +347,16 @@ def compact(directory: Directory, job: Job, *, step_bytes: int = STEP_BYTES) -> 
         outputs.close()
 
 
-def finish(work: Work) -> Compacted:
-    """Do all of *work* at once."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            compacted: Compacted = end.value
-            return compacted
+def finish(work: Work, report: Callable[[Progress], object] = bool) -> Compacted:
+    """Do all of *work*, tell *report* at each step, and close it."""
+    try:
+        while True:
+            report(next(work))
+    except StopIteration as end:
+        compacted: Compacted = end.value
+        return compacted
+    finally:
+        work.close()
 
 
 def _packed_batches(directory: Directory, job: Job) -> Iterator[tuple[PackedBatch, int]]:

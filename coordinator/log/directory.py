@@ -9,7 +9,8 @@ import fcntl
 import mmap
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -191,7 +192,7 @@ class OsDirectory:
                 # A new folder must not vanish together with the first acknowledged commit.
                 _sync_folder(made.parent)
             if not os.access(self._path, os.R_OK | os.W_OK | os.X_OK):
-                raise PermissionError(13, "not readable and writable for this user")
+                raise PermissionError(errno.EACCES, "not readable and writable for this user")
         except OSError as exc:
             message = f"the data folder {self._path} can't be used: {exc.strerror}"
             raise LogRefused(message) from exc
@@ -237,8 +238,7 @@ class OsDirectory:
 
     def read(self, name: str, start: int = 0, size_bytes: int | None = None) -> bytes:
         """Read with pread(2), until the size is there or the file ends."""
-        descriptor = os.open(self._path / name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with _open_for_reading(self._path / name) as descriptor:
             left = os.fstat(descriptor).st_size - start if size_bytes is None else size_bytes
             chunks: list[bytes] = []
             while left > 0:
@@ -249,16 +249,11 @@ class OsDirectory:
                 start += len(chunk)
                 left -= len(chunk)
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        finally:
-            os.close(descriptor)
 
     def drop_cache(self, name: str) -> None:
         """Ask the kernel to forget the file's clean pages (those a failed fsync left, too)."""
-        descriptor = os.open(self._path / name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with _open_for_reading(self._path / name) as descriptor:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
     def create(self, name: str) -> File:
         """Open with O_EXCL, so that nothing is ever written over."""
@@ -285,7 +280,7 @@ class OsDirectory:
         (self._path / name).unlink(missing_ok=True)
 
     def exists(self, name: str) -> bool:
-        """Return whether anything has that name."""
+        """Return whether a regular file has that name."""
         try:
             return stat.S_ISREG((self._path / name).lstat().st_mode)
         except FileNotFoundError:
@@ -304,14 +299,6 @@ class OsDirectory:
         """Return the size of the file system."""
         status = os.statvfs(self._path)
         return status.f_blocks * status.f_frsize
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class ReadOnlyDirectory(OsDirectory):
@@ -338,3 +325,17 @@ class ReadOnlyDirectory(OsDirectory):
         except FileNotFoundError:
             return
         self._hold(descriptor)
+
+
+@contextmanager
+def _open_for_reading(path: Path, flags: int = 0) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(path: Path) -> None:
+    with _open_for_reading(path, os.O_DIRECTORY) as descriptor:
+        os.fsync(descriptor)

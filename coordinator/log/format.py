@@ -92,8 +92,8 @@ class Batch(NamedTuple):
     """What one request wrote to one partition: all of it is there, or nothing.
 
     Its entries are `items` as msgpack has them, `(offset_delta, type, version, scope, key,
-    value)`: a load reads millions, and making an `Entry` of each doubled its time. A load even
-    leaves them packed, for whoever can do without unpacking each.
+    value)`: a load reads millions, and to make an `Entry` of each would cost as much again. A load
+    even leaves them packed, for whoever can do without unpacking each.
     """
 
     partition: int

@@ -127,7 +127,9 @@ def open_folder(directory: Directory, expected: Expected) -> Opened:
         info = manifest.segments[-1]
         file = directory.open_append(info.name)
         active = ActiveSegment(info.name, info.base, newest.valid_bytes, newest.positions, file)
-    meta = _raise_leader_epoch(directory, meta, expected.leader_epoch_at_least)
+    leader_epoch = max(meta.leader_epoch + 1, expected.leader_epoch_at_least)
+    meta = meta._replace(leader_epoch=checked_epoch(leader_epoch))
+    write_meta(directory, meta)
     if stop is not None:
         directory.remove(CLEAN_NAME)
         directory.sync()
@@ -213,14 +215,16 @@ def _copy_newest(
     return ActiveSegment(name, info.base, newest.valid_bytes, newest.positions, file), manifest
 
 
-def _raise_leader_epoch(directory: Directory, meta: Meta, at_least: int) -> Meta:
-    leader_epoch = max(meta.leader_epoch + 1, at_least)
+def checked_epoch(leader_epoch: int) -> int:
+    """Return *leader_epoch*.
+
+    Raises:
+        LogRefused: It is over the limit.
+    """
     if leader_epoch > LEADER_EPOCH_MAX:
         message = f"the leader epoch {leader_epoch} is over the limit of {LEADER_EPOCH_MAX}"
         raise LogRefused(message)
-    meta = meta._replace(leader_epoch=leader_epoch)
-    write_meta(directory, meta)
-    return meta
+    return leader_epoch
 
 
 def check_unused(directory: Directory, names: list[str]) -> None:

@@ -90,3 +90,15 @@ def crashed_disk(disk: Disk, seed: int = 0) -> Disk:
     """Cut the power of *disk*."""
     disk.crash(random.Random(seed))
     return disk
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    """Return *content* with one bit turned."""
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def flip(disk: Disk, name: str, byte: int) -> None:
+    """Turn a bit of a file."""
+    disk.put(name, flipped(disk.files()[name], 8 * byte + 2))

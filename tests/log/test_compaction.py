@@ -15,7 +15,15 @@ from coordinator.log.compaction import (
     is_due,
 )
 from coordinator.log.errors import LogCorrupt
-from coordinator.log.format import NODE_PARTITION, SCOPE_TOMBSTONE, Batch, Entry
+from coordinator.log.format import (
+    HEADER_BYTES,
+    NODE_PARTITION,
+    SCOPE_TOMBSTONE,
+    Batch,
+    Entry,
+    batch_at,
+    encode_batch,
+)
 from coordinator.log.journal import Journal
 from coordinator.log.offline.compact import Saved, compact_stopped
 from coordinator.log.state_files import Manifest, SegmentInfo, sealed_sizes
@@ -416,3 +424,21 @@ def test_too_little_room_ends_a_compaction_before_it_takes_the_rest() -> None:
 
     with pytest.raises(OSError, match="too little room"):
         list(compact(journal.directory, job))
+
+
+def test_a_batch_that_names_a_flush_does_not_belong_in_a_compacted_segment() -> None:
+    """Then it is not what compaction wrote."""
+    disk = Disk()
+    journal = journal_of(disk, put(0, "g", 1, 1))
+    shrink(journal)
+    name = journal.manifest.segments[0].name
+    journal.close(clean=True)
+    data = disk.files()[name]
+    raw = batch_at(data, 0)
+    assert raw is not None
+    fields = (raw.partition, raw.leader_epoch, raw.base_offset, 7, raw.timestamp_ms)
+    changed = b"".join(encode_batch(fields, data[HEADER_BYTES : raw.end]))
+    disk.put(name, changed + data[raw.end :])
+
+    with pytest.raises(LogCorrupt, match="written elsewhere"):
+        loaded(open_journal(disk))

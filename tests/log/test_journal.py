@@ -198,6 +198,20 @@ def test_segments_roll_between_flushes_only(disk: Disk) -> None:
     assert journal.live_bytes == journal.size_bytes
 
 
+def test_a_flush_that_fills_a_segment_exactly_stays_in_it(disk: Disk) -> None:
+    """The setting is what a segment may hold; only the next byte is too many."""
+    measured = open_journal(Disk())
+    write(measured, 0, 1)
+    write(measured, 0, 2)
+    journal = open_journal(disk, segment_bytes=measured.size_bytes)
+    write(journal, 0, 1)
+    write(journal, 0, 2)
+    assert len(segments_of(disk)) == 1
+
+    append(journal, 0, 3)
+    assert flush(journal).rolls
+
+
 def test_one_partition_is_read_alone_from_an_offset(disk: Disk) -> None:
     """An election or a follower needs one partition, not the node."""
     journal = open_journal(disk, segment_bytes=500)

@@ -1,20 +1,32 @@
-"""What each kind of damage does: cut, move aside, or refuse to start."""
+"""Opening a data folder: what each kind of damage does, which is cut, put aside, or refused.
+
+Each row of the table "What happens at the start" of docs/log-format.md has its test here, marked
+with `row`. The tests at the end go through every bit and every byte.
+"""
 
 import json
 import random
 import zlib
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import pytest
 
-from coordinator.log.errors import LogCorrupt, LogIncompatible, LogLocked, LogRefused
-from coordinator.log.format import Flush, encode_batch
+from coordinator.cli.log_dump import verdict_of
+from coordinator.log.directory import OsDirectory
+from coordinator.log.errors import LogCorrupt, LogError, LogFailed, LogLocked, LogRefused
+from coordinator.log.format import Entry, encode_batch
 from coordinator.log.journal import Journal
-from coordinator.log.state_files import encode_durable
+from coordinator.log.state_files import decode_durable, encode_durable, encode_manifest, encode_meta
 from tests.fakes.disk import Disk
 from tests.log.helpers import (
+    NOW_MS,
     append,
+    entry,
     events_of,
+    flip,
+    flipped,
     flush,
     newest_segment,
     open_journal,
@@ -23,56 +35,302 @@ from tests.log.helpers import (
     write,
 )
 
-SEGMENT_BYTES = 300
+DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "log-format.md"
+ROWS: list[str] = []
+COUNT: Final = 12
+SEGMENT_BYTES: Final = 300
+OTHER_ID: Final = "BBBBBBBBBBBBBBBBBBBBBB"
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def written_disk(*, clean: bool, count: int = 12) -> Disk:
-    """Return a disk with several segments, and the numbers below *count* in partition order."""
+def row(found: str) -> Callable[[F], F]:
+    """Name the row that a test is of."""
+    ROWS.append(found)
+    return lambda test: test
+
+
+def made(*, clean: bool, cluster_id: str = "", count: int = COUNT) -> Disk:
+    """Return a disk with several segments, and the numbers below *count*."""
     disk = Disk()
-    journal = open_journal(disk, segment_bytes=SEGMENT_BYTES)
+    journal = opened(disk, cluster_id=cluster_id)
     for number in range(count):
-        append(journal, number % 4, number)
-        if number % 2:
-            flush(journal)
-    assert len(segments_of(disk)) > 2
+        write(journal, number % 4, number)
+    assert len(segments_of(disk)) > 2 or count < COUNT
     journal.close(clean=clean)
     disk.kill()
     return disk
 
 
-def reopen(disk: Disk) -> Journal:
-    """Open as the next run would."""
-    return open_journal(disk, segment_bytes=SEGMENT_BYTES)
+def opened(disk: Disk, *, cluster_id: str = "") -> Journal:
+    """Start the log."""
+    return open_journal(disk, segment_bytes=SEGMENT_BYTES, cluster_id=cluster_id)
 
 
-def refusal(disk: Disk, kind: type[LogRefused], match: str) -> None:
-    """Open, be refused, and see that nothing was touched."""
+def served(disk: Disk, count: int = COUNT) -> list[str]:
+    """Start the log and see that all of it is there; return what it said."""
+    journal = opened(disk)
+    assert replayed(journal) == list(range(count))
+    write(journal, 0, count)
+    return events_of(journal)
+
+
+def refused(disk: Disk, status: int, words: str) -> None:
+    """Start the log, be refused, and see that it was left as it was."""
     before = disk.files()
-    with pytest.raises(kind, match=match):
-        replayed(reopen(disk))
+    with pytest.raises(LogError, match=words) as refusal:
+        replayed(opened(disk))
     disk.kill()
 
-    assert before == disk.files() or "aside" in str(disk.files().keys() - before.keys())
+    assert refusal.value.exit_status == status
+    assert before == disk.files()
 
 
-def sealed_up(content: bytes, change: Callable[[dict[str, object]], object]) -> bytes:
-    """Change a state file and give it the right checksum again."""
-    body = json.loads(content.split(b"\n")[0])
+def edit(disk: Disk, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a state file, with a good checksum."""
+    body = json.loads(disk.files()[name].split(b"\n")[0])
     change(body)
     line = json.dumps(body).encode() + b"\n"
-    return line + f"{zlib.crc32(line):08x}\n".encode()
+    disk.put(name, line + f"{zlib.crc32(line):08x}\n".encode())
 
 
-@pytest.mark.parametrize("tail", [b"\x01", b"torn", bytes(10_000), random.Random(1).randbytes(999)])
+@row("empty folder")
+def test_an_empty_folder_is_begun() -> None:
+    """The first start."""
+    disk = Disk()
+
+    assert served(disk, 0) == ["log.created"]
+    assert {"meta", "manifest"} < disk.files().keys()
+
+
+@row("no `meta`, an empty segment and perhaps a first manifest")
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_an_interrupted_first_start_is_begun_again(*, has_manifest: bool) -> None:
+    """Nothing was ever acknowledged."""
+    disk = Disk()
+    opened(disk)
+    disk.kill()
+    for name in ["meta", "durable", *([] if has_manifest else ["manifest"])]:
+        disk.delete(name)
+
+    assert served(disk, 0) == ["log.created"]
+
+
+@row("no `meta`, other files")
+def test_somebody_elses_folder_is_refused() -> None:
+    """A wrong --data-dir must not move files about."""
+    disk = Disk()
+    disk.put("thesis.tex", b"...")
+    refused(disk, 78, "thesis.tex.*not a data folder")
+
+
+@row("no `meta`, but data, a later manifest, `clean` or `durable`")
+@pytest.mark.parametrize(
+    "left", ["all", "all but clean", "segments", "manifest", "clean", "durable"]
+)
+def test_a_lost_meta_file_is_refused(left: str) -> None:
+    """To begin anew would lose everything, silently."""
+    disk = made(clean=left != "all but clean")
+    keep = disk.files().keys() - {"meta"} if left.startswith("all") else {left}
+    if left == "segments":
+        keep = set(segments_of(disk))
+    for name in disk.files().keys() - keep:
+        disk.delete(name)
+    refused(disk, 65, "meta")
+
+
+@row("another process has the lock")
+def test_a_second_process_is_refused() -> None:
+    """Two writers would destroy the log."""
+    disk = made(clean=False)
+    first = opened(disk)
+    with pytest.raises(LogLocked, match="in use") as refusal:
+        opened(disk)
+
+    assert refusal.value.exit_status == 78
+    write(first, 0, COUNT)
+
+
+@row("the folder is read-only, or not this user's")
+def test_a_read_only_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel says so for a real one; tests/integration/test_full_disk.py has that."""
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(LogRefused, match="not readable and writable") as refusal:
+        OsDirectory(tmp_path)
+
+    assert refusal.value.exit_status == 78
+
+
+@row("`meta` of another node or another number of partitions")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"node_id": 2}, "node 2, the settings say 1"),
+        ({"num_partitions": 5}, "5 offsets partitions.*say 4"),
+    ],
+)
+def test_another_nodes_folder_is_refused(change: dict[str, int], words: str) -> None:
+    """The wrong volume is mounted, or a setting was changed that can't be."""
+    disk = made(clean=True)
+    edit(disk, "meta", lambda body: body.update(change))
+    refused(disk, 78, words)
+
+
+@row("`meta` of another cluster than the setting `cluster.id`")
+def test_another_clusters_folder_is_refused() -> None:
+    """The wrong backup was restored."""
+    disk = made(clean=True)
+    before = disk.files()
+    with pytest.raises(LogRefused, match=f"cluster.id says {OTHER_ID}") as refusal:
+        opened(disk, cluster_id=OTHER_ID)
+
+    assert refusal.value.exit_status == 78
+    assert before == disk.files()
+
+
+@row("a manifest, or a sealed segment, of another cluster than `meta`")
+@pytest.mark.parametrize("part", ["manifest", "segment"])
+def test_files_of_another_cluster_are_refused(part: str) -> None:
+    """They are whole, and fit: the other folder was written in the same way."""
+    disk = made(clean=True)
+    other = made(clean=True, cluster_id=OTHER_ID)
+    if part == "manifest":
+        disk.put("manifest", other.files()["manifest"])
+    else:
+        disk.put(segments_of(disk)[0], other.files()[segments_of(other)[0]])
+    refused(disk, 65, f"{OTHER_ID}.* mixed")
+
+
+@row("`meta` older than the log: a batch has a higher leader epoch")
+def test_an_old_meta_file_is_refused() -> None:
+    """Its epoch would be given out a second time."""
+    disk = made(clean=True)
+    old = disk.files()["meta"]
+    opened(disk).close(clean=True)
+    journal = opened(disk)
+    write(journal, 0, COUNT)
+    journal.close(clean=True)
+    disk.put("meta", old)
+    refused(disk, 65, "older than the log")
+
+
+@row("a state file or a batch of a newer format")
+@pytest.mark.parametrize("name", ["meta", "manifest", "clean", "batch"])
+def test_a_newer_format_is_refused(name: str) -> None:
+    """A downgrade would misread what it doesn't know."""
+    disk = made(clean=name != "batch")
+    if name == "batch":
+        segment = newest_segment(disk)
+        content = disk.files()[segment]
+        _, rest, packed = encode_batch((0, 1, 1, len(content), 0), b"\x90")
+        body = b"\x02" + rest[1:] + packed
+        prefix = len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big")
+        disk.put(segment, content + prefix + body)
+    else:
+        edit(disk, name, lambda body: body.update(format=2))
+    refused(disk, 78, "newer release|of format 2")
+
+
+def loads(disk: Disk, *entries: Entry) -> LogRefused:
+    """Return how the load of a log with these entries is refused."""
+    journal = opened(disk)
+    journal.append(0, entries, NOW_MS)
+    flush(journal)
+    journal.close(clean=True)
+    directory = disk.directory()
+    directory.lock()
+    verdict = verdict_of(directory)
+    directory.unlock()
+    assert isinstance(verdict, LogRefused)
+    return verdict
+
+
+@row("an entry of a type or version that isn't known")
+@pytest.mark.parametrize(("type_", "version"), [(7777, 0), (1, 9)])
+def test_an_unknown_entry_is_refused(type_: int, version: int) -> None:
+    """A newer release wrote it; tests/server has the daemon's exit."""
+    verdict = loads(Disk(), Entry(type_, version, "g", ("t", 1), (1, -1, "", 0, -1)))
+
+    assert verdict.exit_status == 78
+
+
+@row("an entry with a good checksum that can't be understood")
+def test_an_entry_of_another_shape_is_refused() -> None:
+    """No guess at what it may mean."""
+    assert loads(Disk(), Entry(1, 0, "g", ("t", 1, 2), (1, -1, "", 0, -1))).exit_status == 65
+
+
+@row("`meta`, `manifest` or `clean` damaged; `manifest` missing")
+@pytest.mark.parametrize("name", ["meta", "manifest", "clean"])
+def test_every_flipped_bit_of_a_state_file_is_refused(name: str) -> None:
+    """They are replaced whole, so a crash can't do it."""
+    origin = made(clean=True)
+    content = origin.files()[name]
+    for bit in range(0, 8 * len(content), 3):
+        disk = origin.copy()
+        disk.put(name, flipped(content, bit))
+        refused(disk, 65, f"'{name}'")
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_missing_manifest_is_refused(*, clean: bool) -> None:
+    """To start empty would be the loss of everything, silently."""
+    disk = made(clean=clean)
+    disk.delete("manifest")
+    refused(disk, 65, "'manifest'")
+
+
+@row("**clean stop**, the journal ends where `clean` says, everything readable")
+def test_a_clean_stop_is_served_at_once() -> None:
+    """Nothing is copied, nothing cut."""
+    disk = made(clean=True)
+    segments = segments_of(disk)
+
+    assert served(disk) == []
+    assert segments == segments_of(disk)[: len(segments)]
+    assert "clean" not in disk.files()
+
+
+@row("clean stop, and any damage, a cut, or more bytes in the newest segment")
+@pytest.mark.parametrize("harm", ["damage", "cut", "cut more", "more"])
+def test_any_change_after_a_clean_stop_is_refused(harm: str) -> None:
+    """The marker says that nothing was torn."""
+    disk = made(clean=True)
+    name = newest_segment(disk)
+    content = disk.files()[name]
+    changed = {"damage": content[:-1] + b"?", "cut": content[:-1], "more": content + b"?"}
+    changed["cut more"] = content[:-50]
+    disk.put(name, changed[harm])
+    refused(disk, 65, "closed in good order")
+
+
+@row("**unclean stop**, the newest segment readable to its end")
+def test_after_an_unclean_stop_the_newest_segment_is_copied() -> None:
+    """What could be read may have been in memory only."""
+    disk = made(clean=False)
+    name = newest_segment(disk)
+
+    assert served(disk) == ["log.recovered_after_unclean_stop"]
+    assert name not in disk.files()
+
+
+@row(
+    "unclean stop, damage at X in the newest segment, and no valid batch with `flush_start` > X "
+    "behind it"
+)
+@row("the same, the tail all zeros, or noise")
+@pytest.mark.parametrize(
+    "tail", [b"\x01", b"\0\0\0\x52torn", bytes(9_000), random.Random(1).randbytes(9_000)]
+)
 def test_a_torn_tail_is_saved_aside_and_cut(tail: bytes) -> None:
     """Bytes of a write that nobody was told of."""
-    disk = written_disk(clean=False)
+    disk = made(clean=False)
     name = newest_segment(disk)
     whole = disk.files()[name]
     disk.put(name, whole + tail)
-    journal = reopen(disk)
+    journal = opened(disk)
 
-    assert list(range(12)) == replayed(journal)
+    assert list(range(COUNT)) == replayed(journal)
     assert events_of(journal) == ["log.torn_tail_cut", "log.recovered_after_unclean_stop"]
     fields = journal.recovery_events[0][1]
     assert len(tail) == fields["cut_bytes"]
@@ -81,7 +339,296 @@ def test_a_torn_tail_is_saved_aside_and_cut(tail: bytes) -> None:
     assert whole == disk.files()[newest_segment(disk)]
     write(journal, 0, 99)
     disk.kill()
-    assert [*range(12), 99] == replayed(reopen(disk))
+    assert [*range(COUNT), 99] == replayed(opened(disk))
+
+
+@row("unclean stop, damage at X, and a valid batch with `flush_start` > X at any byte behind it")
+def test_every_flipped_bit_before_the_last_flush_refuses_to_start() -> None:
+    """It was acknowledged: to go on without it would be a silent loss."""
+    origin = Disk()
+    journal = open_journal(origin)
+    for number in range(3):
+        append(journal, 0, number)
+        append(journal, 1, number)
+        taken = flush(journal)
+    origin.kill()
+    name = newest_segment(origin)
+    content = origin.files()[name]
+    for bit in range(8 * taken.start):
+        disk = origin.copy()
+        disk.put(name, flipped(content, bit))
+        refused(disk, 65, "damaged at byte .* a later write at byte")
+
+
+@row("unclean stop, the newest segment empty, cut or damaged below what `durable` says")
+@pytest.mark.parametrize("harm", ["empty", "cut", "damaged"])
+def test_a_newest_segment_that_lost_its_end_is_refused(harm: str) -> None:
+    """What is left is a valid log, and not all of it."""
+    disk = made(clean=False, count=3)
+    name = newest_segment(disk)
+    content = disk.files()[name]
+    changed = {"empty": b"", "cut": content[:-90], "damaged": content[:-1] + b"?"}
+    disk.put(name, changed[harm])
+    refused(disk, 65, "was on disk up to")
+
+
+@row("`durable` missing or damaged")
+@pytest.mark.parametrize("content", [None, b"", b"\0" * 12, b"\xff" * 12])
+def test_a_lost_mark_says_nothing(content: bytes | None) -> None:
+    """It only helps: a folder without it is as good as before there was one."""
+    disk = made(clean=False)
+    end = disk.files()["durable"]
+    if content is None:
+        disk.delete("durable")
+    else:
+        disk.put("durable", content)
+
+    assert served(disk) == ["log.recovered_after_unclean_stop"]
+    assert decode_durable(disk.files()["durable"]) > decode_durable(end) > 0
+
+
+@row(
+    "a batch with a good checksum in a place where it wasn't written (bytes removed or repeated, "
+    "another segment's content)"
+)
+@pytest.mark.parametrize("harm", ["removed", "bytes removed", "repeated", "another's"])
+def test_batches_in_a_wrong_place_are_refused(harm: str) -> None:
+    """All checksums are right."""
+    disk = made(clean=False, count=3)
+    name = newest_segment(disk)
+    content = disk.files()[name]
+    size = len(content) // 3
+    other = made(clean=False)
+    changed = {
+        "removed": content[:size] + content[2 * size :],
+        "bytes removed": content[:size] + content[size + 5 :],
+        "repeated": content + content[-size:],
+        "another's": other.files()[segments_of(other)[1]],
+    }
+    disk.put(name, changed[harm])
+    words = {"bytes removed": "damaged at byte", "repeated": "goes back"}
+    refused(disk, 65, words.get(harm, "written elsewhere"))
+
+
+@row("a segment of the manifest is missing")
+@pytest.mark.parametrize("index", [0, 1, -1])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_missing_segment_is_refused(index: int, *, clean: bool) -> None:
+    """The manifest knows what must be there."""
+    disk = made(clean=clean)
+    name = segments_of(disk)[index]
+    disk.delete(name)
+    refused(disk, 65, f"segment {name} is missing")
+
+
+@row("a sealed segment is empty or cut")
+@pytest.mark.parametrize("left", [0, 100])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_cut_sealed_segment_is_refused(left: int, *, clean: bool) -> None:
+    """Its size is in the manifest."""
+    disk = made(clean=clean)
+    name = segments_of(disk)[1]
+    disk.put(name, disk.files()[name][:left])
+    refused(disk, 65, f"{name} has {left} bytes")
+
+
+@row("a segment was renamed")
+def test_a_renamed_segment_is_refused() -> None:
+    """What it is called now doesn't matter: it isn't replayed."""
+    disk = made(clean=True)
+    name = segments_of(disk)[1]
+    disk.put("old.segment", disk.files()[name])
+    disk.delete(name)
+    refused(disk, 65, f"{name} is missing")
+
+
+@row("two segments have each other's names")
+def test_swapped_segments_are_refused() -> None:
+    """The index says which one it is."""
+    disk = made(clean=True)
+    first, second, *_ = segments_of(disk)
+    files = disk.files()
+    disk.put(first, files[second])
+    disk.put(second, files[first])
+    refused(disk, 65, f"segment {first}.* replaced")
+
+
+@row("a sealed segment's index is damaged")
+def test_a_damaged_index_is_refused() -> None:
+    """It decides which batches a single partition has."""
+    disk = made(clean=True)
+    name = segments_of(disk)[1]
+    flip(disk, name, len(disk.files()[name]) - 30)
+    refused(disk, 65, "no valid index")
+
+
+@row("damage in the data of a sealed segment")
+def test_damaged_sealed_data_is_refused_by_the_load() -> None:
+    """The open doesn't read it."""
+    disk = made(clean=True)
+    name = segments_of(disk)[1]
+    flip(disk, name, 60)
+    journal = opened(disk)
+    with pytest.raises(LogCorrupt, match=f"{name}.* is damaged") as refusal:
+        replayed(journal)
+
+    assert refusal.value.exit_status == 65
+
+
+@row("a file that the manifest names as `dispensable`, and a `*.tmp`")
+def test_what_nobody_needs_is_removed() -> None:
+    """The leftovers of a compaction, or of a state file that was being written."""
+    disk = made(clean=True)
+    edit(disk, "manifest", lambda body: body.update(dispensable=["old.segment"]))
+    disk.put("old.segment", b"of a compaction")
+    disk.put("manifest.tmp", b"half a mani")
+
+    assert served(disk) == []
+    assert not {"old.segment", "manifest.tmp", "aside/old.segment"} & disk.files().keys()
+
+
+@row(
+    "another file that the manifest doesn't list (a duplicated segment, one of another cluster, "
+    "anything)"
+)
+@pytest.mark.parametrize("kind", ["duplicate", "another cluster's", "anything"])
+@pytest.mark.parametrize("is_second", [True, False])
+def test_other_files_are_moved_aside(kind: str, *, is_second: bool) -> None:
+    """Never replayed, and never removed, nor written over what is there already."""
+    disk = made(clean=True)
+    other = made(clean=True, cluster_id=OTHER_ID)
+    name = segments_of(disk)[0]
+    found = {
+        "duplicate": ("copy-of-" + name, disk.files()[name]),
+        "another cluster's": (segments_of(other)[0], other.files()[segments_of(other)[0]]),
+        "anything": ("notes.txt", b"hello"),
+    }
+    file, content = found[kind]
+    assert file not in disk.files()
+    disk.put(file, content)
+    disk.put(".hidden", b"")
+    if is_second:
+        disk.put(f"aside/{file}", b"of an earlier time")
+
+    assert served(disk) == ["log.file_moved_aside"]
+    assert disk.files()[f"aside/{file}.2" if is_second else f"aside/{file}"] == content
+    assert {".hidden"} == disk.files().keys() & {file, ".hidden"}
+
+
+@row("the disk is full, or fails, during the start")
+def test_a_failing_disk_ends_the_start_with_74() -> None:
+    """And the next start finds what this one found."""
+    disk = made(clean=False)
+    disk.plan()
+    opened(disk.copy())
+    disk.plan(fail_at=12)
+    with pytest.raises(LogFailed) as failure:
+        opened(disk)
+    disk.kill()
+
+    assert failure.value.exit_status == 74
+    assert served(disk) == ["log.recovered_after_unclean_stop"]
+
+
+@row("the disk runs full while it serves")
+def test_the_journal_tells_how_much_room_there_is() -> None:
+    """What is done with that: tests/server/test_storage.py, tests/integration/test_full_disk.py."""
+    disk = made(clean=True)
+    disk.free_bytes = 4711
+
+    assert opened(disk).free_bytes() == 4711
+
+
+@row("a write or fsync fails while it serves, ENOSPC too")
+@pytest.mark.parametrize("operation", [0, 1])
+def test_after_a_failed_write_only_the_disk_is_trusted(operation: int) -> None:
+    """Reading still shows what a failed fsync lost."""
+    disk = made(clean=True)
+    journal = opened(disk)
+    append(journal, 0, COUNT)
+    taken = journal.take_flush()
+    assert taken is not None
+    disk.plan(fail_at=operation)
+    with pytest.raises(LogFailed) as failure:
+        journal.write_flush(taken)
+    with pytest.raises(LogFailed):
+        journal.append(0, [entry(99)], NOW_MS)
+    disk.kill()
+
+    assert failure.value.exit_status == 74
+    seen = replayed(opened(disk))
+    assert seen[:COUNT] == list(range(COUNT))
+    disk.crash(random.Random(1))
+    assert replayed(opened(disk)) == seen
+
+
+def test_each_row_of_the_table_has_its_test_and_each_test_its_row() -> None:
+    """A row without a test is a wish; a test without a row is a secret."""
+    lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    start = lines.index("| found | done |") + 2
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("| "):
+            break
+        rows.append(line.split(" | ")[0].removeprefix("| "))
+
+    assert len(rows) > 20
+    assert sorted(ROWS) == sorted(rows)
+
+
+def test_the_encoders_are_those_of_the_state_files() -> None:
+    """The edits of this file are of the files that are really written."""
+    disk = made(clean=True)
+    journal = opened(disk)
+
+    assert disk.files()["meta"] == encode_meta(journal.meta)
+    assert disk.files()["manifest"] == encode_manifest(journal.manifest)
+
+
+@pytest.mark.parametrize("change", ["gap", "sealed", "none", "garbage"])
+def test_a_manifest_that_makes_no_sense_is_refused(change: str) -> None:
+    """A right checksum is not enough."""
+    disk = made(clean=True)
+
+    def confuse(body: dict[str, Any]) -> None:
+        segments = body["segments"]
+        if change == "gap":
+            del segments[1]
+        elif change == "sealed":
+            del segments[-1]
+        elif change == "none":
+            segments.clear()
+        else:
+            body["segments"] = 7
+
+    edit(disk, "manifest", confuse)
+    refused(disk, 65, "manifest")
+
+
+def test_the_leader_epoch_has_an_end() -> None:
+    """It is an i32 on the wire."""
+    disk = made(clean=True)
+    with pytest.raises(LogRefused, match="leader epoch"):
+        open_journal(disk, leader_epoch_at_least=2**31)
+
+
+def test_without_a_marker_the_torn_index_of_an_interrupted_roll_is_cut() -> None:
+    """The old segment is still the newest then, with part of its index behind the data."""
+    disk = Disk()
+    journal = open_journal(disk, segment_bytes=100)
+    write(journal, 0, 1)
+    append(journal, 0, 2)
+    taken = journal.take_flush()
+    assert taken is not None
+    assert taken.rolls
+    disk.plan(crash_at=0)
+    with pytest.raises(Exception, match="append"):
+        journal.write_flush(taken)
+    disk.kill()
+    journal = open_journal(disk, segment_bytes=100)
+
+    assert replayed(journal) == [1]
+    assert "log.torn_tail_cut" in events_of(journal)
 
 
 def test_the_last_flush_cut_at_every_byte_keeps_a_prefix() -> None:
@@ -156,34 +703,6 @@ def test_a_killed_process_leaves_no_exception() -> None:
         assert changed == disk.files()[name]
 
 
-def flipped(content: bytes, bit: int) -> bytes:
-    """Return *content* with one bit turned."""
-    changed = bytearray(content)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
-
-
-def test_every_flipped_bit_before_the_last_flush_refuses_to_start() -> None:
-    """It was acknowledged: to go on without it would be a silent loss."""
-    origin = Disk()
-    journal = open_journal(origin)
-    for number in range(3):
-        append(journal, 0, number)
-        append(journal, 1, number)
-        taken = flush(journal)
-    origin.kill()
-    name = newest_segment(origin)
-    content = origin.files()[name]
-    for bit in range(8 * taken.start):
-        disk = origin.copy()
-        disk.put(name, flipped(content, bit))
-        with pytest.raises(LogCorrupt, match="damaged at byte") as refused:
-            open_journal(disk)
-
-        assert refused.value.exit_status == 65
-        assert {name, "manifest", "meta", "durable"} == disk.files().keys()
-
-
 def test_every_flipped_bit_after_a_clean_stop_refuses_to_start() -> None:
     """The marker says that nothing was torn."""
     origin = Disk()
@@ -203,263 +722,11 @@ def test_every_flipped_bit_after_a_clean_stop_refuses_to_start() -> None:
 @pytest.mark.parametrize("clean", [True, False])
 def test_every_flipped_bit_of_a_sealed_segment_refuses(*, clean: bool) -> None:
     """A sealed segment is never torn. The index is checked at the open, the data by the replay."""
-    origin = written_disk(clean=clean)
+    origin = made(clean=clean)
     name = segments_of(origin)[0]
     content = origin.files()[name]
     for bit in range(0, 8 * len(content), 5):
         disk = origin.copy()
         disk.put(name, flipped(content, bit))
         with pytest.raises(LogRefused):
-            replayed(reopen(disk))
-
-
-@pytest.mark.parametrize("cut", [1, 50])
-def test_a_log_cut_after_a_clean_stop_is_refused(cut: int) -> None:
-    """An incomplete restore of a backup."""
-    disk = written_disk(clean=True)
-    name = newest_segment(disk)
-    disk.put(name, disk.files()[name][:-cut])
-    refusal(disk, LogCorrupt, "closed in good order")
-
-
-def test_bytes_added_after_a_clean_stop_are_refused() -> None:
-    """Someone else wrote there."""
-    disk = written_disk(clean=True)
-    name = newest_segment(disk)
-    disk.put(name, disk.files()[name] + b"x")
-    refusal(disk, LogCorrupt, "closed in good order")
-
-
-@pytest.mark.parametrize("index", [0, 1, -1])
-@pytest.mark.parametrize("clean", [True, False])
-def test_a_missing_segment_is_refused_by_name(index: int, *, clean: bool) -> None:
-    """The manifest knows what must be there."""
-    disk = written_disk(clean=clean)
-    name = segments_of(disk)[index]
-    disk.delete(name)
-    refusal(disk, LogCorrupt, f"segment {name} is missing")
-
-
-@pytest.mark.parametrize("clean", [True, False])
-def test_an_emptied_sealed_segment_is_refused(*, clean: bool) -> None:
-    """Its size is in the manifest."""
-    disk = written_disk(clean=clean)
-    disk.put(segments_of(disk)[0], b"")
-    refusal(disk, LogCorrupt, "has 0 bytes")
-
-
-def test_a_renamed_segment_is_missing_under_its_name() -> None:
-    """What it is called now doesn't matter: it isn't replayed."""
-    disk = written_disk(clean=False)
-    name = segments_of(disk)[0]
-    disk.put("renamed.segment", disk.files()[name])
-    disk.delete(name)
-    refusal(disk, LogCorrupt, "missing")
-
-
-def test_two_segments_that_changed_names_are_refused() -> None:
-    """The index says which segment it is."""
-    disk = written_disk(clean=False)
-    first, second, *_ = segments_of(disk)
-    content = disk.files()
-    disk.put(first, content[second])
-    disk.put(second, content[first])
-    refusal(disk, LogCorrupt, "replaced")
-
-
-def test_the_newest_segment_with_the_bytes_of_another_is_refused() -> None:
-    """Its batches are valid, and say that they were written elsewhere."""
-    disk = written_disk(clean=False)
-    content = disk.files()
-    disk.put(newest_segment(disk), content[segments_of(disk)[0]])
-    refusal(disk, LogCorrupt, "written elsewhere")
-
-
-def test_bytes_removed_from_the_middle_are_refused() -> None:
-    """All checksums are right."""
-    disk = Disk()
-    journal = open_journal(disk)
-    sizes = [len(flushed.data) for flushed in (write_one(journal, n) for n in range(4))]
-    disk.kill()
-    name = newest_segment(disk)
-    content = disk.files()[name]
-    disk.put(name, content[: sizes[0]] + content[sizes[0] + sizes[1] :])
-    refusal(disk, LogCorrupt, "written elsewhere")
-    disk.put(name, content[: sizes[0]] + content[sizes[0] + 5 :])
-    refusal(disk, LogCorrupt, "damaged at byte")
-    disk.put(name, content + content[-sizes[3] :])
-    refusal(disk, LogCorrupt, "goes back")
-
-
-def write_one(journal: Journal, number: int) -> Flush:
-    """Write one entry and return its flush."""
-    append(journal, 0, number)
-    return flush(journal)
-
-
-def test_a_duplicated_segment_is_moved_aside() -> None:
-    """Replayed twice, its offsets would go back."""
-    disk = written_disk(clean=True)
-    name = segments_of(disk)[0]
-    content = disk.files()[name]
-    disk.put("copy-of-" + name, content)
-    disk.put("aside/copy-of-" + name, b"of an earlier time")
-    journal = reopen(disk)
-
-    assert list(range(12)) == replayed(journal)
-    assert events_of(journal) == ["log.file_moved_aside"]
-    assert content == disk.files()[f"aside/copy-of-{name}.2"]
-    assert "copy-of-" + name not in disk.files()
-
-
-def test_foreign_files_are_moved_aside_and_hidden_ones_left() -> None:
-    """Never replayed, never removed."""
-    disk = written_disk(clean=True)
-    disk.put("notes.txt", b"hello")
-    disk.put(".keep", b"")
-    disk.put("manifest.tmp", b"half a mani")
-    journal = reopen(disk)
-
-    assert list(range(12)) == replayed(journal)
-    assert disk.files()["aside/notes.txt"] == b"hello"
-    assert ".keep" in disk.files()
-    assert "manifest.tmp" not in disk.files()
-
-
-def test_a_folder_with_other_peoples_files_is_no_data_folder() -> None:
-    """A wrong --data-dir must not move somebody's files about."""
-    disk = Disk()
-    disk.put("thesis.tex", b"...")
-    refusal(disk, LogIncompatible, "thesis.tex")
-
-
-def test_a_second_process_is_refused() -> None:
-    """Two writers would destroy the log."""
-    disk = written_disk(clean=False)
-    journal = reopen(disk)
-    write(journal, 0, 12)
-    with pytest.raises(LogLocked, match="in use") as refused:
-        reopen(disk)
-
-    assert refused.value.exit_status == 78
-    write(journal, 0, 13)
-    assert list(range(14)) == replayed(journal)
-    journal.close(clean=True)
-    assert list(range(14)) == replayed(reopen(disk))
-
-
-def test_another_number_of_partitions_is_refused() -> None:
-    """Groups would be looked for where they are not."""
-    disk = written_disk(clean=False)
-    before = disk.files()
-    with pytest.raises(LogIncompatible, match=r"4 offsets partitions.*say 50") as refused:
-        open_journal(disk, num_partitions=50)
-
-    assert refused.value.exit_status == 78
-    assert before == disk.files()
-
-
-def test_another_node_id_is_refused() -> None:
-    """The wrong volume is mounted."""
-    disk = written_disk(clean=False)
-    with pytest.raises(LogIncompatible, match="node 1"):
-        open_journal(disk, node_id=2)
-
-
-@pytest.mark.parametrize("name", ["meta", "manifest", "clean"])
-def test_a_state_file_of_a_newer_release_is_refused(name: str) -> None:
-    """A downgrade would misread what it doesn't know."""
-    disk = written_disk(clean=True)
-    disk.put(name, sealed_up(disk.files()[name], lambda body: body.update(format=2)))
-    refusal(disk, LogIncompatible, "newer release")
-
-
-def test_a_batch_of_a_newer_release_is_refused() -> None:
-    """It is neither damage nor readable."""
-    disk = Disk()
-    journal = open_journal(disk)
-    write(journal, 0, 1)
-    disk.kill()
-    name = newest_segment(disk)
-    content = disk.files()[name]
-    _, rest, packed = encode_batch((0, 1, 1, len(content), 0), b"\x90")
-    rest = b"\x02" + rest[1:]
-    prefix = (len(rest) + 1).to_bytes(4, "big") + zlib.crc32(rest + packed).to_bytes(4, "big")
-    disk.put(name, content + prefix + rest + packed)
-    refusal(disk, LogIncompatible, "of format 2")
-
-
-@pytest.mark.parametrize("name", ["meta", "manifest", "clean"])
-def test_every_flipped_bit_of_a_state_file_is_refused(name: str) -> None:
-    """They are replaced whole, so a crash can't do it."""
-    origin = written_disk(clean=True)
-    content = origin.files()[name]
-    for bit in range(0, 8 * len(content), 3):
-        disk = origin.copy()
-        disk.put(name, flipped(content, bit))
-        with pytest.raises(LogCorrupt, match=f"'{name}'"):
-            reopen(disk)
-
-
-@pytest.mark.parametrize("name", ["meta", "manifest"])
-@pytest.mark.parametrize("clean", [True, False])
-def test_a_missing_state_file_is_refused_where_there_was_data(name: str, *, clean: bool) -> None:
-    """To start empty would be the loss of everything, silently."""
-    disk = written_disk(clean=clean)
-    disk.delete(name)
-    refusal(disk, LogCorrupt, name)
-
-
-def test_a_missing_meta_file_is_refused_though_the_segments_are_gone_too() -> None:
-    """A manifest that was rewritten says that the folder was served."""
-    disk = written_disk(clean=False)
-    for name in ["meta", *segments_of(disk)]:
-        disk.delete(name)
-    refusal(disk, LogCorrupt, "meta")
-
-
-@pytest.mark.parametrize("change", ["gap", "sealed", "none", "garbage"])
-def test_a_manifest_that_makes_no_sense_is_refused(change: str) -> None:
-    """A right checksum is not enough."""
-    disk = written_disk(clean=True)
-
-    def edit(body: dict[str, object]) -> None:
-        segments = body["segments"]
-        assert isinstance(segments, list)
-        if change == "gap":
-            del segments[1]
-        elif change == "sealed":
-            del segments[-1]
-        elif change == "none":
-            segments.clear()
-        else:
-            body["segments"] = 7
-
-    disk.put("manifest", sealed_up(disk.files()["manifest"], edit))
-    refusal(disk, LogCorrupt, "manifest")
-
-
-def test_the_leader_epoch_has_an_end() -> None:
-    """It is an i32 on the wire."""
-    disk = written_disk(clean=True)
-    with pytest.raises(LogRefused, match="leader epoch"):
-        open_journal(disk, leader_epoch_at_least=2**31)
-
-
-def test_without_a_marker_the_torn_index_of_an_interrupted_roll_is_cut() -> None:
-    """The old segment is still the newest then, with part of its index behind the data."""
-    disk = Disk()
-    journal = open_journal(disk, segment_bytes=100)
-    write(journal, 0, 1)
-    append(journal, 0, 2)
-    taken = journal.take_flush()
-    assert taken is not None
-    assert taken.rolls
-    disk.plan(crash_at=0)
-    with pytest.raises(Exception, match="append"):
-        journal.write_flush(taken)
-    disk.kill()
-    journal = open_journal(disk, segment_bytes=100)
-
-    assert replayed(journal) == [1]
-    assert "log.torn_tail_cut" in events_of(journal)
+            replayed(opened(disk))

@@ -19,6 +19,7 @@ from tests.log.helpers import (
     NOW_MS,
     append,
     entry,
+    flip,
     flush,
     newest_segment,
     open_journal,
@@ -50,13 +51,6 @@ def made(*, clean: bool = True, cluster_id: str = "") -> Disk:
     disk.kill()
     assert len(segments_of(disk)) > 3
     return disk
-
-
-def flip(disk: Disk, name: str, byte: int) -> None:
-    """Turn a bit."""
-    content = bytearray(disk.files()[name])
-    content[byte] ^= 4
-    disk.put(name, bytes(content))
 
 
 def loaded(disk: Disk) -> list[int]:

@@ -7,18 +7,20 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from coordinator.log.errors import LogCorrupt, LogFailed
-from coordinator.log.format import HEADER_BYTES, Batch, Entry
+from coordinator.log.format import HEADER_BYTES, Batch, Entry, encode_batch
 from coordinator.log.replay import PART_ITEMS, IndexedSegment, PartitionReplay, Replay
 from coordinator.log.segments import WINDOW_BYTES
 from tests.fakes.disk import Disk, DiskDirectory
 from tests.log.helpers import (
     NOW_MS,
     append,
+    entry,
     flush,
     loaded,
     newest_segment,
     numbers_of,
     open_journal,
+    replayed,
     write,
 )
 
@@ -187,3 +189,18 @@ def test_an_index_that_leads_to_another_partition_is_corruption() -> None:
     replay.fetch()
     with pytest.raises(LogCorrupt, match="leads to"):
         list(replay.batches())
+
+
+def test_offsets_that_jump_are_corruption_where_nothing_was_compacted() -> None:
+    """A segment in between is gone, though everything fits otherwise."""
+    disk = Disk()
+    journal = open_journal(disk)
+    append(journal, 0, 1)
+    taken = flush(journal)
+    disk.kill()
+    packed = msgpack.packb([(0, *entry(2))])
+    stranger = b"".join(encode_batch((0, 1, 5, len(taken.data), 0), packed))
+    disk.put(newest_segment(disk), taken.data + stranger)
+
+    with pytest.raises(LogCorrupt, match="begins at offset 5 of partition 0, not at 1"):
+        replayed(open_journal(disk))

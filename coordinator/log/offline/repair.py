@@ -37,7 +37,7 @@ from coordinator.log.format import (
 from coordinator.log.journal import SEGMENT_BYTES_MAX
 from coordinator.log.offline.salvage import Damage, Kept, Salvage, partition_name
 from coordinator.log.offline.survey import Problem, Source, Survey, serial_of
-from coordinator.log.recovery import LEADER_EPOCH_MAX, quarantine_bytes, quarantine_unlisted
+from coordinator.log.recovery import checked_epoch, quarantine_bytes, quarantine_unlisted
 from coordinator.log.segments import SegmentWriter
 from coordinator.log.state_files import (
     CLEAN_NAME,
@@ -126,7 +126,8 @@ def plan_repair(
             lost_bytes += _lost_bytes(survey, source, kept_bytes)
         if at in damaged or not source.is_in_place:
             affected.add(at)
-    at = _last_compacted(survey)
+    # The last one that was compacted.
+    at = max((at for at, s in enumerate(survey.sources) if s.segment.compacted), default=-1)
     ends_lost = _ends_lost(survey, at, reader.ends)
     if ends_lost and at not in damaged:
         damages += ends_lost
@@ -185,10 +186,7 @@ def repaired_meta(plan: Plan, wanted: Wanted) -> Meta:
         leader_epoch = plan.leader_epoch + EPOCHS_UNKNOWN
     else:
         leader_epoch = old.leader_epoch + 1
-    leader_epoch = max(leader_epoch, wanted.leader_epoch_at_least)
-    if leader_epoch > LEADER_EPOCH_MAX:
-        message = f"the leader epoch {leader_epoch} is over the limit of {LEADER_EPOCH_MAX}"
-        raise LogRefused(message)
+    leader_epoch = checked_epoch(max(leader_epoch, wanted.leader_epoch_at_least))
     return Meta(FORMAT, cluster_id, node_id, num_partitions, leader_epoch)
 
 
@@ -223,11 +221,6 @@ def _lost_bytes(survey: Survey, source: Source, kept_bytes: int) -> int:
         span = max(known_bytes, source.data_bytes)
     # In a compacted segment a batch stands for more than its bytes.
     return max(1, span if segment.compacted else span - kept_bytes)
-
-
-def _last_compacted(survey: Survey) -> int:
-    """Return which source is the last that was compacted; -1 if none was."""
-    return max((at for at, s in enumerate(survey.sources) if s.segment.compacted), default=-1)
 
 
 def _ends_lost(survey: Survey, at: int, ends: dict[int, int]) -> list[Damage]:
@@ -344,7 +337,9 @@ class _Rewriting:
             ends = {p: ends.get(p, 0) + plan.lost_bytes for p in partitions}
             segments.append(self._fenced(_end_of(segments), dict(ends), fences))
         if not segments or segments[-1].end is not None:
-            segments.append(self._newest(_end_of(segments)))
+            name, writer = self._new_segment(_end_of(segments))
+            writer.finish()
+            segments.append(SegmentInfo(name, _end_of(segments), None, None, compacted=False))
         for name in reversed(self._made):
             # Each behind the one before, also on the disk: no mended segment without the fences.
             self._directory.rename(name + TEMPORARY_SUFFIX, name)
@@ -390,11 +385,6 @@ class _Rewriting:
         end = base + writer.data_bytes + 1
         writer.seal(base, end, ends, self._meta.cluster_id)
         return SegmentInfo(name, base, end, writer.data_bytes, compacted=True)
-
-    def _newest(self, base: int) -> SegmentInfo:
-        name, writer = self._new_segment(base)
-        writer.finish()
-        return SegmentInfo(name, base, None, None, compacted=False)
 
     def _new_segment(self, base: int) -> tuple[str, SegmentWriter]:
         """Return the name that a new segment will have, and what writes it under another one."""

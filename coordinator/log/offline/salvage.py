@@ -7,6 +7,7 @@ from coordinator.log.directory import Directory
 from coordinator.log.errors import LogCorrupt, LogIncompatible
 from coordinator.log.format import FORMAT, NODE_PARTITION, Batch, decode_batch
 from coordinator.log.offline.survey import Found, Gap, Source, Stretch, Survey, scan
+from coordinator.log.state_files import SegmentInfo
 
 
 class Kept(NamedTuple):
@@ -39,9 +40,7 @@ class Salvage:
         ends: Per partition, the offset behind what was read so far.
     """
 
-    def __init__(
-        self, directory: Directory, survey: Survey, num_partitions: int = NODE_PARTITION
-    ) -> None:
+    def __init__(self, directory: Directory, survey: Survey, num_partitions: int) -> None:
         self.ends: dict[int, int] = {}
         self._directory = directory
         self._survey = survey
@@ -62,9 +61,7 @@ class Salvage:
         if source.file is None:
             yield Damage(source, 0, 0, "the segment is missing")
         else:
-            yield from _SourceReader(
-                self._directory, self._survey, source, self._num_partitions, self.ends
-            ).items()
+            yield from self._read_file(source, source.file)
         if source.footer is not None:
             if not source.segment.compacted:
                 yield from _lost_behind(source, self.ends)
@@ -74,65 +71,42 @@ class Salvage:
             for partition, end in source.footer.end_offsets.items():
                 self.ends[partition] = max(end, self.ends.get(partition, 0))
 
-
-class _SourceReader:
-    """One pass over one segment."""
-
-    def __init__(
-        self,
-        directory: Directory,
-        survey: Survey,
-        source: Source,
-        num_partitions: int,
-        ends: dict[int, int],
-    ) -> None:
-        segment = source.segment
-        assert source.file is not None
-        self._directory = directory
-        self._survey = survey
-        self._source = source
-        self._ends = ends
-        self._stretch = Stretch(
-            source.file, source.data_bytes, segment.base, segment.end, num_partitions
-        )
-        # Where the flush began that the last batch was in, or where the bytes behind it that
-        # can't be read begin; and how far behind its place everything lies.
-        self._flush_start = -1
-        self._gap_start: int | None = None
-        self._shift = 0
-
-    def items(self) -> Iterator[Kept | Damage]:
+    def _read_file(self, source: Source, file: str) -> Iterator[Kept | Damage]:
         """Yield what is there, then what is missing at the end."""
-        stretch, source = self._stretch, self._source
+        segment, size_bytes = source.segment, source.data_bytes
+        stretch = Stretch(file, size_bytes, segment.base, segment.end, self._num_partitions)
+        displacement = _Displacement(segment)
         for item in scan(self._directory, stretch):
             if type(item) is Gap:
-                if self._is_torn_tail(item):
+                if self._is_torn_tail(source, stretch, item):
                     what = "the end of a write that was never finished"
-                    yield Damage(source, item.start, stretch.data_bytes, what, is_torn=True)
+                    yield Damage(source, item.start, size_bytes, what, is_torn=True)
                     return
-                self._gap_start = item.start
+                displacement.gap_start = item.start
                 yield Damage(source, item.start, item.end, "these bytes can't be read")
             else:
                 assert type(item) is Found
-                yield from self._checked(item)
-        wanted = source.segment.data_bytes
+                yield from self._checked(source, item, displacement)
+        wanted = segment.data_bytes
         if wanted is None:
-            wanted = self._survey.known_end(source.segment) - source.segment.base
-        if wanted > stretch.data_bytes:
-            yield Damage(source, stretch.data_bytes, wanted, "these bytes are not there any more")
+            wanted = self._survey.known_end(segment) - segment.base
+        if wanted > size_bytes:
+            yield Damage(source, size_bytes, wanted, "these bytes are not there any more")
 
-    def _is_torn_tail(self, gap: Gap) -> bool:
+    def _is_torn_tail(self, source: Source, stretch: Stretch, gap: Gap) -> bool:
         """Ask what the recovery asks: was a flush that began behind the gap ever complete?"""
-        if self._source.segment.end is not None or self._survey.was_closed:
+        if source.segment.end is not None or self._survey.was_closed:
             return False
-        position = self._source.segment.base + gap.start
+        position = source.segment.base + gap.start
         if position < self._survey.durable:
             return False
-        behind = scan(self._directory, self._stretch, gap.end)
+        behind = scan(self._directory, stretch, gap.end)
         return not any(type(i) is Found and i.raw.flush_start > position for i in behind)
 
-    def _checked(self, found: Found) -> Iterator[Kept | Damage]:
-        source, raw = self._source, found.raw
+    def _checked(
+        self, source: Source, found: Found, displacement: "_Displacement"
+    ) -> Iterator[Kept | Damage]:
+        raw = found.raw
         if raw.format != FORMAT:
             message = (
                 f"segment {source.file}: the batch at byte {found.start} is of format "
@@ -144,34 +118,46 @@ class _SourceReader:
         except LogCorrupt as exc:
             yield Damage(source, found.start, found.end, str(exc))
             return
-        expected = self._ends.get(raw.partition, 0)
-        if not self._may_be_here(raw.partition) or batch.base_offset < expected:
+        expected = self.ends.get(raw.partition, 0)
+        is_ours = raw.partition < self._num_partitions or raw.partition == NODE_PARTITION
+        if not is_ours or batch.base_offset < expected:
             what = f"a batch from elsewhere: partition {raw.partition}, offset {raw.base_offset}"
             yield Damage(source, found.start, found.end, what)
             return
-        if self._displaces(found):
+        if displacement.begins_at(found):
             what = f"what was written at position {raw.flush_start} of the journal is here"
             yield Damage(source, found.start, found.start, what)
         if batch.base_offset > expected and not source.segment.compacted:
             what = _offsets_lost(raw.partition, expected, batch.base_offset)
             yield Damage(source, found.start, found.start, what)
-        self._ends[raw.partition] = batch.end_offset
+        self.ends[raw.partition] = batch.end_offset
         yield Kept(source, found, batch)
 
-    def _may_be_here(self, partition: int) -> bool:
-        return partition < self._stretch.num_partitions or partition == NODE_PARTITION
 
-    def _displaces(self, found: Found) -> bool:
-        """Say whether from here on batches aren't where their flushes were written."""
+class _Displacement:
+    """How far the batches of a segment are from where their flushes were written.
+
+    Attributes:
+        gap_start: Where the bytes begin that can't be read in front of the next batch, if any.
+    """
+
+    def __init__(self, segment: SegmentInfo) -> None:
+        self.gap_start: int | None = None
+        self._segment = segment
+        self._flush_start = -1  # Of the last batch.
+        self._shift = 0
+
+    def begins_at(self, found: Found) -> bool:
+        """Say whether from this batch on they are elsewhere than the ones before told."""
         flush_start = found.raw.flush_start
-        if self._source.segment.compacted:
+        if self._segment.compacted:
             return flush_start != 0
-        position = self._source.segment.base + found.start + self._shift
+        position = self._segment.base + found.start + self._shift
         is_right = flush_start in {position, self._flush_start}
-        if self._gap_start is not None:
-            lost_bytes = found.start - self._gap_start
+        if self.gap_start is not None:
+            lost_bytes = found.start - self.gap_start
             is_right |= position - lost_bytes <= flush_start <= position
-            self._gap_start = None
+            self.gap_start = None
         self._flush_start = flush_start
         if not is_right:
             self._shift += flush_start - position
