@@ -6,7 +6,7 @@ the class says what to do, the message says what happened, `code` is for logs.
 
 from collections.abc import Mapping
 
-from protocol.errors import ERRORS, ErrorCode
+from protocol.errors import ERRORS, ErrorCode, ErrorInfo
 from protocol.partition import TopicPartition
 
 
@@ -105,11 +105,16 @@ def known_code(code: int) -> int:
         return code
 
 
+def error_info(code: int) -> ErrorInfo | None:
+    """Return what is known of *code*; None of one that this client doesn't know."""
+    known = known_code(code)
+    return ERRORS[known] if isinstance(known, ErrorCode) else None
+
+
 def code_text(code: int, message: str | None = None) -> str:
     """Return name, number and meaning of *code*, and what the coordinator said about it."""
-    known = known_code(code)
-    if isinstance(known, ErrorCode):
-        text = f"{known.name} ({code}): {ERRORS[known].meaning}"
-    else:
-        text = f"unknown error code {code}"
+    info = error_info(code)
+    text = (
+        f"{ErrorCode(code).name} ({code}): {info.meaning}" if info else f"unknown error code {code}"
+    )
     return f"{text} {message}" if message else text

@@ -3,7 +3,8 @@
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
@@ -19,6 +20,7 @@ from client.exceptions import (
     FatalError,
     MemberLost,
     Rebalanced,
+    error_info,
 )
 from client.membership import (
     Action,
@@ -43,7 +45,7 @@ from client.offsets import (
 )
 from client.operators import Lag, TopicCalls, group_lag
 from client.router import ATTEMPT_MS_MAX, Router
-from protocol.errors import ERRORS, ErrorCode, Remedy
+from protocol.errors import ErrorCode, Remedy
 from protocol.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -62,7 +64,6 @@ Callback = Callable[[tuple[TopicPartition, ...]], Awaitable[object] | object]
 Partitions = (
     Mapping[str, int] | Callable[[str], Iterable[int]] | Callable[[str], Awaitable[Iterable[int]]]
 )
-Pending = dict[TopicPartition, OffsetAndMetadata]
 
 # A heartbeat that isn't answered for this long makes the client try another connection, even
 # where the session is shorter than three times that: a busy server is not a dead one.
@@ -176,7 +177,8 @@ class Member:
                 assignors or callbacks raised.
         """
         await trio.lowlevel.checkpoint()
-        self._check_entered()
+        if not self._driver.is_running:
+            raise RuntimeError("a member must be used in `async with client.join(...)`")
         if self._asking.statistics().owner is trio.lowlevel.current_task():
             raise RuntimeError("a callback of a member can't call its assignment()")
         async with self._asking:
@@ -380,32 +382,23 @@ class Member:
         confirmed = False
         with trio.move_on_after(self._leave_timeout_ms / 1000, shield=True):
             for action in actions:
-                if isinstance(action, Send):
-                    confirmed = await self._send_goodbye(action)
-                else:
+                if not isinstance(action, Send):
                     self._driver.settle(action)
+                    continue
+                # Without an answer the session ends by itself.
+                with suppress(CoordinatorError):
+                    await self._router.call(
+                        action.request, group_id=self.group_id, timeout_ms=self._leave_timeout_ms
+                    )
+                    confirmed = True
             self._driver.notify()
         return confirmed
 
-    async def _send_goodbye(self, action: Send) -> bool:
-        try:
-            await self._router.call(
-                action.request,
-                group_id=self.group_id,
-                timeout_ms=self._leave_timeout_ms,
-                changes_state=False,
-            )
-        except CoordinatorError:
-            return False  # The session will end by itself.
-        return True
-
-    def _check_entered(self) -> None:
-        if not self._driver.is_running:
-            raise RuntimeError("a member must be used in `async with client.join(...)`")
-
 
 class Commits:
-    """What `client.member.Member` needs to commit.
+    """The commits of a member: at once, of what was stored, and through a rebalance.
+
+    What is committed never runs ahead of what the caller has stored or said at last.
 
     Args:
         machine: The member's machine.
@@ -430,18 +423,17 @@ class Commits:
         self._router = router
         self._offset_calls = offset_calls
         self._auto = auto
-        self._stored = StoredOffsets()
+        self._stored: dict[TopicPartition, OffsetAndMetadata] = {}
         self._order = CommitOrder()
 
     def store(self, offsets: Offsets) -> None:
         """See `client.member.Member.store`."""
-        machine = self._machine
-        if machine.lost:
-            raise why_lost(machine)
-        if strangers := offsets.keys() - frozenset(machine.usable):
+        self._check_kept()
+        if strangers := offsets.keys() - frozenset(self._machine.usable):
             listed = ", ".join(map(str, sorted(strangers)))
             raise Rebalanced(f"not this member's (any more), and not stored: {listed}")
-        self._stored.store(offsets)
+        commit_request("", NO_GENERATION, "", None, offsets, None)  # Refuses what is no offset.
+        self._stored |= {tp: with_metadata(value) for tp, value in offsets.items()}
 
     async def commit(
         self,
@@ -450,26 +442,29 @@ class Commits:
         timeout_ms: int | None,
     ) -> None:
         """Commit *offsets*; they stand for what was stored of these partitions before."""
-        if self._machine.lost:
-            raise why_lost(self._machine)
-        self._stored.forget(offsets)
+        self._check_kept()
+        self.forget(offsets)
         await self._commit(offsets, expected, timeout_ms)
 
     async def commit_stored(
         self, partitions: tuple[TopicPartition, ...], timeout_ms: int | None
     ) -> None:
         """Commit what is stored of *partitions*."""
-        if self._machine.lost:
-            raise why_lost(self._machine)
-        offsets = self._stored.pending(partitions)
+        self._check_kept()
+        owned = frozenset(partitions)
+        offsets = {tp: entry for tp, entry in self._stored.items() if tp in owned}
         if not offsets:
             return
         try:
             await self._commit(offsets, None, timeout_ms)
         except CommitRefused as exc:
-            self._stored.refused(offsets, exc)
+            for tp, code in exc.errors.items():
+                info = error_info(code)
+                if info and info.remedy is Remedy.RETRY:
+                    offsets.pop(tp, None)  # It may be stored at another time.
+            self._forget_if_unchanged(offsets)
             raise
-        self._stored.committed(offsets)
+        self._forget_if_unchanged(offsets)
 
     async def give_up(
         self, partitions: tuple[TopicPartition, ...], timeout_ms: int | None = None
@@ -488,9 +483,14 @@ class Commits:
         except (CommitRefused, FatalError) as exc:
             logger.warning("before partitions were given up: %s", exc)
 
-    def forget(self, partitions: tuple[TopicPartition, ...]) -> None:
-        """Drop what was stored of partitions that are no longer this member's."""
-        self._stored.forget(partitions)
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drop what was stored of *partitions*: they are given up, or committed otherwise."""
+        for tp in partitions:
+            self._stored.pop(tp, None)
+
+    def _forget_if_unchanged(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        # Otherwise the caller is further by now.
+        self.forget([tp for tp, entry in offsets.items() if self._stored.get(tp) is entry])
 
     async def run_auto_commit(self, interval_ms: int) -> None:
         """Commit what is stored every *interval_ms*, for ever."""
@@ -504,6 +504,23 @@ class Commits:
                 pass  # The next `assignment` tells the caller.
             except CoordinatorError as exc:
                 logger.warning("auto-commit in group %r: %s", self._machine.config.group_id, exc)
+
+    def _check_kept(self) -> None:
+        """Raise why there is nothing to commit, if that is so."""
+        machine = self._machine
+        if not machine.lost:
+            return
+        because = f": {machine.gone_because}" if machine.gone_because else ""
+        match machine.state:
+            case State.LEFT:
+                raise ClientClosed("this member has left the group")
+            case State.FAILED:
+                assert machine.failure is not None
+                raise machine.failure
+            case State.STABLE if not machine.member_id:
+                raise MemberLost(f"the group removed this member; nothing was stored{because}")
+            case _:
+                raise Rebalanced(f"this member has no assignment now; nothing was stored{because}")
 
     async def _commit(
         self,
@@ -531,8 +548,7 @@ class Commits:
         async with self._order.turn(offsets, deadline_s):
             while True:
                 await self._wait_for_generation(refused_in, deadline_s)
-                if machine.lost:
-                    raise why_lost(machine)
+                self._check_kept()
                 if refusal and machine.generation == refused_in:
                     raise refusal
                 if gone := _not_kept(offsets, usable, machine.usable):
@@ -586,72 +602,6 @@ def _not_kept(
 ) -> set[TopicPartition]:
     """Return which partitions of *offsets* are of those *before*, and not of those *now*."""
     return set() if now == before else offsets.keys() & frozenset(before).difference(now)
-
-
-def why_lost(machine: Membership) -> CoordinatorError:
-    """Return what to raise where *machine* has nothing to commit."""
-    because = f": {machine.gone_because}" if machine.gone_because else ""
-    match machine.state:
-        case State.LEFT:
-            return ClientClosed("this member has left the group")
-        case State.FAILED:
-            assert machine.failure is not None
-            return machine.failure
-        case State.STABLE if not machine.member_id:
-            return MemberLost(f"the group removed this member; nothing was stored{because}")
-        case _:
-            return Rebalanced(f"this member has no assignment now; nothing was stored{because}")
-
-
-class StoredOffsets:
-    """The last word of the caller per partition. What is committed never runs ahead of it."""
-
-    def __init__(self) -> None:
-        """Begin with nothing."""
-        self._offsets: Pending = {}
-
-    def store(self, offsets: Offsets) -> None:
-        """Keep *offsets* until they are committed.
-
-        Raises:
-            ValueError: One of them is no offset; nothing is kept.
-        """
-        commit_request("", NO_GENERATION, "", None, offsets, None)  # Refuses what is no offset.
-        for tp, value in offsets.items():
-            self._offsets[tp] = with_metadata(value)
-
-    def pending(self, partitions: Collection[TopicPartition]) -> Pending:
-        """Return what is to be committed of *partitions*."""
-        owned = frozenset(partitions)
-        return {tp: entry for tp, entry in self._offsets.items() if tp in owned}
-
-    def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Take note that *offsets*, as `pending` returned them, need no commit any more."""
-        for tp, entry in offsets.items():
-            if self._offsets.get(tp) is entry:  # Otherwise the caller is further by now.
-                del self._offsets[tp]
-
-    def refused(self, offsets: Pending, error: CommitRefused) -> None:
-        """Keep only those of *offsets* that may be stored at another time."""
-        self.committed(
-            {
-                tp: entry
-                for tp, entry in offsets.items()
-                if tp not in error.errors or not _may_pass(error.errors[tp])
-            }
-        )
-
-    def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drop what was stored of *partitions*: they are given up, or committed otherwise."""
-        for tp in partitions:
-            self._offsets.pop(tp, None)
-
-
-def _may_pass(code: int) -> bool:
-    try:
-        return ERRORS[ErrorCode(code)].remedy is Remedy.RETRY
-    except ValueError:
-        return False
 
 
 class Join:
@@ -770,7 +720,6 @@ class Driver:
                 request,
                 group_id=self._machine.config.group_id,
                 timeout_ms=timeout_ms,
-                changes_state=False,  # Repeating a join, sync or heartbeat does no harm.
                 parked_ms=action.parked_ms or 0,
                 attempt_ms=attempt_ms,
             )

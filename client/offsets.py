@@ -15,9 +15,10 @@ from client.exceptions import (
     OutcomeUnknown,
     Rebalanced,
     code_text,
+    error_info,
 )
 from client.router import Router
-from protocol.errors import ERRORS, Applied, ErrorCode
+from protocol.errors import Applied, ErrorCode
 from protocol.messages import (
     GroupFetch,
     OffsetCommitRequest,
@@ -221,7 +222,7 @@ def check_commit(
     }
     if not errors:
         return
-    if any(_is_unknown(code) for code in errors.values()):
+    if any(info and info.applied is Applied.UNKNOWN for info in map(error_info, errors.values())):
         listed = ", ".join(f"{tp}: {code_text(code)}" for tp, code in sorted(errors.items()))
         raise OutcomeUnknown(f"the coordinator could not confirm {listed}")
     raise CommitRefused(errors, maybe_stored=after_doubt)
@@ -256,10 +257,3 @@ def fetched(response: OffsetFetchResponse) -> dict[TopicPartition, OffsetAndMeta
             if entry.offset != NO_OFFSET:
                 result[tp] = OffsetAndMetadata(entry.offset, entry.metadata, entry.leader_epoch)
     return result
-
-
-def _is_unknown(code: int) -> bool:
-    try:
-        return ERRORS[ErrorCode(code)].applied is Applied.UNKNOWN
-    except ValueError:
-        return False

@@ -10,57 +10,8 @@ from msgspec import structs
 from client.exceptions import FatalError, code_text, known_code
 from client.offsets import by_topic
 from client.router import Router
+from protocol import messages as m
 from protocol.errors import ErrorCode
-from protocol.messages import (
-    AlterGroupRetentionRequest,
-    AlterGroupRetentionResponse,
-    DeleteGroupsRequest,
-    DeleteGroupsResponse,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-    DescribedGroup,
-    DescribedTopic,
-    DescribeGroupsRequest,
-    DescribeGroupsResponse,
-    DescribeLagRequest,
-    DescribeLagResponse,
-    DescribeNodeRequest,
-    DescribeNodeResponse,
-    DescribeRebalancesRequest,
-    DescribeRebalancesResponse,
-    DescribeTopicsRequest,
-    DescribeTopicsResponse,
-    DrainedMember,
-    DrainMemberRequest,
-    DrainMemberResponse,
-    FindCoordinatorRequest,
-    FindCoordinatorResponse,
-    LeaveGroupRequest,
-    LeaveGroupResponse,
-    LeavingMember,
-    ListedGroup,
-    ListGroupsRequest,
-    ListGroupsResponse,
-    OffsetChange,
-    OffsetColumns,
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
-    PartitionEnd,
-    PartitionHosts,
-    ReadOffsetChangesRequest,
-    ReadOffsetChangesResponse,
-    Rebalance,
-    RegisterTopicsRequest,
-    RegisterTopicsResponse,
-    ReportEndOffsetsRequest,
-    ReportEndOffsetsResponse,
-    Request,
-    ScannedOffset,
-    ScanOffsetsRequest,
-    ScanOffsetsResponse,
-    TopicEnds,
-    TopicRegistration,
-)
 from protocol.partition import INT64_MAX, TopicPartition
 
 REBALANCES_MAX: Final = 100
@@ -75,7 +26,7 @@ NO_POSITION: Final = -1
 NO_EXPIRY: Final = -1
 NODE_PARTITION: Final = 65_535  # The node's own, with the topics: it holds no offsets.
 
-C = TypeVar("C", RegisterTopicsResponse, DeleteTopicsResponse, ReportEndOffsetsResponse)
+C = TypeVar("C", m.RegisterTopicsResponse, m.DeleteTopicsResponse, m.ReportEndOffsetsResponse)
 
 
 class Lag(NamedTuple):
@@ -98,7 +49,7 @@ async def group_lag(router: Router, group_id: str) -> dict[TopicPartition, Lag]:
         CoordinatorUnavailable: Nobody could be reached in time.
         FatalError: Code 69: no such group.
     """
-    response = await router.ask(DescribeLagRequest(group_id), DescribeLagResponse, group_id)
+    response = await router.ask(m.DescribeLagRequest(group_id), m.DescribeLagResponse, group_id)
     _check(response.error, f"no lag of group {group_id!r}", response.message)
     return {
         TopicPartition(topic.topic, one.partition): Lag(
@@ -139,7 +90,7 @@ class TopicCalls:
         pattern: str | None = None,
         *,
         with_end_offsets: bool = False,
-    ) -> list[DescribedTopic]:
+    ) -> list[m.DescribedTopic]:
         """Return *topics* in their order, or by name those that match *pattern*, or all.
 
         A pattern is a regular expression of RE2's syntax for the whole name. A topic that isn't
@@ -152,13 +103,13 @@ class TopicCalls:
         if topics is not None and pattern is not None:
             raise ValueError("describe topics by their names or by a pattern, not by both")
         names = None if topics is None else tuple(dict.fromkeys(topics))
-        found: list[DescribedTopic] = []
+        found: list[m.DescribedTopic] = []
         size, has_more = TOPICS_PER_PAGE, names != ()
         while has_more:
             start_after = found[-1].topic if found and names is None else ""
             wanted = None if names is None else names[len(found) : len(found) + size]
-            request = DescribeTopicsRequest(wanted, pattern, with_end_offsets, start_after, size)
-            response = await self._router.ask(request, DescribeTopicsResponse)
+            request = m.DescribeTopicsRequest(wanted, pattern, with_end_offsets, start_after, size)
+            response = await self._router.ask(request, m.DescribeTopicsResponse)
             if response.error == ErrorCode.RESPONSE_TOO_LARGE and size > 1:
                 size //= 2
                 continue
@@ -188,11 +139,11 @@ class TopicCalls:
             hosts = None
             if source.hosts is not None:
                 listed = sorted(source.hosts.items())
-                hosts = tuple(PartitionHosts(p, tuple(names)) for p, names in listed if names)
-            registrations.append(TopicRegistration(topic, source.partition_count, hosts))
+                hosts = tuple(m.PartitionHosts(p, tuple(names)) for p, names in listed if names)
+            registrations.append(m.TopicRegistration(topic, source.partition_count, hosts))
         for start in range(0, len(registrations), TOPICS_PER_PAGE):
-            request = RegisterTopicsRequest(tuple(registrations[start : start + TOPICS_PER_PAGE]))
-            response = await self._change(request, RegisterTopicsResponse, "topics")
+            request = m.RegisterTopicsRequest(tuple(registrations[start : start + TOPICS_PER_PAGE]))
+            response = await self._change(request, m.RegisterTopicsResponse, "topics")
             refused = [topic for topic in response.topics if topic.error != ErrorCode.NONE]
             if refused:
                 listed_words = "; ".join(
@@ -212,8 +163,8 @@ class TopicCalls:
         names = tuple(dict.fromkeys(topics))
         codes: dict[str, int] = {}
         for start in range(0, len(names), TOPICS_PER_PAGE):
-            request = DeleteTopicsRequest(names[start : start + TOPICS_PER_PAGE])
-            response = await self._change(request, DeleteTopicsResponse, "topics")
+            request = m.DeleteTopicsRequest(names[start : start + TOPICS_PER_PAGE])
+            response = await self._change(request, m.DeleteTopicsResponse, "topics")
             codes |= {topic.topic: known_code(topic.error) for topic in response.topics}
         return codes
 
@@ -232,13 +183,13 @@ class TopicCalls:
                 raise ValueError(f"{end!r} is no end offset (of {tp})")
         refused: dict[TopicPartition, int] = {}
         for start in range(0, len(entries), PARTITIONS_PER_REQUEST):
-            topics: dict[str, list[PartitionEnd]] = {}
+            topics: dict[str, list[m.PartitionEnd]] = {}
             for tp, end in entries[start : start + PARTITIONS_PER_REQUEST]:
-                topics.setdefault(tp.topic, []).append(PartitionEnd(tp.partition, end))
-            request = ReportEndOffsetsRequest(
-                tuple(TopicEnds(topic, tuple(listed)) for topic, listed in topics.items())
+                topics.setdefault(tp.topic, []).append(m.PartitionEnd(tp.partition, end))
+            request = m.ReportEndOffsetsRequest(
+                tuple(m.TopicEnds(topic, tuple(listed)) for topic, listed in topics.items())
             )
-            response = await self._change(request, ReportEndOffsetsResponse, "end offsets")
+            response = await self._change(request, m.ReportEndOffsetsResponse, "end offsets")
             refused |= {
                 TopicPartition(topic.topic, one.partition): known_code(one.error)
                 for topic in response.topics
@@ -251,7 +202,7 @@ class TopicCalls:
                 f"end offsets not taken: {listed_codes}", code=next(iter(refused.values()))
             )
 
-    async def _change(self, request: Request, kind: type[C], what: str) -> C:
+    async def _change(self, request: m.Request, kind: type[C], what: str) -> C:
         response = await self._router.ask(request, kind, changes_state=True)
         _check(response.error, f"the change of {what} was refused")
         return response
@@ -268,7 +219,7 @@ class OffsetChanges(NamedTuple):
     nothing more to read at the moment.
     """
 
-    changes: tuple[OffsetChange, ...]
+    changes: tuple[m.OffsetChange, ...]
     next_position: int
     end_position: int
 
@@ -294,7 +245,7 @@ class ColumnScan:
         """Use `client.Client.scan_offset_columns` instead."""
         self.position = NO_POSITION
         self._router = router
-        self._request: ScanOffsetsRequest | None = ScanOffsetsRequest(
+        self._request: m.ScanOffsetsRequest | None = m.ScanOffsetsRequest(
             offsets_partition,
             b"",
             OFFSETS_PER_PAGE,
@@ -303,15 +254,15 @@ class ColumnScan:
             topics=None if topics is None else tuple(topics),
         )
 
-    async def __aiter__(self) -> AsyncIterator[ScannedOffset]:
+    async def __aiter__(self) -> AsyncIterator[m.ScannedOffset]:
         while page := await self.page():
             for offset in offsets_of_page(page):
                 yield offset
 
-    async def page(self) -> OffsetColumns | None:
+    async def page(self) -> m.OffsetColumns | None:
         """Return the next offsets, in the order of (group, topic, partition); None at the end."""
         while self._request is not None:
-            response = await self._router.ask(self._request, ScanOffsetsResponse)
+            response = await self._router.ask(self._request, m.ScanOffsetsResponse)
             what = f"no scan of offsets partition {self._request.offsets_partition}"
             _check(response.error, what)
             if self.position == NO_POSITION:
@@ -324,7 +275,7 @@ class ColumnScan:
         return None
 
 
-def offsets_of_page(page: OffsetColumns) -> list[ScannedOffset]:
+def offsets_of_page(page: m.OffsetColumns) -> list[m.ScannedOffset]:
     """Return the offsets of a page one by one.
 
     Raises:
@@ -341,7 +292,7 @@ def offsets_of_page(page: OffsetColumns) -> list[ScannedOffset]:
         if page.expire_ms:
             expire_ms = struct.unpack(f">{len(names)}q", page.expire_ms)
         return [
-            ScannedOffset(*name, partition, offset, leader_epoch, metadata, committed, expires)
+            m.ScannedOffset(*name, partition, offset, leader_epoch, metadata, committed, expires)
             for name, (partition, offset, leader_epoch, metadata, _), committed, expires in zip(
                 names, rows, committed_ms, expire_ms, strict=True
             )
@@ -355,25 +306,25 @@ class OperatorCalls(TopicCalls):
 
     # --- Groups ---
 
-    async def describe_groups(self, groups: Iterable[str]) -> list[DescribedGroup]:
+    async def describe_groups(self, groups: Iterable[str]) -> list[m.DescribedGroup]:
         """Return state and members of each group, in the order asked.
 
         A group that isn't there has error 69 and state "Dead".
         """
-        described: list[DescribedGroup] = []
+        described: list[m.DescribedGroup] = []
         for group in groups:
             response = await self._router.ask(
-                DescribeGroupsRequest((group,)), DescribeGroupsResponse, group
+                m.DescribeGroupsRequest((group,)), m.DescribeGroupsResponse, group
             )
             described.extend(response.groups)
         return described
 
     async def list_groups(
         self, states: Iterable[str] = (), types: Iterable[str] = ()
-    ) -> list[ListedGroup]:
+    ) -> list[m.ListedGroup]:
         """Return all groups of the node, or those in the given states and of the given types."""
-        request = ListGroupsRequest(tuple(states), tuple(types))
-        response = await self._router.ask(request, ListGroupsResponse)
+        request = m.ListGroupsRequest(tuple(states), tuple(types))
+        response = await self._router.ask(request, m.ListGroupsResponse)
         _check(response.error, "no list of groups")
         return list(response.groups)
 
@@ -387,16 +338,16 @@ class OperatorCalls(TopicCalls):
         """
         codes: dict[str, int] = {}
         for group in dict.fromkeys(groups):
-            request = DeleteGroupsRequest((group,))
+            request = m.DeleteGroupsRequest((group,))
             response = await self._router.ask(
-                request, DeleteGroupsResponse, group, changes_state=True
+                request, m.DeleteGroupsResponse, group, changes_state=True
             )
             codes[group] = known_code(response.groups[0].error)
         return codes
 
     async def drain_member(
         self, group: str, client_id: str, *, timeout_ms: int | None = None
-    ) -> list[DrainedMember]:
+    ) -> list[m.DrainedMember]:
         """Take all partitions away from the members with *client_id*, before a planned stop.
 
         Repeat it until each is drained. It tries for *timeout_ms*, by default the client's
@@ -405,9 +356,9 @@ class OperatorCalls(TopicCalls):
         Raises:
             FatalError: Code 69: no such group; 25: no such member.
         """
-        request = DrainMemberRequest(group, client_id)
+        request = m.DrainMemberRequest(group, client_id)
         response = await self._router.ask(
-            request, DrainMemberResponse, group, changes_state=True, timeout_ms=timeout_ms
+            request, m.DrainMemberResponse, group, changes_state=True, timeout_ms=timeout_ms
         )
         _check(response.error, f"{client_id!r} in group {group!r} can't be drained")
         return list(response.members)
@@ -421,7 +372,7 @@ class OperatorCalls(TopicCalls):
         its partitions until its session does. 0 is done; 25: the group has no such member.
         """
         names = tuple(dict.fromkeys(instance_ids))
-        leaving = (LeavingMember("", name, reason) for name in names)
+        leaving = (m.LeavingMember("", name, reason) for name in names)
         return await self._remove(group, names, leaving)
 
     async def remove_members(
@@ -433,21 +384,21 @@ class OperatorCalls(TopicCalls):
         is committed by then. 0 is done; 25: the group has no such member (any more).
         """
         names = tuple(dict.fromkeys(member_ids))
-        leaving = (LeavingMember(name, None, reason) for name in names)
+        leaving = (m.LeavingMember(name, None, reason) for name in names)
         return await self._remove(group, names, leaving)
 
     async def _remove(
-        self, group: str, names: Sequence[str], leaving: Iterable[LeavingMember]
+        self, group: str, names: Sequence[str], leaving: Iterable[m.LeavingMember]
     ) -> dict[str, int]:
         if not names:
             return {}
-        request = LeaveGroupRequest(group, tuple(leaving))
-        response = await self._router.ask(request, LeaveGroupResponse, group, changes_state=True)
+        request = m.LeaveGroupRequest(group, tuple(leaving))
+        response = await self._router.ask(request, m.LeaveGroupResponse, group, changes_state=True)
         _check(response.error, f"members of group {group!r} can't be removed")
         codes = (known_code(left.error) for left in response.members)
         return dict(zip(names, codes, strict=False))
 
-    async def rebalances(self, group: str, limit: int = REBALANCES_MAX) -> list[Rebalance]:
+    async def rebalances(self, group: str, limit: int = REBALANCES_MAX) -> list[m.Rebalance]:
         """Return the newest *limit* rebalances of *group*, newest first: why, how long, who late.
 
         The coordinator keeps the last 100.
@@ -455,8 +406,8 @@ class OperatorCalls(TopicCalls):
         Raises:
             FatalError: Code 69: no such group.
         """
-        request = DescribeRebalancesRequest(group, limit)
-        response = await self._router.ask(request, DescribeRebalancesResponse, group)
+        request = m.DescribeRebalancesRequest(group, limit)
+        response = await self._router.ask(request, m.DescribeRebalancesResponse, group)
         _check(response.error, f"no rebalances of group {group!r}", response.message)
         return list(response.rebalances)
 
@@ -485,9 +436,9 @@ class OperatorCalls(TopicCalls):
         codes: dict[TopicPartition, int] = {}
         for start in range(0, len(wanted), PARTITIONS_PER_REQUEST):
             part = by_topic(wanted[start : start + PARTITIONS_PER_REQUEST])
-            request = OffsetDeleteRequest(group, part)
+            request = m.OffsetDeleteRequest(group, part)
             response = await self._router.ask(
-                request, OffsetDeleteResponse, group, changes_state=True
+                request, m.OffsetDeleteResponse, group, changes_state=True
             )
             _check(response.error, f"offsets of group {group!r} can't be deleted")
             for topic in response.topics:
@@ -506,16 +457,16 @@ class OperatorCalls(TopicCalls):
         """
         if retention_ms is not None and retention_ms < FOR_EVER:
             raise ValueError(f"{retention_ms} ms is no time to keep offsets; -1 is for ever")
-        request = AlterGroupRetentionRequest(group, retention_ms)
+        request = m.AlterGroupRetentionRequest(group, retention_ms)
         response = await self._router.ask(
-            request, AlterGroupRetentionResponse, group, changes_state=True
+            request, m.AlterGroupRetentionResponse, group, changes_state=True
         )
         _check(response.error, f"the retention of group {group!r} can't be changed")
 
     async def offsets_partition(self, group: str) -> int:
         """Return the offsets partition that keeps *group*, for `scan_offset_columns`."""
-        request = FindCoordinatorRequest(0, (group,))
-        response = await self._router.ask(request, FindCoordinatorResponse, group)
+        request = m.FindCoordinatorRequest(0, (group,))
+        response = await self._router.ask(request, m.FindCoordinatorResponse, group)
         found = response.coordinators[0]
         _check(found.error, f"no coordinator for {group!r}", found.message)
         return found.offsets_partition
@@ -526,7 +477,7 @@ class OperatorCalls(TopicCalls):
 
     async def offsets_log_ends(self) -> dict[int, int]:
         """Return where the log of each offsets partition ends, what isn't on disk yet included."""
-        response = await self._router.ask(DescribeNodeRequest(), DescribeNodeResponse)
+        response = await self._router.ask(m.DescribeNodeRequest(), m.DescribeNodeResponse)
         _check(response.error, "the node can't be described")
         ends = {one.offsets_partition: one.end_offset for one in response.partitions}
         return {number: ends[number] for number in sorted(ends) if number != NODE_PARTITION}
@@ -564,8 +515,8 @@ class OperatorCalls(TopicCalls):
             PositionTooOld: The log doesn't reach back so far, or not as far: scan anew.
             FatalError: Code 42: there is no such offsets partition.
         """
-        request = ReadOffsetChangesRequest(offsets_partition, position, max_changes)
-        response = await self._router.ask(request, ReadOffsetChangesResponse)
+        request = m.ReadOffsetChangesRequest(offsets_partition, position, max_changes)
+        response = await self._router.ask(request, m.ReadOffsetChangesResponse)
         what = f"no changes of offsets partition {offsets_partition} from {position} on"
         if response.error == ErrorCode.POSITION_TOO_OLD:
             raise PositionTooOld(f"{what}: {code_text(response.error)}", code=response.error)

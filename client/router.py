@@ -18,9 +18,10 @@ from client.exceptions import (
     OutcomeUnknown,
     RetriableError,
     code_text,
+    error_info,
 )
 from protocol.connection import ResponseEvent
-from protocol.errors import ERRORS, ErrorCode, Remedy
+from protocol.errors import ErrorCode, Remedy
 from protocol.messages import (
     BareError,
     DeleteGroupsResponse,
@@ -484,8 +485,5 @@ def verdict(code: int | None) -> Verdict:
         return Verdict.MALFORMED
     if code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
         return Verdict.LOADING
-    try:
-        remedy = ERRORS[ErrorCode(code)].remedy
-    except ValueError:
-        return Verdict.DONE
-    return _VERDICTS.get(remedy, Verdict.DONE)
+    info = error_info(code)
+    return Verdict.DONE if info is None else _VERDICTS.get(info.remedy, Verdict.DONE)

@@ -5,16 +5,20 @@ are pure functions of the members, the partitions and their hosts; the order in 
 came plays no part, so every leader computes the same.
 """
 
-from client.assignors.base import Assigned, Assignor, BaseAssignor, MemberSubscription, in_order
-from client.assignors.range_round_robin import RangeAssignor, RoundRobinAssignor
-from client.assignors.running import (
+from client.assignors.base import (
+    Assigned,
     AssignmentWarning,
+    Assignor,
+    BaseAssignor,
     InvalidAssignment,
+    MemberSubscription,
     check_assignment,
+    in_order,
     read_subscriptions,
     run_assignor,
     write_assignments,
 )
+from client.assignors.range_round_robin import RangeAssignor, RoundRobinAssignor
 from client.assignors.sticky import CooperativeStickyAssignor, StickyAssignor
 
 __all__ = [

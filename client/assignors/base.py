@@ -1,12 +1,28 @@
-"""What an assignor is, and what it is given."""
+"""What an assignor is and what it is given; and how the leader runs it, the caller's own too."""
 
+import inspect
+import operator
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from protocol.partition import NO_GENERATION, TopicPartition
+from protocol import consumer
+from protocol.messages import JoinGroupMember, MemberAssignment
+from protocol.partition import INT32_MAX, NO_GENERATION, TopicPartition
+
+_WANTS_NOTHING: Final = consumer.Subscription(())
+_NAMED_MAX: Final = 5
 
 Assigned = dict[str, list[TopicPartition]]
+
+
+class AssignmentWarning(UserWarning):
+    """An assignment leaves something unread, or has somebody read what it didn't ask for."""
+
+
+class InvalidAssignment(ValueError):
+    """An assignor made what the coordinator would refuse."""
 
 
 class MemberSubscription(NamedTuple):
@@ -90,3 +106,186 @@ def in_order(members: Iterable[MemberSubscription]) -> list[MemberSubscription]:
             member.member_id,
         ),
     )
+
+
+def read_subscriptions(members: Iterable[JoinGroupMember]) -> list[MemberSubscription]:
+    """Decode what the leader was shown. Who can't be understood wants nothing."""
+    result = []
+    for member in members:
+        read = consumer.decode_subscription(member.metadata) or _WANTS_NOTHING
+        result.append(
+            MemberSubscription(
+                member.member_id,
+                member.group_instance_id,
+                read.topics,
+                read.owned_partitions,
+                read.generation_id,
+                read.rack_id,
+                read.user_data,
+            )
+        )
+    return result
+
+
+def write_assignments(
+    assigned: Mapping[str, Sequence[TopicPartition]],
+) -> tuple[MemberAssignment, ...]:
+    """Encode the result for the SyncGroup request."""
+    return tuple(
+        MemberAssignment(
+            member_id, consumer.encode_assignment(consumer.Assignment(tuple(partitions), b""))
+        )
+        for member_id, partitions in sorted(assigned.items())
+    )
+
+
+def run_assignor(
+    assignor: Assignor,
+    members: Sequence[MemberSubscription],
+    partitions: Mapping[str, Sequence[int]],
+    hosts: Mapping[TopicPartition, Sequence[str]],
+) -> Assigned:
+    """Return what *assignor* gives each member (who isn't named gets nothing).
+
+    Hands over *hosts* if it takes a third argument. Warns with `AssignmentWarning` of what
+    `check_assignment` finds.
+
+    Raises:
+        InvalidAssignment: It gives a partition twice, names somebody not in the group,
+            returns something else than partitions per member, or is cooperative and takes a
+            partition from one member and gives it to another in one go.
+        Exception: What the assignor raised.
+    """
+    if _takes_three(assignor):
+        made = _read(assignor.assign(members, partitions, hosts))
+    else:
+        made = _read(assignor.assign(members, partitions))
+    for found in check_assignment(members, partitions, made):
+        warnings.warn(f"assignor {assignor.name!r}: {found}", AssignmentWarning, stacklevel=2)
+    if getattr(assignor, "cooperative", False):
+        _check_hand_over(members, made)
+    return {one.member_id: made.get(one.member_id, []) for one in members}
+
+
+def check_assignment(
+    members: Sequence[MemberSubscription],
+    partitions: Mapping[str, Sequence[int]],
+    assigned: Mapping[str, Sequence[TopicPartition]],
+) -> list[str]:
+    """Return what is strange about an assignment, in words, one sentence per topic.
+
+    That is: partitions of subscribed topics that nobody got (unless a member still has them,
+    since a cooperative group hands over in two rounds), and partitions that don't exist or
+    whose topic the member didn't subscribe to.
+
+    Raises:
+        InvalidAssignment: A partition is given twice, or somebody is not in the group.
+    """
+    holder = _holders(members, assigned)
+    topics = {one.member_id: frozenset(one.topics) for one in members}
+    existing = {topic: frozenset(numbers) for topic, numbers in partitions.items()}
+    found = _unread(members, existing, holder)
+    unwanted: dict[str, set[str]] = {}
+    unknown: dict[str, set[int]] = {}
+    for (topic, number), member_id in holder.items():
+        if topic not in topics[member_id]:
+            unwanted.setdefault(topic, set()).add(member_id)
+        elif number not in existing.get(topic, ()):
+            unknown.setdefault(topic, set()).add(number)
+    found += [
+        f"topic {topic!r} was given to members that don't subscribe to it: {_some(who)}"
+        for topic, who in sorted(unwanted.items())
+    ]
+    found += [
+        f"partitions of topic {topic!r} were given that aren't known: {_some(numbers)}"
+        for topic, numbers in sorted(unknown.items())
+    ]
+    return found
+
+
+def _read(made: Mapping[str, Iterable[TopicPartition]]) -> Assigned:
+    """Take what an assignor made, once: it may have made generators, or anything at all."""
+    try:
+        read = {
+            member_id: [TopicPartition(topic, operator.index(number)) for topic, number in tps]
+            for member_id, tps in made.items()
+        }
+    except (AttributeError, TypeError, ValueError) as exc:
+        raise InvalidAssignment(f"not a list of partitions for each member: {exc}") from exc
+    for tp in (tp for tps in read.values() for tp in tps):
+        if not 0 <= tp.partition <= INT32_MAX:
+            raise InvalidAssignment(f"there is no partition {tp}")
+    return read
+
+
+def _check_hand_over(members: Sequence[MemberSubscription], made: Assigned) -> None:
+    """Refuse what would give a partition two owners: a cooperative member reads on meanwhile."""
+    owners: dict[TopicPartition, set[str]] = {}
+    newest: dict[TopicPartition, int] = {}
+    for one in sorted(members, key=lambda member: -member.generation):
+        for tp in one.owned:
+            if newest.setdefault(tp, one.generation) == one.generation:
+                owners.setdefault(tp, set()).add(one.member_id)
+    for member_id, tps in made.items():
+        for tp in tps:
+            others = owners.get(tp, {member_id})
+            if member_id not in others:
+                raise InvalidAssignment(
+                    f"partition {tp} was given to {member_id!r} while it is still with "
+                    f"{_some(others)}; a cooperative assignor gives it away in the next rebalance"
+                )
+
+
+def _holders(
+    members: Sequence[MemberSubscription], assigned: Mapping[str, Sequence[TopicPartition]]
+) -> dict[TopicPartition, str]:
+    strangers = assigned.keys() - {one.member_id for one in members}
+    if strangers:
+        raise InvalidAssignment(f"assigned to who is not in the group: {_some(strangers)}")
+    holder: dict[TopicPartition, str] = {}
+    for member_id, tps in assigned.items():
+        for topic, number in tps:
+            tp = TopicPartition(topic, number)
+            if tp in holder:
+                raise InvalidAssignment(
+                    f"partition {tp} was given twice, to {holder[tp]!r} and {member_id!r}"
+                )
+            holder[tp] = member_id
+    return holder
+
+
+def _unread(
+    members: Sequence[MemberSubscription],
+    existing: Mapping[str, frozenset[int]],
+    holder: Mapping[TopicPartition, str],
+) -> list[str]:
+    read: dict[str, set[int]] = {}
+    for topic, number in [*holder, *(tp for one in members for tp in one.owned)]:
+        read.setdefault(topic, set()).add(number)
+    found = []
+    for topic in sorted({topic for one in members for topic in one.topics}):
+        numbers = existing.get(topic, frozenset())
+        left = numbers - read.get(topic, set())
+        if not numbers:
+            found.append(f"topic {topic!r} is subscribed to, but has no partitions")
+        elif left:
+            found.append(
+                f"topic {topic!r} is subscribed to, but {len(left)} of its {len(numbers)} "
+                f"partitions were given to nobody: {_some(left)}"
+            )
+    return found
+
+
+def _takes_three(assignor: Assignor) -> bool:
+    try:
+        inspect.signature(assignor.assign).bind((), {}, {})
+    except TypeError:
+        return False
+    return True
+
+
+def _some(things: Iterable[str] | Iterable[int]) -> str:
+    ordered = sorted(things)
+    named = ", ".join(map(repr, ordered[:_NAMED_MAX]))
+    more = len(ordered) - _NAMED_MAX
+    return f"{named} and {more} more" if more > 0 else named

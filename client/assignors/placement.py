@@ -12,12 +12,15 @@ from typing import Generic, NamedTuple, Self, TypeVar
 from client.assignors.base import MemberSubscription, in_order
 from protocol.partition import TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# Which topics have the same readers: among those, partitions can be exchanged.
+# What is handed out: one partition, or the partitions with one number of several topics.
+U = TypeVar("U", bound=Hashable)
 
 
 class Audience(NamedTuple):
-    """Some members (in order), and the topics (sorted) that they and nobody else read."""
+    """Some members (in order), and the topics (sorted) that they and nobody else read.
+
+    Among these topics, partitions can be exchanged.
+    """
 
     members: tuple[str, ...]
     topics: tuple[str, ...]
@@ -55,16 +58,10 @@ def are_disjoint(grouped: Sequence[Audience]) -> bool:
     return len(ids) == len(set(ids))
 
 
-# ------------------------------------------------------------------------------------------
-# Which member is on the same host as which partition (KIP-881; Kafka says rack).
-#
-# All copies of a partition count, whether in sync or not.
-
-U = TypeVar("U", bound=Hashable)
-
-
 class Near(Generic[U]):
-    """The hosts of some members and of what they are to share.
+    """The hosts of some members and of what they are to share (KIP-881; Kafka says rack).
+
+    All copies of a partition count, whether in sync or not.
 
     Attributes:
         host_of: The host of each member that has one.
@@ -100,12 +97,6 @@ def near_partitions(
         return None
     found = Near(host_of, {tp: frozenset(hosts.get(tp, ())) for tp in tps})
     return found if found.makes_a_difference() else None
-
-
-# ------------------------------------------------------------------------------------------
-# Who gets which of some interchangeable partitions, once it is clear how many each gets.
-
-# What is handed out: one partition, or the partitions with one number of several topics.
 
 
 class Seats:
@@ -147,7 +138,7 @@ class Seats:
             self._extras += 1
 
 
-def place(
+def share_out(
     units: Sequence[U],
     seats: Seats,
     wishes: Iterable[Mapping[U, str]] = (),

@@ -1,14 +1,11 @@
-"""All partitions of all topics, dealt out one by one."""
+"""The two simple assignors: a range of each topic for each member, or all dealt one by one."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from client.assignors.base import Assigned, BaseAssignor, MemberSubscription, in_order
-from client.assignors.placement import Near, Seats, audiences, near_partitions, place
+from client.assignors.placement import Near, Seats, audiences, near_partitions, share_out
 from protocol.partition import TopicPartition
-
-# ------------------------------------------------------------------------------------------
-# A contiguous range of each topic for each member; Kafka's default.
 
 
 class RangeAssignor(BaseAssignor):
@@ -31,11 +28,11 @@ class RangeAssignor(BaseAssignor):
         """Give the first P % N subscribers of each topic one partition more than the others."""
         result: Assigned = {member.member_id: [] for member in members}
         for audience in audiences(members, partitions):
-            alike: dict[tuple[int, ...], list[str]] = {}
+            topics_by_numbers: dict[tuple[int, ...], list[str]] = {}
             for topic in audience.topics:
-                alike.setdefault(tuple(partitions[topic]), []).append(topic)
-            for numbers, topics in alike.items():
-                placed = place(
+                topics_by_numbers.setdefault(tuple(partitions[topic]), []).append(topic)
+            for numbers, topics in topics_by_numbers.items():
+                placed = share_out(
                     numbers,
                     Seats.even(audience.members, len(numbers)),
                     near=_near_numbers(members, topics, numbers, hosts),
@@ -66,10 +63,6 @@ def _near_numbers(
     return Near(near.host_of, hosts_of)
 
 
-# ------------------------------------------------------------------------------------------
-# All partitions of all topics, dealt out one by one.
-
-
 class RoundRobinAssignor(BaseAssignor):
     """All partitions of all topics, dealt out one by one.
 
@@ -95,7 +88,7 @@ class RoundRobinAssignor(BaseAssignor):
         for audience in audiences(members, partitions):
             topics = frozenset(audience.topics)
             counts = {one: sum(tp.topic in topics for tp in dealt[one]) for one in audience.members}
-            placed = place(audience.partitions(partitions), Seats(counts), near=near)
+            placed = share_out(audience.partitions(partitions), Seats(counts), near=near)
             for member_id, given in placed.items():
                 result[member_id] += given
         for given in result.values():

@@ -1,4 +1,14 @@
-"""Balanced, and everybody keeps as much as possible of what they had (KIP-54, KIP-429)."""
+"""Balanced, and everybody keeps as much as possible of what they had (KIP-54, KIP-429).
+
+Theory of operation
+===================
+
+Members tell what they had: in user data (Kafka's StickyAssignorUserData) those of an eager group,
+in the subscription those of a cooperative one. `settle` decides whose claims are believed. Where
+members read different topics, `balance` decides how many partitions of each topic each member
+gets: only numbers, which is quick. Which partitions these are comes after
+(`client.assignors.placement`), and keeps as many as possible where they were.
+"""
 
 import struct
 from collections import Counter
@@ -14,16 +24,10 @@ from client.assignors.placement import (
     are_disjoint,
     audiences,
     near_partitions,
-    place,
+    share_out,
 )
 from protocol.errors import LocalProtocolError
 from protocol.partition import NO_GENERATION, TopicPartition
-
-# ------------------------------------------------------------------------------------------
-# Kafka's StickyAssignorUserData: how eager members tell the next leader what they had.
-#
-# Version 0 is an array of {topic, array of partitions}, version 1 has the generation behind it;
-# nothing in the bytes says which it is.
 
 _I16: Final = struct.Struct(">h")
 _I32: Final = struct.Struct(">i")
@@ -34,50 +38,6 @@ class Previous(NamedTuple):
 
     owned: tuple[TopicPartition, ...]
     generation: int = NO_GENERATION
-
-
-def encode_previous(owned: Iterable[TopicPartition], generation: int) -> bytes:
-    """Return the bytes of version 1."""
-    by_topic: dict[bytes, list[int]] = {}
-    for topic, partition in owned:
-        by_topic.setdefault(topic.encode(), []).append(partition)
-    out = bytearray(_I32.pack(len(by_topic)))
-    for name, numbers in by_topic.items():
-        if len(name) > 0x7FFF:
-            raise LocalProtocolError(f"a string of {len(name)} bytes is over 32767")
-        out += _I16.pack(len(name)) + name
-        out += struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
-    return bytes(out + _I32.pack(generation))
-
-
-def decode_previous(data: bytes) -> Previous | None:
-    """Return what *data* of either version says, None where it can't be read."""
-    owned: list[TopicPartition] = []
-    at = 4
-    try:
-        (topics,) = _I32.unpack_from(data)
-        for _ in range(topics):
-            (length,) = _I16.unpack_from(data, at)
-            at += 2
-            topic = data[at : at + length].decode()
-            at += length
-            (count,) = _I32.unpack_from(data, at)
-            if min(length, count) < 0:
-                return None
-            # The check of the length inside comes before anything is allocated.
-            numbers = struct.unpack_from(f">{count}i", data, at + 4)
-            at += 4 + 4 * count
-            owned += [TopicPartition(topic, number) for number in numbers]
-    except (struct.error, UnicodeDecodeError):
-        return None
-    if topics < 0:
-        return None
-    left = len(data) - at
-    return Previous(tuple(owned), _I32.unpack_from(data, at)[0] if left >= 4 else NO_GENERATION)
-
-
-# ------------------------------------------------------------------------------------------
-# Whom each partition belonged to, as far as the members' claims can be trusted.
 
 
 class Claims(NamedTuple):
@@ -92,157 +52,6 @@ class Claims(NamedTuple):
     owner: dict[TopicPartition, str]
     previous: dict[TopicPartition, str]
     claimants: dict[TopicPartition, set[str]]
-
-
-def settle(claims: Mapping[str, Previous], existing: Iterable[TopicPartition]) -> Claims:
-    """Settle what each member claims (by member id) of the *existing* partitions.
-
-    A claim of a lower generation is worth nothing against a higher one: its holder missed a
-    rebalance. Two claims of one generation contradict each other; neither is believed.
-    """
-    owner: dict[TopicPartition, str | None] = {}
-    previous: dict[TopicPartition, str] = {}
-    claimants: dict[TopicPartition, set[str]] = {}
-    newest_first = sorted(claims, key=lambda one: (-claims[one].generation, one))
-    for _, same_generation in groupby(newest_first, key=lambda one: claims[one].generation):
-        said = _of_one_generation(list(same_generation), claims, claimants)
-        for tp, member_id in said.items():
-            if tp not in owner:
-                owner[tp] = member_id
-            elif member_id is not None:
-                previous.setdefault(tp, member_id)
-    order = sorted(set(existing) & claimants.keys(), key=lambda tp: (tp.partition, tp.topic))
-    return Claims(
-        {tp: who for tp in order if (who := owner[tp]) is not None},
-        {tp: previous[tp] for tp in order if tp in previous},
-        claimants,
-    )
-
-
-def _of_one_generation(
-    member_ids: Sequence[str],
-    claims: Mapping[str, Previous],
-    claimants: dict[TopicPartition, set[str]],
-) -> dict[TopicPartition, str | None]:
-    said: dict[TopicPartition, str | None] = {}
-    for member_id in member_ids:
-        for tp in set(claims[member_id].owned):
-            said[tp] = None if tp in said else member_id
-            claimants.setdefault(tp, set()).add(member_id)
-    return said
-
-
-# ------------------------------------------------------------------------------------------
-# How many partitions of each topic each member gets, where members read different topics.
-#
-# Only numbers are decided here, which is quick; which partitions these are comes after
-# (`client.assignors.placement`), and keeps as many as possible where they were.
-
-
-def balance(
-    audiences: Sequence[Audience], sizes: Sequence[int], owned: Sequence[Mapping[str, int]]
-) -> list[dict[str, int]]:
-    """Return, per audience, the number of partitions of each of its members.
-
-    Nobody has two partitions more than somebody who could take one of them.
-
-    Args:
-        audiences: Who may take what; those with few members first, as they have less choice.
-        sizes: The number of partitions of each audience.
-        owned: How many of them each member has; what isn't owned by anybody is dealt out.
-
-    """
-    state = _Balance(audiences, owned)
-    for index, size in enumerate(sizes):
-        for _ in range(size - sum(owned[index].values())):
-            state.give(index, state.least_loaded(index))
-    state.even_out()
-    return state.counts
-
-
-class _Balance:
-    """Numbers of partitions, and for each audience its least loaded member."""
-
-    def __init__(self, audiences: Sequence[Audience], owned: Sequence[Mapping[str, int]]) -> None:
-        self._owned = owned
-        self.counts = [
-            {member_id: had.get(member_id, 0) for member_id in audience.members}
-            for audience, had in zip(audiences, owned, strict=True)
-        ]
-        self._audiences_of: dict[str, list[int]] = {}
-        for index, audience in enumerate(audiences):
-            for member_id in audience.members:
-                self._audiences_of.setdefault(member_id, []).append(index)
-        self._loads = {
-            member_id: sum(self.counts[index][member_id] for index in indexes)
-            for member_id, indexes in self._audiences_of.items()
-        }
-        # A load in a heap may be out of date, but never too high: see _take.
-        self._heaps: list[list[tuple[int, int, str]]] = []
-        for audience in audiences:
-            heap = [(self._loads[one], place, one) for place, one in enumerate(audience.members)]
-            heapify(heap)
-            self._heaps.append(heap)
-        self._places = [{one: place for _, place, one in heap} for heap in self._heaps]
-
-    def least_loaded(self, index: int) -> str:
-        """Return who has least of those who may take a partition of audience *index*."""
-        heap = self._heaps[index]
-        while True:
-            load, place, member_id = heap[0]
-            if load == self._loads[member_id]:
-                return member_id
-            heapreplace(heap, (self._loads[member_id], place, member_id))
-
-    def give(self, index: int, member_id: str) -> None:
-        """Add one partition of audience *index*."""
-        self.counts[index][member_id] += 1
-        self._loads[member_id] += 1
-
-    def _take(self, index: int, member_id: str) -> None:
-        self.counts[index][member_id] -= 1
-        self._loads[member_id] -= 1
-        for other in self._audiences_of[member_id]:
-            place = self._places[other][member_id]
-            heappush(self._heaps[other], (self._loads[member_id], place, member_id))
-
-    def even_out(self) -> None:
-        """Move partitions from who has more to who has less, until no move helps.
-
-        Each move makes the sum of the squared loads smaller, so this ends, and never with a
-        balance worse than before.
-        """
-        moved = True
-        while moved:
-            moved = False
-            for member_id in sorted(self._loads, key=lambda one: (-self._loads[one], one)):
-                while self._relieve(member_id):
-                    moved = True
-
-    def _relieve(self, member_id: str) -> bool:
-        """Move one partition away if that helps; one that the member didn't have, if it can."""
-        load = self._loads[member_id]
-        best: tuple[bool, int, int] | None = None
-        for index in self._audiences_of[member_id]:
-            count = self.counts[index][member_id]
-            if count == 0:
-                continue
-            least = self._loads[self.least_loaded(index)]
-            if least + 1 < load:
-                costs = count <= self._owned[index].get(member_id, 0)
-                option = (costs, least, index)
-                best = option if best is None else min(best, option)
-        if best is None:
-            return False
-        index = best[2]
-        to = self.least_loaded(index)
-        self._take(index, member_id)
-        self.give(index, to)
-        return True
-
-
-# ------------------------------------------------------------------------------------------
-# Balanced, and everybody keeps as much as possible of what they had (KIP-54, KIP-429).
 
 
 class StickyAssignor(BaseAssignor):
@@ -349,7 +158,7 @@ def _stick(
         seats = [Seats(counts) for counts in balance(grouped, [len(tps) for tps in units], owned)]
     near = near_partitions(members, (tp for tps in units for tp in tps), hosts)
     for index, tps in enumerate(units):
-        placed = place(tps, seats[index], (owners[index], previous[index]), near)
+        placed = share_out(tps, seats[index], (owners[index], previous[index]), near)
         for member_id, given in placed.items():
             result[member_id] += given
     return result
@@ -364,3 +173,186 @@ def _by_audience(
     for tp, member_id in wish.items():
         result[index_of[tp.topic]][tp] = member_id
     return result
+
+
+def encode_previous(owned: Iterable[TopicPartition], generation: int) -> bytes:
+    """Return StickyAssignorUserData of version 1: {topic, partitions} each, and the generation."""
+    by_topic: dict[bytes, list[int]] = {}
+    for topic, partition in owned:
+        by_topic.setdefault(topic.encode(), []).append(partition)
+    out = bytearray(_I32.pack(len(by_topic)))
+    for name, numbers in by_topic.items():
+        if len(name) > 0x7FFF:
+            raise LocalProtocolError(f"a string of {len(name)} bytes is over 32767")
+        out += _I16.pack(len(name)) + name
+        out += struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
+    return bytes(out + _I32.pack(generation))
+
+
+def decode_previous(data: bytes) -> Previous | None:
+    """Return what *data* says, None where it can't be read.
+
+    Version 0 has no generation at its end; nothing in the bytes says which version it is.
+    """
+    owned: list[TopicPartition] = []
+    at = 4
+    try:
+        (topics,) = _I32.unpack_from(data)
+        for _ in range(topics):
+            (length,) = _I16.unpack_from(data, at)
+            at += 2
+            topic = data[at : at + length].decode()
+            at += length
+            (count,) = _I32.unpack_from(data, at)
+            if min(length, count) < 0:
+                return None
+            # The check of the length inside comes before anything is allocated.
+            numbers = struct.unpack_from(f">{count}i", data, at + 4)
+            at += 4 + 4 * count
+            owned += [TopicPartition(topic, number) for number in numbers]
+    except (struct.error, UnicodeDecodeError):
+        return None
+    if topics < 0:
+        return None
+    left = len(data) - at
+    return Previous(tuple(owned), _I32.unpack_from(data, at)[0] if left >= 4 else NO_GENERATION)
+
+
+def settle(claims: Mapping[str, Previous], existing: Iterable[TopicPartition]) -> Claims:
+    """Settle what each member claims (by member id) of the *existing* partitions.
+
+    A claim of a lower generation is worth nothing against a higher one: its holder missed a
+    rebalance. Two claims of one generation contradict each other; neither is believed.
+    """
+    owner: dict[TopicPartition, str | None] = {}
+    previous: dict[TopicPartition, str] = {}
+    claimants: dict[TopicPartition, set[str]] = {}
+    newest_first = sorted(claims, key=lambda one: (-claims[one].generation, one))
+    for _, same_generation in groupby(newest_first, key=lambda one: claims[one].generation):
+        said = _of_one_generation(list(same_generation), claims, claimants)
+        for tp, member_id in said.items():
+            if tp not in owner:
+                owner[tp] = member_id
+            elif member_id is not None:
+                previous.setdefault(tp, member_id)
+    order = sorted(set(existing) & claimants.keys(), key=lambda tp: (tp.partition, tp.topic))
+    return Claims(
+        {tp: who for tp in order if (who := owner[tp]) is not None},
+        {tp: previous[tp] for tp in order if tp in previous},
+        claimants,
+    )
+
+
+def _of_one_generation(
+    member_ids: Sequence[str],
+    claims: Mapping[str, Previous],
+    claimants: dict[TopicPartition, set[str]],
+) -> dict[TopicPartition, str | None]:
+    said: dict[TopicPartition, str | None] = {}
+    for member_id in member_ids:
+        for tp in set(claims[member_id].owned):
+            said[tp] = None if tp in said else member_id
+            claimants.setdefault(tp, set()).add(member_id)
+    return said
+
+
+def balance(
+    audiences: Sequence[Audience], sizes: Sequence[int], owned: Sequence[Mapping[str, int]]
+) -> list[dict[str, int]]:
+    """Return, per audience, the number of partitions of each of its members.
+
+    Nobody has two partitions more than somebody who could take one of them.
+
+    Args:
+        audiences: Who may take what; those with few members first, as they have less choice.
+        sizes: The number of partitions of each audience.
+        owned: How many of them each member has; what isn't owned by anybody is dealt out.
+
+    """
+    state = _Balance(audiences, owned)
+    for index, size in enumerate(sizes):
+        for _ in range(size - sum(owned[index].values())):
+            state.give(index, state.least_loaded(index))
+    state.even_out()
+    return state.counts
+
+
+class _Balance:
+    """Numbers of partitions, and for each audience its least loaded member."""
+
+    def __init__(self, audiences: Sequence[Audience], owned: Sequence[Mapping[str, int]]) -> None:
+        self._owned = owned
+        self.counts = [
+            {member_id: had.get(member_id, 0) for member_id in audience.members}
+            for audience, had in zip(audiences, owned, strict=True)
+        ]
+        self._audiences_of: dict[str, list[int]] = {}
+        for index, audience in enumerate(audiences):
+            for member_id in audience.members:
+                self._audiences_of.setdefault(member_id, []).append(index)
+        self._loads = {
+            member_id: sum(self.counts[index][member_id] for index in indexes)
+            for member_id, indexes in self._audiences_of.items()
+        }
+        # A load in a heap may be out of date, but never too high: see _take.
+        self._heaps: list[list[tuple[int, int, str]]] = []
+        for audience in audiences:
+            heap = [(self._loads[one], place, one) for place, one in enumerate(audience.members)]
+            heapify(heap)
+            self._heaps.append(heap)
+        self._places = [{one: place for _, place, one in heap} for heap in self._heaps]
+
+    def least_loaded(self, index: int) -> str:
+        """Return who has least of those who may take a partition of audience *index*."""
+        heap = self._heaps[index]
+        while True:
+            load, place, member_id = heap[0]
+            if load == self._loads[member_id]:
+                return member_id
+            heapreplace(heap, (self._loads[member_id], place, member_id))
+
+    def give(self, index: int, member_id: str) -> None:
+        """Add one partition of audience *index*."""
+        self.counts[index][member_id] += 1
+        self._loads[member_id] += 1
+
+    def _take(self, index: int, member_id: str) -> None:
+        self.counts[index][member_id] -= 1
+        self._loads[member_id] -= 1
+        for other in self._audiences_of[member_id]:
+            place = self._places[other][member_id]
+            heappush(self._heaps[other], (self._loads[member_id], place, member_id))
+
+    def even_out(self) -> None:
+        """Move partitions from who has more to who has less, until no move helps.
+
+        Each move makes the sum of the squared loads smaller, so this ends, and never with a
+        balance worse than before.
+        """
+        moved = True
+        while moved:
+            moved = False
+            for member_id in sorted(self._loads, key=lambda one: (-self._loads[one], one)):
+                while self._relieve(member_id):
+                    moved = True
+
+    def _relieve(self, member_id: str) -> bool:
+        """Move one partition away if that helps; one that the member didn't have, if it can."""
+        load = self._loads[member_id]
+        best: tuple[bool, int, int] | None = None
+        for index in self._audiences_of[member_id]:
+            count = self.counts[index][member_id]
+            if count == 0:
+                continue
+            least = self._loads[self.least_loaded(index)]
+            if least + 1 < load:
+                costs = count <= self._owned[index].get(member_id, 0)
+                option = (costs, least, index)
+                best = option if best is None else min(best, option)
+        if best is None:
+            return False
+        index = best[2]
+        to = self.least_loaded(index)
+        self._take(index, member_id)
+        self.give(index, to)
+        return True
