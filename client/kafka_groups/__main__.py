@@ -10,54 +10,6 @@ from client.exceptions import CoordinatorError
 from client.kafka_groups.cluster import KafkaGroupError
 from client.kafka_groups.importing import Existing, import_groups
 
-# ------------------------------------------------------------------------------------------
-# Settings of the Kafka client from a file, so that passwords stay off command lines.
-
-
-def parse_settings(text: str, name: str) -> dict[str, str]:
-    """Return the settings of a file with lines ``name=value``. Pure.
-
-    Empty lines and lines that begin with # are left out. Values are never part of an error.
-
-    Raises:
-        ValueError: a line is neither; the message names *name* and the line's number.
-
-    """
-    settings = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        stripped = line.strip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        key, equals, value = stripped.partition("=")
-        if not equals or not key.strip():
-            raise ValueError(f"{name}, line {number}: not of the form name=value")
-        settings[key.strip()] = value.strip()
-    return settings
-
-
-def read_settings(address: str | None, file: Path | None) -> dict[str, str]:
-    """Return the settings for a cluster at *address*, with those of *file*.
-
-    Raises:
-        ValueError: neither says where the cluster is, or the file can't be read.
-
-    """
-    settings: dict[str, str] = {}
-    if file is not None:
-        try:
-            settings = parse_settings(file.read_text(encoding="utf-8-sig"), str(file))
-        except OSError as exc:
-            raise ValueError(f"{file}: {exc.strerror}") from exc
-    if address is not None:
-        settings["bootstrap.servers"] = address
-    if not settings.get("bootstrap.servers"):
-        raise ValueError("say --kafka, or bootstrap.servers in the file of --kafka-config")
-    return settings
-
-
-# ------------------------------------------------------------------------------------------
-# ``python -m client.kafka_groups``: a Kafka cluster's groups, for the coordinator.
-
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
@@ -138,6 +90,49 @@ def import_command(
         if dry_run:
             click.echo("Dry run: nothing was changed.")
     sys.exit(1 if report.failed else 0)
+
+
+def parse_settings(text: str, name: str) -> dict[str, str]:
+    """Return the settings of a file with lines ``name=value``.
+
+    Empty lines and lines that begin with # are left out. Values are never part of an error.
+
+    Raises:
+        ValueError: a line is neither; the message names *name* and the line's number.
+
+    """
+    settings = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        key, equals, value = stripped.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"{name}, line {number}: not of the form name=value")
+        settings[key.strip()] = value.strip()
+    return settings
+
+
+def read_settings(address: str | None, file: Path | None) -> dict[str, str]:
+    """Return the settings for a cluster at *address*, with those of *file*.
+
+    A file keeps passwords off command lines.
+
+    Raises:
+        ValueError: neither says where the cluster is, or the file can't be read.
+
+    """
+    settings: dict[str, str] = {}
+    if file is not None:
+        try:
+            settings = parse_settings(file.read_text(encoding="utf-8-sig"), str(file))
+        except OSError as exc:
+            raise ValueError(f"{file}: {exc.strerror}") from exc
+    if address is not None:
+        settings["bootstrap.servers"] = address
+    if not settings.get("bootstrap.servers"):
+        raise ValueError("say --kafka, or bootstrap.servers in the file of --kafka-config")
+    return settings
 
 
 if __name__ == "__main__":

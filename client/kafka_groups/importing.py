@@ -1,8 +1,8 @@
 """Copies the offsets of a Kafka cluster's groups into the coordinator."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -14,13 +14,18 @@ from protocol.errors import ErrorCode
 from protocol.messages import DescribedGroup
 from protocol.partition import NO_OFFSET, TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# What importing a group would do, and what it did. Pure.
-
 GroupOffsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 # The coordinator's states of a group that a commit from outside reaches.
 FREE: Final = frozenset({"Empty", "Dead"})
+PARTITIONS_PER_COMMIT: Final = 10_000  # What one request may hold.
+
+TO_IMPORT: Final = "to import"
+IMPORTED: Final = "imported"
+UNCHANGED: Final = "unchanged"
+KEPT: Final = "kept"
+SKIPPED: Final = "skipped"
+FAILED: Final = "failed"
 
 
 class Existing(Enum):
@@ -72,14 +77,6 @@ class GroupImport(NamedTuple):
     def moving(self) -> tuple[PartitionImport, ...]:
         """The partitions that are to be imported."""
         return tuple(one for one in self.partitions if one.status == TO_IMPORT)
-
-
-TO_IMPORT: Final = "to import"
-IMPORTED: Final = "imported"
-UNCHANGED: Final = "unchanged"
-KEPT: Final = "kept"
-SKIPPED: Final = "skipped"
-FAILED: Final = "failed"
 
 
 class ImportReport(NamedTuple):
@@ -135,98 +132,10 @@ class ImportReport(NamedTuple):
             for tp, kafka, stored, status in one.partitions:
                 shown = "-" if stored is None else stored
                 rows.append((*head, tp.topic, tp.partition, shown, kafka.offset, status))
-        words = (TO_IMPORT, IMPORTED, UNCHANGED, SKIPPED, FAILED)
-        counts = [f"{self.count(word)} {word}" for word in words if self.count(word)]
+        statuses = (TO_IMPORT, IMPORTED, UNCHANGED, SKIPPED, FAILED)
+        counts = [f"{self.count(word)} {word}" for word in statuses if self.count(word)]
         total = ", ".join(counts) or "no groups"
         return [*_table(rows), f"Groups: {total}."]
-
-
-def plan_group(
-    group: str,
-    into: str,
-    *,
-    kafka_state: str,
-    active: bool,
-    offsets: GroupOffsets,
-    stored: Mapping[TopicPartition, int],
-    coordinator_state: str,
-    existing: Existing,
-    force: bool,
-) -> GroupImport:
-    """Return what importing one group would do.
-
-    Args:
-        group: the group in the cluster.
-        into: the group at the coordinator.
-        kafka_state: its state in the cluster.
-        active: whether that is the state of a group with members.
-        offsets: what it has committed there.
-        stored: what the coordinator has.
-        coordinator_state: the state there.
-        existing: what to do about offsets that the coordinator has already.
-        force: import an active group, too.
-
-    """
-
-    def result(status: str, reason: str = "", found: Sequence[PartitionImport] = ()) -> GroupImport:
-        return GroupImport(group, into, kafka_state, status, reason, tuple(found))
-
-    if active and not force:
-        return result(
-            SKIPPED, "the group has members in Kafka and goes on moving; stop them, or force it"
-        )
-    if coordinator_state not in FREE:
-        return result(
-            SKIPPED, f"group {into!r} has members at the coordinator ({coordinator_state})"
-        )
-    if not offsets:
-        return result(SKIPPED, "it has committed nothing (of these topics)")
-    parts = [
-        PartitionImport(tp, value, stored.get(tp), _status(value.offset, stored.get(tp), existing))
-        for tp, value in sorted(offsets.items())
-    ]
-    note = "a moment's offsets: the group has members in Kafka" if active else ""
-    if any(part.status == TO_IMPORT for part in parts):
-        return result(TO_IMPORT, note, parts)
-    return result(UNCHANGED, note, parts)
-
-
-def done(planned: GroupImport, errors: Mapping[TopicPartition, str]) -> GroupImport:
-    """Return what became of a plan when its offsets were committed, and *errors* were not."""
-    parts = tuple(
-        part._replace(status=errors.get(part.tp, IMPORTED)) if part.status == TO_IMPORT else part
-        for part in planned.partitions
-    )
-    if not errors:
-        return planned._replace(status=IMPORTED, partitions=parts)
-    imported = len(planned.moving) - len(errors)
-    reason = f"{len(errors)} partitions were not imported, {imported} were"
-    return planned._replace(status=FAILED, reason=reason, partitions=parts)
-
-
-def _status(offset: int, stored: int | None, existing: Existing) -> str:
-    if stored is None:
-        return TO_IMPORT
-    if stored == offset:
-        return UNCHANGED
-    if existing is Existing.OVERWRITE or (existing is Existing.FORWARD and offset > stored):
-        return TO_IMPORT
-    return KEPT
-
-
-def _table(rows: Sequence[Sequence[object]]) -> list[str]:
-    texts = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in texts) for column in range(len(texts[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in texts
-    ]
-
-
-# ------------------------------------------------------------------------------------------
-# Copies the offsets of a Kafka cluster's groups into the coordinator.
-
-PARTITIONS_PER_COMMIT: Final = 10_000  # What one request may hold.
 
 
 class Cluster(Protocol):
@@ -258,8 +167,8 @@ class Coordinator(Protocol):
 
 
 def import_groups(
-    kafka: str | Mapping[str, Any],
-    coordinator: str,
+    kafka: str | Mapping[str, Any] | Cluster,
+    coordinator: str | Coordinator,
     groups: Collection[str] | None = None,
     *,
     pattern: str | None = None,
@@ -276,8 +185,9 @@ def import_groups(
     between looking and writing is left alone and reported.
 
     Args:
-        kafka: "host:9092", or the settings of confluent-kafka.
-        coordinator: "host:port", or several separated by commas.
+        kafka: "host:9092", the settings of confluent-kafka, or a `KafkaCluster`.
+        coordinator: "host:port", several separated by commas, or a
+            `client.blocking.BlockingClient`.
         groups: these; by default all, or those that match *pattern*.
         pattern: a regular expression for the whole name.
         topics: only what is committed of these topics.
@@ -297,68 +207,28 @@ def import_groups(
         CoordinatorUnavailable: nobody answered at the coordinator.
 
     """
-    cluster = KafkaCluster(kafka)
-    with _connected(coordinator) as client:
-        return import_from(
-            cluster,
-            client,
-            groups,
-            pattern=pattern,
-            topics=topics,
-            into=into,
-            existing=Existing(existing),
-            force=force,
-            dry_run=dry_run,
-        )
-
-
-def import_from(
-    cluster: Cluster,
-    coordinator: Coordinator,
-    groups: Collection[str] | None,
-    *,
-    pattern: str | None,
-    topics: Collection[str] | None,
-    into: Callable[[str], str] | None,
-    existing: Existing,
-    force: bool,
-    dry_run: bool,
-) -> ImportReport:
-    """Do what `import_groups` says, with these two."""
-    wanted = _wanted(cluster, groups, pattern)
-    targets = _targets([one.name for one in wanted], into)
-
-    def plan(one: KafkaGroup) -> GroupImport:
-        target = targets[one.name]
-        offsets = cluster.offsets(one.name)
-        if topics is not None:
-            offsets = {tp: value for tp, value in offsets.items() if tp.topic in topics}
-        (described,) = coordinator.describe_groups([target])
-        if described.error not in {ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND}:
-            words = code_text(described.error, described.message)
-            raise FatalError(f"group {target!r}: {words}", code=described.error)
-        stored = {tp: value.offset for tp, value in coordinator.fetch_offsets(target).items()}
-        return plan_group(
-            one.name,
-            target,
-            kafka_state=one.state,
-            active=one.active,
-            offsets=offsets,
-            stored=stored,
-            coordinator_state=described.state,
-            existing=existing,
-            force=force,
-        )
-
-    results = []
-    for one in wanted:
-        try:
-            planned = plan(one)
-            if planned.status == TO_IMPORT and not dry_run:
-                planned = _commit(coordinator, planned)
-        except (KafkaGroupError, CoordinatorError) as exc:
-            planned = GroupImport(one.name, targets[one.name], one.state, FAILED, str(exc), ())
-        results.append(planned)
+    existing = Existing(existing)
+    cluster = KafkaCluster(kafka) if isinstance(kafka, str | Mapping) else kafka
+    with ExitStack() as connection:
+        client = coordinator
+        if isinstance(client, str):
+            connecting = connect_blocking(client.split(","), client_id="kafka-groups")
+            client = connection.enter_context(connecting)
+        wanted = _wanted(cluster, groups, pattern)
+        targets = _targets([one.name for one in wanted], into)
+        results = []
+        for one in wanted:
+            target = targets[one.name]
+            try:
+                offsets = cluster.offsets(one.name)
+                if topics is not None:
+                    offsets = {tp: value for tp, value in offsets.items() if tp.topic in topics}
+                planned = _plan(one, target, offsets, client, existing, force=force)
+                if planned.status == TO_IMPORT and not dry_run:
+                    planned = _commit(client, planned)
+            except (KafkaGroupError, CoordinatorError) as exc:
+                planned = GroupImport(one.name, target, one.state, FAILED, str(exc), ())
+            results.append(planned)
     return ImportReport(dry_run, tuple(results))
 
 
@@ -400,11 +270,74 @@ def _commit(coordinator: Coordinator, planned: GroupImport) -> GroupImport:
             errors |= {tp: code_text(code) for tp, code in exc.errors.items()}
         except CoordinatorError as exc:
             errors |= dict.fromkeys((p.tp for p in moving[at:]), str(exc))
-            return done(planned, errors)._replace(reason=str(exc))
-    return done(planned, errors)
+            return _done(planned, errors)._replace(reason=str(exc))
+    return _done(planned, errors)
 
 
-@contextmanager
-def _connected(coordinator: str) -> Iterator[Coordinator]:
-    with connect_blocking(coordinator.split(","), client_id="kafka-groups") as client:
-        yield client
+def _plan(
+    group: KafkaGroup,
+    into: str,
+    offsets: GroupOffsets,
+    coordinator: Coordinator,
+    existing: Existing,
+    *,
+    force: bool,
+) -> GroupImport:
+    """Return what importing one group would do that has committed *offsets* in the cluster."""
+    (described,) = coordinator.describe_groups([into])
+    if described.error not in {ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND}:
+        text = code_text(described.error, described.message)
+        raise FatalError(f"group {into!r}: {text}", code=described.error)
+    stored = {tp: value.offset for tp, value in coordinator.fetch_offsets(into).items()}
+
+    def result(status: str, reason: str = "", found: Sequence[PartitionImport] = ()) -> GroupImport:
+        return GroupImport(group.name, into, group.state, status, reason, tuple(found))
+
+    if group.active and not force:
+        return result(
+            SKIPPED, "the group has members in Kafka and goes on moving; stop them, or force it"
+        )
+    if described.state not in FREE:
+        return result(SKIPPED, f"group {into!r} has members at the coordinator ({described.state})")
+    if not offsets:
+        return result(SKIPPED, "it has committed nothing (of these topics)")
+    parts = [
+        PartitionImport(tp, value, stored.get(tp), _status(value.offset, stored.get(tp), existing))
+        for tp, value in sorted(offsets.items())
+    ]
+    note = "a moment's offsets: the group has members in Kafka" if group.active else ""
+    if any(part.status == TO_IMPORT for part in parts):
+        return result(TO_IMPORT, note, parts)
+    return result(UNCHANGED, note, parts)
+
+
+def _done(planned: GroupImport, errors: Mapping[TopicPartition, str]) -> GroupImport:
+    """Return what became of a plan when its offsets were committed, and *errors* were not."""
+    parts = tuple(
+        part._replace(status=errors.get(part.tp, IMPORTED)) if part.status == TO_IMPORT else part
+        for part in planned.partitions
+    )
+    if not errors:
+        return planned._replace(status=IMPORTED, partitions=parts)
+    imported = len(planned.moving) - len(errors)
+    reason = f"{len(errors)} partitions were not imported, {imported} were"
+    return planned._replace(status=FAILED, reason=reason, partitions=parts)
+
+
+def _status(offset: int, stored: int | None, existing: Existing) -> str:
+    if stored is None:
+        return TO_IMPORT
+    if stored == offset:
+        return UNCHANGED
+    if existing is Existing.OVERWRITE or (existing is Existing.FORWARD and offset > stored):
+        return TO_IMPORT
+    return KEPT
+
+
+def _table(rows: Sequence[Sequence[object]]) -> list[str]:
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(texts[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in texts
+    ]

@@ -22,7 +22,6 @@ from client.kafka_groups import (
     import_groups,
 )
 from client.kafka_groups.__main__ import parse_settings, read_settings
-from client.kafka_groups.importing import import_from
 from client.offsets import OffsetAndMetadata
 from protocol.messages import DescribedGroup
 from protocol.partition import TopicPartition
@@ -106,21 +105,6 @@ class FakeCoordinator:
             raise CommitRefused(errors)
 
 
-def run(
-    cluster: FakeCluster, coordinator: FakeCoordinator, groups: list[str] | None = None, **how: Any
-) -> ImportReport:
-    """Import, with the usual settings."""
-    settings: dict[str, Any] = {
-        "pattern": None,
-        "topics": None,
-        "into": None,
-        "existing": Existing.FORWARD,
-        "force": False,
-        "dry_run": False,
-    }
-    return import_from(cluster, coordinator, groups, **{**settings, **how})
-
-
 def statuses(report: ImportReport) -> dict[str, str]:
     """Return the status of each group."""
     return {one.group: one.status for one in report.groups}
@@ -131,7 +115,7 @@ def test_offsets_are_copied_with_what_belongs_to_them() -> None:
     cluster = FakeCluster(g=("EMPTY", {A: at(5, "mine", 3), B: at(7)}))
     coordinator = FakeCoordinator()
 
-    report = run(cluster, coordinator)
+    report = import_groups(cluster, coordinator)
 
     assert coordinator.stored == {"g": {A: at(5, "mine", 3), B: at(7)}}
     assert statuses(report) == {"g": "imported"}
@@ -143,7 +127,7 @@ def test_a_dry_run_changes_nothing_and_says_the_same() -> None:
     cluster = FakeCluster(g=("EMPTY", {A: at(5)}))
     coordinator = FakeCoordinator()
 
-    report = run(cluster, coordinator, dry_run=True)
+    report = import_groups(cluster, coordinator, dry_run=True)
 
     assert coordinator.stored == {}
     assert statuses(report) == {"g": "to import"}
@@ -153,9 +137,9 @@ def test_importing_again_writes_nothing() -> None:
     """A migration is rehearsed, and repeated on the day."""
     cluster = FakeCluster(g=("EMPTY", {A: at(5)}))
     coordinator = FakeCoordinator()
-    run(cluster, coordinator)
+    import_groups(cluster, coordinator)
 
-    assert statuses(run(cluster, coordinator)) == {"g": "unchanged"}
+    assert statuses(import_groups(cluster, coordinator)) == {"g": "unchanged"}
     assert coordinator.commits == ["g"]
 
 
@@ -164,12 +148,12 @@ def test_a_group_with_members_is_skipped_unless_forced() -> None:
     cluster = FakeCluster(a=("STABLE", {A: at(5)}), b=("UNKNOWN", {A: at(5)}))
     coordinator = FakeCoordinator()
 
-    report = run(cluster, coordinator)
+    report = import_groups(cluster, coordinator)
     assert statuses(report) == {"a": "skipped", "b": "skipped"}
     assert "has members in Kafka" in report.groups[0].reason
     assert coordinator.stored == {}
 
-    report = run(cluster, coordinator, force=True)
+    report = import_groups(cluster, coordinator, force=True)
     assert statuses(report) == {"a": "imported", "b": "imported"}
     assert "a moment's offsets" in report.groups[0].reason
 
@@ -180,7 +164,7 @@ def test_a_group_with_members_at_the_coordinator_is_never_written_to() -> None:
     coordinator = FakeCoordinator()
     coordinator.states["g"] = "Stable"
 
-    report = run(cluster, coordinator, force=True)
+    report = import_groups(cluster, coordinator, force=True)
 
     assert statuses(report) == {"g": "skipped"}
     assert "members at the coordinator (Stable)" in report.groups[0].reason
@@ -199,7 +183,7 @@ def test_what_is_there_already_is_treated_as_asked(existing: Existing, left: Sto
     cluster = FakeCluster(g=("EMPTY", {A: at(5), B: at(7), U: at(1)}))
     coordinator = FakeCoordinator(g={A: at(9), B: at(3)})
 
-    run(cluster, coordinator, existing=existing)
+    import_groups(cluster, coordinator, existing=existing)
 
     assert coordinator.stored["g"] == {**left, U: at(1)}
 
@@ -210,7 +194,7 @@ def test_an_offset_that_changes_meanwhile_is_left_alone_and_reported() -> None:
     coordinator = FakeCoordinator()
     coordinator.meanwhile = {A: at(6)}
 
-    report = run(cluster, coordinator)
+    report = import_groups(cluster, coordinator)
 
     assert coordinator.stored["g"] == {A: at(6), B: at(7)}
     assert report.failed
@@ -226,7 +210,7 @@ def test_one_groups_trouble_does_not_stop_the_others() -> None:
     cluster.broken.add("a")
     coordinator = FakeCoordinator()
 
-    report = run(cluster, coordinator)
+    report = import_groups(cluster, coordinator)
 
     assert statuses(report) == {"a": "failed", "b": "imported", "c": "skipped"}
     assert report.failed
@@ -238,7 +222,7 @@ def test_a_coordinator_that_goes_away_is_a_failure_of_the_group() -> None:
     coordinator = FakeCoordinator()
     coordinator.away = True
 
-    report = run(FakeCluster(g=("EMPTY", {A: at(5)})), coordinator)
+    report = import_groups(FakeCluster(g=("EMPTY", {A: at(5)})), coordinator)
 
     (group,) = report.groups
     assert (group.status, group.reason) == ("failed", "nobody there")
@@ -250,9 +234,9 @@ def test_groups_are_chosen_by_name_or_by_pattern() -> None:
     cluster = FakeCluster(**{"a-1": ("EMPTY", {A: at(1)}), "b-1": ("EMPTY", {A: at(1)})})
     cluster.states[""] = ("EMPTY", {A: at(1)})
 
-    assert list(statuses(run(cluster, FakeCoordinator()))) == ["a-1", "b-1"]
-    assert list(statuses(run(cluster, FakeCoordinator(), pattern="a-.*"))) == ["a-1"]
-    assert statuses(run(cluster, FakeCoordinator(), ["b-1", "x"])) == {
+    assert list(statuses(import_groups(cluster, FakeCoordinator()))) == ["a-1", "b-1"]
+    assert list(statuses(import_groups(cluster, FakeCoordinator(), pattern="a-.*"))) == ["a-1"]
+    assert statuses(import_groups(cluster, FakeCoordinator(), ["b-1", "x"])) == {
         "b-1": "imported",
         "x": "skipped",
     }
@@ -262,7 +246,7 @@ def test_only_the_topics_asked_for_are_imported() -> None:
     """A cluster's group may read what the coordinator has nothing to do with."""
     coordinator = FakeCoordinator()
 
-    run(FakeCluster(g=("EMPTY", {A: at(1), U: at(2)})), coordinator, topics={"u"})
+    import_groups(FakeCluster(g=("EMPTY", {A: at(1), U: at(2)})), coordinator, topics={"u"})
 
     assert coordinator.stored == {"g": {U: at(2)}}
 
@@ -271,11 +255,11 @@ def test_groups_may_get_other_names_but_not_the_same() -> None:
     """Two clusters often have groups of the same name."""
     cluster = FakeCluster(a=("EMPTY", {A: at(1)}), b=("EMPTY", {A: at(2)}))
     coordinator = FakeCoordinator()
-    run(cluster, coordinator, into=lambda name: f"east-{name}")
+    import_groups(cluster, coordinator, into=lambda name: f"east-{name}")
 
     assert coordinator.stored == {"east-a": {A: at(1)}, "east-b": {A: at(2)}}
     with pytest.raises(ValueError, match="several groups would be imported into all"):
-        run(cluster, coordinator, into=lambda _: "all")
+        import_groups(cluster, coordinator, into=lambda _: "all")
 
 
 @pytest.mark.parametrize(
@@ -289,7 +273,7 @@ def test_groups_may_get_other_names_but_not_the_same() -> None:
 def test_wrong_arguments_are_named(how: dict[str, Any], error: str) -> None:
     """Before anything is asked."""
     with pytest.raises((ValueError, TypeError), match=error):
-        run(FakeCluster(), FakeCoordinator(), **how)
+        import_groups(FakeCluster(), FakeCoordinator(), **how)
 
 
 offsets = st.dictionaries(
@@ -306,13 +290,15 @@ def test_an_import_does_exactly_what_it_reports(
     """Nothing is lost, nothing else is touched, and forward never turns back."""
     coordinator = FakeCoordinator(g=dict(stored))
 
-    report = run(FakeCluster(g=("EMPTY", kafka)), coordinator, existing=existing, dry_run=dry_run)
+    report = import_groups(
+        FakeCluster(g=("EMPTY", kafka)), coordinator, existing=existing, dry_run=dry_run
+    )
 
     after = coordinator.stored["g"]
     (group,) = report.groups
     if dry_run:
         assert after == stored
-        run(FakeCluster(g=("EMPTY", kafka)), coordinator, existing=existing)
+        import_groups(FakeCluster(g=("EMPTY", kafka)), coordinator, existing=existing)
         after = coordinator.stored["g"]
     wrote = {"to import", "imported"}
     moved = {part.tp: part.kafka for part in group.partitions if part.status in wrote}
@@ -324,7 +310,7 @@ def test_an_import_does_exactly_what_it_reports(
 def test_the_report_is_a_table_and_json() -> None:
     """For people, and for the script of the migration."""
     cluster = FakeCluster(a=("EMPTY", {A: at(5), B: at(7)}), b=("STABLE", {A: at(5)}))
-    report = run(cluster, FakeCoordinator(a={A: at(9)}), dry_run=True)
+    report = import_groups(cluster, FakeCoordinator(a={A: at(9)}), dry_run=True)
 
     assert [line.split(maxsplit=7) for line in report.to_lines()] == [
         ["GROUP", "INTO", "STATE", "TOPIC", "PARTITION", "STORED", "KAFKA", "STATUS"],
@@ -334,7 +320,7 @@ def test_the_report_is_a_table_and_json() -> None:
         ["Groups:", "1", "to", "import,", "1", "skipped."],
     ]
     assert len(report.to_lines(each_partition=False)) == 4
-    assert run(FakeCluster(), FakeCoordinator()).to_lines()[-1] == "Groups: no groups."
+    assert import_groups(FakeCluster(), FakeCoordinator()).to_lines()[-1] == "Groups: no groups."
     found = json.loads(json.dumps(report.to_dict()))
     assert found["groups"][0]["partitions"][1] == {
         "topic": "t",
@@ -377,7 +363,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, found: ImportReport | Exception, *args:
 
 def test_the_command_ends_with_what_became_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """0 for done, 1 for a group that failed, 2 for nobody there or a wrong call."""
-    good = run(FakeCluster(g=("EMPTY", {A: at(5)})), FakeCoordinator(), dry_run=True)
+    good = import_groups(FakeCluster(g=("EMPTY", {A: at(5)})), FakeCoordinator(), dry_run=True)
     broken = FakeCluster(g=("EMPTY", {A: at(5)}))
     broken.broken.add("g")
 
@@ -389,7 +375,7 @@ def test_the_command_ends_with_what_became_of_it(monkeypatch: pytest.MonkeyPatch
     )
     as_json = cli(monkeypatch, good, "--all-groups", "--json", "--dry-run")
     assert json.loads(as_json.output)["groups"][0]["group"] == "g"
-    assert cli(monkeypatch, run(broken, FakeCoordinator()), "--all-groups").exit_code == 1
+    assert cli(monkeypatch, import_groups(broken, FakeCoordinator()), "--all-groups").exit_code == 1
     away = cli(monkeypatch, KafkaUnavailable("k:9092: no answer"), "--group", "g")
     assert (away.exit_code, away.output) == (2, "Error: k:9092: no answer\n")
     assert cli(monkeypatch, ValueError("bad pattern"), "--pattern", "(").exit_code == 2
