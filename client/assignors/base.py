@@ -172,7 +172,7 @@ def check_assignment(
     partitions: Mapping[str, Sequence[int]],
     assigned: Mapping[str, Sequence[TopicPartition]],
 ) -> list[str]:
-    """Return what is strange about an assignment, in words, one sentence per topic.
+    """Return what is strange about an assignment, one sentence per topic.
 
     That is: partitions of subscribed topics that nobody got (unless a member still has them,
     since a cooperative group hands over in two rounds), and partitions that don't exist or
