@@ -1062,6 +1062,17 @@ def test_a_loss_that_no_heartbeat_told_of_makes_positions_uncertain() -> None:
     assert query.session.losses == 1
 
 
+def test_a_loss_between_two_triggers_makes_positions_uncertain() -> None:
+    """The client may have joined again by itself, so that nothing else tells of it."""
+    group, log = group_and_log({0: 100})
+    query = reader(group, log)
+    query.core.latest_offset(query.core.initial_offset(), 10)  # Pinned, and not run.
+    query.session.losses += 1
+    group.reset(tp(0), 40, "gc1:45:0")
+
+    assert ranges(query.triggers(2)) == [(0, 40, 45), (0, 45, 55)]
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_loss_within_the_hand_over_ends_the_query_where_that_is_asked_for(waits: bool) -> None:
     """It is as much a fence as one that a heartbeat tells of, also if the join has to wait."""

@@ -99,9 +99,11 @@ def test_the_name_of_a_reader_may_come_later() -> None:
     def next_progress() -> None:
         query.lastProgress = progress(next(names, "a"))
 
-    run(query, FakeCoordinator(a=1), next_progress)
+    coordinator = FakeCoordinator(a=1)
+    run(query, coordinator, next_progress)
 
     assert not query.isActive
+    assert coordinator.asks == {"a": 0}  # It was not stopped for the one that is gone.
 
 
 def test_an_outage_is_waited_out() -> None:
