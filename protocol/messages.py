@@ -9,7 +9,7 @@ that version. Timeouts are in milliseconds; times of day are wall clock of the c
 since the epoch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, dataclass_transform
 
@@ -151,6 +151,9 @@ class Api(NamedTuple):
         failure: Makes the answer to a request that failed, in full shape: ints are -1, texts "",
             bools false, bytes and arrays empty, what may be nil is nil, and what echoes the
             request is echoed. A request over several groups gets the error for each of them.
+        problem: Says what is wrong with a request whose body fits, or None: only what it can tell
+            by itself, such as duplicates. That is answered with 42, whatever the server's state
+            is. Without it nothing can be.
         example: One that succeeds, in the newest version.
     """
 
@@ -160,6 +163,7 @@ class Api(NamedTuple):
     min_version: int
     max_version: int
     failure: Callable[[Any, int], Response]
+    problem: Callable[[Any], str | None] | None
     example: Example
 
 
@@ -175,11 +179,12 @@ def declare(
     example: Example,
     failure: Callable[[RequestT, int], ResponseT] | None = None,
     min_version: int = 0,
+    problem: Callable[[RequestT], str | None] | None = None,
 ) -> None:
     """Add an API; see `Api` for the arguments. Without *failure* nothing echoes the request."""
     newest = max(newest_version(request), newest_version(response))
     failed = failure or _failure_of(response)
-    api = Api(key, request, response, min_version, newest, failed, example)
+    api = Api(key, request, response, min_version, newest, failed, problem, example)
     APIS[key] = _API_OF_REQUEST[request] = api
 
 
@@ -193,6 +198,12 @@ def _failure_of(response: type[ResponseT]) -> Callable[[Any, int], ResponseT]:
 def api_of(request: Request) -> ApiKey:
     """Return the API of *request*."""
     return _API_OF_REQUEST[type(request)].key
+
+
+def content_problem(request: Request) -> str | None:
+    """Return what is wrong with *request* itself, although its body fits, or None."""
+    problem = _API_OF_REQUEST[type(request)].problem
+    return None if problem is None else problem(request)
 
 
 def error_response(request: Request, error: int) -> Response:
@@ -654,19 +665,12 @@ class OffsetCommitResponse(Response):
     )
 
 
-def content_error(request: Request) -> tuple[ErrorCode, str] | None:
-    """Return what is wrong with a request whose body fits, or None.
-
-    Only what one message can tell by itself: duplicates and totals. These are answered in
-    the request's full shape.
-    """
-    if not isinstance(request, OffsetCommitRequest):
-        return None
+def _commit_problem(request: OffsetCommitRequest) -> str | None:
     total = sum([len(topic.partitions) for topic in request.topics])
     if total > REQUEST_PARTITIONS_MAX:
-        return ErrorCode.INVALID_REQUEST, f"a commit of {total} partitions"
+        return f"a commit of {total} partitions"
     if total > 1 and names_twice(request.topics):
-        return ErrorCode.INVALID_REQUEST, "a commit names the same partition twice"
+        return "a commit names the same partition twice"
     return None
 
 
@@ -680,6 +684,7 @@ declare(
     ApiKey.OFFSET_COMMIT,
     OffsetCommitRequest,
     OffsetCommitResponse,
+    problem=_commit_problem,
     example=Example(
         23,
         "a commit, version 2",
@@ -788,10 +793,22 @@ class OffsetDeleteResponse(Response):
     topics: ResponseArray[TopicResult]
 
 
+def _repeated(topics: Iterable[tuple[str, Sequence[int]]], what: str) -> str | None:
+    named = [(topic, partition) for topic, partitions in topics for partition in partitions]
+    if len(named) > REQUEST_PARTITIONS_MAX:
+        return f"{what} of {len(named)} partitions; at most {REQUEST_PARTITIONS_MAX} at a time"
+    return f"{what} that names the same partition twice" if len(set(named)) != len(named) else None
+
+
+def _delete_problem(request: OffsetDeleteRequest) -> str | None:
+    return _repeated([(t.topic, t.partitions) for t in request.topics], "an OffsetDelete")
+
+
 declare(
     ApiKey.OFFSET_DELETE,
     OffsetDeleteRequest,
     OffsetDeleteResponse,
+    problem=_delete_problem,
     example=Example(
         14,
         "forget offsets",
@@ -1035,10 +1052,16 @@ class RegisterTopicsResponse(Response):
     topics: ResponseArray[RegisteredTopic]
 
 
+def _register_problem(request: RegisterTopicsRequest) -> str | None:
+    names = {registration.topic for registration in request.topics}
+    return None if len(names) == len(request.topics) else "a topic is registered twice"
+
+
 declare(
     ApiKey.REGISTER_TOPICS,
     RegisterTopicsRequest,
     RegisterTopicsResponse,
+    problem=_register_problem,
     example=Example(
         26,
         "topics become known",
@@ -1153,6 +1176,7 @@ declare(
     ApiKey.DESCRIBE_TOPICS,
     DescribeTopicsRequest,
     DescribeTopicsResponse,
+    problem=lambda r: "max_topics is 0" if r.topics is None and not r.max_topics else None,
     example=Example(
         28,
         "which topics match",
@@ -1204,10 +1228,16 @@ class ReportEndOffsetsResponse(Response):
     topics: ResponseArray[TopicResult]
 
 
+def _report_problem(request: ReportEndOffsetsRequest) -> str | None:
+    topics = [(t.topic, [p.partition for p in t.partitions]) for t in request.topics]
+    return _repeated(topics, "a ReportEndOffsets")
+
+
 declare(
     ApiKey.REPORT_END_OFFSETS,
     ReportEndOffsetsRequest,
     ReportEndOffsetsResponse,
+    problem=_report_problem,
     example=Example(
         30,
         "how far partitions reach",
@@ -1287,6 +1317,7 @@ declare(
     ApiKey.DESCRIBE_REBALANCES,
     DescribeRebalancesRequest,
     DescribeRebalancesResponse,
+    problem=lambda r: None if r.max_rebalances else "max_rebalances is 0",
     failure=lambda request, error: DescribeRebalancesResponse(error, None, request.group_id, ()),
     example=Example(
         31,
@@ -1389,6 +1420,7 @@ declare(
     ScanOffsetsRequest,
     ScanOffsetsResponse,
     min_version=1,  # Version 0 has no columns, and rows are answered no more.
+    problem=lambda r: None if r.max_offsets else "max_offsets is 0",
     example=Example(
         33,
         "some offsets of an offsets partition, in columns, version 1",
@@ -1454,6 +1486,7 @@ declare(
     ApiKey.READ_OFFSET_CHANGES,
     ReadOffsetChangesRequest,
     ReadOffsetChangesResponse,
+    problem=lambda r: None if r.max_changes else "max_changes is 0",
     example=Example(
         34,
         "what has changed since",

@@ -6,7 +6,7 @@ about itself are answered even while loading, then the shard's status, then what
 says. What is checked here the core doesn't check again.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -21,11 +21,10 @@ from coordinator.runtime.shard import ShardRunner, Status
 from protocol import messages as m
 from protocol.codec import array_header, encode
 from protocol.errors import ErrorCode
-from protocol.fields import REQUEST_PARTITIONS_MAX
 from protocol.group_ids import group_id_error, offsets_partition
 from protocol.messages import (
     APIS,
-    content_error,
+    content_problem,
     describe_error,
     error_response,
     find_coordinator_error,
@@ -41,8 +40,6 @@ _ITEM_BYTES: Final = 24
 _ONE_GROUP: Final = array_header(1)
 
 _E = ErrorCode
-# What is wrong with a request before anybody's state is looked at, in words.
-Problem = tuple[ErrorCode, str]
 
 
 class Dispatcher:
@@ -92,19 +89,38 @@ class Dispatcher:
         """Return the shard of the one group that *call* names, or None if it was refused."""
         request: Any = call.request
         partition = self._partition_of(request.group_id)
-        problem: Problem | None
         if partition is None:
-            problem = group_id_problem(request.group_id)
-        else:
-            problem = group_problem(request, self._settings)
-        if partition is None or problem is not None:
-            assert problem is not None
-            _refuse(call, problem)
+            reason = group_id_error(request.group_id)
+            _refuse(call, _E.INVALID_GROUP_ID, f"the group id is not legal: {reason}")
+            return None
+        if type(request) is m.JoinGroupRequest:
+            problem = self._session_problem(request)
+            if problem is not None:
+                _refuse(call, _E.INVALID_SESSION_TIMEOUT, problem)
+                return None
+        if not self._content_is_sound(call):
             return None
         if not self._coordination.is_leader(partition):
             call.fail(_E.NOT_COORDINATOR, -1)
             return None
         return self._node.shards[partition]
+
+    def _session_problem(self, request: m.JoinGroupRequest) -> str | None:
+        low = self._settings.group_min_session_timeout_ms
+        high = self._settings.group_max_session_timeout_ms
+        if low <= request.session_timeout_ms <= high:
+            return None
+        return (
+            f"a session timeout of {request.session_timeout_ms} ms is not between "
+            f"{low} (group.min.session.timeout.ms) and {high} (group.max.session.timeout.ms)"
+        )
+
+    @staticmethod
+    def _content_is_sound(call: Call) -> bool:
+        problem = content_problem(call.request)
+        if problem is not None:
+            _refuse(call, _E.INVALID_REQUEST, problem)
+        return problem is None
 
     def _partition_of(self, group_id: str) -> int | None:
         """Return the offsets partition of a group, None if its id isn't legal."""
@@ -309,20 +325,14 @@ class Dispatcher:
     # --- topics -------------------------------------------------------------------------
 
     def _decide_topics(self, call: Call, request: m.Request, caller: Caller, now: Now) -> None:
-        problem = content_problem(request)
-        if problem is not None:
-            _refuse(call, problem)
-        else:
+        if self._content_is_sound(call):
             self._node.decide_topics(request, NoGroup(call), caller, now)
 
     def _describe_topics(
         self, call: Call, request: m.DescribeTopicsRequest, _caller: Caller, now: Now
     ) -> None:
-        problem = content_problem(request)
-        if problem is not None:
-            _refuse(call, problem)
-            return
-        self._node.registry.read(None, NoGroup(call), partial(self._topics, request), now)
+        if self._content_is_sound(call):
+            self._node.registry.read(None, NoGroup(call), partial(self._topics, request), now)
 
     def _topics(self, request: m.DescribeTopicsRequest) -> m.Response:
         """Look at the topics; those of a list one by one, as each may be large."""
@@ -351,13 +361,11 @@ class Dispatcher:
         partition, count = request.offsets_partition, self._node.num_partitions
         if partition >= count:
             message = f"there is no offsets partition {partition} of {count}"
-            _refuse(call, (_E.INVALID_REQUEST, message))
+            _refuse(call, _E.INVALID_REQUEST, message)
             return False
-        problem = content_problem(request)
-        if problem is not None:
-            _refuse(call, problem)
+        if not self._content_is_sound(call):
             return False
-        if not self._coordination.is_leader(request.offsets_partition):
+        if not self._coordination.is_leader(partition):
             call.fail(_E.NOT_COORDINATOR, -1)
             return False
         return True
@@ -495,84 +503,9 @@ def _least_bytes(value: Any, enough_bytes: int) -> int:
     return total
 
 
-def group_id_problem(group_id: str) -> Problem | None:
-    """Return what is wrong with a group id. It comes before all else, as in Kafka."""
-    reason = group_id_error(group_id)
-    if reason is None:
-        return None
-    return ErrorCode.INVALID_GROUP_ID, f"the group id is not legal: {reason}"
-
-
-def group_problem(request: Any, settings: Settings) -> Problem | None:
-    """Return what is wrong with a request of one group besides its id: 26, then the rest."""
-    kind = type(request)
-    if kind is m.OffsetCommitRequest:
-        return content_error(request)
-    if kind is m.JoinGroupRequest:
-        low = settings.group_min_session_timeout_ms
-        high = settings.group_max_session_timeout_ms
-        if not low <= request.session_timeout_ms <= high:
-            message = (
-                f"a session timeout of {request.session_timeout_ms} ms is not between "
-                f"{low} (group.min.session.timeout.ms) and {high} (group.max.session.timeout.ms)"
-            )
-            return ErrorCode.INVALID_SESSION_TIMEOUT, message
-    return content_problem(request)
-
-
-def content_problem(request: Any) -> Problem | None:
-    """Return what the content of *request* is refused with, whatever the state."""
-    check = _CHECKS.get(type(request))
-    reason = None if check is None else check(request)
-    return None if reason is None else (ErrorCode.INVALID_REQUEST, reason)
-
-
-def _refuse(call: Call, problem: Problem) -> None:
-    """Answer *call* with *problem*, in words where the answer's shape has room for them."""
-    error, message = problem
+def _refuse(call: Call, error: ErrorCode, message: str) -> None:
+    """Answer *call* with *error*, in words where the answer's shape has room for them."""
     response: Any = error_response(call.request, error)
     if "message" in response.__struct_fields__:
         response = structs.replace(response, message=message)
     call.resolve(response, -1)
-
-
-def _repeats(topics: Iterable[tuple[str, list[int]]], what: str) -> str | None:
-    seen: set[tuple[str, int]] = set()
-    total = 0
-    for topic, partitions in topics:
-        total += len(partitions)
-        seen.update([(topic, partition) for partition in partitions])
-    if total > REQUEST_PARTITIONS_MAX:
-        return f"{what} of {total} partitions; at most {REQUEST_PARTITIONS_MAX} at a time"
-    if len(seen) != total:
-        return f"{what} that names the same partition twice"
-    return None
-
-
-def _offset_delete(request: m.OffsetDeleteRequest) -> str | None:
-    return _repeats([(t.topic, list(t.partitions)) for t in request.topics], "an OffsetDelete")
-
-
-def _report_ends(request: m.ReportEndOffsetsRequest) -> str | None:
-    topics = [(t.topic, [p.partition for p in t.partitions]) for t in request.topics]
-    return _repeats(topics, "a ReportEndOffsets")
-
-
-def _register(request: m.RegisterTopicsRequest) -> str | None:
-    names = {registration.topic for registration in request.topics}
-    return None if len(names) == len(request.topics) else "a topic is registered twice"
-
-
-def _describe_topics(request: m.DescribeTopicsRequest) -> str | None:
-    return "max_topics is 0" if request.topics is None and not request.max_topics else None
-
-
-_CHECKS: Final[Mapping[type, Callable[[Any], str | None]]] = {
-    m.OffsetDeleteRequest: _offset_delete,
-    m.ReportEndOffsetsRequest: _report_ends,
-    m.RegisterTopicsRequest: _register,
-    m.DescribeTopicsRequest: _describe_topics,
-    m.DescribeRebalancesRequest: lambda r: None if r.max_rebalances else "max_rebalances is 0",
-    m.ScanOffsetsRequest: lambda r: None if r.max_offsets else "max_offsets is 0",
-    m.ReadOffsetChangesRequest: lambda r: None if r.max_changes else "max_changes is 0",
-}
