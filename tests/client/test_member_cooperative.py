@@ -1,47 +1,24 @@
 """Cooperative members: what stays is never taken away, not even for a moment."""
 
-from typing import Any
-
 import pytest
 import trio
 from trio.testing import MockClock
 
 from client import (
     Assignment,
-    Client,
     ClientClosed,
     CoordinatorUnavailable,
     FatalError,
-    Member,
     MemberLost,
     Rebalanced,
     TopicPartition,
 )
-from client.assignors import CooperativeStickyAssignor
 from protocol import consumer, messages as m
 from tests.client.conftest import World
-from tests.client.test_member_callbacks import Told
+from tests.client.members import Told, answer, join, joined, rebalance, synced
 from tests.fakes.scripted_server import MEMBER_ID, Answer, Hang, Hold, group_requests
 
 T0, T1, T2 = (TopicPartition("t", number) for number in range(3))
-NAME = CooperativeStickyAssignor().name
-
-
-def join(client: Client, partitions: Any = None, **options: Any) -> Member:
-    """Return a cooperative member of a group that reads one topic of two partitions."""
-    assignors = [CooperativeStickyAssignor()]
-    return client.join("g", ["t"], partitions or {"t": 2}, assignors=assignors, **options)
-
-
-def joined(generation: int) -> m.JoinGroupResponse:
-    """Answer a JoinGroup of a follower."""
-    return m.JoinGroupResponse(0, generation, "consumer", NAME, "other", False, MEMBER_ID, ())
-
-
-def synced(*partitions: TopicPartition) -> m.SyncGroupResponse:
-    """Answer a SyncGroup."""
-    data = consumer.encode_assignment(consumer.Assignment(partitions, b""))
-    return m.SyncGroupResponse(0, "consumer", NAME, data)
 
 
 def claims(world: World) -> list[tuple[tuple[TopicPartition, ...], int]]:
@@ -53,25 +30,6 @@ def claims(world: World) -> list[tuple[tuple[TopicPartition, ...], int]]:
         assert decoded is not None
         found.append((decoded.owned_partitions, decoded.generation_id))
     return found
-
-
-async def rebalance(
-    world: World,
-    member: Member,
-    joining: Answer | Hang | Hold | m.Response,
-    syncing: Answer | Hang | Hold | m.Response,
-) -> None:
-    """Have the group rebalance; say how the next JoinGroup and SyncGroup are answered."""
-    world.server.script(m.HeartbeatRequest, 27)
-    await member.wait_rebalance_needed()
-    answer(world, m.JoinGroupRequest, joining)
-    answer(world, m.SyncGroupRequest, syncing)
-
-
-def answer(world: World, kind: type, what: Answer | Hang | Hold | m.Response) -> None:
-    """Answer the next request of *kind*."""
-    step = what if isinstance(what, Answer | Hang | Hold) else Answer(what)
-    world.server.script(kind, step)
 
 
 async def test_a_new_member_waits_for_its_first_assignment(
