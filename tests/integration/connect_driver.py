@@ -11,7 +11,7 @@ import time
 from pyspark.sql import SparkSession
 
 from client.spark import GroupOffsetListener
-from client.spark.listener.checkpoint_files import SparkFiles, read_finished
+from client.spark.listener.checkpoint import SparkFiles, read_finished
 
 
 def main(given: dict[str, str]) -> None:

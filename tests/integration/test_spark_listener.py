@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.peer_jars import spark_jars
 from client.spark import GroupOffsetListener
-from client.spark.listener.checkpoint_files import LocalFiles, SparkFiles, read_finished
+from client.spark.listener.checkpoint import LocalFiles, SparkFiles, read_finished
 from tests.integration.kafka_support import Broker, needs_connector
 from tests.integration.spark_support import (
     DEADLINE_S,

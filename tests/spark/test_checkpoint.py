@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from client.spark.errors import CheckpointError
-from client.spark.listener.checkpoint_files import (
+from client.spark.listener.checkpoint import (
     FinishedBatch,
     LocalFiles,
     SparkFiles,

@@ -1,10 +1,12 @@
 """What the listener takes from Spark's events, and from checkpoints."""
 
 import logging
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -20,10 +22,17 @@ from client.exceptions import (
 from client.kafka_groups import KafkaGroupError, KafkaRefused, KafkaUnavailable
 from client.spark import checkpoint_offsets
 from client.spark.errors import CheckpointError
-from client.spark.listener import listener as module
-from client.spark.listener.board import BackgroundCommitter, NotNow, Refused
-from client.spark.listener.listener import Background, GroupOffsetListener
-from client.spark.listener.targets import CoordinatorTarget, KafkaTarget, Target
+from client.spark.listener import commits, listener as module
+from client.spark.listener.background import Background
+from client.spark.listener.commits import (
+    BackgroundCommitter,
+    CoordinatorTarget,
+    KafkaTarget,
+    NotNow,
+    Refused,
+    Target,
+)
+from client.spark.listener.listener import GroupOffsetListener
 from protocol.partition import TopicPartition
 from tests.spark.test_checkpoint import Made
 
@@ -308,7 +317,7 @@ def test_a_users_function_that_fails_is_logged_once_and_harms_nothing(
     assert caplog.text.count("raised KeyError") == 1
 
 
-def test_ends_are_known_for_the_coordinator(wanted: list[dict[TopicPartition, int]]) -> None:
+def test_ends_are_known_for_the_coordinator(storing: "Storing") -> None:
     """So that its own lag is one, too."""
     listener = GroupOffsetListener("h:1", "lag", report_ends=True)
     progress = event('{"t":{"0":5}}')
@@ -316,9 +325,10 @@ def test_ends_are_known_for_the_coordinator(wanted: list[dict[TopicPartition, in
 
     listener.onQueryProgress(progress)
 
-    assert listener._ends() == {A: 9}
     (query,) = listener.metrics().queries
     assert query.lag == 4
+    listener.close()
+    assert storing.reports == [{A: 9}]
 
 
 @pytest.mark.parametrize(
@@ -341,15 +351,16 @@ def test_wrong_arguments_are_named(given: dict[str, Any], why: str) -> None:
 
 
 def test_metrics_are_logged_and_written(
-    tmp_path: Path, wanted: list[dict[TopicPartition, int]], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file that is read while it is written must be whole."""
+    monkeypatch.setattr(BackgroundCommitter, "want", lambda _, _offsets: None)
     file = tmp_path / "lag.prom"
     listener = GroupOffsetListener("h:1", "lag", metrics_every_s=60, metrics_file=str(file))
     listener.onQueryProgress(event('{"t":{"0":5}}'))
 
     with caplog.at_level(logging.INFO, "client.spark.listener.metrics"):
-        listener._emit()
+        listener.close()  # Tells once more.
 
     assert 'topic="t",partition="0"} 5\n' in file.read_text()
     assert '"finished":5' in caplog.messages[-1]
@@ -381,7 +392,13 @@ class Refusing:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def commit(self, group: str, offsets: object) -> None:
+    @contextmanager
+    def connected(self, _addresses: object, client_id: str) -> Iterator[Self]:
+        """Stand in for `connect_blocking`."""
+        assert client_id
+        yield self
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Raise."""
         raise self.error
 
@@ -399,15 +416,17 @@ class Refusing:
     ],
 )
 def test_each_places_errors_mean_later_or_never(
-    make: Callable[[], Exception], raised: type[Exception], refused: set[TopicPartition] | None
+    make: Callable[[], Exception],
+    raised: type[Exception],
+    refused: set[TopicPartition] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is refused is not repeated before the next batch; what is away is."""
     refusing: Any = Refusing(make())
     targets: list[Target] = [KafkaTarget("k:9092", "g", lambda _: refusing)]
     if isinstance(refusing.error, CoordinatorError):
-        ours = CoordinatorTarget("h:1", "g")
-        ours._client = refusing
-        targets = [ours]
+        monkeypatch.setattr(commits, "connect_blocking", refusing.connected)
+        targets = [CoordinatorTarget("h:1", "g")]
 
     for target in targets:
         with pytest.raises(raised) as caught:
@@ -416,10 +435,11 @@ def test_each_places_errors_mean_later_or_never(
             assert caught.value.partitions == refused  # type: ignore[attr-defined] # A Refused.
 
 
-class Storing:
+class Storing(Refusing):
     """A coordinator's client that takes everything but one report."""
 
     def __init__(self) -> None:
+        super().__init__(FatalError("not registered", code=3))
         self.commits: list[int] = []
         self.reports: list[Mapping[TopicPartition, int]] = []
 
@@ -430,25 +450,29 @@ class Storing:
     def report_end_offsets(self, ends: Mapping[TopicPartition, int]) -> None:
         """Refuse it, as the coordinator does with topics that nobody registered."""
         self.reports.append(ends)
-        raise FatalError("not registered", code=3)
+        raise self.error
 
 
-def test_ends_are_reported_after_the_commit_and_may_be_refused() -> None:
+@pytest.fixture
+def storing(monkeypatch: pytest.MonkeyPatch) -> Storing:
+    """Return the client that every connection gives."""
+    client = Storing()
+    monkeypatch.setattr(commits, "connect_blocking", client.connected)
+    return client
+
+
+def test_ends_are_reported_after_the_commit_and_may_be_refused(storing: Storing) -> None:
     """The offsets are what matters."""
-    storing: Any = Storing()
     target = CoordinatorTarget("h:1", "g", lambda: {A: 9})
-    target._client = storing
 
     target.commit({A: 1})
 
     assert (storing.commits, storing.reports) == ([1], [{A: 9}])
 
 
-def test_many_partitions_are_committed_in_parts() -> None:
+def test_many_partitions_are_committed_in_parts(storing: Storing) -> None:
     """One request holds ten thousand."""
-    storing: Any = Storing()
     target = CoordinatorTarget("h:1", "g")
-    target._client = storing
 
     target.commit({TopicPartition("t", p): p for p in range(25_000)})
 
@@ -467,7 +491,12 @@ def test_a_listener_that_was_closed_takes_no_more_tasks() -> None:
     """If it isn't removed from the session, events go on for as long as that lives."""
     background = Background(lambda: None, None)
     background.close(1.0)
-    for _ in range(10):
-        background.do(lambda: None)
 
-    assert background._tasks.qsize() <= 1  # The word to end.
+    def task() -> None:
+        raise AssertionError
+
+    kept = weakref.ref(task)
+    background.do(task)
+    del task
+
+    assert kept() is None

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from client.spark.listener.checkpoint_files import FinishedBatch
+from client.spark.listener.checkpoint import FinishedBatch
 from client.spark.listener.queries import (
     DecodeFailed,
     Reached,

@@ -1,3 +1,4 @@
+# ruff: noqa: N802 - Spark chose the names of the callbacks.
 """Makes the lag of any streaming query visible: commits what the query has finished.
 
 For monitoring only. The offsets may be behind the query; the query itself resumes from its
@@ -6,10 +7,9 @@ replays, also the ranges of it that a coordinated source left to another driver.
 """
 
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,22 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from client.spark.errors import CheckpointError
-from client.spark.listener.board import BackgroundCommitter, OffsetBoard
-from client.spark.listener.checkpoint import CheckpointOf, read_one, running_session
-from client.spark.listener.checkpoint_files import BEFORE_ALL, Finished
-from client.spark.listener.metrics import ListenerMetrics, PartitionLag, QueryMetrics, TargetMetrics
+from client.spark.listener.background import Background
+from client.spark.listener.checkpoint import (
+    BEFORE_ALL,
+    CheckpointOf,
+    Finished,
+    read_one,
+    running_session,
+)
+from client.spark.listener.commits import (
+    BackgroundCommitter,
+    CoordinatorTarget,
+    KafkaTarget,
+    OffsetBoard,
+    Target,
+)
+from client.spark.listener.metrics import ListenerMetrics
 from client.spark.listener.queries import (
     Decode,
     DecodeFailed,
@@ -33,87 +45,8 @@ from client.spark.listener.queries import (
     merged,
     source_reached,
 )
-from client.spark.listener.targets import CoordinatorTarget, KafkaTarget, Target
 from client.spark.source.stream_offsets import reader_of
 from protocol.partition import TopicPartition
-
-# ------------------------------------------------------------------------------------------
-# A thread that does what a listener's callbacks are too short for.
-
-logger = logging.getLogger(__name__)
-
-Task = Callable[[], None]
-
-
-class Background:
-    """Runs tasks one after the other, and *tick* regularly; nothing that fails stops it.
-
-    Args:
-        tick: called every *every_s* seconds, and once at the end.
-        every_s: None for never.
-
-    """
-
-    def __init__(self, tick: Task, every_s: float | None) -> None:
-        self._tick = tick
-        self._every_s = every_s
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._closing = False
-
-    def start(self) -> None:
-        """Begin, if it hasn't begun."""
-        with self._lock:
-            if self._thread is None and not self._closing:
-                self._thread = threading.Thread(
-                    target=self._run, name="group-offset-listener-background", daemon=True
-                )
-                self._thread.start()
-
-    def do(self, task: Task) -> None:
-        """Have *task* run soon; after `close`, never."""
-        self.start()
-        with self._lock:
-            if not self._closing:
-                self._tasks.put(task)
-
-    def close(self, timeout_s: float) -> None:
-        """Run what is waiting, and end."""
-        with self._lock:
-            self._closing = True
-        self._tasks.put(None)
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        next_s = None if self._every_s is None else time.monotonic() + self._every_s
-        while True:
-            try:
-                wait_s = None if next_s is None else max(next_s - time.monotonic(), 0.0)
-                task = self._tasks.get(timeout=wait_s)
-            except queue.Empty:
-                task = self._tick
-                next_s = time.monotonic() + (self._every_s or 0.0)
-            if task is None:
-                if self._every_s is not None:
-                    self._guarded(self._tick)
-                return
-            self._guarded(task)
-
-    def _guarded(self, task: Task) -> None:
-        try:
-            task()
-        except Exception:
-            # A query must never feel that its listener has trouble.
-            logger.exception("in the listener's background thread")
-
-
-# ------------------------------------------------------------------------------------------
-# Makes the lag of any streaming query visible: commits what the query has finished.
-
-# ruff: noqa: N802 - Spark chose the names of the callbacks.
-
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -124,6 +57,7 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
+logger = logging.getLogger(__name__)
 metrics_logger = logging.getLogger("client.spark.listener.metrics")  # The name in the guide.
 
 # How often reading the checkpoint of one query may fail before it is left alone.
@@ -283,13 +217,9 @@ class GroupOffsetListener(StreamingQueryListener):
         """Return how far the queries are, and how well the commits go."""
         now_s = time.monotonic()
         with self._lock:
-            queries = tuple(_metrics_of(state, now_s) for state in self._queries.values())
-        targets = []
-        for target, committer in self._targets:
-            state = committer.state()
-            stored_s = None if state.stored_s is None else now_s - state.stored_s
-            targets.append(TargetMetrics(target.name, *state._replace(stored_s=stored_s)))
-        return ListenerMetrics(queries, tuple(targets))
+            queries = tuple(state.metrics(now_s) for state in self._queries.values())
+        targets = tuple(committer.metrics() for _, committer in self._targets)
+        return ListenerMetrics(queries, targets)
 
     def close(self, timeout: float = 10.0) -> None:
         """Commit what is finished (once, for at most *timeout* seconds) and disconnect."""
@@ -399,8 +329,8 @@ class GroupOffsetListener(StreamingQueryListener):
 
     def _session(self) -> "SparkSession | None":
         # Spark Connect tells its listeners which session they belong to.
-        given: SparkSession | None = getattr(self, "spark", None)
-        return given if given is not None else running_session()
+        own: SparkSession | None = getattr(self, "spark", None)
+        return own if own is not None else running_session()
 
     # --- Metrics ---
 
@@ -434,23 +364,3 @@ def _check(
         raise ValueError(f"'metrics_every_s' is {metrics_every_s:g}; it must be more than 0")
     if metrics_file is not None and metrics_every_s is None:
         raise ValueError("'metrics_file' needs 'metrics_every_s', how often it is written")
-
-
-def _metrics_of(state: QueryState, now_s: float) -> QueryMetrics:
-    partitions = {
-        tp: PartitionLag(one.finished, one.end, one.lag, now_s - one.moved_s)
-        for tp, one in state.partitions().items()
-    }
-    return QueryMetrics(
-        state.query_id,
-        state.name,
-        state.active,
-        state.batch_id,
-        now_s - state.progress_s,
-        now_s - state.heard_s,
-        state.batches,
-        state.dropped,
-        state.late,
-        state.healed,
-        partitions,
-    )

@@ -1,4 +1,9 @@
-"""What a listener knows of each query: how far it got, and whether it missed something. Pure."""
+"""What a listener knows of each query: how far it got, and whether it missed something. Pure.
+
+Progress events and checkpoints say where each source of a query is, in the source's own form;
+`Rules` turn that into topics and partitions. `QueryState` puts together what events and
+checkpoint tell, whichever comes first.
+"""
 
 import json
 import re
@@ -6,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from client.spark.listener.checkpoint_files import FinishedBatch
+from client.spark.listener.metrics import PartitionLag, QueryMetrics
 from client.spark.source.stream_offsets import (
     READER_KEY,
     OffsetFormatError,
@@ -14,9 +19,6 @@ from client.spark.source.stream_offsets import (
     finished_offsets,
 )
 from protocol.partition import INT64_MAX, TopicPartition
-
-# ------------------------------------------------------------------------------------------
-# What the offsets of a query's sources mean, as topics and partitions. Pure.
 
 Offsets = Mapping[TopicPartition, int]
 
@@ -95,9 +97,11 @@ def merged(sources: Iterable[Reached]) -> Reached:
 
 
 def batch_offsets(
-    batches: Iterable[FinishedBatch], rules: Rules
+    batches: Iterable[tuple[int, Mapping[str, str]]], rules: Rules
 ) -> dict[TopicPartition, tuple[int, int]]:
     """Return the offset that each partition reached in finished batches, and in which batch.
+
+    Each batch is its number and the end offset of each source, JSON text by the source's name.
 
     A coordinated source's offset tells only of its own batch, so older batches count as well;
     but not those of earlier generations, whose partitions may be others' by now.
@@ -183,15 +187,17 @@ def _generation(offset_json: str) -> int | None:
 
 def _decoded(decode: Decode, offset: object) -> dict[TopicPartition, int]:
     try:
-        given = dict(decode(offset) or {})
-        decoded = {TopicPartition(*key): value for key, value in given.items()}
+        returned = dict(decode(offset) or {})
+        decoded = {TopicPartition(*key): value for key, value in returned.items()}
     except Exception as exc:
         raise DecodeFailed(f"decode({offset!r}) raised {exc!r}") from exc
     for (topic, partition), value in decoded.items():
         # What a user's function returns may be anything, whatever its annotations say.
         types = (type(topic), type(partition), type(value))
         if types != (str, int, int) or partition < 0 or not 0 <= value <= INT64_MAX:
-            raise DecodeFailed(f"decode({offset!r}) returned {given!r}: no offsets by (topic, 0)")
+            raise DecodeFailed(
+                f"decode({offset!r}) returned {returned!r}: no offsets by (topic, 0)"
+            )
     return decoded
 
 
@@ -201,16 +207,13 @@ def _only(offsets: dict[TopicPartition, int], rules: Rules) -> dict[TopicPartiti
     return {tp: offset for tp, offset in offsets.items() if tp.topic in rules.topics}
 
 
-# ------------------------------------------------------------------------------------------
-# What a listener knows of each query: how far it got, and whether it missed something. Pure.
-
-# Where a mark of a partition comes from: the how-many-eth run, and the batch.
-Mark = tuple[int, int]
-
 NO_BATCH: Final = -1
 
 # Events come late by seconds, but a query that is started each minute has many runs.
 EARLIER_RUNS_MAX: Final = 20
+
+# What told of a partition last: the number of the run, and the batch.
+Source = tuple[int, int]
 
 
 class Event(NamedTuple):
@@ -236,53 +239,39 @@ class Step(NamedTuple):
     missed_after: int | None = None
 
 
-class PartitionProgress(NamedTuple):
-    """How far a query got in one partition; ``lag`` is None where the end isn't known."""
-
-    finished: int
-    end: int | None
-    lag: int | None
-    moved_s: float
-
-
 class QueryState:
     """One query, over all its runs."""
 
     def __init__(self, query_id: str, name: str | None, now_s: float) -> None:
         self.query_id = query_id
         self.name = name
+        self.run = 0  # Which run of the query this is, counted from 1; 0 before the first.
         self.run_id: str | None = None
         self.active = True
         self.batch_id = NO_BATCH
-        self.batches = 0
-        self.dropped = 0
-        self.late = 0
-        self.healed = 0
-        self.heard_s = now_s
-        self.progress_s = now_s
-        self._num_runs = 0
+        self._batches = 0
+        self._dropped = 0
+        self._late = 0
+        self._healed = 0
+        self._heard_s = now_s
+        self._progress_s = now_s
         self._earlier: deque[str] = deque(maxlen=EARLIER_RUNS_MAX)
         self._offsets: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
-        self._marks: dict[TopicPartition, Mark] = {}
+        self._sources: dict[TopicPartition, Source] = {}
         self._moved_s: dict[TopicPartition, float] = {}
-
-    @property
-    def run(self) -> int:
-        """Which run of the query this is, counted from 1; 0 before the first."""
-        return self._num_runs
 
     def started(self, run_id: str, now_s: float) -> None:
         """Note a new run. It may begin at an older batch, from a restored checkpoint."""
         if run_id != self.run_id and run_id not in self._earlier:
             if self.run_id is not None:
                 self._earlier.append(self.run_id)
-            self._num_runs += 1
+            self.run += 1
             self.run_id = run_id
             # The batches that ran while nobody listened are in the checkpoint.
             self.batch_id = NO_BATCH
         self.active = True
-        self.heard_s = now_s
+        self._heard_s = now_s
 
     def progress(self, event: Event, now_s: float) -> Step:
         """Take one batch's event."""
@@ -290,20 +279,20 @@ class QueryState:
         if event.run_id in self._earlier or (
             event.run_id == self.run_id and event.batch_id < self.batch_id
         ):
-            self.late += 1
+            self._late += 1
             return Step({})
         if event.run_id != self.run_id:
             self.started(event.run_id, now_s)
         before = self.batch_id
         missing = event.batch_id - before - 1 if before != NO_BATCH else 0
-        self.dropped += max(missing, 0)
+        self._dropped += max(missing, 0)
         if event.batch_id != before:
-            self.batches += 1
+            self._batches += 1
         self.batch_id = event.batch_id
-        self.heard_s = self.progress_s = now_s
+        self._heard_s = self._progress_s = now_s
         self._ends.update(event.reached.ends)
-        mark = (self.run, event.batch_id)
-        news = self._take({tp: (o, mark) for tp, o in event.reached.finished.items()}, now_s)
+        source = (self.run, event.batch_id)
+        news = self._take({tp: (o, source) for tp, o in event.reached.finished.items()}, now_s)
         return Step(news, before if missing > 0 else None)
 
     def read(
@@ -319,41 +308,53 @@ class QueryState:
         """
         known = dict(self._offsets)
         news = self._take({tp: (o, (run, batch)) for tp, (o, batch) in found.items()}, now_s)
-        self.healed += sum(known.get(tp) != offset for tp, offset in news.items())
+        self._healed += sum(known.get(tp) != offset for tp, offset in news.items())
         return news
 
     def idle(self, now_s: float) -> None:
         """Note that the query lives, and has nothing to do."""
-        self.heard_s = now_s
+        self._heard_s = now_s
 
     def ended(self, now_s: float) -> None:
         """Note the end of a run."""
         self.active = False
-        self.heard_s = now_s
+        self._heard_s = now_s
 
-    def partitions(self) -> dict[TopicPartition, PartitionProgress]:
+    def metrics(self, now_s: float) -> QueryMetrics:
         """Return how far the query got."""
-        result = {}
+        partitions = {}
         for tp, finished in self._offsets.items():
             end = self._ends.get(tp)
             lag = None if end is None else max(end - finished, 0)
-            result[tp] = PartitionProgress(finished, end, lag, self._moved_s[tp])
-        return result
+            partitions[tp] = PartitionLag(finished, end, lag, now_s - self._moved_s[tp])
+        return QueryMetrics(
+            query_id=self.query_id,
+            name=self.name,
+            active=self.active,
+            batch_id=self.batch_id,
+            quiet_s=now_s - self._progress_s,
+            silent_s=now_s - self._heard_s,
+            batches=self._batches,
+            dropped_events=self._dropped,
+            late_events=self._late,
+            healed=self._healed,
+            partitions=partitions,
+        )
 
     def ends(self) -> Offsets:
         """Return where the partitions end, as far as the sources said."""
         return dict(self._ends)
 
     def _take(
-        self, given: Mapping[TopicPartition, tuple[int, Mark]], now_s: float
+        self, told: Mapping[TopicPartition, tuple[int, Source]], now_s: float
     ) -> dict[TopicPartition, int]:
         news = {}
-        for tp, (offset, mark) in given.items():
+        for tp, (offset, source) in told.items():
             # What a later batch said stands, in whatever order the two arrive.
-            if mark < self._marks.get(tp, mark):
+            if source < self._sources.get(tp, source):
                 continue
             if self._offsets.get(tp) != offset:
                 self._moved_s[tp] = now_s
             self._offsets[tp] = news[tp] = offset
-            self._marks[tp] = mark
+            self._sources[tp] = source
         return news

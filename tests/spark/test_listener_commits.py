@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from client.spark.listener import board as module
-from client.spark.listener.board import BackgroundCommitter, NotNow, OffsetBoard, Refused
+from client.spark.listener import commits as module
+from client.spark.listener.commits import BackgroundCommitter, NotNow, OffsetBoard, Refused
 from protocol.partition import TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -116,7 +116,7 @@ def test_a_partly_refused_commit_settles_only_the_rest() -> None:
     committer = BackgroundCommitter(store.commit, board)
     board.want({A: 1, B: 1})
 
-    assert committer._try(board.due(0))
+    assert committer.try_commit(board.due(0))
     assert board.due(0) == {}
     board.want({})
 
@@ -140,29 +140,32 @@ def test_the_state_says_how_well_the_commits_go(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "PAUSE_MIN_S", 3600.0)
     store = Store()
     store.failures = [NotNow("away")]
-    committer = BackgroundCommitter(store.commit, OffsetBoard())
-    assert committer.state() == (0, 0, 0, None, 0, None)
+    board = OffsetBoard()
+    committer = BackgroundCommitter(store.commit, board)
+    assert committer.metrics()[1:] == (0, 0, 0, None, 0, None)
 
-    assert not committer._try({A: 1})
-    committer._board.want({A: 1})
-    assert committer.state() == (1, 1, 0, None, 1, "away")
+    assert not committer.try_commit({A: 1})
+    board.want({A: 1})
+    assert committer.metrics()[1:] == (1, 1, 0, None, 1, "away")
 
-    assert committer._try({A: 1})
-    state = committer.state()
-    assert state._replace(stored_s=0.0) == (1, 0, 0, 0.0, 0, None)
-    assert state.stored_s is not None
+    assert committer.try_commit({A: 1})
+    metrics = committer.metrics()
+    assert metrics.stored_s is not None
+    assert 0 <= metrics.stored_s < 60
+    assert metrics._replace(stored_s=0.0)[1:] == (1, 0, 0, 0.0, 0, None)
 
 
 def test_a_refusal_of_everything_stores_nothing() -> None:
     """The time of the last commit must not look fresh."""
     store = Store()
     store.failures = [Refused("no", [A])]
-    committer = BackgroundCommitter(store.commit, OffsetBoard())
-    committer._board.want({A: 1})
+    board = OffsetBoard()
+    committer = BackgroundCommitter(store.commit, board)
+    board.want({A: 1})
 
-    assert committer._try({A: 1})
+    assert committer.try_commit({A: 1})
 
-    assert committer.state() == (1, 0, 1, None, 0, "no")
+    assert committer.metrics()[1:] == (1, 0, 1, None, 0, "no")
 
 
 def test_the_same_trouble_is_logged_once_until_it_is_over(
@@ -173,14 +176,14 @@ def test_the_same_trouble_is_logged_once_until_it_is_over(
     committer = BackgroundCommitter(store.commit, OffsetBoard(), "group 'g'")
     store.failures = [NotNow("away"), NotNow("away")]
     with caplog.at_level(logging.INFO):
-        committer._try({A: 1})
-        committer._try({A: 1})
+        committer.try_commit({A: 1})
+        committer.try_commit({A: 1})
         assert caplog.messages == ["offsets are committed to group 'g' later: away"]
-        committer._try({A: 1})
+        committer.try_commit({A: 1})
         assert caplog.messages[1:] == ["offsets are committed to group 'g' again"]
         store.failures = [NotNow("away"), Refused("no", [A]), Refused("no", [A])]
         for _ in range(3):
-            committer._try({A: 1})
+            committer.try_commit({A: 1})
 
     assert caplog.messages[2:] == [
         "offsets are committed to group 'g' later: away",

@@ -1,17 +1,34 @@
-"""Commits the newest offsets in a thread of its own, and again after a quiet day."""
+"""Commits offsets to a group of the coordinator, or of a Kafka cluster.
+
+`OffsetBoard` knows what must be committed now: the newest offsets, and quiet ones again after a
+day. `BackgroundCommitter` does that in a thread of its own, one for each place.
+"""
 
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any, Final
 
 from client.backoff import backoff
+from client.blocking import BlockingClient, connect_blocking
+from client.exceptions import CommitRefused, CoordinatorError, FatalError
+from client.kafka_groups.cluster import (
+    KafkaCluster,
+    KafkaGroupError,
+    KafkaRefused,
+    KafkaUnavailable,
+)
+from client.spark.listener.background import Worker
+from client.spark.listener.metrics import TargetMetrics
 from client.spark.listener.queries import Offsets
 from protocol.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
+
+PARTITIONS_PER_COMMIT: Final = 10_000  # What one request may hold.
 
 # A group without members loses offsets that nobody commits for offsets.retention.minutes (a
 # week); a quiet partition must not look new after a quiet week.
@@ -36,27 +53,6 @@ class Refused(Exception):
     def __init__(self, message: str, partitions: Collection[TopicPartition]) -> None:
         self.partitions = frozenset(partitions)
         super().__init__(message)
-
-
-class CommitState(NamedTuple):
-    """How well the commits to one place go.
-
-    Attributes:
-        wanted: how many partitions have an offset to be shown.
-        due: how many of them are not stored yet.
-        refused: how many of them were refused.
-        stored_s: when something was last stored; None for never.
-        failures: attempts in a row that stored nothing.
-        error: why the last attempt failed; None if it did not.
-
-    """
-
-    wanted: int
-    due: int
-    refused: int
-    stored_s: float | None
-    failures: int
-    error: str | None
 
 
 class OffsetBoard:
@@ -106,7 +102,7 @@ class OffsetBoard:
         return len(self._wanted), len(self.due(now_s)), len(self._refused)
 
 
-class BackgroundCommitter:
+class BackgroundCommitter(Worker):
     """Commits a board's offsets in a thread of its own; the caller never waits.
 
     Args:
@@ -119,12 +115,10 @@ class BackgroundCommitter:
     def __init__(
         self, commit: Callable[[Offsets], None], board: OffsetBoard, where: str = "the group"
     ) -> None:
+        super().__init__("group-offset-listener")
         self._commit = commit
         self._board = board
         self._where = where
-        self._changed = threading.Condition()
-        self._closing = False
-        self._thread: threading.Thread | None = None
         self._stored_s: float | None = None
         self._failures = 0
         self._error: str | None = None
@@ -132,56 +126,41 @@ class BackgroundCommitter:
 
     def want(self, offsets: Offsets) -> None:
         """Have these offsets committed soon."""
-        with self._changed:
+        with self.changed:
             self._board.want(offsets)
-            if self._thread is None and not self._closing:
-                self._thread = threading.Thread(
-                    target=self._run, name="group-offset-listener", daemon=True
-                )
-                self._thread.start()
-            self._changed.notify()
+        self.start()
 
-    def state(self) -> CommitState:
+    def metrics(self) -> TargetMetrics:
         """Return how well the commits go."""
-        with self._changed:
-            counts = self._board.counts(time.monotonic())
-            return CommitState(*counts, self._stored_s, self._failures, self._error)
+        now_s = time.monotonic()
+        with self.changed:
+            counts = self._board.counts(now_s)
+            since_s = None if self._stored_s is None else now_s - self._stored_s
+            return TargetMetrics(self._where, *counts, since_s, self._failures, self._error)
 
-    def begin_close(self) -> None:
-        """Have the thread try once more to commit what is due, and end."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-
-    def close(self, timeout_s: float) -> None:
-        """Do `begin_close`, and wait for the thread."""
-        self.begin_close()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Commit what is due; after a failure again after a pause, and once more at the end."""
         failures = 0
         while True:
-            with self._changed:
+            with self.changed:
                 due = self._board.due(time.monotonic())
                 if not due:
-                    if self._closing:
+                    if self.closing:
                         return
                     next_due_s = self._board.next_due_s()
-                    timeout_s = None if next_due_s is None else next_due_s - time.monotonic()
-                    self._changed.wait(timeout_s)
+                    self.changed.wait(None if next_due_s is None else next_due_s - time.monotonic())
                     continue
-            if self._try(due):
+            if self.try_commit(due):
                 failures = 0
                 continue
             failures += 1
             pause_s = backoff(failures, PAUSE_MIN_S, PAUSE_MAX_S)
-            with self._changed:
-                if self._closing:
+            with self.changed:
+                if self.closing:
                     return
-                self._changed.wait_for(lambda: self._closing, pause_s)
+                self.changed.wait_for(lambda: self.closing, pause_s)
 
-    def _try(self, due: Offsets) -> bool:
+    def try_commit(self, due: Offsets) -> bool:
         """Commit; say whether there is nothing to repeat before the next batch."""
         refused: Collection[TopicPartition] = ()
         why: str | None = None
@@ -198,7 +177,7 @@ class BackgroundCommitter:
             logger.exception("committing to %s", self._where)
             self._failed(repr(error))
             return False
-        with self._changed:
+        with self.changed:
             now_s = time.monotonic()
             if self._failures and why is None:
                 logger.info("offsets are committed to %s again", self._where)
@@ -214,7 +193,7 @@ class BackgroundCommitter:
 
     def _failed(self, why: str) -> None:
         self._say(logging.WARNING, f"offsets are committed to {self._where} later: {why}")
-        with self._changed:
+        with self.changed:
             self._failures += 1
             self._error = why
 
@@ -222,3 +201,107 @@ class BackgroundCommitter:
         # Each batch is another attempt; the log should not grow with them.
         logger.log(level if text != self._said else logging.DEBUG, "%s", text)
         self._said = text
+
+
+class CoordinatorTarget:
+    """A group of the coordinator, in which nobody is a member.
+
+    Args:
+        coordinator: "host:port", or several separated by commas.
+        group: the group.
+        ends: tells where partitions end, to be reported after each commit; None for nothing.
+
+    """
+
+    def __init__(
+        self, coordinator: str, group: str, ends: Callable[[], Offsets] | None = None
+    ) -> None:
+        self.name = f"group {group!r} at the coordinator {coordinator}"
+        self._coordinator = coordinator
+        self._group = group
+        self._ends = ends
+        self._connected = ExitStack()
+        self._client: BlockingClient | None = None
+
+    def commit(self, offsets: Offsets) -> None:
+        """Store offsets.
+
+        Raises:
+            NotNow: nothing was stored, or nobody knows.
+            Refused: some were refused, the others are stored.
+
+        """
+        for chunk in _chunks(offsets):
+            try:
+                self._connect().commit(self._group, chunk)
+            except CommitRefused as error:
+                raise Refused(str(error), error.errors) from error
+            except FatalError as error:
+                raise Refused(str(error), offsets) from error
+            except CoordinatorError as error:
+                raise NotNow(str(error)) from error
+        self._report()
+
+    def _report(self) -> None:
+        if self._ends is not None and (ends := self._ends()):
+            try:
+                self._connect().report_end_offsets(ends)
+            except CoordinatorError as error:
+                # Of registered topics they are stored, the others are nobody's business here.
+                logger.debug("end offsets are not reported: %s", error)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._connected.close()
+
+    def _connect(self) -> BlockingClient:
+        if self._client is None:
+            self._client = self._connected.enter_context(
+                connect_blocking(self._coordinator.split(","), client_id="spark-listener")
+            )
+        return self._client
+
+
+class KafkaTarget:
+    """A group of a Kafka cluster, as its own tools show it.
+
+    Args:
+        config: as of `KafkaCluster`.
+        group: a group without members.
+        connect: makes the cluster's client.
+
+    """
+
+    def __init__(
+        self,
+        config: str | Mapping[str, Any],
+        group: str,
+        connect: Callable[[str | Mapping[str, Any]], KafkaCluster] = KafkaCluster,
+    ) -> None:
+        self._group = group
+        # Made at once, so that a wrong setting is the caller's error; it connects by itself.
+        self._cluster = connect(config)
+        self.name = f"group {group!r} at Kafka {self._cluster.address}"
+
+    def commit(self, offsets: Offsets) -> None:
+        """Store offsets; see `CoordinatorTarget.commit`."""
+        try:
+            self._cluster.commit(self._group, offsets)
+        except KafkaRefused as error:
+            raise Refused(str(error), error.errors) from error
+        except KafkaUnavailable as error:
+            raise NotNow(str(error)) from error
+        except KafkaGroupError as error:
+            raise Refused(str(error), offsets) from error
+
+    def close(self) -> None:
+        """Do nothing: the client ends with this object."""
+
+
+Target = CoordinatorTarget | KafkaTarget
+
+
+def _chunks(offsets: Offsets) -> Iterator[Offsets]:
+    entries = iter(offsets.items())
+    while chunk := dict(islice(entries, PARTITIONS_PER_COMMIT)):
+        yield chunk
