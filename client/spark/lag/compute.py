@@ -81,35 +81,18 @@ def group_lag(lags: DataFrame, by: Sequence[str] = ("group", "topic")) -> DataFr
 
     """
     worst_one = F.max_by(F.struct("topic", "partition"), F.col("lag"))
-    return (
-        lags.groupBy("at", *by)
-        .agg(
-            F.count("*").alias("partitions"),
-            F.count_if(F.col("lag").isNull()).alias("unknown"),
-            F.count_if(F.col("lag") > 0).alias("behind"),
-            F.sum("lag").alias("lag"),
-            F.max("lag").alias("lag_max"),
-            worst_one.alias("_worst"),
-            F.max("lag_seconds").alias("lag_seconds"),
-            F.bool_or("at_least").alias("at_least"),
-            F.sum("expired").alias("expired"),
-            F.max("committed_at").alias("last_commit"),
-        )
-        .select(
-            "at",
-            *by,
-            "partitions",
-            "unknown",
-            "behind",
-            "lag",
-            "lag_max",
-            F.col("_worst.topic").alias("worst_topic"),
-            F.col("_worst.partition").alias("worst_partition"),
-            "lag_seconds",
-            "at_least",
-            "expired",
-            "last_commit",
-        )
+    return lags.groupBy("at", *by).agg(
+        F.count("*").alias("partitions"),
+        F.count_if(F.col("lag").isNull()).alias("unknown"),
+        F.count_if(F.col("lag") > 0).alias("behind"),
+        F.sum("lag").alias("lag"),
+        F.max("lag").alias("lag_max"),
+        worst_one["topic"].alias("worst_topic"),
+        worst_one["partition"].alias("worst_partition"),
+        F.max("lag_seconds").alias("lag_seconds"),
+        F.bool_or("at_least").alias("at_least"),
+        F.sum("expired").alias("expired"),
+        F.max("committed_at").alias("last_commit"),
     )
 
 
@@ -190,15 +173,9 @@ def windowed(
         .select(
             F.col("window.start").alias("window_start"),
             F.col("window.end").alias("window_end"),
-            *by,
-            "samples",
-            "lag_min",
-            "lag_avg",
-            "lag_max",
-            "lag_last",
-            "lag_seconds_max",
-            "growth",
+            "*",
         )
+        .drop("window")
     )
 
 

@@ -16,88 +16,21 @@ from client.spark.lag.compute import windowed, worst
 from client.spark.lag.ends import kafka_ends, log_ends, registry_ends
 from client.spark.lag.history import Sample, keep_sample, read_samples, take_sample, watch
 
-# ------------------------------------------------------------------------------------------
-# Tables for a terminal. Pure.
-
-
-def table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return rows under their names, numbers to the right; nothing known is a dash."""
-    texts = [[_cell(value) for value in row] for row in rows]
-    right = [
-        all(row[at] is None or isinstance(row[at], int | float) for row in rows)
-        for at in range(len(names))
-    ]
-    widths = [
-        max(len(name), *(len(row[at]) for row in texts)) if texts else len(name)
-        for at, name in enumerate(names)
-    ]
-    lines = [list(names), *texts]
-    return "\n".join(
-        "  ".join(
-            text.rjust(width) if to_right else text.ljust(width)
-            for text, width, to_right in zip(line, widths, right, strict=True)
-        ).rstrip()
-        for line in lines
-    )
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.1f}"
-    if isinstance(value, datetime):
-        return value.isoformat(sep=" ", timespec="seconds")
-    return str(value)
-
-
-# ------------------------------------------------------------------------------------------
-# ``python -m client.spark.lag``: who is behind, once or again and again.
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TOO_FAR_BEHIND: Final = 3
+# The columns of each kind of table.
 SHOWN: Final = {
     "groups": (
-        "group",
-        "topic",
-        "lag",
-        "lag_seconds",
-        "at_least",
-        "behind",
-        "partitions",
-        "unknown",
-        "worst_topic",
-        "worst_partition",
-        "expired",
-        "last_commit",
+        "group topic lag lag_seconds at_least behind partitions unknown worst_topic "
+        "worst_partition expired last_commit"
     ),
     "partitions": (
-        "group",
-        "topic",
-        "partition",
-        "lag",
-        "lag_seconds",
-        "at_least",
-        "committed",
-        "end_offset",
-        "expired",
-        "committed_at",
+        "group topic partition lag lag_seconds at_least committed end_offset expired committed_at"
     ),
     "windows": (
-        "window_start",
-        "group",
-        "topic",
-        "samples",
-        "lag_min",
-        "lag_avg",
-        "lag_max",
-        "lag_last",
-        "lag_seconds_max",
-        "growth",
+        "window_start group topic samples lag_min lag_avg lag_max lag_last lag_seconds_max growth"
     ),
 }
 
@@ -173,7 +106,7 @@ class Shown:
 
     def show(self, rows: "DataFrame", what: str) -> None:
         """Print rows."""
-        names = SHOWN[what]
+        names = SHOWN[what].split()
         listed = [row.asDict() for row in rows.select(*names).collect()]
         if self.output == "json":
             for row in listed:
@@ -393,3 +326,36 @@ def _session() -> "SparkSession":
 
 def _text(value: object) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return rows under their names, numbers to the right; nothing known is a dash."""
+    texts = [[_cell(value) for value in row] for row in rows]
+    right = [
+        all(row[at] is None or isinstance(row[at], int | float) for row in rows)
+        for at in range(len(names))
+    ]
+    widths = [
+        max(len(name), *(len(row[at]) for row in texts)) if texts else len(name)
+        for at, name in enumerate(names)
+    ]
+    lines = [list(names), *texts]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    return str(value)
