@@ -1,35 +1,50 @@
-"""What operators ask for: describe, list, delete, and the drain of a member."""
+"""What operators look at and change: groups, members, offsets, lag and rebalances."""
 
 from typing import Final
 
-from coordinator.group.core import Core, Decision, Now, Outcome
+from coordinator.group.core import TOPICS_NAMED_MAX, Core, Decision, Now, Outcome
 from coordinator.group.group import Group
-from coordinator.group.member import Member
+from coordinator.group.member import CONSUMER, Member
 from coordinator.group.offset_store import unpack_row
-from coordinator.group.rebalance import start_rebalance
-from coordinator.group.records import GroupDeleted, OffsetRemoved, OffsetsCommitted, Record
+from coordinator.group.rebalance import maybe_start_rebalance
+from coordinator.group.records import (
+    GroupDeleted,
+    GroupRetention,
+    OffsetRemoved,
+    OffsetsCommitted,
+    Record,
+)
 from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode
+from protocol.fields import REQUEST_PARTITIONS_MAX
 from protocol.messages import (
+    AlterGroupRetentionRequest,
+    AlterGroupRetentionResponse,
     DescribedGroup,
     DescribedMember,
     DescribeLagResponse,
+    DescribeRebalancesRequest,
+    DescribeRebalancesResponse,
     DrainedMember,
     DrainMemberRequest,
     DrainMemberResponse,
     ListedGroup,
     ListGroupsRequest,
     OffsetChange,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
     PartitionLag,
+    PartitionResult,
     TopicLag,
+    TopicResult,
     describe_error,
 )
 from protocol.partition import NO_LEADER_EPOCH, NO_OFFSET
 
-# ------------------------------------------------------------------------------------------
-# What operators ask for: describe, list, delete, and the drain of a member.
-
-CLASSIC = "classic"
+CLASSIC: Final = "classic"
+_UNKNOWN: Final = -1
+# With the longest names, the tombstones of so many partitions are still one batch of the log.
+DELETE_MAX: Final = REQUEST_PARTITIONS_MAX
 
 
 def describe(core: Core, group_id: str) -> DescribedGroup:
@@ -108,9 +123,9 @@ def drain(core: Core, request: DrainMemberRequest, token: object, now: Now) -> O
     for member in fresh:
         member.drained = True
         d.event("group.drain_asked", member_id=member.member_id, client_id=member.client_id)
-    if fresh and group.state is not GroupState.PREPARING:
+    if fresh:
         detail = f"drain of client {request.client_id} asked"
-        start_rebalance(d, group, Trigger.DRAIN_ASKED, "drain asked", fresh[0], detail)
+        maybe_start_rebalance(d, group, Trigger.DRAIN_ASKED, "drain asked", fresh[0], detail)
     members = tuple(DrainedMember(m.member_id, _owns_nothing(m)) for m in asked)
     d.answer(token, DrainMemberResponse(ErrorCode.NONE.value, members))
     return d.outcome
@@ -124,10 +139,75 @@ def _refuse(d: Decision, token: object, error: ErrorCode) -> None:
     d.answer(token, DrainMemberResponse(error.value, ()))
 
 
-# ------------------------------------------------------------------------------------------
-# How far behind is a group, and what has changed of its offsets: only looks, changes nothing.
+def delete_offsets(core: Core, request: OffsetDeleteRequest, token: object, now: Now) -> Outcome:
+    """Forget committed offsets of topics that the group doesn't subscribe to (KIP-496).
 
-_UNKNOWN: Final = -1
+    The group stays, also without any offset; expiry removes it. More than `DELETE_MAX` partitions
+    are 42 as a whole.
+    """
+    d = Decision(core, request.group_id, now)
+    group = core.groups.get(request.group_id)
+    if group is None:
+        d.answer(token, OffsetDeleteResponse(ErrorCode.GROUP_ID_NOT_FOUND.value, ()))
+        return d.outcome
+    if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER:
+        # What its members use can't be read.
+        d.answer(token, OffsetDeleteResponse(ErrorCode.NON_EMPTY_GROUP.value, ()))
+        return d.outcome
+    if sum(len(topic.partitions) for topic in request.topics) > DELETE_MAX:
+        d.answer(token, OffsetDeleteResponse(ErrorCode.INVALID_REQUEST.value, ()))
+        return d.outcome
+    results = []
+    for named in request.topics:
+        topic, partitions = named.topic, named.partitions
+        error = ErrorCode.NONE.value
+        if group.subscribed is None or topic in group.subscribed:
+            error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC.value
+        else:
+            _remove(d, group, topic, partitions)
+        results.append(TopicResult(topic, tuple(PartitionResult(p, error) for p in partitions)))
+    if d.outcome.records:
+        topics = list(dict.fromkeys(r.topic for r in results))[:TOPICS_NAMED_MAX]
+        d.event("offsets.removed", count=len(d.outcome.records), topics=topics, reason="on request")
+    d.answer(token, OffsetDeleteResponse(ErrorCode.NONE.value, tuple(results)))
+    return d.outcome
+
+
+def _remove(d: Decision, group: Group, topic: str, partitions: tuple[int, ...]) -> None:
+    for partition in partitions:
+        if partition in group.offsets.get(topic, ()):
+            d.emit(OffsetRemoved(group.group_id, topic, partition))
+
+
+def alter_retention(
+    core: Core, request: AlterGroupRetentionRequest, token: object, now: Now
+) -> Outcome:
+    """Keep the group's offsets for another time than the server's setting."""
+    d = Decision(core, request.group_id, now)
+    group = core.groups.get(request.group_id)
+    if group is None:
+        d.answer(token, AlterGroupRetentionResponse(ErrorCode.GROUP_ID_NOT_FOUND.value))
+        return d.outcome
+    before = group.retention_ms
+    if before != request.retention_ms:
+        d.emit(GroupRetention(request.group_id, request.retention_ms))
+        d.event("group.retention_changed", before=before, after=request.retention_ms)
+    d.answer(token, AlterGroupRetentionResponse(ErrorCode.NONE.value))
+    return d.outcome
+
+
+def describe_rebalances(
+    core: Core, request: DescribeRebalancesRequest
+) -> DescribeRebalancesResponse:
+    """Return the newest rebalances of a group that have ended, newest first; 69 if unknown."""
+    group_id = request.group_id
+    group = core.groups.get(group_id)
+    if group is None:
+        error = ErrorCode.GROUP_ID_NOT_FOUND.value
+        return DescribeRebalancesResponse(error, f"Group {group_id} not found.", group_id, ())
+    newest = sorted(group.rebalances.values(), key=lambda r: r.number, reverse=True)
+    shown = tuple(newest[: max(request.max_rebalances, 0)])
+    return DescribeRebalancesResponse(ErrorCode.NONE.value, None, group_id, shown)
 
 
 def describe_lag(core: Core, group_id: str) -> DescribeLagResponse:

@@ -1,4 +1,9 @@
-"""What all request handlers share: the groups, replay, and one decision in the making."""
+"""What all request handlers share: settings, the groups, and one decision in the making.
+
+The core is pure: the time, the caller and fresh ids come in as arguments, and what it wants done
+comes out as an `Outcome`. `Core.replay` alone changes hard state, when the log is loaded and when
+a `Decision` emits a record, so that a replay of the log gives the same state again.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +27,6 @@ from coordinator.group.registry import Registry
 from protocol.errors import ErrorCode
 from protocol.messages import (
     Answer,
-    HeartbeatResponse,
     JoinGroupResponse,
     Rebalance,
     Response,
@@ -31,11 +35,19 @@ from protocol.messages import (
     sync_error,
 )
 
-# ------------------------------------------------------------------------------------------
-# The limits and times that groups live by.
-
 MIB = 1024 * 1024
 MINUTE_MS = 60_000
+
+# What the leader's answer, and the batch with the group's record, hold besides their members: most
+# of it is the rebalance that ends in the same batch, with everybody who was late.
+HEAD_BYTES = 65_536
+
+# Partitions that the event of a removed member names; it may have owned 100,000.
+PARTITIONS_NAMED_MAX = 100
+# Topics that an event names.
+TOPICS_NAMED_MAX = 10
+
+_SUPERSEDED = "a newer request of this member took its place"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +74,6 @@ class GroupConfig:
     max_assignments_bytes: int = 8 * MIB
     # How long a new member's first JoinGroup may stay parked; Kafka fixes it at 5 minutes.
     new_member_join_timeout_ms: int = 300_000
-
-
-# ------------------------------------------------------------------------------------------
-# What goes into a decision besides the request, and what the pure core asks for in return.
 
 
 class Now(NamedTuple):
@@ -128,19 +136,6 @@ class Outcome:
         )
 
 
-# ------------------------------------------------------------------------------------------
-# What all request handlers share: the groups, replay, and one decision in the making.
-
-# What the leader's answer, and the batch with the group's record, hold besides their members: most
-# of it is the rebalance that ends in the same batch, with everybody who was late.
-HEAD_BYTES = 65_536
-
-# Partitions that the event of a removed member names; it may have owned 100,000.
-PARTITIONS_TOLD = 100
-
-_SUPERSEDED = "a newer request of this member took its place"
-
-
 class HardGroup(NamedTuple):
     """What a crash leaves of one group."""
 
@@ -153,19 +148,6 @@ class HardGroup(NamedTuple):
 
 class Core:
     """The groups of a shard."""
-
-    __slots__ = (
-        "config",
-        "groups",
-        "latest",
-        "new_uuid",
-        "newest_ms",
-        "parked",
-        "registry",
-        "storage_full",
-        "timers",
-        "wall_offset_ms",
-    )
 
     def __init__(
         self, config: GroupConfig, new_uuid: Callable[[], str], registry: Registry | None = None
@@ -185,9 +167,7 @@ class Core:
         """Apply one record: the only code that changes hard state. It can't fail."""
         group_id = record[0]
         if type(record) is GroupDeleted:
-            gone = self.groups.pop(group_id, None)
-            if gone is not None and gone.is_at_rest():
-                gone.part()
+            self.groups.pop(group_id, None)
             return
         group = self.groups.get(group_id)
         if group is None:
@@ -261,17 +241,10 @@ class Core:
         if member.join is None and member.sync is None:
             self.timers.arm(member.timer, now_ms + member.session_timeout_ms)
 
-    def touch(self, member: Member, now_ms: int) -> None:
+    def restart_session(self, member: Member, now_ms: int) -> None:
         """Give *member* a full session from now on."""
         member.heard_ms = now_ms
         self.timers.arm(member.timer, now_ms + member.session_timeout_ms)
-
-
-def _names(member: Member) -> list[str]:
-    """Return the partitions of *member* for a person to read."""
-    owned = sorted(member.owned or ())
-    names = [f"{topic}-{partition}" for topic, partition in owned[:PARTITIONS_TOLD]]
-    return names + ([f"and {len(owned) - len(names)} more"] if len(owned) > len(names) else [])
 
 
 def _forget_offset(group: Group, record: OffsetRemoved) -> None:
@@ -370,7 +343,7 @@ class Decision:
             self.finish_sync(member, sync_error(code, detail))
         self.core.timers.cancel(member.timer)
         group.drop(member)
-        group.bury(member.member_id, detail)
+        group.note_removal(member.member_id, detail)
         self.event(
             "group.member_removed",
             member_id=member.member_id,
@@ -389,5 +362,8 @@ class Decision:
         del group.pending[pending.member_id]
 
 
-# Answers that say nothing but the code are made once.
-HEARTBEAT = {code: HeartbeatResponse(code.value) for code in ErrorCode}
+def _names(member: Member) -> list[str]:
+    """Return the partitions of *member* for a person to read."""
+    owned = sorted(member.owned or ())
+    names = [f"{topic}-{partition}" for topic, partition in owned[:PARTITIONS_NAMED_MAX]]
+    return names + ([f"and {len(owned) - len(names)} more"] if len(owned) > len(names) else [])

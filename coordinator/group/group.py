@@ -1,8 +1,10 @@
 """One group: what survives a crash, and what does not."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import Final
 
+from coordinator.group.history import RunningRebalance
 from coordinator.group.member import Member, PendingId, Timer, TimerKind
 from coordinator.group.offset_store import CommittedOffset, StoredOffsets
 from coordinator.group.records import GroupMetadata, MemberMetadata
@@ -11,111 +13,64 @@ from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode
 from protocol.messages import JoinGroupMember, JoinProtocol, Rebalance
 
-if TYPE_CHECKING:
-    from coordinator.group.history import Running
-
 # So many members that are gone are remembered with what became of them.
-OBITUARIES_MAX: Final = 100
+REMOVALS_MAX: Final = 100
 
 _UNKNOWN: Final = ErrorCode.UNKNOWN_MEMBER_ID.value
 _FENCED: Final = ErrorCode.FENCED_INSTANCE_ID.value
 
 
+@dataclass(slots=True, eq=False)
 class Group:
     """State of one group. Methods here keep its counters in step and decide nothing."""
 
-    __slots__ = (
-        "answer_bytes",
-        "generation",
-        "group_id",
-        "initial_delay_ms",
-        "initial_remaining_ms",
-        "is_initial",
-        "is_recovering",
-        "join_timer",
-        "leader",
-        "member_added",
-        "members",
-        "obituaries",
-        "offset_count",
-        "offsets",
-        "parked_joins",
-        "patterns",
-        "pending",
-        "protocol",
-        "protocol_type",
-        "rebalance",
-        "rebalances",
-        "record_bytes",
-        "retention_ms",
-        "stable",
-        "state",
-        "static",
-        "subscribed",
-        "support",
-        "sync_timer",
-        "topics_triggered",
-        "topics_version",
-        "unsynced",
-    )
+    group_id: str
+    # Hard: changed by replay alone.
+    offsets: dict[str, StoredOffsets] = field(default_factory=dict)  # By topic, none empty.
+    offset_count: int = 0
+    generation: int = 0
+    stable: GroupMetadata | None = None
+    retention_ms: int | None = None  # None: the server's setting; -1: for ever.
+    # The last ones, by number % REBALANCES_KEPT.
+    rebalances: dict[int, Rebalance] = field(default_factory=dict)
+    # Soft: lost in a crash, made anew from the hard state by a load.
+    state: GroupState = GroupState.EMPTY
+    members: dict[str, Member] = field(default_factory=dict)  # In the order in which they joined.
+    # The member id that holds each group instance id.
+    static: dict[str, str] = field(default_factory=dict)
+    pending: dict[str, PendingId] = field(default_factory=dict)
+    # What became of members that are gone, in words.
+    removals: dict[str, str] = field(default_factory=dict)
+    rebalance: RunningRebalance | None = None
+    # What the members of the current generation subscribe to; None if one can't be read.
+    subscribed: frozenset[str] | None = frozenset()
+    # Versions of the topic registry: up to which the assignment is known to be good, and
+    # up to which changes have made this group rebalance.
+    topics_version: int = 0
+    topics_triggered: int = 0
+    protocol_type: str = ""
+    protocol: str | None = None
+    leader: str | None = None
+    is_recovering: bool = False  # Loaded at a generation that was told and never assigned.
+    is_initial: bool = False  # In the initial rebalance delay.
+    member_added: bool = False  # Since the last look at the initial delay.
+    initial_delay_ms: int = 0
+    initial_remaining_ms: int = 0
+    join_timer: Timer = field(init=False)
+    sync_timer: Timer = field(init=False)
+    # Counters, so that 10,000 members joining cost 10,000 steps and not their square.
+    parked_joins: int = 0
+    unsynced: int = 0
+    answer_bytes: int = 0
+    record_bytes: int = 0
+    # How many members offer each protocol, and want the topics of each pattern.
+    support: dict[str, int] = field(default_factory=dict)
+    patterns: dict[str, int] = field(default_factory=dict)
 
-    def __init__(self, group_id: str) -> None:
-        self.group_id = group_id
-        # Hard: changed by replay alone.
-        self.offsets: dict[str, StoredOffsets] = {}  # By topic, none of them empty.
-        self.offset_count = 0
-        self.generation = 0
-        self.stable: GroupMetadata | None = None
-        self.retention_ms: int | None = None  # None: the server's setting; -1: for ever.
-        self.rebalances: dict[int, Rebalance] = {}  # The last ones, by number % REBALANCES_KEPT.
-        # Soft: lost in a crash, made anew from the hard state by a load.
-        self.state = GroupState.EMPTY
-        self.members: dict[str, Member] = {}  # In the order in which they joined.
-        self.static: dict[str, str] = {}  # The member id that holds each group instance id.
-        self.pending: dict[str, PendingId] = {}
-        self.obituaries: dict[str, str] = {}  # What became of members that are gone, in words.
-        self.rebalance: Running | None = None
-        # What the members of the current generation subscribe to; None if one can't be read.
-        self.subscribed: frozenset[str] | None = frozenset()
-        # Versions of the topic registry: up to which the assignment is known to be good, and
-        # up to which changes have made this group rebalance.
-        self.topics_version = 0
-        self.topics_triggered = 0
-        self.protocol_type = ""
-        self.protocol: str | None = None
-        self.leader: str | None = None
-        self.is_recovering = False  # Loaded at a generation that was told and never assigned.
-        self.is_initial = False  # In the initial rebalance delay.
-        self.member_added = False  # Since the last look at the initial delay.
-        self.initial_delay_ms = 0
-        self.initial_remaining_ms = 0
-        self.join_timer = Timer(TimerKind.JOIN, self)
-        self.sync_timer = Timer(TimerKind.SYNC, self)
-        # Counters, so that 10,000 members joining cost 10,000 steps and not their square.
-        self.parked_joins = 0
-        self.unsynced = 0
-        self.answer_bytes = 0
-        self.record_bytes = 0
-        self.support: dict[str, int] = {}  # How many members offer each protocol,
-        self.patterns: dict[str, int] = {}  # and how many want the topics of each pattern.
-
-    def is_at_rest(self) -> bool:
-        """Say whether nobody is in it and no timer of it is armed, as while it is replayed."""
-        timers = (self.join_timer, self.sync_timer)
-        return not (self.members or self.pending) and all(t.armed_ms is None for t in timers)
-
-    def part(self) -> None:
-        """Let go of timers and members: what is not served any more is freed at once.
-
-        The collector would not find these circles: what was loaded is frozen (`gc.freeze`).
-        """
-        self.join_timer.group = self.sync_timer.group = None
-        for member in self.members.values():
-            member.timer.group = member.timer.subject = None
-        for pending in self.pending.values():
-            pending.timer.group = pending.timer.subject = None
-        self.members = {}
-        self.pending = {}
+    def __post_init__(self) -> None:
+        """Make the timers of the barriers."""
+        self.join_timer = Timer(TimerKind.JOIN, self.group_id)
+        self.sync_timer = Timer(TimerKind.SYNC, self.group_id)
 
     def move(self, trigger: Trigger) -> None:
         """Take the edge of the state table for *trigger*."""
@@ -168,11 +123,11 @@ class Group:
         member = self.members.get(member_id)
         return member, _UNKNOWN if member is None else 0
 
-    def bury(self, member_id: str, obituary: str) -> None:
+    def note_removal(self, member_id: str, why: str) -> None:
         """Remember what became of a member, for when it asks."""
-        if len(self.obituaries) >= OBITUARIES_MAX:
-            del self.obituaries[next(iter(self.obituaries))]
-        self.obituaries[member_id] = obituary
+        if len(self.removals) >= REMOVALS_MAX:
+            del self.removals[next(iter(self.removals))]
+        self.removals[member_id] = why
 
     def update(
         self, member: Member, protocols: tuple[JoinProtocol, ...], topic_pattern: str | None

@@ -1,19 +1,40 @@
-"""A member of a group, and an id that may become one."""
+"""The members of a group, the ids that may become one, and their deadlines.
+
+Theory of operation of the timers
+=================================
+
+A timer has one live entry in a heap, which may be too early: moving its deadline later only
+overwrites a field, and the entry is moved when it surfaces. So a member that commits a thousand
+times a second costs two stores each, and no memory.
+
+The entry of a timer that was turned off stays until it surfaces, which may be weeks later. So
+whenever the heap has doubled, those entries are thrown out.
+
+Deadlines are kept in a time of their own that stands still while the process is stalled:
+`Timers.shift` is one addition, whatever the number of timers.
+
+A timer names its group and member by id. So no circle of references keeps a group in memory that
+isn't served any more; the collector would not find it, because what was loaded is frozen
+(`gc.freeze`).
+"""
 
 import heapq
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from protocol.consumer import decode_assignment, decode_subscription, subscribed_topics
 from protocol.messages import JoinProtocol
 from protocol.partition import TopicPartition
 
-# ------------------------------------------------------------------------------------------
-# Deadlines: of members, pending ids, the barriers of a rebalance, and the shard's own.
+CONSUMER: Final = "consumer"
 
-if TYPE_CHECKING:
-    from coordinator.group.group import Group
+# Topic and partition.
+Owned = frozenset[tuple[str, int]]
+NOTHING: Final[Owned] = frozenset()
 
+# What msgpack adds to a member's fields, rounded up.
+MEMBER_OVERHEAD_BYTES: Final = 48
 
 # With so many entries in the heap at least, those that are off are looked for.
 PRUNE_MIN: Final = 256
@@ -29,19 +50,15 @@ class TimerKind(Enum):
     SWEEP = "a slice of the work on all groups"
 
 
+@dataclass(slots=True, eq=False)
 class Timer:
     """One deadline that can be moved at will; off until armed."""
 
-    __slots__ = ("armed_ms", "deadline_ms", "group", "kind", "subject")
-
-    def __init__(
-        self, kind: TimerKind, group: "Group | None", subject: "Watched | None" = None
-    ) -> None:
-        self.kind = kind
-        self.group = group  # None for a timer of the whole shard.
-        self.subject = subject
-        self.deadline_ms: int | None = None  # In the timers' own time; None is off.
-        self.armed_ms: int | None = None  # Where its live heap entry stands, never later.
+    kind: TimerKind
+    group_id: str = ""  # Empty for the timer of the whole shard.
+    member_id: str = ""  # Also of an id that was only given out.
+    deadline_ms: int | None = None  # In the timers' own time; None is off.
+    armed_ms: int | None = None  # Where its live heap entry stands, never later.
 
 
 class _Entry(NamedTuple):
@@ -51,26 +68,17 @@ class _Entry(NamedTuple):
 
 
 class Timers:
-    """All deadlines of a shard, with cheap re-arming.
-
-    Each timer has one live heap entry, which may be too early: moving a deadline later only
-    overwrites it, and the entry is moved when it surfaces. So a member that commits a
-    thousand times a second costs two stores each, and no memory.
-
-    An entry whose timer was turned off keeps that, its member and its group in memory until it
-    surfaces, which may be weeks later. So whenever the heap has doubled, they are thrown out.
-
-    Deadlines are kept in a time of their own that stands still while the process is stalled:
-    `shift` is one addition, whatever the number of timers.
-    """
-
-    __slots__ = ("_heap", "_prune_at", "_sequence", "_shift_ms")
+    """All deadlines of a shard, with cheap re-arming."""
 
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
         self._prune_at = PRUNE_MIN
         self._sequence = 0
         self._shift_ms = 0
+
+    def __len__(self) -> int:
+        """Return how many entries the heap has."""
+        return len(self._heap)
 
     def arm(self, timer: Timer, at_ms: int) -> None:
         """Let *timer* be due at the monotonic time *at_ms*, whenever it was due before."""
@@ -134,21 +142,6 @@ class Timers:
         self._prune_at = max(2 * len(kept), PRUNE_MIN)
 
 
-# ------------------------------------------------------------------------------------------
-# A member of a group, and an id that may become one.
-
-if TYPE_CHECKING:
-    from coordinator.group.group import Group
-
-CONSUMER: Final = "consumer"
-
-Owned = frozenset[tuple[str, int]]
-NOTHING: Final[Owned] = frozenset()
-
-# What msgpack adds to a member's fields, rounded up.
-MEMBER_OVERHEAD_BYTES: Final = 48
-
-
 class Parked(NamedTuple):
     """A request that is answered later, and the monotonic time at which it came."""
 
@@ -156,97 +149,54 @@ class Parked(NamedTuple):
     at_ms: int
 
 
+@dataclass(slots=True, eq=False)
 class Watched:
     """Something that expires unless it is heard from in time."""
 
-    __slots__ = ("gated_at_ms", "gone", "group", "in_gate", "session_timeout_ms", "timer")
-
-    def __init__(self, group: "Group", kind: TimerKind, session_timeout_ms: int) -> None:
-        self.group = group
-        self.session_timeout_ms = session_timeout_ms
-        self.timer = Timer(kind, group, self)
-        # Replies that wait for the disk: it can't be expected to act before it has them.
-        self.in_gate = 0
-        self.gated_at_ms = 0  # When the latest of them was decided.
-        self.gone = False  # No longer part of the group.
+    member_id: str
+    session_timeout_ms: int
+    timer: Timer
+    # Replies that wait for the disk: it can't be expected to act before it has them.
+    in_gate: int = 0
+    gated_at_ms: int = 0  # When the latest of them was decided.
+    gone: bool = False  # No longer part of the group.
 
 
 class PendingId(Watched):
     """A member id that was given out with MEMBER_ID_REQUIRED and not joined with yet."""
 
-    __slots__ = ("member_id",)
-
-    def __init__(self, group: "Group", member_id: str, session_timeout_ms: int) -> None:
-        super().__init__(group, TimerKind.PENDING, session_timeout_ms)
-        self.member_id = member_id
+    __slots__ = ()
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Member(Watched):
     """Soft state of one member; what must survive a crash is in the group's record."""
 
-    __slots__ = (
-        "assignment",
-        "claimed",
-        "client_host",
-        "client_id",
-        "drained",
-        "former",
-        "group_instance_id",
-        "heard_ms",
-        "is_loaded",
-        "is_new",
-        "join",
-        "member_id",
-        "owned",
-        "protocols",
-        "rebalance_timeout_ms",
-        "sync",
-        "synced",
-        "topic_pattern",
-        "topics",
-    )
-
-    def __init__(
-        self,
-        group: "Group",
-        member_id: str,
-        *,
-        client_id: str,
-        client_host: str,
-        session_timeout_ms: int,
-        rebalance_timeout_ms: int,
-        protocols: tuple[JoinProtocol, ...],
-        heard_ms: int,
-        group_instance_id: str | None = None,
-        topic_pattern: str | None = None,
-    ) -> None:
-        super().__init__(group, TimerKind.SESSION, session_timeout_ms)
-        self.member_id = member_id
-        self.group_instance_id = group_instance_id
-        self.client_id = client_id
-        self.client_host = client_host
-        self.rebalance_timeout_ms = rebalance_timeout_ms
-        self.protocols = protocols
-        self.topic_pattern = topic_pattern  # It wants whatever registered topic matches.
-        # The topics it subscribes to under the protocol in force; None if that can't be read.
-        self.topics: tuple[str, ...] | None = ()
-        # Monotonic time of its last request, or of our answer to one that was parked.
-        self.heard_ms = heard_ms
-        self.join: Parked | None = None
-        self.sync: Parked | None = None
-        self.is_loaded = False  # Known from the log: whether it was drained is forgotten.
-        self.is_new = True  # Until its first JoinGroup is answered.
-        self.synced = False  # Has sent its SyncGroup of this generation.
-        self.drained = False  # Asked to give everything up; lasts as long as the membership.
-        # What it said it still has when it last joined, if it is drained.
-        self.claimed: tuple[TopicPartition, ...] = ()
-        self.assignment = b""  # Of the last generation that was assigned.
-        # What the assignment names, read once a generation because every commit asks;
-        # None where that can't be known.
-        self.owned: Owned | None = NOTHING
-        # What it owned in the last generation that was assigned, and nobody does in this one:
-        # it may still commit that, which is how a cooperative member hands a partition over.
-        self.former: Owned = NOTHING
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    protocols: tuple[JoinProtocol, ...]
+    topic_pattern: str | None  # It wants whatever registered topic matches.
+    # Monotonic time of its last request, or of our answer to one that was parked.
+    heard_ms: int
+    # The topics it subscribes to under the protocol in force; None if that can't be read.
+    topics: tuple[str, ...] | None = ()
+    join: Parked | None = None
+    sync: Parked | None = None
+    is_loaded: bool = False  # Known from the log: whether it was drained is forgotten.
+    is_new: bool = True  # Until its first JoinGroup is answered.
+    synced: bool = False  # Has sent its SyncGroup of this generation.
+    drained: bool = False  # Asked to give everything up; lasts as long as the membership.
+    # What it said it still has when it last joined, if it is drained.
+    claimed: tuple[TopicPartition, ...] = ()
+    assignment: bytes = b""  # Of the last generation that was assigned.
+    # What the assignment names, read once a generation because every commit asks;
+    # None where that can't be known.
+    owned: Owned | None = NOTHING
+    # What it owned in the last generation that was assigned, and nobody does in this one:
+    # it may still commit that, which is how a cooperative member hands a partition over.
+    former: Owned = NOTHING
 
     def metadata_for(self, protocol: str | None) -> bytes:
         """Return its subscription under *protocol*, empty if it has none."""

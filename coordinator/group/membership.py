@@ -1,10 +1,27 @@
-"""Heartbeat, LeaveGroup, and what happens to members that are not heard from."""
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup, and members that are not heard from.
+
+Static members
+==============
+
+A group instance id outlives the member ids that hold it (KIP-345).
+
+A client that starts with an instance id gets a new member id each time. If the instance is in
+the group already, the new id takes the place of the old one, in whatever state the group is:
+its order, leadership and partitions stay, and the old id is fenced. So a member that restarts
+within its session moves no partition.
+
+A fenced id stays fenced, restart or not: where the last stable generation is in the log with
+the old id, it is written again with the new one, and every answer waits for that.
+
+In a stable group the newcomer is answered at once, in the same generation, if nothing that
+the assignment depends on has changed: the protocol that all vote for, and the topics. Else
+the group rebalances. Kafka ignores changed topics here; they would never be assigned.
+"""
 
 from typing import Final
 
-from coordinator.group import history, maintenance
+from coordinator.group import history
 from coordinator.group.core import (
-    HEARTBEAT,
     Caller,
     Core,
     Decision,
@@ -14,21 +31,31 @@ from coordinator.group.core import (
     Reply,
 )
 from coordinator.group.group import Group
-from coordinator.group.member import CONSUMER, NOTHING, Member, PendingId, read_assignment
+from coordinator.group.member import (
+    CONSUMER,
+    NOTHING,
+    Member,
+    PendingId,
+    Timer,
+    TimerKind,
+    read_assignment,
+)
 from coordinator.group.rebalance import (
-    joined,
+    end_report,
+    join_answer,
     maybe_complete_join,
-    member_parked,
-    members_lost,
+    maybe_start_rebalance,
+    rebalance_if_topics_changed,
     start_rebalance,
 )
 from coordinator.group.records import GroupMetadata, MemberMetadata
 from coordinator.group.refusals import (
     STORAGE_FULL,
-    cut,
-    held,
+    instance_holder,
+    member_refusal,
     refusal,
     seconds,
+    shortened,
     unknown_member,
     with_reason,
 )
@@ -49,312 +76,6 @@ from protocol.messages import (
 )
 from protocol.partition import INT32_MAX, NO_GENERATION
 
-# ------------------------------------------------------------------------------------------
-# Heartbeat, LeaveGroup, and what happens to members that are not heard from.
-
-_ALIVE = HEARTBEAT[ErrorCode.NONE]
-_REJOIN = HEARTBEAT[ErrorCode.REBALANCE_IN_PROGRESS]
-
-
-def heartbeat(core: Core, request: HeartbeatRequest, token: object, now: Now) -> Outcome:
-    """Answer a heartbeat at once; 0 and 27 reveal nothing new and so skip the gate."""
-    outcome = Outcome(request.group_id)
-    response, member = _beat(core, request, now)
-    gated = member is None
-    if member is not None:
-        core.heard(member, now.mono_ms)
-    outcome.replies.append(Reply(token, response, gated, None))
-    return outcome
-
-
-def _beat(
-    core: Core, request: HeartbeatRequest, now: Now
-) -> tuple[HeartbeatResponse, Member | None]:
-    group = core.groups.get(request.group_id)
-    member = None if group is None else group.members.get(request.member_id)
-    if group is None or member is None or request.group_instance_id is not None:
-        error = ErrorCode.UNKNOWN_MEMBER_ID.value
-        if group is not None:
-            member, error = group.find(request.member_id, request.group_instance_id)
-        if group is None or member is None:
-            return _refused(group, request, error, now), None
-    if request.generation_id != group.generation and not (
-        # After a crash at a generation that was told but never assigned, some members
-        # know of it and some don't; both only need to join again.
-        group.is_recovering
-        and group.stable is not None
-        and request.generation_id == group.stable.generation
-    ):
-        return _refused(group, request, ErrorCode.ILLEGAL_GENERATION.value, now), None
-    return (_REJOIN if group.state is GroupState.PREPARING else _ALIVE), member
-
-
-def _refused(
-    group: Group | None, request: HeartbeatRequest, error: int, now: Now
-) -> HeartbeatResponse:
-    text = refusal(
-        group,
-        error,
-        request.member_id,
-        request.group_instance_id,
-        request.generation_id,
-        now.mono_ms,
-    )
-    return HeartbeatResponse(error, text)
-
-
-def leave(core: Core, request: LeaveGroupRequest, token: object, now: Now) -> Outcome:
-    """Remove the named members, with one rebalance for all of them."""
-    d = Decision(core, request.group_id, now)
-    group = core.groups.get(request.group_id)
-    removed: list[tuple[Member, str]] = []
-    results: list[LeftMember] = []
-    for leaving in request.members:
-        error: int = ErrorCode.UNKNOWN_MEMBER_ID.value
-        message: str | None = unknown_member(None, leaving.member_id, None)
-        if group is not None:
-            error, message = _leave(d, group, leaving, removed)
-        results.append(LeftMember(leaving.member_id, leaving.group_instance_id, error, message))
-    d.answer(token, LeaveGroupResponse(ErrorCode.NONE.value, tuple(results)))
-    if group is not None:
-        if removed:
-            member, detail = removed[0]
-            detail += f" (and {len(removed) - 1} more)" if len(removed) > 1 else ""
-            members_lost(d, group, "member left", member, detail)
-        else:
-            maybe_complete_join(d, group)
-    return d.outcome
-
-
-def _leave(
-    d: Decision, group: Group, leaving: LeavingMember, removed: list[tuple[Member, str]]
-) -> tuple[int, str | None]:
-    """Take one member out, or say why not."""
-    member_id, instance_id, reason = leaving.member_id, leaving.group_instance_id, leaving.reason
-    if member_id in group.pending:
-        # It was no member yet, so a stable group is not disturbed.
-        d.forget_pending(group, group.pending[member_id])
-        return ErrorCode.NONE.value, None
-    what = "left"
-    if not member_id and instance_id in group.static:
-        # An operator knows the instance, and not under which id it came back last.
-        member_id = group.static[instance_id]
-        what = f"instance id {instance_id!r} removed on request"
-    member, error = group.find(member_id, instance_id)
-    if member is None:
-        text = refusal(group, error, member_id, instance_id, NO_GENERATION, d.now.mono_ms)
-        return error, text
-    detail = with_reason(what, reason)
-    d.remove(group, member, "left", detail)
-    removed.append((member, detail))
-    return ErrorCode.NONE.value, None
-
-
-def session_fired(d: Decision, group: Group, member: Member) -> None:
-    """Remove a member whose session ended."""
-    gap_ms = d.now.mono_ms - member.heard_ms
-    if member.join is not None and member.is_new:
-        # Nothing else bounds the wait of a first JoinGroup.
-        detail = f"its first JoinGroup was parked for {seconds(gap_ms)}"
-    elif member.join is not None or member.sync is not None:
-        return  # We owe it the answer; its session starts anew with that.
-    else:
-        timeout = seconds(member.session_timeout_ms)
-        detail = f"no heartbeat for {seconds(gap_ms)}, session timeout {timeout}"
-    d.remove(group, member, "session expired", detail)
-    members_lost(d, group, "session expired", member, detail)
-
-
-def pending_fired(d: Decision, group: Group, pending: PendingId) -> None:
-    """Take back an id that was given out and not used in time."""
-    d.forget_pending(group, pending)
-    maybe_complete_join(d, group)
-
-
-def withdraw(core: Core, token: object, now: Now) -> Outcome | None:
-    """Forget the parked request of a client that vanished; its session runs on from here."""
-    member = core.parked.pop(token, None)
-    if member is None:
-        return None
-    group = member.group
-    if member.join is not None and member.join.token == token:
-        member.join = None
-        member.is_new = False
-        group.parked_joins -= 1
-    else:
-        member.sync = None
-        member.synced = False
-        group.unsynced += 1
-    core.touch(member, now.mono_ms)
-    return Outcome(group.group_id)
-
-
-# ------------------------------------------------------------------------------------------
-# Static members: a group instance id outlives the member ids that hold it (KIP-345).
-
-# Theory of operation
-# ===================
-#
-# A client that starts with an instance id gets a new member id each time. If the instance is in
-# the group already, the new id takes the place of the old one, in whatever state the group is:
-# its order, leadership and partitions stay, and the old id is fenced. So a member that restarts
-# within its session moves no partition.
-#
-# A fenced id stays fenced, restart or not: where the last stable generation is in the log with
-# the old id, it is written again with the new one, and every answer waits for that.
-#
-# In a stable group the newcomer is answered at once, in the same generation, if nothing that
-# the assignment depends on has changed: the protocol that all vote for, and the topics. Else
-# the group rebalances. Kafka ignores changed topics here; they would never be assigned.
-
-
-def replaced_member(group: Group | None, request: JoinGroupRequest) -> Member | None:
-    """Return the member whose place the sender of *request* takes, None if it takes none."""
-    if group is None or request.member_id or request.group_instance_id is None:
-        return None
-    member_id = group.static.get(request.group_instance_id)
-    return None if member_id is None else group.members[member_id]
-
-
-def new_member(
-    d: Decision, group: Group, member_id: str, request: JoinGroupRequest, caller: Caller
-) -> Member:
-    """Return a member as *request* describes it, not yet in the group."""
-    return Member(
-        group,
-        member_id,
-        client_id=caller.client_id,
-        client_host=caller.client_host,
-        session_timeout_ms=request.session_timeout_ms,
-        rebalance_timeout_ms=request.rebalance_timeout_ms,
-        protocols=request.protocols,
-        heard_ms=d.now.mono_ms,
-        group_instance_id=request.group_instance_id,
-        topic_pattern=request.topic_pattern,
-    )
-
-
-def replace(
-    d: Decision,
-    group: Group,
-    old: Member,
-    request: JoinGroupRequest,
-    token: object,
-    caller: Caller,
-) -> None:
-    """Put the sender of *request* in the place of *old*, and answer it or park its JoinGroup."""
-    member_id = f"{request.group_instance_id}-{d.core.new_uuid()}"
-    member = new_member(d, group, member_id, request, caller)
-    answer_bytes = member.answer_bytes() - old.answer_bytes()
-    record_bytes = member.record_bytes() - old.record_bytes()
-    if max(answer_bytes, record_bytes) > 0 and not d.core.has_room(
-        group, answer_bytes, record_bytes
-    ):
-        text = "its subscription has no room in the largest answer or record that fits"
-        d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", text))
-        return
-    detail = _swap(d, group, old, member)
-    if (
-        group.state is GroupState.STABLE
-        and not _may_be_drained(old)
-        and _wants_the_same(group, old, member)
-        and group.vote() == group.protocol
-    ):
-        put_on_record(d, group, member, is_current=True)
-        d.answer(token, joined(group, member.member_id, skip_assignment=True), member)
-        return
-    put_on_record(d, group, member)
-    d.park_join(group, member, token)
-    detail = with_reason(detail, request.reason)
-    cause = "static member replaced"
-    member_parked(d, group, Trigger.MEMBER_REJOINED, cause, member, detail)
-
-
-def _swap(d: Decision, group: Group, old: Member, member: Member) -> str:
-    """Let *member* be what *old* was, fence the old id, and say so in words."""
-    group.replace(old, member)
-    assert member.group_instance_id is not None
-    fence = held(group, member.group_instance_id)
-    if old.join is not None:
-        error = join_error(ErrorCode.FENCED_INSTANCE_ID, old.member_id, fence)
-        d.finish_join(group, old, error)
-    if old.sync is not None:
-        d.finish_sync(old, sync_error(ErrorCode.FENCED_INSTANCE_ID, fence))
-    d.core.timers.cancel(old.timer)
-    by = f"member {member.member_id} (client {member.client_id}) from host {member.client_host}"
-    group.bury(old.member_id, f"replaced by {by}")
-    # It is no newcomer: nothing but the rebalance bounds the wait of its first JoinGroup.
-    member.is_new = False
-    member.read_topics(group.protocol_type, group.protocol)
-    d.core.touch(member, d.now.mono_ms)
-    d.event(
-        "group.member_replaced",
-        member_id=member.member_id,
-        group_instance_id=member.group_instance_id,
-        client_id=member.client_id,
-        client_host=member.client_host,
-        replaced=old.member_id,
-        generation=group.generation,
-    )
-    return f"instance id {member.group_instance_id!r}: {old.member_id} replaced by {by}"
-
-
-def _may_be_drained(old: Member) -> bool:
-    """Say whether the newcomer would wait for partitions that nobody gives it.
-
-    A crash forgets the mark; who has nothing then may have had it.
-    """
-    return old.drained or (old.is_loaded and old.owned == NOTHING)
-
-
-def _wants_the_same(group: Group, old: Member, member: Member) -> bool:
-    """Say whether the assignment that *old* had a part in suits *member*."""
-    if old.topic_pattern != member.topic_pattern:
-        return False
-    if old.topics is None or member.topics is None:
-        # Topics of a consumer that can't be read may differ wherever the bytes do.
-        protocol = group.protocol
-        return group.protocol_type != CONSUMER or (
-            old.metadata_for(protocol) == member.metadata_for(protocol)
-        )
-    return frozenset(old.topics) == frozenset(member.topics)
-
-
-def put_on_record(d: Decision, group: Group, member: Member, *, is_current: bool = False) -> None:
-    """Write the last stable generation again where *member*'s instance had another id in it.
-
-    Also for an instance that had left since: a crash brings back what was stable, and must not
-    bring back a member that fences the living one. *is_current*: the member is all that the
-    record says of it now.
-    """
-    stable = group.stable
-    instance_id = member.group_instance_id
-    if stable is None or instance_id is None:
-        return
-    old = next((m for m in stable.members if m.group_instance_id == instance_id), None)
-    if old is None:
-        return
-    new = old._replace(member_id=member.member_id)
-    if is_current:
-        new = MemberMetadata(
-            member.member_id,
-            instance_id,
-            member.client_id,
-            member.client_host,
-            member.rebalance_timeout_ms,
-            member.session_timeout_ms,
-            member.metadata_for(group.protocol),
-            old.assignment,
-            member.topic_pattern,
-        )
-    leader = member.member_id if stable.leader == old.member_id else stable.leader
-    members = tuple(new if m is old else m for m in stable.members)
-    d.emit(stable._replace(leader=leader, members=members))
-
-
-# ------------------------------------------------------------------------------------------
-# JoinGroup.
-
 # Different patterns in a group. Each is matched with every topic, and one that is new takes up to
 # a quarter of a second for 100,000 of them.
 PATTERNS_MAX: Final = 32
@@ -363,19 +84,22 @@ PATTERNS_MAX: Final = 32
 _Refusal = tuple[int, str | None]
 _TOO_LARGE = "the members' subscriptions fill the largest answer or record that fits"
 
+_ALIVE: Final = HeartbeatResponse(ErrorCode.NONE.value)
+_REJOIN: Final = HeartbeatResponse(ErrorCode.REBALANCE_IN_PROGRESS.value)
+
 
 def join(core: Core, request: JoinGroupRequest, token: object, caller: Caller, now: Now) -> Outcome:
     """Answer or park a JoinGroup."""
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
-    replaced = replaced_member(group, request)
+    replaced = _replaced_member(group, request)
     refused = _join_refusal(core, group, request, replaced, now)
     if refused is not None:
         error, message = refused
         d.answer(token, join_error(error, _echoed(error, request.member_id), message))
     elif replaced is not None:
         assert group is not None
-        replace(d, group, replaced, request, token, caller)
+        _replace_static(d, group, replaced, request, token, caller)
     elif not request.member_id:
         group = group or _make_group(d, request.group_id)
         if request.group_instance_id is None:
@@ -468,7 +192,7 @@ def _misfit(group: Group, request: JoinGroupRequest) -> str:
     everyone = len(group.members)
     names = ", ".join(name for name, count in group.support.items() if count == everyone)
     offered = ", ".join(protocol.name for protocol in request.protocols)
-    return f"protocols {cut(offered)}; all members support {cut(names)}"
+    return f"protocols {shortened(offered)}; all members support {shortened(names)}"
 
 
 def _make_group(d: Decision, group_id: str) -> Group:
@@ -482,7 +206,8 @@ def _give_id(
 ) -> None:
     """Give out a member id, so that a lost answer leaves no member behind."""
     member_id = f"{caller.client_id}-{d.core.new_uuid()}"
-    pending = PendingId(group, member_id, request.session_timeout_ms)
+    timer = Timer(TimerKind.PENDING, group.group_id, member_id)
+    pending = PendingId(member_id, request.session_timeout_ms, timer)
     group.pending[member_id] = pending
     d.core.timers.arm(pending.timer, d.now.mono_ms + pending.session_timeout_ms)
     d.answer(token, join_error(ErrorCode.MEMBER_ID_REQUIRED, member_id), pending)
@@ -497,7 +222,7 @@ def _add(
     caller: Caller,
 ) -> None:
     """Make the sender a member, and park its JoinGroup."""
-    member = new_member(d, group, member_id, request, caller)
+    member = _new_member(d, group, member_id, request, caller)
     if not d.core.has_room(group, member.answer_bytes(), member.record_bytes()):
         d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", _TOO_LARGE))
         maybe_complete_join(d, group)
@@ -515,12 +240,12 @@ def _add(
         client_host=member.client_host,
         generation=group.generation,
     )
-    put_on_record(d, group, member)
+    rewrite_record(d, group, member)
     d.park_join(group, member, token)
     d.core.timers.arm(member.timer, d.now.mono_ms + d.core.config.new_member_join_timeout_ms)
     cause = "member joined"
     detail = with_reason(cause, request.reason)
-    member_parked(d, group, Trigger.MEMBER_JOINED, cause, member, detail)
+    maybe_start_rebalance(d, group, Trigger.MEMBER_JOINED, cause, member, detail)
 
 
 def _rejoin(
@@ -534,7 +259,7 @@ def _rejoin(
         if group.state is GroupState.COMPLETING or not is_leader:
             member.heard_ms = d.now.mono_ms
             in_completing = group.state is GroupState.COMPLETING
-            response = joined(group, member.member_id, show_members=in_completing)
+            response = join_answer(group, member.member_id, show_members=in_completing)
             d.answer(token, response, member)
             return
     if not is_unchanged and not _update(d, group, member, request, token):
@@ -543,14 +268,14 @@ def _rejoin(
         detail = f"group full: group.max.size is {d.core.config.group_max_size}"
         d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", detail))
         d.remove(group, member, "group full", detail)
-        members_lost(d, group, "group full", member, detail)
+        maybe_start_rebalance(d, group, Trigger.MEMBER_LOST, "group full", member, detail)
         return
     member.session_timeout_ms = request.session_timeout_ms
     member.rebalance_timeout_ms = request.rebalance_timeout_ms
     d.park_join(group, member, token)
     cause = "leader rejoined" if is_unchanged else "member changed its protocols"
     detail = with_reason(cause, request.reason)
-    member_parked(d, group, Trigger.MEMBER_REJOINED, cause, member, detail)
+    maybe_start_rebalance(d, group, Trigger.MEMBER_REJOINED, cause, member, detail)
 
 
 def _update(
@@ -566,7 +291,7 @@ def _update(
         detail = "group full: its protocols grew past the limit of the group"
         d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", _TOO_LARGE))
         d.remove(group, member, "group full", detail)
-        members_lost(d, group, "group full", member, detail)
+        maybe_start_rebalance(d, group, Trigger.MEMBER_LOST, "group full", member, detail)
         return False
     return True
 
@@ -580,8 +305,148 @@ def _is_surplus(core: Core, group: Group, member: Member) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------
-# SyncGroup: the second barrier of a rebalance.
+def _replaced_member(group: Group | None, request: JoinGroupRequest) -> Member | None:
+    """Return the member whose place the sender of *request* takes, None if it takes none."""
+    if group is None or request.member_id or request.group_instance_id is None:
+        return None
+    member_id = group.static.get(request.group_instance_id)
+    return None if member_id is None else group.members[member_id]
+
+
+def _new_member(
+    d: Decision, group: Group, member_id: str, request: JoinGroupRequest, caller: Caller
+) -> Member:
+    """Return a member as *request* describes it, not yet in the group."""
+    return Member(
+        member_id,
+        request.session_timeout_ms,
+        Timer(TimerKind.SESSION, group.group_id, member_id),
+        client_id=caller.client_id,
+        client_host=caller.client_host,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
+        protocols=request.protocols,
+        heard_ms=d.now.mono_ms,
+        group_instance_id=request.group_instance_id,
+        topic_pattern=request.topic_pattern,
+    )
+
+
+def _replace_static(
+    d: Decision,
+    group: Group,
+    old: Member,
+    request: JoinGroupRequest,
+    token: object,
+    caller: Caller,
+) -> None:
+    """Put the sender of *request* in the place of *old*, and answer it or park its JoinGroup."""
+    member_id = f"{request.group_instance_id}-{d.core.new_uuid()}"
+    member = _new_member(d, group, member_id, request, caller)
+    answer_bytes = member.answer_bytes() - old.answer_bytes()
+    record_bytes = member.record_bytes() - old.record_bytes()
+    if max(answer_bytes, record_bytes) > 0 and not d.core.has_room(
+        group, answer_bytes, record_bytes
+    ):
+        text = "its subscription has no room in the largest answer or record that fits"
+        d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", text))
+        return
+    detail = _take_place(d, group, old, member)
+    if (
+        group.state is GroupState.STABLE
+        and not _may_be_drained(old)
+        and _wants_the_same(group, old, member)
+        and group.vote() == group.protocol
+    ):
+        rewrite_record(d, group, member, is_current=True)
+        d.answer(token, join_answer(group, member.member_id, skip_assignment=True), member)
+        return
+    rewrite_record(d, group, member)
+    d.park_join(group, member, token)
+    detail = with_reason(detail, request.reason)
+    cause = "static member replaced"
+    maybe_start_rebalance(d, group, Trigger.MEMBER_REJOINED, cause, member, detail)
+
+
+def _take_place(d: Decision, group: Group, old: Member, member: Member) -> str:
+    """Let *member* be what *old* was, fence the old id, and say so in words."""
+    group.replace(old, member)
+    assert member.group_instance_id is not None
+    fence = instance_holder(group, member.group_instance_id)
+    if old.join is not None:
+        error = join_error(ErrorCode.FENCED_INSTANCE_ID, old.member_id, fence)
+        d.finish_join(group, old, error)
+    if old.sync is not None:
+        d.finish_sync(old, sync_error(ErrorCode.FENCED_INSTANCE_ID, fence))
+    d.core.timers.cancel(old.timer)
+    by = f"member {member.member_id} (client {member.client_id}) from host {member.client_host}"
+    group.note_removal(old.member_id, f"replaced by {by}")
+    # It is no newcomer: nothing but the rebalance bounds the wait of its first JoinGroup.
+    member.is_new = False
+    member.read_topics(group.protocol_type, group.protocol)
+    d.core.restart_session(member, d.now.mono_ms)
+    d.event(
+        "group.member_replaced",
+        member_id=member.member_id,
+        group_instance_id=member.group_instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        replaced=old.member_id,
+        generation=group.generation,
+    )
+    return f"instance id {member.group_instance_id!r}: {old.member_id} replaced by {by}"
+
+
+def _may_be_drained(old: Member) -> bool:
+    """Say whether the newcomer would wait for partitions that nobody gives it.
+
+    A crash forgets the mark; who has nothing then may have had it.
+    """
+    return old.drained or (old.is_loaded and old.owned == NOTHING)
+
+
+def _wants_the_same(group: Group, old: Member, member: Member) -> bool:
+    """Say whether the assignment that *old* had a part in suits *member*."""
+    if old.topic_pattern != member.topic_pattern:
+        return False
+    if old.topics is None or member.topics is None:
+        # Topics of a consumer that can't be read may differ wherever the bytes do.
+        protocol = group.protocol
+        return group.protocol_type != CONSUMER or (
+            old.metadata_for(protocol) == member.metadata_for(protocol)
+        )
+    return frozenset(old.topics) == frozenset(member.topics)
+
+
+def rewrite_record(d: Decision, group: Group, member: Member, *, is_current: bool = False) -> None:
+    """Write the last stable generation again where *member*'s instance had another id in it.
+
+    Also for an instance that had left since: a crash brings back what was stable, and must not
+    bring back a member that fences the living one. *is_current*: the member is all that the
+    record says of it now.
+    """
+    stable = group.stable
+    instance_id = member.group_instance_id
+    if stable is None or instance_id is None:
+        return
+    old = next((m for m in stable.members if m.group_instance_id == instance_id), None)
+    if old is None:
+        return
+    new = old._replace(member_id=member.member_id)
+    if is_current:
+        new = MemberMetadata(
+            member.member_id,
+            instance_id,
+            member.client_id,
+            member.client_host,
+            member.rebalance_timeout_ms,
+            member.session_timeout_ms,
+            member.metadata_for(group.protocol),
+            old.assignment,
+            member.topic_pattern,
+        )
+    leader = member.member_id if stable.leader == old.member_id else stable.leader
+    members = tuple(new if m is old else m for m in stable.members)
+    d.emit(stable._replace(leader=leader, members=members))
 
 
 def sync(core: Core, request: SyncGroupRequest, token: object, now: Now) -> Outcome:
@@ -590,7 +455,7 @@ def sync(core: Core, request: SyncGroupRequest, token: object, now: Now) -> Outc
     group = core.groups.get(request.group_id)
     error = _sync_refusal(group, request)
     if error:
-        d.answer(token, sync_error(error, _in_words(group, request, error, now)))
+        d.answer(token, sync_error(error, _sync_text(group, request, error, now)))
         return d.outcome
     assert group is not None
     member = group.members[request.member_id]
@@ -599,7 +464,7 @@ def sync(core: Core, request: SyncGroupRequest, token: object, now: Now) -> Outc
         group.unsynced -= 1
     if group.state is GroupState.STABLE:
         member.heard_ms = now.mono_ms
-        d.answer(token, assigned(group, member), member)
+        d.answer(token, _sync_answer(group, member), member)
     else:
         d.park_sync(member, token)
         if member.member_id == group.leader:
@@ -629,21 +494,14 @@ def _sync_refusal(group: Group | None, request: SyncGroupRequest) -> int:
     return 0
 
 
-def _in_words(group: Group | None, request: SyncGroupRequest, error: int, now: Now) -> str | None:
+def _sync_text(group: Group | None, request: SyncGroupRequest, error: int, now: Now) -> str | None:
     if error == ErrorCode.INCONSISTENT_GROUP_PROTOCOL and group is not None:
         asked = f"{request.protocol_type} {request.protocol_name}"
         return f"protocol {asked}, the group has {group.protocol_type} {group.protocol}"
-    return refusal(
-        group,
-        error,
-        request.member_id,
-        request.group_instance_id,
-        request.generation_id,
-        now.mono_ms,
-    )
+    return member_refusal(group, error, request, now.mono_ms)
 
 
-def assigned(group: Group, member: Member) -> SyncGroupResponse:
+def _sync_answer(group: Group, member: Member) -> SyncGroupResponse:
     """Return the SyncGroup answer of a stable group for *member*."""
     return SyncGroupResponse(
         ErrorCode.NONE.value, group.protocol_type, group.protocol, member.assignment
@@ -651,7 +509,7 @@ def assigned(group: Group, member: Member) -> SyncGroupResponse:
 
 
 def _assign(d: Decision, group: Group, leader: Member, request: SyncGroupRequest) -> None:
-    problem = _take_over(group, request)
+    problem = hand_out_assignment(group, request)
     if problem:
         # The leader's own answer is 42 where everyone else's is 27, so it goes first.
         for member in group.members.values():
@@ -663,15 +521,16 @@ def _assign(d: Decision, group: Group, leader: Member, request: SyncGroupRequest
     _let_hand_over(group)
     assignments = {m.member_id: m.assignment for m in group.members.values()}
     d.emit(group.to_record(d.wall_ms, assignments))
-    history.assigning(d, group)
+    assert group.rebalance is not None
+    group.rebalance.sync_completed(group.members.values(), d.now.mono_ms)
     group.move(Trigger.ASSIGNED)
     for member in group.members.values():
         if member.sync is not None:
-            d.finish_sync(member, assigned(group, member))
-            d.core.touch(member, d.now.mono_ms)
+            d.finish_sync(member, _sync_answer(group, member))
+            d.core.restart_session(member, d.now.mono_ms)
     d.event("group.stable", generation=group.generation, members=len(group.members))
-    history.ended(d, group, history.STABLE)
-    maintenance.recheck(d, group)
+    end_report(d, group, history.STABLE)
+    rebalance_if_topics_changed(d, group)
 
 
 def _let_hand_over(group: Group) -> None:
@@ -683,7 +542,7 @@ def _let_hand_over(group: Group) -> None:
         member.former = NOTHING if taken is None else member.former - taken
 
 
-def _take_over(group: Group, request: SyncGroupRequest) -> str:
+def hand_out_assignment(group: Group, request: SyncGroupRequest) -> str:
     """Give the members what the leader sent; return what is wrong with it, "" if nothing."""
     given = {one.member_id: one.assignment for one in request.assignments}
     if len(given) != len(request.assignments):
@@ -713,5 +572,130 @@ def _given_twice(group: Group, member: Member, topic_partition: tuple[str, int])
     first = next(m for m in group.members.values() if m.owned and topic_partition in m.owned)
     topic, partition = topic_partition
     # The topic comes from the assignment's bytes: nothing has looked at its length.
-    name = f"{cut(topic)}-{partition}"
+    name = f"{shortened(topic)}-{partition}"
     return f"{name} given to both {first.member_id} and {member.member_id}"
+
+
+def heartbeat(core: Core, request: HeartbeatRequest, token: object, now: Now) -> Outcome:
+    """Answer a heartbeat at once; 0 and 27 reveal nothing new and so skip the gate."""
+    outcome = Outcome(request.group_id)
+    response, member = _heartbeat(core, request, now)
+    gated = member is None
+    if member is not None:
+        core.heard(member, now.mono_ms)
+    outcome.replies.append(Reply(token, response, gated, None))
+    return outcome
+
+
+def _heartbeat(
+    core: Core, request: HeartbeatRequest, now: Now
+) -> tuple[HeartbeatResponse, Member | None]:
+    group = core.groups.get(request.group_id)
+    member = None if group is None else group.members.get(request.member_id)
+    if group is None or member is None or request.group_instance_id is not None:
+        error = ErrorCode.UNKNOWN_MEMBER_ID.value
+        if group is not None:
+            member, error = group.find(request.member_id, request.group_instance_id)
+        if group is None or member is None:
+            return _heartbeat_refused(group, request, error, now), None
+    if request.generation_id != group.generation and not (
+        # After a crash at a generation that was told but never assigned, some members
+        # know of it and some don't; both only need to join again.
+        group.is_recovering
+        and group.stable is not None
+        and request.generation_id == group.stable.generation
+    ):
+        return _heartbeat_refused(group, request, ErrorCode.ILLEGAL_GENERATION.value, now), None
+    return (_REJOIN if group.state is GroupState.PREPARING else _ALIVE), member
+
+
+def _heartbeat_refused(
+    group: Group | None, request: HeartbeatRequest, error: int, now: Now
+) -> HeartbeatResponse:
+    return HeartbeatResponse(error, member_refusal(group, error, request, now.mono_ms))
+
+
+def leave(core: Core, request: LeaveGroupRequest, token: object, now: Now) -> Outcome:
+    """Remove the named members, with one rebalance for all of them."""
+    d = Decision(core, request.group_id, now)
+    group = core.groups.get(request.group_id)
+    removed: list[tuple[Member, str]] = []
+    results: list[LeftMember] = []
+    for leaving in request.members:
+        error: int = ErrorCode.UNKNOWN_MEMBER_ID.value
+        message: str | None = unknown_member(None, leaving.member_id, None)
+        if group is not None:
+            error, message = _leave(d, group, leaving, removed)
+        results.append(LeftMember(leaving.member_id, leaving.group_instance_id, error, message))
+    d.answer(token, LeaveGroupResponse(ErrorCode.NONE.value, tuple(results)))
+    if group is not None:
+        if removed:
+            member, detail = removed[0]
+            detail += f" (and {len(removed) - 1} more)" if len(removed) > 1 else ""
+            maybe_start_rebalance(d, group, Trigger.MEMBER_LOST, "member left", member, detail)
+        else:
+            maybe_complete_join(d, group)
+    return d.outcome
+
+
+def _leave(
+    d: Decision, group: Group, leaving: LeavingMember, removed: list[tuple[Member, str]]
+) -> tuple[int, str | None]:
+    """Take one member out, or say why not."""
+    member_id, instance_id, reason = leaving.member_id, leaving.group_instance_id, leaving.reason
+    if member_id in group.pending:
+        # It was no member yet, so a stable group is not disturbed.
+        d.forget_pending(group, group.pending[member_id])
+        return ErrorCode.NONE.value, None
+    what = "left"
+    if not member_id and instance_id in group.static:
+        # An operator knows the instance, and not under which id it came back last.
+        member_id = group.static[instance_id]
+        what = f"instance id {instance_id!r} removed on request"
+    member, error = group.find(member_id, instance_id)
+    if member is None:
+        text = refusal(group, error, member_id, instance_id, NO_GENERATION, d.now.mono_ms)
+        return error, text
+    detail = with_reason(what, reason)
+    d.remove(group, member, "left", detail)
+    removed.append((member, detail))
+    return ErrorCode.NONE.value, None
+
+
+def session_fired(d: Decision, group: Group, member: Member) -> None:
+    """Remove a member whose session ended."""
+    gap_ms = d.now.mono_ms - member.heard_ms
+    if member.join is not None and member.is_new:
+        # Nothing else bounds the wait of a first JoinGroup.
+        detail = f"its first JoinGroup was parked for {seconds(gap_ms)}"
+    elif member.join is not None or member.sync is not None:
+        return  # We owe it the answer; its session starts anew with that.
+    else:
+        timeout = seconds(member.session_timeout_ms)
+        detail = f"no heartbeat for {seconds(gap_ms)}, session timeout {timeout}"
+    d.remove(group, member, "session expired", detail)
+    maybe_start_rebalance(d, group, Trigger.MEMBER_LOST, "session expired", member, detail)
+
+
+def pending_fired(d: Decision, group: Group, pending: PendingId) -> None:
+    """Take back an id that was given out and not used in time."""
+    d.forget_pending(group, pending)
+    maybe_complete_join(d, group)
+
+
+def withdraw(core: Core, token: object, now: Now) -> Outcome | None:
+    """Forget the parked request of a client that vanished; its session runs on from here."""
+    member = core.parked.pop(token, None)
+    if member is None:
+        return None
+    group = core.groups[member.timer.group_id]
+    if member.join is not None and member.join.token == token:
+        member.join = None
+        member.is_new = False
+        group.parked_joins -= 1
+    else:
+        member.sync = None
+        member.synced = False
+        group.unsynced += 1
+    core.restart_session(member, now.mono_ms)
+    return Outcome(group.group_id)

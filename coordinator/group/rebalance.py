@@ -1,13 +1,62 @@
-"""The two barriers of a rebalance."""
+"""The two barriers of a rebalance, and the changes of topics that start one.
+
+Theory of operation
+===================
+
+At the first barrier every member parks a JoinGroup; when the last known member (and the
+last id that was given out) is back, or the longest rebalance timeout runs out, all are
+released at once with a new generation. At the second, every member parks a SyncGroup; the
+leader's carries the assignment, and the group's record releases the rest.
+
+The generation grows when the first barrier opens and not when a member joins. So ten
+members starting within a second share one generation, and a commit that was on its way
+when the rebalance began is still accepted: it names the old generation, which stays
+current until the barrier opens. The new one is a record before anybody is told of it, so
+that a crash can't hand it out twice.
+
+A static member that does not come back in time keeps its place: it is restarting, and its
+session decides. The leader assigns to it as to the others; the second barrier doesn't wait.
+
+A group that was Empty waits for more members first: `group.initial.rebalance.delay.ms`,
+again whenever somebody came meanwhile, up to the first rebalance timeout. Nothing but
+losing every member ends that wait early.
+
+Soft, and so forgotten in a crash: who is parked, who has left since the last record, and
+all deadlines. Members find out by their next heartbeat.
+
+A generation is an int32 on the wire. A group that has used them up loses all its members
+(QUOTA_EXCEEDED) and takes no new ones until it is deleted; it stays Empty at the last
+generation, where no member is left that could commit with it. At one rebalance a second
+that takes 68 years.
+
+Topics
+------
+
+A group's `topics_version` says up to which version of the registry its assignment is known to
+be good. It is set when a join phase completes, and lies in the group's record. Whenever the
+group becomes Stable, after a load, and when something changes while it is Stable, the newer
+changes are looked at: is one of a topic that the group subscribes to, or has assigned, or of
+one that a member's pattern matches and that the member didn't have on its list when it
+joined? Then the group rebalances; else its assignment is good up to now.
+
+A member finds the topics of its pattern before it joins, so what it knows may be older than
+the join phase. Hence `topics_version` is lowered below the first topic that such a member
+misses. A client that never takes a topic up would so rebalance for ever: a change that has
+made this group rebalance once (`topics_triggered`, soft) doesn't count any more.
+"""
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
+
+from msgspec import structs
 
 from coordinator.group import history
 from coordinator.group.core import Core, Decision
 from coordinator.group.group import Group
+from coordinator.group.history import RunningRebalance
 from coordinator.group.member import NOTHING, Member
-from coordinator.group.records import GroupGeneration, GroupMetadata
+from coordinator.group.records import GroupGeneration, GroupMetadata, GroupRebalanced
 from coordinator.group.refusals import rebalancing, seconds
 from coordinator.group.registry import InvalidPattern, Registry
 from coordinator.group.states import GroupState, Trigger
@@ -15,42 +64,13 @@ from protocol.errors import ErrorCode
 from protocol.messages import JoinGroupResponse, sync_error
 from protocol.partition import INT32_MAX
 
-# ------------------------------------------------------------------------------------------
-# The two barriers of a rebalance.
-
-# Theory of operation
-# ===================
-#
-# At the first barrier every member parks a JoinGroup; when the last known member (and the
-# last id that was given out) is back, or the longest rebalance timeout runs out, all are
-# released at once with a new generation. At the second, every member parks a SyncGroup; the
-# leader's carries the assignment, and the group's record releases the rest (see sync.py).
-#
-# The generation grows when the first barrier opens and not when a member joins. So ten
-# members starting within a second share one generation, and a commit that was on its way
-# when the rebalance began is still accepted: it names the old generation, which stays
-# current until the barrier opens. The new one is a record before anybody is told of it, so
-# that a crash can't hand it out twice.
-#
-# A static member that does not come back in time keeps its place: it is restarting, and its
-# session decides. The leader assigns to it as to the others; the second barrier doesn't wait.
-#
-# A group that was Empty waits for more members first: `group.initial.rebalance.delay.ms`,
-# again whenever somebody came meanwhile, up to the first rebalance timeout. Nothing but
-# losing every member ends that wait early.
-#
-# Soft, and so forgotten in a crash: who is parked, who has left since the last record, and
-# all deadlines. Members find out by their next heartbeat.
-#
-# A generation is an int32 on the wire. A group that has used them up loses all its members
-# (QUOTA_EXCEEDED) and takes no new ones until it is deleted; it stays Empty at the last
-# generation, where no member is left that could commit with it. At one rebalance a second
-# that takes 68 years.
-
-
 # When to look again at members that wait for our disk, if their rebalance timeout is shorter:
 # a timeout of 0 is legal, and must not make us spin.
-SPARED_MS = 500
+SPARED_MS: Final = 500
+# Up to so many changes are looked at one by one, for each group that they are news to.
+CHANGES_WALKED: Final = 100
+# So many changes are named as the reason of a rebalance.
+CHANGES_NAMED_MAX: Final = 3
 
 
 def start_rebalance(
@@ -68,14 +88,14 @@ def start_rebalance(
     """
     was_empty = group.state is GroupState.EMPTY
     was_completing = group.state is GroupState.COMPLETING
-    history.started(d, group, history.Running(cause, detail, by))
+    begin_report(d, group, cause, detail, by)
     timers = d.core.timers
     if was_completing:
         error = sync_error(ErrorCode.REBALANCE_IN_PROGRESS, rebalancing(group, d.now.mono_ms))
         for member in group.members.values():
             if member.sync is not None:
                 d.finish_sync(member, error)
-                d.core.touch(member, d.now.mono_ms)
+                d.core.restart_session(member, d.now.mono_ms)
     timers.cancel(group.sync_timer)
     group.move(trigger)
     if was_empty:
@@ -90,22 +110,14 @@ def start_rebalance(
         maybe_complete_join(d, group)
 
 
-def member_parked(
+def maybe_start_rebalance(
     d: Decision, group: Group, trigger: Trigger, cause: str, by: Member, detail: str
 ) -> None:
-    """Go on after a JoinGroup was parked: that of the last one missing, or of the first."""
+    """Go on after a JoinGroup was parked or members were removed, whatever the state is."""
     if group.state is GroupState.PREPARING:
         maybe_complete_join(d, group)
     else:
         start_rebalance(d, group, trigger, cause, by, detail)
-
-
-def members_lost(d: Decision, group: Group, cause: str, by: Member, detail: str) -> None:
-    """Go on after one or more members were removed."""
-    if group.state is GroupState.PREPARING:
-        maybe_complete_join(d, group)
-    else:
-        start_rebalance(d, group, Trigger.MEMBER_LOST, cause, by, detail)
 
 
 def maybe_complete_join(d: Decision, group: Group) -> None:
@@ -130,7 +142,7 @@ def join_timer_fired(d: Decision, group: Group) -> None:
     for member in absent:
         if not member.in_gate and member.group_instance_id is None:
             detail = f"no JoinGroup within the rebalance timeout of {seconds(timeout_ms)}, "
-            history.missed(d, group, member, history.JOIN)
+            _note_removed(d, group, member, history.JOIN)
             d.remove(group, member, "rebalance timeout", detail + _silence(d, member))
     if is_spared or (group.members and not group.parked_joins):
         timers.arm(group.join_timer, d.now.mono_ms + max(timeout_ms, SPARED_MS))
@@ -183,7 +195,7 @@ def _become_empty(d: Decision, group: Group) -> None:
         GroupMetadata(group.group_id, group.protocol_type, generation, None, None, d.wall_ms, ())
     )
     d.event("group.generation", generation=generation, members=0, leader="", protocol="")
-    history.ended(d, group, history.EMPTY)
+    end_report(d, group, history.EMPTY)
 
 
 def _open_generation(d: Decision, group: Group) -> None:
@@ -191,7 +203,8 @@ def _open_generation(d: Decision, group: Group) -> None:
     # After a crash in between, what the members have is that of the last assigned generation.
     has_owners = group.is_recovering or not group.is_unassigned()
     d.emit(GroupGeneration(group.group_id, group.generation + 1, d.wall_ms))
-    history.opened(d, group)
+    assert group.rebalance is not None
+    group.rebalance.join_completed(group.members.values(), now_ms)
     group.leader = group.choose_leader()
     group.protocol = group.vote()
     group.is_recovering = False
@@ -205,12 +218,12 @@ def _open_generation(d: Decision, group: Group) -> None:
         member.synced = member.is_loaded = False
         member.read_topics(group.protocol_type, group.protocol)
         member.read_claim(group.protocol_type, group.protocol)
-    generation_opened(d.core, group)
+    _note_topics(d.core, group)
     for member in group.members.values():
         if member.join is not None:
             member.is_new = False
-            d.finish_join(group, member, joined(group, member.member_id))
-            d.core.touch(member, now_ms)
+            d.finish_join(group, member, join_answer(group, member.member_id))
+            d.core.restart_session(member, now_ms)
     d.core.timers.arm(group.sync_timer, now_ms + group.rebalance_timeout_ms())
     d.event(
         "group.generation",
@@ -221,7 +234,7 @@ def _open_generation(d: Decision, group: Group) -> None:
     )
 
 
-def joined(
+def join_answer(
     group: Group, member_id: str, *, show_members: bool = True, skip_assignment: bool = False
 ) -> JoinGroupResponse:
     """Return the JoinGroup answer of the current generation for *member_id*.
@@ -250,38 +263,49 @@ def sync_timer_fired(d: Decision, group: Group) -> None:
     detail = ""
     for member in lost:
         detail = f"no SyncGroup within {seconds(timeout_ms)} of the join, {_silence(d, member)}"
-        history.missed(d, group, member, history.SYNC)
+        _note_removed(d, group, member, history.SYNC)
         d.remove(group, member, "sync timeout", detail)
     if lost:
-        members_lost(d, group, "sync timeout", lost[-1], detail)
+        start_rebalance(d, group, Trigger.MEMBER_LOST, "sync timeout", lost[-1], detail)
     elif late:  # Its JoinGroup answer still waits for our disk.
         d.core.timers.arm(group.sync_timer, d.now.mono_ms + max(timeout_ms, SPARED_MS))
 
 
-# ------------------------------------------------------------------------------------------
-# What the members of a group subscribe to, and which changes of topics are news to it.
-
-# Theory of operation
-# ===================
-#
-# A group's `topics_version` says up to which version of the registry its assignment is known to
-# be good. It is set when a join phase completes, and lies in the group's record. Whenever the
-# group becomes Stable, after a load, and when something changes while it is Stable, the newer
-# changes are looked at: is one of a topic that the group subscribes to, or has assigned, or of
-# one that a member's pattern matches and that the member didn't have on its list when it
-# joined? Then the group rebalances; else its assignment is good up to now.
-#
-# A member finds the topics of its pattern before it joins, so what it knows may be older than
-# the join phase. Hence `topics_version` is lowered below the first topic that such a member
-# misses. A client that never takes a topic up would so rebalance for ever: a change that has
-# made this group rebalance once (`topics_triggered`, soft) doesn't count any more.
+def begin_report(d: Decision, group: Group, cause: str, detail: str, by: Member | None) -> None:
+    """Begin the report of a rebalance; one that has not ended is overtaken by it."""
+    if group.rebalance is not None:
+        end_report(d, group, history.OVERTAKEN)
+    reason = detail[: history.REASON_MAX]
+    group.rebalance = RunningRebalance(
+        cause, reason, by, group.generation, began_ms=d.now.mono_ms, wall_ms=d.wall_ms
+    )
+    d.event(
+        "group.rebalance_started",
+        trigger=cause,
+        member="" if by is None else by.member_id,
+        detail=reason,
+        generation=group.generation,
+    )
 
 
-# Up to so many changes are looked at one by one, for each group that they are news to.
-CHANGES_WALKED: Final = 100
+def _note_removed(d: Decision, group: Group, member: Member, phase: str) -> None:
+    if group.rebalance is not None:
+        group.rebalance.removed(member, phase, d.now.mono_ms)
 
 
-def generation_opened(core: Core, group: Group) -> None:
+def end_report(d: Decision, group: Group, outcome: str) -> None:
+    """Keep the report of the running rebalance for good."""
+    assert group.rebalance is not None
+    number = group.last_rebalance() + 1
+    rebalance = group.rebalance.report(number, group.generation, outcome, d.now.mono_ms)
+    group.rebalance = None
+    d.emit(GroupRebalanced(group.group_id, rebalance))
+    fields = structs.asdict(rebalance)
+    fields["late"] = [structs.asdict(late) for late in rebalance.late]
+    d.event("group.rebalanced", **fields)
+
+
+def _note_topics(core: Core, group: Group) -> None:
     """Note what the members subscribe to, and how much of the registry they have seen."""
     group.subscribed = group.topics_wanted()
     registry = core.registry
@@ -295,8 +319,24 @@ def generation_opened(core: Core, group: Group) -> None:
     group.topics_version = version
 
 
-def news(registry: Registry, group: Group) -> Iterator[str]:
-    """Yield in words what concerns *group* and is newer than its assignment."""
+def rebalance_if_topics_changed(d: Decision, group: Group) -> None:
+    """Rebalance a Stable group that is concerned by a change newer than its assignment."""
+    registry = d.core.registry
+    if registry.version <= max(group.topics_version, group.topics_triggered):
+        return
+    named = list(islice(_topic_changes(registry, group), CHANGES_NAMED_MAX + 1))
+    if not named:
+        group.topics_version = registry.version
+        return
+    group.topics_triggered = registry.version
+    detail = "; ".join(named[:CHANGES_NAMED_MAX]) + (
+        " and more" if len(named) > CHANGES_NAMED_MAX else ""
+    )
+    start_rebalance(d, group, Trigger.TOPICS_CHANGED, "topics changed", None, detail)
+
+
+def _topic_changes(registry: Registry, group: Group) -> Iterator[str]:
+    """Yield in words the changes that concern *group* and are newer than its assignment."""
     known_version = max(group.topics_version, group.topics_triggered)
     subscribed = group.subscribed or frozenset()
     patterns = {pattern for pattern, _ in _patterns(group)}

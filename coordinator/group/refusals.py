@@ -4,6 +4,7 @@ from typing import Final
 
 from coordinator.group.group import Group
 from protocol.errors import ErrorCode
+from protocol.messages import HeartbeatRequest, OffsetCommitRequest, SyncGroupRequest
 
 TEXT_MAX: Final = 1_000  # Characters.
 
@@ -15,10 +16,10 @@ def seconds(ms: int) -> str:
 
 def with_reason(what: str, reason: str | None) -> str:
     """Return *what*, and the reason that a client gave for it."""
-    return cut(f"{what}: {reason}") if reason else what
+    return shortened(f"{what}: {reason}") if reason else what
 
 
-def cut(text: str) -> str:
+def shortened(text: str) -> str:
     """Return *text*, or its beginning: what a peer sent may be longer than an answer can hold."""
     return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 3] + "..."
 
@@ -37,7 +38,7 @@ def refusal(
     if group is None:
         return None
     if error == ErrorCode.FENCED_INSTANCE_ID:
-        return held(group, instance_id or "")
+        return instance_holder(group, instance_id or "")
     if error == ErrorCode.ILLEGAL_GENERATION:
         return wrong_generation(group, generation_id)
     if error == ErrorCode.REBALANCE_IN_PROGRESS:
@@ -45,19 +46,36 @@ def refusal(
     return None
 
 
+def member_refusal(
+    group: Group | None,
+    error: int,
+    request: HeartbeatRequest | SyncGroupRequest | OffsetCommitRequest,
+    now_ms: int,
+) -> str | None:
+    """Return why *request*, which names a generation, got *error*; None if it needs no words."""
+    return refusal(
+        group,
+        error,
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id,
+        now_ms,
+    )
+
+
 def unknown_member(group: Group | None, member_id: str, instance_id: str | None) -> str:
     """Return what became of a member that is not there."""
     if group is None:
         return "there is no such group"
-    obituary = group.obituaries.get(member_id)
-    if obituary is not None:
-        return f"member {member_id} is gone: {obituary}"
+    removal = group.removals.get(member_id)
+    if removal is not None:
+        return f"member {member_id} is gone: {removal}"
     if instance_id is not None and instance_id not in group.static:
         return f"no member holds the instance id {instance_id!r}"
     return f"the group knows no member {member_id!r}"
 
 
-def held(group: Group, instance_id: str) -> str:
+def instance_holder(group: Group, instance_id: str) -> str:
     """Return who holds an instance id."""
     holder = group.members[group.static[instance_id]]
     return (

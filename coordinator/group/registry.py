@@ -107,18 +107,6 @@ class _Matches:
 class Registry:
     """All topics. Groups only read it; `replay` alone changes what is hard."""
 
-    __slots__ = (
-        "_by_topic",
-        "_changes",
-        "_complete_since",
-        "_kept",
-        "_names",
-        "ends",
-        "last_deletion_version",
-        "topics",
-        "version",
-    )
-
     def __init__(self) -> None:
         self.reset()
 

@@ -1,7 +1,7 @@
 """The topic registry's own decisions, in the form of a shard: the node's partition of the log.
 
 What a change means for groups is not decided here: `take_changes` tells the shards of groups
-(see topics.py), and when each of them has removed a deleted topic's offsets, the topic is
+(see `maintenance`), and when each of them has removed a deleted topic's offsets, the topic is
 forgotten (`forget`).
 """
 
@@ -50,7 +50,7 @@ REPORT_MAX: Final = REQUEST_PARTITIONS_MAX  # End offsets in one request, for th
 PAGE_ITEMS: Final = 10_000
 
 # Changes and topics that an event tells; a request may bring thousands.
-TOLD: Final = 10
+NAMED_MAX: Final = 10
 
 _OK = ErrorCode.NONE.value
 _UNKNOWN_TOPIC = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.value
@@ -152,7 +152,7 @@ class RegistryShard:
                 self._emit(outcome, TopicForgotten(topic))
                 forgotten.append(topic)
         if forgotten:
-            fields = {"count": len(forgotten), "topics": forgotten[:TOLD]}
+            fields = {"count": len(forgotten), "topics": forgotten[:NAMED_MAX]}
             outcome.events.append(Event("topics.forgotten", fields))
         return outcome
 
@@ -168,7 +168,7 @@ class RegistryShard:
         if version == before:
             return
         self._emit(outcome, RegistryChanged(version, last_deletion_version))
-        changes = [str(change) for change in islice(self.registry.changes_since(before), TOLD)]
+        changes = [str(change) for change in islice(self.registry.changes_since(before), NAMED_MAX)]
         fields = {"version": version, "count": version - before, "changes": changes}
         outcome.events.append(Event("topics.changed", fields))
 

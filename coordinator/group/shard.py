@@ -1,9 +1,9 @@
 """All groups of one offsets partition: decide with `handle` and friends, change by `replay`."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from coordinator.group import admin, commits, history, membership
+from coordinator.group import admin, commits, membership
 from coordinator.group.core import (
     Caller,
     Core,
@@ -16,9 +16,14 @@ from coordinator.group.core import (
 )
 from coordinator.group.group import Group
 from coordinator.group.maintenance import Sweeper
-from coordinator.group.member import Member, PendingId, Timer, TimerKind, read_assignment
+from coordinator.group.member import Member, Timer, TimerKind, read_assignment
 from coordinator.group.membership import join, sync
-from coordinator.group.rebalance import join_timer_fired, start_rebalance, sync_timer_fired
+from coordinator.group.rebalance import (
+    begin_report,
+    join_timer_fired,
+    start_rebalance,
+    sync_timer_fired,
+)
 from coordinator.group.records import GroupMetadata, MemberMetadata, Record
 from coordinator.group.registry import Registry
 from coordinator.group.scans import Scans
@@ -48,15 +53,17 @@ from protocol.messages import (
     sync_error,
 )
 
-# ------------------------------------------------------------------------------------------
-# All groups of one offsets partition: decide with `handle` and friends, change by `replay`.
-
 # So that a thousand sessions that end at once don't hold up everybody else's requests.
 EXPIRE_SLICE = 256
 
 # A reply that left the gate within this time did not wait: the session stands as the decision
 # left it. (A SyncGroup answered at once in a stable group does not refresh the session.)
 GATE_SLACK_MS = 20
+
+# So many members get their soft state in one slice of a load.
+SLICE_MEMBERS: Final = 500
+# What a group takes without members, in members.
+_GROUP_ROOM: Final = 0.1
 
 _Handler = Callable[[Any, object, Caller, Now], Outcome]
 
@@ -87,10 +94,8 @@ class GroupShard:
             SyncGroupRequest: lambda r, token, _, now: sync(core, r, token, now),
             LeaveGroupRequest: lambda r, token, _, now: membership.leave(core, r, token, now),
             DrainMemberRequest: lambda r, token, _, now: admin.drain(core, r, token, now),
-            OffsetDeleteRequest: lambda r, token, _, now: commits.delete_offsets(
-                core, r, token, now
-            ),
-            AlterGroupRetentionRequest: lambda r, token, _, now: commits.alter_retention(
+            OffsetDeleteRequest: lambda r, token, _, now: admin.delete_offsets(core, r, token, now),
+            AlterGroupRetentionRequest: lambda r, token, _, now: admin.alter_retention(
                 core, r, token, now
             ),
         }
@@ -148,7 +153,7 @@ class GroupShard:
 
     def describe_rebalances(self, request: DescribeRebalancesRequest) -> DescribeRebalancesResponse:
         """Return why one group rebalanced, newest first; 69 if there is no such group."""
-        return history.describe(self._core, request)
+        return admin.describe_rebalances(self._core, request)
 
     def scan(self, request: ScanOffsetsRequest, position: int) -> ScanOffsetsResponse:
         """Return one page of all committed offsets; *position* is the end of this shard's log.
@@ -195,9 +200,10 @@ class GroupShard:
         """Return the deleted topics of which `expire` has removed all offsets, each once."""
         return self._sweeper.take_purged()
 
-    def group_count(self) -> int:
-        """Return how many groups there are."""
-        return len(self._core.groups)
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """The groups by id, to look at only."""
+        return self._core.groups
 
     def offset_count(self) -> int:
         """Return how many committed offsets there are; it walks over the groups."""
@@ -227,29 +233,32 @@ class GroupShard:
             timer = self._core.timers.pop_due(now.mono_ms)
             if timer is None:
                 break
-            if timer.group is None:
+            if timer.kind is TimerKind.SWEEP:
                 sweep_is_due = True  # Done last, because it makes itself due again.
                 continue
-            outcome = self._fire(timer, timer.group, now)
+            outcome = self._fire(timer, now)
             if outcome:
                 outcomes.append(outcome)
         if sweep_is_due:
             outcomes += self._sweeper.slice(now)
         return outcomes
 
-    def _fire(self, timer: Timer, group: Group, now: Now) -> Outcome:
-        subject = timer.subject
-        d = Decision(self._core, group.group_id, now)
-        if subject is not None and subject.in_gate:
-            return d.outcome  # It is armed again when the reply leaves the gate.
+    def _fire(self, timer: Timer, now: Now) -> Outcome:
+        d = Decision(self._core, timer.group_id, now)
+        group = self._core.groups[timer.group_id]
+        # Who has a reply in the gate is armed again when that leaves.
         if timer.kind is TimerKind.JOIN:
             join_timer_fired(d, group)
         elif timer.kind is TimerKind.SYNC:
             sync_timer_fired(d, group)
-        elif isinstance(subject, Member):
-            membership.session_fired(d, group, subject)
-        elif isinstance(subject, PendingId):
-            membership.pending_fired(d, group, subject)
+        elif timer.kind is TimerKind.SESSION:
+            member = group.members[timer.member_id]
+            if not member.in_gate:
+                membership.session_fired(d, group, member)
+        elif timer.kind is TimerKind.PENDING:
+            pending = group.pending[timer.member_id]
+            if not pending.in_gate:
+                membership.pending_fired(d, group, pending)
         return d.outcome
 
     def released(self, reply: Reply, now: Now) -> None:
@@ -277,15 +286,6 @@ class GroupShard:
         return membership.withdraw(self._core, token, now)
 
 
-# ------------------------------------------------------------------------------------------
-# From hard state to a living group, and back out of service.
-
-# Giving so many members their soft state took 5 ms.
-SLICE_MEMBERS: Final = 500
-# What a group takes without members, in members.
-_GROUP_ROOM: Final = 0.1
-
-
 def load(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
     """Give every replayed group its soft state: fresh sessions, and a rebalance if needed.
 
@@ -304,7 +304,7 @@ def load(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
                 now_ms = now().mono_ms
                 member = _load_member(group, metadata, now_ms)
                 group.add(member)
-                core.touch(member, now_ms)
+                core.restart_session(member, now_ms)
                 room -= 1
                 if room <= 0:
                     yield outcomes
@@ -329,8 +329,7 @@ def _start_group(core: Core, group: Group, stable: GroupMetadata, now: Now) -> O
         group.move(Trigger.LOADED_UNASSIGNED)
         core.timers.arm(group.join_timer, now.mono_ms + group.rebalance_timeout_ms())
         detail = f"restarted at generation {group.generation}, which was told but never assigned"
-        running = history.Running("generation was never assigned", detail, None)
-        history.started(d, group, running)
+        begin_report(d, group, "generation was never assigned", detail, None)
     else:
         group.move(Trigger.LOADED_STABLE)
         size, limit = len(group.members), core.config.group_max_size
@@ -343,12 +342,12 @@ def _start_group(core: Core, group: Group, stable: GroupMetadata, now: Now) -> O
 def _load_member(group: Group, metadata: MemberMetadata, now_ms: int) -> Member:
     rebalance_timeout_ms = metadata.rebalance_timeout_ms
     member = Member(
-        group,
         metadata.member_id,
+        metadata.session_timeout_ms,
+        Timer(TimerKind.SESSION, group.group_id, metadata.member_id),
         group_instance_id=metadata.group_instance_id,
         client_id=metadata.client_id,
         client_host=metadata.client_host,
-        session_timeout_ms=metadata.session_timeout_ms,
         # -1 is Kafka's "as the session".
         rebalance_timeout_ms=metadata.session_timeout_ms
         if rebalance_timeout_ms < 0
@@ -384,6 +383,5 @@ def unload(core: Core, now: Now) -> list[Outcome]:
         group.move(Trigger.REMOVED)
         if d.outcome:
             outcomes.append(d.outcome)
-        group.part()
     core.reset()
     return outcomes

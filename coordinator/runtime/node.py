@@ -140,7 +140,7 @@ class Node:
         )
         environment.metrics.update(
             uptime_ms=lambda: self.now().mono_ms - self._started_ms,
-            groups=lambda: sum(shard.core.group_count() for shard in self.shards),
+            groups=lambda: sum(len(shard.core.groups) for shard in self.shards),
             offsets=lambda: sum(shard.core.offset_count() for shard in self.shards),
             topics=lambda: len(topics.topics),
             answers_waiting_for_disk=lambda: sum(len(shard.gate) for shard in self.shards),

@@ -7,7 +7,6 @@ from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from coordinator.group import Caller, Event, Now, Outcome, Reply, records, topic_records
-from coordinator.group.alike import read_alike
 from coordinator.group.records import Item
 from coordinator.log.errors import LogFailed
 from coordinator.log.format import Batch
@@ -82,12 +81,10 @@ class Codec(NamedTuple):
 
     pack: Callable[[Sequence[Any]], tuple[int, bytes]]
     read_items: Callable[[Iterable[Item]], Iterable[Any]]
-    # The record that a whole batch is, if that can be seen without unpacking it.
-    read_alike: Callable[[bytes], Any]
 
 
-GROUP_CODEC: Final = Codec(records.pack, records.read_items, read_alike)
-TOPIC_CODEC: Final = Codec(topic_records.pack, topic_records.read_items, lambda _: None)
+GROUP_CODEC: Final = Codec(records.pack, records.read_items)
+TOPIC_CODEC: Final = Codec(topic_records.pack, topic_records.read_items)
 
 _ACTIVE: Final = Status.ACTIVE
 C = TypeVar("C", bound=Core)
@@ -298,11 +295,6 @@ class ShardRunner(Generic[C]):
     def replay(self, batch: Batch) -> None:
         """Load one batch, or a part. Raises RecordError on an entry that this code can't know."""
         replay = self.core.replay
-        if batch.entry_count > 1 and batch.packed:
-            record = self._codec.read_alike(batch.packed)
-            if record is not None:
-                replay(record)
-                return
         for record in self._codec.read_items(batch.items):
             replay(record)
 

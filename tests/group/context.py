@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from coordinator.group import Caller, Event, GroupConfig, GroupShard, Now, Outcome, Reply, history
-from coordinator.group.records import Record, read_items
+from coordinator.group import Caller, Event, GroupConfig, GroupShard, Now, Outcome, Reply
+from coordinator.group.records import GROUP_DELETED, Record, read_items
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.messages import (
     DescribedGroup,
@@ -41,7 +41,7 @@ from protocol.messages import (
     TopicPartitions,
 )
 from protocol.partition import TopicPartition
-from tests.packed import entries_of, fetched, typed
+from tests.packed import entries_of, fetched, singles, typed
 
 GROUP = "etl"
 SESSION_MS = 10_000
@@ -66,6 +66,22 @@ def roundtrip(record: Record) -> Record:
     """Return *record* as it comes back from the log."""
     (back,) = read_items((0, *entry) for entry in entries_of(record))
     return back
+
+
+def compacted(records: list[Record]) -> list[Record]:
+    """Return the last record of each key, without what is older than its scope's tombstone."""
+    last: dict[tuple[object, ...], Record] = {}
+    for record in singles(records):
+        ((type_, _, scope, key, _),) = entries_of(record)
+        if type_ == GROUP_DELETED:
+            last = {where: kept for where, kept in last.items() if where[0] != scope}
+        last.pop((scope, type_, key), None)
+        last[scope, type_, key] = record
+    return list(last.values())
+
+
+# A new member's first JoinGroup; no test asks for a longer session or rebalance timeout.
+LONGEST_DEADLINE_MS = 300_000
 
 
 class Context:
@@ -361,9 +377,9 @@ class Context:
         return self.shard.describe_group(group)
 
     def is_at_rest(self) -> bool:
-        """Say whether no deadline of any group is armed."""
-        heap = self.shard._core.timers._heap
-        return all(t.group is None or t.deadline_ms is None for _, _, t in heap)
+        """Say whether no group waits for a deadline: the next one is the shard's expiry."""
+        next_ms = self.shard.next_deadline_ms()
+        return next_ms is None or next_ms - self.mono_ms > LONGEST_DEADLINE_MS
 
     @property
     def state(self) -> str:
@@ -387,7 +403,7 @@ class Context:
 
     def rebalances(self, limit: int = 100) -> tuple[Rebalance, ...]:
         """Return the group's last rebalances, newest first."""
-        response = history.describe(self.shard._core, DescribeRebalancesRequest(GROUP, limit))
+        response = self.shard.describe_rebalances(DescribeRebalancesRequest(GROUP, limit))
         assert (response.error, response.message) == (0, None)
         return response.rebalances
 

@@ -1,7 +1,7 @@
 """What one consumer group does, said naively: lists, scans over everybody, no heap, no log.
 
 The specification (the reference of the group's semantics and docs/decisions) a second time, by
-other means, for test_model.py to compare with. A request returns its error code, or None while it
+other means, for test_machine.py to compare with. A request returns its error code, or None while it
 is parked; the code of a parked one lands in `answers` later. Left out, as no step of the test can
 reach it: limits in bytes, drains, topics, and the five minutes of a first JoinGroup.
 """

@@ -5,10 +5,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from coordinator.group import GroupConfig, commits, registry_shard
-from coordinator.group.core import PARTITIONS_TOLD
-from coordinator.group.group import Group
-from coordinator.group.member import PRUNE_MIN, Timer, TimerKind, Timers
+from coordinator.group import GroupConfig, admin, registry_shard
+from coordinator.group.core import PARTITIONS_NAMED_MAX
 from coordinator.group.membership import PATTERNS_MAX
 from coordinator.group.records import OffsetRemoved, Record
 from coordinator.group.topic_records import EndReported
@@ -43,14 +41,14 @@ def test_the_largest_deletion_of_offsets_is_one_batch() -> None:
     """A larger one would be in memory, and never in the log."""
     largest = OffsetRemoved("g" * 255, "t" * 249, INT32_MAX)
 
-    assert packed(largest) * commits.DELETE_MAX < BATCH_BYTES_MAX
+    assert packed(largest) * admin.DELETE_MAX < BATCH_BYTES_MAX
 
 
 def test_a_larger_deletion_of_offsets_is_refused_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """42 while deciding, and every offset stays."""
-    monkeypatch.setattr(commits, "DELETE_MAX", 2)
+    monkeypatch.setattr(admin, "DELETE_MAX", 2)
     context = Context()
     for name in ("t-0", "t-1", "u-0"):
         context.commit("", -1, name)
@@ -130,12 +128,12 @@ def test_the_event_of_a_member_that_is_gone_names_some_partitions_and_counts_the
     """It may have owned 100,000."""
     context = Context()
     (member,) = context.completing_group(1)
-    names = [f"t-{n}" for n in range(PARTITIONS_TOLD + 5)]
+    names = [f"t-{n}" for n in range(PARTITIONS_NAMED_MAX + 5)]
     context.sync(member, 1, {member: assignment(*names)})
     context.leave(member)
 
     (event,) = context.events_named("group.member_removed")
-    assert event["partitions"] == [*names[:PARTITIONS_TOLD], "and 5 more"]
+    assert event["partitions"] == [*names[:PARTITIONS_NAMED_MAX], "and 5 more"]
 
 
 def test_the_purge_of_many_topics_is_one_event_for_each_group() -> None:
@@ -211,44 +209,6 @@ def test_a_slice_ends_after_a_pattern_that_many_topics_are_matched_with(count: i
     assert slices == {1: 1, 100: 3, 101: 3, 5_000: 11}[count]
 
 
-def test_timers_that_were_turned_off_are_forgotten_long_before_they_would_be_due() -> None:
-    """Else members that come and go stay in memory as long as their sessions would have been."""
-    timers = Timers()
-    kept = Timer(TimerKind.JOIN, Group("kept"))
-    timers.arm(kept, 7)
-    for n in range(20 * PRUNE_MIN):
-        timer = Timer(TimerKind.SESSION, Group("gone"))
-        timers.arm(timer, 10_000_000 + n)
-        timers.cancel(timer)
-
-    assert len(timers._heap) <= PRUNE_MIN
-    assert timers.pop_due(7) is kept
-
-
-def test_moving_a_deadline_earlier_again_and_again_costs_little_memory() -> None:
-    """Each time leaves an entry behind."""
-    timers = Timers()
-    timer = Timer(TimerKind.JOIN, Group("g"))
-    for n in range(20 * PRUNE_MIN):
-        timers.arm(timer, 10_000_000 - n)
-
-    assert len(timers._heap) <= PRUNE_MIN
-
-
-def test_a_pruned_timer_can_be_armed_again() -> None:
-    """For the time it had before, and for another."""
-    timers = Timers()
-    timer = Timer(TimerKind.JOIN, Group("g"))
-    timers.arm(timer, 50)
-    timers.cancel(timer)
-    for n in range(2 * PRUNE_MIN):
-        other = Timer(TimerKind.JOIN, Group("g"))
-        timers.arm(other, 1_000 + n)
-    timers.arm(timer, 50)
-
-    assert timers.pop_due(50) is timer
-
-
 def test_an_id_that_was_given_out_leaves_no_timer_in_an_unloaded_shard() -> None:
     """Its answer may leave the gate afterwards."""
     context = Context()
@@ -270,11 +230,11 @@ def test_patterns_are_counted_also_after_a_restart() -> None:
     context.sync(member, context.generation)
     context.crash()
 
-    assert context.shard._core.groups[GROUP].patterns == {"t.*": 1}
+    assert context.shard.groups[GROUP].patterns == {"t.*": 1}
 
     context.leave(member)
 
-    assert context.shard._core.groups[GROUP].patterns == {}
+    assert context.shard.groups[GROUP].patterns == {}
 
 
 def test_the_protocol_says_how_many_partitions_a_request_may_name() -> None:
@@ -282,4 +242,4 @@ def test_the_protocol_says_how_many_partitions_a_request_may_name() -> None:
     text = (Path(__file__).parents[2] / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
 
     assert text.count(f"ore than {REQUEST_PARTITIONS_MAX:,} partitions") == 3
-    assert {commits.DELETE_MAX, registry_shard.REPORT_MAX} == {REQUEST_PARTITIONS_MAX}
+    assert {admin.DELETE_MAX, registry_shard.REPORT_MAX} == {REQUEST_PARTITIONS_MAX}

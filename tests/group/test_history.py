@@ -3,7 +3,6 @@
 import pytest
 from msgspec import structs
 
-from coordinator.group import history
 from coordinator.group.history import REMOVED_MAX, SLOWEST_MAX
 from coordinator.group.records import REBALANCES_KEPT, GroupRebalanced
 from protocol.messages import (
@@ -331,7 +330,7 @@ def test_a_deleted_group_has_no_history() -> None:
     context = Context()
     context.leave(*context.stable_group(1))
     context.take(context.shard.delete_group(GROUP, context.now)[0])
-    response = history.describe(context.shard._core, DescribeRebalancesRequest(GROUP, 10))
+    response = context.shard.describe_rebalances(DescribeRebalancesRequest(GROUP, 10))
 
     assert response == DescribeRebalancesResponse(69, "Group etl not found.", GROUP, ())
 

@@ -207,8 +207,8 @@ def test_what_operators_set_and_what_was_removed_is_as_hard_as_the_rest() -> Non
     hard = context.shard.hard_state()[GROUP]
 
     assert (hard.offsets, hard.retention_ms) == ((("t", 1, value),), 60_000)
-    assert context.shard._core.groups[GROUP].offset_count == 1
-    assert list(context.shard._core.groups[GROUP].offsets) == ["t"]
+    assert context.shard.offset_count() == 1
+    assert list(context.shard.groups[GROUP].offsets) == ["t"]
 
     again = Context(records=[*context.records, GroupRetention(GROUP, None)])
 

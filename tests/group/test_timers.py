@@ -2,8 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from coordinator.group.group import Group
-from coordinator.group.member import Timer, TimerKind, Timers
+from coordinator.group.member import PRUNE_MIN, Timer, TimerKind, Timers
 
 STEPS = st.lists(
     st.tuples(
@@ -17,7 +16,7 @@ STEPS = st.lists(
 def test_timers_fire_exactly_when_they_are_due(steps: list[tuple[str, int, int]]) -> None:
     """Each arming fires once, never early, and at the first chance."""
     timers = Timers()
-    all_timers = [Timer(TimerKind.JOIN, Group(str(n))) for n in range(4)]
+    all_timers = [Timer(TimerKind.JOIN, str(n)) for n in range(4)]
     due: dict[int, int] = {}
     now = 0
     for what, which, by in steps:
@@ -44,18 +43,56 @@ def test_timers_fire_exactly_when_they_are_due(steps: list[tuple[str, int, int]]
 def test_moving_a_deadline_later_again_and_again_costs_no_memory() -> None:
     """A member that commits a thousand times a second has one entry."""
     timers = Timers()
-    timer = Timer(TimerKind.SESSION, Group("g"))
+    timer = Timer(TimerKind.SESSION, "g")
     for now in range(10_000):
         timers.arm(timer, now + 1_000)
 
-    assert len(timers._heap) == 1
+    assert len(timers) == 1
 
 
 def test_ties_go_by_the_order_of_arming() -> None:
     """So that a run can be repeated."""
     timers = Timers()
-    first, second = (Timer(TimerKind.JOIN, Group(name)) for name in "ab")
+    first, second = (Timer(TimerKind.JOIN, name) for name in "ab")
     timers.arm(second, 5)
     timers.arm(first, 5)
 
     assert [second, first] == [timers.pop_due(5), timers.pop_due(5)]
+
+
+def test_timers_that_were_turned_off_are_forgotten_long_before_they_would_be_due() -> None:
+    """Else members that come and go stay in memory as long as their sessions would have been."""
+    timers = Timers()
+    kept = Timer(TimerKind.JOIN, "kept")
+    timers.arm(kept, 7)
+    for n in range(20 * PRUNE_MIN):
+        timer = Timer(TimerKind.SESSION, "gone")
+        timers.arm(timer, 10_000_000 + n)
+        timers.cancel(timer)
+
+    assert len(timers) <= PRUNE_MIN
+    assert timers.pop_due(7) is kept
+
+
+def test_moving_a_deadline_earlier_again_and_again_costs_little_memory() -> None:
+    """Each time leaves an entry behind."""
+    timers = Timers()
+    timer = Timer(TimerKind.JOIN, "g")
+    for n in range(20 * PRUNE_MIN):
+        timers.arm(timer, 10_000_000 - n)
+
+    assert len(timers) <= PRUNE_MIN
+
+
+def test_a_pruned_timer_can_be_armed_again() -> None:
+    """For the time it had before, and for another."""
+    timers = Timers()
+    timer = Timer(TimerKind.JOIN, "g")
+    timers.arm(timer, 50)
+    timers.cancel(timer)
+    for n in range(2 * PRUNE_MIN):
+        other = Timer(TimerKind.JOIN, "g")
+        timers.arm(other, 1_000 + n)
+    timers.arm(timer, 50)
+
+    assert timers.pop_due(50) is timer

@@ -80,7 +80,7 @@ def test_a_topic_that_nobody_subscribes_to_disturbs_nobody() -> None:
     context.delete_topics("trains")
 
     assert context.why() == ""
-    assert context.shard._core.groups[GROUP].topics_version == 3
+    assert context.shard.groups[GROUP].topics_version == 3
 
 
 def test_hosts_and_end_offsets_alone_rebalance_nobody() -> None:

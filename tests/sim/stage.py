@@ -172,7 +172,7 @@ class Stage:
     @property
     def leader(self) -> Reader:
         """The reader that the server has made the leader."""
-        member_id = self._core()._core.groups[GROUP].leader
+        member_id = self._core().groups[GROUP].leader
         return next(r for r in self.living if str(member_id).startswith(f"{r.name}-"))
 
     def _core(self) -> Any:

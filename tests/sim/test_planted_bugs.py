@@ -45,7 +45,7 @@ def _skip_generation_record(patch: pytest.MonkeyPatch) -> None:
 
 
 def _skip_generation_check(patch: pytest.MonkeyPatch) -> None:
-    committer = commits._committer
+    committer = commits.committer
 
     def lenient(core: Core, group: Group | None, request: OffsetCommitRequest) -> Any:
         member, error = committer(core, group, request)
@@ -53,7 +53,7 @@ def _skip_generation_check(patch: pytest.MonkeyPatch) -> None:
             return group.members[request.member_id], 0
         return member, error
 
-    patch.setattr(commits, "_committer", lenient)
+    patch.setattr(commits, "committer", lenient)
 
 
 def _read_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def _never_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _let_the_leader_assign_anything(patch: pytest.MonkeyPatch) -> None:
-    take_over = membership._take_over
+    take_over = membership.hand_out_assignment
 
     def lenient(group: Group, request: Any) -> str:
         problem = take_over(group, request)
@@ -85,7 +85,7 @@ def _let_the_leader_assign_anything(patch: pytest.MonkeyPatch) -> None:
             member.assignment = given.get(member.member_id, b"")
         return ""
 
-    patch.setattr(membership, "_take_over", lenient)
+    patch.setattr(membership, "hand_out_assignment", lenient)
 
 
 def _compact_away_what_came_last(patch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def _let_the_fenced_go_on(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_replacements_in_a_crash(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(membership, "put_on_record", lambda *_args, **_options: None)
+    patch.setattr(membership, "rewrite_record", lambda *_args, **_options: None)
 
 
 @pytest.mark.parametrize(
