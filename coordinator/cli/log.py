@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -387,7 +387,15 @@ def _plan_repair(directory: Directory, wanted: Wanted) -> _Repair:
         _report_damage(plan, verbose=False)
         raise LogRefused(f"{exc}{_meta_hint(directory, found)}") from exc
     if found.meta is None:
-        _check_partitions(fence_builder.groups(), meta.num_partitions)
+        for partition, group_id in fence_builder.groups():
+            expected = offsets_partition(group_id, meta.num_partitions)
+            if expected != partition:
+                message = (
+                    f"group {group_id!r} lies in partition {partition}, and with "
+                    f"{meta.num_partitions} partitions it would be looked for in {expected}: "
+                    "--partitions is wrong"
+                )
+                raise LogRefused(message)
     return _Repair(plan, meta, fence_builder)
 
 
@@ -417,17 +425,6 @@ def _carry_out(directory: Directory, planned: _Repair) -> None:
 
     for name in repair(directory, planned.plan, planned.meta, fences, now_ms):
         click.echo(clean(f"What it was is kept in {name}"))
-
-
-def _check_partitions(groups: Iterable[tuple[int, str]], num_partitions: int) -> None:
-    for partition, group_id in groups:
-        expected = offsets_partition(group_id, num_partitions)
-        if expected != partition:
-            message = (
-                f"group {group_id!r} lies in partition {partition}, and with {num_partitions} "
-                f"partitions it would be looked for in {expected}: --partitions is wrong"
-            )
-            raise LogRefused(message)
 
 
 def _meta_hint(directory: Directory, found: Survey) -> str:

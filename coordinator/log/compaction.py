@@ -275,22 +275,6 @@ def is_due(manifest: Manifest, min_cleanable_ratio: float) -> bool:
     return dirty_bytes > 0 and dirty_bytes >= min_cleanable_ratio * (clean_bytes + dirty_bytes)
 
 
-def plan(
-    manifest: Manifest,
-    *,
-    num_partitions: int,
-    segment_bytes: int,
-    drop_before_ms: int,
-    prefix: str,
-    leave_free_bytes: int,
-) -> Job | None:
-    """Return the compaction of everything that is sealed, None if that is nothing."""
-    sealed = tuple(segment for segment in manifest.segments if segment.end is not None)
-    if not sealed:
-        return None
-    return Job(sealed, num_partitions, segment_bytes, drop_before_ms, prefix, leave_free_bytes)
-
-
 def live_share(job: Job, compacted: Compacted) -> float | None:
     """Return how much of what was written between two compactions is live, from 0 to 1.
 

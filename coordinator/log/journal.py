@@ -194,14 +194,6 @@ class Journal:
         """What the segments are; replaced as a whole, never changed."""
         return self._manifest
 
-    def free_bytes(self) -> int:
-        """Return what is free on the disk."""
-        return self.directory.free_bytes()
-
-    def disk_bytes(self) -> int:
-        """Return the size of the disk."""
-        return self.directory.total_bytes()
-
     def end_offset(self, partition: int) -> int:
         """Return the offset that the partition's next entry will get."""
         return self._ends.get(partition, 0)

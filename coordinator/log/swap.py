@@ -1,7 +1,7 @@
-"""Puts the outputs of a compaction in the place of their sources.
+"""Plans a compaction of a journal, and puts its outputs in the place of their sources.
 
-Each function is a step for `Journal.change_manifest`, which gives it the folder and the manifest
-and keeps the one that it returns. The steps, in this order:
+`Journal.change_manifest` gives each step the folder and the manifest, and keeps the manifest that
+it returns. The steps, in this order:
 
 1. `announce`: the manifest that is written knows the outputs as dispensable.
 2. `install`: they are renamed, and the folder synced; then the manifest that lists them is written,
@@ -26,6 +26,31 @@ from coordinator.log.state_files import (
 )
 
 _PREFIX = "compaction"
+
+
+def plan(
+    journal: Journal,
+    number: int,
+    *,
+    segment_bytes: int,
+    drop_before_ms: int,
+    leave_free_bytes: int,
+) -> Job | None:
+    """Return the compaction of everything that is sealed, None if that is nothing.
+
+    Args:
+        journal: Whose segments are the sources.
+        number: Of the compaction, in this run: no two have outputs of the same names.
+        segment_bytes: About how large an output may be.
+        drop_before_ms: Tombstones of an older timestamp are dropped.
+        leave_free_bytes: Less room than this on the disk ends the compaction.
+    """
+    sealed = tuple(segment for segment in journal.manifest.segments if segment.end is not None)
+    if not sealed:
+        return None
+    prefix = f"{_PREFIX}-{journal.leader_epoch}-{number}"
+    partitions = journal.meta.num_partitions
+    return Job(sealed, partitions, segment_bytes, drop_before_ms, prefix, leave_free_bytes)
 
 
 class Swap:
@@ -127,11 +152,6 @@ def replaced(
         compacted_below=below,
         dispensable=(*kept, *(source.name for source in sources)),
     )
-
-
-def output_prefix(leader_epoch: int, number: int) -> str:
-    """Return a prefix for the outputs of this run's compaction *number*, which none had before."""
-    return f"{_PREFIX}-{leader_epoch}-{number}"
 
 
 def remove_outputs(directory: Directory) -> None:

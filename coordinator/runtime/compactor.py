@@ -28,12 +28,11 @@ from coordinator.log.compaction import (
     Progress,
     is_due,
     live_share,
-    plan,
 )
 from coordinator.log.errors import LogCorrupt
 from coordinator.log.journal import Journal
 from coordinator.log.state_files import data_bytes, sealed_sizes
-from coordinator.log.swap import Swap, output_prefix, remove_outputs
+from coordinator.log.swap import Swap, plan, remove_outputs
 from coordinator.runtime.calls import Call
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.health import Health
@@ -249,13 +248,11 @@ class Compactor:
 
     def _plan(self) -> Job | None:
         self._attempts += 1
-        journal = self._journal
         return plan(
-            journal.manifest,
-            num_partitions=journal.meta.num_partitions,
+            self._journal,
+            self._attempts,
             segment_bytes=self._segment_bytes,
             drop_before_ms=self._wall_clock_ms() - self._how.delete_retention_ms,
-            prefix=output_prefix(journal.leader_epoch, self._attempts),
             leave_free_bytes=self._spare_bytes,
         )
 

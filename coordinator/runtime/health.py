@@ -66,17 +66,17 @@ class StorageWatch:
         self._segment_bytes = segment_bytes
         environment.metrics.update(
             log_unflushed_bytes=lambda: journal.open_bytes,
-            disk_free_bytes=journal.free_bytes,
-            disk_size_bytes=journal.disk_bytes,
+            disk_free_bytes=journal.directory.free_bytes,
+            disk_size_bytes=journal.directory.total_bytes,
         )
 
     def look(self) -> bool:
         """Look again, tell of a change, and return whether `is_full` is another than before."""
-        free = self._journal.free_bytes()
+        free = self._journal.directory.free_bytes()
         reserve = self.reserve_bytes
         if reserve < 0:
             live = self._journal.live_bytes + 2 * self._segment_bytes
-            reserve = max(self._journal.disk_bytes() // 20, live)
+            reserve = max(self._journal.directory.total_bytes() // 20, live)
         was_full, self.is_full = self.is_full, free < reserve
         is_slow = self._journal.open_bytes > UNWRITTEN_BYTES_MAX
         self.refuses = self.is_full or is_slow

@@ -11,10 +11,11 @@ import pytest
 import trio
 
 from coordinator.log import compact_child
-from coordinator.log.compaction import Job, plan
+from coordinator.log.compaction import Job
 from coordinator.log.directory import OsDirectory
 from coordinator.log.format import Entry
 from coordinator.log.journal import Journal
+from coordinator.log.swap import plan
 from coordinator.runtime.compactor import ChildProcess, CompactionFailed
 from protocol.group_ids import offsets_partition
 from protocol.messages import (
@@ -263,14 +264,7 @@ def test_a_child_that_cannot_tell_its_result_removes_it(tmp_path: Path) -> None:
 
 def job_of(journal: Journal) -> Job:
     """Return the compaction of everything that is sealed."""
-    job = plan(
-        journal.manifest,
-        num_partitions=NUM_PARTITIONS,
-        segment_bytes=SEGMENT_BYTES,
-        drop_before_ms=0,
-        prefix="compaction-1-1",
-        leave_free_bytes=0,
-    )
+    job = plan(journal, 1, segment_bytes=SEGMENT_BYTES, drop_before_ms=0, leave_free_bytes=0)
     assert job is not None
     return job
 

@@ -321,14 +321,6 @@ def test_reading_while_a_flush_is_noted_never_sees_a_place_without_data(
     assert all(numbers in ([1], [1, 2]) for numbers in seen)
 
 
-def test_the_disk_is_asked_for_its_room(disk: Disk) -> None:
-    """STORAGE_FULL is decided before the disk is full."""
-    journal = open_journal(disk)
-    disk.free_bytes = 5
-
-    assert (5, disk.total_bytes) == (journal.free_bytes(), journal.disk_bytes())
-
-
 @pytest.mark.parametrize("step", [0, 1])
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_after_a_failed_write_or_sync_nothing_goes_on(disk: Disk, step: int, error: int) -> None:

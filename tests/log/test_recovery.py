@@ -536,7 +536,7 @@ def test_the_journal_tells_how_much_room_there_is() -> None:
     disk = made(clean=True)
     disk.free_bytes = 4711
 
-    assert opened(disk).free_bytes() == 4711
+    assert opened(disk).directory.free_bytes() == 4711
 
 
 @row("a write or fsync fails while it serves, ENOSPC too")

@@ -6,12 +6,12 @@ from typing import Final
 
 import pytest
 
-from coordinator.log.compaction import Job, compact, finish, plan
+from coordinator.log.compaction import Job, compact, finish
 from coordinator.log.errors import LogCorrupt, LogFailed
 from coordinator.log.format import Entry
 from coordinator.log.journal import Journal
 from coordinator.log.offline.compact import compact_stopped
-from coordinator.log.swap import Swap, remove_outputs
+from coordinator.log.swap import Swap, plan, remove_outputs
 from tests.fakes.disk import CrashNow, Disk
 from tests.log.helpers import NOW_MS, flush, open_journal
 from tests.log.test_compaction import content, fold, gone, put
@@ -81,11 +81,10 @@ def compacting_and_writing(disk: Disk) -> Journal:
 def a_job(journal: Journal, *, segment_bytes: int = SEGMENT_BYTES) -> Job:
     """Return the compaction of what is sealed."""
     job = plan(
-        journal.manifest,
-        num_partitions=4,
+        journal,
+        1,
         segment_bytes=segment_bytes,
         drop_before_ms=DROP_BEFORE_MS,
-        prefix=f"compaction-{journal.leader_epoch}-1",
         leave_free_bytes=0,
     )
     assert job is not None

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from coordinator.log.compaction import compact, finish, plan
+from coordinator.log.compaction import compact, finish
 from coordinator.log.journal import Journal
-from coordinator.log.swap import Swap, output_prefix, remove_outputs
+from coordinator.log.swap import Swap, plan, remove_outputs
 
 
 class Saved(NamedTuple):
@@ -34,12 +34,7 @@ def compact_stopped(journal: Journal, *, segment_bytes: int, drop_before_ms: int
     if flush is not None:
         journal.write_flush(flush)
     job = plan(
-        journal.manifest,
-        num_partitions=journal.meta.num_partitions,
-        segment_bytes=segment_bytes,
-        drop_before_ms=drop_before_ms,
-        prefix=output_prefix(journal.leader_epoch, 0),
-        leave_free_bytes=0,
+        journal, 0, segment_bytes=segment_bytes, drop_before_ms=drop_before_ms, leave_free_bytes=0
     )
     if job is None:
         return Saved(before_bytes, before_bytes, 0)

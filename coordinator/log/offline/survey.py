@@ -139,7 +139,7 @@ def survey(directory: Directory, cluster_id: str = "") -> Survey:
     if manifest is None:
         sources = _rebuilt(directory, indexes)
     else:
-        sources = [_source_of(directory, names, s, manifest, indexes) for s in manifest.segments]
+        sources = [_source_of(directory, s, manifest, indexes) for s in manifest.segments]
     problems += [problem for source in sources if (problem := _problem_of(source)) is not None]
     problems += [
         Problem(name, f"this segment belongs to the cluster {foreign_id}")
@@ -181,7 +181,7 @@ class _Indexes:
     """The indexes of all files, without those of other clusters."""
 
     def __init__(self, directory: Directory, files: list[str], cluster_id: str) -> None:
-        self.files = []
+        self.files: list[str] = []
         self.of: dict[str, tuple[Index, int]] = {}
         self.foreign: dict[str, str] = {}
         for name in files:
@@ -222,14 +222,10 @@ def _unfit(manifest: Manifest) -> str:
 
 
 def _source_of(
-    directory: Directory,
-    names: list[str],
-    segment: SegmentInfo,
-    manifest: Manifest,
-    indexes: _Indexes,
+    directory: Directory, segment: SegmentInfo, manifest: Manifest, indexes: _Indexes
 ) -> Source:
     name = segment.name
-    is_here = name in names and name in indexes.files
+    is_here = name in indexes.files
     if segment.data_bytes is None:
         if is_here:
             return Source(segment, name, directory.size(name), None)
@@ -280,7 +276,7 @@ class _Candidate(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, bool, int, int]:
-        """By place; then a sealed one, one that reaches further, one that is newer."""
+        """By position; then a sealed one, one that reaches further, one that is newer."""
         reach = self.data_bytes if self.footer is None else self.footer.end - self.base
         return self.base, self.footer is None, -reach, -self.serial
 
@@ -292,7 +288,7 @@ def _rebuilt(directory: Directory, indexes: _Indexes) -> list[Source]:
         last = chosen[-1] if chosen else None
         if last is not None:
             reached = last.base + 1 if last.footer is None else last.footer.end
-            # Another one of the same place, or what a compacted segment has replaced.
+            # Another one of the same position, or what a compacted segment has replaced.
             if candidate.base < reached:
                 continue
         chosen.append(candidate)
@@ -304,7 +300,7 @@ def _rebuilt(directory: Directory, indexes: _Indexes) -> list[Source]:
     for at, candidate in enumerate(chosen):
         following = chosen[at + 1].base if at + 1 < len(chosen) else None
         end = following if candidate.footer is None else candidate.footer.end
-        compacted = end is not None and is_compacted(
+        compacted = end is not None and _is_compacted(
             directory, candidate.name, candidate.data_bytes
         )
         data_bytes, readable = candidate.data_bytes, candidate.data_bytes
@@ -390,7 +386,7 @@ def scan(directory: Directory, stretch: Stretch, start: int = 0) -> Iterator[Fou
         start = found.end
 
 
-def is_compacted(directory: Directory, file: str, data_bytes: int) -> bool:
+def _is_compacted(directory: Directory, file: str, data_bytes: int) -> bool:
     """Say whether a segment was compacted: in all of its batches flush_start is 0."""
     stretch = Stretch(file, data_bytes, 0, None, NODE_PARTITION)
     starts = (item.raw.flush_start for item in scan(directory, stretch) if type(item) is Found)
