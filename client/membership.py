@@ -259,7 +259,7 @@ class Membership:
         self.failure: FatalError | None = None
         self.gone_because: str | None = None
         self.hand_over = HandOver(cooperative=config.cooperative)
-        self._joining = Joining(config, user_data)
+        self._join_requests = JoinRequests(config, user_data)
         self._gone = False
         self._leads = False
         self._protocol_name: str | None = None
@@ -309,7 +309,7 @@ class Membership:
             # Others get them in the next generation, and not before all have let go.
             self.rebalance_needed = True
             gives = f"hands over {len(step.partitions)} partitions"
-            self._joining.reason = self._joining.reason or gives
+            self._join_requests.reason = self._join_requests.reason or gives
 
     def due_at_the_end(self) -> Step | None:
         """Return what the user must be told before this member leaves."""
@@ -335,7 +335,7 @@ class Membership:
 
     def request_rejoin(self, reason: str, topics: tuple[str, ...] | None = None) -> None:
         """Make the next `want_assignment` cause a rebalance, to read *topics* from then on."""
-        self._joining.ask_rejoin(reason, topics)
+        self._join_requests.ask_rejoin(reason, topics)
         self.rebalance_needed = True
 
     def leave(self, reason: str | None, *, remove: bool = False) -> list[Action]:
@@ -345,11 +345,11 @@ class Membership:
         """
         if self.state is State.LEFT:
             return []
-        was_joining = self.state in (State.JOINING, State.SYNCING)
+        was_changing = self.is_changing
         self.state = State.LEFT
         self._awaited = self._heartbeat = None
         actions: list[Action] = []
-        if was_joining:
+        if was_changing:
             actions.append(GaveUp(ClientClosed("this member has left the group")))
         if self.member_id and (remove or self.config.group_instance_id is None):
             cut = None if reason is None else reason[:REASON_CHARS_MAX]
@@ -439,14 +439,14 @@ class Membership:
 
     def resolved(self, number: int, topics: tuple[str, ...]) -> list[Action]:
         """Take the topics that match the pattern, sorted."""
-        if not self._joining.is_answered(number) or self.state is not State.JOINING:
+        if not self._join_requests.is_answered(number) or self.state is not State.JOINING:
             return []
-        self._joining.topics = topics
+        self._join_requests.topics = topics
         return self._send_join(0)
 
     def resolve_failed(self, number: int, error: Exception) -> list[Action]:
         """Take note that nobody knows which topics match."""
-        if not self._joining.is_answered(number) or self.state is not State.JOINING:
+        if not self._join_requests.is_answered(number) or self.state is not State.JOINING:
             return []
         return self._fail(error) if isinstance(error, FatalError) else self._step_out(error)
 
@@ -469,13 +469,15 @@ class Membership:
     def _join(self) -> list[Action]:
         self.state = State.JOINING
         self.rebalance_needed = False
-        resolve = self._joining.resolve(self._rejoins)
+        resolve = self._join_requests.resolve(self._rejoins)
         return self._send_join(self._rejoins) if resolve is None else [resolve]
 
     def _send_join(self, rejoins: int) -> list[Action]:
         self.rebalance_needed = False
         try:
-            request = self._joining.request(self.member_id, self.hand_over.kept, self.assignment)
+            request = self._join_requests.request(
+                self.member_id, self.hand_over.kept, self.assignment
+            )
         except Exception as exc:  # noqa: BLE001 - it is the assignor's code.
             return self._step_out(exc)
         self._awaited = request
@@ -511,7 +513,7 @@ class Membership:
         self.member_id = response.member_id
         self._protocol_name = response.protocol_name
         self._leads = response.leader == response.member_id
-        self._joining.reason = None
+        self._join_requests.reason = None
         self._heartbeat_due_ms = now_ms + self.config.heartbeat_interval_ms
         if self._leads and not response.skip_assignment:
             return [Compute(self.generation, self._protocol_name, response.members)]
@@ -577,7 +579,7 @@ class Membership:
         return (request.generation_id, request.member_id) == (self.generation, self.member_id)
 
 
-class Joining:
+class JoinRequests:
     """What goes into a member's JoinGroup requests.
 
     Attributes:

@@ -10,6 +10,7 @@ from client.blocking import connect_blocking
 from client.exceptions import CommitRefused, CoordinatorError, FatalError, code_text
 from client.kafka_groups.cluster import KafkaCluster, KafkaGroup, KafkaGroupError
 from client.offsets import OffsetAndMetadata, Offsets
+from client.operators import PARTITIONS_PER_REQUEST
 from protocol.errors import ErrorCode
 from protocol.messages import DescribedGroup
 from protocol.partition import NO_OFFSET, TopicPartition
@@ -18,7 +19,6 @@ GroupOffsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 # The coordinator's states of a group that a commit from outside reaches.
 FREE: Final = frozenset({"Empty", "Dead"})
-PARTITIONS_PER_COMMIT: Final = 10_000  # What one request may hold.
 
 TO_IMPORT: Final = "to import"
 IMPORTED: Final = "imported"
@@ -260,8 +260,8 @@ def _targets(names: Sequence[str], into: Callable[[str], str] | None) -> dict[st
 def _commit(coordinator: Coordinator, planned: GroupImport) -> GroupImport:
     errors: dict[TopicPartition, str] = {}
     moving = planned.moving
-    for at in range(0, len(moving), PARTITIONS_PER_COMMIT):
-        chunk = moving[at : at + PARTITIONS_PER_COMMIT]
+    for at in range(0, len(moving), PARTITIONS_PER_REQUEST):
+        chunk = moving[at : at + PARTITIONS_PER_REQUEST]
         # Nothing is overwritten that this plan has not seen.
         expected = {p.tp: NO_OFFSET if p.stored is None else p.stored for p in chunk}
         try:

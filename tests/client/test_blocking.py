@@ -22,8 +22,8 @@ from client.blocking import BlockingClient, BlockingMember
 from client.operators import Lag
 from protocol import messages as m
 from tests.client.threads import T0, T1, connect_to, in_threads
+from tests.fakes.scan_pages import page_of
 from tests.fakes.scripted_server import Answer, Hang, Hold, ScriptedServer, group_requests
-from tests.spark.tables.pages import page_of
 
 
 def test_a_member_lives_its_life_without_await() -> None:

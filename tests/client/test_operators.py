@@ -10,8 +10,8 @@ from client.operators import Lag, OffsetChanges, PositionTooOld, TopicSource, of
 from protocol import messages as m
 from protocol.messages import ApiKey, PartitionResult, TopicResult
 from tests.client.conftest import World
+from tests.fakes.scan_pages import page_of
 from tests.fakes.scripted_server import Answer, Drop
-from tests.spark.tables.pages import page_of
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 

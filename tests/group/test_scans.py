@@ -18,8 +18,8 @@ from protocol.messages import (
     ScanOffsetsResponse,
     TopicPartitions,
 )
+from tests.fakes.scan_pages import page_of
 from tests.group.context import Context
-from tests.spark.tables.pages import page_of
 
 Names = tuple[str, ...] | None
 

@@ -16,7 +16,7 @@ from protocol.messages import (
     ScannedOffset,
 )
 from protocol.partition import TopicPartition
-from tests.spark.tables.pages import page_of
+from tests.fakes.scan_pages import page_of
 
 CLUSTER = "c1"
 

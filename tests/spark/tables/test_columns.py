@@ -10,7 +10,7 @@ from msgspec import structs
 from client.spark.tables.columns import Unreadable, as_batch, page_columns
 from client.spark.tables.offset_table import ARROW
 from protocol.messages import OffsetColumns, ScannedOffset
-from tests.spark.tables.pages import page_of
+from tests.fakes.scan_pages import page_of
 
 _near = st.sampled_from([0, 31, 32, 127, 128, 255, 256, 65_535, 65_536])
 _count = st.integers(0, 2**31 - 1) | _near
