@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -177,6 +177,62 @@ def test_every_module_imports_only_what_its_layer_allows() -> None:
     ]
 
     assert broken == []
+
+
+def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """Return the sets of modules of *graph* that import each other, at whatever distance."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        ahead = [start]
+        while ahead:
+            for name in graph.get(ahead.pop(), ()):
+                if name not in seen:
+                    seen.add(name)
+                    ahead.append(name)
+        reached[start] = seen
+    found = {
+        tuple(sorted({start} | {n for n in seen if start in reached.get(n, ())}))
+        for start, seen in reached.items()
+        if start in seen
+    }
+    return [list(circle) for circle in sorted(found)]
+
+
+def graph_of_the_product() -> dict[str, set[str]]:
+    """Return which modules each module imports, for its types and inside functions too."""
+    known = dict(modules())
+    graph: dict[str, set[str]] = {module: set() for module in known}
+    for module, path in known.items():
+        source = path.read_text(encoding="utf-8")
+        for _, name in imports(module, source, is_package=path.name == "__init__.py"):
+            imported = name if name in known else name.rpartition(".")[0]
+            if imported in known and imported != module:
+                graph[module].add(imported)
+    return graph
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """What goes round in a circle can only be understood, tested and moved as a whole."""
+    assert circles(graph_of_the_product()) == []
+
+
+def test_a_circle_is_found() -> None:
+    """At any length, and without those that only lead into it."""
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"e"}, "e": set[str](), "f": {"f"}}
+
+    assert circles(graph) == [["b", "c"], ["f"]]
+
+
+def test_no_module_has_the_name_of_one_in_the_standard_library() -> None:
+    """Started in its folder, Python would import it in the place of its own."""
+    taken = [
+        str(path.relative_to(ROOT))
+        for module, path in modules()
+        if path.name != "__init__.py" and path.stem in sys.stdlib_module_names
+    ]
+
+    assert taken == []
 
 
 def test_the_product_is_found() -> None:
