@@ -20,11 +20,7 @@ PARTITION: Final = ("topic", "partition")
 
 
 def partition_lag(
-    offsets: DataFrame,
-    ends: DataFrame,
-    *,
-    at: datetime | None = None,
-    missing: bool | None = None,
+    offsets: DataFrame, ends: DataFrame, *, at: datetime | None = None, missing: bool | None = None
 ) -> DataFrame:
     """Return how far each group is behind in each partition.
 

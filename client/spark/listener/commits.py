@@ -24,11 +24,10 @@ from client.kafka_groups.cluster import (
 from client.spark.listener.background import Worker
 from client.spark.listener.metrics import TargetMetrics
 from client.spark.listener.queries import Offsets
+from protocol.fields import REQUEST_PARTITIONS_MAX
 from protocol.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
-
-PARTITIONS_PER_COMMIT: Final = 10_000  # What one request may hold.
 
 # A group without members loses offsets that nobody commits for offsets.retention.minutes (a
 # week); a quiet partition must not look new after a quiet week.
@@ -303,5 +302,5 @@ Target = CoordinatorTarget | KafkaTarget
 
 def _chunks(offsets: Offsets) -> Iterator[Offsets]:
     entries = iter(offsets.items())
-    while chunk := dict(islice(entries, PARTITIONS_PER_COMMIT)):
+    while chunk := dict(islice(entries, REQUEST_PARTITIONS_MAX)):
         yield chunk

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from protocol.partition import TopicPartition
 
@@ -130,56 +130,54 @@ class ListenerMetrics(NamedTuple):
         return "".join(line + "\n" for line in lines)
 
 
-Sample = tuple[Mapping[str, str], float | None]
-Family = tuple[str, str, str, list[Sample]]
+# Of each family: its name, its type, its meaning, and the field that it shows.
+_OF_QUERIES: Final = (
+    ("query_active", "gauge", "Whether the query runs.", "active"),
+    ("query_batch", "gauge", "The last finished batch.", "batch_id"),
+    ("query_lag", "gauge", "Rows behind, over all partitions.", "lag"),
+    ("query_quiet_seconds", "gauge", "Since a batch ended.", "quiet_s"),
+    ("query_silent_seconds", "gauge", "Since anything was heard.", "silent_s"),
+    ("batches_total", "counter", "Batches heard of.", "batches"),
+    ("dropped_events_total", "counter", "Batches without event.", "dropped_events"),
+    ("late_events_total", "counter", "Events left out.", "late_events"),
+    ("healed_offsets_total", "counter", "Learned from checkpoints.", "healed"),
+)
+_OF_PARTITIONS: Final = (
+    ("offset", "gauge", "The next offset that the query reads.", "finished"),
+    ("end_offset", "gauge", "Where the source ended.", "end"),
+    ("lag", "gauge", "Rows behind.", "lag"),
+    ("quiet_seconds", "gauge", "Since the partition moved.", "quiet_s"),
+)
+_OF_TARGETS: Final = (
+    ("target_wanted", "gauge", "Partitions to be shown.", "wanted"),
+    ("target_due", "gauge", "Partitions that are not stored yet.", "due"),
+    ("target_refused", "gauge", "Partitions that were refused.", "refused"),
+    ("target_stored_seconds", "gauge", "Since something was stored.", "stored_s"),
+    ("target_failures", "gauge", "Attempts in a row that failed.", "failures"),
+)
+
+Labels = Mapping[str, str]
+Family = tuple[str, str, str, list[tuple[Labels, float | None]]]
 
 
 def _families(metrics: ListenerMetrics) -> Iterator[Family]:
-    queries = [
+    queries: list[tuple[Labels, Any]] = [
         ({"query": query.name or "", "query_id": query.query_id}, query)
         for query in metrics.queries
     ]
-
-    def of_queries(name: str, kind: str, meaning: str, field: str) -> Family:
-        return name, kind, meaning, [(labels, getattr(q, field)) for labels, q in queries]
-
-    def of_partitions(name: str, meaning: str, field: str) -> Family:
-        samples: list[Sample] = [
-            (
-                {**labels, "topic": tp.topic, "partition": str(tp.partition)},
-                getattr(one, field),
-            )
-            for labels, query in queries
-            for tp, one in sorted(query.partitions.items())
-        ]
-        return name, "gauge", meaning, samples
-
-    def of_targets(name: str, meaning: str, field: str) -> Family:
-        return (
-            name,
-            "gauge",
-            meaning,
-            [({"target": target.target}, getattr(target, field)) for target in metrics.targets],
-        )
-
-    yield of_queries("query_active", "gauge", "Whether the query runs.", "active")
-    yield of_queries("query_batch", "gauge", "The last finished batch.", "batch_id")
-    yield of_queries("query_lag", "gauge", "Rows behind, over all partitions.", "lag")
-    yield of_queries("query_quiet_seconds", "gauge", "Since a batch ended.", "quiet_s")
-    yield of_queries("query_silent_seconds", "gauge", "Since anything was heard.", "silent_s")
-    yield of_queries("batches_total", "counter", "Batches heard of.", "batches")
-    yield of_queries("dropped_events_total", "counter", "Batches without event.", "dropped_events")
-    yield of_queries("late_events_total", "counter", "Events left out.", "late_events")
-    yield of_queries("healed_offsets_total", "counter", "Learned from checkpoints.", "healed")
-    yield of_partitions("offset", "The next offset that the query reads.", "finished")
-    yield of_partitions("end_offset", "Where the source ended.", "end")
-    yield of_partitions("lag", "Rows behind.", "lag")
-    yield of_partitions("quiet_seconds", "Since the partition moved.", "quiet_s")
-    yield of_targets("target_wanted", "Partitions to be shown.", "wanted")
-    yield of_targets("target_due", "Partitions that are not stored yet.", "due")
-    yield of_targets("target_refused", "Partitions that were refused.", "refused")
-    yield of_targets("target_stored_seconds", "Since something was stored.", "stored_s")
-    yield of_targets("target_failures", "Attempts in a row that failed.", "failures")
+    partitions = [
+        ({**labels, "topic": tp.topic, "partition": str(tp.partition)}, one)
+        for labels, query in queries
+        for tp, one in sorted(query.partitions.items())
+    ]
+    targets = [({"target": target.target}, target) for target in metrics.targets]
+    for families, shown in (
+        (_OF_QUERIES, queries),
+        (_OF_PARTITIONS, partitions),
+        (_OF_TARGETS, targets),
+    ):
+        for name, kind, meaning, field in families:
+            yield name, kind, meaning, [(labels, getattr(one, field)) for labels, one in shown]
 
 
 def _query_dict(query: QueryMetrics) -> dict[str, Any]:

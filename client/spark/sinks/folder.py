@@ -142,7 +142,7 @@ class FolderSink(RangeSink):
         return False
 
     def _forget(self, keys: Collection[PartitionKey]) -> bool:
-        state = self._refreshed()
+        state = self._state or self._refreshed()
         gone = Change(kind="forget", at_ms=now_ms(self._clock), positions=dict.fromkeys(keys))
         return self._commit(state, gone)
 

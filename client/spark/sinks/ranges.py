@@ -25,7 +25,7 @@ lost. Whoever gives the log's options to a sink lets it look.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial, reduce
@@ -139,25 +139,6 @@ def checked_policy(on_gap: str, on_reset: str, log: Mapping[str, str] | None = N
     return Policy(on_gap, on_reset, None if log is None else partial(_is_empty, dict(log)))
 
 
-def decide_all(
-    group: str,
-    ranges: Iterable[SinkRange],
-    stored: Mapping[PartitionKey, Stored],
-    policy: Policy,
-) -> dict[PartitionKey, Decision]:
-    """Decide about the ranges of one batch, at most one per partition.
-
-    Raises:
-        SinkError: the policy says that one of them must not be taken.
-
-    """
-    decisions = {}
-    for one in sorted(ranges):
-        key = PartitionKey(group, one.topic, one.partition)
-        decisions[key] = decide(key, one, stored.get(key), policy)
-    return decisions
-
-
 def decide(key: PartitionKey, one: SinkRange, stored: Stored | None, policy: Policy) -> Decision:
     """Decide about one range.
 
@@ -195,14 +176,12 @@ def _write(one: SinkRange, stored: Stored | None) -> Decision:
 
 
 def _moved_back(key: PartitionKey, one: SinkRange, stored: Stored, policy: Policy) -> Decision:
-    if policy.on_reset == "append":
+    if policy.on_reset == "skip" and one.end <= stored.end:
+        return Decision(one, Verdict.REPEAT, one.end, stored, stored)
+    if policy.on_reset != "error":
+        from_offset = one.start if policy.on_reset == "append" else stored.end
         after = Stored(one.start, one.end, one.generation)
-        return Decision(one, Verdict.WRITE, one.start, stored, after)
-    if policy.on_reset == "skip":
-        if one.end <= stored.end:
-            return Decision(one, Verdict.REPEAT, one.end, stored, stored)
-        after = Stored(one.start, one.end, one.generation)
-        return Decision(one, Verdict.WRITE, stored.end, stored, after)
+        return Decision(one, Verdict.WRITE, from_offset, stored, after)
     raise SinkError(
         f"{key}: the rows from {one.start} to {one.end} come again, but the sink has them up to "
         f"{stored.end}. The group's offsets were moved back, or the group or the log was made "
@@ -249,10 +228,7 @@ class RangeBatch(NamedTuple):
     def delta_options(self) -> dict[str, str]:
         """Return the writer options with which a Delta table takes each range once."""
         one = self.range
-        return {
-            "txnAppId": f"{self.group}/{one.topic}/{one.partition}",
-            "txnVersion": str(one.end),
-        }
+        return {"txnAppId": f"{self.group}/{one.topic}/{one.partition}", "txnVersion": str(one.end)}
 
 
 def each_range(batch: "DataFrame", group: str) -> Iterator[RangeBatch]:
@@ -362,8 +338,13 @@ class RangeSink(ABC):
         """
         with persisted(batch):
             counted = counted_ranges(batch)
+            ranges = {PartitionKey(self.group, one.topic, one.partition): one for one in counted}
             for _ in range(self.tries_max):
-                decisions = decide_all(self.group, counted, self._stored(), self._policy)
+                stored = self._stored()
+                decisions = {
+                    key: decide(key, one, stored.get(key), self._policy)
+                    for key, one in ranges.items()
+                }
                 changed = {key: d for key, d in decisions.items() if d.changes}
                 if not changed or self._store(self._rows(batch, decisions), changed, counted):
                     log_skipped(decisions)

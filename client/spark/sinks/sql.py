@@ -388,9 +388,7 @@ class SqlSink(RangeSink):
         return self._transact(changed, lambda cursor, dialect: self._insert(cursor, dialect, table))
 
     def _transact(
-        self,
-        changed: Mapping[PartitionKey, Decision],
-        write: Callable[[Cursor, Dialect], object],
+        self, changed: Mapping[PartitionKey, Decision], write: Callable[[Cursor, Dialect], object]
     ) -> bool:
         with self._connection() as (db, dialect):
             try:

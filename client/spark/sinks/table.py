@@ -140,12 +140,7 @@ def merge_schemas(old: StructType, new: StructType, where: str, *, grow: bool) -
 
 
 def write_files(
-    rows: "DataFrame",
-    folder: Path,
-    partition_by: Sequence[str],
-    *,
-    compression: str,
-    fsync: bool,
+    rows: "DataFrame", folder: Path, partition_by: Sequence[str], *, compression: str, fsync: bool
 ) -> dict[str, DataFile]:
     """Write *rows* below *folder*, where no manifest names them yet; return the files."""
     staging = folder.absolute() / STAGING_FOLDER / uuid.uuid4().hex

@@ -29,7 +29,7 @@ from client.spark.tables.options import TableOptions, Target
 from client.spark.tables.table_source import CLIENT_ID
 from protocol.codec import encode
 from protocol.errors import ErrorCode
-from protocol.fields import REQUEST_BYTES_MAX
+from protocol.fields import REQUEST_BYTES_MAX, REQUEST_PARTITIONS_MAX, TOPIC_BYTES_MAX
 from protocol.group_ids import group_id_error, name_error
 from protocol.partition import INT32_MAX, INT64_MAX, NO_GENERATION, NO_LEADER_EPOCH, TopicPartition
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PARTITIONS_MAX: Final = 10_000  # What one commit may name.
-TOPIC_BYTES_MAX: Final = 249
 REQUIRED: Final = ("group", "topic", "partition", "offset")
 COLUMNS: Final = pa.schema(
     [
@@ -51,14 +49,7 @@ COLUMNS: Final = pa.schema(
         ("metadata", pa.string()),
     ]
 )
-OPTIONS: Final = (
-    "coordinator",
-    "dryRun",
-    "force",
-    "skipRefused",
-    "report",
-    "coordinatorTimeout",
-)
+OPTIONS: Final = ("coordinator", "dryRun", "force", "skipRefused", "report", "coordinatorTimeout")
 _EXAMPLES: Final = 5  # Of rows, groups or partitions in a message.
 # Room for the request's header and for what a member id would take.
 _HEADER_BYTES: Final = 1_024
@@ -250,10 +241,11 @@ def _refusal(
             f"it is in use (state {state}): stop its members, or set option 'force' to 'true' to "
             "remove them; they then begin at the new offsets"
         )
-    if len(plan.changes) > PARTITIONS_MAX:
+    if len(plan.changes) > REQUEST_PARTITIONS_MAX:
         return (
-            f"{len(plan.changes)} partitions are more than one commit stores ({PARTITIONS_MAX}), "
-            "and a group is written as a whole: write it in parts, one after the other"
+            f"{len(plan.changes)} partitions are more than one commit stores "
+            f"({REQUEST_PARTITIONS_MAX}), and a group is written as a whole: write it in parts, "
+            "one after the other"
         )
     request = commit_request(plan.group, NO_GENERATION, "", None, plan.offsets, None)
     if (size := len(encode(request))) > REQUEST_BYTES_MAX - _HEADER_BYTES:
@@ -398,7 +390,7 @@ def _plans(
     }
 
     def plan(group: str) -> GroupPlan:
-        named = wanted[group] if len(wanted[group]) <= PARTITIONS_MAX else None
+        named = wanted[group] if len(wanted[group]) <= REQUEST_PARTITIONS_MAX else None
         stored = client.fetch_offsets(group, named) if group in states else {}
         return plan_group(
             group,
@@ -553,9 +545,7 @@ def write_table(rows: pa.Table, options: WriteOptions) -> list[GroupResult]:
     """
     groups = by_group(rows)
     with connect_blocking(
-        options.target.addresses,
-        client_id=CLIENT_ID,
-        request_timeout_ms=options.target.timeout_ms,
+        options.target.addresses, client_id=CLIENT_ID, request_timeout_ms=options.target.timeout_ms
     ) as client:
         results = bulk_write(client, groups, options.how, options.report)
     logger.info("wrote offsets from a DataFrame: %s", summary(results))

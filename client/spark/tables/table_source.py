@@ -22,13 +22,7 @@ from pyspark.sql.types import StructType
 
 from client.api import connect
 from client.blocking import BlockingClient
-from client.spark.tables.options import (
-    SPARK_SCOPES_FILTERS,
-    TableOptions,
-    Target,
-    Wanted,
-    push,
-)
+from client.spark.tables.options import SPARK_SCOPES_FILTERS, TableOptions, Target, Wanted, push
 from client.spark.worker_memory import settle
 
 CLIENT_ID: Final = "spark-tables"
@@ -55,10 +49,7 @@ def client_of(target: Target) -> BlockingClient:
     with _lock:
         if key not in _clients:
             connecting = partial(
-                connect,
-                target.addresses,
-                client_id=CLIENT_ID,
-                request_timeout_ms=target.timeout_ms,
+                connect, target.addresses, client_id=CLIENT_ID, request_timeout_ms=target.timeout_ms
             )
             _clients[key] = BlockingClient(connecting).__enter__()
         return _clients[key]
