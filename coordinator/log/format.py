@@ -68,7 +68,6 @@ MAGIC: Final = b"OFFINDEX"
 _FLUSH_START: Final = struct.Struct(">Q")
 _FLUSH_START_AT: Final = PREFIX_BYTES + struct.calcsize(">BHIQ")
 _POSITION: Final = "I"
-_SHORT, _LONG, _LONGER = 0x90, 0xDC, 0xDD  # How a msgpack array of 0 to 15, 2¹⁶, 2³² begins.
 _FIELD_COUNTS: Final = {6}  # How many fields the entries of a batch have.
 # Bytes that someone removed from the middle of a file leave batches whose flush_start lies
 # behind the end of the file; beyond this much (1 TiB), it is taken for noise.
@@ -91,54 +90,35 @@ class Entry(NamedTuple):
 class Batch(NamedTuple):
     """What one request wrote to one partition: all of it is there, or nothing.
 
-    Its entries are `items` as msgpack has them, `(offset_delta, type, version, scope, key,
-    value)`: a load reads millions, and to make an `Entry` of each would cost as much again. A load
-    even leaves them packed, for whoever can do without unpacking each.
+    `items` are its entries as msgpack has them, `(offset_delta, type, version, scope, key, value)`:
+    a load reads millions, and to make an `Entry` of each would cost as much again.
     """
 
     partition: int
     leader_epoch: int
     base_offset: int
     timestamp_ms: int
-    entry_count: int
-    packed: bytes  # The msgpack array of the entries; empty if they were unpacked.
-    unpacked: Items | None
-
-    @property
-    def items(self) -> Items:
-        """The entries as msgpack has them.
-
-        Raises:
-            LogCorrupt: The checksum was right and yet they are not as they are written.
-        """
-        if self.unpacked is not None:
-            return self.unpacked
-        try:
-            items = unpack_items(self.packed)
-        except ValueError as exc:
-            raise self._unreadable(str(exc)) from exc
-        if items[-1][0] != self.entry_count - 1:
-            raise self._unreadable("their distances have gaps")
-        return items
+    items: Items
 
     @property
     def end_offset(self) -> int:
-        """The offset that follows the last one. Raises as `items`."""
+        """The offset that follows the last one."""
         end: int = self.base_offset + self.items[-1][0] + 1
         return end
 
     @property
     def entries(self) -> tuple[tuple[int, Entry], ...]:
-        """The entries with their offsets, made anew at each look. Raises as `items`."""
+        """The entries with their offsets, made anew at each look.
+
+        Raises:
+            LogCorrupt: The checksum was right and yet they are not as they are written.
+        """
         base_offset = self.base_offset
         try:
             return tuple([(base_offset + item[0], Entry._make(item[1:])) for item in self.items])
         except TypeError as exc:
-            raise self._unreadable(str(exc)) from exc
-
-    def _unreadable(self, reason: str) -> LogCorrupt:
-        where = f"the entries at offset {self.base_offset} of partition {self.partition}"
-        return LogCorrupt(f"{where} can't be read: {reason}")
+            where = f"the entries at offset {base_offset} of partition {self.partition}"
+            raise LogCorrupt(f"{where} can't be read: {exc}") from exc
 
 
 class RawBatch(NamedTuple):
@@ -240,23 +220,7 @@ def decode_batch(data: bytes, raw: RawBatch) -> Batch:
     except ValueError as exc:
         message = f"the entries of the batch at byte {raw.start} can't be read: {exc}"
         raise LogCorrupt(message) from exc
-    return unpacked_batch(raw, items)
-
-
-def unpacked_batch(raw: RawBatch, items: Items) -> Batch:
-    """Return *raw*, or the part of it with these *items*."""
-    partition, leader_epoch, base_offset = raw.partition, raw.leader_epoch, raw.base_offset
-    return Batch(partition, leader_epoch, base_offset, raw.timestamp_ms, len(items), b"", items)
-
-
-def count_items(packed: bytes) -> int:
-    """Return how many entries a batch says it has; 0 if it says no number."""
-    first = packed[0] if packed else 0
-    if _SHORT <= first < _SHORT + 16:
-        return first - _SHORT
-    if first == _LONG:
-        return int.from_bytes(packed[1:3], "big")
-    return int.from_bytes(packed[1:5], "big") if first == _LONGER else 0
+    return Batch(raw.partition, raw.leader_epoch, raw.base_offset, raw.timestamp_ms, items)
 
 
 def unpack_items(packed: bytes) -> Items:

@@ -9,7 +9,6 @@ reason; nobody is served what is half loaded.
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from coordinator.log.directory import Directory
@@ -25,12 +24,11 @@ from coordinator.log.format import (
     REST_BYTES,
     Batch,
     Index,
+    Items,
     RawBatch,
-    count_items,
     decode_batch,
     unpack_in_parts,
     unpack_items,
-    unpacked_batch,
 )
 from coordinator.log.segments import WINDOW_BYTES, FlushChain, SegmentReader, damaged
 from coordinator.log.state_files import SegmentInfo, data_bytes
@@ -39,7 +37,6 @@ from coordinator.log.state_files import SegmentInfo, data_bytes
 # holds up the event loop for a moment only.
 PART_BYTES: Final = 64 * 1024
 PART_ITEMS: Final = 1_000
-_ONE: Final = b"\x91"  # How the msgpack array of a single entry begins.
 
 
 class IndexedSegment(NamedTuple):
@@ -209,26 +206,22 @@ class SegmentReplay:
             # Compaction leaves gaps, but never goes back.
             if offset != expected and (offset < expected or not is_compacted):
                 raise self._out_of_place(base + at, partition, offset, expected)
-            packed = body[REST_BYTES:]
-            if length > PART_BYTES or is_compacted:
-                raw = RawBatch(at, end, *fields[2:])
-                for batch in _parts(raw, packed, partial(self._unreadable, base + at)):
-                    ends[partition] = batch.end_offset
-                    yield batch
-            else:
-                count = 1 if packed[:1] == _ONE else count_items(packed)
-                if not count:
-                    raise self._unreadable(base + at, "there are none")
-                ends[partition] = offset + count
-                yield make((partition, epoch, offset, time_ms, count, packed, None))
+            count = 0
+            try:
+                for items in _parts(body[REST_BYTES:]):
+                    count += len(items)
+                    last = items[-1][0]
+                    if last != count - 1 and not is_compacted:
+                        raise ValueError("their distances have gaps")  # noqa: TRY301 - one way out
+                    ends[partition] = offset + last + 1
+                    yield make((partition, epoch, offset, time_ms, items))
+            except ValueError as exc:
+                where = f"segment {self.segment.name}: the entries of the batch at byte {base + at}"
+                raise LogCorrupt(f"{where} can't be read: {exc}") from exc
             at = end
         if not at:
             raise damaged(self.segment.name, base, self.total_bytes)
         self.done_bytes = base + at
-
-    def _unreadable(self, position: int, reason: str) -> LogCorrupt:
-        where = f"segment {self.segment.name}: the entries of the batch at byte {position}"
-        return LogCorrupt(f"{where} can't be read: {reason}")
 
     def _out_of_place(
         self, position: int, partition: int, offset: int, expected: int
@@ -356,26 +349,20 @@ class PartitionReplay:
                     f"the index of partition {self._partition} leads to offset {raw.base_offset} "
                     f"of partition {raw.partition}, behind offset {end}"
                 )
-            packed = window[raw.start + HEADER_BYTES : raw.end]
-            for batch in _parts(raw, packed, partial(_unreadable_at, raw)):
-                self.ends[self._partition] = batch.end_offset
-                yield batch
+            try:
+                for items in _parts(window[raw.start + HEADER_BYTES : raw.end]):
+                    batch = Batch(
+                        raw.partition, raw.leader_epoch, raw.base_offset, raw.timestamp_ms, items
+                    )
+                    self.ends[self._partition] = batch.end_offset
+                    yield batch
+            except ValueError as exc:
+                where = f"the entries at offset {raw.base_offset} of partition {raw.partition}"
+                raise LogCorrupt(f"{where} can't be read: {exc}") from exc
 
 
-def _unreadable_at(raw: RawBatch, reason: str) -> LogCorrupt:
-    where = f"the entries at offset {raw.base_offset} of partition {raw.partition}"
-    return LogCorrupt(f"{where} can't be read: {reason}")
-
-
-def _parts(
-    raw: RawBatch, packed: bytes, unreadable: Callable[[str], LogCorrupt]
-) -> Iterator[Batch]:
-    """Yield the batch *raw* with these entries, or its parts if it is large."""
-    try:
-        if len(packed) <= PART_BYTES:
-            yield unpacked_batch(raw, unpack_items(packed))._replace(packed=packed)
-            return
-        for items in unpack_in_parts(packed, PART_ITEMS):
-            yield unpacked_batch(raw, items)
-    except ValueError as exc:
-        raise unreadable(str(exc)) from exc
+def _parts(packed: bytes) -> Iterable[Items]:
+    """Return the entries of a batch, those of a large one in parts. Raises ValueError."""
+    if len(packed) <= PART_BYTES:
+        return (unpack_items(packed),)
+    return unpack_in_parts(packed, PART_ITEMS)

@@ -212,7 +212,7 @@ class Loader:
             for batch in replay.batches():
                 # Checked here, and after each pause below: an abandoned shard takes no more.
                 take(batch)
-                entries += batch.entry_count
+                entries += len(batch.items)
                 if entries >= pause_at:
                     pause_at = entries + LOAD_SLICE_ENTRIES
                     progress.entries = entries

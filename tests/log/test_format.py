@@ -32,9 +32,7 @@ EXAMPLE = Batch(
     leader_epoch=3,
     base_offset=41,
     timestamp_ms=1_700_000_000_000,
-    entry_count=2,
-    packed=b"",
-    unpacked=(
+    items=(
         (0, 1, 1, "etl", ("orders", 3), (1200, -1, "", 1_700_000_000_000)),
         (1, 1, 1, "etl", ("orders", 4), None),
     ),

@@ -93,7 +93,7 @@ def test_a_large_batch_comes_in_parts_that_are_the_whole() -> None:
         while not replay.at_end:
             batches += replay.batches()
             replay.fetch()
-        assert max(batch.entry_count for batch in batches) <= PART_ITEMS
+        assert max(len(batch.items) for batch in batches) <= PART_ITEMS
         offsets = [offset for batch in batches for offset, _ in batch.entries]
         assert offsets == list(range(100_002))
         keys = [entry.key for batch in batches[1:-1] for _, entry in batch.entries]
@@ -108,7 +108,7 @@ def test_a_batch_larger_than_the_window_is_read_whole() -> None:
     flush(journal)
     write(journal, 1, 2)
 
-    assert [b.entry_count for b in taken(journal.load())] == [1, 3, 1]
+    assert [len(b.items) for b in taken(journal.load())] == [1, 3, 1]
     whole = [batch.entries for batch in loaded(journal)]
     assert whole == [batch.entries for batch in taken(journal.load())]
 

@@ -252,7 +252,7 @@ def test_requests_are_answered_between_the_slices_of_a_load(
             replay = shard.replay
 
             def count(batch: Batch) -> None:
-                replayed.append(batch.entry_count)
+                replayed.append(len(batch.items))
                 replay(batch)
 
             monkeypatch.setattr(shard, "replay", count)
