@@ -7,7 +7,7 @@ topics grow and, where readers follow a pattern, become more.
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.spark.helpers import Checkpoint, MemoryLog, Query, tp
 PARTITIONS = 3
 PARTITIONS_MAX = 7
 STEPS = 200
+SEEDS_PER_TEST = 100  # A test for each seed would take longer to collect than all others.
 
 Key = tuple[TopicPartition, int, int]
 
@@ -254,10 +255,19 @@ def test_whatever_happens_no_row_is_lost_and_ranges_repeat_whole(seed: int) -> N
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(1_000, 4_000))
-def test_it_holds_for_many_more_seeds(seed: int) -> None:
+@pytest.mark.parametrize("first", range(1_000, 4_000, SEEDS_PER_TEST))
+def test_it_holds_for_many_more_seeds(first: int) -> None:
     """The rare interleavings."""
-    _run_and_check(seed)
+    _run_seeds(first, _run_and_check)
+
+
+def _run_seeds(first: int, run: Callable[[int], None]) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
+        try:
+            run(seed)
+        except AssertionError as broken:
+            broken.add_note(f"seed {seed}")
+            raise
 
 
 def _run_and_check(seed: int) -> None:
@@ -275,10 +285,10 @@ def test_what_is_kept_goes_on_while_a_rebalance_waits_for_somebody(seed: int) ->
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(1_000, 2_000))
-def test_what_is_kept_goes_on_for_many_more_seeds(seed: int) -> None:
+@pytest.mark.parametrize("first", range(1_000, 2_000, SEEDS_PER_TEST))
+def test_what_is_kept_goes_on_for_many_more_seeds(first: int) -> None:
     """The rare interleavings."""
-    _run_and_probe(seed)
+    _run_seeds(first, _run_and_probe)
 
 
 def _run_and_probe(seed: int) -> None:
