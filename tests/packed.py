@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgpack
 
-from coordinator.group import GroupShard, records, topic_records
+from coordinator.group import GroupShard, records, registry
 from coordinator.group.offset_store import CommittedOffset, pack_row
 from protocol.codec import RESPONSE_CODECS
 from protocol.messages import (
@@ -51,9 +51,9 @@ def entries_of(record: Any, codec: Any = records) -> list[tuple[Any, ...]]:
     return [item[1:] for item in items]
 
 
-def topic_entry(record: topic_records.TopicRecord) -> tuple[Any, ...]:
+def topic_entry(record: registry.TopicRecord) -> tuple[Any, ...]:
     """Return the log's entry of *record*."""
-    (entry,) = entries_of(record, topic_records)
+    (entry,) = entries_of(record, registry)
     return entry
 
 

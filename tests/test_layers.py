@@ -60,7 +60,9 @@ LAYERS = {
     ),
     # The one place where patterns of topics are evaluated.
     "coordinator.group.registry": Layer(
-        ours=names("protocol", "coordinator.group"), others=names("msgspec", "re2"), banned=IMPURE
+        ours=names("protocol", "coordinator.group"),
+        others=names("msgpack", "msgspec", "re2"),
+        banned=IMPURE,
     ),
     "coordinator.log": Layer(
         ours=names("coordinator.log.format"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from coordinator.cli.output import clean, end, time_of
-from coordinator.group import records, topic_records
+from coordinator.group import records, registry
 from coordinator.log.compaction import LiveCursor, PackedBatch, find_live
 from coordinator.log.directory import Directory, OsDirectory, ReadOnlyDirectory
 from coordinator.log.errors import (
@@ -90,7 +90,7 @@ def live_of(directory: Directory, found: Survey, num_partitions: int) -> LiveCur
 
 def _check_records(batch: Batch) -> None:
     """See that the daemon could load the batch."""
-    read = topic_records.read_items if batch.partition == NODE_PARTITION else records.read_items
+    read = registry.read_items if batch.partition == NODE_PARTITION else records.read_items
     where = f"(the batch at offset {batch.base_offset} of partition {batch.partition})"
     try:
         for _ in read(batch.items):
@@ -244,10 +244,10 @@ _GROUP_SHAPES: Final[Mapping[int, _Shape]] = {
     records.GROUP_REBALANCED: _Shape("rebalance", ("slot",), Rebalance.__struct_fields__),
 }
 _TOPIC_SHAPES: Final[Mapping[int, _Shape]] = {
-    topic_records.TOPIC: _Shape("topic", (), topic_records.TopicRegistered._fields[1:]),
-    topic_records.TOPIC_END: _Shape("end-offset", ("partition",), ("end_offset", "reported_ms")),
-    topic_records.REGISTRY: _Shape("registry", (), topic_records.RegistryChanged._fields),
-    topic_records.TOPIC_FORGOTTEN: _TOMBSTONE,
+    registry.TOPIC: _Shape("topic", (), registry.TopicRegistered._fields[1:]),
+    registry.TOPIC_END: _Shape("end-offset", ("partition",), ("end_offset", "reported_ms")),
+    registry.REGISTRY: _Shape("registry", (), registry.RegistryChanged._fields),
+    registry.TOPIC_FORGOTTEN: _TOMBSTONE,
 }
 TYPE_NAMES: Final = sorted({s.name for s in (*_GROUP_SHAPES.values(), *_TOPIC_SHAPES.values())})
 

@@ -76,8 +76,7 @@ from protocol.messages import (
 )
 from protocol.partition import INT32_MAX, NO_GENERATION
 
-# Different patterns in a group. Each is matched with every topic, and one that is new takes up to
-# a quarter of a second for 100,000 of them.
+# Different patterns in a group. Each is matched with every topic, and there may be 100,000.
 PATTERNS_MAX: Final = 32
 
 # Why nothing of a request is done: the error, and the same in words.
@@ -96,7 +95,8 @@ def join(core: Core, request: JoinGroupRequest, token: object, caller: Caller, n
     refused = _join_refusal(core, group, request, replaced, now)
     if refused is not None:
         error, message = refused
-        d.answer(token, join_error(error, _echoed(error, request.member_id), message))
+        echoed = "" if error == ErrorCode.GROUP_MAX_SIZE_REACHED else request.member_id
+        d.answer(token, join_error(error, echoed, message))
     elif replaced is not None:
         assert group is not None
         _replace_static(d, group, replaced, request, token, caller)
@@ -116,10 +116,6 @@ def join(core: Core, request: JoinGroupRequest, token: object, caller: Caller, n
         else:
             _rejoin(d, group, member, request, token)
     return d.outcome
-
-
-def _echoed(error: int, member_id: str) -> str:
-    return "" if error == ErrorCode.GROUP_MAX_SIZE_REACHED else member_id
 
 
 def _join_refusal(

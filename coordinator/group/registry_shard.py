@@ -11,10 +11,14 @@ from itertools import islice
 from typing import Any, Final
 
 from coordinator.group.core import Caller, Event, Now, Outcome, Reply
-from coordinator.group.registry import HardRegistry, InvalidPattern, Registry, Topic, TopicChange
-from coordinator.group.topic_records import (
+from coordinator.group.registry import (
     EndReported,
+    HardRegistry,
+    InvalidPattern,
+    Registry,
     RegistryChanged,
+    Topic,
+    TopicChange,
     TopicForgotten,
     TopicRecord,
     TopicRegistered,

@@ -23,7 +23,7 @@ from coordinator.group.records import (
     VERSIONS,
     EntryFields,
 )
-from coordinator.group.topic_records import RECORD_VERSION, REGISTRY, TOPIC
+from coordinator.group.registry import RECORD_VERSION, REGISTRY, TOPIC
 from protocol.partition import INT32_MAX
 
 # A batch with nothing but a generation, or a registry record, takes more than that.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from coordinator.group import Caller, Event, Now, Outcome, Reply, records, topic_records
+from coordinator.group import Caller, Event, Now, Outcome, Reply, records, registry
 from coordinator.group.records import Item
 from coordinator.log.errors import LogFailed
 from coordinator.log.format import Batch
@@ -84,7 +84,7 @@ class Codec(NamedTuple):
 
 
 GROUP_CODEC: Final = Codec(records.pack, records.read_items)
-TOPIC_CODEC: Final = Codec(topic_records.pack, topic_records.read_items)
+TOPIC_CODEC: Final = Codec(registry.pack, registry.read_items)
 
 _ACTIVE: Final = Status.ACTIVE
 C = TypeVar("C", bound=Core)

@@ -9,7 +9,7 @@ from coordinator.group import GroupConfig, admin, registry_shard
 from coordinator.group.core import PARTITIONS_NAMED_MAX
 from coordinator.group.membership import PATTERNS_MAX
 from coordinator.group.records import OffsetRemoved, Record
-from coordinator.group.topic_records import EndReported
+from coordinator.group.registry import EndReported
 from protocol.fields import REQUEST_PARTITIONS_MAX, TEXT_BYTES_MAX
 from protocol.messages import (
     LeavingMember,

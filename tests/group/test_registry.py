@@ -6,16 +6,18 @@ import pytest
 from hypothesis import given, strategies as st
 
 from coordinator.group.records import MalformedRecord, UnknownRecord
-from coordinator.group.registry import CHANGES_SLACK, Registry, TopicChange
-from coordinator.group.registry_shard import RegistryShard
-from coordinator.group.topic_records import (
+from coordinator.group.registry import (
+    CHANGES_SLACK,
     EndReported,
+    Registry,
     RegistryChanged,
+    TopicChange,
     TopicForgotten,
     TopicRecord,
     TopicRegistered,
     read_items,
 )
+from coordinator.group.registry_shard import RegistryShard
 from protocol.messages import (
     DescribeTopicsRequest,
     EndOffset,

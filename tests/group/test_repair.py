@@ -13,13 +13,13 @@ from coordinator.group.records import (
     pack,
     read_items,
 )
-from coordinator.group.repair import CHANGE_BYTES_MIN, ENTRIES_PER_BATCH, FenceBuilder
-from coordinator.group.topic_records import (
+from coordinator.group.registry import (
     RegistryChanged,
     TopicRegistered,
     pack as pack_topics,
     read_items as read_topic_items,
 )
+from coordinator.group.repair import CHANGE_BYTES_MIN, ENTRIES_PER_BATCH, FenceBuilder
 from coordinator.log.compaction import checked_items
 from coordinator.log.format import HEADER_BYTES, NODE_PARTITION
 from protocol.partition import INT32_MAX

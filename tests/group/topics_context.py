@@ -7,9 +7,14 @@ and both must be the same after every step.
 from collections.abc import Iterable, Mapping
 
 from coordinator.group import Caller, GroupConfig, GroupShard, Outcome
-from coordinator.group.registry import HardRegistry, Registry
+from coordinator.group.registry import (
+    HardRegistry,
+    Registry,
+    TopicForgotten,
+    TopicRecord,
+    read_items,
+)
 from coordinator.group.registry_shard import RegistryShard
-from coordinator.group.topic_records import TopicForgotten, TopicRecord, read_items
 from protocol.messages import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,

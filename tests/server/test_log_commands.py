@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from coordinator.cli.main import main
-from coordinator.group import records as r, topic_records as t
+from coordinator.group import records as r, registry as t
 from coordinator.log.directory import OsDirectory
 from coordinator.log.format import NODE_PARTITION, Entry
 from coordinator.log.journal import Journal
