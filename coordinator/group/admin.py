@@ -16,7 +16,6 @@ from coordinator.group.records import (
 )
 from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode
-from protocol.fields import REQUEST_PARTITIONS_MAX
 from protocol.messages import (
     AlterGroupRetentionRequest,
     AlterGroupRetentionResponse,
@@ -43,8 +42,6 @@ from protocol.partition import NO_LEADER_EPOCH, NO_OFFSET
 
 CLASSIC: Final = "classic"
 _UNKNOWN: Final = -1
-# With the longest names, the tombstones of so many partitions are still one batch of the log.
-DELETE_MAX: Final = REQUEST_PARTITIONS_MAX
 
 
 def describe(core: Core, group_id: str) -> DescribedGroup:
@@ -142,8 +139,7 @@ def _refuse(d: Decision, token: object, error: ErrorCode) -> None:
 def delete_offsets(core: Core, request: OffsetDeleteRequest, token: object, now: Now) -> Outcome:
     """Forget committed offsets of topics that the group doesn't subscribe to (KIP-496).
 
-    The group stays, also without any offset; expiry removes it. More than `DELETE_MAX` partitions
-    are 42 as a whole.
+    The group stays, also without any offset; expiry removes it.
     """
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
@@ -153,9 +149,6 @@ def delete_offsets(core: Core, request: OffsetDeleteRequest, token: object, now:
     if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER:
         # What its members use can't be read.
         d.answer(token, OffsetDeleteResponse(ErrorCode.NON_EMPTY_GROUP.value, ()))
-        return d.outcome
-    if sum(len(topic.partitions) for topic in request.topics) > DELETE_MAX:
-        d.answer(token, OffsetDeleteResponse(ErrorCode.INVALID_REQUEST.value, ()))
         return d.outcome
     results = []
     for named in request.topics:

@@ -25,7 +25,6 @@ from protocol.messages import (
     PartitionResult,
     TopicCommit,
     TopicResult,
-    names_twice,
 )
 from protocol.partition import NO_LEADER_EPOCH, NO_OFFSET
 
@@ -35,7 +34,6 @@ _STABLE = GroupState.STABLE
 _OK = ErrorCode.NONE.value
 _CONFLICT = ErrorCode.OFFSET_CONFLICT.value
 _FULL = ErrorCode.STORAGE_FULL.value
-_INVALID = ErrorCode.INVALID_REQUEST.value
 _NOT_OWNER = ErrorCode.NOT_PARTITION_OWNER.value
 _QUOTA = ErrorCode.QUOTA_EXCEEDED.value
 _TOO_LARGE = ErrorCode.OFFSET_METADATA_TOO_LARGE.value
@@ -90,9 +88,7 @@ def committer(
     core: Core, group: Group | None, request: OffsetCommitRequest
 ) -> tuple[Member | None, int]:
     """Return the member that commits (None: nobody in particular), and why it may not."""
-    topics, generation_id = request.topics, request.generation_id
-    if (len(topics) > 1 or len(topics[0].partitions) > 1) and names_twice(topics):
-        return None, _INVALID
+    generation_id = request.generation_id
     allowed = _FULL if core.storage_full else _OK
     if group is None:
         return None, allowed if generation_id < 0 else _UNKNOWN_GROUP
@@ -118,8 +114,6 @@ def committer(
 
 
 def _message(group: Group | None, request: OffsetCommitRequest, error: int, now: Now) -> str | None:
-    if error == _INVALID:
-        return "the commit names one partition twice"
     if error == _FULL:
         return "the disk is full or too slow, new offsets are refused"
     if error == _UNKNOWN_GROUP:

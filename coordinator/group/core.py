@@ -54,8 +54,6 @@ _SUPERSEDED = "a newer request of this member took its place"
 class GroupConfig:
     """Settings of a shard, with Kafka's defaults where Kafka has the setting."""
 
-    group_min_session_timeout_ms: int = 6_000
-    group_max_session_timeout_ms: int = 1_800_000
     group_initial_rebalance_delay_ms: int = 3_000
     # Members and pending ids together: an id that was given out keeps its place.
     group_max_size: int = 10_000

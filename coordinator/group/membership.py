@@ -25,7 +25,6 @@ from coordinator.group.core import (
     Caller,
     Core,
     Decision,
-    GroupConfig,
     Now,
     Outcome,
     Reply,
@@ -123,11 +122,6 @@ def _join_refusal(
 ) -> _Refusal | None:
     """Return why nothing of the request is done, None if it goes on."""
     config = core.config
-    timeout_ms = request.session_timeout_ms
-    if not (
-        config.group_min_session_timeout_ms <= timeout_ms <= config.group_max_session_timeout_ms
-    ):
-        return ErrorCode.INVALID_SESSION_TIMEOUT, _span(config, timeout_ms)
     pattern = request.topic_pattern
     problem = None if pattern is None else core.registry.pattern_problem(pattern)
     if problem is not None:
@@ -164,12 +158,6 @@ def _over_limit(
     if not is_member and group.generation == INT32_MAX:
         return ErrorCode.QUOTA_EXCEEDED, f"generation {INT32_MAX} is the last one; delete the group"
     return None
-
-
-def _span(config: GroupConfig, timeout_ms: int) -> str:
-    shortest = seconds(config.group_min_session_timeout_ms)
-    longest = seconds(config.group_max_session_timeout_ms)
-    return f"a session timeout of {seconds(timeout_ms)}; {shortest} to {longest} are allowed"
 
 
 def _no_group(core: Core, request: JoinGroupRequest) -> _Refusal | None:

@@ -24,7 +24,6 @@ from coordinator.group.registry import (
     TopicRegistered,
 )
 from protocol.errors import ErrorCode
-from protocol.fields import REQUEST_PARTITIONS_MAX
 from protocol.messages import (
     DeletedTopic,
     DeleteTopicsRequest,
@@ -50,7 +49,6 @@ PARTITIONS_MAX: Final = 100_000
 # Hosts in the records of one request, and hosts and end offsets in one page of topics: even with
 # the longest names they stay below what a batch of the log, and an answer, can hold.
 REQUEST_HOSTS: Final = 100_000
-REPORT_MAX: Final = REQUEST_PARTITIONS_MAX  # End offsets in one request, for the same reason.
 PAGE_ITEMS: Final = 10_000
 
 # Changes and topics that an event tells; a request may bring thousands.
@@ -179,8 +177,6 @@ class RegistryShard:
     def _register_topics(
         self, request: RegisterTopicsRequest, outcome: Outcome, _now: Now
     ) -> RegisterTopicsResponse:
-        if len({asked.topic for asked in request.topics}) != len(request.topics):
-            return RegisterTopicsResponse(_INVALID, ())
         registry = self.registry
         version = registry.version
         room = REQUEST_HOSTS
@@ -243,8 +239,6 @@ class RegistryShard:
     def _report_end_offsets(
         self, request: ReportEndOffsetsRequest, outcome: Outcome, now: Now
     ) -> ReportEndOffsetsResponse:
-        if sum(len(topic.partitions) for topic in request.topics) > REPORT_MAX:
-            return ReportEndOffsetsResponse(_INVALID, ())
         registry = self.registry
         results = []
         for ends in request.topics:

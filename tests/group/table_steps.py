@@ -232,7 +232,7 @@ def join_group(here: Scene, who: str, how: set[str]) -> Answer:
         member_id,
         instance_id,
         protocols=protocols,
-        session_ms=5_999 if "short session" in how else SESSION_MS,
+        session_ms=SESSION_MS,
         protocol_type="connect" if "other type" in how else None,
     )
     return _answered(here, token)
@@ -299,7 +299,7 @@ def offset_commit(here: Scene, who: str, how: set[str]) -> Answer:
         "x" * 4_097 if "long metadata" in how else None,
         5 if "expects 5" in how else None,
     )
-    items = (item,) * (2 if "twice" in how else 1)
+    items = (item,)
     topics = () if "nothing" in how else (m.TopicCommit("flights", items),)
     request = m.OffsetCommitRequest(GROUP, _generation(here, how), member_id, instance_id, topics)
     response = here.context.answer(here.context.send(request), m.OffsetCommitResponse)

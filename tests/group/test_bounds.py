@@ -5,7 +5,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from coordinator.group import GroupConfig, admin, registry_shard
+from coordinator.group import GroupConfig
 from coordinator.group.core import PARTITIONS_NAMED_MAX
 from coordinator.group.membership import PATTERNS_MAX
 from coordinator.group.records import OffsetRemoved, Record
@@ -13,14 +13,7 @@ from coordinator.group.registry import EndReported
 from protocol.fields import REQUEST_PARTITIONS_MAX, TEXT_BYTES_MAX
 from protocol.messages import (
     LeavingMember,
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
-    PartitionEnd,
-    ReportEndOffsetsRequest,
-    ReportEndOffsetsResponse,
     SyncGroupRequest,
-    TopicEnds,
-    TopicPartitions,
 )
 from protocol.partition import INT32_MAX, INT64_MAX
 from tests.group.context import GROUP, Context, assignment
@@ -41,49 +34,14 @@ def test_the_largest_deletion_of_offsets_is_one_batch() -> None:
     """A larger one would be in memory, and never in the log."""
     largest = OffsetRemoved("g" * 255, "t" * 249, INT32_MAX)
 
-    assert packed(largest) * admin.DELETE_MAX < BATCH_BYTES_MAX
-
-
-def test_a_larger_deletion_of_offsets_is_refused_as_a_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """42 while deciding, and every offset stays."""
-    monkeypatch.setattr(admin, "DELETE_MAX", 2)
-    context = Context()
-    for name in ("t-0", "t-1", "u-0"):
-        context.commit("", -1, name)
-    asked = [TopicPartitions("t", (0, 1)), TopicPartitions("u", (0,))]
-    token = context.send(OffsetDeleteRequest(GROUP, tuple(asked)))
-
-    assert context.answer(token, OffsetDeleteResponse) == OffsetDeleteResponse(42, ())
-    assert context.offset("t-0").offset == 7
-
-    token = context.send(OffsetDeleteRequest(GROUP, tuple(asked[:1])))
-
-    assert context.answer(token, OffsetDeleteResponse).error == 0
-    assert context.offset("t-0").offset == -1
+    assert packed(largest) * REQUEST_PARTITIONS_MAX < BATCH_BYTES_MAX
 
 
 def test_the_largest_report_of_end_offsets_is_one_batch() -> None:
     """As above."""
     largest = topic_entry(EndReported("t" * 249, INT32_MAX, INT64_MAX, INT64_MAX))
 
-    assert len(msgpack.packb((INT32_MAX, *largest))) * registry_shard.REPORT_MAX < BATCH_BYTES_MAX
-
-
-def test_a_larger_report_of_end_offsets_is_refused_as_a_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also if it names the same partition again and again."""
-    monkeypatch.setattr(registry_shard, "REPORT_MAX", 2)
-    context = TopicsContext()
-    context.register({"t": 9})
-    ends = TopicEnds("t", (PartitionEnd(0, 5), PartitionEnd(0, 6)))
-    refused = ReportEndOffsetsRequest((ends, TopicEnds("t", (PartitionEnd(1, 7),))))
-
-    assert context.ask(refused, ReportEndOffsetsResponse) == ReportEndOffsetsResponse(42, ())
-    assert context.topics.registry.end_offset("t", 0) is None
-    assert context.report("t", {0: 5, 1: 6}) == [0, 0]
+    assert len(msgpack.packb((INT32_MAX, *largest))) * REQUEST_PARTITIONS_MAX < BATCH_BYTES_MAX
 
 
 def test_a_long_reason_is_cut() -> None:
@@ -242,4 +200,3 @@ def test_the_protocol_says_how_many_partitions_a_request_may_name() -> None:
     text = (Path(__file__).parents[2] / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
 
     assert text.count(f"ore than {REQUEST_PARTITIONS_MAX:,} partitions") == 3
-    assert {admin.DELETE_MAX, registry_shard.REPORT_MAX} == {REQUEST_PARTITIONS_MAX}

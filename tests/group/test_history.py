@@ -409,7 +409,6 @@ def test_27_tells_why_the_group_rebalances() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
-        ({"session_ms": 1_000}, 26, "a session timeout of 1.0 s; 6.0 s to 1800.0 s are allowed"),
         ({"protocol_type": "connect"}, 23, "protocol type 'connect', the group has 'consumer'"),
         ({"protocols": {"x": b"", "y": b""}}, 23, "protocols x, y; all members support range"),
     ],

@@ -11,7 +11,6 @@ from coordinator.group.records import OffsetsCommitted
 from protocol.messages import (
     GroupFetch,
     GroupOffsets,
-    OffsetCommitResponse,
     PartitionOffset,
     PartitionResult,
     TopicPartitions,
@@ -112,17 +111,6 @@ def test_partitions_succeed_and_fail_for_themselves() -> None:
     )
     assert (PartitionResult(0, 1002),) == response.topics[1].partitions
     assert (context.offset("flights-0").offset, context.offset("flights-1").offset) == (6, -1)
-
-
-def test_one_partition_twice_is_refused_as_a_whole() -> None:
-    """Which of the two would count?"""
-    context = Context()
-    response = context.commit_raw(
-        "", -1, [("t-0", 1, None, None), ("t-1", 1, None, None), ("t-0", 2, None, None)]
-    )
-
-    assert response == OffsetCommitResponse(42, (), "the commit names one partition twice")
-    assert context.describe().error == 69
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,6 @@ from protocol.messages import (
     DescribeTopicsRequest,
     EndOffset,
     PartitionHosts,
-    RegisterTopicsRequest,
-    RegisterTopicsResponse,
-    TopicRegistration,
 )
 from tests.group.topics_context import TopicsContext, last_per_key, replayed, topic_roundtrip
 from tests.packed import topic_entry
@@ -107,18 +104,6 @@ def test_a_topic_never_shrinks() -> None:
 def test_a_topic_has_one_to_100_000_partitions(count: int, error: int) -> None:
     """None has nothing to read, and each costs every group that reads it."""
     assert TopicsContext().register({"t": count}) == [error]
-
-
-def test_one_topic_twice_in_a_request_is_refused_as_a_whole() -> None:
-    """Which of the two would count?"""
-    context = TopicsContext()
-    twice = RegisterTopicsRequest(
-        (TopicRegistration("t", 1, None), TopicRegistration("t", 2, None))
-    )
-    response = context.ask(twice, type(context.registered({})))
-
-    assert response == RegisterTopicsResponse(42, ())
-    assert context.names() == []
 
 
 def test_there_is_a_limit_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:

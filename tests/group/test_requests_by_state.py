@@ -26,7 +26,6 @@ JoinGroup                         missing    Empty      Prep       Compl      St
   new, other type                 79>Empty   79         23         23         23
   new, alien                      79>Empty   79         23         23         23
   new, nothing                    23         23         23         23         23
-  new, short session              26         26         26         26         26
   new static                      park>Prep  park>Prep  park       park>Prep  park>Prep
   new static, alien               park>Prep  park>Prep  23         23         23
   new static, nothing             23         23         23         23         23
@@ -41,13 +40,11 @@ JoinGroup                         missing    Empty      Prep       Compl      St
   pending as i-9                  .          25         25         25         25
   unknown                         25         25         25         25         25
   unknown, alien                  25         25         23         23         23
-  unknown, short session          26         26         26         26         26
   follower                        25         25         park       0          0
   follower, last                  .          .          0>Compl    .          .
   follower, changed               25         25         park       park>Prep  park>Prep
   follower, alien                 25         25         23         23         23
   follower, other type            25         25         23         23         23
-  follower, short session         26         26         26         26         26
   follower as i-1                 25         25         82         82         82
   follower as i-1, alien          25         25         23         23         23
   follower as i-9                 25         25         25         25         25
@@ -145,13 +142,11 @@ OffsetCommit                      missing    Empty      Prep       Compl      St
   nobody, no generation           0>Empty    0          25         25         25
   nobody                          69         25         25         25         25
   nobody, no generation, nothing  0          0          0          0          0
-  nobody, no generation, twice    42         42         42         42         42
   nobody, no generation, expects 5  1003     1003       25         25         25
   nobody, no generation, long metadata  12   12         25         25         25
   unknown                         69         25         25         25         25
   unknown, no generation          0>Empty    0          25         25         25
   unknown, old                    69         25         25         25         25
-  unknown, twice                  42         42         42         42         42
   unknown, nothing                0          0          0          0          0
   pending                         .          25         25         25         25
   new static, no generation       0>Empty    0          25         25         25

@@ -4,7 +4,9 @@ from typing import Any
 
 import msgpack
 import pytest
+from msgspec import structs
 
+from protocol import messages as m
 from protocol.connection import BadRequest
 from protocol.errors import ErrorCode
 from protocol.fields import REQUEST_PARTITIONS_MAX
@@ -181,6 +183,47 @@ def test_a_commit_that_contradicts_itself_is_refused_whole(
 
     assert problem is not None
     assert reason in problem
+
+
+def ends(*partitions: int) -> m.ReportEndOffsetsRequest:
+    """Return a report of these partitions."""
+    reported = tuple(m.PartitionEnd(partition, 1) for partition in partitions)
+    return m.ReportEndOffsetsRequest((m.TopicEnds("t", reported),))
+
+
+def deletion(*partitions: int) -> m.OffsetDeleteRequest:
+    """Return a deletion of these partitions' offsets."""
+    return m.OffsetDeleteRequest("g", (m.TopicPartitions("t", partitions),))
+
+
+TOPIC = m.TopicRegistration("t", 1, None)
+TOO_MANY = range(REQUEST_PARTITIONS_MAX + 1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "problem"),
+    [
+        (ends(0, 1), None),
+        (ends(0, 0), "a ReportEndOffsets that names the same partition twice"),
+        (ends(*TOO_MANY), "a ReportEndOffsets of 10001 partitions; at most 10000 at a time"),
+        (deletion(0, 1), None),
+        (deletion(0, 0), "an OffsetDelete that names the same partition twice"),
+        (deletion(*TOO_MANY), "an OffsetDelete of 10001 partitions; at most 10000 at a time"),
+        (m.RegisterTopicsRequest((TOPIC, structs.replace(TOPIC, topic="u"))), None),
+        (m.RegisterTopicsRequest((TOPIC, TOPIC)), "a topic is registered twice"),
+        (m.DescribeTopicsRequest(None, None, False, "", 0), "max_topics is 0"),
+        (m.DescribeTopicsRequest(("t",), None, False, "", 0), None),
+        (m.DescribeRebalancesRequest("g", 0), "max_rebalances is 0"),
+        (m.ScanOffsetsRequest(0, b"", 0), "max_offsets is 0"),
+        (m.ReadOffsetChangesRequest(0, 0, 0), "max_changes is 0"),
+    ],
+    ids=range(13),
+)
+def test_what_a_request_gets_wrong_by_itself_is_said(
+    request_: m.Request, problem: str | None
+) -> None:
+    """It is answered with 42 whatever the state is, so the answer must say what to change."""
+    assert problem == content_problem(request_)
 
 
 def register(partition_count: Any, hosts: Any) -> bool:

@@ -103,6 +103,9 @@ async def test_duplicates_are_refused_whole_in_full_shape(autojump_clock: MockCl
 
         assert await client.error(commit(7, 0, 1, 0)) == 42
         assert await fetched(client) == -1
+        assert await client.error(commit(6)) == 0
+        assert await client.error(commit(7, 0, 1, 0)) == 42
+        assert await fetched(client) == 6
 
 
 async def test_long_metadata_fails_its_partition_only(autojump_clock: MockClock) -> None:
@@ -147,6 +150,15 @@ async def test_a_group_id_that_is_not_legal_is_24(group_id: str, autojump_clock:
         deleted = await client.ask(DeleteGroupsRequest((group_id, "g")))
         assert isinstance(deleted, DeleteGroupsResponse)
         assert [g.error for g in deleted.groups] == [24, 69]
+
+
+@pytest.mark.parametrize("session_ms", [6_000, 1_800_000])
+async def test_session_timeouts_are_legal_up_to_and_with_the_bounds(
+    session_ms: int, autojump_clock: MockClock
+) -> None:
+    """Off by one here locks out a client that uses the documented limit."""
+    async with world() as w:
+        assert await w.connect().member_id(session_ms=session_ms)
 
 
 @pytest.mark.parametrize("session_ms", [-1, 0, 5_999, 1_800_001, 2**31 - 1])
