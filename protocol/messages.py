@@ -669,15 +669,11 @@ def _commit_problem(request: OffsetCommitRequest) -> str | None:
     total = sum([len(topic.partitions) for topic in request.topics])
     if total > REQUEST_PARTITIONS_MAX:
         return f"a commit of {total} partitions"
-    if total > 1 and names_twice(request.topics):
-        return "a commit names the same partition twice"
+    if total > 1:
+        named = {(t.topic, p.partition) for t in request.topics for p in t.partitions}
+        if len(named) != total:
+            return "a commit names the same partition twice"
     return None
-
-
-def names_twice(topics: Sequence[TopicCommit]) -> bool:
-    """Say whether *topics* name one partition twice."""
-    named = [(t.topic, p.partition) for t in topics for p in t.partitions]
-    return len(set(named)) != len(named)
 
 
 declare(
