@@ -11,6 +11,7 @@ from protocol.connection import (
     REQUEST_HEADER,
     RESPONSE_HEADER,
     RESPONSE_HEADER_BYTES,
+    SIZE,
     BadRequest,
     ClientConnection,
     FrameTooLarge,
@@ -21,12 +22,16 @@ from protocol.connection import (
 )
 from protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from protocol.messages import (
+    APIS,
     AlterGroupRetentionRequest,
     AlterGroupRetentionResponse,
     ApiKey,
     ApiVersionsRequest,
     ApiVersionsResponse,
     BareError,
+    DeletedGroup,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
     HeartbeatRequest,
     HeartbeatResponse,
     JoinGroupRequest,
@@ -148,6 +153,17 @@ def test_an_answer_that_is_only_an_error_is_not_taken_for_a_bare_one(
     assert event.response == success
 
 
+@pytest.mark.parametrize("count", [0, 15, 16, 65_535, 65_536])
+def test_an_answer_that_is_one_array_is_not_taken_for_a_bare_error(count: int) -> None:
+    """However many elements it has, which decides how msgpack writes its length."""
+    client, correlation_id = asked(DeleteGroupsRequest(("g",)))
+    response = DeleteGroupsResponse((DeletedGroup("g", 0),) * count)
+    frame = encode_response(correlation_id, response, api_key=ApiKey.DELETE_GROUPS, api_version=0)
+    (event,) = client.receive(frame)
+
+    assert event.response == response
+
+
 def test_elements_that_a_newer_server_appends_are_ignored() -> None:
     """That is how the protocol grows, at every depth."""
     client, correlation_id = asked(LIST)
@@ -251,6 +267,21 @@ def test_an_answer_over_the_limit_becomes_an_error() -> None:
     )
 
     assert frame == encode_error(3, ErrorCode.RESPONSE_TOO_LARGE)
+
+
+def test_an_answer_of_the_limit_itself_is_sent_and_read() -> None:
+    """Both ends count alike: what the server may send, the client takes."""
+    response = ListGroupsResponse(0, (ListedGroup("g" * 100, "", "", ""),))
+    key, version = ApiKey.LIST_GROUPS, APIS[ApiKey.LIST_GROUPS].max_version
+    frame = encode_response(0, response, api_key=key, api_version=version)
+    limit = len(frame) - SIZE.size
+    client, correlation_id = asked(LIST, max_response_bytes=limit)
+    sent = encode_response(
+        correlation_id, response, api_key=key, api_version=version, max_response_bytes=limit
+    )
+    (event,) = client.receive(sent)
+
+    assert event.response == response
 
 
 def test_a_refused_request_does_not_stop_those_behind_it() -> None:
@@ -367,6 +398,15 @@ def test_the_limit_itself_is_allowed() -> None:
     assert isinstance(event, BadRequest)
     with pytest.raises(FrameTooLarge):
         connection.receive(header(101))
+
+
+def test_the_limit_itself_is_allowed_in_pieces() -> None:
+    """Its size is judged before the rest is there."""
+    connection = ServerConnection(max_request_bytes=100, max_sync_request_bytes=200)
+    frame = header(100) + bytes(92)
+    events = [event for byte in frame for event in connection.receive(bytes([byte]))]
+
+    assert events == ServerConnection().receive(frame)
 
 
 @pytest.mark.parametrize(
