@@ -665,15 +665,24 @@ class OffsetCommitResponse(Response):
     )
 
 
-def _commit_problem(request: OffsetCommitRequest) -> str | None:
-    total = sum([len(topic.partitions) for topic in request.topics])
+def _repeated(topics: Iterable[tuple[str, Sequence[int]]], what: str) -> str | None:
+    total = 0
+    named: dict[str, set[int]] = {}
+    for topic, partitions in topics:
+        total += len(partitions)
+        named.setdefault(topic, set()).update(partitions)
     if total > REQUEST_PARTITIONS_MAX:
-        return f"a commit of {total} partitions"
-    if total > 1:
-        named = {(t.topic, p.partition) for t in request.topics for p in t.partitions}
-        if len(named) != total:
-            return "a commit names the same partition twice"
+        return f"{what} of {total} partitions; at most {REQUEST_PARTITIONS_MAX} at a time"
+    if total != sum(map(len, named.values())):
+        return f"{what} that names the same partition twice"
     return None
+
+
+def _commit_problem(request: OffsetCommitRequest) -> str | None:
+    topics = request.topics
+    if len(topics) == 1 and len(topics[0].partitions) == 1:
+        return None  # Nearly every commit of a small group.
+    return _repeated([(t.topic, [p.partition for p in t.partitions]) for t in topics], "a commit")
 
 
 declare(
@@ -787,13 +796,6 @@ class OffsetDeleteResponse(Response):
 
     error: Code
     topics: ResponseArray[TopicResult]
-
-
-def _repeated(topics: Iterable[tuple[str, Sequence[int]]], what: str) -> str | None:
-    named = [(topic, partition) for topic, partitions in topics for partition in partitions]
-    if len(named) > REQUEST_PARTITIONS_MAX:
-        return f"{what} of {len(named)} partitions; at most {REQUEST_PARTITIONS_MAX} at a time"
-    return f"{what} that names the same partition twice" if len(set(named)) != len(named) else None
 
 
 def _delete_problem(request: OffsetDeleteRequest) -> str | None:
