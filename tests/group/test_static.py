@@ -401,6 +401,22 @@ def test_in_the_sync_phase_the_group_joins_again() -> None:
     assert (context.state, context.is_parked(token)) == ("PreparingRebalance", True)
 
 
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_replacement_in_the_sync_phase_gives_no_generation_out_twice(crashes: bool) -> None:
+    """It writes the last stable generation again, after a newer one that members were told."""
+    context = Context()
+    leader, old = context.static_group(2)
+    context.join(old, protocols=OTHER)
+    told = context.joined(context.join(leader)).generation_id
+    token = context.join(instance_id="i1")
+    if crashes:
+        context.crash()
+        token = context.join(instance_id="i1")
+    context.join(leader)
+
+    assert (told, context.joined(token).generation_id) == (2, 3)
+
+
 @pytest.mark.parametrize("state", ["Stable", "PreparingRebalance", "CompletingRebalance"])
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_fenced_member_stays_fenced_over_a_crash(state: str, which: int) -> None:
