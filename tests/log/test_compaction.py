@@ -214,6 +214,7 @@ def test_end_offsets_and_reads_of_one_partition_go_on() -> None:
     flush(journal)
 
     assert [b.base_offset for b in journal.read(0)] == [11]
+    assert [(b.partition, b.base_offset) for b in loaded(journal)] == [(1, 9), (0, 11)]
 
 
 @given(

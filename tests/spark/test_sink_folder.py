@@ -205,6 +205,25 @@ def _nothing(rows: Any) -> Any:
     return Frame(rows.rows.slice(0, 0))
 
 
+def test_of_two_drivers_with_the_same_range_the_late_one_adds_no_rows(tmp_path: Path) -> None:
+    """It decided on a position that is not true any more when its files are there."""
+    owner = FolderSink(tmp_path, group="g", fsync=False)
+    owner(batch_of((0, 0, 1, 1)), 0)
+    following = iter([batch_of((0, 1, 3, 2))])
+
+    def overtake() -> float:
+        # A driver asks for the time when its files are staged.
+        for batch in following:
+            owner(batch, 1)
+        return 2_000_000_000
+
+    late = FolderSink(tmp_path, group="g", fsync=False, clock=overtake)
+    late(batch_of((0, 1, 3, 1)), 1)
+
+    assert list(following) == []
+    assert sorted(folder_offsets(live_files(tmp_path))) == [(0, 0), (0, 1), (0, 2)]
+
+
 def test_forget_lets_rows_be_written_once_more(tmp_path: Path) -> None:
     """After a reset that is meant."""
     sink = FolderSink(tmp_path, group="g")
