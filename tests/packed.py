@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgpack
 
 from coordinator.group import GroupShard, records, registry
-from coordinator.group.offset_store import CommittedOffset, pack_row
+from coordinator.group.records import CommittedOffset, pack_row
 from protocol.codec import RESPONSE_CODECS
 from protocol.messages import (
     APIS,

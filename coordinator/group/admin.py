@@ -5,7 +5,6 @@ from typing import Final
 from coordinator.group.core import TOPICS_NAMED_MAX, Core, Decision, Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.member import CONSUMER, Member
-from coordinator.group.offset_store import unpack_row
 from coordinator.group.rebalance import maybe_start_rebalance
 from coordinator.group.records import (
     GroupDeleted,
@@ -13,6 +12,7 @@ from coordinator.group.records import (
     OffsetRemoved,
     OffsetsCommitted,
     Record,
+    unpack_row,
 )
 from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode

@@ -12,8 +12,7 @@ import msgpack
 from coordinator.group.core import Core, Now, Outcome, Reply
 from coordinator.group.group import Group
 from coordinator.group.member import CONSUMER, NOTHING, Member, Owned
-from coordinator.group.offset_store import NO_EXPIRY, Rows, pack_row, unpack_row
-from coordinator.group.records import OffsetsCommitted
+from coordinator.group.records import NO_EXPIRY, OffsetsCommitted, Rows, pack_row, unpack_row
 from coordinator.group.refusals import member_refusal
 from coordinator.group.states import GroupState
 from protocol.codec import array_header

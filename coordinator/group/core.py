@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from coordinator.group.group import Group
 from coordinator.group.member import Member, Parked, PendingId, Timers, Watched
-from coordinator.group.offset_store import CommittedOffset, StoredOffsets
 from coordinator.group.records import (
     REBALANCES_KEPT,
+    CommittedOffset,
     GroupDeleted,
     GroupGeneration,
     GroupMetadata,
@@ -22,6 +22,7 @@ from coordinator.group.records import (
     OffsetRemoved,
     OffsetsCommitted,
     Record,
+    StoredOffsets,
 )
 from coordinator.group.registry import Registry
 from protocol.errors import ErrorCode

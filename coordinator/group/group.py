@@ -6,8 +6,7 @@ from typing import Final
 
 from coordinator.group.history import RunningRebalance
 from coordinator.group.member import Member, PendingId, Timer, TimerKind
-from coordinator.group.offset_store import CommittedOffset, StoredOffsets
-from coordinator.group.records import GroupMetadata, MemberMetadata
+from coordinator.group.records import CommittedOffset, GroupMetadata, MemberMetadata, StoredOffsets
 from coordinator.group.states import GroupState, Trigger, next_state
 from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode

@@ -21,9 +21,14 @@ from typing import Final
 from coordinator.group.core import TOPICS_NAMED_MAX, Core, Decision, Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.member import CONSUMER, Timer, TimerKind
-from coordinator.group.offset_store import NO_EXPIRY, CommittedOffset
 from coordinator.group.rebalance import CHANGES_WALKED, rebalance_if_topics_changed
-from coordinator.group.records import KEEP_FOR_EVER, GroupDeleted, OffsetRemoved
+from coordinator.group.records import (
+    KEEP_FOR_EVER,
+    NO_EXPIRY,
+    CommittedOffset,
+    GroupDeleted,
+    OffsetRemoved,
+)
 from coordinator.group.states import GroupState, Trigger
 
 # Keys or groups that one slice looks at or removes: about a millisecond, if all are removed.

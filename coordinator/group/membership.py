@@ -21,14 +21,7 @@ the group rebalances. Kafka ignores changed topics here; they would never be ass
 from typing import Final
 
 from coordinator.group import history
-from coordinator.group.core import (
-    Caller,
-    Core,
-    Decision,
-    Now,
-    Outcome,
-    Reply,
-)
+from coordinator.group.core import Caller, Core, Decision, Now, Outcome, Reply
 from coordinator.group.group import Group
 from coordinator.group.member import (
     CONSUMER,

@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from coordinator.group.core import Core
-from coordinator.group.offset_store import PACKED_NO_EXPIRY, StoredOffsets
+from coordinator.group.records import PACKED_NO_EXPIRY, StoredOffsets
 from protocol.errors import ErrorCode
 from protocol.messages import OffsetColumns, ScanOffsetsRequest, ScanOffsetsResponse
 

@@ -364,16 +364,17 @@ class Journal:
     def _note_durable(self, flush: Flush) -> None:
         active = self._active
         offset = flush.start - active.base
+        end = flush.start + len(flush.data)
         # In this order: a reader in another thread, which looks at the positions first, finds none
         # that lies beyond the data.
-        active.data_bytes = offset + len(flush.data)
+        active.end = end
         for partition, position in flush.batches:
             positions = active.positions.get(partition)
             if positions is None:
                 positions = active.positions[partition] = array("I")
             positions.append(offset + position)
         self._durable_ends.update(flush.ends)
-        self._durable.put(active.end)
+        self._durable.put(end)
 
     def _roll(self) -> None:
         """Seal the active segment and begin one behind it.
@@ -402,7 +403,7 @@ class Journal:
         self._sealed_ends[old.name] = ends
         # In this order: a reader that sees the new segment also sees the old one listed as sealed.
         self._manifest = manifest
-        self._active = ActiveSegment(name, old.end, 0, {}, file)
+        self._active = ActiveSegment(name, old.end, old.end, {}, file)
 
     def _segments_with(self, partition: int, from_offset: int) -> Iterator[IndexedSegment]:
         """Yield the segments that have batches of *partition* at *from_offset* or behind it."""

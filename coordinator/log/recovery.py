@@ -126,7 +126,8 @@ def open_folder(directory: Directory, expected: Expected) -> Opened:
             write_manifest(directory, manifest)
         info = manifest.segments[-1]
         file = directory.open_append(info.name)
-        active = ActiveSegment(info.name, info.base, newest.valid_bytes, newest.positions, file)
+        end = info.base + newest.valid_bytes
+        active = ActiveSegment(info.name, info.base, end, newest.positions, file)
     leader_epoch = max(meta.leader_epoch + 1, expected.leader_epoch_at_least)
     meta = meta._replace(leader_epoch=checked_epoch(leader_epoch))
     write_meta(directory, meta)
@@ -212,7 +213,8 @@ def _copy_newest(
         raise
     fields: dict[str, object] = {"segment": name, "valid_bytes": newest.valid_bytes}
     events.append(("log.recovered_after_unclean_stop", fields))
-    return ActiveSegment(name, info.base, newest.valid_bytes, newest.positions, file), manifest
+    end = info.base + newest.valid_bytes
+    return ActiveSegment(name, info.base, end, newest.positions, file), manifest
 
 
 def checked_epoch(leader_epoch: int) -> int:

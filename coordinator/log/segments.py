@@ -34,18 +34,23 @@ _BASE_OFFSET_FIELD: Final = 3
 
 @dataclass(slots=True)
 class ActiveSegment:
-    """The newest segment. `data_bytes` and `positions` speak only of what is on disk."""
+    """The newest segment. `end` and `positions` speak only of what is on disk.
+
+    Attributes:
+        base: The journal position of its first byte.
+        end: The journal position behind its last durable batch.
+    """
 
     name: str
     base: int
-    data_bytes: int
+    end: int
     positions: "dict[int, array[int]]"
     file: File
 
     @property
-    def end(self) -> int:
-        """The journal position behind the last durable batch."""
-        return self.base + self.data_bytes
+    def data_bytes(self) -> int:
+        """How many bytes of batches it has."""
+        return self.end - self.base
 
 
 def damaged(name: str, position: int, size_bytes: int) -> LogCorrupt:

@@ -82,7 +82,11 @@ class Compaction(NamedTuple):
 
 
 class Compactor:
-    """The task of a node that compacts. `look` and `submit` belong to the event loop."""
+    """The task of a node that compacts. `wake` and `submit` belong to the event loop.
+
+    Attributes:
+        looked_at: The manifest that it saw last; `wake` it when the journal has another one.
+    """
 
     def __init__(
         self,
@@ -109,7 +113,7 @@ class Compactor:
         self._interruptible = trio.CancelScope()
         self._ended: trio.Event | None = None
         self._has_begun = False
-        self._looked_at = journal.manifest
+        self.looked_at = journal.manifest
         self._is_stopping = False
         self._is_running = False
         self._is_damaged = False
@@ -149,10 +153,9 @@ class Compactor:
         self._storage_is_full = storage_is_full
         self._wake.set()
 
-    def flushed(self) -> None:
-        """A flush is on disk: look, if it has sealed a segment."""
-        if self._journal.manifest is not self._looked_at:
-            self._wake.set()
+    def wake(self) -> None:
+        """Look at the log: its manifest isn't the one that was `looked_at` any more."""
+        self._wake.set()
 
     def submit(self, call: Call) -> None:
         """Compact now, all that was written so far, and then answer *call*."""
@@ -223,7 +226,7 @@ class Compactor:
 
     def _sleep_from_here(self) -> None:
         self._wake = trio.Event()
-        self._looked_at = self._journal.manifest
+        self.looked_at = self._journal.manifest
 
     def _is_due(self) -> bool:
         if self._is_owed:

@@ -22,9 +22,6 @@ class Coordination(Protocol):
     def leader_of(self, offsets_partition: int) -> Leader | None:
         """Return the leader, or None while there is none (clients are told 15)."""
 
-    def is_leader(self, offsets_partition: int) -> bool:
-        """Return whether this node leads the partition (else clients are told 16)."""
-
 
 class EmbeddedCoordination:
     """A cluster of one: this node leads everything, in the epoch of its data folder."""
@@ -35,7 +32,3 @@ class EmbeddedCoordination:
     def leader_of(self, _offsets_partition: int) -> Leader | None:
         """Return this node."""
         return self._leader
-
-    def is_leader(self, _offsets_partition: int) -> bool:
-        """Return True."""
-        return True

@@ -4,6 +4,7 @@ It is handed in once, at the node's construction. The daemon brings the real thi
 virtual ones; nothing in this package looks for another way out.
 """
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,11 @@ RunBlocking = Callable[[Work], Awaitable[None]]
 Done = Callable[[outcome.Outcome[None]], None]
 Submit = Callable[[Work, Done], None]
 EmitEvent = Callable[[str, dict[str, Any]], None]
+
+
+def wall_clock_ms() -> int:
+    """Return the time of day, since the epoch."""
+    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,107 @@
-"""Group commit: while one flush is on its way to the disk, the next one gathers."""
+"""Group commit: while one flush is on its way to the disk, the next one gathers.
 
+The disk has one thread of its own. `trio.to_thread.run_sync` picks a thread from a pool, copies the
+context and takes a limiter. A lone committer waits for all of that.
+"""
+
+import os
+import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from queue import SimpleQueue
 
 import outcome
 import trio
 
 from coordinator.log.format import Flush
 from coordinator.log.journal import Journal
-from coordinator.runtime.environment import Environment
+from coordinator.runtime.environment import Done, Environment, Work
+
+# Has a function called in the event loop; callable from any thread.
+Deliver = Callable[[Done, outcome.Outcome[None]], None]
+# Has a function called whenever a descriptor is readable.
+Watch = Callable[[int, Callable[[int], None]], None]
+
+
+class Mailbox:
+    """A way back to the event loop through whoever watches its sockets anyway.
+
+    trio's own way wakes a task of trio's, which wakes the one that waits: for a lone commit two
+    passes of the event loop more.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        """Make it; *watch* calls back, in the event loop, when a descriptor is readable."""
+        self._mail: deque[tuple[Done, outcome.Outcome[None]]] = deque()
+        self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        watch(self._event_fd, self._open)
+
+    def put(self, done: Done, result: outcome.Outcome[None]) -> None:
+        """Have *done* called with *result* in the event loop; for other threads."""
+        self._mail.append((done, result))
+        os.eventfd_write(self._event_fd, 1)
+
+    def _open(self, _mask: int) -> None:
+        os.eventfd_read(self._event_fd)
+        mail = self._mail
+        while mail:
+            done, result = mail.popleft()
+            done(result)
+
+
+class DiskThread:
+    """Runs one piece of blocking work after the other, in a thread that is started on first use.
+
+    A cancelled wait abandons its work, which happens only when the process ends: a disk that
+    hangs must not keep it from ending. The thread is a daemon for the same reason.
+    """
+
+    def __init__(self, name: str = "disk", deliver: Deliver | None = None) -> None:
+        """Make it; *deliver* is the way back to the event loop, by default trio's own."""
+        self._name = name
+        self._deliver = deliver
+        self._jobs: SimpleQueue[tuple[Work, Done]] = SimpleQueue()
+        self._started = False
+
+    def submit(self, work: Work, done: Done) -> None:
+        """Run *work* in the thread, then *done* in the event loop."""
+        if not self._started:
+            self._started = True
+            if self._deliver is None:
+                self._deliver = trio.lowlevel.current_trio_token().run_sync_soon
+            threading.Thread(target=self._run_for_ever, name=self._name, daemon=True).start()
+        self._jobs.put((work, done))
+
+    async def run(self, work: Work) -> None:
+        """Run *work* in the thread and return when it is done; what it raises is raised here."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        task = trio.lowlevel.current_task()
+        is_abandoned = False
+
+        def done(result: outcome.Outcome[None]) -> None:
+            if not is_abandoned:
+                trio.lowlevel.reschedule(task, result)
+
+        def abandon(_: Callable[[], None]) -> trio.lowlevel.Abort:
+            nonlocal is_abandoned
+            is_abandoned = True
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        self.submit(work, done)
+        await trio.lowlevel.wait_task_rescheduled(abandon)
+
+    def _run_for_ever(self) -> None:
+        deliver = self._deliver
+        assert deliver is not None
+        while True:
+            work, done = self._jobs.get()
+            result = outcome.capture(work)
+            try:
+                deliver(done, result)
+            except trio.RunFinishedError:
+                return
+            del work, done, result  # Don't keep a flush alive until the next one comes.
 
 
 class Flusher:

@@ -67,6 +67,7 @@ class Loader:
 
     Attributes:
         progress: Of the load that goes on, or None.
+        awaits_flush: Whether it waits to hear by `flushed` that more of the log is durable.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Loader:
         self._activated = activated
         self._one_at_a_time = trio.Lock()
         self._flushed = trio.Event()
-        self._awaits_flush = False
+        self.awaits_flush = False
         self._problems: dict[int, str] = {}  # Of partitions that could not be loaded.
         self._last_load_ms = -1  # Of all partitions, at the start.
         environment.metrics.update(
@@ -181,15 +182,14 @@ class Loader:
         self._health.report("loading", "; ".join(self._problems.values()) or None)
 
     def flushed(self) -> None:
-        """Note that more of the log is durable."""
-        if self._awaits_flush:
-            self._flushed.set()
+        """Go on, as more of the log is durable; called while `awaits_flush` says so."""
+        self._flushed.set()
 
     async def _wait_flushed(self) -> None:
         self._flushed = trio.Event()
-        self._awaits_flush = True
+        self.awaits_flush = True
         await self._flushed.wait()
-        self._awaits_flush = False
+        self.awaits_flush = False
 
     def _begin(self, replay: Replay, partitions: int) -> Progress:
         self.progress = Progress(replay, partitions, self._now().mono_ms)

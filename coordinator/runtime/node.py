@@ -223,8 +223,8 @@ class Node:
 
     def deadline_may_be_earlier(self, deadline_ms: int | None) -> None:
         """Wake the timers if they would sleep past *deadline_ms*."""
-        if deadline_ms is not None:
-            self._timekeeper.wake_before(deadline_ms)
+        if deadline_ms is not None and deadline_ms < self._timekeeper.wakes_at_ms:
+            self._timekeeper.wake()
 
     def emit(self, event: Event) -> None:
         """Log an event of the core."""
@@ -310,8 +310,10 @@ class Node:
         now = self.now()
         for partition, end in ends.items():
             self._runner_of[partition].advance(end, now)
-        self._compactor.flushed()
-        self.loader.flushed()
+        if self.journal.manifest is not self._compactor.looked_at:
+            self._compactor.wake()  # The flush has sealed a segment.
+        if self.loader.awaits_flush:
+            self.loader.flushed()
 
     async def _forget_topics(self) -> None:
         while self._to_forget:

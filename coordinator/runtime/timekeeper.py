@@ -10,10 +10,15 @@ from coordinator.runtime.shard import ShardRunner
 
 # Who wakes so much later than planned was stopped or starved, and could hear nobody meanwhile.
 LATE_MS: Final = 500
+FOREVER_MS: Final = 2**63 - 1  # Later than any deadline.
 
 
 class Timekeeper:
-    """Has the shards do what is due, and holds nothing against peers while we stood still."""
+    """Has the shards do what is due, and holds nothing against peers while we stood still.
+
+    Attributes:
+        wakes_at_ms: Until when it sleeps; `wake` it for an earlier deadline.
+    """
 
     def __init__(
         self,
@@ -31,30 +36,29 @@ class Timekeeper:
         self._expired = expired
         self._done = done
         self._kick = trio.Event()
-        self._wake_at_ms: int | None = None
+        self.wakes_at_ms = FOREVER_MS
 
-    def wake_before(self, deadline_ms: int) -> None:
-        """Wake if the task would sleep past *deadline_ms*."""
-        if self._wake_at_ms is None or deadline_ms < self._wake_at_ms:
-            self._kick.set()
+    def wake(self) -> None:
+        """Look at the deadlines again: one is earlier than `wakes_at_ms`."""
+        self._kick.set()
 
     async def run(self) -> None:
         """Expire what is due until cancelled."""
         while True:
             self._kick = trio.Event()
             deadlines = [d for r in self._runners if (d := r.next_deadline_ms()) is not None]
-            self._wake_at_ms = min(deadlines, default=None)
-            if self._wake_at_ms is None:
+            if not deadlines:
+                self.wakes_at_ms = FOREVER_MS
                 await self._kick.wait()
                 continue
             # Not longer at a time than what counts as late, so that lateness is how long we
             # stood still and not only how far past the first deadline that went.
-            self._wake_at_ms = min(self._wake_at_ms, self._now().mono_ms + LATE_MS)
+            self.wakes_at_ms = min(*deadlines, self._now().mono_ms + LATE_MS)
             # Half a millisecond more: in floating point, the deadline may read as one too early.
-            with trio.move_on_at((self._wake_at_ms + 0.5) / 1000):
+            with trio.move_on_at((self.wakes_at_ms + 0.5) / 1000):
                 await self._kick.wait()
-            if self._now().mono_ms >= self._wake_at_ms:
-                await self._expire(self._wake_at_ms)
+            if self._now().mono_ms >= self.wakes_at_ms:
+                await self._expire(self.wakes_at_ms)
 
     async def _expire(self, planned_ms: int) -> None:
         late_ms = self._now().mono_ms - planned_ms

@@ -100,9 +100,6 @@ class Dispatcher:
                 return None
         if not self._content_is_sound(call):
             return None
-        if not self._coordination.is_leader(partition):
-            call.fail(_E.NOT_COORDINATOR, -1)
-            return None
         return self._node.shards[partition]
 
     def _session_problem(self, request: m.JoinGroupRequest) -> str | None:
@@ -363,12 +360,7 @@ class Dispatcher:
             message = f"there is no offsets partition {partition} of {count}"
             _refuse(call, _E.INVALID_REQUEST, message)
             return False
-        if not self._content_is_sound(call):
-            return False
-        if not self._coordination.is_leader(partition):
-            call.fail(_E.NOT_COORDINATOR, -1)
-            return False
-        return True
+        return self._content_is_sound(call)
 
     def _scan_offsets(
         self, call: Call, request: m.ScanOffsetsRequest, _caller: Caller, now: Now

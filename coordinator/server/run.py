@@ -31,8 +31,8 @@ from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, LogError
 from coordinator.log.journal import Journal
 from coordinator.runtime.compactor import ChildProcess, Compaction, RunChild
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
-from coordinator.runtime.disk_thread import DiskThread, Mailbox
-from coordinator.runtime.environment import Environment
+from coordinator.runtime.environment import Environment, wall_clock_ms
+from coordinator.runtime.flusher import DiskThread, Mailbox
 from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
 from coordinator.server.dispatch import SERVER_SOFTWARE
@@ -65,7 +65,7 @@ def real_environment() -> Environment:
     disk = DiskThread(deliver=Mailbox(poller.watch).put)
     return Environment(
         poller=poller,
-        wall_clock_ms=lambda: time.time_ns() // 1_000_000,
+        wall_clock_ms=wall_clock_ms,
         new_uuid=lambda: str(uuid.uuid4()),
         emit_event=lambda name, fields: log.info(name, **fields),
         run_blocking=disk.run,

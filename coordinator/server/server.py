@@ -47,6 +47,7 @@ class Server:
             environment=environment,
             settings=settings,
             dispatcher=self.dispatcher,
+            flusher=node.flusher,
             max_connections=max_connections,
         )
         self._node = node
@@ -59,7 +60,7 @@ class Server:
                 for listener in listeners:
                     nursery.start_soon(self._accept_for_ever, listener)
                 nursery.start_soon(self._sweep_for_ever)
-                nursery.start_soon(self._poller.run, self._end_round)
+                nursery.start_soon(self._poller.run, self.sessions.end_round)
         finally:
             for session in self.sessions:
                 session.close()
@@ -69,14 +70,6 @@ class Server:
         """Return when every answer has left, or its connection has ended."""
         while any(session.has_unsent for session in self.sessions):  # noqa: ASYNC110 - an event per answer, to be looked at once in a daemon's life, costs more
             await trio.sleep(SENT_POLL_S)
-
-    def _end_round(self) -> None:
-        # The disk first: it works while the answers are sent. Again after that, because who
-        # can't be sent to is closed, and the groups of its parked requests may decide something.
-        start_flush = self._node.flusher.start
-        start_flush()
-        self.sessions.end_round()
-        start_flush()
 
     async def _accept_for_ever(self, listener: Listener) -> None:
         while True:

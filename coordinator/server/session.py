@@ -24,6 +24,7 @@ from coordinator.config import Settings
 from coordinator.group import Caller, Now
 from coordinator.runtime.calls import Call
 from coordinator.runtime.environment import Environment
+from coordinator.runtime.flusher import Flusher
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
@@ -615,6 +616,7 @@ class Sessions:
         environment: Environment,
         settings: Settings,
         dispatcher: Dispatcher,
+        flusher: Flusher,
         max_connections: int,
     ) -> None:
         self.now = environment.now
@@ -625,6 +627,7 @@ class Sessions:
             max_bytes=settings.queued_max_request_bytes, max_parked=settings.max_parked_requests
         )
         self.with_answers: list[Session] = []
+        self._flusher = flusher
         self._max_connections = max_connections
         self._all: dict[Session, None] = {}
         self._round_now: Now | None = None
@@ -669,16 +672,20 @@ class Sessions:
         return now
 
     def end_round(self) -> None:
-        """Send what this round has answered, after all of its sessions had their turn.
+        """Start the flush and send what this round has answered, after all sessions had their turn.
 
         A send wakes the peer, and on the same machine takes our core for it: so no session sends
-        in its own turn.
+        in its own turn. The disk comes first, as it works while the answers are sent. It comes
+        again after them: who can't be sent to is closed, and the groups of its parked requests may
+        decide something.
         """
         self._round_now = None
+        self._flusher.start()
         while self.with_answers:  # Who can't be sent to is closed, and others may get answers.
             sessions, self.with_answers = self.with_answers, []
             for session in sessions:
                 session.flush()
+        self._flusher.start()
 
     def request_failed(self, event: RequestEvent, peer: str, exc: Exception) -> None:
         """Log a bug with a number of its own."""

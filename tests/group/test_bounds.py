@@ -11,10 +11,7 @@ from coordinator.group.membership import PATTERNS_MAX
 from coordinator.group.records import OffsetRemoved, Record
 from coordinator.group.registry import EndReported
 from protocol.fields import REQUEST_PARTITIONS_MAX, TEXT_BYTES_MAX
-from protocol.messages import (
-    LeavingMember,
-    SyncGroupRequest,
-)
+from protocol.messages import LeavingMember, SyncGroupRequest
 from protocol.partition import INT32_MAX, INT64_MAX
 from tests.group.context import GROUP, Context, assignment
 from tests.group.topics_context import TopicsContext

@@ -7,8 +7,8 @@ from hypothesis import example, given, strategies as st
 
 from coordinator.group import GroupConfig
 from coordinator.group.maintenance import SLICE
-from coordinator.group.offset_store import CommittedOffset
 from coordinator.group.records import (
+    CommittedOffset,
     GroupDeleted,
     GroupMetadata,
     GroupRetention,

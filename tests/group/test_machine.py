@@ -34,12 +34,12 @@ from hypothesis.stateful import (
 
 from coordinator.group import GroupConfig, GroupShard
 from coordinator.group.group import Group
-from coordinator.group.offset_store import unpack_row
 from coordinator.group.records import (
     GroupDeleted,
     GroupGeneration,
     GroupMetadata,
     OffsetsCommitted,
+    unpack_row,
 )
 from coordinator.group.states import GroupState
 from protocol import messages as m
@@ -368,9 +368,12 @@ class GroupMachine(RuleBasedStateMachine):
             given[leader.member_id] = [problem, problem]
             problem = "" if leader.drained else problem
         was_completing = group.state is GroupState.COMPLETING
+        # In the moment that passes before it is sent, the leader's own time may be up.
+        deadline_ms = self.context.shard.next_deadline_ms()
+        is_late = deadline_ms is not None and deadline_ms <= self.context.now.mono_ms + 1
         token = self.send_sync(leader.member_id, leader.group_instance_id, group.generation, given)
         if problem and was_completing:
-            assert self.context.synced(token).error == 42
+            assert self.context.synced(token).error in ({42, 25} if is_late else {42})
             assert leader.member_id not in group.members
 
     @rule(problem=st.sampled_from(["nobody", "t-0", "shared"]))

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from coordinator.group import GroupConfig
-from coordinator.group.offset_store import pack_row
-from coordinator.group.records import OffsetsCommitted
+from coordinator.group.records import OffsetsCommitted, pack_row
 from protocol.messages import (
     GroupFetch,
     GroupOffsets,

@@ -5,7 +5,6 @@ from typing import Any
 import msgpack
 import pytest
 
-from coordinator.group.offset_store import pack_row
 from coordinator.group.records import (
     GroupDeleted,
     GroupGeneration,
@@ -19,6 +18,7 @@ from coordinator.group.records import (
     Record,
     UnknownRecord,
     from_entry,
+    pack_row,
 )
 from protocol.messages import LateMember, Rebalance
 from tests.group.context import roundtrip

@@ -1,7 +1,6 @@
 """What a crash leaves, in every state."""
 
-from coordinator.group.offset_store import CommittedOffset
-from coordinator.group.records import GroupRetention, OffsetRemoved, from_entry
+from coordinator.group.records import CommittedOffset, GroupRetention, OffsetRemoved, from_entry
 from tests.group.context import GROUP, REBALANCE_MS, SESSION_MS, Context, assignment, subscription
 from tests.packed import committed
 

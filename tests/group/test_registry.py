@@ -18,11 +18,7 @@ from coordinator.group.registry import (
     read_items,
 )
 from coordinator.group.registry_shard import RegistryShard
-from protocol.messages import (
-    DescribeTopicsRequest,
-    EndOffset,
-    PartitionHosts,
-)
+from protocol.messages import DescribeTopicsRequest, EndOffset, PartitionHosts
 from tests.group.topics_context import TopicsContext, last_per_key, replayed, topic_roundtrip
 from tests.packed import topic_entry
 

@@ -7,7 +7,7 @@ import outcome
 import pytest
 import trio
 
-from coordinator.runtime.disk_thread import DiskThread, Mailbox
+from coordinator.runtime.flusher import DiskThread, Mailbox
 
 
 async def test_work_runs_in_another_thread_and_its_end_is_waited_for() -> None:

@@ -8,15 +8,17 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from coordinator.group import GroupConfig, records
-from coordinator.group.offset_store import (
+from coordinator.group.records import (
     NO_EXPIRY,
     CommittedOffset,
+    OffsetsCommitted,
     StoredOffsets,
+    pack,
     pack_row,
+    read_items,
     unpack_row,
     value_start,
 )
-from coordinator.group.records import OffsetsCommitted, pack, read_items
 from protocol.messages import (
     GroupFetch,
     GroupOffsets,
