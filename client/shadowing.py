@@ -1,4 +1,4 @@
-"""Another ``client.py`` that would hide this package, noticed early and named."""
+"""Warns of another module ``client`` that would hide this package, such as a stray client.py."""
 
 # A script called client.py, or one with such a file beside it, hides this package from itself
 # and from every Python process that starts in its folder, such as Spark's workers. Once it

@@ -1,4 +1,4 @@
-"""What Spark's Python workers do between two tasks."""
+"""The garbage collector in Spark's Python workers: what is loaded is frozen before a task."""
 
 import gc
 import itertools

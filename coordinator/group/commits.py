@@ -1,7 +1,7 @@
 """OffsetCommit and OffsetFetch.
 
 Nearly every request is one of these. A commit packs the row that a fetch answers with, and that
-row is what is stored (`offset_store`); so a fetch only joins rows.
+row is what is stored (`records`); so a fetch only joins rows.
 """
 
 from collections.abc import Sequence

@@ -37,8 +37,8 @@ class PartitionLog(ABC):
     that other processes would need. In the reader process two threads may call it at the same
     time. Every call must end, with a `LogUnavailable` if need be: the query waits for it.
 
-    Five methods and attributes have a default that does for most logs, or says that the log
-    can't: `dense_offsets`, `all_bounds`, `topics`, `offsets_at`, `hosts`, `topic_id`.
+    Six have a default: `dense_offsets`, `all_bounds`, `topics`, `offsets_at`, `hosts` and
+    `topic_id`. It serves most logs, or says that the log can't do this.
 
     `client.spark.logs.testkit` checks a log of your own against all of this.
 
