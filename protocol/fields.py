@@ -5,15 +5,7 @@ bytes of UTF-8; `protocol.codec` looks at the bytes of those that are not ASCII.
 """
 
 from collections.abc import Iterator
-from typing import (
-    Annotated,
-    Any,
-    Final,
-    NamedTuple,
-    TypeVar,
-    get_args,
-    get_origin,
-)
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_args, get_origin
 
 from msgspec import Meta, Struct, structs
 

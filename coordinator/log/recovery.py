@@ -19,13 +19,7 @@ from typing import Final, NamedTuple
 
 from coordinator.log.directory import Directory, File
 from coordinator.log.errors import LogCorrupt, LogIncompatible, LogRefused
-from coordinator.log.format import (
-    FORMAT,
-    batch_at,
-    decode_batch,
-    decode_footer,
-    find_later_flush,
-)
+from coordinator.log.format import FORMAT, batch_at, decode_batch, decode_footer, find_later_flush
 from coordinator.log.segments import ActiveSegment, FlushChain, read_footer
 from coordinator.log.state_files import (
     CLEAN_NAME,

@@ -22,13 +22,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from coordinator.log import compact_child
-from coordinator.log.compaction import (
-    Compacted,
-    Job,
-    Progress,
-    is_due,
-    live_share,
-)
+from coordinator.log.compaction import Compacted, Job, Progress, is_due, live_share
 from coordinator.log.errors import LogCorrupt
 from coordinator.log.journal import Journal
 from coordinator.log.state_files import data_bytes, sealed_sizes

@@ -7,13 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from client import (
-    CoordinatorUnavailable,
-    ErrorCode,
-    FatalError,
-    OffsetAndMetadata,
-    TopicPartition,
-)
+from client import CoordinatorUnavailable, ErrorCode, FatalError, OffsetAndMetadata, TopicPartition
 from client.backoff import backoff
 from protocol import messages as m
 from protocol.messages import APIS, ApiKey

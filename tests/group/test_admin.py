@@ -5,11 +5,7 @@ from hypothesis import given, strategies as st
 from msgspec import structs
 
 from coordinator.group import GroupConfig, GroupShard
-from coordinator.group.records import (
-    GroupDeleted,
-    GroupRetention,
-    OffsetRemoved,
-)
+from coordinator.group.records import GroupDeleted, GroupRetention, OffsetRemoved
 from protocol.consumer import Subscription, decode_subscription, encode_subscription
 from protocol.messages import (
     AlterGroupRetentionRequest,

@@ -4,15 +4,7 @@ from typing import Final
 
 from protocol import messages as m
 from protocol.errors import ErrorCode
-from protocol.messages import (
-    ASSIGNMENT,
-    GROUP,
-    MEMBER,
-    OTHER,
-    STARTED_MS,
-    SUBSCRIPTION,
-    Example,
-)
+from protocol.messages import ASSIGNMENT, GROUP, MEMBER, OTHER, STARTED_MS, SUBSCRIPTION, Example
 
 _MORE: Final = (
     Example(

@@ -26,14 +26,7 @@ import msgpack
 
 from coordinator.log.directory import Directory
 from coordinator.log.errors import LogRefused
-from coordinator.log.format import (
-    FORMAT,
-    HEADER_BYTES,
-    NODE_PARTITION,
-    Batch,
-    Entry,
-    encode_batch,
-)
+from coordinator.log.format import FORMAT, HEADER_BYTES, NODE_PARTITION, Batch, Entry, encode_batch
 from coordinator.log.journal import SEGMENT_BYTES_MAX
 from coordinator.log.offline.salvage import Damage, Kept, Salvage, partition_name
 from coordinator.log.offline.survey import Problem, Source, Survey, serial_of
