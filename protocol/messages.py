@@ -145,8 +145,8 @@ class Api(NamedTuple):
         key: What its header says.
         request: The request in its newest version.
         response: The response in its newest version.
-        min_version: The oldest version that is still answered. Older ones can be read and written:
-            their failure has their shape.
+        min_version: The oldest version that is still answered. Older ones can be read, and get a
+            bare 35 (UNSUPPORTED_VERSION).
         max_version: The newest version.
         failure: Makes the answer to a request that failed, in full shape: ints are -1, texts "",
             bools false, bytes and arrays empty, what may be nil is nil, and what echoes the

@@ -366,7 +366,7 @@ class Dispatcher:
         self, call: Call, request: m.ScanOffsetsRequest, _caller: Caller, now: Now
     ) -> None:
         if not request.in_columns:
-            call.fail(_E.UNSUPPORTED_VERSION, -1)
+            call.resolve(m.BareError(_E.UNSUPPORTED_VERSION), -1)
         elif self._partition_is_here(call):
             shard = self._node.shards[request.offsets_partition]
             position = self._node.journal.end_offset(shard.partition)
