@@ -71,41 +71,32 @@ __all__ = [
     "write_group_offsets",
 ]
 
-_MODULES: Final = {
-    "BulkWriteError": "tables.bulk",
-    "CheckpointError": "errors",
-    "CoordinatedSourceError": "errors",
-    "CoordinatorTimeout": "errors",
-    "DataLossError": "errors",
-    "DrainTimeout": "errors",
-    "FencedError": "errors",
-    "FolderLog": "logs.folder",
-    "FolderLogWriter": "logs.folder",
-    "FolderSink": "sinks.folder",
-    "GroupOffsetListener": "listener.listener",
-    "JdbcStaging": "sinks.sql",
-    "KafkaTopicError": "source.starting_offsets",
-    "KafkaUnavailable": "source.starting_offsets",
-    "ListenerMetrics": "listener.metrics",
-    "LogError": "logs.partition_log",
-    "LogFailed": "errors",
-    "LogUnavailable": "logs.partition_log",
-    "OptionError": "options",
-    "PartitionLog": "logs.partition_log",
-    "SinkError": "sinks.ranges",
-    "SqlSink": "sinks.sql",
-    "StartingOffsetsError": "source.starting_offsets",
-    "StatefulQueryError": "errors",
-    "checkpoint_offsets": "listener.checkpoint",
-    "drain_and_stop": "source.drain",
-    "register": "source.data_source",
-    "starting_offsets": "source.starting_offsets",
-    "starting_offsets_at": "source.starting_offsets",
-    "write_group_offsets": "tables.bulk",
+# Where the names are that `errors` doesn't have.
+_NAMES: Final = {
+    "listener.checkpoint": ("checkpoint_offsets",),
+    "listener.listener": ("GroupOffsetListener",),
+    "listener.metrics": ("ListenerMetrics",),
+    "logs.folder": ("FolderLog", "FolderLogWriter"),
+    "logs.partition_log": ("LogError", "LogUnavailable", "PartitionLog"),
+    "options": ("OptionError",),
+    "sinks.folder": ("FolderSink",),
+    "sinks.ranges": ("SinkError",),
+    "sinks.sql": ("JdbcStaging", "SqlSink"),
+    "source.data_source": ("register",),
+    "source.drain": ("drain_and_stop",),
+    "source.starting_offsets": (
+        "KafkaTopicError",
+        "KafkaUnavailable",
+        "StartingOffsetsError",
+        "starting_offsets",
+        "starting_offsets_at",
+    ),
+    "tables.bulk": ("BulkWriteError", "write_group_offsets"),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    module = next((module for module, names in _NAMES.items() if name in names), "errors")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

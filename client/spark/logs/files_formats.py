@@ -282,11 +282,8 @@ def schema_of(options: FilesOptions, path: Path) -> pa.Schema:
     else:
         with pa.memory_map(str(path)) as source:
             schema = pa.ipc.open_file(source).schema
-    plain = [
-        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-        for field in schema
-    ]
-    return pa.schema([pa.field(field.name, field.type) for field in plain])
+    types = [t.value_type if pa.types.is_dictionary(t) else t for t in schema.types]
+    return pa.schema(list(zip(schema.names, types, strict=True)))
 
 
 # --- Lines, without a Python object for each -----------------------------------------------

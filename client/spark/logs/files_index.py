@@ -149,7 +149,8 @@ class PieceIndex:
             lines = self._lines
             yield
             if self._lines > lines:
-                self._sync()
+                for written in (self._path, self._folder):
+                    fsync_path(written)
         finally:
             os.close(lock)
 
@@ -180,11 +181,6 @@ class PieceIndex:
             added += b"".join(_line(piece) for piece in pieces)
             file.write(added)
         self.load()
-
-    def _sync(self) -> None:
-        with self._path.open("rb") as file:
-            os.fsync(file.fileno())
-        fsync_path(self._folder)
 
     def _write_anew(self) -> None:
         building = self._path.with_suffix(".building")

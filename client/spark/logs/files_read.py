@@ -17,6 +17,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -64,19 +65,43 @@ def read_piece(
     """
     path = folder / piece.file
     low, high = max(start - piece.base, 0), min(end, piece.end) - piece.base
-    read: Callable[..., Iterator[pa.RecordBatch]] = {
-        "lines": _read_lines,
-        "json": _read_json,
-        "parquet": _read_parquet,
-        "arrow": _read_arrow,
-    }[options.format]
     try:
-        for batch in read(options, schema, path, piece, low, high):
+        for batch in _rows(options, schema, path, piece, low, high):
             yield _fitted(batch, schema, path)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise LogError(
             f"{path}: the rows from {start} to {min(end, piece.end)} can't be read: {error}"
         ) from error
+
+
+def _rows(
+    options: FilesOptions, schema: pa.Schema, path: Path, piece: Piece, low: int, high: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows ``low <= row < high`` of a piece, with the columns that the file has."""
+    if options.format == "parquet":
+        names = tuple(schema.names)
+        with _parquet.use(path, names, lambda: _ParquetRows(path, names)) as parquet:
+            yield from parquet.read(low, high)
+    elif options.format == "arrow":
+        with _arrow.use(path, "", lambda: _ArrowRows(path)) as arrow:
+            yield from arrow.read(low, high)
+    elif options.format == "lines":
+        lines = _lines(path, piece, low, high)
+        for at in range(0, len(lines), BATCH_ROWS_MAX):
+            column = strings_of(lines.part(at, min(at + BATCH_ROWS_MAX, len(lines))))
+            yield pa.RecordBatch.from_arrays([column], schema=schema)
+    else:
+
+        def bad(number: int, error: pa.ArrowInvalid) -> None:
+            if not options.bad_rows_are_null:
+                raise LogError(
+                    f"{path}: the line with offset {piece.base + low + number} doesn't fit "
+                    f"'log.schema': {error}. Set option 'log.badRows' to 'null' to have a row "
+                    "without values instead"
+                ) from error
+
+        table = parse_json(_lines(path, piece, low, high), schema, bad)
+        yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
@@ -156,30 +181,6 @@ def _lines(path: Path, piece: Piece, low: int, high: int) -> Lines:
     return without_returns(lines.part(low, high))
 
 
-def _read_lines(
-    _: FilesOptions, schema: pa.Schema, path: Path, piece: Piece, low: int, high: int
-) -> Iterator[pa.RecordBatch]:
-    lines = _lines(path, piece, low, high)
-    for at in range(0, len(lines), BATCH_ROWS_MAX):
-        column = strings_of(lines.part(at, min(at + BATCH_ROWS_MAX, len(lines))))
-        yield pa.RecordBatch.from_arrays([column], schema=schema)
-
-
-def _read_json(
-    options: FilesOptions, schema: pa.Schema, path: Path, piece: Piece, low: int, high: int
-) -> Iterator[pa.RecordBatch]:
-    def bad(number: int, error: pa.ArrowInvalid) -> None:
-        if not options.bad_rows_are_null:
-            raise LogError(
-                f"{path}: the line with offset {piece.base + low + number} doesn't fit "
-                f"'log.schema': {error}. Set option 'log.badRows' to 'null' to have a row without "
-                "values instead"
-            ) from error
-
-    table = parse_json(_lines(path, piece, low, high), schema, bad)
-    yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
-
-
 # --- Files with a footer ---------------------------------------------------------------------
 
 
@@ -189,10 +190,8 @@ class _ParquetRows:
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         self._file = pq.ParquetFile(path, buffer_size=_PARQUET_BUFFER)
         self._names = [name for name in names if name in self._file.schema_arrow.names]
-        self._starts = [0]
-        for group in range(self._file.num_row_groups):
-            rows = self._file.metadata.row_group(group).num_rows
-            self._starts.append(self._starts[-1] + rows)
+        groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
+        self._starts = list(accumulate((group.num_rows for group in groups), initial=0))
         self._batches: Iterator[pa.RecordBatch] = iter(())
         # The batch that was read last, and the row after it.
         self._batch: pa.RecordBatch | None = None
@@ -264,21 +263,6 @@ class _ArrowRows:
     def close(self) -> None:
         """Close the file; what was read of it stays."""
         self._source.close()
-
-
-def _read_parquet(
-    _: FilesOptions, schema: pa.Schema, path: Path, __: Piece, low: int, high: int
-) -> Iterator[pa.RecordBatch]:
-    names = tuple(schema.names)
-    with _parquet.use(path, names, lambda: _ParquetRows(path, names)) as file:
-        yield from file.read(low, high)
-
-
-def _read_arrow(
-    _: FilesOptions, __: pa.Schema, path: Path, ___: Piece, low: int, high: int
-) -> Iterator[pa.RecordBatch]:
-    with _arrow.use(path, "", lambda: _ArrowRows(path)) as file:
-        yield from file.read(low, high)
 
 
 def _check_rows(there: int, wanted: int) -> None:
@@ -409,7 +393,10 @@ class KeptFiles(Generic[T]):
 
         """
         # Looked at before it is opened: at worst, what is kept counts as of an older file.
-        version = _version(path)
+        status = path.stat()
+        version = _FileVersion(
+            os.getpid(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        )
         with self._lock:
             before, opened = self._kept.pop((path, how), (None, None))
         if opened is not None and before != version:
@@ -433,13 +420,6 @@ class KeptFiles(Generic[T]):
             if len(self._kept) > self._most:
                 gone.append(self._kept.pop(next(iter(self._kept))))
         return [opened for _, opened in gone]
-
-
-def _version(path: Path) -> _FileVersion:
-    status = path.stat()
-    return _FileVersion(
-        os.getpid(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-    )
 
 
 _texts: Final = KeptFiles[_CompressedText]()

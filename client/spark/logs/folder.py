@@ -19,7 +19,6 @@ import re
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 import pyarrow as pa
@@ -248,12 +247,7 @@ class FolderLogWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -301,10 +295,8 @@ def _list_chunks(folder: Path) -> list[Chunk]:
 
 def _hole(chunks: list[Chunk]) -> int | None:
     """Return the index of the first chunk that does not begin where the one before ends."""
-    for index in range(1, len(chunks)):
-        if chunks[index].base != chunks[index - 1].end:
-            return index
-    return None
+    after = range(1, len(chunks))
+    return next((index for index in after if chunks[index].base != chunks[index - 1].end), None)
 
 
 def _read_schema(folder: Path) -> pa.Schema:

@@ -85,18 +85,15 @@ GONE: Final = frozenset(
 
 PREFIX: Final = "kafka."
 ISOLATION: Final = "isolation.level"
-_OWN: Final = frozenset(
-    {
-        "allow.auto.create.topics",
-        "auto.offset.reset",
-        "enable.auto.commit",
-        "enable.auto.offset.store",
-        "enable.partition.eof",
-        "group.instance.id",
-        "group.protocol",
-        "partition.assignment.strategy",
-    }
-)
+# What the log sets itself, and what is for members of a group, which it never is.
+_OWN: Final = {
+    "allow.auto.create.topics": "false",
+    "auto.offset.reset": "error",
+    "enable.auto.commit": "false",
+    "enable.auto.offset.store": "false",
+    "enable.partition.eof": "true",
+}
+_OF_GROUPS: Final = {"group.instance.id", "group.protocol", "partition.assignment.strategy"}
 _OF_JAVA: Final = {
     "default.api.timeout.ms": "option 'log.timeout'",
     "key.deserializer": "the columns as they are: keys are always bytes",
@@ -228,7 +225,8 @@ class KafkaLog(PartitionLog):
             LogError: some of the rows are not there (any more).
 
         """
-        return read_range(self._config, TopicPartition(topic, partition), start, end)
+        reader = RangeReader(self._config, TopicPartition(topic, partition), start, end)
+        return _without_gc(_batches(reader, include_headers=self._config.include_headers))
 
     @property
     def _admin(self) -> "Admin":
@@ -284,7 +282,7 @@ def parse_kafka_options(options: Mapping[str, str]) -> KafkaConfig:
         if not name.startswith(PREFIX):
             continue
         setting = name.removeprefix(PREFIX)
-        if setting in _OWN:
+        if setting in _OWN or setting in _OF_GROUPS:
             raise OptionError(f"option {name!r} can't be set: a Kafka log decides it itself")
         if setting in _OF_JAVA:
             raise OptionError(
@@ -310,11 +308,7 @@ def parse_kafka_options(options: Mapping[str, str]) -> KafkaConfig:
             "client.id": f"group-coordinator-{group}",
             **_DEFAULTS,
             **passed,
-            "allow.auto.create.topics": "false",
-            "auto.offset.reset": "error",
-            "enable.auto.commit": "false",
-            "enable.auto.offset.store": "false",
-            "enable.partition.eof": "true",
+            **_OWN,
         },
         _flag(values, "log.includeHeaders"),
         _timeout_s(values),
@@ -468,20 +462,6 @@ def log_error(error: Exception, what: str, config: KafkaConfig, last_error: Last
 # --- Ranges, on executors ------------------------------------------------------------------
 
 
-def read_range(
-    config: KafkaConfig, tp: TopicPartition, start: int, end: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows ``start <= offset < end``, with their offsets.
-
-    Raises:
-        LogUnavailable: nothing came for as long as option ``log.timeout`` says.
-        LogError: some of the rows are not there (any more).
-
-    """
-    reader = RangeReader(config, tp, start, end)
-    return _without_gc(_batches(reader, include_headers=config.include_headers))
-
-
 def _batches(reader: "RangeReader", *, include_headers: bool) -> Iterator[pa.RecordBatch]:
     rows: Messages = []
     size = 0
@@ -542,7 +522,11 @@ class RangeReader:
                 if self._at > before:
                     heard_s = now_s
                 elif now_s - heard_s > self._config.timeout_s:
-                    raise self._stalled(lease.last_error)
+                    raise LogUnavailable(
+                        f"{self._tp}: Kafka at {self._config.servers} returned nothing from "
+                        f"offset {self._at} on within {self._config.timeout_s:g} s (option "
+                        f"'log.timeout'), of a range that ends at {self._end}{lease.last_error}"
+                    )
                 if rows:
                     yield rows
                     heard_s = time.monotonic()  # The task may have been busy with them for long.
@@ -557,11 +541,10 @@ class RangeReader:
     def _accept(self, messages: Messages, last_error: LastError) -> Messages:
         """Move on behind *messages*; return those that are rows of the range."""
         rows = messages
-        if any(message.error() for message in messages):
+        if failed := [message for message in messages if message.error()]:
             rows = [message for message in messages if not message.error()]
-            for message in messages:
-                if message.error():
-                    self._handle_error(message, last_error)
+            for message in failed:
+                self._handle_error(message, last_error)
         if rows:
             last = rows[-1].offset()
             if last >= self._end:
@@ -584,13 +567,6 @@ class RangeReader:
             last_error(error)
         else:
             raise log_error(KafkaException(error), str(self._tp), self._config, last_error)
-
-    def _stalled(self, last_error: LastError) -> LogUnavailable:
-        return LogUnavailable(
-            f"{self._tp}: Kafka at {self._config.servers} returned nothing from offset {self._at} "
-            f"on within {self._config.timeout_s:g} s (option 'log.timeout'), of a range that ends "
-            f"at {self._end}{last_error}"
-        )
 
 
 class ConsumerLease:

@@ -458,14 +458,12 @@ def bounds_of(log: PartitionLog, subject: LogSubject, partition: int = 0) -> tup
     return start, end
 
 
-def offsets_of(
-    log: PartitionLog, subject: LogSubject, start: int, end: int, partition: int = 0
-) -> list[Any]:
-    """Read a range; return the offset of each row, and check what can be seen of it alone."""
-    call = f"read({subject.topic!r}, {partition}, {start}, {end})"
+def offsets_of(log: PartitionLog, subject: LogSubject, start: int, end: int) -> list[Any]:
+    """Read a range of partition 0, check what can be seen of it alone, return the rows' offsets."""
+    call = f"read({subject.topic!r}, 0, {start}, {end})"
     schema = log.schema(subject.topic)
     found: list[Any] = []
-    for batch in log.read(subject.topic, partition, start, end):
+    for batch in log.read(subject.topic, 0, start, end):
         if not isinstance(batch, pa.RecordBatch):
             raise LogCheckFailed(
                 f"{call} yielded a {type(batch).__name__}, not a pyarrow.RecordBatch"

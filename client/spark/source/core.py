@@ -61,6 +61,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# An offset as Spark has it in its checkpoint, see `stream_offsets`.
+Offset = Mapping[str, object]
+
 # Pauses after a failed trigger: short enough to notice the coordinator's return, long enough
 # that a thousand idle readers don't keep it busy.
 PAUSE_MIN_S: Final = 0.1
@@ -77,7 +80,7 @@ class Task(NamedTuple):
 class HandedBatch(NamedTuple):
     """The batch that Spark was given last."""
 
-    end: Mapping[str, object]
+    end: Offset
     ranges: dict[TopicPartition, Finished]
 
 
@@ -167,9 +170,7 @@ class ReaderCore:
         self._until_done("the first assignment", self._settle)
         self._until_done("the log's ends", self._ownership.stop_at_ends)
 
-    def latest_offset(
-        self, start: Mapping[str, object], max_rows: int | None
-    ) -> Mapping[str, object]:
+    def latest_offset(self, start: Offset, max_rows: int | None) -> Offset:
         """Commit what *start* finished, hand over if asked, pin the next ranges; return their end.
 
         Returns *start* itself when there is nothing new, or nothing certain.
@@ -198,12 +199,12 @@ class ReaderCore:
         self._may_warm_up = False
         if self.warming_up:
             logger.info("others read: one batch without rows, then this reader joins them")
-        end = self._hand(start, {}, {}) if self.warming_up else self._end_of_next(start, max_rows)
+        end = self._hand(start, {}) if self.warming_up else self._end_of_next(start, max_rows)
         self._put_off_joining = False
         self._returned_at_s = self._clock()
         return end
 
-    def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> list[Task]:
+    def partitions(self, start: Offset, end: Offset) -> list[Task]:
         """Return the ranges of a batch: of the one just planned, or of one that is replayed.
 
         Of a replayed batch only those ranges run that are ours and that the coordinator still
@@ -221,9 +222,8 @@ class ReaderCore:
                     "Spark asks for a batch that this reader did not plan; restart the query"
                 )
             self._check_checkpoint(end)
-            self._may_warm_up = self._put_off_joining = (
-                False  # A replay warms up, and joins, as well.
-            )
+            # A replay warms up, and joins, as well.
+            self._may_warm_up = self._put_off_joining = False
             self._until_done("the replay of the last batch", lambda: self._replay(end))
         assert self._handed is not None
         handed = self._handed.ranges
@@ -239,9 +239,7 @@ class ReaderCore:
 
     # --- One trigger ---------------------------------------------------------------------
 
-    def _end_of_next(
-        self, start: Mapping[str, object], max_rows: int | None
-    ) -> Mapping[str, object]:
+    def _end_of_next(self, start: Offset, max_rows: int | None) -> Offset:
         """Return the end of the next batch, or *start* where an outage leaves none."""
         if self._put_off_joining:
             self._until_done("the first assignment", self._settle)
@@ -256,30 +254,22 @@ class ReaderCore:
         self._failures = 0
         return end
 
-    def _next_batch(
-        self, start: Mapping[str, object], max_rows: int | None
-    ) -> Mapping[str, object]:
+    def _next_batch(self, start: Offset, max_rows: int | None) -> Offset:
         self._check_log_has_expected()
         batch = self._ownership.pin_next(max_rows, self._wait_s())
-        ranges: dict[TopicPartition, Range] = {}
-        run: dict[TopicPartition, Finished] = {}
-        for tp, step in batch.steps.items():
-            if step.stop > step.at:
-                ranges[tp] = planned = Range(step.at, step.stop, batch.generation)
-                run[tp] = Finished(planned, step.needs.resets)
-        if not ranges and decode_end(start).reader == self.identity:
+        run = {
+            tp: Finished(Range(step.at, step.stop, batch.generation), step.needs.resets)
+            for tp, step in batch.steps.items()
+            if step.stop > step.at
+        }
+        if not run and decode_end(start).reader == self.identity:
             return start
         # Without ranges this is the one empty batch that publishes who we are.
-        return self._hand(start, ranges, run)
+        return self._hand(start, run)
 
-    def _hand(
-        self,
-        start: Mapping[str, object],
-        ranges: Mapping[TopicPartition, Range],
-        run: dict[TopicPartition, Finished],
-    ) -> Mapping[str, object]:
+    def _hand(self, start: Offset, run: dict[TopicPartition, Finished]) -> Offset:
         end = encode_end(
-            ranges,
+            {tp: finished.range for tp, finished in run.items()},
             self.identity,
             topics=self._options.topics,
             stateful=self._options.on_stateful,
@@ -291,7 +281,7 @@ class ReaderCore:
         self._handed = HandedBatch(end, run)
         return end
 
-    def _is_to_warm_up(self, start: Mapping[str, object]) -> bool:
+    def _is_to_warm_up(self, start: Offset) -> bool:
         if not self._may_warm_up:
             return False
         try:
@@ -305,7 +295,7 @@ class ReaderCore:
             logger.info("not warming up, as nobody says whether others read: %s", error)
             return False
 
-    def _replay(self, end: Mapping[str, object]) -> None:
+    def _replay(self, end: Offset) -> None:
         self._check_log_has_expected()
         positions = self._settle()
         run: dict[TopicPartition, Finished] = {}
@@ -321,7 +311,7 @@ class ReaderCore:
         self._ownership.prove(run.keys())
         self._handed = HandedBatch(end, run)
 
-    def _check_checkpoint(self, offset: Mapping[str, object]) -> None:
+    def _check_checkpoint(self, offset: Offset) -> None:
         """Look once at what Spark begins with: from then on it only has what we gave it."""
         if not self._is_checkpoint_checked:
             before = decode_end(offset)

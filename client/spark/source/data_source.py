@@ -15,7 +15,6 @@ the second batch, or after a few where they follow each other at once.
 
 import gc
 import heapq
-import json
 import logging
 import os
 import select
@@ -50,7 +49,7 @@ from client.spark.source.log_calls import Watchdog, patience_s
 from client.spark.source.reader_options import ReaderOptions, parse_options
 from client.spark.source.reading import SourceRange, read_range, with_source_columns
 from client.spark.source.session import BlockingSession
-from client.spark.source.stream_offsets import EndOffset, decode_end
+from client.spark.source.stream_offsets import read_end
 from client.spark.tables.groups import GroupMembersSource, GroupRebalancesSource
 from client.spark.tables.offset_log import OffsetLogSource
 from client.spark.tables.offset_table import GroupOffsetsSource
@@ -140,9 +139,7 @@ class CoordinatedSource(DataSource):
 
     def schema(self) -> StructType:
         """Return topic, partition, offset, the topics' own columns, and those of the range."""
-        options = parse_options(self._options)
-        log = _load(self._options)
-        columns = _value_schema(log, options)
+        columns = _value_schema(_load(self._options), parse_options(self._options))
         taken = {field.name for field in (*_BEFORE, *_AFTER)} & set(columns.names)
         if taken:
             raise OptionError(
@@ -418,7 +415,7 @@ class StatefulGuard(StreamingQueryListener):
         # The end of a replayed batch names an earlier process; the next one names ours.
         seen = self._seen.setdefault(run_id, set())
         operators = ", ".join(str(operator.operatorName) for operator in progress.stateOperators)
-        for end in map(_coordinated, (source.endOffset for source in progress.sources)):
+        for end in (read_end(source.endOffset) for source in progress.sources):
             if end is None or end.reader is None or end.reader.client_id in seen:
                 continue
             reason = (
@@ -431,7 +428,10 @@ class StatefulGuard(StreamingQueryListener):
                 logger.error("%s (run %s)", reason, run_id)
             seen.add(end.reader.client_id)
             if end.stateful == "fail":
-                self._refuse(end.reader.client_id, reason)
+                try:
+                    self._refusals.refuse(end.reader.client_id, reason)
+                except OSError as error:
+                    logger.error("the query can't be told to end, stop it yourself: %s", error)  # noqa: TRY400 - the error above says all.
 
     def onQueryIdle(self, event: "QueryIdleEvent") -> None:
         """No news."""
@@ -439,16 +439,3 @@ class StatefulGuard(StreamingQueryListener):
     def onQueryTerminated(self, event: "QueryTerminatedEvent") -> None:
         """Forget the run."""
         self._seen.pop(str(event.runId), None)
-
-    def _refuse(self, client_id: str, reason: str) -> None:
-        try:
-            self._refusals.refuse(client_id, reason)
-        except OSError as error:
-            logger.error("the query can't be told to end, stop it yourself: %s", error)  # noqa: TRY400 - the error above says all.
-
-
-def _coordinated(offset_json: str | None) -> EndOffset | None:
-    try:
-        return decode_end(json.loads(offset_json or ""))
-    except ValueError:
-        return None

@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -237,7 +237,7 @@ class LogCalls(PartitionLog):
         return [self._bounds_calls.get(tp) or self._call_for_bounds(tp) for tp in ordered]
 
     def _call_for_bounds(self, tp: TopicPartition) -> Call:
-        call = self._bounds_calls[tp] = Call(f"{tp}: bounds()", self._bounds(tp))
+        call = self._bounds_calls[tp] = Call(f"{tp}: bounds()", partial(self._ask_bounds, tp))
         return call
 
     def _bounds_at_once(self, ordered: Sequence[TopicPartition]) -> dict[TopicPartition, Any]:
@@ -246,7 +246,7 @@ class LogCalls(PartitionLog):
         except (LogUnavailable, OSError):
             raise
         except Exception:
-            # As in `_bounds`; the others must not stop for one that is gone.
+            # As in `_ask_bounds`; the others must not stop for one that is gone.
             there = {topic: self._log.partitions(topic) for topic in {tp.topic for tp in ordered}}
             left = [tp for tp in ordered if tp.partition in there[tp.topic]]
             if len(left) == len(ordered):
@@ -312,19 +312,16 @@ class LogCalls(PartitionLog):
             if not isinstance(found, RetriableError):
                 self._topic_ids[topic] = (now_s, _identity(found))
 
-    def _bounds(self, tp: TopicPartition) -> Callable[[], Any]:
-        def ask() -> Any:
-            try:
-                return self._log.bounds(tp.topic, tp.partition)
-            except (LogUnavailable, OSError):
+    def _ask_bounds(self, tp: TopicPartition) -> Any:
+        try:
+            return self._log.bounds(tp.topic, tp.partition)
+        except (LogUnavailable, OSError):
+            raise
+        except Exception as error:
+            # A topic that was made anew with fewer partitions, or a log that lost one?
+            if tp.partition in self._log.partitions(tp.topic):
                 raise
-            except Exception as error:
-                # A topic that was made anew with fewer partitions, or a log that lost one?
-                if tp.partition in self._log.partitions(tp.topic):
-                    raise
-                raise _GoneError(tp) from error
-
-        return ask
+            raise _GoneError(tp) from error
 
     def _checked(
         self, tp: TopicPartition, bounds: Any, identities: Mapping[str, str]
@@ -374,8 +371,8 @@ class LogCalls(PartitionLog):
             raise answer
         if isinstance(answer, _GoneError):
             # Where that may be, the group's leader is about to share out what is left.
-            self._gone_for_good([answer.tp])
-            return RetriableError(f"{answer.tp} is not in {self._name} any more")
+            self._gone_for_good(answer.args)
+            return RetriableError(f"{answer.args[0]} is not in {self._name} any more")
         why = f"{type(answer).__name__}: {answer}"
         if not isinstance(answer, LogUnavailable | OSError):
             raise LogFailed(f"{what} of {self._name} failed: {why}") from answer
@@ -398,11 +395,7 @@ class LogCalls(PartitionLog):
 
 
 class _GoneError(Exception):
-    """A partition can't be asked, and the topic doesn't have it."""
-
-    def __init__(self, tp: TopicPartition) -> None:
-        super().__init__(str(tp))
-        self.tp = tp
+    """A partition, its one argument, can't be asked, and the topic doesn't have it."""
 
 
 def _identity(topic_id: Any) -> str:
@@ -524,15 +517,15 @@ def patience_s(options: ReaderOptions) -> float:
     return min(options.log_timeout_ms, options.rebalance_timeout_ms / 4) / 1000
 
 
+@dataclass
 class _Job:
     """Some calls on their way through the worker."""
 
-    def __init__(self, calls: Sequence[Call], clock: Callable[[], float]) -> None:
-        self.calls = calls
-        self.results: list[Any] = []
-        self.since_s = clock()  # When the call that runs now began.
-        self.given_up = False
-        self.done = threading.Event()
+    calls: Sequence[Call]
+    since_s: float  # When the call that runs now began.
+    results: list[Any] = field(default_factory=list)
+    given_up: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class Watchdog:
@@ -568,7 +561,7 @@ class Watchdog:
             if self._stuck is not None and not self._is_back(self._stuck):
                 return [self._too_slow(self._stuck)] * len(calls)
             self._stuck = None
-            job = _Job(calls, self._clock)
+            job = _Job(calls, self._clock())
             if not self._started:
                 threading.Thread(target=self._work, name="log-calls", daemon=True).start()
                 self._started = True

@@ -160,7 +160,7 @@ class Ownership:
         A fetch isn't fenced: a reader that was frozen since it joined would not know. Raises
         `RetriableError` where they are not ours any more; `settle` then says what is.
         """
-        proof = Commit.empty()
+        proof = Commit({}, {})
         self._add_proof(tps, proof)
         try:
             if proof.positions:
@@ -310,7 +310,7 @@ class Ownership:
             raise CoordinatedSourceError(str(error)) from error
 
     def _forget_positions(self) -> None:
-        self._membership.forget()
+        self._membership.assignment = None  # Until the next `join`.
         self._positions = {}
         self._planner.forget()
 
@@ -515,10 +515,6 @@ class Membership:
         self.assignment = assignment
         return assignment
 
-    def forget(self) -> None:
-        """Have nothing until the next `join`."""
-        self.assignment = None
-
     def leave(self) -> None:
         """Leave the group. Never raises; may be called again, and from another thread."""
         session = self.session
@@ -629,10 +625,13 @@ class Planner:
                 continue
             self.ends[tp] = view.end
             if tp in waiting:
-                view = view._replace(lag_over=self._lag_over(tp))
+                view = view._replace(lag_over=self._clock() - waiting[tp] >= LAG_MAX_S)
             steps[tp] = step = plan_partition(tp, position, finished.get(tp), view, limits)
-            if step.waiting or tp in waiting:
-                self._note_waiting(tp, step)
+            if not step.waiting:
+                waiting.pop(tp, None)
+            elif tp not in waiting:
+                logger.warning("%s; waiting up to %g s for it", step.waiting, LAG_MAX_S)
+                waiting[tp] = self._clock()
         return self._admission.admit(steps, positions)
 
     def started(self, steps: Mapping[TopicPartition, Step]) -> None:
@@ -642,13 +641,3 @@ class Planner:
     def forget(self) -> None:
         """Begin anew with other partitions."""
         self._waiting_since_s.clear()
-
-    def _lag_over(self, tp: TopicPartition) -> bool:
-        return self._clock() - self._waiting_since_s[tp] >= LAG_MAX_S
-
-    def _note_waiting(self, tp: TopicPartition, step: Step) -> None:
-        if not step.waiting:
-            self._waiting_since_s.pop(tp, None)
-        elif tp not in self._waiting_since_s:
-            logger.warning("%s; waiting up to %g s for it", step.waiting, LAG_MAX_S)
-            self._waiting_since_s[tp] = self._clock()

@@ -114,11 +114,6 @@ class Commit(NamedTuple):
     positions: dict[TopicPartition, Position]
     expected: dict[TopicPartition, int]
 
-    @classmethod
-    def empty(cls) -> Self:
-        """Return one that stores nothing yet."""
-        return cls({}, {})
-
     @property
     def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What to store, as it is sent."""
@@ -166,29 +161,33 @@ def plan_partition(
     from_latest = position.offset is None and (tp in limits.latest_from or tp in limits.start_at)
     identity = seen.identity
     if limits.plan_ranges and (loss := _loss(position, at, pinned, seen)):
+        upto = f" (up to {pinned}, as planned before)" if pinned is not None else ""
+        due = f"{tp}: offset {at} comes next{upto}"
         if (
             (loss == _ENDS_EARLY and not seen.lag_over)
             # What is finished is committed in any case, before the log is judged.
             or (finished is not None and (loss != _DELETED or limits.on_data_loss == "error"))
         ):
             kept = _kept(position, at, pinned, from_latest=from_latest)
-            return Step(at, at, kept, waiting=_early(tp, at, pinned, seen))
+            return Step(at, at, kept, waiting=f"{due}, but the log ends at {seen.end}")
         if limits.on_data_loss == "error":
-            raise _data_loss(tp, at, pinned, seen, loss)
+            raise DataLossError(
+                f"{due}, but the log holds {seen.earliest} to {seen.end}. {loss}. Reset the "
+                "group's offsets, or set option 'onDataLoss' to 'earliest' (go on at the first "
+                "row that is there) or 'latest' (skip what is there)"
+            )
         at = seen.end if limits.on_data_loss == "latest" else seen.earliest
         # Rows of a log made anew are others than those that had these offsets before.
         resets = position.resets + (loss != _DELETED)
         position, pinned = Position.pinned(position.offset, at, resets, identity), None
     target = seen.end if limits.targets is None else limits.targets.get(tp, 0)
-    if not limits.plan_ranges or at >= target:
-        return Step(at, at, _kept(position, at, pinned, from_latest=from_latest))
-    if pinned is not None:
-        return Step(at, pinned, position, pinned=True)  # Exactly the range that was begun before.
     stop = min(seen.end, target)
     if limits.max_rows is not None:
         stop = min(stop, at + limits.max_rows)
-    if stop <= at:
-        return Step(at, at, _kept(position, at, None, from_latest=from_latest))
+    if not limits.plan_ranges or at >= target or (pinned is None and stop <= at):
+        return Step(at, at, _kept(position, at, pinned, from_latest=from_latest))
+    if pinned is not None:
+        return Step(at, pinned, position, pinned=True)  # Exactly the range that was begun before.
     return Step(at, stop, _pinned(at, stop, position, identity))
 
 
@@ -224,7 +223,7 @@ def commit_for(
     steps: Mapping[TopicPartition, Step], positions: Mapping[TopicPartition, Position]
 ) -> Commit:
     """Return the one commit that brings the coordinator to what the steps need."""
-    commit = Commit.empty()
+    commit = Commit({}, {})
     for tp, step in steps.items():
         if step.needs != positions[tp]:
             commit.add(tp, step.needs, positions[tp])
@@ -274,22 +273,6 @@ def _kept(position: Position, at: int, pinned: int | None, *, from_latest: bool)
 
 def _pinned(at: int, stop: int, before: Position, identity: str) -> Position:
     return Position.pinned(at, stop, before.resets, identity or before.identity)
-
-
-def _early(tp: TopicPartition, at: int, pinned: int | None, seen: Seen) -> str:
-    upto = f" (up to {pinned}, as planned before)" if pinned is not None else ""
-    return f"{tp}: offset {at} comes next{upto}, but the log ends at {seen.end}"
-
-
-def _data_loss(
-    tp: TopicPartition, at: int, pinned: int | None, seen: Seen, loss: str
-) -> DataLossError:
-    upto = f" (up to {pinned}, as planned before)" if pinned is not None else ""
-    return DataLossError(
-        f"{tp}: offset {at} comes next{upto}, but the log holds {seen.earliest} to {seen.end}. "
-        f"{loss}. Reset the group's offsets, or set option 'onDataLoss' to 'earliest' (go on at "
-        "the first row that is there) or 'latest' (skip what is there)"
-    )
 
 
 # --- Batches of bounded size -----------------------------------------------------------------

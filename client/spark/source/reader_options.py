@@ -92,13 +92,11 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
     values = {name.lower(): value for name, value in options.items()}
     _refuse_unknown(values)
     parsed = ReaderOptions(
-        coordinator=_addresses(values),
+        coordinator=",".join(read_addresses("coordinator", _required(values, "coordinator"))),
         group=_group(values),
         topics=_topics(values),
         topics_pattern=_topics_pattern(values),
-        max_rows_per_partition=_max_rows(
-            values, "maxRowsPerPartition", str(MAX_ROWS_PER_PARTITION)
-        ),
+        max_rows_per_partition=_max_rows(values, "maxRowsPerPartition", MAX_ROWS_PER_PARTITION),
         max_rows_per_batch=_max_rows(values, "maxRowsPerBatch", "unlimited"),
         min_tasks=_count(values, "minTasks", MIN_TASKS),
         rows_per_task=_count(values, "rowsPerTask", ROWS_PER_TASK),
@@ -146,10 +144,6 @@ def _required(values: Mapping[str, str], name: str) -> str:
     if not value:
         raise OptionError(f"option '{name}' is missing")
     return value
-
-
-def _addresses(values: Mapping[str, str]) -> str:
-    return ",".join(read_addresses("coordinator", _required(values, "coordinator")))
 
 
 def _group(values: Mapping[str, str]) -> str:
@@ -209,18 +203,14 @@ def _name(values: Mapping[str, str], name: str) -> str | None:
     return value
 
 
-def _max_rows(values: Mapping[str, str], name: str, default: str) -> int | None:
-    value = values.get(name.lower(), default).strip()
-    if value.lower() == "unlimited":
+def _max_rows(values: Mapping[str, str], name: str, default: object) -> int | None:
+    if values.get(name.lower(), str(default)).strip().lower() == "unlimited":
         return None
-    return _whole(name, value, or_else=", or 'unlimited'")
+    return _count(values, name, default, or_else=", or 'unlimited'")
 
 
-def _count(values: Mapping[str, str], name: str, default: int) -> int:
-    return _whole(name, values.get(name.lower(), str(default)).strip())
-
-
-def _whole(name: str, value: str, or_else: str = "") -> int:
+def _count(values: Mapping[str, str], name: str, default: object, or_else: str = "") -> int:
+    value = values.get(name.lower(), str(default)).strip()
     if not (value.isascii() and value.isdecimal() and 0 < int(value) < 2**31):
         raise OptionError(
             f"option '{name}' is {value!r}: it must be a whole number from 1 to 2147483647{or_else}"
@@ -293,5 +283,4 @@ def explained(error: FatalError, options: ReaderOptions) -> str | None:
                 "'range' only: set it to 'cooperative,range' as long as such are in the group, "
                 f"then to 'cooperative' ({error})"
             )
-        case _:
-            return None
+    return None

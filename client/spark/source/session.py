@@ -37,6 +37,9 @@ _ASSIGNORS: Final[Mapping[str, type[BaseAssignor]]] = {
     "sticky": StickyAssignor,
 }
 
+# What the group has stored, or is to store.
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
 
 class ReaderSession(Protocol):
     """A member of a group. Its heartbeats go on by themselves, whatever its user does.
@@ -59,16 +62,10 @@ class ReaderSession(Protocol):
         that gets those, and hears with a later call what has changed.
         """
 
-    def commit(
-        self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        expected: Mapping[TopicPartition, int],
-    ) -> None:
+    def commit(self, offsets: Offsets, expected: Mapping[TopicPartition, int]) -> None:
         """Store offsets where what is stored before is as expected (-1: nothing)."""
 
-    def fetch(
-        self, partitions: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
+    def fetch(self, partitions: Sequence[TopicPartition]) -> Offsets:
         """Return what is stored, for the partitions that have something stored."""
 
     def leave(self) -> None:
@@ -116,6 +113,11 @@ class BlockingSession:
         topics: what to read.
         eager: whether to give up everything at each rebalance, whatever the assignor.
 
+    Attributes:
+        cooperative: whether partitions that stay are kept during a rebalance.
+        losses: how many times the partitions turned out to be somebody else's.
+        listed: the partitions of each topic when this member last shared them out, as the leader.
+
     """
 
     def __init__(
@@ -127,12 +129,13 @@ class BlockingSession:
         *,
         eager: bool,
     ) -> None:
-        self._leaders_log = LeadersLog(options, log)
-        assignors = assignors_of(options, self._leaders_log, eager=eager)
+        leaders_log = LeadersLog(options, log)
+        assignors = assignors_of(options, leaders_log, eager=eager)
         self._options = options
         self._topics = frozenset(topics)
-        self._cooperative = all(assignor.cooperative for assignor in assignors)
-        self._losses = 0
+        self.cooperative = all(assignor.cooperative for assignor in assignors)
+        self.losses = 0
+        self.listed = leaders_log.listed
         with ExitStack() as stack:
             client = stack.enter_context(
                 connect_blocking(
@@ -145,7 +148,7 @@ class BlockingSession:
                 client.join(
                     options.group,
                     topics=topics,
-                    partitions=self._leaders_log.partitions,
+                    partitions=leaders_log.partitions,
                     session_timeout_ms=options.session_timeout_ms,
                     rebalance_timeout_ms=options.rebalance_timeout_ms,
                     assignors=assignors,
@@ -181,34 +184,13 @@ class BlockingSession:
         except TimeoutError as error:
             raise CoordinatorUnavailable(f"the group has no new generation yet: {error}") from error
 
-    def commit(
-        self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        expected: Mapping[TopicPartition, int],
-    ) -> None:
+    def commit(self, offsets: Offsets, expected: Mapping[TopicPartition, int]) -> None:
         """Store offsets, fenced and conditional."""
         self._member.commit(offsets, expected=expected)
 
-    def fetch(
-        self, partitions: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
+    def fetch(self, partitions: Sequence[TopicPartition]) -> Offsets:
         """Return what is stored."""
         return self._member.fetch(partitions)
-
-    @property
-    def cooperative(self) -> bool:
-        """Whether partitions that stay are kept during a rebalance."""
-        return self._cooperative
-
-    @property
-    def losses(self) -> int:
-        """How many times the partitions turned out to be somebody else's."""
-        return self._losses
-
-    @property
-    def listed(self) -> Mapping[str, list[int]]:
-        """The partitions of each topic when this member last shared them out, as the leader."""
-        return self._leaders_log.listed
 
     def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
         """Ask for a rebalance, to read *topics* from then on."""
@@ -245,7 +227,7 @@ class BlockingSession:
         return group
 
     def _note_loss(self, _partitions: tuple[TopicPartition, ...]) -> None:
-        self._losses += 1
+        self.losses += 1
 
 
 # --- The group's leader ----------------------------------------------------------------------

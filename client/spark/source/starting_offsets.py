@@ -7,7 +7,6 @@ Spark wants every partition of every topic in it, and fails clearly if one is mi
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -101,14 +100,11 @@ def starting_offsets(
             f"out_of_range is {out_of_range!r}: it must be 'error', 'earliest' or 'latest'"
         )
     cluster = KafkaTopics(kafka, request_timeout_s) if kafka is not None else None
-    with ExitStack() as stack:
-        client = stack.enter_context(
-            connect_blocking(
-                coordinator.split(","),
-                client_id="spark-starting-offsets",
-                request_timeout_ms=round(request_timeout_s * 1000),
-            )
-        )
+    with connect_blocking(
+        coordinator.split(","),
+        client_id="spark-starting-offsets",
+        request_timeout_ms=round(request_timeout_s * 1000),
+    ) as client:
         stored = client.fetch_offsets(group)
         committed = {tp: value.offset for tp, value in stored.items() if tp.topic in topics}
         known = {
@@ -298,13 +294,11 @@ def check_default(default: Default) -> None:
     """Raise `ValueError` unless it is a position, or a mapping of positions."""
     positions = default.values() if isinstance(default, Mapping) else (default,)
     for where in positions:
-        is_known = where in _NUMBERS if isinstance(where, str) else True
-        if isinstance(where, datetime):
-            is_known = where.tzinfo is not None
-        elif isinstance(where, bool) or not isinstance(where, str | int):
-            is_known = False
-        elif isinstance(where, int):
-            is_known = where >= 0
+        is_known = (
+            (isinstance(where, str) and where in _NUMBERS)
+            or (isinstance(where, datetime) and where.tzinfo is not None)
+            or (isinstance(where, int) and not isinstance(where, bool) and where >= 0)
+        )
         if not is_known:
             raise ValueError(
                 f"default is {where!r}: it must be 'earliest', 'latest', an offset from 0 on, or a "

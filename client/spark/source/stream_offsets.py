@@ -120,11 +120,16 @@ def decode_end(offset: object) -> EndOffset:
     about = offset.get(READER_KEY)
     # First of all the version: it says whether the rest can be understood.
     reader = None if about is None else _decode_reader(about, offset)
-    ranges = {
-        _decode_key(key, offset): _decode_range(value, offset)
-        for key, value in offset.items()
-        if key != READER_KEY
-    }
+    ranges: dict[TopicPartition, Range] = {}
+    for key, value in offset.items():
+        if key == READER_KEY:
+            continue
+        tp = _partition_of(key)
+        match value.get("s"), value.get("e"), value.get("g"):
+            case int() as start, int() as end, int() as generation if tp and 0 <= start < end:
+                ranges[tp] = Range(start, end, generation)
+            case _:
+                raise _unreadable(offset)
     if reader is None or about is None:
         return EndOffset(ranges, None)
     topics = about.get("topics")
@@ -153,9 +158,8 @@ def finished_offsets(offset_json: str | None) -> dict[TopicPartition, int]:
         if key == READER_KEY or not isinstance(value, dict):
             continue
         if set(value) == {"s", "e", "g"} and isinstance(value["e"], int):
-            topic, _, partition = key.rpartition("-")
-            if topic and partition.isdecimal():
-                finished[TopicPartition(topic, int(partition))] = value["e"]
+            if tp := _partition_of(key):
+                finished[tp] = value["e"]
             continue
         finished.update(
             (TopicPartition(key, int(partition)), end)
@@ -165,27 +169,23 @@ def finished_offsets(offset_json: str | None) -> dict[TopicPartition, int]:
     return finished
 
 
-def reader_of(offset_json: str | None) -> ReaderIdentity | None:
-    """Return the reader that a progress's offset names, or None."""
+def read_end(offset_json: str | None) -> EndOffset | None:
+    """Return what a progress's offset says, or None where it is of another source."""
     try:
-        offset = json.loads(offset_json or "")
-        return decode_end(offset).reader if isinstance(offset, dict) else None
+        return decode_end(json.loads(offset_json or ""))
     except ValueError:
         return None
 
 
-def _decode_key(key: str, offset: object) -> TopicPartition:
+def reader_of(offset_json: str | None) -> ReaderIdentity | None:
+    """Return the reader that a progress's offset names, or None."""
+    end = read_end(offset_json)
+    return end.reader if end else None
+
+
+def _partition_of(key: str) -> TopicPartition | None:
     topic, _, partition = key.rpartition("-")
-    if not topic or not partition.isdecimal():
-        raise _unreadable(offset)
-    return TopicPartition(topic, int(partition))
-
-
-def _decode_range(value: Mapping[object, object], offset: object) -> Range:
-    match value.get("s"), value.get("e"), value.get("g"):
-        case int() as start, int() as end, int() as generation if 0 <= start < end:
-            return Range(start, end, generation)
-    raise _unreadable(offset)
+    return TopicPartition(topic, int(partition)) if topic and partition.isdecimal() else None
 
 
 def _decode_reader(value: Mapping[object, object], offset: object) -> ReaderIdentity:
