@@ -193,7 +193,9 @@ class Connection:
         key = api_of(request)
         newest = APIS[key].max_version
         oldest = APIS[key].min_version
-        if isinstance(request, OffsetCommitRequest) and _expects(request):
+        if isinstance(request, OffsetCommitRequest) and any(
+            one.expected_offset is not None for topic in request.topics for one in topic.partitions
+        ):
             oldest = 1
         if isinstance(request, JoinGroupRequest) and request.topic_pattern is not None:
             oldest = 1  # Without it the group would not notice new topics that match.
@@ -255,11 +257,3 @@ class Connection:
                     return
             if scope.cancelled_caught:
                 self.close("the server went silent")
-
-
-def _expects(request: OffsetCommitRequest) -> bool:
-    return any(
-        partition.expected_offset is not None
-        for topic in request.topics
-        for partition in topic.partitions
-    )

@@ -5,8 +5,8 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 
 import trio
@@ -98,7 +98,7 @@ class Member:
         self._machine = Membership(config, leading.user_data)
         self._driver = Driver(self._machine, router, topic_calls, leading)
         auto = auto_commit_interval_ms is not None
-        self._commits = Commits(self._machine, self._driver, router, offset_calls, auto=auto)
+        self._commits = Commits(self._machine, self._driver, router, offset_calls, auto)
         self._callbacks = callbacks
         self._auto_commit_interval_ms = auto_commit_interval_ms
         self._leave_timeout_ms = leave_timeout_ms
@@ -114,12 +114,7 @@ class Member:
             self._driver.start_soon(auto_commit)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.leave()
 
     @property
@@ -217,19 +212,16 @@ class Member:
         self._is_telling = True
         try:
             if step.change is Change.REVOKED:
-                await self._give_up(step)
+                await self._call(step)
+                await self._commits.give_up(step.partitions)
+                self._commits.forget(step.partitions)
+                self._machine.told(step)
             else:
                 # Of an earlier time that they were ours, or in vain.
                 self._commits.forget(step.partitions)
                 await self._call(step)
         finally:
             self._is_telling = False
-
-    async def _give_up(self, step: Step) -> None:
-        await self._call(step)
-        await self._commits.give_up(step.partitions)
-        self._commits.forget(step.partitions)
-        self._machine.told(step)
 
     async def _call(self, step: Step) -> None:
         untold = self._machine.hand_over.untold(step)
@@ -395,6 +387,7 @@ class Member:
         return confirmed
 
 
+@dataclass(eq=False)
 class Commits:
     """The commits of a member: at once, of what was stored, and through a rebalance.
 
@@ -409,22 +402,13 @@ class Commits:
 
     """
 
-    def __init__(
-        self,
-        machine: Membership,
-        driver: "Driver",
-        router: Router,
-        offset_calls: OffsetCalls,
-        *,
-        auto: bool,
-    ) -> None:
-        self._machine = machine
-        self._driver = driver
-        self._router = router
-        self._offset_calls = offset_calls
-        self._auto = auto
-        self._stored: dict[TopicPartition, OffsetAndMetadata] = {}
-        self._order = CommitOrder()
+    _machine: Membership
+    _driver: "Driver"
+    _router: Router
+    _offset_calls: OffsetCalls
+    _auto: bool
+    _stored: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+    _order: CommitOrder = field(default_factory=CommitOrder)
 
     def store(self, offsets: Offsets) -> None:
         """See `client.member.Member.store`."""
@@ -612,24 +596,18 @@ class Join:
         self.error: Exception | None = None
 
 
+@dataclass(eq=False)
 class Driver:
     """The tasks of one member. `run` must be started in a nursery, and is ended by `stop`."""
 
-    def __init__(
-        self,
-        machine: Membership,
-        router: Router,
-        topic_calls: TopicCalls,
-        leading: "Leading",
-    ) -> None:
-        self._machine = machine
-        self._router = router
-        self._topic_calls = topic_calls
-        self._leading = leading
-        self._scope = trio.CancelScope()
-        self._tasks: trio.Nursery | None = None
-        self._changed = trio.Event()
-        self._join: Join | None = None
+    _machine: Membership
+    _router: Router
+    _topic_calls: TopicCalls
+    _leading: "Leading"
+    _scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    _tasks: trio.Nursery | None = None
+    _changed: trio.Event = field(default_factory=trio.Event)
+    _join: Join | None = None
 
     @property
     def is_running(self) -> bool:

@@ -371,9 +371,8 @@ class OperatorCalls(TopicCalls):
         For those that will not come back: a static member doesn't leave when it ends, and keeps
         its partitions until its session does. 0 is done; 25: the group has no such member.
         """
-        names = tuple(dict.fromkeys(instance_ids))
-        leaving = (m.LeavingMember("", name, reason) for name in names)
-        return await self._remove(group, names, leaving)
+        names = dict.fromkeys(instance_ids)
+        return await self._remove(group, {n: m.LeavingMember("", n, reason) for n in names})
 
     async def remove_members(
         self, group: str, member_ids: Iterable[str], reason: str | None = None
@@ -383,20 +382,17 @@ class OperatorCalls(TopicCalls):
         Those that live find out at their next heartbeat, and join again as new members, at what
         is committed by then. 0 is done; 25: the group has no such member (any more).
         """
-        names = tuple(dict.fromkeys(member_ids))
-        leaving = (m.LeavingMember(name, None, reason) for name in names)
-        return await self._remove(group, names, leaving)
+        names = dict.fromkeys(member_ids)
+        return await self._remove(group, {n: m.LeavingMember(n, None, reason) for n in names})
 
-    async def _remove(
-        self, group: str, names: Sequence[str], leaving: Iterable[m.LeavingMember]
-    ) -> dict[str, int]:
-        if not names:
+    async def _remove(self, group: str, leaving: dict[str, m.LeavingMember]) -> dict[str, int]:
+        if not leaving:
             return {}
-        request = m.LeaveGroupRequest(group, tuple(leaving))
+        request = m.LeaveGroupRequest(group, tuple(leaving.values()))
         response = await self._router.ask(request, m.LeaveGroupResponse, group, changes_state=True)
         _check(response.error, f"members of group {group!r} can't be removed")
         codes = (known_code(left.error) for left in response.members)
-        return dict(zip(names, codes, strict=False))
+        return dict(zip(leaving, codes, strict=False))
 
     async def rebalances(self, group: str, limit: int = REBALANCES_MAX) -> list[m.Rebalance]:
         """Return the newest *limit* rebalances of *group*, newest first: why, how long, who late.

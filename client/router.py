@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 
@@ -80,15 +80,11 @@ class _Call:
     refused: bool = False
 
 
-class Reply:
+class Reply(NamedTuple):
     """An answer that is final, and whether an earlier attempt may have been applied, too."""
 
-    __slots__ = ("after_doubt", "response")
-
-    def __init__(self, response: Response, *, after_doubt: bool) -> None:
-        """Keep both."""
-        self.response = response
-        self.after_doubt = after_doubt
+    response: Response
+    after_doubt: bool
 
 
 class Router:

@@ -5,8 +5,9 @@ from typing import Any, Final
 
 import msgpack
 
-from coordinator.group import GroupShard, records, registry
+from coordinator.group import records, registry
 from coordinator.group.records import CommittedOffset, pack_row
+from coordinator.group.shard import GroupShard
 from protocol.codec import RESPONSE_CODECS
 from protocol.messages import (
     APIS,

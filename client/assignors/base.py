@@ -15,6 +15,8 @@ _WANTS_NOTHING: Final = consumer.Subscription(())
 _NAMED_MAX: Final = 5
 
 Assigned = dict[str, list[TopicPartition]]
+Partitions = Mapping[str, Sequence[int]]  # Of each topic.
+Hosts = Mapping[TopicPartition, Sequence[str]] | None
 
 
 class AssignmentWarning(UserWarning):
@@ -39,6 +41,9 @@ class MemberSubscription(NamedTuple):
     generation: int = NO_GENERATION
     host: str | None = None
     user_data: bytes | None = None
+
+
+Members = Sequence[MemberSubscription]
 
 
 class Assignor(Protocol):
@@ -68,12 +73,7 @@ class BaseAssignor(ABC):
     """Whether members keep their partitions while the group rebalances (KIP-429)."""
 
     @abstractmethod
-    def assign(
-        self,
-        members: Sequence[MemberSubscription],
-        partitions: Mapping[str, Sequence[int]],
-        hosts: Mapping[TopicPartition, Sequence[str]] | None = None,
-    ) -> Assigned:
+    def assign(self, members: Members, partitions: Partitions, hosts: Hosts = None) -> Assigned:
         """Return the partitions of each member (by member id). Pure: same input, same result.
 
         Args:
@@ -141,9 +141,9 @@ def write_assignments(
 
 def run_assignor(
     assignor: Assignor,
-    members: Sequence[MemberSubscription],
-    partitions: Mapping[str, Sequence[int]],
-    hosts: Mapping[TopicPartition, Sequence[str]],
+    members: Members,
+    partitions: Partitions,
+    hosts: Hosts,
 ) -> Assigned:
     """Return what *assignor* gives each member (who isn't named gets nothing).
 
@@ -168,8 +168,8 @@ def run_assignor(
 
 
 def check_assignment(
-    members: Sequence[MemberSubscription],
-    partitions: Mapping[str, Sequence[int]],
+    members: Members,
+    partitions: Partitions,
     assigned: Mapping[str, Sequence[TopicPartition]],
 ) -> list[str]:
     """Return what is strange about an assignment, one sentence per topic.
@@ -218,7 +218,7 @@ def _read(made: Mapping[str, Iterable[TopicPartition]]) -> Assigned:
     return read
 
 
-def _check_hand_over(members: Sequence[MemberSubscription], made: Assigned) -> None:
+def _check_hand_over(members: Members, made: Assigned) -> None:
     """Refuse what would give a partition two owners: a cooperative member reads on meanwhile."""
     owners: dict[TopicPartition, set[str]] = {}
     newest: dict[TopicPartition, int] = {}
@@ -237,7 +237,7 @@ def _check_hand_over(members: Sequence[MemberSubscription], made: Assigned) -> N
 
 
 def _holders(
-    members: Sequence[MemberSubscription], assigned: Mapping[str, Sequence[TopicPartition]]
+    members: Members, assigned: Mapping[str, Sequence[TopicPartition]]
 ) -> dict[TopicPartition, str]:
     strangers = assigned.keys() - {one.member_id for one in members}
     if strangers:
@@ -255,7 +255,7 @@ def _holders(
 
 
 def _unread(
-    members: Sequence[MemberSubscription],
+    members: Members,
     existing: Mapping[str, frozenset[int]],
     holder: Mapping[TopicPartition, str],
 ) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush, heapreplace
 from typing import Generic, NamedTuple, Self, TypeVar
 
-from client.assignors.base import MemberSubscription, in_order
+from client.assignors.base import Hosts, Members, Partitions, in_order
 from protocol.partition import TopicPartition
 
 # What is handed out: one partition, or the partitions with one number of several topics.
@@ -30,9 +30,7 @@ class Audience(NamedTuple):
         return [TopicPartition(topic, number) for topic in self.topics for number in of[topic]]
 
 
-def audiences(
-    members: Sequence[MemberSubscription], partitions: Mapping[str, Sequence[int]]
-) -> list[Audience]:
+def audiences(members: Members, partitions: Partitions) -> list[Audience]:
     """Group the topics that have partitions and readers; the smallest audience first.
 
     Members that read nothing (that exists) are in no audience.
@@ -58,21 +56,14 @@ def are_disjoint(grouped: Sequence[Audience]) -> bool:
     return len(ids) == len(set(ids))
 
 
-class Near(Generic[U]):
+class Near(NamedTuple, Generic[U]):
     """The hosts of some members and of what they are to share (KIP-881; Kafka says rack).
 
     All copies of a partition count, whether in sync or not.
-
-    Attributes:
-        host_of: The host of each member that has one.
-        hosts_of: The hosts of each unit that is to be handed out.
-
     """
 
-    def __init__(self, host_of: Mapping[str, str], hosts_of: Mapping[U, frozenset[str]]) -> None:
-        """Take both as they are."""
-        self.host_of = host_of
-        self.hosts_of = hosts_of
+    host_of: Mapping[str, str]  # Of each member that has one.
+    hosts_of: Mapping[U, frozenset[str]]  # Of each unit that is to be handed out.
 
     def near(self, unit: U, member_id: str | None) -> bool:
         """Return whether *member_id* (None: nobody) is on a host of *unit*."""
@@ -87,9 +78,9 @@ class Near(Generic[U]):
 
 
 def near_partitions(
-    members: Sequence[MemberSubscription],
+    members: Members,
     tps: Iterable[TopicPartition],
-    hosts: Mapping[TopicPartition, Sequence[str]] | None,
+    hosts: Hosts,
 ) -> Near[TopicPartition] | None:
     """Return who is near to which of *tps*; None where hosts make no difference."""
     host_of = {one.member_id: one.host for one in members if one.host is not None}

@@ -1,9 +1,9 @@
 """The two simple assignors: a range of each topic for each member, or all dealt one by one."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from client.assignors.base import Assigned, BaseAssignor, MemberSubscription, in_order
+from client.assignors.base import Assigned, BaseAssignor, Hosts, Members, Partitions, in_order
 from client.assignors.placement import Near, Seats, audiences, near_partitions, share_out
 from protocol.partition import TopicPartition
 
@@ -19,12 +19,7 @@ class RangeAssignor(BaseAssignor):
 
     name = "range"
 
-    def assign(
-        self,
-        members: Sequence[MemberSubscription],
-        partitions: Mapping[str, Sequence[int]],
-        hosts: Mapping[TopicPartition, Sequence[str]] | None = None,
-    ) -> Assigned:
+    def assign(self, members: Members, partitions: Partitions, hosts: Hosts = None) -> Assigned:
         """Give the first P % N subscribers of each topic one partition more than the others."""
         result: Assigned = {member.member_id: [] for member in members}
         for audience in audiences(members, partitions):
@@ -48,10 +43,10 @@ class RangeAssignor(BaseAssignor):
 
 
 def _near_numbers(
-    members: Sequence[MemberSubscription],
+    members: Members,
     topics: Sequence[str],
     numbers: Sequence[int],
-    hosts: Mapping[TopicPartition, Sequence[str]] | None,
+    hosts: Hosts,
 ) -> Near[int] | None:
     tps = [TopicPartition(topic, number) for topic in topics for number in numbers]
     near = near_partitions(members, tps, hosts)
@@ -72,12 +67,7 @@ class RoundRobinAssignor(BaseAssignor):
 
     name = "roundrobin"
 
-    def assign(
-        self,
-        members: Sequence[MemberSubscription],
-        partitions: Mapping[str, Sequence[int]],
-        hosts: Mapping[TopicPartition, Sequence[str]] | None = None,
-    ) -> Assigned:
+    def assign(self, members: Members, partitions: Partitions, hosts: Hosts = None) -> Assigned:
         """Deal in circles; members that don't subscribe to the topic are passed over."""
         dealt = _deal(members, partitions)
         tps = [tp for given in dealt.values() for tp in given]
@@ -96,9 +86,7 @@ class RoundRobinAssignor(BaseAssignor):
         return result
 
 
-def _deal(
-    members: Sequence[MemberSubscription], partitions: Mapping[str, Sequence[int]]
-) -> Assigned:
+def _deal(members: Members, partitions: Partitions) -> Assigned:
     ordered = in_order(members)
     result: Assigned = {member.member_id: [] for member in members}
     positions: dict[str, list[int]] = {}

@@ -17,7 +17,14 @@ from heapq import heapify, heappush, heapreplace
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from client.assignors.base import Assigned, BaseAssignor, MemberSubscription
+from client.assignors.base import (
+    Assigned,
+    BaseAssignor,
+    Hosts,
+    Members,
+    MemberSubscription,
+    Partitions,
+)
 from client.assignors.placement import (
     Audience,
     Seats,
@@ -66,12 +73,7 @@ class StickyAssignor(BaseAssignor):
 
     name = "sticky"
 
-    def assign(
-        self,
-        members: Sequence[MemberSubscription],
-        partitions: Mapping[str, Sequence[int]],
-        hosts: Mapping[TopicPartition, Sequence[str]] | None = None,
-    ) -> Assigned:
+    def assign(self, members: Members, partitions: Partitions, hosts: Hosts = None) -> Assigned:
         """Keep, then even out; see `BaseAssignor.assign`."""
         claims = _settled(members, partitions, {one.member_id: _told(one) for one in members})
         return _stick(members, partitions, hosts, claims)
@@ -98,12 +100,7 @@ class CooperativeStickyAssignor(BaseAssignor):
     name = "cooperative-sticky"
     cooperative = True
 
-    def assign(
-        self,
-        members: Sequence[MemberSubscription],
-        partitions: Mapping[str, Sequence[int]],
-        hosts: Mapping[TopicPartition, Sequence[str]] | None = None,
-    ) -> Assigned:
+    def assign(self, members: Members, partitions: Partitions, hosts: Hosts = None) -> Assigned:
         """Return what each member may read now; see `BaseAssignor.assign`."""
         claims = _settled(members, partitions, {one.member_id: _claimed(one) for one in members})
         target = _stick(members, partitions, hosts, claims)
@@ -125,11 +122,7 @@ def _claimed(member: MemberSubscription) -> Previous:
     return Previous(member.owned, member.generation)
 
 
-def _settled(
-    members: Sequence[MemberSubscription],
-    partitions: Mapping[str, Sequence[int]],
-    claims: Mapping[str, Previous],
-) -> Claims:
+def _settled(members: Members, partitions: Partitions, claims: Mapping[str, Previous]) -> Claims:
     """Settle the claims; nobody keeps what it doesn't want to read any more."""
     topics = {one.member_id: frozenset(one.topics) for one in members}
     existing = {TopicPartition(topic, n) for topic, ns in partitions.items() for n in ns}
@@ -140,12 +133,7 @@ def _settled(
     )
 
 
-def _stick(
-    members: Sequence[MemberSubscription],
-    partitions: Mapping[str, Sequence[int]],
-    hosts: Mapping[TopicPartition, Sequence[str]] | None,
-    claims: Claims,
-) -> Assigned:
+def _stick(members: Members, partitions: Partitions, hosts: Hosts, claims: Claims) -> Assigned:
     result: Assigned = {one.member_id: [] for one in members}
     grouped = audiences(members, partitions)
     index_of = {topic: index for index, one in enumerate(grouped) for topic in one.topics}

@@ -9,7 +9,6 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import click
@@ -76,12 +75,7 @@ class Coordinator:
         """Return it; nothing is connected yet."""
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the connection."""
         self._close()
 

@@ -199,12 +199,7 @@ def _assigned(group: m.DescribedGroup, member: m.DescribedMember) -> dict[str, l
     if group.protocol_type != CONSUMER and member.assignment:
         return None
     assignment = decode_assignment(member.assignment)
-    if assignment is None:
-        return None
-    by_topic: dict[str, list[int]] = {}
-    for topic, partition in sorted(assignment.partitions):
-        by_topic.setdefault(topic, []).append(partition)
-    return by_topic
+    return None if assignment is None else by_topic(sorted(assignment.partitions))
 
 
 def _show_states(coordinator: Coordinator, group_ids: Iterable[str], *, as_json: bool) -> bool:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from coordinator.cli.common import by_topic
 from coordinator.cli.output import clean, end, time_of
 from coordinator.group import records, registry
 from coordinator.log.compaction import LiveCursor, PackedBatch, find_live
@@ -341,7 +342,7 @@ def _subscription(data: Any) -> Any:
         return data
     return {
         "topics": found.topics,
-        "owned": _by_topic(found.owned_partitions),
+        "owned": by_topic(found.owned_partitions),
         "generation": found.generation_id,
         "rack": found.rack_id,
         "user_data": found.user_data,
@@ -352,11 +353,4 @@ def _assignment(data: Any) -> Any:
     found = decode_assignment(data) if isinstance(data, bytes) else None
     if found is None:
         return data
-    return {"partitions": _by_topic(found.partitions), "user_data": found.user_data}
-
-
-def _by_topic(partitions: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
-    topics: dict[str, list[int]] = {}
-    for topic, partition in partitions:
-        topics.setdefault(topic, []).append(partition)
-    return topics
+    return {"partitions": by_topic(found.partitions), "user_data": found.user_data}

@@ -16,7 +16,9 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[object]], *, as_json: b
         table(columns, rows)
         return
     keys = [re.sub("[^a-z]+", "_", column.lower()).strip("_") for column in columns]
-    values = [dict(zip(keys, map(_json, row), strict=True)) for row in rows]
+    values = [
+        dict(zip(keys, (None if _is_unknown(v) else v for v in row), strict=True)) for row in rows
+    ]
     show_json(values)
 
 
@@ -66,10 +68,6 @@ def shortened(names: Sequence[object], limit: int = 5) -> str:
 
 def _is_unknown(value: object) -> bool:
     return value is None or value in ("", -1)
-
-
-def _json(value: object) -> object:
-    return None if _is_unknown(value) else value
 
 
 def _cell(value: object) -> str:

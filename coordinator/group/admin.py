@@ -4,7 +4,7 @@ from typing import Final
 
 from coordinator.group.core import TOPICS_NAMED_MAX, Core, Decision, Now, Outcome
 from coordinator.group.group import Group
-from coordinator.group.member import CONSUMER, Member
+from coordinator.group.member import CONSUMER
 from coordinator.group.rebalance import maybe_start_rebalance
 from coordinator.group.records import (
     GroupDeleted,
@@ -110,12 +110,10 @@ def drain(core: Core, request: DrainMemberRequest, token: object, now: Now) -> O
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
     if group is None:
-        _refuse(d, token, ErrorCode.GROUP_ID_NOT_FOUND)
-        return d.outcome
+        return d.answer(token, DrainMemberResponse(ErrorCode.GROUP_ID_NOT_FOUND.value, ()))
     asked = [m for m in group.members.values() if m.client_id == request.client_id]
     if not asked:
-        _refuse(d, token, ErrorCode.UNKNOWN_MEMBER_ID)
-        return d.outcome
+        return d.answer(token, DrainMemberResponse(ErrorCode.UNKNOWN_MEMBER_ID.value, ()))
     fresh = [m for m in asked if not m.drained]
     for member in fresh:
         member.drained = True
@@ -123,17 +121,11 @@ def drain(core: Core, request: DrainMemberRequest, token: object, now: Now) -> O
     if fresh:
         detail = f"drain of client {request.client_id} asked"
         maybe_start_rebalance(d, group, Trigger.DRAIN_ASKED, "drain asked", fresh[0], detail)
-    members = tuple(DrainedMember(m.member_id, _owns_nothing(m)) for m in asked)
-    d.answer(token, DrainMemberResponse(ErrorCode.NONE.value, members))
-    return d.outcome
-
-
-def _owns_nothing(member: Member) -> bool:
-    return not member.claimed and (not member.assignment or member.owned == frozenset())
-
-
-def _refuse(d: Decision, token: object, error: ErrorCode) -> None:
-    d.answer(token, DrainMemberResponse(error.value, ()))
+    members = tuple(
+        DrainedMember(m.member_id, not m.claimed and (not m.assignment or m.owned == frozenset()))
+        for m in asked
+    )
+    return d.answer(token, DrainMemberResponse(ErrorCode.NONE.value, members))
 
 
 def delete_offsets(core: Core, request: OffsetDeleteRequest, token: object, now: Now) -> Outcome:
@@ -144,12 +136,10 @@ def delete_offsets(core: Core, request: OffsetDeleteRequest, token: object, now:
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
     if group is None:
-        d.answer(token, OffsetDeleteResponse(ErrorCode.GROUP_ID_NOT_FOUND.value, ()))
-        return d.outcome
+        return d.answer(token, OffsetDeleteResponse(ErrorCode.GROUP_ID_NOT_FOUND.value, ()))
     if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER:
         # What its members use can't be read.
-        d.answer(token, OffsetDeleteResponse(ErrorCode.NON_EMPTY_GROUP.value, ()))
-        return d.outcome
+        return d.answer(token, OffsetDeleteResponse(ErrorCode.NON_EMPTY_GROUP.value, ()))
     results = []
     for named in request.topics:
         topic, partitions = named.topic, named.partitions
@@ -157,19 +147,14 @@ def delete_offsets(core: Core, request: OffsetDeleteRequest, token: object, now:
         if group.subscribed is None or topic in group.subscribed:
             error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC.value
         else:
-            _remove(d, group, topic, partitions)
+            for partition in partitions:
+                if partition in group.offsets.get(topic, ()):
+                    d.emit(OffsetRemoved(group.group_id, topic, partition))
         results.append(TopicResult(topic, tuple(PartitionResult(p, error) for p in partitions)))
     if d.outcome.records:
         topics = list(dict.fromkeys(r.topic for r in results))[:TOPICS_NAMED_MAX]
         d.event("offsets.removed", count=len(d.outcome.records), topics=topics, reason="on request")
-    d.answer(token, OffsetDeleteResponse(ErrorCode.NONE.value, tuple(results)))
-    return d.outcome
-
-
-def _remove(d: Decision, group: Group, topic: str, partitions: tuple[int, ...]) -> None:
-    for partition in partitions:
-        if partition in group.offsets.get(topic, ()):
-            d.emit(OffsetRemoved(group.group_id, topic, partition))
+    return d.answer(token, OffsetDeleteResponse(ErrorCode.NONE.value, tuple(results)))
 
 
 def alter_retention(
@@ -179,14 +164,12 @@ def alter_retention(
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
     if group is None:
-        d.answer(token, AlterGroupRetentionResponse(ErrorCode.GROUP_ID_NOT_FOUND.value))
-        return d.outcome
+        return d.answer(token, AlterGroupRetentionResponse(ErrorCode.GROUP_ID_NOT_FOUND.value))
     before = group.retention_ms
     if before != request.retention_ms:
         d.emit(GroupRetention(request.group_id, request.retention_ms))
         d.event("group.retention_changed", before=before, after=request.retention_ms)
-    d.answer(token, AlterGroupRetentionResponse(ErrorCode.NONE.value))
-    return d.outcome
+    return d.answer(token, AlterGroupRetentionResponse(ErrorCode.NONE.value))
 
 
 def describe_rebalances(

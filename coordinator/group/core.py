@@ -282,12 +282,16 @@ class Decision:
         watched: Watched | None = None,
         *,
         gated: bool = True,
-    ) -> None:
-        """Answer a request; while the reply is in the gate, *watched* does not expire."""
+    ) -> Outcome:
+        """Answer a request; return the outcome, for who has nothing more to decide.
+
+        While the reply is in the gate, *watched* does not expire.
+        """
         if watched is not None and gated:
             watched.in_gate += 1
             watched.gated_at_ms = self.now.mono_ms
         self.outcome.replies.append(Reply(token, response, gated, watched))
+        return self.outcome
 
     def event(self, name: str, **fields: object) -> None:
         """Tell the operator."""

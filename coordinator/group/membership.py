@@ -432,8 +432,7 @@ def sync(core: Core, request: SyncGroupRequest, token: object, now: Now) -> Outc
     group = core.groups.get(request.group_id)
     error = _sync_refusal(group, request)
     if error:
-        d.answer(token, sync_error(error, _sync_text(group, request, error, now)))
-        return d.outcome
+        return d.answer(token, sync_error(error, _sync_text(group, request, error, now)))
     assert group is not None
     member = group.members[request.member_id]
     if not member.synced:

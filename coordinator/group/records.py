@@ -289,7 +289,8 @@ def pack(records: Sequence[Record]) -> tuple[int, bytes]:
             pieces.append(_pack_offsets(record, count))
             count += len(record.rows)
         else:
-            pieces.append(_pack((count, *_entry_fields(record))))
+            type_, key, value = _WRITERS[type(record)](record)
+            pieces.append(_pack((count, type_, VERSIONS[type_], record.group_id, key, value)))
             count += 1
     return count, array_header(count) + b"".join(pieces)
 
@@ -310,11 +311,6 @@ def _pack_offsets(record: OffsetsCommitted, delta: int) -> bytes:
         pieces += b"\x96", _pack(delta), middle, row[1:start], b"\x95", row[start:-1], end
         delta += 1
     return b"".join(pieces)
-
-
-def _entry_fields(record: _RareRecord) -> EntryFields:
-    type_, entry_key, value = _WRITERS[type(record)](record)
-    return type_, VERSIONS[type_], record.group_id, entry_key, value
 
 
 def _rebalance(rebalance: Rebalance) -> tuple[Any, ...]:

@@ -367,7 +367,11 @@ class ChildProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": _search_path()},
+                # The child finds the same code as ours, wherever we were started.
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)]),
+                },
             )
         except OSError as exc:
             raise CompactionFailed(f"the compaction process can't be started: {exc}") from exc
@@ -416,11 +420,6 @@ class ChildProcess:
         error = complaints.decode(errors="replace").strip().rpartition("\n")[2]
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         raise CompactionFailed(f"the compaction process {how} {error}".rstrip())
-
-
-def _search_path() -> str:
-    """Return what lets the child find the same code as ours, wherever we were started."""
-    return os.pathsep.join([str(_ROOT), *filter(None, sys.path)])
 
 
 async def _lines(process: trio.Process) -> AsyncIterator[dict[str, Any]]:

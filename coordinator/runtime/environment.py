@@ -12,7 +12,7 @@ from typing import Any
 import outcome
 import trio
 
-from coordinator.group import Now
+from coordinator.group.core import Now
 from coordinator.runtime.poller import Poller
 
 Work = Callable[[], None]

@@ -152,7 +152,10 @@ class Loader:
             try:
                 # What was appended before it was unloaded may still be on its way.
                 while wanted() and not runner.is_durable:
-                    await self._wait_flushed()
+                    self._flushed = trio.Event()
+                    self.awaits_flush = True
+                    await self._flushed.wait()
+                    self.awaits_flush = False
                 with self._journal.readers.reading():  # As above.
                     replay = self._journal.load_partition(runner.partition)
                     progress = self._begin(replay, 1)
@@ -184,12 +187,6 @@ class Loader:
     def flushed(self) -> None:
         """Go on, as more of the log is durable; called while `awaits_flush` says so."""
         self._flushed.set()
-
-    async def _wait_flushed(self) -> None:
-        self._flushed = trio.Event()
-        self.awaits_flush = True
-        await self._flushed.wait()
-        self.awaits_flush = False
 
     def _begin(self, replay: Replay, partitions: int) -> Progress:
         self.progress = Progress(replay, partitions, self._now().mono_ms)

@@ -33,10 +33,11 @@ from typing import Any, Final
 
 import trio
 
-from coordinator.group import Caller, Event, GroupConfig, GroupShard, Now
+from coordinator.group.core import Caller, Event, GroupConfig, Now
 from coordinator.group.records import RecordError
 from coordinator.group.registry import Registry
 from coordinator.group.registry_shard import RegistryShard
+from coordinator.group.shard import GroupShard
 from coordinator.log.errors import LogError
 from coordinator.log.format import NODE_PARTITION
 from coordinator.log.journal import Journal
@@ -54,6 +55,8 @@ from protocol.errors import ErrorCode
 from protocol.group_ids import offsets_partition
 from protocol.messages import ReadOffsetChangesRequest, ReloadPartitionResponse, Request
 
+# The registry keeps nothing of who asked.
+_NO_CALLER: Final = Caller("", "")
 FORGET_SLICE: Final = 200
 
 
@@ -159,10 +162,10 @@ class Node:
         """Whether every partition is loaded."""
         return all(runner.status is Status.ACTIVE for runner in self._runner_of.values())
 
-    def decide_topics(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
+    def decide_topics(self, request: Request, token: Token, now: Now) -> None:
         """Decide a request that may change topics, and have the groups concerned told."""
         try:
-            self.registry.handle(request, token, caller, now)
+            self.registry.handle(request, token, _NO_CALLER, now)
         finally:
             self._tell_shards(now)
 
@@ -316,8 +319,11 @@ class Node:
             self.loader.flushed()
 
     async def _forget_topics(self) -> None:
+        """Forget deleted topics whose offsets are gone, not too many in one turn."""
         while self._to_forget:
-            self._forget_some(self.now())
+            topics = self._to_forget[:FORGET_SLICE]
+            del self._to_forget[:FORGET_SLICE]
+            self.registry.change(partial(self.registry.core.forget, topics), self.now())
             await trio.lowlevel.checkpoint()
 
     def _tell_shards(self, now: Now) -> None:
@@ -335,12 +341,6 @@ class Node:
         """Note the deleted topics that every shard is done with."""
         for shard in self.shards:
             self._to_forget += self._purges.done(shard.partition, shard.core.take_purged())
-
-    def _forget_some(self, now: Now) -> None:
-        """Forget deleted topics whose offsets are gone, not too many in one turn."""
-        topics = self._to_forget[:FORGET_SLICE]
-        del self._to_forget[:FORGET_SLICE]
-        self.registry.change(partial(self.registry.core.forget, topics), now)
 
     async def _run_janitor(self) -> None:
         period_s = min(0.5, self.commit_timeout_ms / 2000)

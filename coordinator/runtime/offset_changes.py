@@ -34,28 +34,15 @@ _CHANGE_BYTES: Final = 64
 class ChangesRead:
     """One request for changes, from a position up to what is durable now."""
 
-    __slots__ = (
-        "_bytes_left",
-        "_journal",
-        "_request",
-        "call",
-        "changes",
-        "end",
-        "next_position",
-        "partition",
-        "start",
-    )
+    __slots__ = ("_bytes_left", "_journal", "call", "changes", "end", "next_position", "request")
 
     def __init__(self, call: Call, journal: Journal, end: int, answer_bytes: int) -> None:
-        request = call.request
-        assert type(request) is ReadOffsetChangesRequest
+        assert type(call.request) is ReadOffsetChangesRequest
         self.call = call
-        self.partition = request.offsets_partition
-        self.start = request.position
+        self.request = call.request
         self.end = end
         self.changes: list[OffsetChange] = []
         self.next_position = end
-        self._request = request
         self._journal = journal
         self._bytes_left = answer_bytes
 
@@ -65,7 +52,7 @@ class ChangesRead:
         Raises:
             LogError: A file can't be read, or is damaged.
         """
-        request = self._request
+        request = self.request
         most = min(request.max_changes, CHANGES_MAX)
         looked_at = 0
         for batch in self._journal.read(
@@ -128,13 +115,6 @@ class ChangesReader:
         for read in waiting:
             read.call.fail(error, -1)
 
-    def _answer(self, read: ChangesRead) -> None:
-        if read.start < self._journal.compacted_below.get(read.partition, 0):
-            # A compaction has come between, and what was read may lack tombstones.
-            read.call.fail(ErrorCode.POSITION_TOO_OLD, -1)
-        else:
-            read.call.resolve(read.answer(), -1)
-
     async def run(self) -> None:
         """Read until cancelled."""
         while True:
@@ -150,4 +130,9 @@ class ChangesReader:
                 self._emit_event("log.unreadable", {"reason": str(exc)})
                 read.call.fail(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
             else:
-                self._answer(read)
+                compacted_below = self._journal.compacted_below
+                if read.request.position < compacted_below.get(read.request.offsets_partition, 0):
+                    # A compaction has come between, and what was read may lack tombstones.
+                    read.call.fail(ErrorCode.POSITION_TOO_OLD, -1)
+                else:
+                    read.call.resolve(read.answer(), -1)

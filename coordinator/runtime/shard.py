@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from coordinator.group import Caller, Event, Now, Outcome, Reply, records, registry
+from coordinator.group import records, registry
+from coordinator.group.core import Caller, Event, Now, Outcome, Reply
 from coordinator.group.records import Item
 from coordinator.log.errors import LogFailed
 from coordinator.log.format import Batch

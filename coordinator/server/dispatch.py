@@ -13,7 +13,8 @@ from typing import Any, Final
 from msgspec import structs
 
 from coordinator.config import Settings
-from coordinator.group import Caller, GroupShard, Now
+from coordinator.group.core import Caller, Now
+from coordinator.group.shard import GroupShard
 from coordinator.runtime.calls import Call, Gather, Token
 from coordinator.runtime.coordination import Coordination
 from coordinator.runtime.node import Node
@@ -54,7 +55,7 @@ class Dispatcher:
         self._settings = settings
         self._coordination = coordination
         self.known_partitions: dict[str, int] = {}
-        self._special: Mapping[type, Callable[[Call, Any, Caller, Now], None]] = {
+        self._special: Mapping[type, Callable[[Call, Any, Now], None]] = {
             m.ApiVersionsRequest: self._api_versions,
             m.FindCoordinatorRequest: self._find_coordinator,
             m.OffsetFetchRequest: self._offset_fetch,
@@ -79,7 +80,7 @@ class Dispatcher:
         request = call.request
         special = self._special.get(type(request))
         if special is not None:
-            special(call, request, caller, now)
+            special(call, request, now)
             return
         shard = self._shard_for(call)
         if shard is not None:
@@ -137,9 +138,7 @@ class Dispatcher:
 
     # --- answers that need no shard -----------------------------------------------------
 
-    def _api_versions(
-        self, call: Call, _request: m.ApiVersionsRequest, _caller: Caller, _now: Now
-    ) -> None:
+    def _api_versions(self, call: Call, _request: m.ApiVersionsRequest, _now: Now) -> None:
         apis = tuple(
             m.ApiVersionRange(key, APIS[key].min_version, APIS[key].max_version)
             for key in sorted(APIS)
@@ -154,9 +153,7 @@ class Dispatcher:
         )
         call.resolve(response, -1)
 
-    def _find_coordinator(
-        self, call: Call, request: m.FindCoordinatorRequest, _caller: Caller, _now: Now
-    ) -> None:
+    def _find_coordinator(self, call: Call, request: m.FindCoordinatorRequest, _now: Now) -> None:
         found = tuple(self._locate(request.key_type, g) for g in request.group_ids)
         epoch = found[0].leader_epoch if len(found) == 1 else -1
         call.resolve(m.FindCoordinatorResponse(found), epoch)
@@ -176,16 +173,12 @@ class Dispatcher:
         node_id, host, port, epoch = leader
         return m.CoordinatorOfGroup(group_id, _E.NONE, None, node_id, host, port, partition, epoch)
 
-    def _describe_node(
-        self, call: Call, _request: m.DescribeNodeRequest, _caller: Caller, _now: Now
-    ) -> None:
+    def _describe_node(self, call: Call, _request: m.DescribeNodeRequest, _now: Now) -> None:
         call.resolve(self._node.describe(self._settings.node_id), -1)
 
     # --- answers over several groups ----------------------------------------------------
 
-    def _offset_fetch(
-        self, call: Call, request: m.OffsetFetchRequest, _caller: Caller, now: Now
-    ) -> None:
+    def _offset_fetch(self, call: Call, request: m.OffsetFetchRequest, now: Now) -> None:
         if len(request.groups) == 1:
             self._fetch_one(call, request.groups[0], now)
             return
@@ -235,9 +228,7 @@ class Dispatcher:
         part.fail(_E.INVALID_GROUP_ID, -1)
         return False
 
-    def _describe_groups(
-        self, call: Call, request: m.DescribeGroupsRequest, _caller: Caller, now: Now
-    ) -> None:
+    def _describe_groups(self, call: Call, request: m.DescribeGroupsRequest, now: Now) -> None:
         gather = Gather(lambda shares, e: call.resolve(m.DescribeGroupsResponse(tuple(shares)), e))
         budget = Budget(self._settings.response_max_bytes)
         for group_id in request.group_ids:
@@ -254,9 +245,7 @@ class Dispatcher:
         look = shard.core.describe_group
         shard.read(group_id, part, lambda: budget.for_members(look(group_id)), now)
 
-    def _delete_groups(
-        self, call: Call, request: m.DeleteGroupsRequest, _caller: Caller, now: Now
-    ) -> None:
+    def _delete_groups(self, call: Call, request: m.DeleteGroupsRequest, now: Now) -> None:
         group_ids = tuple(dict.fromkeys(request.group_ids))
 
         def answer(errors: list[int], epoch: int) -> None:
@@ -272,9 +261,7 @@ class Dispatcher:
                 shard.decide(partial(shard.core.delete_group, group_id, now), part, now)
         gather.seal()
 
-    def _list_groups(
-        self, call: Call, request: m.ListGroupsRequest, _caller: Caller, now: Now
-    ) -> None:
+    def _list_groups(self, call: Call, request: m.ListGroupsRequest, now: Now) -> None:
         if any(shard.status is Status.LOADING for shard in self._node.shards):
             call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
             return
@@ -287,25 +274,20 @@ class Dispatcher:
             groups = tuple(g for share in shares if not isinstance(share, int) for g in share)
             call.resolve(m.ListGroupsResponse(_E.NONE, groups), -1)
 
+        def look(shard: ShardRunner[GroupShard]) -> tuple[m.ListedGroup, ...]:
+            return budget.for_groups(shard.core.list_groups(request))
+
         gather = Gather(answer)
         budget = Budget(self._settings.response_max_bytes)
         for shard in self._node.shards:
             if shard.status is Status.ACTIVE and not budget.is_spent:
-                part = gather.part(lambda error: error)
-                shard.read(None, part, partial(self._list_shard, shard, request, budget), now)
+                shard.read(None, gather.part(lambda error: error), partial(look, shard), now)
         self._seal(call, gather, budget)
-
-    @staticmethod
-    def _list_shard(
-        shard: ShardRunner[GroupShard], request: m.ListGroupsRequest, budget: "Budget"
-    ) -> tuple[m.ListedGroup, ...]:
-        return budget.for_groups(shard.core.list_groups(request))
 
     def _look_into_group(
         self,
         call: Call,
         request: m.DescribeLagRequest | m.DescribeRebalancesRequest,
-        _caller: Caller,
         now: Now,
     ) -> None:
         shard = self._shard_for(call)
@@ -321,13 +303,11 @@ class Dispatcher:
 
     # --- topics -------------------------------------------------------------------------
 
-    def _decide_topics(self, call: Call, request: m.Request, caller: Caller, now: Now) -> None:
+    def _decide_topics(self, call: Call, request: m.Request, now: Now) -> None:
         if self._content_is_sound(call):
-            self._node.decide_topics(request, NoGroup(call), caller, now)
+            self._node.decide_topics(request, NoGroup(call), now)
 
-    def _describe_topics(
-        self, call: Call, request: m.DescribeTopicsRequest, _caller: Caller, now: Now
-    ) -> None:
+    def _describe_topics(self, call: Call, request: m.DescribeTopicsRequest, now: Now) -> None:
         if self._content_is_sound(call):
             self._node.registry.read(None, NoGroup(call), partial(self._topics, request), now)
 
@@ -362,9 +342,7 @@ class Dispatcher:
             return False
         return self._content_is_sound(call)
 
-    def _scan_offsets(
-        self, call: Call, request: m.ScanOffsetsRequest, _caller: Caller, now: Now
-    ) -> None:
+    def _scan_offsets(self, call: Call, request: m.ScanOffsetsRequest, now: Now) -> None:
         if not request.in_columns:
             call.resolve(m.BareError(_E.UNSUPPORTED_VERSION), -1)
         elif self._partition_is_here(call):
@@ -372,16 +350,14 @@ class Dispatcher:
             position = self._node.journal.end_offset(shard.partition)
             shard.read(None, NoGroup(call), partial(shard.core.scan, request, position), now)
 
-    def _read_changes(self, call: Call, _request: m.Request, _caller: Caller, _now: Now) -> None:
+    def _read_changes(self, call: Call, _request: m.Request, _now: Now) -> None:
         if self._partition_is_here(call):
             self._node.read_changes(call)
 
-    def _compact_log(self, call: Call, _request: m.Request, _caller: Caller, _now: Now) -> None:
+    def _compact_log(self, call: Call, _request: m.Request, _now: Now) -> None:
         self._node.compact(call)
 
-    def _reload_partition(
-        self, call: Call, _request: m.Request, _caller: Caller, _now: Now
-    ) -> None:
+    def _reload_partition(self, call: Call, _request: m.Request, _now: Now) -> None:
         if self._partition_is_here(call):
             self._node.reloader.submit(call)
 
@@ -394,21 +370,16 @@ class Budget:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._left_bytes = limit_bytes
+        self.left_bytes = limit_bytes
 
     @property
     def is_spent(self) -> bool:
         """Whether the answer would be too large."""
-        return self._left_bytes < 0
-
-    @property
-    def left_bytes(self) -> int:
-        """How much is left."""
-        return self._left_bytes
+        return self.left_bytes < 0
 
     def for_offsets(self, packed: bytes | None) -> bytes | None:
         """Count packed offsets and return them; None is what was too large by itself."""
-        self._left_bytes = -1 if packed is None else self._left_bytes - len(packed)
+        self.left_bytes = -1 if packed is None else self.left_bytes - len(packed)
         return packed
 
     def for_members(self, group: m.DescribedGroup) -> m.DescribedGroup:
@@ -416,20 +387,20 @@ class Budget:
         for member in group.members:
             names_bytes = len(member.member_id) + len(member.client_id) + len(member.client_host)
             bytes_ = len(member.metadata) + len(member.assignment)
-            self._left_bytes -= _ITEM_BYTES + names_bytes + bytes_
-        self._left_bytes -= _ITEM_BYTES + len(group.group_id)
+            self.left_bytes -= _ITEM_BYTES + names_bytes + bytes_
+        self.left_bytes -= _ITEM_BYTES + len(group.group_id)
         return group
 
     def for_groups(self, groups: tuple[m.ListedGroup, ...]) -> tuple[m.ListedGroup, ...]:
         """Count *groups* and return them."""
-        self._left_bytes -= sum([_ITEM_BYTES + len(group.group_id) for group in groups])
+        self.left_bytes -= sum([_ITEM_BYTES + len(group.group_id) for group in groups])
         return groups
 
     def for_topic(self, topic: m.DescribedTopic) -> m.DescribedTopic:
         """Count *topic* with its hosts and end offsets, and return it."""
         hosts_bytes = sum([len(host) for item in topic.hosts for host in item.hosts])
         items = 1 + len(topic.hosts) + len(topic.end_offsets)
-        self._left_bytes -= len(topic.topic) + hosts_bytes + items * 4
+        self.left_bytes -= len(topic.topic) + hosts_bytes + items * 4
         return topic
 
 

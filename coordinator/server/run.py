@@ -24,7 +24,7 @@ import structlog
 import trio
 
 from coordinator.config import Address, Settings
-from coordinator.group import GroupConfig
+from coordinator.group.core import GroupConfig
 from coordinator.group.records import RecordError, UnknownRecord
 from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, LogError
@@ -74,7 +74,10 @@ def real_environment() -> Environment:
         after_load=gc.freeze,
         metrics={
             "process_cpu_ms": lambda: time.process_time() * 1000,
-            "process_peak_memory_bytes": _peak_memory_bytes,
+            # Linux counts in KiB.
+            "process_peak_memory_bytes": lambda: (
+                1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            ),
         },
     )
 
@@ -223,10 +226,6 @@ def collector_at_rest() -> Iterator[None]:
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 20, 100)
         gc.enable()
-
-
-def _peak_memory_bytes() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts in KiB.
 
 
 async def _drain(node: Node, server: Server, timeout_ms: int) -> bool:

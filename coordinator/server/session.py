@@ -21,7 +21,7 @@ from typing import Any, Final
 import structlog
 
 from coordinator.config import Settings
-from coordinator.group import Caller, Now
+from coordinator.group.core import Caller, Now
 from coordinator.runtime.calls import Call
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Flusher

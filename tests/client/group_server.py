@@ -6,8 +6,8 @@ from typing import Final
 
 import trio
 
-from coordinator.group import GroupShard
 from coordinator.group.core import Caller, GroupConfig, Now, Outcome
+from coordinator.group.shard import GroupShard
 from protocol import messages as m
 from protocol.connection import RequestEvent, encode_response
 from tests.fakes.scripted_server import ScriptedServer, Step

@@ -9,8 +9,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from coordinator.group import Caller, Event, GroupConfig, GroupShard, Now, Outcome, Reply
+from coordinator.group.core import Caller, Event, GroupConfig, Now, Outcome, Reply
 from coordinator.group.records import GROUP_DELETED, Record, read_items
+from coordinator.group.shard import GroupShard
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.messages import (
     DescribedGroup,

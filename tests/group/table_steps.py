@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from coordinator.group import GroupConfig
+from coordinator.group.core import GroupConfig
 from protocol import messages as m
 from protocol.consumer import Subscription, encode_subscription
 from tests.group.context import GROUP, REBALANCE_MS, SESSION_MS, Context, assignment, subscription

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec import structs
 
-from coordinator.group import GroupConfig, GroupShard
+from coordinator.group.core import GroupConfig
 from coordinator.group.records import GroupDeleted, GroupRetention, OffsetRemoved
+from coordinator.group.shard import GroupShard
 from protocol.consumer import Subscription, decode_subscription, encode_subscription
 from protocol.messages import (
     AlterGroupRetentionRequest,

@@ -5,8 +5,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from coordinator.group import GroupConfig
-from coordinator.group.core import PARTITIONS_NAMED_MAX
+from coordinator.group.core import PARTITIONS_NAMED_MAX, GroupConfig
 from coordinator.group.membership import PATTERNS_MAX
 from coordinator.group.records import OffsetRemoved, Record
 from coordinator.group.registry import EndReported

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from coordinator.group import GroupConfig
+from coordinator.group.core import GroupConfig
 from tests.group.context import assignment, subscription
 from tests.group.topics_context import TopicsContext
 

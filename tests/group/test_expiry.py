@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 from hypothesis import example, given, strategies as st
 
-from coordinator.group import GroupConfig
+from coordinator.group.core import GroupConfig
 from coordinator.group.maintenance import SLICE
 from coordinator.group.records import (
     CommittedOffset,

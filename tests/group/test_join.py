@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.group import GroupConfig
+from coordinator.group.core import GroupConfig
 from coordinator.group.records import GroupGeneration, GroupMetadata
 from protocol.errors import ErrorCode
 from protocol.messages import JoinGroupMember

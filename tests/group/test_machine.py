@@ -32,7 +32,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from coordinator.group import GroupConfig, GroupShard
+from coordinator.group.core import GroupConfig
 from coordinator.group.group import Group
 from coordinator.group.records import (
     GroupDeleted,
@@ -41,6 +41,7 @@ from coordinator.group.records import (
     OffsetsCommitted,
     unpack_row,
 )
+from coordinator.group.shard import GroupShard
 from coordinator.group.states import GroupState
 from protocol import messages as m
 from protocol.consumer import decode_assignment

@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 from hypothesis import given, strategies as st
 
-from coordinator.group import GroupConfig
+from coordinator.group.core import GroupConfig
 from coordinator.group.records import OffsetsCommitted, pack_row
 from protocol.messages import (
     GroupFetch,

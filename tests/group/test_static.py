@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from coordinator.group import GroupConfig
+from coordinator.group.core import GroupConfig
 from coordinator.group.records import GroupGeneration, GroupMetadata, GroupRebalanced
 from protocol.messages import DrainedMember, LeavingMember
 from tests.group.context import (

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from coordinator.group import GroupConfig, records
+from coordinator.group import records
+from coordinator.group.core import GroupConfig
 from coordinator.group.records import (
     NO_EXPIRY,
     CommittedOffset,

@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 from hypothesis import given, strategies as st
 
-from coordinator.group import GroupConfig
+from coordinator.group.core import GroupConfig
 from coordinator.group.maintenance import SLICE
 from coordinator.group.records import GroupMetadata, OffsetRemoved
 from protocol.messages import OffsetDeleteRequest, SyncGroupRequest, TopicPartitions

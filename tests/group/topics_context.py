@@ -6,7 +6,7 @@ and both must be the same after every step.
 
 from collections.abc import Iterable, Mapping
 
-from coordinator.group import Caller, GroupConfig, GroupShard, Outcome
+from coordinator.group.core import Caller, GroupConfig, Outcome
 from coordinator.group.registry import (
     HardRegistry,
     Registry,
@@ -15,6 +15,7 @@ from coordinator.group.registry import (
     read_items,
 )
 from coordinator.group.registry_shard import RegistryShard
+from coordinator.group.shard import GroupShard
 from protocol.messages import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,

@@ -8,7 +8,7 @@ import trio
 from msgspec import structs
 from trio.testing import MockClock
 
-from coordinator.group import GroupShard
+from coordinator.group.shard import GroupShard
 from protocol.connection import encode_error
 from protocol.errors import ErrorCode
 from protocol.messages import (

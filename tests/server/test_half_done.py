@@ -6,8 +6,8 @@ import pytest
 import trio.testing
 from trio.testing import MockClock
 
-from coordinator.group import Now, Outcome, admin, registry_shard
-from coordinator.group.core import Core
+from coordinator.group import admin, registry_shard
+from coordinator.group.core import Core, Now, Outcome
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.group_ids import offsets_partition

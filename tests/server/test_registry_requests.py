@@ -8,7 +8,7 @@ from msgspec import structs
 from trio.testing import MockClock
 
 from client.operators import offsets_of_page
-from coordinator.group import Caller
+from coordinator.group.core import Caller
 from coordinator.runtime import offset_changes
 from coordinator.runtime.node import TopicPurges
 from coordinator.server.dispatch import Budget

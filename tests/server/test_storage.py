@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from coordinator.group import Caller
+from coordinator.group.core import Caller
 from coordinator.log.errors import EXIT_WRITE_FAILED, LogFailed
 from coordinator.log.journal import Journal
 from coordinator.runtime import health

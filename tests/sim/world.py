@@ -10,9 +10,9 @@ import trio
 import trio.testing
 
 from coordinator.config import Settings, load_settings
-from coordinator.group import GroupShard
 from coordinator.group.core import HardGroup
 from coordinator.group.records import from_entry
+from coordinator.group.shard import GroupShard
 from coordinator.log.compaction import Compacted, Job, Progress
 from coordinator.log.errors import LogError
 from coordinator.log.journal import Journal
