@@ -39,14 +39,14 @@ java:
 	@tools/check-java
 
 .PHONY: check
-check: $(INSTALLED) ## Format, lint, types, layers, tidiness (under 2 minutes)
+check: $(INSTALLED) ## Format, lint, types, layers, tidiness (under a minute)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py
 
 .PHONY: test
-test: $(INSTALLED) java peers ## All tests: real processes, real Spark, a smoke run of the benchmark (about 10 minutes)
+test: $(INSTALLED) java peers ## All tests: real processes, real Spark, a smoke run of the benchmark (about 6 minutes)
 	$(BIN)/python -m pytest -q -n auto -m "not integration and not spark and not nightly"
 	@tools/beside \
 		"$(BIN)/python -m pytest -q -m 'spark and not nightly'" \

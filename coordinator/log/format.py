@@ -43,6 +43,25 @@ import msgpack
 
 from coordinator.log.errors import LogCorrupt
 
+
+def check_msgpack(version: tuple[int, ...], unpacker_module: str) -> None:
+    """Raise ImportError unless msgpack is new enough and compiled.
+
+    Versions before 1.2.1 crash on bad input (GHSA-6v7p-g79w-8964), and the fallback in pure Python
+    judges it differently.
+    """
+    if version < (1, 2, 1):
+        found = ".".join(map(str, version))
+        raise ImportError(f"msgpack {found} is unsafe on bad input; install msgpack >= 1.2.1")
+    if unpacker_module != "msgpack._cmsgpack":
+        raise ImportError(
+            "msgpack runs without its C extension (MSGPACK_PUREPYTHON, or no wheel for this "
+            "platform); its pure-Python fallback is not supported"
+        )
+
+
+check_msgpack(msgpack.version, msgpack.Unpacker.__module__)
+
 FORMAT: Final = 1
 BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
 # The partition of the node's own entries: topic registry, access rules, settings.

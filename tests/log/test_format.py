@@ -1,6 +1,8 @@
 """The bytes of a batch, of a footer, and the search for a later flush."""
 
 import random
+import subprocess
+import sys
 import time
 import zlib
 from array import array
@@ -18,6 +20,7 @@ from coordinator.log.format import (
     Index,
     OpenBatch,
     batch_at,
+    check_msgpack,
     decode_batch,
     decode_footer,
     encode_batch,
@@ -230,3 +233,33 @@ def test_a_footer_with_any_flipped_bit_or_cut_is_none() -> None:
     for size in range(len(data)):
         assert decode_footer(data[:size]) is None
         assert decode_footer(data[len(data) - size :]) is None
+
+
+@pytest.mark.parametrize("version", [(1, 1, 0), (1, 2, 0), (0, 6, 2)])
+def test_an_old_msgpack_is_refused(version: tuple[int, ...]) -> None:
+    """It crashes on bad input (GHSA-6v7p-g79w-8964)."""
+    with pytest.raises(ImportError, match=r"1\.2\.1"):
+        check_msgpack(version, "msgpack._cmsgpack")
+
+
+def test_msgpack_without_its_extension_is_refused() -> None:
+    """The fallback judges bad input differently."""
+    with pytest.raises(ImportError, match="C extension"):
+        check_msgpack((1, 2, 1), "msgpack.fallback")
+    check_msgpack((1, 2, 1), "msgpack._cmsgpack")
+    check_msgpack((2, 0, 0), "msgpack._cmsgpack")
+
+
+def test_the_daemon_does_not_start_with_the_fallback() -> None:
+    """A check that nobody calls protects nobody."""
+    done = subprocess.run(
+        [sys.executable, "-m", "coordinator", "serve"],
+        env={"MSGPACK_PUREPYTHON": "1", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 1
+    assert "C extension" in done.stderr

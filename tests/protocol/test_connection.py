@@ -370,7 +370,7 @@ def header(size: int, api_key: int = ApiKey.HEARTBEAT) -> bytes:
 
 @pytest.mark.parametrize("size", [0, 7, 1024 * 1024 + 1, 8 * 1024 * 1024 + 1, 2**32 - 1])
 def test_a_size_that_is_not_allowed_ends_it_at_once(size: int) -> None:
-    """Nothing is allocated or waited for on the word of four bytes (rows 1 and 2)."""
+    """Nothing is allocated or waited for on the word of four bytes."""
     data = header(size)
     connection = ServerConnection()
 
