@@ -21,7 +21,6 @@ from typing import Any, Final, NamedTuple
 import click
 
 from bench.fill import FillPlan, is_there
-from bench.load import Plan
 from bench.measures import median
 from bench.processes import (
     LOAD_CORE,
@@ -37,11 +36,10 @@ from bench.processes import (
 )
 from bench.report import text
 from bench.rows import LOAD, ROWS, Row, Target
-from bench.run import Size
+from bench.run import Size, load_row
 
 OURS: Final = {row.name: row for row in ROWS if row.target is Target.DAEMON and not row.open_share}
 DEFAULT: Final = ("commit_64", "fetch_64", "heartbeat_64", "commit_64_p100", "fetch_64_p100", LOAD)
-_SETUP_S: Final = 120
 _FILL_S: Final = 900
 # Of the start on many live offsets; the first two count from the start of the process.
 _LOAD_FIELDS: Final = {
@@ -121,22 +119,13 @@ class Comparison:
         self.pairs.setdefault(title, []).append(pair)
 
     def _row(self, row: Row, server: Server, run: str) -> dict[str, Any]:
-        plan = Plan(
-            host=server.host,
-            port=server.port,
-            dialect="coordinator",
-            workload=row.workload,
-            connections=row.connections,
-            window=row.window,
-            partitions=row.partitions,
+        return load_row(
+            row,
+            server,
+            core=self._load_core,
+            run=run,
             warmup_s=self._amount.warmup_s,
             duration_s=self._amount.duration_s,
-            run=run,
-            server_pid=server.pid,
-        )
-        timeout_s = _SETUP_S + plan.warmup_s + plan.duration_s
-        return run_json(
-            ["bench.load", json.dumps(asdict(plan))], core=self._load_core, timeout_s=timeout_s
         )
 
     def _load(self, side: Side) -> dict[str, float]:

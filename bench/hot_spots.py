@@ -14,11 +14,9 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from bench.load import Plan
 from bench.processes import (
     DAEMON_SETTINGS,
     LOAD_CORE,
@@ -26,34 +24,20 @@ from bench.processes import (
     ProcessError,
     Server,
     cores_of_this_machine,
-    run_json,
     serving,
 )
 from bench.report import text
 from bench.rows import CLOSED_LOOP, ROWS, Row, Target
+from bench.run import load_row
 
 _WARMUP_S: Final = 1.5
-_SETUP_S: Final = 120
 _WRITTEN_S: Final = 30
 _POLL_S: Final = 0.02
 
 
 def _load(row: Row, server: Server, seconds: float, core: int | None) -> dict[str, Any]:
-    plan = Plan(
-        host=server.host,
-        port=server.port,
-        dialect="coordinator",
-        workload=row.workload,
-        connections=row.connections,
-        window=row.window,
-        partitions=row.partitions,
-        warmup_s=0.0,
-        duration_s=seconds,
-        run=f"hot-{time.time_ns()}",
-        server_pid=server.pid,
-    )
-    module = ["bench.load", json.dumps(asdict(plan))]
-    return run_json(module, core=core, timeout_s=_SETUP_S + seconds)
+    run = f"hot-{time.time_ns()}"
+    return load_row(row, server, core=core, run=run, warmup_s=0.0, duration_s=seconds)
 
 
 def _written(output: Path) -> dict[str, Any]:

@@ -125,6 +125,48 @@ _DIALECTS: Final = {
 }
 
 
+def load_row(
+    row: Row,
+    server: Server,
+    *,
+    core: int | None,
+    run: str,
+    warmup_s: float,
+    duration_s: float,
+    rate_per_s: float | None = None,
+) -> dict[str, Any]:
+    """Put the load of *row* on *server* from a process on *core*, and return its sample.
+
+    Args:
+        row: What is asked, by how many, and in which protocol.
+        server: Who is asked.
+        core: Where the load generator runs; None for anywhere.
+        run: Makes the names of the groups unique.
+        warmup_s: How long the load lasts before anything is measured.
+        duration_s: How long it is measured.
+        rate_per_s: All connections together; None is a closed loop.
+
+    Raises:
+        ProcessError: It failed.
+    """
+    plan = Plan(
+        host=server.host,
+        port=server.port,
+        dialect=_DIALECTS[row.target],
+        workload=row.workload,
+        connections=row.connections,
+        window=row.window,
+        partitions=row.partitions,
+        warmup_s=warmup_s,
+        duration_s=duration_s,
+        run=run,
+        rate_per_s=rate_per_s,
+        server_pid=server.pid,
+    )
+    module = ["bench.load", json.dumps(asdict(plan))]
+    return run_json(module, core=core, timeout_s=_SETUP_S + warmup_s + duration_s)
+
+
 class Bench:
     """One run; collects samples by row.
 
@@ -279,25 +321,15 @@ class Bench:
         rate_per_s = None
         if row.open_share is not None:
             rate_per_s = row.open_share * self.samples[CLOSED_LOOP][-1]["rate_per_s"]
-        plan = Plan(
-            host=server.host,
-            port=server.port,
-            dialect=_DIALECTS[row.target],
-            workload=row.workload,
-            connections=row.connections,
-            window=row.window,
-            partitions=row.partitions,
-            warmup_s=warmup_s,
-            duration_s=duration_s,
-            run=run,
-            rate_per_s=rate_per_s,
-            server_pid=server.pid,
-        )
         with self._on_server_core(row.target, server):
-            return run_json(
-                ["bench.load", json.dumps(asdict(plan))],
+            return load_row(
+                row,
+                server,
                 core=self._cores.load,
-                timeout_s=_SETUP_S + warmup_s + duration_s,
+                run=run,
+                warmup_s=warmup_s,
+                duration_s=duration_s,
+                rate_per_s=rate_per_s,
             )
 
 
