@@ -156,7 +156,7 @@ GROUP_REBALANCED: Final = 1003
 
 # The version that each type is written with; older ones are read.
 VERSIONS: Final[Mapping[int, int]] = {
-    OFFSET_COMMITTED: 0,
+    OFFSET_COMMITTED: 1,  # 1 brought entries that stand for several partitions.
     GROUP_METADATA: 1,  # 1 brought topics_version, and topic_pattern of a member.
     GROUP_GENERATION: 0,
     GROUP_DELETED: 0,
@@ -169,7 +169,9 @@ KEEP_FOR_EVER: Final = -1
 # So many rebalances of a group are kept: number n lies under the key n % this.
 REBALANCES_KEPT: Final = 100
 
-_OFFSET_TYPE: Final = bytes((OFFSET_COMMITTED, VERSIONS[OFFSET_COMMITTED]))
+_OFFSET_TYPE: Final = bytes((OFFSET_COMMITTED, 0))
+_OFFSET_VERSIONS: Final = (0, 1)
+_ARRAYS: Final = (list, tuple)
 
 
 class RecordError(Exception):
@@ -187,7 +189,7 @@ class MalformedRecord(RecordError):
 class OffsetsCommitted(NamedTuple):
     """A group is done with everything before these offsets of one topic.
 
-    In the log each partition has an entry of its own.
+    In the log each partition has an entry of its own, or one entry stands for several of them.
     """
 
     group_id: str
@@ -339,7 +341,8 @@ _WRITERS: Final[Mapping[type, Callable[[Any], tuple[int, object, object]]]] = {
 def read_items(items: Iterable[Item]) -> Iterator[Record]:
     """Yield the records of entries as they lie in a batch, each behind its distance.
 
-    Offsets of one commit that follow each other make one record; arrays may be lists or tuples.
+    Offsets of one commit that follow each other make one record, whether each has an entry of its
+    own or one entry stands for many; arrays may be lists or tuples.
 
     Raises:
         UnknownRecord: A type or version is none of ours.
@@ -350,7 +353,7 @@ def read_items(items: Iterable[Item]) -> Iterator[Record]:
     commit_ms = expire_ms = NO_EXPIRY
     rows: Rows = {}
     for _, type_, version, scope, key, value in items:
-        if type_ != OFFSET_COMMITTED or version or value is None:
+        if type_ != OFFSET_COMMITTED or version not in _OFFSET_VERSIONS or value is None:
             if rows:
                 yield OffsetsCommitted(group_id, topic, rows, commit_ms, expire_ms)
                 rows = {}
@@ -359,7 +362,11 @@ def read_items(items: Iterable[Item]) -> Iterator[Record]:
         try:
             in_topic, partition = key
             offset, leader_epoch, metadata, at_ms, until_ms = value
-            row = _pack((partition, offset, leader_epoch, metadata, 0))
+            is_wide = type(partition) is not int
+            if is_wide:
+                wide = _read_wide(version, partition, value)
+            else:
+                row = _pack((partition, offset, leader_epoch, metadata, 0))
         except (TypeError, ValueError, OverflowError) as exc:
             raise _malformed(type_, scope, exc) from exc
         if (
@@ -369,9 +376,29 @@ def read_items(items: Iterable[Item]) -> Iterator[Record]:
             rows = {}
         if not rows:
             group_id, topic, commit_ms, expire_ms = scope, in_topic, at_ms, until_ms
-        rows[partition] = row
+        if is_wide:
+            rows.update(wide)
+        else:
+            rows[partition] = row
     if rows:
         yield OffsetsCommitted(group_id, topic, rows, commit_ms, expire_ms)
+
+
+def _read_wide(version: int, partitions: Any, value: Any) -> Rows:
+    """Return the rows of an entry that stands for several partitions.
+
+    Offset, leader epoch and metadata are each an array with one element per partition, or one
+    value for all. Raises TypeError, ValueError and OverflowError.
+    """
+    *columns, commit_ms, expire_ms = value
+    for time_ms in (commit_ms, expire_ms):
+        if type(time_ms) is not int:
+            raise ValueError(f"{time_ms!r} is no time")
+    if not version or {*map(type, partitions)} != {int}:
+        raise ValueError(f"{partitions!r} is no partition")
+    count = len(partitions)
+    filled = [part if type(part) in _ARRAYS else (part,) * count for part in columns]
+    return {row[0]: _pack((*row, 0)) for row in zip(partitions, *filled, strict=True)}
 
 
 def from_entry(type_: int, version: int, scope: str, key: Any, value: Any) -> Record:
@@ -381,12 +408,12 @@ def from_entry(type_: int, version: int, scope: str, key: Any, value: Any) -> Re
 
 
 def _read(type_: int, version: int, scope: str, key: Any, value: Any) -> Record:
-    newest = VERSIONS.get(type_)
-    if newest is None:
-        raise UnknownRecord(f"record type {type_} is not known to this code")
-    if not 0 <= version <= newest:
-        raise UnknownRecord(f"record type {type_} has version {version}, newer than this code")
     try:
+        newest = VERSIONS.get(type_)
+        if newest is None:
+            raise UnknownRecord(f"record type {type_} is not known to this code")
+        if not 0 <= version <= newest:
+            raise UnknownRecord(f"record type {type_} has version {version}, newer than this code")
         return _READERS[type_](scope, key, value)
     except (TypeError, ValueError) as exc:
         raise _malformed(type_, scope, exc) from exc
@@ -398,6 +425,8 @@ def _malformed(type_: int, scope: str, exc: Exception) -> MalformedRecord:
 
 def _read_removed(group_id: str, key: Any, _value: Any) -> Record:
     topic, partition = key
+    if type(partition) is not int:
+        raise ValueError(f"{partition!r} is no partition")
     return OffsetRemoved(group_id, topic, partition)
 
 

@@ -19,6 +19,7 @@ from coordinator.group.records import (
     UnknownRecord,
     from_entry,
     pack_row,
+    read_items,
 )
 from protocol.messages import LateMember, Rebalance
 from tests.group.context import roundtrip
@@ -82,7 +83,7 @@ def test_entries_carry_kafkas_type_numbers_and_ours_from_1000() -> None:
         (2, 1),
         (1000, 0),
         (1001, 0),
-        (1, 0),
+        (1, 1),
         (1002, 0),
         (1002, 0),
         (1003, 0),
@@ -116,7 +117,7 @@ def test_a_record_of_the_first_version_is_read() -> None:
     )
 
 
-@pytest.mark.parametrize(("type_", "version"), [(3, 0), (0, 0), (1, 1), (2, 2), (2, -1), (1004, 0)])
+@pytest.mark.parametrize(("type_", "version"), [(3, 0), (0, 0), (1, 2), (2, 2), (2, -1), (1004, 0)])
 def test_an_unknown_type_or_version_is_refused(type_: int, version: int) -> None:
     """A newer release wrote it; skipping it would lose state silently."""
     with pytest.raises(UnknownRecord):
@@ -129,6 +130,8 @@ def test_an_unknown_type_or_version_is_refused(type_: int, version: int) -> None
         (1, ("t",), (1, 2, "", 3, 4)),
         (1, ("t", 0), (1, 2)),
         (1, ("t",), None),
+        (1, ("t", (0, 1)), ((5, 6), -1, "", 3, 4)),  # Version 0 has no wide entries.
+        (1, ("t", "0"), (1, 2, "", 3, 4)),
         (1002, (), (1, 2)),
         (1003, (), None),
         (1003, (), (1, 2, ())),
@@ -141,6 +144,76 @@ def test_a_record_of_another_shape_is_refused(type_: int, key: object, value: ob
     """Damage that the checksum missed, or a bug: never guessed at."""
     with pytest.raises(MalformedRecord):
         from_entry(type_, 0, "g", key, value)
+
+
+WIDE: list[tuple[tuple[int, ...], tuple[Any, ...]]] = [
+    ((7,), ((5,), (1,), ("m",), 8, -1)),
+    ((3, 1, 2**31 - 1), ((30, 10, 2**63 - 1), -1, "", 8, 9)),
+    ((0, 1), ((5, 6), (7, -1), "same", 8, -1)),
+    ((0, 1), ((5, 6), 4, ("a", "b"), 8, -1)),
+    ((0, 1), (5, 4, "", 8, -1)),
+]
+
+
+@pytest.mark.parametrize(("partitions", "value"), WIDE)
+def test_an_entry_for_several_partitions_says_what_one_for_each_would(
+    partitions: tuple[int, ...], value: tuple[Any, ...]
+) -> None:
+    """Whether leader epoch and metadata are the same for all, or there is one for each."""
+    narrow = [
+        (at, 1, 1, "g", ("t", partition), [c[at] if type(c) is tuple else c for c in value])
+        for at, partition in enumerate(partitions)
+    ]
+
+    assert [from_entry(1, 1, "g", ("t", partitions), value)] == list(read_items(narrow))
+    assert [from_entry(1, 1, "g", ["t", [*partitions]], [*map(listed, value)])] == (
+        list(read_items(narrow))
+    )
+
+
+def listed(part: Any) -> Any:
+    """Return a tuple as a list, and anything else as it is."""
+    return list(part) if type(part) is tuple else part
+
+
+def test_offsets_of_wide_and_narrow_entries_make_one_record() -> None:
+    """A compaction may have cut a commit to pieces, and a load is quicker with fewer records."""
+    items = [
+        (0, 1, 1, "g", ("t", (0, 1)), ((5, 6), -1, "", 8, -1)),
+        (2, 1, 1, "g", ("t", 2), (7, -1, "", 8, -1)),
+        (3, 1, 0, "g", ("t", 0), (9, -1, "", 8, -1)),
+        (4, 1, 1, "g", ("t", (3,)), ((1,), -1, "", 9, -1)),
+    ]
+
+    first, second = read_items(items)
+
+    rows = {0: pack_row(0, 9, -1, ""), 1: pack_row(1, 6, -1, ""), 2: pack_row(2, 7, -1, "")}
+    assert first == OffsetsCommitted("g", "t", rows, 8, -1)
+    assert second == OffsetsCommitted("g", "t", {3: pack_row(3, 1, -1, "")}, 9, -1)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "value"),
+    [
+        ((), ((), -1, "", 8, -1)),
+        ((0, 1), ((5,), -1, "", 8, -1)),
+        ((0, 1), ((5, 6), (1, 2, 3), "", 8, -1)),
+        ((0, 1), ((5, 6), -1, ("a",), 8, -1)),
+        ((0, 1), ((5, 6), -1, "", (8, 9), -1)),
+        ((0, 1), ((5, 6), -1, "", 8, (-1, -1))),
+        ((0, 1), ((5, 6), -1, "", 8)),
+        ((0, 1), ((5, 2**64), -1, "", 8, -1)),
+        ((0, "1"), ((5, 6), -1, "", 8, -1)),
+        ((0, (1,)), ((5, 6), -1, "", 8, -1)),
+        ((0, 1), None),
+    ],
+)
+def test_an_entry_for_several_partitions_of_another_shape_is_refused(
+    partitions: object, value: object
+) -> None:
+    """With columns that don't fit, nobody knows whose offset is whose."""
+    with pytest.raises(MalformedRecord):
+        from_entry(1, 1, "g", ("t", partitions), value)
 
 
 def test_lists_do_as_well_as_tuples() -> None:

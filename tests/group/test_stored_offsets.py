@@ -123,7 +123,7 @@ SIMILAR = st.builds(
     st.sampled_from(["", "é", "some text"]),
 )
 RARE_ENTRIES: dict[records.Record, tuple[Any, ...]] = {
-    records.OffsetRemoved("g", "t", 3): (1, 0, "g", ("t", 3), None),
+    records.OffsetRemoved("g", "t", 3): (1, 1, "g", ("t", 3), None),
     records.GroupGeneration("g", 1, 2): (1000, 0, "g", (), (1, 2)),
 }
 RARE = st.sampled_from(list(RARE_ENTRIES))
