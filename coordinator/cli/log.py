@@ -25,6 +25,7 @@ from coordinator.cli.log_dump import (
 from coordinator.cli.output import clean, end, note, table
 from coordinator.config import is_cluster_id
 from coordinator.group.repair import FenceBuilder
+from coordinator.log.compaction import live_items
 from coordinator.log.directory import Directory, OsDirectory, ReadOnlyDirectory
 from coordinator.log.errors import EXIT_CORRUPT, LogCorrupt, LogIncompatible, LogRefused
 from coordinator.log.format import NODE_PARTITION, Batch, Entry
@@ -202,15 +203,16 @@ def _rows(directory: Directory, found: Survey, num_partitions: int) -> dict[int,
         if type(item) is not Kept:
             continue
         batch = item.batch
-        alive = [e for offset, e in batch.entries if live.is_live(batch.partition, offset)]
+        alive = live.take(batch.partition, batch.base_offset, batch.end_offset)
+        kept = live_items(batch.items, batch.base_offset, alive)
         old = rows.get(batch.partition, _Row())
         rows[batch.partition] = _Row(
             old.batches + 1,
-            old.entries + len(batch.entries),
+            old.entries + batch.num_keys,
             old.size_bytes + len(item.found.data),
             old.live_entries + len(alive),
-            old.live_bytes + sum(len(msgpack.packb((0, *entry))) for entry in alive),
-            batch.entries[-1][0] + 1,
+            old.live_bytes + sum(len(msgpack.packb((0, *entry[1:]))) for entry in kept),
+            batch.end_offset,
         )
     return rows
 
@@ -376,7 +378,7 @@ def _plan_repair(directory: Directory, wanted: Wanted) -> _Repair:
     fence_builder = FenceBuilder(NODE_PARTITION)
 
     def on_batch(batch: Batch) -> None:
-        fence_builder.add(batch.partition, (entry for _, entry in batch.entries))
+        fence_builder.add(batch.partition, (item[1:] for item in batch.items))
 
     plan = plan_repair(directory, found, num_partitions, on_batch)
     if not plan.is_needed:

@@ -9,6 +9,9 @@ A key is (partition, scope, type, key). Of a log, these entries are *live*:
 * a scope tombstone (an entry of type 1001) of the same scope is behind it, or
 * it is a tombstone (its value is nil; scope tombstones are such, too) and old enough.
 
+A wide entry stands for several keys, and of it those are live that are the last ones of their key:
+it is left as it is, goes, or is cut to one wide entry for each run of live keys.
+
 The fold of the live entries is the fold of the log. Tombstones are kept for a while for those
 who follow the changes; for each partition it is noted up to where some were dropped.
 
@@ -24,8 +27,10 @@ place of the sources, and `coordinator.runtime.compactor` says when.
 
 import zlib
 from array import array
-from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Final, NamedTuple
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import count, groupby, islice
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -35,9 +40,12 @@ from coordinator.log.format import (
     HEADER_BYTES,
     SCOPE_TOMBSTONE,
     Index,
+    Item,
     Items,
     RawBatch,
     encode_batch,
+    is_wide,
+    slice_item,
     unpack_items,
 )
 from coordinator.log.segments import FlushChain, SegmentReader, SegmentWriter, read_footer
@@ -105,23 +113,30 @@ class Live(NamedTuple):
 
 
 class LiveCursor:
-    """Tells of each entry whether it is live. Ask in the order of the log, once of each."""
+    """Tells which offsets are live. Ask in the order of the log, once of each."""
 
     def __init__(self, live: Live) -> None:
-        self._left = {partition: iter(offsets) for partition, offsets in live.offsets.items()}
-        self._next = {partition: next(offsets, -1) for partition, offsets in self._left.items()}
+        self._offsets = live.offsets
+        # Partition -> how many of its live offsets were asked for.
+        self._asked = dict.fromkeys(live.offsets, 0)
+
+    def take(self, partition: int, begin: int, end: int) -> "Sequence[int]":
+        """Return the live offsets from *begin* on and before *end*."""
+        offsets = self._offsets.get(partition, ())
+        at = self._asked.get(partition, 0)
+        if at == len(offsets) or not begin <= offsets[at] < end:
+            return ()
+        stop = self._asked[partition] = bisect_left(offsets, end, at)
+        return offsets[at:stop]
 
     def is_live(self, partition: int, offset: int) -> bool:
         """Return whether the entry at *offset* is."""
-        if self._next.get(partition) != offset:
-            return False
-        self._next[partition] = next(self._left[partition], -1)
-        return True
+        return bool(self.take(partition, offset, offset + 1))
 
     @property
     def is_at_end(self) -> bool:
         """Whether all live entries were asked for."""
-        return all(offset < 0 for offset in self._next.values())
+        return self._asked == {p: len(offsets) for p, offsets in self._offsets.items()}
 
 
 class Progress(NamedTuple):
@@ -169,7 +184,7 @@ class LiveSearch:
             return
         is_old = timestamp_ms < self._drop_before_ms
         pack, scopes = self._pack, self._scopes
-        for delta, type_, _, scope, key, value in checked_items(packed):
+        for delta, type_, _, scope, key, value in checked_items(packed)[0]:
             name = (partition, scope)
             keys = scopes.get(name)
             if keys is None or type_ == SCOPE_TOMBSTONE:
@@ -179,6 +194,9 @@ class LiveSearch:
                 keys = scopes[name] = {}
                 self._used_bytes += _SCOPE_BYTES + len(scope)
             offset = base_offset + delta
+            if is_wide(key):
+                self._put(keys, type_, key, offset)
+                continue
             packed_key = pack((type_, key))
             if packed_key not in keys:
                 self._used_bytes += _KEY_BYTES + len(packed_key)
@@ -210,6 +228,16 @@ class LiveSearch:
         offsets = {p: array("Q", sorted(found)) for p, found in sorted(self._found.items())}
         return Live(offsets, dict(sorted(self._dropped_below.items())))
 
+    def _put(self, keys: dict[bytes, int], type_: int, key: tuple[Any, ...], offset: int) -> None:
+        """Note the keys that a wide entry stands for, the first of them at *offset*."""
+        pack = self._pack
+        start = pack((type_, (*key[:-1], 0)))[:-1]  # All but the last element: 0 takes one byte.
+        known = len(keys)
+        keys.update(zip([start + pack(element) for element in key[-1]], count(offset)))
+        added = len(keys) - known
+        # New keys are the last ones of the dict.
+        self._used_bytes += _KEY_BYTES * added + sum(map(len, islice(reversed(keys), added)))
+
     def _forget(self, name: tuple[int, str]) -> None:
         keys = self._scopes.pop(name, None)
         if keys is not None:
@@ -231,22 +259,56 @@ def _slot(name: tuple[int, str]) -> int:
     return partition << 32 | zlib.crc32(scope.encode())
 
 
-def checked_items(packed: bytes) -> Items:
-    """Return the entries of a batch as msgpack has them, looked at more closely than a load does.
+def checked_items(packed: bytes) -> tuple[Items, int]:
+    """Return the entries of a batch as msgpack has them, and the delta behind the last one.
+
+    They are looked at more closely than a load does.
 
     Raises:
         LogCorrupt: They are not as they are written, in spite of a right checksum.
     """
     try:
-        items = unpack_items(packed)
-        delta = -1
-        for item in items:
-            last, (delta, _, _, scope, _, _) = delta, item
-            if delta <= last or type(scope) is not str:
-                raise ValueError(f"delta {delta} after {last}")  # noqa: TRY301 - one way out
-    except (ValueError, TypeError) as exc:
+        items, end_delta, _ = unpack_items(packed)
+    except ValueError as exc:
         raise LogCorrupt(f"the entries of a batch can't be read: {exc}") from exc
-    return items
+    if not all(type(item[3]) is str for item in items):
+        raise LogCorrupt("the entries of a batch can't be read: a scope is no text")
+    return items, end_delta
+
+
+def live_items(items: Items, base_offset: int, live: Sequence[int]) -> list[Item]:
+    """Return what a compaction leaves of the entries of a batch.
+
+    A wide one of which some keys are live becomes as many as there are runs of live keys.
+
+    Args:
+        items: All that the batch has.
+        base_offset: Where it begins.
+        live: The live ones of its offsets, ascending.
+
+    Raises:
+        LogCorrupt: The batch has no entry at one of them.
+    """
+    kept: list[Item] = []
+    at = 0
+    for item in items:
+        begin, key = base_offset + item[0], item[4]
+        width = len(key[-1]) if is_wide(key) else 1
+        stop = bisect_left(live, begin + width, at)
+        if stop > at and live[at] < begin:
+            break
+        if stop - at == width:
+            kept.append(item)
+        else:
+            # What two offsets of a run differ by, their places in `live` do, too.
+            for _, run in groupby(range(at, stop), lambda place: live[place] - place):
+                first, *more = run
+                start = live[first] - begin
+                kept.append(slice_item(item, start, start + 1 + len(more)))
+        at = stop
+    if at != len(live):
+        raise LogCorrupt(f"there is no entry at offset {live[at]}")
+    return kept
 
 
 def find_live(
@@ -385,10 +447,12 @@ def _copy(directory: Directory, job: Job, live: Live, outputs: "_Outputs") -> It
     for segment in job.segments:
         outputs.begin_source(segment)
         for raw, packed in _batches_of(directory, segment, job.num_partitions):
-            items = checked_items(packed)
-            kept = [i for i in items if cursor.is_live(raw.partition, raw.base_offset + i[0])]
-            if kept:
-                outputs.add(raw, packed if len(kept) == len(items) else msgpack.packb(kept))
+            items, end_delta = checked_items(packed)
+            end = raw.base_offset + end_delta
+            live_here = cursor.take(raw.partition, raw.base_offset, end)
+            if live_here:
+                kept = live_items(items, raw.base_offset, live_here)
+                outputs.add(raw, packed if kept == [*items] else msgpack.packb(kept))
             read_bytes += raw.end - raw.start
             yield read_bytes
         outputs.end_source(read_footer(directory, segment))

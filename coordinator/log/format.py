@@ -29,14 +29,19 @@ A sealed segment ends with an index, which says where each partition's batches a
 
 `positions` are big-endian u32 byte positions in the file. They may be none: then the segment has
 no batch of the partition, and `end_offset` carries on what is known from the older ones.
+
+A *wide* entry, whose key ends with an array, stands for one key for each element of it, and takes
+as many offsets. In its value each array is a column with one item for each of them; anything else
+is common to all. So one entry says what a request changed of many keys, and yet each has an offset.
 """
 
 import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -87,13 +92,14 @@ MAGIC: Final = b"OFFINDEX"
 _FLUSH_START: Final = struct.Struct(">Q")
 _FLUSH_START_AT: Final = PREFIX_BYTES + struct.calcsize(">BHIQ")
 _POSITION: Final = "I"
-_FIELD_COUNTS: Final = {6}  # How many fields the entries of a batch have.
+_ITEM_TYPES: Final = {tuple}
 # Bytes that someone removed from the middle of a file leave batches whose flush_start lies
 # behind the end of the file; beyond this much (1 TiB), it is taken for noise.
 _POSITION_SLACK: Final = 1 << 40
 
-# Entries as msgpack has them.
-Items = tuple[tuple[Any, ...], ...]
+# An entry as msgpack has it: (offset_delta, type, version, scope, key, value).
+Item = tuple[Any, ...]
+Items = tuple[Item, ...]
 
 
 class Entry(NamedTuple):
@@ -109,8 +115,11 @@ class Entry(NamedTuple):
 class Batch(NamedTuple):
     """What one request wrote to one partition: all of it is there, or nothing.
 
-    `items` are its entries as msgpack has them, `(offset_delta, type, version, scope, key, value)`:
-    a load reads millions, and to make an `Entry` of each would cost as much again.
+    Attributes:
+        items: Its entries as msgpack has them: a load reads millions, and to make an `Entry` of
+            each would cost as much again.
+        end_offset: The offset that follows the last one.
+        num_keys: How many keys the entries stand for; a wide one stands for several.
     """
 
     partition: int
@@ -118,26 +127,15 @@ class Batch(NamedTuple):
     base_offset: int
     timestamp_ms: int
     items: Items
-
-    @property
-    def end_offset(self) -> int:
-        """The offset that follows the last one."""
-        end: int = self.base_offset + self.items[-1][0] + 1
-        return end
+    end_offset: int
+    num_keys: int
 
     @property
     def entries(self) -> tuple[tuple[int, Entry], ...]:
-        """The entries with their offsets, made anew at each look.
-
-        Raises:
-            LogCorrupt: The checksum was right and yet they are not as they are written.
-        """
+        """One entry for each key, with its offset, made anew at each look."""
         base_offset = self.base_offset
-        try:
-            return tuple([(base_offset + item[0], Entry._make(item[1:])) for item in self.items])
-        except TypeError as exc:
-            where = f"the entries at offset {base_offset} of partition {self.partition}"
-            raise LogCorrupt(f"{where} can't be read: {exc}") from exc
+        singles = chain.from_iterable(map(split_item, self.items))
+        return tuple([(base_offset + item[0], Entry._make(item[1:])) for item in singles])
 
 
 class RawBatch(NamedTuple):
@@ -235,30 +233,121 @@ def decode_batch(data: bytes, raw: RawBatch) -> Batch:
         LogCorrupt: The checksum is right and yet the entries are not as they are written.
     """
     try:
-        items = unpack_items(data[raw.start + HEADER_BYTES : raw.end])
+        items, end_delta, num_keys = unpack_items(data[raw.start + HEADER_BYTES : raw.end])
     except ValueError as exc:
         message = f"the entries of the batch at byte {raw.start} can't be read: {exc}"
         raise LogCorrupt(message) from exc
-    return Batch(raw.partition, raw.leader_epoch, raw.base_offset, raw.timestamp_ms, items)
+    return Batch(
+        raw.partition,
+        raw.leader_epoch,
+        raw.base_offset,
+        raw.timestamp_ms,
+        items,
+        raw.base_offset + end_delta,
+        num_keys,
+    )
 
 
-def unpack_items(packed: bytes) -> Items:
-    """Return the entries of one batch as msgpack has them.
+def is_wide(key: object) -> bool:
+    """Return whether an entry with this key stands for one key for each element of its end."""
+    return type(key) is tuple and key != () and type(key[-1]) is tuple
+
+
+def split_item(item: Item) -> Sequence[Item]:
+    """Return what a wide entry stands for: an entry for each of its keys. Another one stays."""
+    delta, type_, version, scope, key, value = item
+    if not is_wide(key):
+        return (item,)
+    *common, elements = key
+    columns = [part if type(part) is tuple else repeat(part) for part in value]
+    return [
+        (delta + at, type_, version, scope, (*common, element), tuple(values))
+        for at, (element, *values) in enumerate(zip(elements, *columns, strict=False))
+    ]
+
+
+def slice_item(item: Item, start: int, stop: int) -> Item:
+    """Return the wide entry for the keys *start* to *stop* of a wide one."""
+    delta, type_, version, scope, key, value = item
+    part = slice(start, stop)
+    cut = tuple([column[part] if type(column) is tuple else column for column in value])
+    return delta + start, type_, version, scope, (*key[:-1], key[-1][part]), cut
+
+
+def numbered(entries: Iterable[Sequence[Any]]) -> tuple[list[Item], int]:
+    """Return entries with their distances, and how many keys they stand for."""
+    items: list[Item] = []
+    delta = 0
+    for entry in entries:
+        items.append((delta, *entry))
+        delta += _width(entry[3])
+    return items, delta
+
+
+def _width(key: Any) -> int:
+    """Return for how many keys an entry stands."""
+    return len(key[-1]) if is_wide(key) else 1
+
+
+def unpack_items(packed: bytes, *, has_gaps: bool = True) -> tuple[Items, int, int]:
+    """Return the entries of one batch as msgpack has them, and what `check_items` does.
 
     Raises:
         ValueError: They are not as they are written.
     """
     try:
         items: Items = msgpack.unpackb(packed, use_list=False)
-        if type(items[-1][0]) is int and {*map(len, items)} == _FIELD_COUNTS:
-            return items
+        if len(items) == 1 and type(items[0]) is tuple:  # Nearly every batch: no further call.
+            at, _, _, _, key, _ = items[0]
+            if type(at) is int and not at and not is_wide(key):
+                return items, 1, 1
     except (ValueError, TypeError, LookupError, msgpack.UnpackException) as exc:
         raise ValueError(str(exc) or type(exc).__name__) from exc
+    return items, *check_items(items, has_gaps=has_gaps)
+
+
+def check_items(items: Items, end: int = 0, *, has_gaps: bool) -> tuple[int, int]:
+    """Return the delta behind the last of these entries, and how many keys they stand for.
+
+    Args:
+        items: Of one batch, one after the other; at least one.
+        end: The delta behind the one before them.
+        has_gaps: A compaction may have taken some.
+
+    Raises:
+        ValueError: They are not as they are written.
+    """
+    try:
+        num_keys = len(items)
+        for at, _, _, _, key, value in items:
+            if at != end and (at < end or not has_gaps):
+                raise ValueError("their distances have gaps, or go back")
+            end = at + 1
+            if type(key) is tuple and key and type(key[-1]) is tuple:
+                width = _checked_width(key[-1], value)
+                end = at + width
+                num_keys += width - 1
+        if {*map(type, items)} == _ITEM_TYPES and type(at) is int:
+            return end, num_keys
+    except TypeError as exc:
+        raise ValueError(str(exc)) from exc
     raise ValueError("they are of another shape")
 
 
-def unpack_in_parts(packed: bytes | memoryview, part_items: int) -> Iterator[Items]:
-    """Yield the entries of one batch, no more than *part_items* at a time.
+def _checked_width(elements: tuple[object, ...], value: object) -> int:
+    width = len(elements)
+    if not width or tuple in {*map(type, elements)} or type(value) is not tuple:
+        raise ValueError("one that stands for several keys is of another shape")
+    for part in value:
+        if type(part) is tuple and len(part) != width:
+            raise ValueError(f"there are {width} keys, and a column of {len(part)}")
+    return width
+
+
+def unpack_in_parts(
+    packed: bytes | memoryview, part_keys: int, *, has_gaps: bool = True
+) -> Iterator[tuple[Items, int, int]]:
+    """Yield the entries of one batch, no more than *part_keys* keys at a time.
 
     Raises:
         ValueError: They are not as they are written.
@@ -266,18 +355,31 @@ def unpack_in_parts(packed: bytes | memoryview, part_items: int) -> Iterator[Ite
     unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=BATCH_BYTES_MAX)
     unpacker.feed(packed)
     unpack = unpacker.unpack
+    end = 0
     try:
         left = unpacker.read_array_header()
         while left:
-            items = tuple([unpack() for _ in range(min(left, part_items))])
+            items = tuple([unpack() for _ in range(min(left, part_keys))])
             left -= len(items)
-            if type(items[-1][0]) is not int or {*map(len, items)} != _FIELD_COUNTS:
-                raise ValueError("they are of another shape")
-            yield items
+            end, num_keys = check_items(items, end, has_gaps=has_gaps)
+            if num_keys == len(items):
+                yield items, end, num_keys
+            else:
+                yield from _parts_of_wide(items, part_keys)
     except (TypeError, LookupError, msgpack.UnpackException) as exc:
         raise ValueError(str(exc) or type(exc).__name__) from exc
     if unpacker.tell() != len(packed):
         raise ValueError("there is something behind the last one")
+
+
+def _parts_of_wide(items: Items, part_keys: int) -> Iterator[tuple[Items, int, int]]:
+    """Yield entries one by one, the wide ones in slices."""
+    for item in items:
+        width = _width(item[4])
+        for start in range(0, width, part_keys):
+            stop = min(start + part_keys, width)
+            piece = slice_item(item, start, stop) if stop - start < width else item
+            yield (piece,), item[0] + stop, stop - start
 
 
 def find_later_flush(data: bytes, damage: int, base_position: int) -> RawBatch | None:

@@ -34,6 +34,7 @@ from coordinator.log.format import (
     OpenBatch,
     encode_flush,
     encode_footer,
+    numbered,
 )
 from coordinator.log.recovery import Expected, RecoveryEvent, create_segment, open_folder
 from coordinator.log.replay import IndexedSegment, JournalReplay, PartitionReplay, read_from
@@ -229,11 +230,11 @@ class Journal:
             BatchTooLarge: Nothing was changed.
             LogFailed: The log failed earlier, or is closed.
         """
-        items = [(delta, *entry) for delta, entry in enumerate(entries)]
-        return self.append_packed(partition, len(items), self._pack(items), timestamp_ms)
+        items, num_keys = numbered(entries)
+        return self.append_packed(partition, num_keys, self._pack(items), timestamp_ms)
 
     def append_packed(self, partition: int, count: int, packed: bytes, timestamp_ms: int) -> int:
-        """Do as `append` does, with *count* entries that are packed as a batch has them."""
+        """Do as `append` does, with entries for *count* keys, packed as a batch has them."""
         if self._failure is not None:
             raise LogFailed("the log failed earlier") from self._failure
         if not count:

@@ -33,10 +33,10 @@ from coordinator.log.format import (
 from coordinator.log.segments import WINDOW_BYTES, FlushChain, SegmentReader, damaged
 from coordinator.log.state_files import SegmentInfo, data_bytes
 
-# A batch with more bytes than this is yielded in parts of so many entries: to replay as many
+# A batch with more bytes than this is yielded in parts of so many keys: to replay as many
 # holds up the event loop for a moment only.
 PART_BYTES: Final = 64 * 1024
-PART_ITEMS: Final = 1_000
+PART_KEYS: Final = 1_000
 
 
 class IndexedSegment(NamedTuple):
@@ -206,15 +206,10 @@ class SegmentReplay:
             # Compaction leaves gaps, but never goes back.
             if offset != expected and (offset < expected or not is_compacted):
                 raise self._out_of_place(base + at, partition, offset, expected)
-            count = 0
             try:
-                for items in _parts(body[REST_BYTES:]):
-                    count += len(items)
-                    last = items[-1][0]
-                    if last != count - 1 and not is_compacted:
-                        raise ValueError("their distances have gaps")  # noqa: TRY301 - one way out
-                    ends[partition] = offset + last + 1
-                    yield make((partition, epoch, offset, time_ms, items))
+                for items, end_delta, num_keys in _parts(body[REST_BYTES:], has_gaps=is_compacted):
+                    ends[partition] = end_offset = offset + end_delta
+                    yield make((partition, epoch, offset, time_ms, items, end_offset, num_keys))
             except ValueError as exc:
                 where = f"segment {self.segment.name}: the entries of the batch at byte {base + at}"
                 raise LogCorrupt(f"{where} can't be read: {exc}") from exc
@@ -350,19 +345,25 @@ class PartitionReplay:
                     f"of partition {raw.partition}, behind offset {end}"
                 )
             try:
-                for items in _parts(window[raw.start + HEADER_BYTES : raw.end]):
-                    batch = Batch(
-                        raw.partition, raw.leader_epoch, raw.base_offset, raw.timestamp_ms, items
+                packed = window[raw.start + HEADER_BYTES : raw.end]
+                for items, end_delta, num_keys in _parts(packed, has_gaps=True):
+                    self.ends[self._partition] = end = raw.base_offset + end_delta
+                    yield Batch(
+                        raw.partition,
+                        raw.leader_epoch,
+                        raw.base_offset,
+                        raw.timestamp_ms,
+                        items,
+                        end,
+                        num_keys,
                     )
-                    self.ends[self._partition] = batch.end_offset
-                    yield batch
             except ValueError as exc:
                 where = f"the entries at offset {raw.base_offset} of partition {raw.partition}"
                 raise LogCorrupt(f"{where} can't be read: {exc}") from exc
 
 
-def _parts(packed: bytes) -> Iterable[Items]:
+def _parts(packed: bytes, *, has_gaps: bool) -> Iterable[tuple[Items, int, int]]:
     """Return the entries of a batch, those of a large one in parts. Raises ValueError."""
     if len(packed) <= PART_BYTES:
-        return (unpack_items(packed),)
-    return unpack_in_parts(packed, PART_ITEMS)
+        return (unpack_items(packed, has_gaps=has_gaps),)
+    return unpack_in_parts(packed, PART_KEYS, has_gaps=has_gaps)

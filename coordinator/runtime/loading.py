@@ -209,7 +209,7 @@ class Loader:
             for batch in replay.batches():
                 # Checked here, and after each pause below: an abandoned shard takes no more.
                 take(batch)
-                entries += len(batch.items)
+                entries += batch.num_keys
                 if entries >= pause_at:
                     pause_at = entries + LOAD_SLICE_ENTRIES
                     progress.entries = entries

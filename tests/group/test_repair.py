@@ -29,7 +29,7 @@ NOW_MS = 1_700_000_000_000
 
 def entries(*records: Record) -> list[Any]:
     """Return records as they lie in the log."""
-    return [item[1:] for item in checked_items(pack(records)[1])]
+    return [item[1:] for item in checked_items(pack(records)[1])[0]]
 
 
 def stable(group_id: str, generation: int, topics_version: int = 0) -> GroupMetadata:

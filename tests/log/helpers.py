@@ -1,6 +1,7 @@
 """What the tests of the log share."""
 
 import random
+from collections.abc import Iterable
 
 from coordinator.log.format import Batch, Entry, Flush
 from coordinator.log.journal import Journal
@@ -37,9 +38,33 @@ def entry(number: int, *, padding: int = 0) -> Entry:
     return Entry(1, 0, "group", ("topic", number), (number, "x" * padding))
 
 
-def append(journal: Journal, partition: int, *numbers: int, padding: int = 0) -> int:
-    """Append one batch with these entries."""
-    return journal.append(partition, [entry(n, padding=padding) for n in numbers], NOW_MS)
+def wide_entry(*numbers: int, padding: int = 0) -> Entry:
+    """Return one entry that stands for the entries of all *numbers*."""
+    return Entry(1, 1, "group", ("topic", numbers), (numbers, "x" * padding))
+
+
+def singles(entries: Iterable[Entry]) -> list[Entry]:
+    """Return *entries* with one for each key that a wide one stands for."""
+    found: list[Entry] = []
+    for type_, version, scope, key, value in entries:
+        if not isinstance(key, tuple) or not key or not isinstance(key[-1], tuple):
+            found.append(Entry(type_, version, scope, key, value))
+            continue
+        assert isinstance(value, tuple)
+        for at, element in enumerate(key[-1]):
+            part = tuple(p[at] if isinstance(p, tuple) else p for p in value)
+            found.append(Entry(type_, version, scope, (*key[:-1], element), part))
+    return found
+
+
+def append(
+    journal: Journal, partition: int, *numbers: int, padding: int = 0, wide: bool = False
+) -> int:
+    """Append one batch with these entries, or with one *wide* entry that stands for them."""
+    entries = [entry(n, padding=padding) for n in numbers]
+    if wide:
+        entries = [wide_entry(*numbers, padding=padding)]
+    return journal.append(partition, entries, NOW_MS)
 
 
 def flush(journal: Journal) -> Flush:

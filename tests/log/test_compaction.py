@@ -13,6 +13,7 @@ from coordinator.log.compaction import (
     find_live,
     goes_into_same_output,
     is_due,
+    live_items,
 )
 from coordinator.log.errors import LogCorrupt
 from coordinator.log.format import (
@@ -29,7 +30,7 @@ from coordinator.log.offline.compact import Saved, compact_stopped
 from coordinator.log.state_files import Manifest, SegmentInfo, sealed_sizes
 from coordinator.log.swap import replaced
 from tests.fakes.disk import Disk
-from tests.log.helpers import NOW_MS, flush, loaded, open_journal, segments_of
+from tests.log.helpers import NOW_MS, flush, loaded, open_journal, segments_of, singles
 
 SEGMENT_BYTES: Final = 400
 PARTITIONS: Final = (0, 1, 3, NODE_PARTITION)
@@ -38,20 +39,41 @@ DAY_MS: Final = 86_400_000
 # Partition, entries of one batch, whether a flush follows; a time passes between batches.
 Written = tuple[int, tuple[Entry, ...], bool]
 
+NUMBERS: Final = st.integers(0, 999)
+TEXTS: Final = st.text(max_size=20)
+
+
+@st.composite
+def wide_entries(draw: st.DrawFn) -> Entry:
+    """Return an entry that stands for several keys, perhaps for one of them twice."""
+    elements = tuple(draw(st.lists(st.integers(0, 6), min_size=1, max_size=6)))
+    count = len(elements)
+    value = draw(
+        st.tuples(
+            NUMBERS | st.tuples(*[NUMBERS] * count),
+            TEXTS | st.tuples(*[TEXTS] * count),
+        )
+    )
+    topic = draw(st.sampled_from(["t", "u"]))
+    return Entry(draw(st.sampled_from([1, 2])), 1, draw(SCOPES), (topic, elements), value)
+
+
+SCOPES: Final = st.sampled_from(["a", "b", ""])
 entries = st.one_of(
     st.builds(
         Entry,
         st.sampled_from([1, 2]),
         st.just(0),
-        st.sampled_from(["a", "b", ""]),
+        SCOPES,
         st.tuples(st.sampled_from(["t", "u"]), st.integers(0, 2)),
-        st.none() | st.tuples(st.integers(0, 999), st.text(max_size=20)),
+        st.none() | st.tuples(NUMBERS, TEXTS),
     ),
+    wide_entries(),
     st.builds(
         Entry,
         st.just(SCOPE_TOMBSTONE),
         st.just(0),
-        st.sampled_from(["a", "b", ""]),
+        SCOPES,
         st.just(()),
         st.none(),
     ),
@@ -217,6 +239,74 @@ def test_end_offsets_and_reads_of_one_partition_go_on() -> None:
     assert [(b.partition, b.base_offset) for b in loaded(journal)] == [(1, 9), (0, 11)]
 
 
+def wide(*numbers: int, value: int = 0) -> tuple[int, Entry]:
+    """Return an entry of partition 0 for the keys that *numbers* stand for."""
+    return 0, Entry(1, 1, "g", ("t", numbers), (tuple(10 * n + value for n in numbers), "m"))
+
+
+def test_a_wide_entry_is_left_whole_while_all_its_keys_are_live() -> None:
+    """Its bytes are copied, and it stays one entry."""
+    journal = journal_of(Disk(), wide(4, 5), wide(0, 1, 2), put(0, "g", 7, 7), wide(4, 5, value=1))
+    shrink(journal)
+
+    assert [b.items for b in loaded(journal)] == [
+        ((0, *wide(0, 1, 2)[1]),),
+        ((0, *put(0, "g", 7, 7)[1]),),
+        ((0, *wide(4, 5, value=1)[1]),),
+    ]
+    assert [b.base_offset for b in loaded(journal)] == [2, 5, 6]
+
+
+def test_of_a_wide_entry_the_runs_of_live_keys_stay_wide_entries() -> None:
+    """Each with its offsets, and with what all its keys had in common."""
+    journal = open_journal(Disk(), segment_bytes=SEGMENT_BYTES)
+    journal.append(0, [put(0, "g", 99, 1)[1], wide(*range(9))[1], put(0, "g", 8, 3)[1]], NOW_MS)
+    flush(journal)
+    journal.append(0, [wide(2, 5)[1], put(0, "g", 6, None)[1]], NOW_MS)
+    flush(journal)
+    saved = shrink(journal)
+    first, second = loaded(journal)
+
+    assert first.items == (
+        (0, *put(0, "g", 99, 1)[1]),
+        (1, *wide(0, 1)[1]),
+        (4, *wide(3, 4)[1]),
+        (8, *wide(7)[1]),
+        (10, *put(0, "g", 8, 3)[1]),
+    )
+    assert second.items == ((0, *wide(2, 5)[1]), (2, *put(0, "g", 6, None)[1]))
+    assert (first.num_keys, second.num_keys, saved.live_entries) == (7, 3, 10)
+    assert (first.end_offset, second.base_offset, second.end_offset) == (11, 11, 14)
+
+
+def test_only_the_last_one_of_a_key_that_a_wide_entry_has_twice_is_live() -> None:
+    """As if each had an entry of its own."""
+    journal = journal_of(Disk(), wide(3, 4, 3, 3))
+    shrink(journal)
+
+    assert [item[0] for b in loaded(journal) for item in b.items] == [1, 3]
+
+
+def test_keys_are_the_same_in_wide_and_narrow_entries_and_differ_by_their_type() -> None:
+    """1, 1.0, true and "1" are four keys, in either kind."""
+    elements = (1, True, 1.0, "1", b"1", None, {"a": 1}, 300, -1)
+    narrow = [(0, Entry(1, 0, "g", ("t", element), (0,))) for element in elements]
+    wide_one = 0, Entry(1, 1, "g", ("t", elements), (1,))
+    journal = journal_of(Disk(), *narrow, wide_one, narrow[1])
+    shrink(journal)
+
+    assert [offset for _, offset, _ in content(journal)] == [9, *range(11, 18), 18]
+
+
+def test_live_offsets_that_a_batch_does_not_have_are_damage() -> None:
+    """The source was changed between two passes, and what is live in it is not known."""
+    items = ((0, *put(0, "g", 1, 1)[1]), (3, *wide(1, 2)[1]), (7, *put(0, "g", 3, 3)[1]))
+    for live in ([10, 11], [12, 13], [13, 14, 15], [16, 17], [9, 10], [18], [17, 18]):
+        with pytest.raises(LogCorrupt):
+            live_items(items, 10, live)
+    assert live_items(items, 10, [10, 13, 14, 17]) == [*items]
+
+
 @given(
     logs,
     st.lists(st.tuples(st.integers(0, 40), st.integers(-1, 3)), min_size=1, max_size=4),
@@ -233,7 +323,7 @@ def test_a_compacted_log_is_the_same_log(
     for at, (partition, some, flushes) in enumerate(written):
         first = journal.end_offset(partition)
         journal.append(partition, some, NOW_MS + at)
-        everything += [(partition, first + delta, e) for delta, e in enumerate(some)]
+        everything += [(partition, first + delta, e) for delta, e in enumerate(singles(some))]
         if flushes or at == len(written) - 1:
             flush(journal)
         due = [horizon for when, horizon in compactions if when == at]
@@ -248,6 +338,7 @@ def test_a_compacted_log_is_the_same_log(
                 journal = open_journal(disk, segment_bytes=segment_bytes)
 
             assert [(p, offset) for p, offset, _ in content(journal)] == live
+            assert fold(content(journal)) == fold(everything)
             assert journal.compacted_below == {
                 p: max(below.get(p, 0), was_below.get(p, 0)) for p in below | was_below
             }
@@ -278,12 +369,7 @@ def test_little_memory_only_takes_more_passes(
 
     def read() -> list[tuple[int, int, int, bytes]]:
         return [
-            (
-                b.partition,
-                b.base_offset,
-                b.timestamp_ms,
-                msgpack.packb([(offset - b.base_offset, *e) for offset, e in b.entries]),
-            )
+            (b.partition, b.base_offset, b.timestamp_ms, msgpack.packb(b.items))
             for b in loaded(journal)
         ]
 

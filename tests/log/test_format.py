@@ -27,7 +27,12 @@ from coordinator.log.format import (
     encode_flush,
     encode_footer,
     find_later_flush,
+    numbered,
+    slice_item,
+    split_item,
+    unpack_in_parts,
 )
+from tests.log.helpers import singles
 
 # The example of docs/log-format.md.
 EXAMPLE = Batch(
@@ -39,6 +44,8 @@ EXAMPLE = Batch(
         (0, 1, 1, "etl", ("orders", 3), (1200, -1, "", 1_700_000_000_000)),
         (1, 1, 1, "etl", ("orders", 4), None),
     ),
+    end_offset=43,
+    num_keys=2,
 )
 EXAMPLE_HEX = """
 00 00 00 52
@@ -63,6 +70,24 @@ ENTRIES = st.builds(
     KEYS,
     st.none() | st.tuples(st.integers(0, 2**63 - 1), st.text(max_size=9), st.booleans()),
 )
+
+
+# Keys and values of entries that stand for several keys, and don't say what of which.
+WIDE_NONSENSE: list[tuple[object, object]] = [
+    (["t", []], []),
+    (["t", []], [[]]),
+    (["t", []], [5]),
+    (["t", [1]], None),
+    (["t", [1]], 5),
+    (["t", [1]], "x"),
+    (["t", [1]], {0: 1}),
+    (["t", [1]], [[]]),
+    (["t", [1]], [[5, 6]]),
+    (["t", [1]], [5, [6], [7, 8]]),
+    (["t", [[1]]], [5]),
+    ([[[]]], [5]),
+    ([[1, []]], [5]),
+]
 
 
 def encoded(entries: list[Entry], *, partition: int = 1, flush_start: int = 0) -> bytes:
@@ -112,6 +137,69 @@ def test_a_batch_is_read_as_it_was_written(entries: list[Entry]) -> None:
     assert batch.entries == tuple((10 + delta, entry) for delta, entry in enumerate(entries))
 
 
+ELEMENTS = st.integers(-(2**63), 2**63 - 1) | st.text(max_size=5) | st.booleans() | st.none()
+
+
+@st.composite
+def wide_entries(draw: st.DrawFn) -> Entry:
+    """Return an entry that stands for several keys."""
+    elements = draw(st.lists(ELEMENTS, min_size=1, max_size=9))
+    column = st.lists(ELEMENTS, min_size=len(elements), max_size=len(elements)).map(tuple)
+    value = tuple(draw(st.lists(ELEMENTS | column, max_size=4)))
+    common = draw(st.lists(ELEMENTS, max_size=2))
+    return Entry(1, 1, draw(st.text(max_size=9)), (*common, tuple(elements)), value)
+
+
+@given(st.lists(ENTRIES | wide_entries(), min_size=1, max_size=5))
+def test_a_wide_entry_stands_for_an_entry_with_an_offset_for_each_of_its_keys(
+    entries: list[Entry],
+) -> None:
+    """Whoever reads changes, or looks for what is live, sees no difference."""
+    items, count = numbered(entries)
+    data = b"".join(encode_batch((1, 2, 10, 0, -5), msgpack.packb(items)))
+    raw = batch_at(data, 0)
+    assert raw is not None
+    batch = decode_batch(data, raw)
+
+    assert batch.entries == tuple((10 + at, one) for at, one in enumerate(singles(entries)))
+    assert (batch.num_keys, batch.end_offset) == (count, 10 + count)
+
+
+@given(wide_entries(), st.data())
+def test_a_slice_of_a_wide_entry_stands_for_those_keys(entry: Entry, data: st.DataObject) -> None:
+    """With the distance of the first of them."""
+    alone = singles([entry])
+    start = data.draw(st.integers(0, len(alone) - 1))
+    stop = data.draw(st.integers(start + 1, len(alone)))
+    delta, *fields = slice_item((7, *entry), start, stop)
+
+    assert delta == 7 + start
+    assert singles([Entry(*fields)]) == alone[start:stop]
+
+
+@given(
+    entries=st.lists(ENTRIES | wide_entries(), min_size=1, max_size=6),
+    part_keys=st.integers(1, 6),
+    has_gaps=st.booleans(),
+)
+def test_the_parts_of_a_batch_are_the_batch(
+    entries: list[Entry], part_keys: int, *, has_gaps: bool
+) -> None:
+    """Wide entries are cut where they have more keys than a part may."""
+    items, count = numbered(entries)
+    if has_gaps:
+        items = [(3 * delta, *fields) for delta, *fields in items]
+    parts = list(unpack_in_parts(msgpack.packb(items), part_keys, has_gaps=has_gaps))
+
+    found = [one for part, _, _ in parts for item in part for one in split_item(item)]
+    assert found == [one for item in items for one in split_item(item)]
+    assert sum(keys for _, _, keys in parts) == count
+    for part, end, keys in parts:
+        last = [one for item in part for one in split_item(item)]
+        assert (len(last), last[-1][0] + 1) == (keys, end)
+        assert keys <= part_keys
+
+
 @given(st.binary(max_size=200), st.integers(0, 200))
 def test_any_bytes_are_a_batch_or_are_not(data: bytes, start: int) -> None:
     """Reading noise raises nothing."""
@@ -144,6 +232,17 @@ def test_a_length_shorter_than_the_header_is_never_a_batch() -> None:
         msgpack.packb([[]]),
         msgpack.packb([[0, 1, 2]]),
         msgpack.packb([["x", 1, 0, "", [], 1]]),
+        msgpack.packb([[1.0, 1, 0, "", [], 1]]),
+        msgpack.packb([[0, 1, 0, "", [], 1], "6 char"]),
+        msgpack.packb([[1, 1, 0, "", [], 1], [0, 1, 0, "", [], 1]]),
+        msgpack.packb([[0, 1, 0, "", [], 1], [0, 1, 0, "", [], 1]]),
+        msgpack.packb([[-1, 1, 0, "", [], 1]]),
+        msgpack.packb([[0, 1, 1, "", ["t", [1, 2]], [5]], [1, 1, 0, "", [], 1]]),
+        *[msgpack.packb([[0, 1, 1, "", key, value]]) for key, value in WIDE_NONSENSE],
+        *[
+            msgpack.packb([[0, 1, 0, "", [], 1], [1, 1, 1, "", key, value], [2, 1, 0, "", [], 1]])
+            for key, value in WIDE_NONSENSE
+        ],
         msgpack.packb([[0, 1, 0, "", [], 1]]) + b"\x00",
     ],
 )

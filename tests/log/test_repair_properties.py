@@ -46,7 +46,8 @@ def written(rng: random.Random, *, clean: bool) -> Written:
                 count = rng.randint(1, 3)
                 partition = rng.choice([*range(PARTITIONS), NODE_PARTITION])
                 padding = rng.randint(0, 40)
-                append(journal, partition, *range(number, number + count), padding=padding)
+                new = range(number, number + count)
+                append(journal, partition, *new, padding=padding, wide=rng.random() < 0.5)
                 number += count
             flush(journal)
         ends = {p: journal.end_offset(p) for p in (*range(PARTITIONS), NODE_PARTITION)}

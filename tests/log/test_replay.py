@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from coordinator.log.errors import LogCorrupt, LogFailed
 from coordinator.log.format import HEADER_BYTES, Batch, Entry, encode_batch
-from coordinator.log.replay import PART_ITEMS, IndexedSegment, PartitionReplay, Replay
+from coordinator.log.replay import PART_KEYS, IndexedSegment, PartitionReplay, Replay
 from coordinator.log.segments import WINDOW_BYTES
 from tests.fakes.disk import Disk, DiskDirectory
 from tests.log.helpers import (
@@ -21,6 +21,7 @@ from tests.log.helpers import (
     numbers_of,
     open_journal,
     replayed,
+    wide_entry,
     write,
 )
 
@@ -44,17 +45,19 @@ def big_entries(count: int, value_bytes: int = 0) -> list[Entry]:
 
 @settings(max_examples=40)
 @given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.booleans()), max_size=30),
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 4), st.booleans(), st.booleans()), max_size=30
+    ),
     st.sampled_from([64, 300, 10_000]),
 )
 def test_a_load_of_all_is_the_loads_of_each(
-    steps: list[tuple[int, int, bool]], segment_bytes: int
+    steps: list[tuple[int, int, bool, bool]], segment_bytes: int
 ) -> None:
     """Whatever was appended to which partition, and however it was flushed."""
     journal = open_journal(Disk(), segment_bytes=segment_bytes)
     number = 0
-    for partition, count, flushes in steps:
-        append(journal, partition, *range(number, number + count))
+    for partition, count, flushes, wide in steps:
+        append(journal, partition, *range(number, number + count), wide=wide)
         number += count
         if flushes:
             flush(journal)
@@ -73,8 +76,7 @@ def test_a_load_of_all_is_the_loads_of_each(
             batches += alone.batches()
             alone.fetch()
         alike = [b for b in everything if b.partition == partition]
-        assert [b[:5] for b in batches] == [b[:5] for b in alike]
-        assert [b.entries for b in batches] == [b.entries for b in alike]
+        assert batches == alike
         assert alone.ends == {partition: journal.end_offset(partition)}
     assert sorted(n for b in everything for n in numbers_of(b)) == list(range(number))
 
@@ -93,11 +95,42 @@ def test_a_large_batch_comes_in_parts_that_are_the_whole() -> None:
         while not replay.at_end:
             batches += replay.batches()
             replay.fetch()
-        assert max(len(batch.items) for batch in batches) <= PART_ITEMS
+        assert max(len(batch.items) for batch in batches) <= PART_KEYS
         offsets = [offset for batch in batches for offset, _ in batch.entries]
         assert offsets == list(range(100_002))
         keys = [entry.key for batch in batches[1:-1] for _, entry in batch.entries]
         assert keys == [("t", n) for n in range(100_000)]
+
+
+def test_a_wide_entry_of_a_large_batch_comes_in_parts() -> None:
+    """It stands for as many keys as a request may name."""
+    journal = open_journal(Disk())
+    append(journal, 0, *range(10_000), padding=70_000, wide=True)
+    flush(journal)
+    write(journal, 0, 10_000)
+
+    for replay in (journal.load(), journal.load_partition(0)):
+        replay.fetch()
+        batches = list(replay.batches())
+        assert max(len(batch.entries) for batch in batches) <= PART_KEYS
+        assert [n for batch in batches for n in numbers_of(batch)] == list(range(10_001))
+        assert [o for batch in batches for o, _ in batch.entries] == list(range(10_001))
+        assert sum(batch.num_keys for batch in batches) == replay.ends[0] == 10_001
+
+
+@pytest.mark.parametrize("has_more", [False, True])
+def test_wide_entries_that_leave_offsets_out_are_corruption(*, has_more: bool) -> None:
+    """In what was not compacted, each one begins where the one before ends."""
+    journal = open_journal(Disk())
+    items = [(0, *wide_entry(1, 2)), (3, *wide_entry(3, 4))]
+    items += [(5 + n, *entry(n, padding=90)) for n in range(1_000)] if has_more else []
+    journal.append_packed(0, 1, msgpack.packb(items), NOW_MS)
+    flush(journal)
+    replay = journal.load()
+    replay.fetch()
+
+    with pytest.raises(LogCorrupt, match="gaps"):
+        list(replay.batches())
 
 
 def test_a_batch_larger_than_the_window_is_read_whole() -> None:

@@ -26,7 +26,15 @@ import msgpack
 
 from coordinator.log.directory import Directory
 from coordinator.log.errors import LogRefused
-from coordinator.log.format import FORMAT, HEADER_BYTES, NODE_PARTITION, Batch, Entry, encode_batch
+from coordinator.log.format import (
+    FORMAT,
+    HEADER_BYTES,
+    NODE_PARTITION,
+    Batch,
+    Entry,
+    encode_batch,
+    numbered,
+)
 from coordinator.log.journal import SEGMENT_BYTES_MAX
 from coordinator.log.offline.salvage import Damage, Kept, Salvage, partition_name
 from coordinator.log.offline.survey import Problem, Source, Survey, serial_of
@@ -106,7 +114,7 @@ def plan_repair(
             if type(item) is Kept:
                 on_batch(item.batch)
                 batches += 1
-                entries += len(item.batch.entries)
+                entries += item.batch.num_keys
                 kept_bytes += len(item.found.data)
                 newest_end = source.segment.base + item.found.end
                 leader_epoch = max(leader_epoch, item.batch.leader_epoch)
@@ -371,10 +379,11 @@ class _Rewriting:
     def _fenced(self, base: int, ends: dict[int, int], fences: Fences) -> SegmentInfo:
         name, writer = self._new_segment(base)
         for partition, entries in fences(self._plan.lost_bytes):
-            packed: bytes = msgpack.packb([(delta, *e) for delta, e in enumerate(entries)])
+            items, num_keys = numbered(entries)
+            packed: bytes = msgpack.packb(items)
             raw = (partition, self._meta.leader_epoch, ends[partition], 0, self._wall_clock_ms)
             writer.add(partition, encode_batch(raw, packed))
-            ends[partition] += len(entries)
+            ends[partition] += num_keys
         end = base + writer.data_bytes + 1
         writer.seal(base, end, ends, self._meta.cluster_id)
         return SegmentInfo(name, base, end, writer.data_bytes, compacted=True)
