@@ -362,24 +362,34 @@ def unpack_in_parts(
             items = tuple([unpack() for _ in range(min(left, part_keys))])
             left -= len(items)
             end, num_keys = check_items(items, end, has_gaps=has_gaps)
-            if num_keys == len(items):
+            if num_keys <= part_keys:
                 yield items, end, num_keys
             else:
-                yield from _parts_of_wide(items, part_keys)
+                yield from in_parts(items, part_keys)
     except (TypeError, LookupError, msgpack.UnpackException) as exc:
         raise ValueError(str(exc) or type(exc).__name__) from exc
     if unpacker.tell() != len(packed):
         raise ValueError("there is something behind the last one")
 
 
-def _parts_of_wide(items: Items, part_keys: int) -> Iterator[tuple[Items, int, int]]:
-    """Yield entries one by one, the wide ones in slices."""
+def in_parts(items: Items, part_keys: int) -> Iterator[tuple[Items, int, int]]:
+    """Yield these entries, no more than *part_keys* keys at a time, as `unpack_items` returns them.
+
+    A wide one that has more keys is cut.
+    """
+    part: list[Item] = []
+    num_keys = end = 0
     for item in items:
         width = _width(item[4])
         for start in range(0, width, part_keys):
             stop = min(start + part_keys, width)
-            piece = slice_item(item, start, stop) if stop - start < width else item
-            yield (piece,), item[0] + stop, stop - start
+            if num_keys + stop - start > part_keys:
+                yield tuple(part), end, num_keys
+                part, num_keys = [], 0
+            part.append(item if stop - start == width else slice_item(item, start, stop))
+            num_keys += stop - start
+            end = item[0] + stop
+    yield tuple(part), end, num_keys
 
 
 def find_later_flush(data: bytes, damage: int, base_position: int) -> RawBatch | None:

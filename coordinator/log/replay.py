@@ -27,16 +27,17 @@ from coordinator.log.format import (
     Items,
     RawBatch,
     decode_batch,
+    in_parts,
     unpack_in_parts,
     unpack_items,
 )
 from coordinator.log.segments import WINDOW_BYTES, FlushChain, SegmentReader, damaged
 from coordinator.log.state_files import SegmentInfo, data_bytes
 
-# A batch with more bytes than this is yielded in parts of so many keys: to replay as many
-# holds up the event loop for a moment only.
-PART_BYTES: Final = 64 * 1024
+# A batch is yielded in parts of so many keys: to replay as many holds up the event loop for a
+# moment only. One with more bytes than these is unpacked in parts, too.
 PART_KEYS: Final = 1_000
+PART_BYTES: Final = 64 * 1024
 
 
 class IndexedSegment(NamedTuple):
@@ -365,5 +366,6 @@ class PartitionReplay:
 def _parts(packed: bytes, *, has_gaps: bool) -> Iterable[tuple[Items, int, int]]:
     """Return the entries of a batch, those of a large one in parts. Raises ValueError."""
     if len(packed) <= PART_BYTES:
-        return (unpack_items(packed, has_gaps=has_gaps),)
+        whole = unpack_items(packed, has_gaps=has_gaps)
+        return (whole,) if whole[2] <= PART_KEYS else in_parts(whole[0], PART_KEYS)
     return unpack_in_parts(packed, PART_KEYS, has_gaps=has_gaps)

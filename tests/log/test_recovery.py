@@ -246,18 +246,36 @@ def loads(disk: Disk, *entries: Entry) -> LogRefused:
 
 
 @row("an entry of a type or version that isn't known")
-@pytest.mark.parametrize(("type_", "version"), [(7777, 0), (1, 9)])
-def test_an_unknown_entry_is_refused(type_: int, version: int) -> None:
+@pytest.mark.parametrize(("type_", "version"), [(7777, 0), (1, 9), (1, 2)])
+@pytest.mark.parametrize("partition", [1, (1, 2)])
+def test_an_unknown_entry_is_refused(type_: int, version: int, partition: object) -> None:
     """A newer release wrote it; tests/server has the daemon's exit."""
-    verdict = loads(Disk(), Entry(type_, version, "g", ("t", 1), (1, -1, "", 0, -1)))
+    verdict = loads(Disk(), Entry(type_, version, "g", ("t", partition), (1, -1, "", 0, -1)))
 
     assert verdict.exit_status == 78
 
 
 @row("an entry with a good checksum that can't be understood")
-def test_an_entry_of_another_shape_is_refused() -> None:
-    """No guess at what it may mean."""
-    assert loads(Disk(), Entry(1, 0, "g", ("t", 1, 2), (1, -1, "", 0, -1))).exit_status == 65
+@pytest.mark.parametrize(
+    ("version", "key", "value"),
+    [
+        (0, ("t", 1, 2), (1, -1, "", 0, -1)),
+        (0, ("t", (1, 2)), (1, -1, "", 0, -1)),
+        (1, ("t", (1, 2)), ((1, 2), -1, "")),
+        (1, ("t", (1, 2)), ((1, 2), -1, "", (0, 0), -1)),
+        (1, ("t", (1, "2")), ((1, 2), -1, "", 0, -1)),
+        (1, ("t", ()), ((), -1, "", 0, -1)),
+        (1, ("t", (1, 2)), ((1,), -1, "", 0, -1)),
+        (1, ("t", (1, 2)), ((1, 2), (-1, -1, -1), "", 0, -1)),
+        (1, ("t", (1, 2)), None),
+        (1, ("t", (1, (2,))), (5, -1, "", 0, -1)),
+    ],
+)
+def test_an_entry_of_another_shape_is_refused(version: int, key: object, value: object) -> None:
+    """No guess at what it may mean, nor whose offset is whose."""
+    good, bad = Entry(1, 0, "g", ("t", 1), (1, -1, "", 0, -1)), Entry(1, version, "g", key, value)
+
+    assert loads(Disk(), good, bad).exit_status == 65
 
 
 @row("`meta`, `manifest` or `clean` damaged; `manifest` missing")

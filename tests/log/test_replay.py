@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from coordinator.log.errors import LogCorrupt, LogFailed
 from coordinator.log.format import HEADER_BYTES, Batch, Entry, encode_batch
-from coordinator.log.replay import PART_KEYS, IndexedSegment, PartitionReplay, Replay
+from coordinator.log.replay import PART_BYTES, PART_KEYS, IndexedSegment, PartitionReplay, Replay
 from coordinator.log.segments import WINDOW_BYTES
 from tests.fakes.disk import Disk, DiskDirectory
 from tests.log.helpers import (
@@ -102,10 +102,11 @@ def test_a_large_batch_comes_in_parts_that_are_the_whole() -> None:
         assert keys == [("t", n) for n in range(100_000)]
 
 
-def test_a_wide_entry_of_a_large_batch_comes_in_parts() -> None:
-    """It stands for as many keys as a request may name."""
+@pytest.mark.parametrize("padding", [0, PART_BYTES])
+def test_a_wide_entry_comes_in_parts(padding: int) -> None:
+    """It stands for as many keys as a request may name, in few bytes or in many."""
     journal = open_journal(Disk())
-    append(journal, 0, *range(10_000), padding=70_000, wide=True)
+    append(journal, 0, *range(10_000), padding=padding, wide=True)
     flush(journal)
     write(journal, 0, 10_000)
 

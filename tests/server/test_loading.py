@@ -215,8 +215,11 @@ async def test_a_load_that_nobody_wants_any_more_ends(autojump_clock: MockClock)
         assert w.node.ready
 
 
-def big_log(entries_per_batch: int, batches: int) -> Disk:
-    """Return a disk with a log of many entries of group "g" in one partition."""
+def big_log(entries_per_batch: int, batches: int, *, wide: bool = False) -> Disk:
+    """Return a disk with a log of many entries of group "g" in one partition.
+
+    With *wide*, one entry stands for those of a batch.
+    """
     disk = Disk()
 
     async def write() -> None:
@@ -224,6 +227,10 @@ def big_log(entries_per_batch: int, batches: int) -> Disk:
             for number in range(batches):
                 value = (number, -1, "", 1, -1)
                 entries = [Entry(1, 0, "g", ("t", p), value) for p in range(entries_per_batch)]
+                if wide:
+                    partitions = tuple(range(entries_per_batch))
+                    columns = (tuple(number + p for p in partitions), *value[1:])
+                    entries = [Entry(1, 1, "g", ("t", partitions), columns)]
                 w.journal.append(0, entries, 1)
             w.node.appended()
             await w.node.flusher.wait_idle()
@@ -234,12 +241,15 @@ def big_log(entries_per_batch: int, batches: int) -> Disk:
     return disk
 
 
-@pytest.mark.parametrize(("entries_per_batch", "batches"), [(1, 10_000), (10_000, 1)])
+@pytest.mark.parametrize(
+    ("entries_per_batch", "batches", "wide"),
+    [(1, 10_000, False), (10_000, 1, False), (100, 100, True), (10_000, 1, True)],
+)
 def test_requests_are_answered_between_the_slices_of_a_load(
-    entries_per_batch: int, batches: int, monkeypatch: pytest.MonkeyPatch
+    entries_per_batch: int, batches: int, monkeypatch: pytest.MonkeyPatch, *, wide: bool
 ) -> None:
-    """Of many small batches and of a single large one."""
-    disk = big_log(entries_per_batch, batches)
+    """Of many small batches and of a single large one, and of entries for many partitions."""
+    disk = big_log(entries_per_batch, batches, wide=wide)
     turns = 0
 
     async def run() -> None:
@@ -252,7 +262,7 @@ def test_requests_are_answered_between_the_slices_of_a_load(
             replay = shard.replay
 
             def count(batch: Batch) -> None:
-                replayed.append(len(batch.items))
+                replayed.append(len(batch.entries))
                 replay(batch)
 
             monkeypatch.setattr(shard, "replay", count)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from click.testing import CliRunner, Result
 
@@ -122,6 +123,84 @@ def test_every_type_of_entry_is_shown_by_its_names(tmp_path: Path) -> None:
     assert found["end-offset", "orders"]["key"] == {"partition": 0}
     assert found["registry", ""]["value"] == {"version": 3, "last_deletion_version": 0}
     assert found["scope-deleted", "old"]["partition"] == "node"
+
+
+def make_wide(path: Path, *batches: Sequence[Entry]) -> None:
+    """Write a log with these batches in partition 1."""
+    journal = Journal(
+        OsDirectory(path),
+        num_partitions=4,
+        segment_bytes=10_000,
+        node_id=1,
+        new_cluster_id=lambda: CLUSTER_ID,
+    )
+    for batch in batches:
+        journal.append(1, batch, NOW_MS)
+        flush = journal.take_flush()
+        assert flush is not None
+        journal.write_flush(flush)
+    journal.close(clean=True)
+
+
+def wide(*partitions: int) -> Entry:
+    """Return a commit of several partitions."""
+    value = (tuple(100 + p for p in partitions), 5, "m", NOW_MS, -1)
+    return Entry(1, 1, "etl", ("orders", partitions), value)
+
+
+def test_an_entry_for_several_partitions_is_shown_as_one_for_each(tmp_path: Path) -> None:
+    """With its own offset: that is where a stream of changes has it."""
+    batches = [[wide(0, 1, 2), offset("etl", 9)], [wide(1)]]
+    make_wide(tmp_path, *batches)
+    found = dumped(tmp_path, "--live")
+
+    assert [(e["offset"], e["key"]["partition"], e["live"]) for e in found] == [
+        (0, 0, True),
+        (1, 1, False),
+        (2, 2, True),
+        (3, 3, True),
+        (4, 1, True),
+    ]
+    assert [e["byte"] for e in found[:4]] == [0] * 4
+    assert [e["value"]["offset"] for e in found] == [100, 101, 102, 9, 101]
+    assert found[1]["value"] == {
+        "offset": 101,
+        "leader_epoch": 5,
+        "metadata": "m",
+        "commit_timestamp_ms": NOW_MS,
+        "expire_timestamp_ms": -1,
+    }
+    assert [e["offset"] for e in dumped(tmp_path, "--from-offset", "1", "--limit", "2")] == [1, 2]
+    assert [e["offset"] for e in dumped(tmp_path, "--live-only")] == [0, 2, 3, 4]
+
+    verified = run(tmp_path, "verify", "--verbose")
+    row = verified.stdout.splitlines()[-2].split()
+    compacted = run(tmp_path, "compact", "--segment-bytes", "4096")
+
+    assert verified.exit_code == compacted.exit_code == 0
+    # Of the first batch, the entry is cut to two.
+    kept = [(0, *wide(0)), (0, *wide(2)), (0, *offset("etl", 9)), (0, *wide(1))]
+    live_bytes = sum(len(msgpack.packb(item)) for item in kept)
+    assert [*row[:3], *row[4:]] == ["1", "2", "5", "4", str(live_bytes), "5"]
+    assert "with 4 entries" in compacted.stdout
+    assert [e["offset"] for e in dumped(tmp_path)] == [0, 2, 3, 4]
+
+
+def test_a_repair_keeps_entries_for_several_partitions_and_drops_what_nobody_understands(
+    tmp_path: Path,
+) -> None:
+    """A group that has nothing else gets its fence, too."""
+    nonsense = Entry(1, 1, "etl", ("orders", (4, 5)), ((1, 2, 3), -1, "", NOW_MS, -1))
+    make_wide(tmp_path, [wide(0, 1)], [nonsense], [wide(1, 2)])
+
+    assert run(tmp_path, "verify").exit_code == 65
+    done = run(tmp_path, "repair", "--accept-loss")
+    assert done.exit_code == 0, done.output
+    assert "Kept: 4 entries in 2 batches." in done.stdout
+    found = dumped(tmp_path, "--partition", "1")
+    assert [(e["type"], e["offset"]) for e in found[:4]] == [("offset", at) for at in (0, 1, 4, 5)]
+    assert [(e["type"], e["scope"]) for e in found[4:]] == [("generation", "etl")]
+    assert run(tmp_path, "verify").exit_code == 0
 
 
 def test_what_this_release_does_not_know_is_shown_as_it_is(tmp_path: Path) -> None:

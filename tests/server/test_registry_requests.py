@@ -1,14 +1,18 @@
 """Topics, lag, rebalances, scans and changes, through the whole server."""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import trio.testing
+from hypothesis import given, settings, strategies as st
 from msgspec import structs
 from trio.testing import MockClock
 
 from client.operators import offsets_of_page
 from coordinator.group.core import Caller
+from coordinator.log.format import Entry
 from coordinator.runtime import offset_changes
 from coordinator.runtime.node import TopicPurges
 from coordinator.server.dispatch import Budget
@@ -17,6 +21,7 @@ from protocol.errors import ErrorCode
 from protocol.group_ids import offsets_partition
 from protocol.messages import ApiKey, error_response
 from tests.fakes.disk import Disk
+from tests.log.helpers import NOW_MS
 from tests.server.world import Client, beat, commit, world
 
 PARTITION = offsets_partition("g", 4)
@@ -288,6 +293,69 @@ async def test_a_scan_and_its_changes_are_the_state(autojump_clock: MockClock) -
         assert 49 == len(state)
         await client.ask(m.DeleteGroupsRequest(("g",)))
         assert ["group deleted"] == [c.kind for c in (await changes_from(client, position)).changes]
+
+
+Written = list[tuple[str, str, tuple[int, ...]]]
+PARTITION_SETS = st.lists(st.integers(0, 5), min_size=1, max_size=5, unique=True).map(tuple)
+
+
+def entries_of_commits(written: Written, *, wide: bool) -> Iterator[list[Entry]]:
+    """Yield a batch for each commit; every third is followed by a removal, every tenth deletes."""
+    for number, (group_id, topic, partitions) in enumerate(written):
+        said = [(10 * number + p, number, f"m{p}", NOW_MS, -1) for p in partitions]
+        if wide:
+            offsets, _, metadata, _, _ = zip(*said, strict=True)
+            value = (offsets, number, metadata, NOW_MS, -1)
+            batch = [Entry(1, 1, group_id, (topic, partitions), value)]
+        else:
+            batch = [
+                Entry(1, 0, group_id, (topic, p), one)
+                for p, one in zip(partitions, said, strict=True)
+            ]
+        if number % 3 == 2:
+            batch.append(Entry(1, 1, group_id, (topic, partitions[0]), None))
+        if number % 10 == 9:
+            batch.append(Entry(1001, 0, group_id, (), None))
+        yield batch
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["g", "h"]), st.sampled_from("tu"), PARTITION_SETS),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 7),
+)
+def test_changes_are_the_same_whether_an_entry_stands_for_one_partition_or_for_several(
+    written: Written, most: int
+) -> None:
+    """From every position, also from one in the midst of an entry, in any size of steps."""
+    told: list[list[m.ReadOffsetChangesResponse]] = []
+
+    async def run(*, wide: bool) -> None:
+        async with world() as w:
+            for batch in entries_of_commits(written, wide=wide):
+                w.journal.append(PARTITION, batch, NOW_MS)
+            w.node.appended()
+            await w.node.flusher.wait_idle()
+            await turn()
+            w.journal.close(clean=True)
+            disk = w.disk
+        async with world(disk=disk) as w:
+            client = w.connect()
+            end = w.journal.end_offset(PARTITION)
+            told.append([await changes_from(client, at, most) for at in range(end + 1)])
+
+    for wide in (False, True):
+        trio.run(partial(run, wide=wide), clock=MockClock(autojump_threshold=0))
+    narrow, wide_ones = told
+
+    assert narrow == wide_ones
+    for at, answer in enumerate(narrow):
+        assert [c.position for c in answer.changes] == [*range(at, answer.next_position)]
+        assert answer.next_position == min(at + most, answer.end_position)
 
 
 async def test_only_durable_changes_are_told(autojump_clock: MockClock) -> None:
