@@ -203,7 +203,7 @@ def _rows(directory: Directory, found: Survey, num_partitions: int) -> dict[int,
         if type(item) is not Kept:
             continue
         batch = item.batch
-        alive = live.take(batch.partition, batch.base_offset, batch.end_offset)
+        alive = live.take(batch.partition, batch.end_offset)
         kept = live_items(batch.items, batch.base_offset, alive)
         old = rows.get(batch.partition, _Row())
         rows[batch.partition] = _Row(

@@ -120,18 +120,18 @@ class LiveCursor:
         # Partition -> how many of its live offsets were asked for.
         self._asked = dict.fromkeys(live.offsets, 0)
 
-    def take(self, partition: int, begin: int, end: int) -> "Sequence[int]":
-        """Return the live offsets from *begin* on and before *end*."""
-        offsets = self._offsets.get(partition, ())
-        at = self._asked.get(partition, 0)
-        if at == len(offsets) or not begin <= offsets[at] < end:
+    def take(self, partition: int, end: int) -> "Sequence[int]":
+        """Return the live offsets before *end* that were not asked for yet."""
+        offsets = self._offsets.get(partition)
+        if offsets is None:
             return ()
+        at = self._asked[partition]
         stop = self._asked[partition] = bisect_left(offsets, end, at)
         return offsets[at:stop]
 
     def is_live(self, partition: int, offset: int) -> bool:
         """Return whether the entry at *offset* is."""
-        return bool(self.take(partition, offset, offset + 1))
+        return offset in self.take(partition, offset + 1)
 
     @property
     def is_at_end(self) -> bool:
@@ -448,8 +448,7 @@ def _copy(directory: Directory, job: Job, live: Live, outputs: "_Outputs") -> It
         outputs.begin_source(segment)
         for raw, packed in _batches_of(directory, segment, job.num_partitions):
             items, end_delta = checked_items(packed)
-            end = raw.base_offset + end_delta
-            live_here = cursor.take(raw.partition, raw.base_offset, end)
+            live_here = cursor.take(raw.partition, raw.base_offset + end_delta)
             if live_here:
                 kept = live_items(items, raw.base_offset, live_here)
                 outputs.add(raw, packed if kept == [*items] else msgpack.packb(kept))

@@ -297,10 +297,11 @@ def unpack_items(packed: bytes, *, has_gaps: bool = True) -> tuple[Items, int, i
     """
     try:
         items: Items = msgpack.unpackb(packed, use_list=False)
-        if len(items) == 1 and type(items[0]) is tuple:  # Nearly every batch: no further call.
-            at, _, _, _, key, _ = items[0]
-            if type(at) is int and not at and not is_wide(key):
-                return items, 1, 1
+        if len(items) == 1 and type(items[0]) is tuple:  # Nearly every batch: no need for the loop.
+            at, _, _, _, key, value = items[0]
+            if type(at) is int and not at:
+                width = _checked_width(key[-1], value) if is_wide(key) else 1
+                return items, width, width
     except (ValueError, TypeError, LookupError, msgpack.UnpackException) as exc:
         raise ValueError(str(exc) or type(exc).__name__) from exc
     return items, *check_items(items, has_gaps=has_gaps)

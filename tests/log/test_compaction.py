@@ -1,5 +1,6 @@
 """What is live, and that a compacted log says the same as the one it came from."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgpack
@@ -9,6 +10,7 @@ from hypothesis import example, given, strategies as st
 from coordinator.log.compaction import (
     Compacted,
     Job,
+    LiveSearch,
     compact,
     find_live,
     goes_into_same_output,
@@ -24,6 +26,7 @@ from coordinator.log.format import (
     Entry,
     batch_at,
     encode_batch,
+    numbered,
 )
 from coordinator.log.journal import Journal
 from coordinator.log.offline.compact import Saved, compact_stopped
@@ -382,6 +385,35 @@ def test_little_memory_only_takes_more_passes(
         live
     )
     assert small.dropped_below == below
+
+
+def test_an_entry_whose_scope_is_no_text_is_damage() -> None:
+    """Its checksum may be right all the same."""
+    entries = [wide(1, 2)[1], put(0, "g", 1, 1)[1]._replace(scope=5)]  # type: ignore[arg-type]
+    journal = open_journal(Disk())
+    journal.append(0, entries, NOW_MS)
+    flush(journal)
+
+    with pytest.raises(LogCorrupt, match="no text"):
+        shrink(journal)
+
+
+@pytest.mark.parametrize("numbers", [range(20), range(0, 4_000, 200)])
+def test_wide_entries_take_as_many_passes_as_narrow_ones(numbers: Sequence[int]) -> None:
+    """Their keys are counted like all others, so the memory stays bounded."""
+    passes = []
+    for is_wide in (False, True):
+        search = LiveSearch(0, pass_bytes=8_000)
+        while not search.is_done:
+            for at, scope in enumerate("abcdefghij" * 2):
+                one = wide(*numbers)[1]._replace(scope=scope)
+                packed = msgpack.packb(numbered([one] if is_wide else singles([one]))[0])
+                search.take((0, at * len(numbers), 0, packed))
+            search.end_pass()
+        assert len(search.result().offsets[0]) == 10 * len(numbers)
+        passes.append(search.passes)
+
+    assert passes[0] == passes[1] > 4
 
 
 def sealed(base: int, end: int, data_bytes: int, *, compacted: bool) -> SegmentInfo:
