@@ -60,7 +60,7 @@ nightly: $(INSTALLED) java peers ## The long versions: more examples, more seeds
 	$(BIN)/python -m tests.kill_loop --cycles $(KILL_CYCLES_NIGHTLY)
 
 .PHONY: bench
-bench: $(INSTALLED) java $(if $(QUICK),,peers) ## Speed and memory, beside peers (under 45 minutes; QUICK=1 for a smoke run)
+bench: $(INSTALLED) java $(if $(QUICK),,peers) ## Speed and memory, beside peers (about an hour; QUICK=1 for a smoke run)
 	$(BIN)/python -m bench.run $(if $(QUICK),--quick)
 	$(BIN)/python -m bench.groups $(if $(QUICK),--quick)
 	$(BIN)/python -m bench.spark $(if $(QUICK),--quick)

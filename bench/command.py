@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import click
 
+from bench.interpreter import prefer
 from bench.measures import Samples
 from bench.processes import ProcessError, cores_of_this_machine
 from bench.report import SMOKE_NOTE, Run, text
@@ -149,6 +150,11 @@ def command(benchmark: Benchmark) -> click.Command:
         help=f"Which of them: of {','.join(benchmark.peers)}  [default: all]",
         hidden=not benchmark.peers,
     )
+    @click.option(
+        "--python",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help="Runs servers and load  [default: the quickest of this and the system's]",
+    )
     def main(
         quick: bool,
         name: str | None,
@@ -158,6 +164,7 @@ def command(benchmark: Benchmark) -> click.Command:
         only: frozenset[str] | None,
         with_peers: bool | None,
         peers: frozenset[str] | None,
+        python: Path | None,
     ) -> None:
         quick = quick or os.environ.get("QUICK", "") not in {"", "0"}
         # A smoke run's numbers are worth nothing: they don't belong beside the real ones.
@@ -175,7 +182,8 @@ def command(benchmark: Benchmark) -> click.Command:
             frozenset(wanted),
         )
         try:
-            run = _measure(benchmark, name, work_dir, repetitions, choice)
+            about = prefer(benchmark.module, python)
+            run = _measure(benchmark, name, work_dir, repetitions, choice, about)
         except ProcessError as exc:
             print(f"bench: {exc}", file=sys.stderr)
             sys.exit(1)
@@ -193,13 +201,19 @@ def command(benchmark: Benchmark) -> click.Command:
 
 
 def _measure(
-    benchmark: Benchmark, name: str, work_dir: Path, repetitions: int, choice: Choice
+    benchmark: Benchmark,
+    name: str,
+    work_dir: Path,
+    repetitions: int,
+    choice: Choice,
+    python: Mapping[str, str],
 ) -> Run:
     cores = cores_of_this_machine()
+    print("\n".join(f"{title}: {found}" for title, found in python.items()))
     print(f"cores: {cores.note}")
     if is_memory(work_dir):
         print("The work folder is in memory: nothing durable is measured. Choose --work-dir.")
-    about = environment(work_dir)
+    about = environment(work_dir) | dict(python)
     started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     with tempfile.TemporaryDirectory(prefix=f"{benchmark.name}-", dir=work_dir) as folder:
         with benchmark.make(Path(folder), choice) as bench:
@@ -233,7 +247,7 @@ def _write(benchmark: Benchmark, run: Run, results: Path) -> None:
 
 # --- what a result depends on besides the code: no paths, no host names --------------------------
 
-_LIBRARIES: Final = ("trio", "msgpack", "structlog", "click")
+_LIBRARIES: Final = ("trio", "msgpack", "msgspec", "structlog", "click")
 
 
 def environment(data_dir: Path) -> dict[str, str]:
@@ -244,7 +258,6 @@ def environment(data_dir: Path) -> dict[str, str]:
         "kernel": f"{platform.system()} {platform.release()}",
         "filesystem": filesystem,
         "disk": _disk(data_dir) or device,
-        "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "commit": _commit(),
         "load before": _load_average(),
     }

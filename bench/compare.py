@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from bench.fill import FillPlan, is_there
+from bench.interpreter import prefer
 from bench.measures import median
 from bench.processes import (
     LOAD_CORE,
@@ -36,10 +37,13 @@ from bench.processes import (
 )
 from bench.report import text
 from bench.rows import LOAD, ROWS, Row, Target
-from bench.run import Size, load_row
+from bench.run import Size, Times, load_row
 
 OURS: Final = {row.name: row for row in ROWS if row.target is Target.DAEMON and not row.open_share}
-DEFAULT: Final = ("commit_64", "fetch_64", "heartbeat_64", "commit_64_p100", "fetch_64_p100", LOAD)
+DEFAULT: Final = (
+    *("commit_1", "commit_64", "commit_256", "commit_8x64", "commit_64_p100"),
+    *("fetch_64", "fetch_64_p100", "heartbeat_64", LOAD),
+)
 _FILL_S: Final = 900
 # Of the start on many live offsets; the first two count from the start of the process.
 _LOAD_FIELDS: Final = {
@@ -53,13 +57,12 @@ class Amount(NamedTuple):
     """How much is measured."""
 
     rounds: int
-    warmup_s: float
-    duration_s: float
+    times: Times
     big_log: Size
 
 
-FULL: Final = Amount(5, 0.5, 1.5, Size(10_000, 100))
-QUICK: Final = Amount(1, 0.1, 0.3, Size(100, 100))
+FULL: Final = Amount(5, Times(0.15, 0.75, 1.0), Size(10_000, 100))
+QUICK: Final = Amount(1, Times(0.05, 0.15, 0.3), Size(100, 100))
 
 
 class Side(NamedTuple):
@@ -106,6 +109,8 @@ class Comparison:
                         found[side].append(self._row(row, servers[side], run))
                     means = {side: _mean(samples) for side, samples in found.items()}
                     self._keep(f"{row.title}, us", means, "server_cpu_us")
+                    if row.connections == 1:
+                        self._keep(f"{row.title}, p50 us", means, "p50_us")
                     self.wrong += sum(_wrong(sample) for two in found.values() for sample in two)
             for side in self._sides:
                 shutil.rmtree(self._folder / f"{number}-{side.name}")
@@ -124,8 +129,7 @@ class Comparison:
             server,
             core=self._load_core,
             run=run,
-            warmup_s=self._amount.warmup_s,
-            duration_s=self._amount.duration_s,
+            times=self._amount.times,
         )
 
     def _load(self, side: Side) -> dict[str, float]:
@@ -145,10 +149,11 @@ class Comparison:
 
 
 def _mean(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return what a request cost over all of the samples."""
+    """Return what a request cost over all of the samples, and their mean median."""
     requests = sum(sample["requests"] for sample in samples)
     used_us = sum(sample["requests"] * sample["server_cpu_us"] for sample in samples)
-    return {"server_cpu_us": used_us / requests}
+    p50_us = sum(sample["p50_us"] for sample in samples) / len(samples)
+    return {"server_cpu_us": used_us / requests, "p50_us": p50_us}
 
 
 def _wrong(sample: dict[str, Any]) -> int:
@@ -188,7 +193,7 @@ def _three(values: Sequence[float], digits: int, *, median_at: int) -> list[str]
 @click.option(
     "--seconds",
     type=click.FloatRange(0.1),
-    help=f"Of each row, twice in a round  [default: {FULL.duration_s:g}]",
+    help=f"Of each row, twice in a round  [default: {FULL.times.duration_s:g}]",
 )
 @click.option("--only", help=f"Of {','.join((*OURS, LOAD))}  [default: {','.join(DEFAULT)}]")
 @click.option(
@@ -197,6 +202,11 @@ def _three(values: Sequence[float], digits: int, *, median_at: int) -> list[str]
     default=Path("build/bench"),
     show_default=True,
     help="On the disk to be measured; data folders come and go in it.",
+)
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Runs servers and load  [default: the quickest of this and the system's]",
 )
 def main(
     old: Path,
@@ -207,6 +217,7 @@ def main(
     seconds: float | None,
     only: str | None,
     work_dir: Path,
+    python: Path | None,
 ) -> None:
     """Compare the CPU time that a request costs the daemon of checkout OLD and that of NEW.
 
@@ -216,10 +227,14 @@ def main(
     if unknown := set(names).difference(OURS, {LOAD}):
         raise click.UsageError(f"no such row: {', '.join(sorted(unknown))}")
     amount = QUICK if quick else FULL
-    amount = amount._replace(
-        rounds=rounds or amount.rounds, duration_s=seconds or amount.duration_s
-    )
+    times = amount.times._replace(duration_s=seconds or amount.times.duration_s)
+    amount = amount._replace(rounds=rounds or amount.rounds, times=times)
     work_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        about = prefer("bench.compare", python)
+    except ProcessError as exc:
+        raise click.UsageError(str(exc)) from exc
+    print("\n".join(f"{title}: {found}" for title, found in about.items()))
     print(f"cores: {cores_of_this_machine().note}")
     with tempfile.TemporaryDirectory(prefix="compare-", dir=work_dir.resolve()) as folder:
         sides = (Side("old", old.resolve()), Side("new", new.resolve()))

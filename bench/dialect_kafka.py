@@ -12,10 +12,14 @@ from struct import Struct, unpack_from
 from typing import Final
 
 from bench.dialects import (
+    ALL_TOPICS,
     COMMIT,
     FETCH,
     FIRST_OFFSET,
+    METADATA,
     TOPIC,
+    TOPICS,
+    UNIFORM,
     AnswerReader,
     DialectError,
     Exchange,
@@ -24,6 +28,8 @@ from bench.dialects import (
     Talk,
     first_offset,
     group_of,
+    metadata_of,
+    topics_of,
 )
 
 _HEADER = Struct(">hhi")
@@ -63,19 +69,23 @@ def _request(api: tuple[int, int], correlation_id: int, body: bytes) -> bytes:
     return _int32(len(frame)) + frame
 
 
-def commit_request(group: str, offsets: Sequence[int], correlation_id: int) -> tuple[bytes, int]:
-    """Return the commit of partitions 0, 1, … of the topic, and where the first offset stands.
+def commit_request(
+    group: str,
+    topics: Sequence[tuple[str, Sequence[tuple[int, int]]]],
+    correlation_id: int,
+    metadata: str = "",
+) -> tuple[bytes, int]:
+    """Return the commit of these topics' partitions and offsets, and where the first offset stands.
 
     As a consumer that is no member commits: generation -1, no member id.
     """
-    head = _string(group) + _int32(-1) + _string("") + _string(None)
-    head += _int32(1) + _string(TOPIC) + _int32(len(offsets))
-    partitions = b"".join(
-        _int32(partition) + _int64(offset) + _int32(-1) + _string("")
-        for partition, offset in enumerate(offsets)
-    )
-    before = len(_request(_COMMIT, correlation_id, head))
-    return _request(_COMMIT, correlation_id, head + partitions), before + 4
+    head = _string(group) + _int32(-1) + _string("") + _string(None) + _int32(len(topics))
+    first_at = len(_request(_COMMIT, correlation_id, head + _string(topics[0][0]))) + 4 + 4
+    behind = _int32(-1) + _string(metadata)
+    for topic, partitions in topics:
+        head += _string(topic) + _int32(len(partitions))
+        head += b"".join(_int32(p) + _int64(offset) + behind for p, offset in partitions)
+    return _request(_COMMIT, correlation_id, head), first_at
 
 
 def fetch_request(group: str, partitions: int, correlation_id: int) -> bytes:
@@ -87,9 +97,14 @@ def fetch_request(group: str, partitions: int, correlation_id: int) -> bytes:
 
 def commit_errors(frame: bytes) -> list[int]:
     """Return the error codes of a commit's answer, one a partition."""
-    at = _BODY_AT + 4 + 4 + 2 + len(TOPIC)
-    (count,) = unpack_from(">i", frame, at)
-    return [unpack_from(">h", frame, at + 4 + 6 * i + 4)[0] for i in range(count)]
+    (topics,) = unpack_from(">i", frame, _BODY_AT + 4)
+    at, errors = _BODY_AT + 8, list[int]()
+    for _ in range(topics):
+        at += 2 + unpack_from(">h", frame, at)[0]
+        (count,) = unpack_from(">i", frame, at)
+        errors += [unpack_from(">h", frame, at + 4 + 6 * i + 4)[0] for i in range(count)]
+        at += 4 + 6 * count
+    return errors
 
 
 def fetched(frame: bytes) -> tuple[list[int], list[int]]:
@@ -113,18 +128,19 @@ def fetched(frame: bytes) -> tuple[list[int], list[int]]:
 
 
 def make_ready(sock: socket.socket, partitions: int) -> None:
-    """Create the topic, and wait until the broker coordinates groups.
+    """Create the topics, and wait until the broker coordinates groups.
 
     Raises:
         DialectError: It refuses, or isn't ready in time.
     """
     talk = Talk(sock)
-    topic = _string(TOPIC) + _int32(partitions) + _int16(1) + _int32(0) + _int32(0)
-    body = _int32(1) + topic + _int32(30_000) + b"\0"
-    (answer,) = talk.ask([_request(_CREATE_TOPICS, 0, body)])
-    (error,) = unpack_from(">h", answer, _BODY_AT + 4 + 4 + 2 + len(TOPIC))
-    if error not in {0, _TOPIC_EXISTS}:
-        raise DialectError(f"CreateTopics was answered with error {error}")
+    for name in ALL_TOPICS:
+        topic = _string(name) + _int32(partitions) + _int16(1) + _int32(0) + _int32(0)
+        body = _int32(1) + topic + _int32(30_000) + b"\0"
+        (answer,) = talk.ask([_request(_CREATE_TOPICS, 0, body)])
+        (error,) = unpack_from(">h", answer, _BODY_AT + 4 + 4 + 2 + len(name))
+        if error not in {0, _TOPIC_EXISTS}:
+            raise DialectError(f"CreateTopics was answered with error {error}")
     # The first one asked for makes the broker create the topic of the offsets.
     find = _request(_FIND, 0, _string("bench") + b"\0")
     _until_ready(talk, [find], lambda frame: [unpack_from(">h", frame, _BODY_AT + 4)[0]])
@@ -145,12 +161,17 @@ def _until_ready(
         time.sleep(_POLL_S)
 
 
+_LOADS: Final = frozenset(
+    {(COMMIT, UNIFORM), (COMMIT, TOPICS), (COMMIT, METADATA), (FETCH, UNIFORM)}
+)
+
+
 class KafkaDialect:
     """A consumer that stores its offsets in Kafka."""
 
     def __init__(self, load: Load) -> None:
-        if load.workload not in {COMMIT, FETCH}:
-            raise DialectError(f"no load of {load.workload} for Kafka")
+        if (load.workload, load.kind) not in _LOADS:
+            raise DialectError(f"no load of {load.workload}, {load.kind}, for Kafka")
         self._load = load
 
     def prepare(self, sock: socket.socket, connection: int) -> list[Exchange]:
@@ -162,7 +183,8 @@ class KafkaDialect:
         load, talk = self._load, Talk(sock)
         groups = [group_of(load, connection, slot) for slot in range(load.window)]
         offsets = [first_offset(partition) for partition in range(load.partitions)]
-        commits = [commit_request(group, offsets, slot) for slot, group in enumerate(groups)]
+        topics, metadata = topics_of(load), metadata_of(load)
+        commits = [commit_request(group, topics, s, metadata) for s, group in enumerate(groups)]
         answers = _until_ready(talk, [frame for frame, _ in commits], commit_errors)
         if load.workload == COMMIT:
             return [

@@ -15,6 +15,7 @@ from bench.dialects import (
     FIRST_OFFSET,
     OFFSET_DIGITS,
     TOPIC,
+    UNIFORM,
     AnswerReader,
     DialectError,
     Exchange,
@@ -101,7 +102,7 @@ class ZooKeeperDialect:
     """A consumer that stores its offsets in ZooKeeper."""
 
     def __init__(self, load: Load) -> None:
-        if load.workload not in {COMMIT, FETCH} or load.partitions != 1:
+        if load.workload not in {COMMIT, FETCH} or (load.partitions, load.kind) != (1, UNIFORM):
             raise DialectError("ZooKeeper stores one offset a request")
         self._load = load
 

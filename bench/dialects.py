@@ -34,7 +34,10 @@ from protocol.messages import (
 )
 
 COMMIT, FETCH, HEARTBEAT = "commit", "fetch", "heartbeat"
-WORKLOADS: Final = (COMMIT, FETCH, HEARTBEAT)
+# What commits and fetches are like; `Load` says more.
+UNIFORM, MIXED, TOPICS, METADATA, EXPECTED, MEMBERS = KINDS = (
+    *("uniform", "mixed", "topics", "metadata", "expected", "members"),
+)
 
 # An offset above 2^32 is nine bytes in msgpack whatever it counts up to, so that a frame that
 # was encoded once gets its next offset by overwriting eight bytes.
@@ -47,6 +50,12 @@ RESPONSE_CORRELATION_AT: Final = 4
 RESPONSE_BODY_AT: Final = 16
 
 TOPIC: Final = "flights"
+ALL_TOPICS: Final = (TOPIC, "flights.cancelled", "weather", "airports-of-departure")
+# Of the kind "metadata": what a program notes of itself.
+_NOTE: Final = '{"by":"worker-17","run":"2026-11-22T10:12"}'
+# Of the kind "mixed": each takes another number of bytes in msgpack, from one to nine.
+_WIDTHS: Final = (7, 200, 60_000, 10_000_000, 2**33)
+_HIGHEST_PARTITION: Final = 999
 SESSION_TIMEOUT_MS: Final = 300_000
 
 
@@ -89,6 +98,21 @@ class Exchange:
         return self.request
 
 
+class ExpectingExchange(Exchange):
+    """A commit that expects the offset that the commit before it stored."""
+
+    __slots__ = ("_expected_at",)
+
+    def __init__(self, request: bytes, *, answer: bytes, offset: int) -> None:
+        super().__init__(request, answer=answer, offset=offset)
+        self._expected_at = request.index(_OFFSET.pack(offset - 1))
+
+    def next_request(self) -> bytearray:
+        """Return the frame to send now, both offsets one higher than the last."""
+        _OFFSET.pack_into(self.request, self._expected_at, self.offset)
+        return super().next_request()
+
+
 class TextExchange(Exchange):
     """The same with the offset as digits: the first has 13 of them, and so have all later ones."""
 
@@ -129,13 +153,22 @@ class Dialect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked, independent of how fast."""
+    """What is asked, independent of how fast.
+
+    Attributes:
+        partitions: Of a commit or fetch, over all topics.
+        run: Makes the group names of this run its own.
+        kind: ``uniform``: partitions from 0 of one topic, all offsets of one width, no metadata.
+            ``mixed``: partitions up to 999, offsets of all widths. ``topics``: over four topics.
+            ``metadata``: some with each offset. ``expected``: each commit expects the offset
+            before it. ``members``: each group has a member, who commits.
+    """
 
     workload: str
     window: int
     partitions: int
     run: str
-    """Makes the group names of this run its own."""
+    kind: str = UNIFORM
 
 
 def group_of(load: Load, connection: int, slot: int) -> str:
@@ -150,18 +183,70 @@ def first_offset(partition: int) -> int:
     return FIRST_OFFSET + (partition << 32)
 
 
-def _commit(load: Load, connection: int, slot: int) -> OffsetCommitRequest:
-    partitions = tuple(
-        PartitionCommit(p, first_offset(p), -1, "", None) for p in range(load.partitions)
+def topics_of(load: Load) -> list[tuple[str, list[tuple[int, int]]]]:
+    """Return topics, and of each the partitions and first offsets; partition 0 of `TOPIC` first."""
+    numbers = range(load.partitions)
+    match load.kind:
+        case "mixed":
+            step = _HIGHEST_PARTITION / max(load.partitions - 1, 1)
+            widths = [_WIDTHS[p % len(_WIDTHS)] + p for p in numbers]
+            mixed = [(round(p * step), offset) for p, offset in zip(numbers, widths, strict=True)]
+            return [(TOPIC, [(0, FIRST_OFFSET), *mixed[1:]])]
+        case "topics":
+            each = load.partitions // len(ALL_TOPICS)
+            some = [(p, first_offset(p)) for p in range(each)]
+            return [(topic, some) for topic in ALL_TOPICS]
+        case _:
+            return [(TOPIC, [(p, first_offset(p)) for p in numbers])]
+
+
+def metadata_of(load: Load) -> str:
+    """Return what each offset of a commit carries along."""
+    return _NOTE if load.kind == METADATA else ""
+
+
+def _commit(
+    load: Load, connection: int, slot: int, member: HeartbeatRequest | None = None
+) -> OffsetCommitRequest:
+    expects, note = load.kind == EXPECTED, metadata_of(load)
+    topics = tuple(
+        TopicCommit(
+            topic,
+            tuple(
+                # Only the first one's offset moves.
+                PartitionCommit(p, offset, -1, note, offset - (n == 0) if expects else None)
+                for n, (p, offset) in enumerate(partitions)
+            ),
+        )
+        for topic, partitions in topics_of(load)
     )
-    return OffsetCommitRequest(
-        group_of(load, connection, slot), -1, "", None, (TopicCommit(TOPIC, partitions),)
+    group_id = group_of(load, connection, slot)
+    if member is None:
+        return OffsetCommitRequest(group_id, -1, "", None, topics)
+    return OffsetCommitRequest(group_id, member.generation_id, member.member_id, None, topics)
+
+
+def _before(commit: OffsetCommitRequest) -> OffsetCommitRequest:
+    """Return the commit that stores what *commit* expects."""
+    topics = tuple(
+        TopicCommit(
+            topic.topic,
+            tuple(
+                PartitionCommit(p.partition, p.expected_offset or 0, -1, "", None)
+                for p in topic.partitions
+            ),
+        )
+        for topic in commit.topics
     )
+    return OffsetCommitRequest(commit.group_id, -1, "", None, topics)
 
 
 def _fetch(load: Load, connection: int, slot: int) -> OffsetFetchRequest:
-    wanted = TopicPartitions(TOPIC, tuple(range(load.partitions)))
-    return OffsetFetchRequest((GroupFetch(group_of(load, connection, slot), (wanted,)),), False)
+    wanted = tuple(
+        TopicPartitions(topic, tuple(p for p, _ in partitions))
+        for topic, partitions in topics_of(load)
+    )
+    return OffsetFetchRequest((GroupFetch(group_of(load, connection, slot), wanted),), False)
 
 
 class _Talk:
@@ -210,6 +295,14 @@ def judge_response(response: Response) -> None:
         raise DialectError(f"the server refused what the load asks for: {response!r}")
 
 
+def _all_judged(
+    answers: Sequence[tuple[bytes, bytes, Response]],
+) -> Sequence[tuple[bytes, bytes, Response]]:
+    for _, _, response in answers:
+        judge_response(response)
+    return answers
+
+
 def with_correlation(frame: bytes, correlation_id: int) -> bytes:
     """Return the frame of a request under another correlation id."""
     patched = bytearray(frame)
@@ -245,27 +338,27 @@ class CoordinatorDialect:
         """
         load, talk, slots = self._load, _Talk(sock), range(self._load.window)
         judge_response(talk.ask_one(ApiVersionsRequest(f"bench-{connection}", "bench", "1")))
+        members: list[HeartbeatRequest | None] = [None] * load.window
+        if load.workload == HEARTBEAT or load.kind == MEMBERS:
+            members = [_become_member(talk, group_of(load, connection, s)) for s in slots]
+        commits = [_commit(load, connection, s, members[s]) for s in slots]
+        if load.kind == EXPECTED:
+            _all_judged(talk.ask([_before(commit) for commit in commits]))
         requests: list[Request]
-        offset = 0
-        if load.workload == HEARTBEAT:
-            requests = [_become_member(talk, group_of(load, connection, s)) for s in slots]
-        else:
-            requests = [_commit(load, connection, s) for s in slots]
-            offset = FIRST_OFFSET
-        if load.workload == FETCH:
-            for _, _, response in talk.ask(requests):
-                judge_response(response)
-            requests = [_fetch(load, connection, s) for s in slots]
-            offset = 0
-        exchanges = []
-        for slot, (sent, answer, response) in enumerate(talk.ask(requests)):
-            judge_response(response)
-            exchanges.append(
-                Exchange(
-                    with_correlation(sent, slot), answer=answer[RESPONSE_BODY_AT:], offset=offset
-                )
-            )
-        return exchanges
+        match load.workload:
+            case "heartbeat":
+                requests = [member for member in members if member is not None]
+            case "fetch":
+                _all_judged(talk.ask(commits))
+                requests = [_fetch(load, connection, s) for s in slots]
+            case _:
+                requests = [*commits]
+        offset = FIRST_OFFSET if load.workload == COMMIT else 0
+        made = ExpectingExchange if offset and load.kind == EXPECTED else Exchange
+        return [
+            made(with_correlation(sent, slot), answer=answer[RESPONSE_BODY_AT:], offset=offset)
+            for slot, (sent, answer, _) in enumerate(_all_judged(talk.ask(requests)))
+        ]
 
     def reader(self, exchanges: Sequence[Exchange]) -> Reader:
         """Return a reader that knows answers by their correlation id."""

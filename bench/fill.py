@@ -3,14 +3,14 @@
     python -m bench.fill '{"host": "127.0.0.1", "port": 9310, "dialect": "coordinator",
       "groups": 10000, "partitions": 100}'
 
-commits for every group through many connections, one request in flight on each, and prints one
-line of JSON. Every answer has to be that of the first commit, which is decoded and judged.
+commits for every group through many connections, and prints one line of JSON. Every answer has to
+be that of the first commit of the same partitions, which is decoded and judged.
 """
 
 import json
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from time import perf_counter
@@ -49,6 +49,8 @@ class FillPlan:
     Attributes:
         dialect: ``coordinator`` or ``kafka``.
         passes: How many times each group commits; each time other offsets.
+        per_commit: Partitions of a commit; None: all.
+        window: Commits in flight on a connection, each of another group.
     """
 
     host: str
@@ -57,7 +59,9 @@ class FillPlan:
     groups: int
     partitions: int
     passes: int = 1
+    per_commit: int | None = None
     connections: int = 128
+    window: int = 1
 
 
 def group_name(number: int) -> str:
@@ -75,8 +79,8 @@ def _ours(request: Request) -> bytes:
     return frame
 
 
-def _our_commit(number: int, offsets: Sequence[int]) -> OffsetCommitRequest:
-    commits = tuple(PartitionCommit(p, offset, -1, "", None) for p, offset in enumerate(offsets))
+def _our_commit(number: int, offsets: Sequence[tuple[int, int]]) -> OffsetCommitRequest:
+    commits = tuple(PartitionCommit(p, offset, -1, "", None) for p, offset in offsets)
     return OffsetCommitRequest(group_name(number), -1, "", None, (TopicCommit(TOPIC, commits),))
 
 
@@ -85,8 +89,8 @@ class _Store(Protocol):
 
     body_at: int
 
-    def commit(self, number: int, offsets: Sequence[int]) -> bytes:
-        """Return the commit of as many partitions as there are offsets."""
+    def commit(self, number: int, offsets: Sequence[tuple[int, int]]) -> bytes:
+        """Return the commit of these partitions and offsets."""
 
     def judge(self, answer: bytes) -> None:
         """Raise DialectError if a commit was refused."""
@@ -101,12 +105,12 @@ class _Store(Protocol):
 class _Coordinator:
     body_at = 16
 
-    def commit(self, number: int, offsets: Sequence[int]) -> bytes:
+    def commit(self, number: int, offsets: Sequence[tuple[int, int]]) -> bytes:
         return _ours(_our_commit(number, offsets))
 
     def judge(self, answer: bytes) -> None:
         # Which commit it answers doesn't matter: all look the same.
-        judge_response(response_in(answer, to=_our_commit(0, [0])))
+        judge_response(response_in(answer, to=_our_commit(0, [(0, 0)])))
 
     def fetch(self, number: int) -> bytes:
         return _ours(_our_fetch(number))
@@ -123,8 +127,8 @@ def _our_fetch(number: int) -> OffsetFetchRequest:
 class _Kafka:
     body_at = 8
 
-    def commit(self, number: int, offsets: Sequence[int]) -> bytes:
-        return dialect_kafka.commit_request(group_name(number), offsets, 0)[0]
+    def commit(self, number: int, offsets: Sequence[tuple[int, int]]) -> bytes:
+        return dialect_kafka.commit_request(group_name(number), [(TOPIC, offsets)], 0)[0]
 
     def judge(self, answer: bytes) -> None:
         errors = dialect_kafka.commit_errors(answer)
@@ -170,27 +174,39 @@ def fill(plan: FillPlan) -> Filled:
             for _ in range(min(plan.connections, plan.groups))
         ]
         began = perf_counter()
-        _commit_all(plan, talks)
-        return Filled(plan.passes * plan.groups, perf_counter() - began)
+        commits = sum(
+            _commit_all(plan, talks, part)
+            for turn in range(1, plan.passes + 1)
+            for part in _parts(offsets_of(plan.partitions, turn), plan.per_commit)
+        )
+        return Filled(commits, perf_counter() - began)
 
 
-def _commit_all(plan: FillPlan, talks: Sequence[Talk]) -> None:
-    store = _STORES[plan.dialect]()
+def _parts(offsets: Sequence[int], size: int | None) -> Iterator[list[tuple[int, int]]]:
+    """Return partitions and offsets, as many together as go into a commit."""
+    each = list(enumerate(offsets))
+    step = size or len(each)
+    return (each[first : first + step] for first in range(0, len(each), step))
+
+
+def _commit_all(plan: FillPlan, talks: Sequence[Talk], part: Sequence[tuple[int, int]]) -> int:
+    """Let every group commit this, and return how many there are."""
+    store, step = _STORES[plan.dialect](), len(talks) * plan.window
     expected = b""
-    for turn in range(1, plan.passes + 1):
-        offsets = offsets_of(plan.partitions, turn)
-        for first in range(0, plan.groups, len(talks)):
-            numbers = range(first, min(first + len(talks), plan.groups))
-            for talk, number in zip(talks, numbers, strict=False):
-                talk.send([store.commit(number, offsets)])
-            for talk, _ in zip(talks, numbers, strict=False):
-                (answer,) = talk.read(1)
+    for first in range(0, plan.groups, step):
+        numbers = range(first, min(first + step, plan.groups))
+        asked = [(talk, numbers[n :: len(talks)]) for n, talk in enumerate(talks)]
+        for talk, mine in asked:
+            talk.send([store.commit(number, part) for number in mine])
+        for talk, mine in asked:
+            for answer in talk.read(len(mine)):
                 if not expected:
                     store.judge(answer)
                     expected = answer[store.body_at :]
                 elif answer[store.body_at :] != expected:
                     store.judge(answer)
                     raise DialectError("a commit was answered otherwise than the first one")
+    return plan.groups
 
 
 def last_groups(groups: int) -> list[int]:

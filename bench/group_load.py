@@ -9,6 +9,7 @@ their answers are decoded and judged after the clock has stopped.
 
 import gc
 import json
+import os
 import select
 import socket
 import sys
@@ -51,6 +52,7 @@ from protocol.partition import TopicPartition
 REBALANCES: Final = "rebalances"
 HEARTBEATS: Final = "heartbeats"
 ENDURANCE: Final = "endurance"
+CHURN: Final = "churn"
 
 _SETTLE_S: Final = 0.05
 _SESSION_MS: Final = 1_800_000
@@ -69,11 +71,12 @@ class GroupPlan:
 
     Attributes:
         workload: ``rebalances`` (one leaves, all others rebalance; then one comes, unmeasured),
-            ``heartbeats`` (open loop), or ``endurance`` (resident memory over many rebalances).
+            ``heartbeats`` (open loop), ``endurance`` (resident memory over many rebalances), or
+            ``churn`` (rebalances at a fixed rate, until the input ends).
         members: Of each group.
         rounds: Rebalances to measure, each with one member less than ``members``.
         warmup_rounds: Rebalances before them.
-        interval_s: Between two heartbeats of a member.
+        interval_s: Between two heartbeats of a member, or two rebalances of any group.
     """
 
     workload: str
@@ -371,6 +374,7 @@ def heartbeats(plan: GroupPlan) -> dict[str, float | None]:
         connections=plan.connections,
         window=total // plan.connections,
         partitions=1,
+        window_s=min(1.0, plan.duration_s / 2) / 3,
         warmup_s=min(1.0, plan.duration_s / 2),
         duration_s=plan.duration_s,
         run="groups",
@@ -399,10 +403,34 @@ def heartbeats(plan: GroupPlan) -> dict[str, float | None]:
     }
 
 
+def churn(plan: GroupPlan) -> dict[str, float | None]:
+    """Let a member leave a group or come to it, at each interval, until the input ends."""
+    wires = Wires(plan.host, plan.port, plan.connections)
+    # Many such processes may follow one another on a daemon.
+    groups = [BenchGroup(wires, f"bench-churn-{os.getpid()}-{n}") for n in range(plan.groups)]
+    for group in groups:
+        group.come(plan.members)
+    print("all members are here", flush=True)
+    began_s = time.monotonic()
+    rebalances = 0
+    while True:
+        wait_s = began_s + rebalances * plan.interval_s - time.monotonic()
+        if select.select([sys.stdin], [], [], max(wait_s, 0.0))[0]:
+            break
+        group = groups[rebalances // 2 % len(groups)]
+        if rebalances % 2:
+            group.come(1)
+        else:
+            group.leave()
+        rebalances += 1
+    return {"rebalances_per_s": rebalances / (time.monotonic() - began_s)}
+
+
 _WORKLOADS: Final[Mapping[str, Callable[[GroupPlan], dict[str, float | None]]]] = {
     REBALANCES: rebalances,
     HEARTBEATS: heartbeats,
     ENDURANCE: endurance,
+    CHURN: churn,
 }
 
 

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from bench.interpreter import prefer
 from bench.processes import (
     DAEMON_SETTINGS,
     LOAD_CORE,
@@ -28,7 +29,7 @@ from bench.processes import (
 )
 from bench.report import text
 from bench.rows import CLOSED_LOOP, ROWS, Row, Target
-from bench.run import load_row
+from bench.run import Times, load_row
 
 _WARMUP_S: Final = 1.5
 _WRITTEN_S: Final = 30
@@ -37,7 +38,7 @@ _POLL_S: Final = 0.02
 
 def _load(row: Row, server: Server, seconds: float, core: int | None) -> dict[str, Any]:
     run = f"hot-{time.time_ns()}"
-    return load_row(row, server, core=core, run=run, warmup_s=0.0, duration_s=seconds)
+    return load_row(row, server, core=core, run=run, times=Times(0.0, 0.0, seconds))
 
 
 def _written(output: Path) -> dict[str, Any]:
@@ -104,14 +105,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--lines", type=int, default=30)
     parser.add_argument("--work-dir", type=Path, default=Path("build/bench"))
+    parser.add_argument("--python", type=Path, help="Runs all of it  [default: the quickest here]")
     given = parser.parse_args()
     given.work_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="hot-spots-", dir=given.work_dir) as name:
-        try:
+    try:
+        prefer("bench.hot_spots", given.python)
+        with tempfile.TemporaryDirectory(prefix="hot-spots-", dir=given.work_dir) as name:
             measured, profile = measure(rows[given.row], Path(name), given.seconds)
-        except ProcessError as exc:
-            print(f"bench.hot_spots: {exc}", file=sys.stderr)
-            return 1
+    except ProcessError as exc:
+        print(f"bench.hot_spots: {exc}", file=sys.stderr)
+        return 1
     print(
         f"{rows[given.row].title}: {measured['rate_per_s']:,.0f} per s, "
         f"{measured['server_cpu_us']:.1f} us of CPU each; {profile['samples']} samples"

@@ -9,7 +9,8 @@ measures; ``busy`` in the result says how much of its core it needed.
 Closed loop: every connection keeps ``window`` requests in flight, and sends the next one when an
 answer comes. Open loop: requests are meant to leave at a fixed rate, whatever the server does,
 and their latency counts from that intended time; a closed loop would send nothing during a stall
-and so measure it once instead of once per request.
+and so measure it once instead of once per request. Either lasts until its rate is flat before
+anything is measured.
 """
 
 import gc
@@ -28,6 +29,7 @@ from typing import Final
 from bench.dialect_kafka import KafkaDialect
 from bench.dialect_zookeeper import ZooKeeperDialect
 from bench.dialects import (
+    UNIFORM,
     CoordinatorDialect,
     Dialect,
     DialectError,
@@ -45,6 +47,9 @@ _READ_BYTES = 1 << 15
 _POLL_S = 0.5
 _DRAIN_S = 30
 _CONNECT_S = 30
+# The rate is flat when that of so many successive windows differs by no more than this share.
+_FLAT_WINDOWS: Final = 3
+_FLAT: Final = 0.05
 
 
 DIALECTS: Final[Mapping[str, Callable[[Load], Dialect]]] = {
@@ -68,11 +73,16 @@ class Plan:
         workload: ``commit``, ``fetch`` or ``heartbeat``.
         window: Requests in flight per connection (open loop: at most).
         partitions: How many partitions a commit or fetch names.
+        window_s: The warm-up looks at the rates of windows of this length.
+        warmup_s: The longest that it lasts, be the rate flat or not.
         rate_per_s: All connections together; None is a closed loop.
         run: Makes the names of the groups unique.
         server_pid: Whose CPU time is to be measured along; None for nobody's.
         compact: Ask our daemon to compact its log when the measured time begins, and measure until
             it has; in an open loop only. ``duration_s`` is the shortest time then.
+        sleeps: An open loop that has nothing to do leaves its core to others. Without, it sends
+            more exactly in time.
+        kind: What the commits or fetches are like, a name of `bench.dialects.KINDS`.
     """
 
     host: str
@@ -82,12 +92,15 @@ class Plan:
     connections: int
     window: int
     partitions: int
+    window_s: float
     warmup_s: float
     duration_s: float
     run: str
     rate_per_s: float | None = None
     server_pid: int | None = None
     compact: bool = False
+    sleeps: bool = False
+    kind: str = UNIFORM
 
     def at_rate(self, rate_per_s: float, run: str, *, compact: bool = False) -> "Plan":
         """Return the open loop at this rate."""
@@ -101,6 +114,8 @@ class Measured:
     Attributes:
         requests: Answered in the measured time.
         seconds: That time.
+        warmup_s: How long the load lasted before.
+        flat: Whether the rate was flat then.
         rate_per_s: The same, per second.
         wrong: Answers of the whole run that were not the expected ones.
         unanswered: Requests of the whole run without an answer.
@@ -114,6 +129,8 @@ class Measured:
 
     requests: int
     seconds: float
+    warmup_s: float
+    flat: bool
     rate_per_s: float
     p50_us: float
     p99_us: float
@@ -235,6 +252,8 @@ class Generator:
         self.latencies_ns: list[int] = []
         self.late_ns: list[int] = []
         self.measured = 0
+        self.warmup_s = 0.0
+        self.flat = False
         self._issued = 0
 
     def run(self) -> tuple[float, float, float | None]:
@@ -244,9 +263,8 @@ class Generator:
             Seconds measured, own CPU seconds in them, and the server's.
         """
         start_ns = time.perf_counter_ns()
-        measure_ns = start_ns + int(self._plan.warmup_s * NS_PER_S)
+        measure_ns = self._warm_up(start_ns)
         until_ns = measure_ns + int(self._plan.duration_s * NS_PER_S)
-        self._loop(start_ns, measure_ns)
         self.latencies_ns.clear()
         self.late_ns.clear()
         cpu, began_ns = time.process_time(), time.perf_counter_ns()
@@ -273,6 +291,19 @@ class Generator:
             del self.latencies_ns[measured:]
         self.measured = measured
         return seconds, busy, server_busy
+
+    def _warm_up(self, start_ns: int) -> int:
+        """Load until the rate is flat; return when that was."""
+        until_ns, rates = start_ns, list[float]()
+        last_ns = start_ns + int(self._plan.warmup_s * NS_PER_S)
+        while until_ns < last_ns and not self.flat:
+            before, began_ns = len(self.latencies_ns), until_ns
+            self._loop(start_ns, until_ns + int(self._plan.window_s * NS_PER_S))
+            until_ns = time.perf_counter_ns()
+            rates.append((len(self.latencies_ns) - before) / (until_ns - began_ns))
+            self.flat = is_flat(rates)
+        self.warmup_s = (until_ns - start_ns) / NS_PER_S
+        return until_ns
 
     def _loop(self, start_ns: int, until_ns: int) -> None:
         if self._plan.rate_per_s is None:
@@ -305,7 +336,10 @@ class Generator:
                     connection.backlog.append(meant_ns)
             # The index runs on from warm-up to measurement: one stream without a gap.
             self._issued = due
-            # Without a wait: epoll's timeout counts in milliseconds, which is far too coarse.
+            # epoll's own timeout counts in milliseconds, which is far too coarse.
+            if self._plan.sleeps:
+                wait_ns = intended_ns(start_ns, rate_per_s, due) - clock()
+                select.select([self._epoll], [], [], max(wait_ns, 0) / NS_PER_S)
             self._round(0)
 
     @property
@@ -360,6 +394,12 @@ class Generator:
             self._send(connection, [connection.free.popleft()], meant_ns)
 
 
+def is_flat(rates: Sequence[float]) -> bool:
+    """Return whether the last of these rates differ by little, and are any."""
+    last = rates[-_FLAT_WINDOWS:]
+    return len(last) == _FLAT_WINDOWS and max(last) - min(last) < _FLAT * max(last)
+
+
 def _cpu_seconds(pid: int | None) -> float | None:
     """Return the CPU time of a process and all its threads; None if there is none."""
     try:
@@ -385,7 +425,7 @@ def run(plan: Plan) -> Measured:
         OSError: No connection.
     """
     allow_descriptors(plan.connections + 64)
-    load = Load(plan.workload, plan.window, plan.partitions, plan.run)
+    load = Load(plan.workload, plan.window, plan.partitions, plan.run, plan.kind)
     dialect = DIALECTS[plan.dialect](load)
     with ExitStack() as stack:
         ready = [_connect(plan, dialect, number, stack) for number in range(plan.connections)]
@@ -420,6 +460,8 @@ def _measured(
     return Measured(
         requests=generator.measured,
         seconds=seconds,
+        warmup_s=generator.warmup_s,
+        flat=generator.flat,
         rate_per_s=generator.measured / seconds,
         p50_us=latency.p50_us,
         p99_us=latency.p99_us,

@@ -103,8 +103,7 @@ def serving(
     Raises:
         ProcessError: It doesn't start, or doesn't stop as it should.
     """
-    # The working folder comes first on the path of what -m starts.
-    env = None if checkout is None else {**os.environ, "PYTHONPATH": str(checkout)}
+    env = None if checkout is None else {**os.environ, "PYTHONPATH": python_path(checkout)}
     with output.open("wb") as file, on_core(core):
         process = subprocess.Popen(
             [sys.executable, "-m", *module],
@@ -126,6 +125,11 @@ def serving(
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def python_path(checkout: Path) -> str:
+    """Return a PYTHONPATH with the code of *checkout* first; packages are found as before."""
+    return os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def daemon(
@@ -209,6 +213,37 @@ def run_json(module: Sequence[str], *, core: int | None, timeout_s: float) -> di
     if not isinstance(result, dict):
         raise ProcessError(f"{module[0]} printed no JSON object")
     return result
+
+
+@contextmanager
+def beside(module: Sequence[str], *, core: int | None) -> Iterator[dict[str, Any]]:
+    """Run ``python -m module…`` as long as the block lasts; the end of its input tells it to end.
+
+    It prints a line when it has begun, and a JSON object at the end; then what is yielded holds it.
+
+    Raises:
+        ProcessError: It failed.
+    """
+    with on_core(core):
+        process = subprocess.Popen(
+            [sys.executable, "-m", *module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    found: dict[str, Any] = {}
+    try:
+        assert process.stdout is not None
+        if begun := process.stdout.readline():
+            yield found
+        out, err = process.communicate(timeout=_STOP_S)
+        if process.returncode or not begun:
+            raise ProcessError(f"{module[0]} failed: {err.decode(errors='replace')[-2000:]}")
+        found.update(json.loads(out))
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def cpu_ns(pid: int) -> int:

@@ -5,7 +5,17 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from bench import report
-from bench.dialects import COMMIT, FETCH, HEARTBEAT
+from bench.dialects import (
+    COMMIT,
+    EXPECTED,
+    FETCH,
+    HEARTBEAT,
+    MEMBERS,
+    METADATA,
+    MIXED,
+    TOPICS,
+    UNIFORM,
+)
 from bench.measures import Aim, Medians, Samples, judge
 from bench.report import HOW_TO_READ, SMOKE_NOTE, Run, aim_lines, markdown_table, number
 
@@ -33,8 +43,9 @@ _WHO: Final[Mapping[Target, str]] = {
 }
 
 # What ``--only`` chooses from.
-LOAD, COMPACTION, FILLED = "load", "compaction", "filled"
-PARTS: Final = (COMMIT, FETCH, HEARTBEAT, FILLED, LOAD, COMPACTION)
+LOAD, FILLED = "load", "filled"
+COMPACTION, COMPACTION_ONE_CORE = "compaction", "compaction-one-core"
+PARTS: Final = (COMMIT, FETCH, HEARTBEAT, FILLED, LOAD, COMPACTION, COMPACTION_ONE_CORE)
 
 
 class Row(NamedTuple):
@@ -44,6 +55,8 @@ class Row(NamedTuple):
         window: Requests in flight per connection.
         open_share: None is a closed loop; else an open loop at this share of the rate that
             the row `CLOSED_LOOP` reached in the same repetition.
+        kind: What the requests are like, a name of `bench.dialects.KINDS`.
+        rebalances: Other groups of the same daemon rebalance meanwhile.
     """
 
     name: str
@@ -54,6 +67,8 @@ class Row(NamedTuple):
     window: int = 1
     partitions: int = 1
     open_share: float | None = None
+    kind: str = UNIFORM
+    rebalances: bool = False
 
     @property
     def title(self) -> str:
@@ -67,16 +82,42 @@ class Row(NamedTuple):
 
 
 FLOOR: Final = "fsync_floor"
+OVERWRITE_FLOOR: Final = "fsync_floor_overwrite"
 IDLE_MEMORY: Final = "idle_memory"
 LOADED_MEMORY: Final = "memory_after_load"
 FILLED_MEMORY: Final = "filled_memory"
-# A log of many live offsets is loaded: by the daemon, by Kafka, and as far as any program must.
+# A log of many live offsets is loaded: by the daemon, from commits of many partitions and of one
+# each, and by Kafka.
 START: Final = "start"
-START_FLOOR: Final = "start_floor"
+START_FROM_SINGLES: Final = "start_from_singles"
 KAFKA_START: Final = "kafka_start"
-# The same open loop of commits before and while a large log is compacted.
-BEFORE_COMPACTION: Final = "before_compaction"
-WHILE_COMPACTING: Final = "while_compacting"
+
+
+class Compaction(NamedTuple):
+    """The same open loop of commits before and while a large log is compacted.
+
+    Attributes:
+        one_core: All that belongs to the daemon shares the servers' core.
+        before: The name of a row, as is ``meanwhile``.
+    """
+
+    part: str
+    one_core: bool
+    before: str
+    meanwhile: str
+    title: str
+
+
+COMPACTIONS: Final = (
+    Compaction(
+        *(COMPACTION, False, "before_compaction", "while_compacting"),
+        "with a core to spare",
+    ),
+    Compaction(
+        *(COMPACTION_ONE_CORE, True, "before_compaction_one_core", "while_compacting_one_core"),
+        "on one core",
+    ),
+)
 CLOSED_LOOP: Final = "commit_64"
 
 
@@ -87,16 +128,18 @@ def _rows(
     connections: int,
     window: int = 1,
     partitions: int = 1,
+    kind: str = UNIFORM,
     *,
-    against: Sequence[Target],
+    against: Sequence[Target] = (),
 ) -> list[Row]:
     """Return the same load for the daemon and others, one right after the other."""
+    targets = sorted({Target.DAEMON, *against}, key=(Target.ECHO, *Target).index)
     return [
         Row(
             name if target is Target.DAEMON else f"{target.value}_{name}",
-            *(what, target, workload, connections, window, partitions),
+            *(what, target, workload, connections, window, partitions, None, kind),
         )
-        for target in (Target.ECHO, Target.DAEMON, *against)
+        for target in targets
     ]
 
 
@@ -104,16 +147,16 @@ def _rows(
 ROWS: Final = (
     *_rows(
         *("commit_1", "commit, 1 connection", COMMIT, 1),
-        against=[Target.KAFKA, Target.KAFKA_FSYNC],
+        against=[Target.ECHO, Target.KAFKA, Target.KAFKA_FSYNC],
     ),
     *_rows(
         *(CLOSED_LOOP, "commit, 64 connections", COMMIT, 64),
-        against=[Target.FILLED, Target.KAFKA, Target.KAFKA_FSYNC, Target.ZOOKEEPER],
+        against=[
+            *(Target.ECHO, Target.FILLED),
+            *(Target.KAFKA, Target.KAFKA_FSYNC, Target.ZOOKEEPER),
+        ],
     ),
-    *_rows(
-        *("commit_256", "commit, 256 connections", COMMIT, 256),
-        against=[Target.KAFKA],
-    ),
+    *_rows("commit_256", "commit, 256 connections", COMMIT, 256, against=[Target.KAFKA]),
     *_rows(
         *("commit_64_p100", "commit of 100 partitions", COMMIT, 64, 1, 100),
         against=[Target.KAFKA],
@@ -122,25 +165,33 @@ ROWS: Final = (
         *("commit_8x64", "commit, 8 connections x 64", COMMIT, 8, 64),
         against=[Target.KAFKA, Target.ZOOKEEPER],
     ),
-    *_rows(
-        *("commit_8x64_p100", "commit of 100 partitions, 8 x 64", COMMIT, 8, 64, 100),
-        against=[],
-    ),
+    *_rows("commit_8x64_p100", "commit of 100 partitions, 8 x 64", COMMIT, 8, 64, 100),
     *_rows(
         *("fetch_64", "fetch, 64 connections", FETCH, 64),
-        against=[Target.FILLED, Target.KAFKA, Target.ZOOKEEPER],
+        against=[Target.ECHO, Target.FILLED, Target.KAFKA, Target.ZOOKEEPER],
     ),
     *_rows(
         *("fetch_64_p100", "fetch of 100 partitions", FETCH, 64, 1, 100),
         against=[Target.KAFKA],
     ),
+    *_rows("fetch_8x64", "fetch, 8 connections x 64", FETCH, 8, 64),
+    *_rows("heartbeat_64", "heartbeat, 64 connections", HEARTBEAT, 64, against=[Target.ECHO]),
+    *_rows("mixed_64_p100", "commit of 100, mixed", COMMIT, 64, 1, 100, MIXED),
+    *_rows("mixed_fetch_64_p100", "fetch of 100, mixed", FETCH, 64, 1, 100, MIXED),
     *_rows(
-        *("fetch_8x64", "fetch, 8 connections x 64", FETCH, 8, 64),
-        against=[],
+        *("topics_64_p100", "commit of 100, over four topics", COMMIT, 64, 1, 100, TOPICS),
+        against=[Target.KAFKA],
     ),
     *_rows(
-        *("heartbeat_64", "heartbeat, 64 connections", HEARTBEAT, 64),
-        against=[],
+        *("metadata_64", "commit with metadata", COMMIT, 64, 1, 1, METADATA),
+        against=[Target.KAFKA],
+    ),
+    *_rows("expected_64", "commit with an expected offset", COMMIT, 64, 1, 1, EXPECTED),
+    *_rows("members_64", "commit of a member", COMMIT, 64, 1, 1, MEMBERS),
+    Row(
+        *("rebalancing_64", "commit of a member, others rebalance", Target.DAEMON, COMMIT, 64),
+        kind=MEMBERS,
+        rebalances=True,
     ),
     Row("commit_open_50", "commit, open loop at 50 %", Target.DAEMON, COMMIT, 64, 8, 1, 0.5),
     Row("echo_socket_64", "commit, 64 connections", Target.ECHO_SOCKET, COMMIT, 64),
@@ -149,8 +200,17 @@ ROWS: Final = (
 CEILINGS: Final[Mapping[str, str]] = {
     row.name: f"{Target.ECHO.value}_{row.name}"
     for row in ROWS
-    if row.target is Target.DAEMON and row.open_share is None
+    if any(other.name == f"{Target.ECHO.value}_{row.name}" for other in ROWS)
 } | {"echo_socket_64": f"{Target.ECHO.value}_{CLOSED_LOOP}"}
+
+
+def uniform_row(row: Row) -> Row | None:
+    """Return the row with which another kind of request compares: the uniform one."""
+    for other in ROWS:
+        same = row._replace(name=other.name, what=other.what, kind=UNIFORM, rebalances=False)
+        if row.kind != UNIFORM and other == same:
+            return other
+    return None
 
 
 # --- aims, held against peers and limits of the same run -----------------------------------------
@@ -195,41 +255,45 @@ def _over_floor_ms(medians: Medians) -> float | None:
     return None if commit is None or floor is None else (commit - floor) / 1000
 
 
+def _cpu(row: str, against: str, title: str, bound: float) -> Aim:
+    """Return the aim that a request costs a server at most so many times what it costs another."""
+    field = "server_cpu_us"
+    return _most(f"{row}/{against}, CPU", f"{title}, CPU", (row, field), (against, field), bound)
+
+
 AIMS: Final = (
+    _cpu("commit_64", "zookeeper_commit_64", "commit, 64 connections, of ZooKeeper's set", 0.9),
+    _rate("commit_64", "zookeeper_commit_64", "commit, 64 connections, of ZooKeeper's set", 1.0),
     _rate("commit_64", "kafka_commit_64", "commit, 64 connections, of Kafka's (not durable)", 2.0),
+    _rate(
+        "commit_64", "kafka_fsync_commit_64", "commit, 64 connections, of Kafka's with fsync", 3.5
+    ),
+    _cpu("commit_256", "kafka_commit_256", "commit, 256 connections, of Kafka's", 0.8),
     _rate("commit_256", "kafka_commit_256", "commit, 256 connections, of Kafka's", 1.3),
-    _rate("commit_64_p100", "kafka_commit_64_p100", "commit of 100 partitions, of Kafka's", 1.5),
+    _cpu("commit_8x64", "zookeeper_commit_8x64", "commit, 8 x 64, of ZooKeeper's set", 0.6),
+    _rate("commit_8x64", "kafka_commit_8x64", "commit, 8 x 64, of Kafka's", 50),
+    _rate("commit_64_p100", "kafka_commit_64_p100", "commit of 100 partitions, of Kafka's", 1.8),
+    _cpu("fetch_64", "kafka_fetch_64", "fetch, 64 connections, of Kafka's", 0.75),
+    _cpu("fetch_64", "zookeeper_fetch_64", "fetch, 64 connections, of ZooKeeper's get", 0.75),
+    _cpu("fetch_64_p100", "kafka_fetch_64_p100", "fetch of 100 partitions, of Kafka's", 0.8),
     Aim(
         "commit_over_floor",
         "one connection's commit, p50 over the fsync floor",
         _over_floor_ms,
-        0.3,
+        0.25,
         at_least=False,
         unit="ms",
     ),
-    _rate(
-        "commit_64", "kafka_fsync_commit_64", "commit, 64 connections, of Kafka's with fsync", 3.5
-    ),
-    _rate("commit_64", "zookeeper_commit_64", "commit, 64 connections, of ZooKeeper's set", 1.0),
-    _rate("commit_8x64", "kafka_commit_8x64", "commit, pipelined 8 x 64, of Kafka's", 60),
-    _rate(
-        "commit_8x64", "zookeeper_commit_8x64", "commit, pipelined 8 x 64, of ZooKeeper's set", 2
-    ),
-    _rate("fetch_64", "kafka_fetch_64", "fetch, 64 connections, of Kafka's", 1.2),
-    _rate("fetch_64_p100", "kafka_fetch_64_p100", "fetch of 100 partitions, of Kafka's", 1.0),
-    _rate("heartbeat_64", "echo_heartbeat_64", "heartbeat, 64 connections, of the echo's", 0.6),
+    _rate("heartbeat_64", "echo_heartbeat_64", "heartbeat, 64 connections, of the echo's", 1.3),
     _rate("fetch_64", "echo_fetch_64", "fetch, 64 connections, of the echo's", 0.6),
     _rate("commit_64", "echo_commit_64", "commit, 64 connections, of the echo's", 0.4),
     _rate("filled_commit_64", "commit_64", "commit, much in memory, of the same with little", 0.85),
     _rate("filled_fetch_64", "fetch_64", "fetch, much in memory, of the same with little", 0.85),
-    _most(
-        "load_of_floor",
-        "load of many live offsets, of the time for crc and unpackb of the same batches",
-        (START, "load_s"),
-        (START_FLOOR, "seconds"),
-        3.0,
+    _at_most("load_s", "load of many offsets, from commits of 100", START, "load_s", 0.6, "s"),
+    _at_most(
+        *("singles_load_s", "load of many offsets, from single commits", START_FROM_SINGLES),
+        *("load_s", 2.5, "s"),
     ),
-    _at_most("load_s", "load of many live offsets", START, "load_s", 3.0, "s"),
     _most(
         "start_of_kafka",
         "start until all of them are there, of Kafka's time",
@@ -240,12 +304,15 @@ AIMS: Final = (
     _at_most(
         "offset_bytes", "resident memory of a live offset", START, "bytes_per_offset", 350, "bytes"
     ),
-    _most(
-        "compaction_p99",
-        "p99 of commits while the log is compacted, of the p99 before",
-        (WHILE_COMPACTING, "p99_us"),
-        (BEFORE_COMPACTION, "p99_us"),
-        2.0,
+    *(
+        _most(
+            f"{compaction.part}_p99",
+            f"p99 of commits while the log is compacted {compaction.title}, of the p99 before",
+            (compaction.meanwhile, "p99_us"),
+            (compaction.before, "p99_us"),
+            2.0,
+        )
+        for compaction in COMPACTIONS
     ),
     _at_most(
         "idle_memory", "resident memory of the idle daemon", IDLE_MEMORY, "resident_mb", 60.0, "MB"
@@ -257,15 +324,16 @@ AIMS: Final = (
 
 _SCALED: Final = ("rate_per_s", "p50_us", "p99_us", "max_us")
 _TITLES: Final[Mapping[str, str]] = {
-    FLOOR: "fsync floor (write + fdatasync)",
+    FLOOR: "fsync floor (append + fdatasync)",
+    OVERWRITE_FLOOR: "the same, over zeros",
     IDLE_MEMORY: "idle daemon",
     LOADED_MEMORY: "daemon after all loads",
     FILLED_MEMORY: "daemon with much in memory",
-    START: "start with a large log",
-    START_FLOOR: "crc and unpackb of its batches",
+    START: "start with a large log, commits of 100",
+    START_FROM_SINGLES: "start with a large log, single commits",
     KAFKA_START: "start with a large log: Kafka",
-    BEFORE_COMPACTION: "commit, open loop before a compaction",
-    WHILE_COMPACTING: "commit, open loop while the log is compacted",
+    **{c.before: f"commit, open loop before a compaction {c.title}" for c in COMPACTIONS},
+    **{c.meanwhile: f"commit, open loop during a compaction {c.title}" for c in COMPACTIONS},
 }
 # What is neither a rate nor a latency: row, field, unit and digits.
 _OTHER: Final = (
@@ -277,11 +345,12 @@ _OTHER: Final = (
     (START, "load_s", "s of it to load", 2),
     (START, "resident_mb", "MB resident", 1),
     (START, "bytes_per_offset", "bytes an offset", 0),
-    (START_FLOOR, "seconds", "s", 2),
+    (START_FROM_SINGLES, "start_s", "s until every offset is there", 2),
+    (START_FROM_SINGLES, "load_s", "s of it to load", 2),
     (KAFKA_START, "start_s", "s until every offset is there", 2),
     (KAFKA_START, "serving_s", "s of it until it coordinates", 2),
     (KAFKA_START, "resident_mb", "MB resident", 1),
-    (WHILE_COMPACTING, "seconds", "s to compact", 2),
+    *((compaction.meanwhile, "seconds", "s to compact", 2) for compaction in COMPACTIONS),
 )
 
 
@@ -305,7 +374,10 @@ def table(run: Run) -> list[tuple[str, ...]]:
     """Return the header and a line a row: medians, and the spread of the rate."""
     medians = Medians(run.samples)
     lines: list[tuple[str, ...]] = [
-        ("load", "per s", "(spread)", "p50 ms", "p99 ms", "max ms", "of echo", "CPU", "CPU us")
+        (
+            *("load", "per s", "CPU us", "(spread of per s)", "p50 ms", "p99 ms", "max ms"),
+            *("of echo", "CPU", "warm after s"),
+        )
     ]
     for name in run.samples:
         spread = medians.spread(name, "rate_per_s")
@@ -316,13 +388,33 @@ def table(run: Run) -> list[tuple[str, ...]]:
             (
                 _title(name),
                 number(rate, 0),
+                number(medians.of(name, "server_cpu_us"), 1),
                 f"{spread[0]:,.0f}-{spread[1]:,.0f}",
                 *(number(None if us is None else us / 1000, 3) for us in (p50, p99, most)),
                 number(medians.ratio(name, CEILINGS[name]), 2) if name in CEILINGS else "",
                 number(medians.of(name, "server_busy"), 2),
-                number(medians.of(name, "server_cpu_us"), 1),
+                _warm_after(medians, name),
             )
         )
+    return lines
+
+
+def _warm_after(medians: Medians, name: str) -> str:
+    seconds, flat = medians.of(name, "warmup_s"), medians.of(name, "flat")
+    return "" if seconds is None else f"{seconds:.1f}{'' if flat else ', not flat'}"
+
+
+def kinds_table(run: Run) -> list[tuple[str, ...]]:
+    """Return the header and a line for each kind of request that isn't uniform."""
+    medians = Medians(run.samples)
+    lines: list[tuple[str, ...]] = [("load", "CPU us", "of the uniform one's")]
+    for row in ROWS:
+        uniform = uniform_row(row)
+        if uniform is not None and row.name in run.samples:
+            cost = medians.of(row.name, "server_cpu_us")
+            usual = medians.of(uniform.name, "server_cpu_us")
+            ratio = cost / usual if cost is not None and usual else None
+            lines.append((row.title, number(cost, 1), number(ratio, 2)))
     return lines
 
 
@@ -361,6 +453,8 @@ def markdown(run: Run) -> str:
             if late is None
             else [f"In the open loop the generator itself was late by {late / 1000:.3f} ms (p99)."]
         ),
+        "## Other requests than the uniform ones",
+        markdown_table(kinds_table(run)),
         "## Memory, start, compaction",
         markdown_table(other_table(run)),
         *[f"**Failed: {failure}**" for failure in failures(run.samples)],

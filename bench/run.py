@@ -4,15 +4,15 @@ Servers run on one core, the load generator on another one. Every repetition sta
 anew, the daemon with an empty data folder, and goes through all rows, so that a machine that gets
 slower or faster meanwhile hits a row and what it is compared with alike. The peers, and a daemon
 with much in memory, are started and warmed up once and stay; while none of their rows is measured,
-they are on the load's core.
+they are on the load's core. Each row is measured once its rate is flat.
 """
 
 import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +21,7 @@ from bench.command import Benchmark, Choice, command
 from bench.dialects import COMMIT
 from bench.fill import FillPlan, is_there
 from bench.floors import RECORD_BYTES
+from bench.group_load import CHURN, GroupPlan
 from bench.load import Plan
 from bench.measures import Medians, judge
 from bench.peers import KAFKA, PEERS, PROGRAMS, java_version, missing, peer_serving, version
@@ -30,6 +31,7 @@ from bench.processes import (
     SERVER_CORE,
     ProcessError,
     Server,
+    beside,
     daemon,
     events_of,
     moved,
@@ -40,9 +42,8 @@ from bench.processes import (
 )
 from bench.rows import (
     AIMS,
-    BEFORE_COMPACTION,
     CLOSED_LOOP,
-    COMPACTION,
+    COMPACTIONS,
     FILLED,
     FILLED_MEMORY,
     FLOOR,
@@ -50,11 +51,12 @@ from bench.rows import (
     KAFKA_START,
     LOAD,
     LOADED_MEMORY,
+    OVERWRITE_FLOOR,
     PARTS,
     ROWS,
     START,
-    START_FLOOR,
-    WHILE_COMPACTING,
+    START_FROM_SINGLES,
+    Compaction,
     Row,
     Target,
 )
@@ -67,9 +69,17 @@ _KAFKA_LOADED_S: Final = 120
 _COMPACTION_S: Final = 300
 _POLL_S: Final = 0.01
 _CONNECTIONS: Final = 64
+_WINDOW: Final = 64
 # Of what a closed loop reaches. An open loop's requests come one by one and cost more, so that at
 # half of that rate they take nearly all of a core, which the compaction has to share.
 _OPEN_SHARE: Final = 0.25
+# Ten rebalances a second, each of some 25 members who join and sync.
+_CHURN: Final[Mapping[str, Any]] = {
+    "members": 25,
+    "connections": 8,
+    "groups": 8,
+    "interval_s": 0.1,
+}
 # It begins when it is told to.
 _BY_COMMAND_ONLY: Final = "log.cleaner.enable=false"
 
@@ -95,26 +105,39 @@ def bytes_per_offset(before_mb: float | None, after_mb: float | None, size: Size
     return (after_mb - before_mb) * 1e6 / (size.groups * size.partitions)
 
 
+class Times(NamedTuple):
+    """How long a row takes.
+
+    Attributes:
+        window_s: The warm-up ends when the rates of a few windows of this length are alike.
+        warmup_s: The longest that the warm-up lasts.
+        duration_s: How long is measured.
+    """
+
+    window_s: float
+    warmup_s: float
+    duration_s: float
+
+
 class Scale(NamedTuple):
     """How long it takes, and how much it is.
 
     Attributes:
-        jvm_warmup_s: Of each row of a peer, in place of ``warmup_s``.
-        first_warmup_s: Of each kind of load, once, before a peer is measured.
+        first: Of each kind of load, once, before a peer is measured: its compiler sees it.
         filled: What the daemon holds that has much in memory.
         big_log: What is loaded and compacted.
     """
 
-    warmup_s: float
-    duration_s: float
-    jvm_warmup_s: float
-    first_warmup_s: float
+    times: Times
+    first: Times
     filled: Size
     big_log: Size
 
 
-FULL: Final = Scale(0.7, 2.0, 1.2, 5.0, Size(100_000, 10), Size(10_000, 100))
-QUICK: Final = Scale(0.1, 0.4, 0.2, 0.3, Size(500, 10), Size(200, 100))
+FULL: Final = Scale(
+    Times(0.3, 2.4, 2.0), Times(2.0, 20.0, 0.2), Size(100_000, 10), Size(10_000, 100)
+)
+QUICK: Final = Scale(Times(0.03, 0.1, 0.2), Times(0.1, 0.3, 0.2), Size(500, 10), Size(200, 100))
 _PEER_OF: Final = {Target(peer.name): peer for peer in PEERS}
 _DIALECTS: Final = {
     Target.DAEMON: "coordinator",
@@ -131,8 +154,7 @@ def load_row(
     *,
     core: int | None,
     run: str,
-    warmup_s: float,
-    duration_s: float,
+    times: Times,
     rate_per_s: float | None = None,
 ) -> dict[str, Any]:
     """Put the load of *row* on *server* from a process on *core*, and return its sample.
@@ -142,8 +164,7 @@ def load_row(
         server: Who is asked.
         core: Where the load generator runs; None for anywhere.
         run: Makes the names of the groups unique.
-        warmup_s: How long the load lasts before anything is measured.
-        duration_s: How long it is measured.
+        times: How long the load lasts before anything is measured, and then.
         rate_per_s: All connections together; None is a closed loop.
 
     Raises:
@@ -157,14 +178,22 @@ def load_row(
         connections=row.connections,
         window=row.window,
         partitions=row.partitions,
-        warmup_s=warmup_s,
-        duration_s=duration_s,
         run=run,
         rate_per_s=rate_per_s,
         server_pid=server.pid,
+        kind=row.kind,
+        **times._asdict(),
     )
     module = ["bench.load", json.dumps(asdict(plan))]
-    return run_json(module, core=core, timeout_s=_SETUP_S + warmup_s + duration_s)
+    with rebalancing(server, core) if row.rebalances else nullcontext({}) as found:
+        measured = run_json(module, core=core, timeout_s=_SETUP_S + sum(times))
+    return measured | found
+
+
+def rebalancing(server: Server, core: int | None) -> AbstractContextManager[dict[str, Any]]:
+    """Let groups of this daemon rebalance meanwhile; yields how often, once it is over."""
+    plan = GroupPlan(CHURN, server.host, server.port, server.pid, **_CHURN)
+    return beside(["bench.group_load", json.dumps(asdict(plan))], core=core)
 
 
 class Bench:
@@ -182,7 +211,7 @@ class Bench:
         self._standing: dict[Target, Server] = {}
         self.samples: dict[str, list[dict[str, Any]]] = {}
         self.about: dict[str, str] = {}
-        self._big_log = BigLog(scale.big_log, folder, self._cores, choice, scale.duration_s)
+        self._big_log = BigLog(scale.big_log, folder, self._cores, choice, scale.times)
 
     def prepare(self, stack: ExitStack, programs: frozenset[str]) -> None:
         """Start what stays for the whole run: the peers, and the daemon with much in memory.
@@ -238,11 +267,19 @@ class Bench:
 
     def _warm_up(self, target: Target, server: Server) -> None:
         """Let a peer's compiler see every kind of load before any of it is measured."""
-        kinds = {(row.workload, row.partitions) for row in ROWS if row.target is target}
-        for workload, partitions in sorted(kinds):
-            row = Row("warm-up", "", target, workload, 64, 1, partitions)
-            run = f"warm-up-{workload}-{partitions}"
-            self._measure(row, server, self._scale.first_warmup_s, 0.2, run)
+        rows_by_kind = {
+            f"{row.workload} of {row.partitions}, {row.kind}": row._replace(
+                connections=_CONNECTIONS, window=1
+            )
+            for row in ROWS
+            if row.target is target and row.part in self._only
+        }
+        took = []
+        for kind, row in rows_by_kind.items():
+            found = self._measure(row, server, self._scale.first, f"warm-up-{row.name}")
+            flat = "" if found["flat"] else ", not flat"
+            took.append(f"{kind} {found['warmup_s']:.0f} s{flat}")
+        self.about[f"warm-up, {_PEER_OF[target].title}"] = "; ".join(took)
 
     def repetition(self, number: int) -> None:
         """Start daemon and echo, measure all rows once, stop them; then the large log.
@@ -271,13 +308,9 @@ class Bench:
         for row in ROWS:
             if row.part not in self._only or row.target not in servers:
                 continue
-            is_peer = row.target in _PEER_OF
-            warmup_s = self._scale.jvm_warmup_s if is_peer else self._scale.warmup_s
             run = f"{number}-{row.name}"
-            self._keep(
-                row.name,
-                self._measure(row, servers[row.target], warmup_s, self._scale.duration_s, run),
-            )
+            sample = self._measure(row, servers[row.target], self._scale.times, run)
+            self._keep(row.name, sample)
 
     def _keep(self, name: str, sample: dict[str, Any]) -> None:
         self.samples.setdefault(name, []).append(sample)
@@ -295,13 +328,10 @@ class Bench:
 
     def _floor(self) -> None:
         """Measure the disk where the daemon's worker thread would: on its core and its disk."""
-        arguments = [str(self._folder), str(self._scale.duration_s), str(RECORD_BYTES)]
-        self._keep(
-            FLOOR,
-            run_json(
-                ["bench.floors", "disk", *arguments], core=self._cores.server, timeout_s=_SETUP_S
-            ),
-        )
+        arguments = [str(self._folder), str(self._scale.times.duration_s), str(RECORD_BYTES)]
+        for name, how in ((FLOOR, "append"), (OVERWRITE_FLOOR, "overwrite")):
+            module = ["bench.floors", "disk", how, *arguments]
+            self._keep(name, run_json(module, core=self._cores.server, timeout_s=_SETUP_S))
 
     @contextmanager
     def _on_server_core(self, target: Target, server: Server) -> Iterator[None]:
@@ -315,22 +345,13 @@ class Bench:
         finally:
             moved(server.pid, self._cores.load)
 
-    def _measure(
-        self, row: Row, server: Server, warmup_s: float, duration_s: float, run: str
-    ) -> dict[str, Any]:
+    def _measure(self, row: Row, server: Server, times: Times, run: str) -> dict[str, Any]:
         rate_per_s = None
         if row.open_share is not None:
             rate_per_s = row.open_share * self.samples[CLOSED_LOOP][-1]["rate_per_s"]
+        core = self._cores.load
         with self._on_server_core(row.target, server):
-            return load_row(
-                row,
-                server,
-                core=self._cores.load,
-                run=run,
-                warmup_s=warmup_s,
-                duration_s=duration_s,
-                rate_per_s=rate_per_s,
-            )
+            return load_row(row, server, core=core, run=run, times=times, rate_per_s=rate_per_s)
 
 
 @contextmanager
@@ -348,10 +369,13 @@ def _settings(quick: bool) -> dict[str, str | float]:
         for peer in PEERS
     }
     return {
-        "warm-up, s": scale.warmup_s,
-        "measured, s": scale.duration_s,
-        "warm-up of a row of a peer, s": scale.jvm_warmup_s,
-        "and once of each kind of load, s": scale.first_warmup_s,
+        "warm-up": f"until the rates of windows of {scale.times.window_s} s are alike, "
+        f"at most {scale.times.warmup_s} s",
+        "first warm-up of a peer, each kind of load": f"windows of {scale.first.window_s} s, "
+        f"at most {scale.first.warmup_s} s",
+        "measured, s": scale.times.duration_s,
+        "rebalances meanwhile": f"{_CHURN['groups']} groups of {_CHURN['members']} members, "
+        f"one each {_CHURN['interval_s']} s",
         "much in memory": f"{scale.filled.groups:,} groups x {scale.filled.partitions}",
         "large log": f"{scale.big_log.groups:,} groups x {scale.big_log.partitions}",
         "daemon": "defaults, " + ", ".join(DAEMON_SETTINGS),
@@ -367,19 +391,22 @@ def _settings(quick: bool) -> dict[str, str | float]:
 class BigLog:
     """Measures how long a large log takes to load, and what its compaction costs others.
 
-    The folder is made once, by a daemon that is told every offset, and loaded in each repetition.
-    The peer is Kafka with as many offsets. For the compaction the folder is made dirty (every
-    offset was committed twice), and each repetition gets a copy.
+    Folders are made once, by a daemon that is told every offset, and loaded in each repetition:
+    one from commits of all partitions of a group, one from a commit for each partition. The peer
+    is Kafka with as many offsets. For the compaction the folder is made dirty (every offset was
+    committed twice), and each repetition gets a copy.
     """
 
     def __init__(
-        self, size: Size, folder: Path, cores: Cores, choice: Choice, duration_s: float
+        self, size: Size, folder: Path, cores: Cores, choice: Choice, times: Times
     ) -> None:
         self._size = size
         self._cores = cores
-        self._duration_s = duration_s
+        self._times = times
         self._parts = choice.only
+        self._compactions = [one for one in COMPACTIONS if one.part in choice.only]
         self._live = folder / "large"
+        self._singles = folder / "large-singles"
         self._dirty = folder / "dirty"
         self._kafka = folder / "large-kafka"
         self._with_kafka = False
@@ -392,20 +419,22 @@ class BigLog:
         """
         if LOAD in self._parts:
             with daemon(self._live, self._cores.server, _BY_COMMAND_ONLY) as server:
-                self._fill(server, "coordinator", passes=1)
+                self._fill(self._plan(server, "coordinator"))
+            with daemon(self._singles, self._cores.server, _BY_COMMAND_ONLY) as server:
+                plan = self._plan(server, "coordinator")
+                self._fill(replace(plan, per_commit=1, connections=8, window=_WINDOW))
             self._with_kafka = with_kafka
             if with_kafka:
                 with peer_serving(KAFKA, self._kafka, core=self._cores.server) as server:
-                    self._fill(server, "kafka", passes=1)
-        if COMPACTION in self._parts:
+                    self._fill(self._plan(server, "kafka"))
+        if self._compactions:
             with daemon(self._dirty, self._cores.server, _BY_COMMAND_ONLY) as server:
-                self._fill(server, "coordinator", passes=2)
+                self._fill(self._plan(server, "coordinator", passes=2))
 
-    def _plan(self, server: Server, dialect: str, passes: int) -> FillPlan:
+    def _plan(self, server: Server, dialect: str, passes: int = 1) -> FillPlan:
         return FillPlan(server.host, server.port, dialect, *self._size, passes)
 
-    def _fill(self, server: Server, dialect: str, passes: int) -> None:
-        plan = self._plan(server, dialect, passes)
+    def _fill(self, plan: FillPlan) -> None:
         module = ["bench.fill", json.dumps(asdict(plan))]
         run_json(module, core=self._cores.load, timeout_s=_FILL_S)
 
@@ -420,26 +449,22 @@ class BigLog:
             ProcessError: A process failed, or something isn't there that was stored.
         """
         if LOAD in self._parts:
-            yield START_FLOOR, self._floor()
-            yield START, self._start(idle_mb)
+            yield START, self._start(self._live, idle_mb)
+            yield START_FROM_SINGLES, self._start(self._singles, idle_mb)
             if self._with_kafka:
                 yield KAFKA_START, self._kafka_start()
-        if COMPACTION in self._parts:
-            yield from self._compaction(number)
+        for compaction in self._compactions:
+            yield from self._compaction(compaction, number)
 
-    def _floor(self) -> dict[str, Any]:
-        module = ["bench.floors", "replay", str(self._live)]
-        return run_json(module, core=self._cores.server, timeout_s=_FILL_S)
-
-    def _start(self, idle_mb: float | None) -> dict[str, Any]:
+    def _start(self, folder: Path, idle_mb: float | None) -> dict[str, Any]:
         began_s = time.monotonic()
-        with daemon(self._live, self._cores.server, _BY_COMMAND_ONLY) as server:
-            if not is_there(self._plan(server, "coordinator", 1)):
+        with daemon(folder, self._cores.server, _BY_COMMAND_ONLY) as server:
+            if not is_there(self._plan(server, "coordinator")):
                 raise ProcessError("the daemon doesn't hold what was stored")
             start_s = time.monotonic() - began_s
             time.sleep(_SETTLE_S)
             loaded_mb = resident_mb(server.pid)
-            ready = events_of(output_of(self._live))["ready"]
+            ready = events_of(output_of(folder))["ready"]
         return {
             "start_s": start_s,
             "load_s": ready["load_ms"] / 1000,
@@ -452,7 +477,7 @@ class BigLog:
         began_s = time.monotonic()
         with peer_serving(KAFKA, self._kafka, core=self._cores.server) as server:
             serving_s = time.monotonic() - began_s
-            plan = self._plan(server, "kafka", 1)
+            plan = self._plan(server, "kafka")
             while not is_there(plan):
                 if time.monotonic() - began_s > _KAFKA_LOADED_S:
                     raise ProcessError("Kafka doesn't hold what was stored")
@@ -464,10 +489,13 @@ class BigLog:
                 "resident_mb": resident_mb(server.pid),
             }
 
-    def _compaction(self, number: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        folder = self._dirty.with_name(f"dirty-{number}")
+    def _compaction(
+        self, compaction: Compaction, number: int
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        folder = self._dirty.with_name(f"{compaction.part}-{number}")
         shutil.copytree(self._dirty, folder)
-        with daemon(folder, self._cores.server, _BY_COMMAND_ONLY) as server:
+        core = self._cores.server if compaction.one_core else None
+        with daemon(folder, core, _BY_COMMAND_ONLY) as server:
             plan = Plan(
                 host=server.host,
                 port=server.port,
@@ -476,17 +504,17 @@ class BigLog:
                 connections=_CONNECTIONS,
                 window=1,
                 partitions=1,
-                warmup_s=self._duration_s / 4,
-                duration_s=self._duration_s,
                 run=f"alone-{number}",
                 server_pid=server.pid,
+                sleeps=True,
+                **self._times._asdict(),
             )
             alone = self._load(plan)["rate_per_s"]
             plan = plan.at_rate(_OPEN_SHARE * alone, f"before-{number}")
-            yield BEFORE_COMPACTION, self._load(plan)
+            yield compaction.before, self._load(plan)
             plan = plan.at_rate(_OPEN_SHARE * alone, f"while-{number}", compact=True)
-            yield WHILE_COMPACTING, self._load(plan)
-            if not is_there(self._plan(server, "coordinator", 2)):
+            yield compaction.meanwhile, self._load(plan)
+            if not is_there(self._plan(server, "coordinator", passes=2)):
                 raise ProcessError("after the compaction the daemon doesn't hold what was stored")
         shutil.rmtree(folder)
 
@@ -510,6 +538,7 @@ main = command(
         markdown=rows.markdown,
         tables=lambda run: (
             rows.table(run),
+            rows.kinds_table(run),
             rows.other_table(run),
             report.aim_lines(judge(Medians(run.samples), AIMS)),
         ),

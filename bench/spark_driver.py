@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.peer_jars import spark_jars
-from bench.processes import ProcessError
+from bench.processes import ProcessError, python_path
 from bench.spark_sources import LOG, TOPIC
 from client.spark import register
 
@@ -38,7 +38,7 @@ def session(scratch: Path, cores: int) -> SparkSession:
     """Return a session on so many cores, with Spark's own defaults where speed is concerned."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["PYTHONPATH"] = python_path(ROOT)
     scratch.mkdir(parents=True, exist_ok=True)
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",

@@ -1,7 +1,12 @@
 """What would falsify a result without being seen: arithmetic, judging, and the look at answers."""
 
+import json
+import os
 import socket
 import struct
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -9,23 +14,37 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from bench.dialect_kafka import commit_errors, commit_request
 from bench.dialects import (
+    ALL_TOPICS,
     COMMIT,
     FETCH,
     FIRST_OFFSET,
+    KINDS,
+    TOPICS,
     AnswerReader,
     CoordinatorDialect,
     EchoDialect,
     Load,
+    Talk,
+    response_in,
+    stored_offsets,
+    topics_of,
 )
+from bench.fill import FillPlan, fill, group_name, is_there, offsets_of
 from bench.groups import SIZES, growth, rebalance_row
+from bench.interpreter import Python, build, prefer, quickest
+from bench.load import is_flat
 from bench.measures import Aim, Medians, due_count, intended_ns, judge, percentile
 from bench.peer_jars import ALL_ROOTS, LOCK, Jar, parse_lock, wrong_jars
 from bench.processes import ProcessError
-from bench.rows import failures
+from bench.rows import ROWS, failures, uniform_row
 from bench.spark import JOIN, KILL, LEAVE, PARTITIONS, SESSION_TIMEOUT_MS, Batch, pauses
+from protocol.connection import ClientConnection
+from protocol.messages import GroupFetch, OffsetFetchRequest, TopicPartitions
 from tests.integration.daemon import daemon
 
+ROOT = Path(__file__).parents[2]
 BODIES = [b"zero", b"", b"second answer", b"\x00" * 300]
 
 
@@ -64,6 +83,98 @@ def test_the_growth_is_the_exponent_of_a_power_law(exponent: float) -> None:
     }
 
     assert growth(Medians(found), "cpu_s") == pytest.approx(exponent)
+
+
+@pytest.mark.parametrize(
+    ("rates", "flat"),
+    [
+        ([], False),
+        ([100.0, 100.0], False),
+        ([50.0, 100.0, 101.0], False),
+        ([50.0, 100.0, 104.0, 101.0], True),
+        ([100.0, 94.0, 100.0], False),
+        ([0.0, 0.0, 0.0], False),
+    ],
+)
+def test_a_rate_is_flat_when_the_last_three_windows_are_alike(
+    rates: list[float], flat: bool
+) -> None:
+    """What came before them is the warm-up, and two may be alike by chance."""
+    assert is_flat(rates) is flat
+
+
+def test_every_other_kind_of_load_has_a_uniform_one_to_compare_with() -> None:
+    """Its cost alone says nothing."""
+    for row in ROWS:
+        uniform = uniform_row(row)
+        assert (uniform is None) == (row.kind == "uniform"), row.name
+        if uniform is not None:
+            assert uniform.target is row.target
+            assert uniform.partitions == row.partitions
+
+
+# --- which Python ---------------------------------------------------------------------------------
+
+
+def test_how_this_python_was_built_is_told_without_paths() -> None:
+    """Results are published."""
+    assert os.sep not in build()
+    assert "PGO" in build()
+    assert "LTO" in build()
+
+
+def test_the_python_that_is_asked_for_runs_the_benchmark_with_this_checkout(tmp_path: Path) -> None:
+    """Also one that has no packages of its own, such as the system's."""
+    other = tmp_path / "python"
+    slow = json.dumps(Python(sysconfig.get_config_var("EXT_SUFFIX"), "slow", 1000.0)._asdict())
+    asked = f"[ $2 = bench.interpreter ] && echo '{slow}' && exit"
+    started = f'echo "other Python: $*" >&2; exec {sys.executable} "$@"'
+    other.write_text(f"#!/bin/sh\n{asked}\n{started}\n")
+    other.chmod(0o755)
+    code = "import sys, pathlib; from bench.interpreter import prefer; "
+    code += "prefer('bench.floors', pathlib.Path(sys.argv[2]))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, "none of the floors", other],
+        capture_output=True,
+        check=False,
+        cwd=ROOT,
+        text=True,
+    )
+
+    assert f"other Python: -m bench.floors none of the floors {other}\n" in done.stderr
+    assert "python -m bench.floors disk" in done.stderr  # How to use it.
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [(1.0, "this"), (0.97, "this"), (0.8, "other")])
+def test_another_python_is_preferred_where_it_is_clearly_quicker(
+    seconds: float, chosen: str
+) -> None:
+    """Chance decides between equal ones, and a run should be like the one before."""
+    this, other = Path("this"), Path("other")
+
+    pythons = {this: Python("", "", 1.0), other: Python("", "", seconds)}
+
+    assert quickest(pythons, this) == Path(chosen)
+
+
+def test_a_python_that_can_not_run_the_daemon_is_refused(tmp_path: Path) -> None:
+    """Else the run would go on under another one than was asked for."""
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\nexit 1\n")
+    other.chmod(0o755)
+
+    with pytest.raises(ProcessError, match="can't run this checkout"):
+        prefer("bench.floors", other)
+
+
+def test_what_was_started_goes_on_where_it_is_what_was_asked_for() -> None:
+    """And says so."""
+    about = prefer("bench.floors", Path(sys.executable))
+
+    assert about["Python"] == build()
+    assert about["calibration"]
 
 
 # --- judging ------------------------------------------------------------------------------------
@@ -164,6 +275,56 @@ def test_commits_that_were_not_kept_are_found_afterwards(sock: socket.socket) ->
     assert dialect.differences(sock, 0, exchanges) == 1
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("workload", [COMMIT, FETCH])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_request_is_answered_rightly_again_and_again(
+    kind: str, workload: str, sock: socket.socket
+) -> None:
+    """A frame is patched under load, and its answers are compared with the first one."""
+    load = Load(workload, window=2, partitions=20, run=f"{kind}-{workload}", kind=kind)
+    dialect = CoordinatorDialect(load)
+    exchanges = dialect.prepare(sock, 0)
+    reader = dialect.reader(exchanges)
+    talk = Talk(sock)
+
+    for _ in range(3):
+        for answer in talk.ask([bytes(exchange.next_request()) for exchange in exchanges]):
+            reader.feed(answer)
+
+    assert reader.wrong == 0, reader.wrong_example
+    assert dialect.differences(sock, 0, exchanges) == 0
+
+
+def test_kinds_of_requests_are_what_they_are_called() -> None:
+    """A mixed load that is uniform after all would compare two like things."""
+    (mixed,) = topics_of(Load(COMMIT, 1, 100, "", "mixed"))
+    assert [p for p, _ in mixed[1]][::99] == [0, 999]
+    assert {len(hex(offset)) for _, offset in mixed[1]} > {3, 4, 6, 8, 11}
+    topics = topics_of(Load(COMMIT, 1, 100, "", TOPICS))
+    assert [topic for topic, _ in topics] == list(ALL_TOPICS)
+    assert sum(len(partitions) for _, partitions in topics) == 100
+
+
+@pytest.mark.integration
+def test_every_partition_is_filled_by_commits_of_one(port: int) -> None:
+    """What isn't stored loads in no time."""
+    plan = FillPlan("127.0.0.1", port, "coordinator", 7, 5, per_commit=1, connections=3, window=2)
+
+    assert fill(plan).commits == 35
+
+    assert is_there(plan)
+    groups = tuple(
+        GroupFetch(group_name(n), (TopicPartitions(ALL_TOPICS[0], tuple(range(5))),))
+        for n in range(7)
+    )
+    for group in groups:
+        request = OffsetFetchRequest((group,), False)
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
+            (answer,) = Talk(sock).ask([ClientConnection().send(request)[1]])
+        assert stored_offsets(response_in(answer, to=request)) == offsets_of(5, 1)
+
+
 # --- peers --------------------------------------------------------------------------------------
 
 
@@ -183,6 +344,27 @@ def test_a_jar_that_is_missing_or_another_one_is_named(tmp_path: Path) -> None:
     for jar in jars:
         (tmp_path / "kafka" / jar.file_name).write_bytes(b"b")
     assert wrong_jars(jars, tmp_path) == ["a-1.jar"]
+
+
+def test_the_first_offset_of_a_commit_to_kafka_is_where_it_is_said_to_be() -> None:
+    """There the next one is written; elsewhere it would damage the request."""
+    topics = topics_of(Load(COMMIT, 1, 8, "", TOPICS))
+
+    frame, at = commit_request("group", topics, 7, "noted")
+
+    assert struct.unpack_from(">iq", frame, at - 4) == (0, FIRST_OFFSET)
+    assert frame.count(b"noted") == 8
+    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+
+
+def test_errors_of_kafka_are_found_in_every_topic() -> None:
+    """A refused commit must not count as one."""
+    frame = bytes(8) + struct.pack(">ii", 0, 2)
+    for name, errors in ((b"a", (0, 3)), (b"longer", (25,))):
+        frame += struct.pack(">h", len(name)) + name + struct.pack(">i", len(errors))
+        frame += b"".join(struct.pack(">ih", n, error) for n, error in enumerate(errors))
+
+    assert commit_errors(frame) == [0, 3, 25]
 
 
 # --- pauses in Spark ----------------------------------------------------------------------------

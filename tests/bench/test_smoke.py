@@ -60,6 +60,8 @@ def test_a_quick_run_judges_every_aim_that_needs_no_peer(tmp_path: Path) -> None
     """A row that is missing, or misspelt, would leave its aims unjudged."""
     content = quick_run("bench.run", tmp_path)
 
+    assert {"Python", "calibration"} <= set(content["environment"])
+    assert content["rows"]["rebalancing_64"]["samples"][0]["rebalances_per_s"] > 0
     peers = ("kafka", "zookeeper")
     assert unjudged(content) == {
         aim["name"] for aim in content["aims"] if any(peer in aim["name"] for peer in peers)
@@ -109,11 +111,12 @@ def test_a_daemon_is_profiled_under_load(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_two_checkouts_are_compared_row_by_row(tmp_path: Path) -> None:
     """Here one with itself: the other one need not be on this machine."""
-    only = "--only=commit_64,load"
+    only = "--only=commit_1,commit_64,load"
     printed = run("bench.compare", "--quick", only, f"--work-dir={tmp_path}", str(ROOT))
 
     assert "new/old" in printed
     assert "commit, 64 connections, us" in printed
+    assert "commit, 1 connection, p50 us" in printed
     assert "load alone, s" in printed
     assert not list(tmp_path.iterdir())
 
