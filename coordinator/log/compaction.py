@@ -271,8 +271,9 @@ def checked_items(packed: bytes) -> tuple[Items, int]:
         items, end_delta, _ = unpack_items(packed)
     except ValueError as exc:
         raise LogCorrupt(f"the entries of a batch can't be read: {exc}") from exc
-    if not all(type(item[3]) is str for item in items):
-        raise LogCorrupt("the entries of a batch can't be read: a scope is no text")
+    for item in items:
+        if type(item[3]) is not str:
+            raise LogCorrupt("the entries of a batch can't be read: a scope is no text")
     return items, end_delta
 
 
