@@ -1,6 +1,7 @@
 """``group-coordinator log``: looks at the data folder of a stopped daemon, and repairs it."""
 
 import json
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ from coordinator.group.repair import FenceBuilder
 from coordinator.log.compaction import live_items
 from coordinator.log.directory import Directory, OsDirectory, ReadOnlyDirectory
 from coordinator.log.errors import EXIT_CORRUPT, LogCorrupt, LogIncompatible, LogRefused
-from coordinator.log.format import NODE_PARTITION, Batch, Entry
+from coordinator.log.format import NODE_PARTITION, SECRET_BYTES, Batch, Entry
 from coordinator.log.journal import SEGMENT_BYTES_MAX, Journal
 from coordinator.log.offline.compact import compact_stopped
 from coordinator.log.offline.repair import (
@@ -278,6 +279,7 @@ def compact(data_dir: Path, segment_bytes: int, delete_retention_ms: int) -> Non
             segment_bytes=segment_bytes,
             node_id=meta.node_id,
             new_cluster_id=_no_new_folder,
+            new_secret=_new_secret,
         )
         drop_before_ms = time.time_ns() // 1_000_000 - delete_retention_ms
         try:
@@ -292,6 +294,10 @@ def compact(data_dir: Path, segment_bytes: int, delete_retention_ms: int) -> Non
             f"The log had {saved.before_bytes} bytes and has {saved.after_bytes}, "
             f"with {saved.live_entries} entries."
         )
+
+
+def _new_secret() -> bytes:
+    return secrets.token_bytes(SECRET_BYTES)
 
 
 def _no_new_folder() -> str:
@@ -384,7 +390,7 @@ def _plan_repair(directory: Directory, wanted: Wanted) -> _Repair:
     if not plan.is_needed:
         raise LogCorrupt("there is no repair for this: restore a backup")
     try:
-        meta = repaired_meta(plan, wanted)
+        meta = repaired_meta(plan, wanted, _new_secret)
     except LogRefused as exc:
         _report_damage(plan, verbose=False)
         raise LogRefused(f"{exc}{_meta_hint(directory, found)}") from exc

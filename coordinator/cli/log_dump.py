@@ -22,7 +22,7 @@ from coordinator.log.errors import (
     LogLocked,
     LogRefused,
 )
-from coordinator.log.format import HEADER_BYTES, NODE_PARTITION, Batch, Entry
+from coordinator.log.format import NODE_PARTITION, Batch, Entry
 from coordinator.log.offline.salvage import Damage, Kept, Salvage
 from coordinator.log.offline.survey import Survey, survey
 from coordinator.log.offline.verify import Verified, verify
@@ -83,7 +83,7 @@ def live_of(directory: Directory, found: Survey, num_partitions: int) -> LiveCur
         for item in Salvage(directory, found, num_partitions).read_all():
             if type(item) is Kept:
                 batch = item.batch
-                data = item.found.data[HEADER_BYTES:]
+                data = item.found.data[item.found.raw.entries_at :]
                 yield batch.partition, batch.base_offset, batch.timestamp_ms, data
 
     return LiveCursor(find_live(packed, _KEEP_TOMBSTONES_MS))

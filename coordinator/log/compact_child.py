@@ -17,6 +17,7 @@ from typing import Any, Final
 from coordinator.log.compaction import Compacted, Job, Progress, compact, finish
 from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import LogError
+from coordinator.log.format import FlushKey
 from coordinator.log.state_files import SegmentInfo
 
 NICE: Final = 19
@@ -30,7 +31,8 @@ class ParentGone(Exception):
 def encode_job(path: str, job: Job) -> bytes:
     """Return what the child reads."""
     segments = [list(segment) for segment in job.segments]
-    return json.dumps({"path": path, **job._asdict(), "segments": segments}).encode() + b"\n"
+    body = {**job._asdict(), "path": path, "segments": segments, "key": job.key.secret.hex()}
+    return json.dumps(body).encode() + b"\n"
 
 
 def decode_job(line: bytes) -> tuple[str, Job]:
@@ -38,7 +40,8 @@ def decode_job(line: bytes) -> tuple[str, Job]:
     body = json.loads(line)
     path = body.pop("path")
     segments = tuple(SegmentInfo(*segment) for segment in body.pop("segments"))
-    return path, Job(segments=segments, **body)
+    key = FlushKey(bytes.fromhex(body.pop("key")))
+    return path, Job(segments=segments, key=key, **body)
 
 
 def encode_result(compacted: Compacted) -> dict[str, Any]:

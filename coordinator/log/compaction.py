@@ -37,8 +37,8 @@ import msgpack
 from coordinator.log.directory import Directory
 from coordinator.log.errors import LogCorrupt
 from coordinator.log.format import (
-    HEADER_BYTES,
     SCOPE_TOMBSTONE,
+    FlushKey,
     Index,
     Item,
     Items,
@@ -81,6 +81,7 @@ class Job(NamedTuple):
         drop_before_ms: Tombstones of an older timestamp are dropped.
         prefix: What the names of the outputs begin with; nobody else uses it.
         leave_free_bytes: Less room than this on the disk ends the compaction.
+        key: The folder's.
     """
 
     segments: tuple[SegmentInfo, ...]
@@ -89,6 +90,7 @@ class Job(NamedTuple):
     drop_before_ms: int
     prefix: str
     leave_free_bytes: int
+    key: FlushKey
 
 
 class Compacted(NamedTuple):
@@ -437,7 +439,7 @@ def _batches_of(
     while position < size_bytes:
         raw, window = reader.at(position)
         chain.check(position, raw)
-        yield raw, window[raw.start + HEADER_BYTES : raw.end]
+        yield raw, window[raw.entries_at : raw.end]
         position += raw.end - raw.start
 
 
@@ -477,6 +479,7 @@ class _Outputs:
         self._base = 0
         self._last: Index | None = None  # Of the source that was copied last.
         self._sealed_bytes = 0
+        self._checks: dict[int, int] = {}  # By leader epoch.
 
     @property
     def written_bytes(self) -> int:
@@ -498,7 +501,11 @@ class _Outputs:
     def add(self, raw: RawBatch, packed: bytes) -> None:
         """Write what is left of a batch, under the header that it had."""
         assert self._writer is not None
-        fields = (raw.partition, raw.leader_epoch, raw.base_offset, 0, raw.timestamp_ms)
+        epoch = raw.leader_epoch
+        check = self._checks.get(epoch)
+        if check is None:
+            check = self._checks[epoch] = self._job.key.check(epoch, 0)
+        fields = (raw.partition, epoch, raw.base_offset, 0, raw.timestamp_ms, check)
         self._writer.add(raw.partition, encode_batch(fields, packed))
 
     def end_source(self, index: Index) -> None:

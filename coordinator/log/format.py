@@ -6,7 +6,7 @@ Theory of operation
 A segment is batches back to back. A batch is
 
     u32 length | u32 crc | u8 format, u16 partition, u32 leader_epoch, u64 base_offset,
-    u64 flush_start, i64 timestamp_ms | msgpack array of entries
+    u64 flush_start, i64 timestamp_ms, u64 check | msgpack array of entries
 
 where length and crc speak of everything behind the crc. The journal is the segments one
 after another; a *position* counts the bytes of batches in it, so it names the same byte
@@ -15,12 +15,17 @@ whatever the files are called.
 Many batches make one flush: one synced write. The next flush begins only after
 the one before is on disk, so a crash can damage the last flush and nothing else. Each batch
 says at which position its flush began. So for damage at X there is a definite question: does a
-valid batch exist whose flush began behind X? If so, the flush with X in it was complete once, and
+batch exist whose flush began behind X? If so, the flush with X in it was complete once, and
 was damaged later: that is corruption, and starting would lose acknowledged data. If not, the
 damage is the torn end of a write that was never acknowledged, and is cut.
 
 The search for such a batch must look at every byte, because behind damage nobody knows where
-a batch begins. It stays linear because the cheap tests come first (`find_later_flush`).
+a batch begins: so it also looks at what clients have sent, as metadata or as an assignment. The
+`check` says what is a header: a hash of the flush, keyed with a secret of the folder that nobody
+is ever shown. It is one hash for a whole flush; whoever reads batches in their order needs none.
+
+Format 1 had no check: there a header was what a right crc was found for. Its batches are still
+read. All batches of a segment are of one format, which the manifest knows.
 
 A sealed segment ends with an index, which says where each partition's batches are:
 
@@ -35,12 +40,13 @@ as many offsets. In its value each array is a column with one item for each of t
 is common to all. So one entry says what a request changed of many keys, and yet each has an offset.
 """
 
+import hashlib
 import struct
 import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any, Final, NamedTuple
 
@@ -67,7 +73,7 @@ def check_msgpack(version: tuple[int, ...], unpacker_module: str) -> None:
 
 check_msgpack(msgpack.version, msgpack.Unpacker.__module__)
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
 # The partition of the node's own entries: topic registry, access rules, settings.
 NODE_PARTITION: Final = 0xFFFF
@@ -76,21 +82,27 @@ PARTITIONS_MAX: Final = NODE_PARTITION
 SCOPE_TOMBSTONE: Final = 1001
 
 PREFIX: Final = struct.Struct(">II")  # length, crc
-REST: Final = struct.Struct(">BHIQQq")  # What the crc covers, before the entries.
-HEADER: Final = struct.Struct(">IIBHIQQq")  # Both, to be read at once.
 PREFIX_BYTES: Final = PREFIX.size
-REST_BYTES: Final = REST.size
-HEADER_BYTES: Final = HEADER.size
+HEADER: Final = struct.Struct(">IIBHIQQq")  # What the headers of all formats begin with.
+CHECK: Final = struct.Struct(">Q")  # What follows in format 2.
+# The header of a batch, by its format.
+HEADER_BYTES_OF: Final = {1: HEADER.size, FORMAT: HEADER.size + CHECK.size}
+HEADER_BYTES: Final = HEADER_BYTES_OF[FORMAT]
+SECRET_BYTES: Final = 16
 # What the length may be. A length of zero is what a file that was grown but not written looks
 # like, and the crc of nothing is zero too: hence the lower bound.
-LENGTH_MIN: Final = REST_BYTES
-LENGTH_MAX: Final = BATCH_BYTES_MAX - PREFIX_BYTES
+LENGTH_MIN: Final = HEADER.size - PREFIX_BYTES
+# The largest batch of format 1 gets a check when it is compacted.
+LENGTH_MAX: Final = BATCH_BYTES_MAX - PREFIX_BYTES + CHECK.size
 # Behind a sealed segment's index: its length and crc, and the magic bytes.
 TRAILER: Final = struct.Struct(">II8s")
 MAGIC: Final = b"OFFINDEX"
 
+_REST: Final = struct.Struct(">BHIQQqQ")  # What the crc covers, before the entries.
+_REST_BYTES: Final = _REST.size
 _FLUSH_START: Final = struct.Struct(">Q")
-_FLUSH_START_AT: Final = PREFIX_BYTES + struct.calcsize(">BHIQ")
+_FLUSH_START_AT: Final = struct.calcsize(">IIBHIQ")
+_FLUSH: Final = struct.Struct(">IQ")  # leader_epoch, flush_start
 _POSITION: Final = "I"
 _ITEM_TYPES: Final = {tuple}
 # Bytes that someone removed from the middle of a file leave batches whose flush_start lies
@@ -138,6 +150,27 @@ class Batch(NamedTuple):
         return tuple([(base_offset + item[0], Entry._make(item[1:])) for item in singles])
 
 
+@dataclass(frozen=True, slots=True)
+class FlushKey:
+    """The secret of a folder, which nobody is shown: it isn't in the repr either."""
+
+    secret: bytes = field(repr=False)
+
+    def check(self, leader_epoch: int, flush_start: int) -> int:
+        """Return what the header of each batch of that flush says."""
+        flush = _FLUSH.pack(leader_epoch, flush_start)
+        digest = hashlib.blake2b(flush, key=self.secret, digest_size=CHECK.size).digest()
+        return int.from_bytes(digest, "big")
+
+    def made(self, data: bytes, start: int) -> bool:
+        """Return whether the header of format 2 at byte *start* has the right check."""
+        if start + HEADER_BYTES > len(data):
+            return False
+        _, _, _, _, leader_epoch, _, flush_start, _ = HEADER.unpack_from(data, start)
+        (check,) = CHECK.unpack_from(data, start + HEADER.size)
+        return bool(check == self.check(leader_epoch, flush_start))
+
+
 class RawBatch(NamedTuple):
     """A batch whose checksum is right; its entries are still packed, up to `end`."""
 
@@ -150,17 +183,22 @@ class RawBatch(NamedTuple):
     flush_start: int
     timestamp_ms: int
 
+    @property
+    def entries_at(self) -> int:
+        """The byte at which they begin."""
+        return self.start + HEADER_BYTES_OF.get(self.format, HEADER_BYTES)
+
 
 def encode_batch(raw: Sequence[int], packed: bytes) -> tuple[bytes, bytes, bytes]:
     """Return the batch as three pieces to be joined: prefix, rest of the header, entries.
 
     Args:
-        raw: partition, leader_epoch, base_offset, flush_start, timestamp_ms.
+        raw: partition, leader_epoch, base_offset, flush_start, timestamp_ms, check.
         packed: The msgpack array of entries.
     """
-    rest = REST.pack(FORMAT, *raw)
+    rest = _REST.pack(FORMAT, *raw)
     crc = zlib.crc32(packed, zlib.crc32(rest))
-    return PREFIX.pack(REST_BYTES + len(packed), crc), rest, packed
+    return PREFIX.pack(_REST_BYTES + len(packed), crc), rest, packed
 
 
 # partition, base_offset, timestamp_ms, packed entries
@@ -187,7 +225,7 @@ class Flush:
 
 
 def encode_flush(
-    batches: Sequence[OpenBatch], leader_epoch: int, start: int
+    batches: Sequence[OpenBatch], leader_epoch: int, start: int, key: FlushKey
 ) -> tuple[bytes, tuple[tuple[int, int], ...]]:
     """Return the bytes of *batches*, and partition and position in them of each.
 
@@ -195,17 +233,19 @@ def encode_flush(
         batches: In the order in which they were appended.
         leader_epoch: What each of them carries.
         start: The journal position of the flush, known only now that it is sealed.
+        key: The folder's.
     """
     # Written out instead of calling `encode_batch`: a call for each batch costs half as much again.
-    pack_rest, pack_prefix, crc32 = REST.pack, PREFIX.pack, zlib.crc32
+    pack_rest, pack_prefix, crc32 = _REST.pack, PREFIX.pack, zlib.crc32
+    check = key.check(leader_epoch, start)
     pieces: list[bytes] = []
     where: list[tuple[int, int]] = []
     position = 0
     for partition, base_offset, timestamp_ms, packed in batches:
-        rest = pack_rest(FORMAT, partition, leader_epoch, base_offset, start, timestamp_ms)
+        rest = pack_rest(FORMAT, partition, leader_epoch, base_offset, start, timestamp_ms, check)
         size_bytes = len(packed)
         crc = crc32(packed, crc32(rest))
-        pieces += (pack_prefix(REST_BYTES + size_bytes, crc), rest, packed)
+        pieces += (pack_prefix(_REST_BYTES + size_bytes, crc), rest, packed)
         where.append((partition, position))
         position += HEADER_BYTES + size_bytes
     return b"".join(pieces), tuple(where)
@@ -213,7 +253,7 @@ def encode_flush(
 
 def batch_at(data: bytes, start: int) -> RawBatch | None:
     """Return the batch that begins at byte *start*, or None if no whole valid one does."""
-    if start + HEADER_BYTES > len(data):
+    if start + HEADER.size > len(data):
         return None
     fields = HEADER.unpack_from(data, start)
     length, crc = fields[:2]
@@ -233,7 +273,7 @@ def decode_batch(data: bytes, raw: RawBatch) -> Batch:
         LogCorrupt: The checksum is right and yet the entries are not as they are written.
     """
     try:
-        items, end_delta, num_keys = unpack_items(data[raw.start + HEADER_BYTES : raw.end])
+        items, end_delta, num_keys = unpack_items(data[raw.entries_at : raw.end])
     except ValueError as exc:
         message = f"the entries of the batch at byte {raw.start} can't be read: {exc}"
         raise LogCorrupt(message) from exc
@@ -393,32 +433,49 @@ def in_parts(items: Items, part_keys: int) -> Iterator[tuple[Items, int, int]]:
     yield tuple(part), end, num_keys
 
 
-def find_later_flush(data: bytes, damage: int, base_position: int) -> RawBatch | None:
-    """Return a valid batch behind byte *damage* whose flush began behind it, if there is one.
+def find_later_flush(
+    data: bytes, damage: int, base_position: int, format_: int, key: FlushKey | None
+) -> int | None:
+    """Return where behind byte *damage* a batch begins whose flush began behind it, if one does.
+
+    Its header tells. The batch itself may be damaged, too: the next flush begins only when the one
+    before is on disk.
 
     Args:
         data: The segment's bytes.
         damage: Where the first batch that can't be read begins.
         base_position: The journal position of the segment's first byte.
+        format_: Of the segment's batches. In format 1 there is no check, and the batch must be
+            whole.
+        key: The folder's; None if all of it is of format 1.
     """
-    marker = bytes((FORMAT,))
+    marker = bytes((format_,))
     lowest = base_position + damage + 1
     highest = base_position + len(data) + _POSITION_SLACK
     # The first candidate begins one byte behind the damage. `find` runs over zeros at the speed
-    # of memchr, and in random bytes a flush_start within the limits is so unlikely that
-    # the crc, the only test that isn't constant time, hardly ever runs.
+    # of memchr. What comes next is constant time, whatever the bytes are: no crc is computed.
     at = data.find(marker, damage + 1 + PREFIX_BYTES)
     while at >= 0:
         start = at - PREFIX_BYTES
-        if start + HEADER_BYTES > len(data):
+        if start + HEADER.size > len(data):
             return None
         (flush_start,) = _FLUSH_START.unpack_from(data, start + _FLUSH_START_AT)
-        if lowest <= flush_start <= highest:
-            raw = batch_at(data, start)
-            if raw is not None:
-                return raw
+        if (
+            lowest <= flush_start <= highest
+            and is_own_header(data, start, key)
+            and (format_ != 1 or batch_at(data, start) is not None)
+        ):
+            return start
         at = data.find(marker, at + 1)
     return None
+
+
+def is_own_header(data: bytes, start: int, key: FlushKey | None) -> bool:
+    """Return whether the header at byte *start* is the folder's own, and none that was forged.
+
+    One of format 1 always is: nothing in it tells. Whoever looks for one needs the crc, too.
+    """
+    return data[start + PREFIX_BYTES] == 1 or (key is not None and key.made(data, start))
 
 
 class Index(NamedTuple):
@@ -429,6 +486,7 @@ class Index(NamedTuple):
     end_offsets: dict[int, int]
     positions: dict[int, "array[int]"]
     cluster_id: str = ""  # Not known.
+    format: int = FORMAT  # Of the batches.
 
 
 def encode_footer(index: Index) -> bytes:
@@ -437,7 +495,7 @@ def encode_footer(index: Index) -> bytes:
         [partition, index.end_offsets[partition], _packed(index.positions.get(partition))]
         for partition in sorted(index.end_offsets)
     ]
-    body: bytes = msgpack.packb([FORMAT, index.base, index.end, rows, index.cluster_id])
+    body: bytes = msgpack.packb([index.format, index.base, index.end, rows, index.cluster_id])
     return body + TRAILER.pack(len(body), zlib.crc32(body), MAGIC)
 
 
@@ -450,8 +508,8 @@ def decode_footer(data: bytes) -> Index | None:
     if magic != MAGIC or length != body or zlib.crc32(data[:body]) != crc:
         return None
     try:
-        version, base, end, rows, *newer = msgpack.unpackb(data[:body])
-        if version != FORMAT:
+        format_, base, end, rows, *newer = msgpack.unpackb(data[:body])
+        if format_ not in HEADER_BYTES_OF:
             return None
         return Index(
             base,
@@ -459,6 +517,7 @@ def decode_footer(data: bytes) -> Index | None:
             {partition: end_offset for partition, end_offset, _ in rows},
             {partition: _unpacked(positions) for partition, _, positions in rows},
             newer[0] if newer else "",
+            format_,
         )
     except (ValueError, TypeError, msgpack.UnpackException):
         return None

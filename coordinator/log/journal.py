@@ -24,12 +24,14 @@ from coordinator.log.directory import Directory
 from coordinator.log.errors import BatchTooLarge, LogFailed
 from coordinator.log.format import (
     BATCH_BYTES_MAX,
+    FORMAT,
     HEADER_BYTES,
     NODE_PARTITION,
     PARTITIONS_MAX,
     Batch,
     Entry,
     Flush,
+    FlushKey,
     Index,
     OpenBatch,
     encode_flush,
@@ -106,6 +108,7 @@ class Journal:
         segment_bytes: int,
         node_id: int,
         new_cluster_id: Callable[[], str],
+        new_secret: Callable[[], bytes],
         leader_epoch_at_least: int = 0,
         cluster_id: str = "",
     ) -> None:
@@ -117,6 +120,7 @@ class Journal:
             segment_bytes: A segment is sealed when the next flush would pass this.
             node_id: Must be what the folder was made with.
             new_cluster_id: Called once, at the first start.
+            new_secret: Called once, too, or when a folder of format 1 is opened: 16 random bytes.
             leader_epoch_at_least: For a restored backup; 0 otherwise.
             cluster_id: Must be the folder's; "" takes any.
 
@@ -138,7 +142,7 @@ class Journal:
         self._failure: BaseException | None = None
         self._closed = False
         expected = Expected(
-            num_partitions, node_id, new_cluster_id, leader_epoch_at_least, cluster_id
+            num_partitions, node_id, new_cluster_id, new_secret, leader_epoch_at_least, cluster_id
         )
         try:
             directory.lock()
@@ -163,6 +167,18 @@ class Journal:
         self._sealed_ends: dict[str, dict[int, int]] = {}
         # One packer for all: making one costs more than packing an ordinary commit.
         self._pack = msgpack.Packer(autoreset=True).pack
+        if self._manifest.segments[-1].format != FORMAT:
+            try:
+                self._roll()
+            except OSError as exc:
+                self.close(clean=False)
+                raise LogFailed(f"the data folder can't be opened: {exc}") from exc
+
+    @property
+    def key(self) -> FlushKey:
+        """What the headers of this folder's batches are made with."""
+        assert self.meta.key is not None
+        return self.meta.key
 
     @property
     def leader_epoch(self) -> int:
@@ -267,7 +283,7 @@ class Journal:
         if not batches and not roll_wanted:
             return None
         start = self._taken
-        data, positions = encode_flush(batches, self.meta.leader_epoch, start)
+        data, positions = encode_flush(batches, self.meta.leader_epoch, start, self.key)
         ends = {partition: self._ends[partition] for partition, _ in positions}
         used = start - self._taken_base
         rolls = roll_wanted or (used > 0 and used + len(data) > self._segment_bytes)
@@ -384,13 +400,13 @@ class Journal:
         two of them finds either the old segment as the newest, or the new one, empty.
         """
         old, manifest, ends = self._active, self._manifest, dict(self._durable_ends)
-        old.file.append(
-            encode_footer(Index(old.base, old.end, ends, old.positions, manifest.cluster_id))
-        )
+        info = manifest.segments[-1]
+        index = Index(old.base, old.end, ends, old.positions, manifest.cluster_id, info.format)
+        old.file.append(encode_footer(index))
         old.file.sync()
         name, file = create_segment(self.directory, old.end, manifest.next_serial)
         try:
-            sealed = SegmentInfo(old.name, old.base, old.end, old.data_bytes, compacted=False)
+            sealed = info._replace(end=old.end, data_bytes=old.data_bytes)
             newest = SegmentInfo(name, old.end, None, None, compacted=False)
             manifest = manifest._replace(
                 segments=(*manifest.segments[:-1], sealed, newest),

@@ -19,7 +19,14 @@ from typing import Final, NamedTuple
 
 from coordinator.log.directory import Directory, File
 from coordinator.log.errors import LogCorrupt, LogIncompatible, LogRefused
-from coordinator.log.format import FORMAT, batch_at, decode_batch, decode_footer, find_later_flush
+from coordinator.log.format import (
+    FORMAT,
+    FlushKey,
+    batch_at,
+    decode_batch,
+    decode_footer,
+    find_later_flush,
+)
 from coordinator.log.segments import ActiveSegment, FlushChain, read_footer
 from coordinator.log.state_files import (
     CLEAN_NAME,
@@ -56,6 +63,7 @@ class Expected(NamedTuple):
     num_partitions: int
     node_id: int
     new_cluster_id: Callable[[], str]
+    new_secret: Callable[[], bytes]
     leader_epoch_at_least: int
     cluster_id: str = ""  # "": any.
 
@@ -123,7 +131,8 @@ def open_folder(directory: Directory, expected: Expected) -> Opened:
         end = info.base + newest.valid_bytes
         active = ActiveSegment(info.name, info.base, end, newest.positions, file)
     leader_epoch = max(meta.leader_epoch + 1, expected.leader_epoch_at_least)
-    meta = meta._replace(leader_epoch=checked_epoch(leader_epoch))
+    key = meta.key or FlushKey(expected.new_secret())
+    meta = meta._replace(format=FORMAT, leader_epoch=checked_epoch(leader_epoch), key=key)
     write_meta(directory, meta)
     if stop is not None:
         directory.remove(CLEAN_NAME)
@@ -169,6 +178,7 @@ def _first_start(directory: Directory, names: list[str], expected: Expected) -> 
         expected.node_id,
         expected.num_partitions,
         max(1, expected.leader_epoch_at_least),
+        FlushKey(expected.new_secret()),
     )
     try:
         write_manifest(directory, manifest)
@@ -312,6 +322,9 @@ def _read_manifest(directory: Directory, names: list[str], meta: Meta) -> Manife
     if not manifest.segments or manifest.segments[-1].end is not None:
         message = f"the file {MANIFEST_NAME!r} lists no segment to append to"
         raise LogCorrupt(message)
+    if any(segment.format > meta.format for segment in manifest.segments):
+        message = f"the file {META_NAME!r} is of format {meta.format}: it is older than the log"
+        raise LogCorrupt(message)
     position = manifest.segments[0].base
     for segment in manifest.segments:
         if segment.name not in names:
@@ -366,11 +379,11 @@ def _read_newest(
             )
             raise LogCorrupt(message)
     elif newest.torn:
-        later = find_later_flush(newest.data, newest.valid_bytes, info.base)
+        later = find_later_flush(newest.data, newest.valid_bytes, info.base, info.format, meta.key)
         if later is not None:
             message = (
                 f"segment {info.name} is damaged at byte {newest.valid_bytes}, and a later write "
-                f"at byte {later.start} is whole: no crash does that; a repair would lose "
+                f"at byte {later} is there: no crash does that; a repair would lose "
                 "acknowledged data"
             )
             raise LogCorrupt(message)

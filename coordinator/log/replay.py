@@ -14,14 +14,12 @@ from typing import Final, NamedTuple, Protocol
 from coordinator.log.directory import Directory
 from coordinator.log.errors import LogCorrupt, LogFailed
 from coordinator.log.format import (
-    FORMAT,
     HEADER,
-    HEADER_BYTES,
+    HEADER_BYTES_OF,
     LENGTH_MAX,
     LENGTH_MIN,
     PREFIX,
     PREFIX_BYTES,
-    REST_BYTES,
     Batch,
     Index,
     Items,
@@ -169,7 +167,7 @@ class SegmentReplay:
         name, position = self.segment.name, self.done_bytes
         window = self._directory.read(name, position, min(left, WINDOW_BYTES))
         self._is_checked = False
-        if len(window) >= HEADER_BYTES:
+        if len(window) >= HEADER.size:
             length, crc = PREFIX.unpack_from(window)
             size_bytes = PREFIX_BYTES + length
             if len(window) < size_bytes <= left and length <= LENGTH_MAX:
@@ -187,10 +185,11 @@ class SegmentReplay:
         size_bytes, is_checked = len(window), self._is_checked
         header, crc32, make = HEADER.unpack_from, zlib.crc32, Batch._make
         ends, is_compacted = self._ends, self.segment.compacted
-        num_partitions = self._num_partitions
+        num_partitions, known_format = self._num_partitions, self.segment.format
+        entries_at = HEADER_BYTES_OF[known_format] - PREFIX_BYTES  # In what the crc covers.
         known_flush = None
         at = 0
-        while at + HEADER_BYTES <= size_bytes:
+        while at + HEADER.size <= size_bytes:
             fields = header(window, at)
             length, crc, format_, partition, epoch, offset, flush_start, time_ms = fields
             body_at = at + PREFIX_BYTES
@@ -200,7 +199,7 @@ class SegmentReplay:
             body = window[body_at:end]
             if not is_checked and crc32(body) != crc:
                 break
-            if flush_start != known_flush or partition >= num_partitions or format_ != FORMAT:
+            if flush_start != known_flush or partition >= num_partitions or format_ != known_format:
                 self._chain.check(base + at, RawBatch(at, end, *fields[2:]))
                 known_flush = flush_start
             expected = ends.get(partition, 0)
@@ -208,7 +207,7 @@ class SegmentReplay:
             if offset != expected and (offset < expected or not is_compacted):
                 raise self._out_of_place(base + at, partition, offset, expected)
             try:
-                for items, end_delta, num_keys in _parts(body[REST_BYTES:], has_gaps=is_compacted):
+                for items, end_delta, num_keys in _parts(body[entries_at:], has_gaps=is_compacted):
                     ends[partition] = end_offset = offset + end_delta
                     yield make((partition, epoch, offset, time_ms, items, end_offset, num_keys))
             except ValueError as exc:
@@ -346,7 +345,7 @@ class PartitionReplay:
                     f"of partition {raw.partition}, behind offset {end}"
                 )
             try:
-                packed = window[raw.start + HEADER_BYTES : raw.end]
+                packed = window[raw.entries_at : raw.end]
                 for items, end_delta, num_keys in _parts(packed, has_gaps=True):
                     self.ends[self._partition] = end = raw.base_offset + end_delta
                     yield Batch(

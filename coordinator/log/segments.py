@@ -12,10 +12,9 @@ from coordinator.log.errors import LogCorrupt, LogIncompatible
 from coordinator.log.format import (
     BATCH_BYTES_MAX,
     FORMAT,
+    HEADER,
     HEADER_BYTES,
     NODE_PARTITION,
-    PREFIX_BYTES,
-    REST,
     TRAILER,
     Index,
     RawBatch,
@@ -29,7 +28,7 @@ WINDOW_BYTES: Final = 1024 * 1024
 # So much is written and synced at a time: a sync of a whole segment would hold up those of the
 # journal for as long as the disk takes for it.
 PIECE_BYTES: Final = 1024 * 1024
-_BASE_OFFSET_FIELD: Final = 3
+_BASE_OFFSET_FIELD: Final = 5
 
 
 @dataclass(slots=True)
@@ -101,11 +100,11 @@ class SegmentReader:
         return max(0, bisect.bisect_right(positions, offset, key=self._base_offset) - 1)
 
     def _base_offset(self, position: int) -> int:
-        header = self._directory.read(self.name, position, HEADER_BYTES)
-        if len(header) < HEADER_BYTES:
+        header = self._directory.read(self.name, position, HEADER.size)
+        if len(header) < HEADER.size:
             message = f"segment {self.name} ends within the batch at byte {position}"
             raise LogCorrupt(message)
-        base_offset: int = REST.unpack_from(header, PREFIX_BYTES)[_BASE_OFFSET_FIELD]
+        base_offset: int = HEADER.unpack(header)[_BASE_OFFSET_FIELD]
         return base_offset
 
 
@@ -127,9 +126,12 @@ class FlushChain:
             LogIncompatible: A newer release wrote it.
             LogCorrupt: It does not belong here.
         """
-        if raw.format != FORMAT:
-            message = f"is of format {raw.format}, and this release reads {FORMAT} only"
+        if raw.format > FORMAT:
+            message = f"is of format {raw.format}, and this release reads up to {FORMAT}"
             raise LogIncompatible(self._where(position) + message)
+        if raw.format != self._segment.format:
+            message = f"is of format {raw.format}, in a segment of {self._segment.format}"
+            raise LogCorrupt(self._where(position) + message)
         if raw.partition >= self._num_partitions and raw.partition != NODE_PARTITION:
             message = f"is of partition {raw.partition}, of {self._num_partitions}"
             raise LogCorrupt(self._where(position) + message)
@@ -158,7 +160,8 @@ def read_footer(directory: Directory, segment: SegmentInfo) -> Index:
     index = None
     if size_bytes >= segment.data_bytes + TRAILER.size:
         index = decode_footer(directory.read(segment.name, segment.data_bytes))
-    if index is None or (index.base, index.end) != (segment.base, segment.end):
+    found = None if index is None else (index.base, index.end, index.format)
+    if index is None or found != (segment.base, segment.end, segment.format):
         message = (
             f"segment {segment.name} has {size_bytes} bytes and no valid index behind its "
             f"{segment.data_bytes} bytes of data: it was cut, replaced or damaged after it was "
@@ -207,9 +210,16 @@ class SegmentWriter:
         if self._pending_bytes >= PIECE_BYTES:
             self._write_out()
 
-    def seal(self, base: int, end: int, end_offsets: Mapping[int, int], cluster_id: str) -> None:
+    def seal(
+        self,
+        base: int,
+        end: int,
+        end_offsets: Mapping[int, int],
+        cluster_id: str,
+        format_: int = FORMAT,
+    ) -> None:
         """Append the index, and sync and close the file."""
-        index = Index(base, end, dict(end_offsets), self._positions, cluster_id)
+        index = Index(base, end, dict(end_offsets), self._positions, cluster_id, format_)
         self._pieces.append(encode_footer(index))
         self.finish()
 

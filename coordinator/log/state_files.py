@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from coordinator.log.directory import LOCK_NAME, Directory
 from coordinator.log.errors import LogCorrupt, LogIncompatible
-from coordinator.log.format import FORMAT
+from coordinator.log.format import FORMAT, SECRET_BYTES, FlushKey
 
 META_NAME: Final = "meta"
 MANIFEST_NAME: Final = "manifest"
@@ -39,20 +39,21 @@ T = TypeVar("T")
 
 
 class Meta(NamedTuple):
-    """Whose data folder this is."""
+    """Whose data folder this is. `key` is None in one of format 1, which had none."""
 
     format: int
     cluster_id: str
     node_id: int
     num_partitions: int
     leader_epoch: int
+    key: FlushKey | None
 
 
 class SegmentInfo(NamedTuple):
     """A segment as the manifest lists it; the newest one isn't sealed and has no end yet.
 
     `base` and `end` are journal positions. In a compacted segment there is less data than
-    between them, and every flush_start is 0.
+    between them, and every flush_start is 0. `format` is that of its batches.
     """
 
     name: str
@@ -60,6 +61,7 @@ class SegmentInfo(NamedTuple):
     end: int | None
     data_bytes: int | None
     compacted: bool
+    format: int = FORMAT
 
 
 class Sizes(NamedTuple):
@@ -120,7 +122,10 @@ def segment_name(base: int, serial: int) -> str:
 
 def encode_meta(meta: Meta) -> bytes:
     """Return the meta file's bytes."""
-    return _encode(meta._asdict())
+    assert meta.key is not None
+    body = meta._asdict()
+    del body["key"]
+    return _encode({**body, "secret": meta.key.secret.hex()})
 
 
 def decode_meta(data: bytes) -> Meta:
@@ -130,7 +135,16 @@ def decode_meta(data: bytes) -> Meta:
         LogCorrupt: It is damaged.
         LogIncompatible: A newer release wrote it.
     """
-    return _decode(META_NAME, data, lambda body: Meta(**body))
+
+    def build(body: dict[str, Any]) -> Meta:
+        key = None
+        if body["format"] > 1:
+            key = FlushKey(bytes.fromhex(body.pop("secret")))
+            if len(key.secret) != SECRET_BYTES:
+                raise ValueError("its secret is of another length")
+        return Meta(**body, key=key)
+
+    return _decode(META_NAME, data, build)
 
 
 def write_meta(directory: Directory, meta: Meta) -> None:
@@ -158,7 +172,8 @@ def decode_manifest(data: bytes) -> Manifest:
         MANIFEST_NAME,
         data,
         lambda body: Manifest(
-            tuple(SegmentInfo(**segment) for segment in body["segments"]),
+            # One of format 1 doesn't say the format of its segments.
+            tuple(SegmentInfo(**{"format": 1, **segment}) for segment in body["segments"]),
             {int(k): v for k, v in body["compacted_below"].items()},
             body["next_serial"],
             tuple(body.get("dispensable", ())),

@@ -50,7 +50,15 @@ def plan(
         return None
     prefix = f"{_PREFIX}-{journal.leader_epoch}-{number}"
     partitions = journal.meta.num_partitions
-    return Job(sealed, partitions, segment_bytes, drop_before_ms, prefix, leave_free_bytes)
+    return Job(
+        sealed,
+        partitions,
+        segment_bytes,
+        drop_before_ms,
+        prefix,
+        leave_free_bytes,
+        journal.key,
+    )
 
 
 class Swap:

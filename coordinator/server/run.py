@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ from coordinator.group.core import GroupConfig
 from coordinator.group.records import RecordError, UnknownRecord
 from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, LogError
+from coordinator.log.format import SECRET_BYTES
 from coordinator.log.journal import Journal
 from coordinator.runtime.compactor import ChildProcess, Compaction, RunChild
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
@@ -134,6 +136,7 @@ async def serve(
             segment_bytes=settings.offsets_topic_segment_bytes,
             node_id=settings.node_id,
             new_cluster_id=new_cluster_id,
+            new_secret=partial(secrets.token_bytes, SECRET_BYTES),
             leader_epoch_at_least=leader_epoch_at_least,
             cluster_id=settings.cluster_id,
         )

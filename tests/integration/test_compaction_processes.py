@@ -48,6 +48,7 @@ def make_log(path: Path, *, rounds: int = ROUNDS, groups: int = GROUPS) -> Journ
         segment_bytes=SEGMENT_BYTES,
         node_id=1,
         new_cluster_id=lambda: "A" * 22,
+        new_secret=lambda: bytes(16),
     )
     for offset in range(rounds):
         for number in range(groups):

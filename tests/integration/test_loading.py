@@ -32,6 +32,7 @@ def write_log(folder: Path, *, groups: int, offsets: int) -> int:
         segment_bytes=1 << 20,
         node_id=1,
         new_cluster_id=lambda: "A" * 22,
+        new_secret=lambda: bytes(16),
     )
     for number in range(groups):
         group_id = f"g{number}"

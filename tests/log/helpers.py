@@ -9,6 +9,7 @@ from coordinator.log.replay import all_batches
 from tests.fakes.disk import Disk
 
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+SECRET = bytes(range(16))
 NOW_MS = 1_700_000_000_000
 
 
@@ -28,6 +29,7 @@ def open_journal(
         segment_bytes=segment_bytes,
         node_id=node_id,
         new_cluster_id=lambda: CLUSTER_ID,
+        new_secret=lambda: SECRET,
         leader_epoch_at_least=leader_epoch_at_least,
         cluster_id=cluster_id,
     )

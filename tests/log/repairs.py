@@ -37,7 +37,7 @@ def repaired(
     directory = disk.directory()
     directory.lock()
     try:
-        meta = repaired_meta(plan, wanted)
+        meta = repaired_meta(plan, wanted, lambda: bytes(16))
         return repair(directory, plan, meta, fences_for, NOW_MS)
     finally:
         directory.unlock()

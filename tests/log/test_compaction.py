@@ -503,6 +503,11 @@ def test_sources_that_are_not_the_first_segments_are_refused() -> None:
             replaced(manifest, sources, Compacted(outputs, {}, 1), ("n",) * len(outputs))
 
 
+def job_of(journal: Journal, sources: tuple[SegmentInfo, ...]) -> Job:
+    """Return a compaction of these segments."""
+    return Job(sources, 4, SEGMENT_BYTES, 0, "compaction-x", 0, journal.key)
+
+
 def test_damage_in_a_source_is_damage_and_changes_nothing() -> None:
     """Compaction must not make a hole look whole."""
     disk = Disk()
@@ -516,7 +521,7 @@ def test_damage_in_a_source_is_damage_and_changes_nothing() -> None:
         before = disk.files().keys()
         sources = tuple(s for s in journal.manifest.segments if s.end is not None)
         with pytest.raises(LogCorrupt):
-            list(compact(journal.directory, Job(sources, 4, SEGMENT_BYTES, 0, "compaction-x", 0)))
+            list(compact(journal.directory, job_of(journal, sources)))
         assert before == disk.files().keys()
 
 
@@ -526,11 +531,7 @@ def test_batches_that_were_written_elsewhere_are_damage() -> None:
     sources = tuple(s for s in journal.manifest.segments if s.end is not None)
     for wrong in ([sources[0]._replace(compacted=True)], [sources[1], sources[0]]):
         with pytest.raises(LogCorrupt):
-            list(
-                compact(
-                    journal.directory, Job(tuple(wrong), 4, SEGMENT_BYTES, 0, "compaction-x", 0)
-                )
-            )
+            list(compact(journal.directory, job_of(journal, tuple(wrong))))
 
 
 def test_too_little_room_ends_a_compaction_before_it_takes_the_rest() -> None:
@@ -539,7 +540,7 @@ def test_too_little_room_ends_a_compaction_before_it_takes_the_rest() -> None:
     journal = journal_of(disk, *[put(0, "g", n, n) for n in range(30)])
     disk.free_bytes = 1_000
     sources = tuple(s for s in journal.manifest.segments if s.end is not None)
-    job = Job(sources, 4, SEGMENT_BYTES, 0, "compaction-x", 900)
+    job = job_of(journal, sources)._replace(leave_free_bytes=900)
 
     with pytest.raises(OSError, match="too little room"):
         list(compact(journal.directory, job))
@@ -555,7 +556,7 @@ def test_a_batch_that_names_a_flush_does_not_belong_in_a_compacted_segment() -> 
     data = disk.files()[name]
     raw = batch_at(data, 0)
     assert raw is not None
-    fields = (raw.partition, raw.leader_epoch, raw.base_offset, 7, raw.timestamp_ms)
+    fields = (raw.partition, raw.leader_epoch, raw.base_offset, 7, raw.timestamp_ms, 0)
     changed = b"".join(encode_batch(fields, data[HEADER_BYTES : raw.end]))
     disk.put(name, changed + data[raw.end :])
 

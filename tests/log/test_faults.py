@@ -9,7 +9,7 @@ from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import LogFailed
 from coordinator.log.journal import Journal
 from tests.log.faults import ERRORS, Faults, FaultyDirectory
-from tests.log.helpers import CLUSTER_ID, append, flush, replayed
+from tests.log.helpers import CLUSTER_ID, SECRET, append, flush, replayed
 
 FLUSHES = 8
 
@@ -22,6 +22,7 @@ def opened(directory: OsDirectory) -> Journal:
         segment_bytes=200,
         node_id=1,
         new_cluster_id=lambda: CLUSTER_ID,
+        new_secret=lambda: SECRET,
     )
 
 

@@ -1,9 +1,9 @@
 """The bytes of a batch, of a footer, and the search for a later flush."""
 
 import random
+import struct
 import subprocess
 import sys
-import time
 import zlib
 from array import array
 from pathlib import Path
@@ -14,9 +14,11 @@ from hypothesis import given, strategies as st
 
 from coordinator.log.errors import LogCorrupt
 from coordinator.log.format import (
+    HEADER,
     HEADER_BYTES,
     Batch,
     Entry,
+    FlushKey,
     Index,
     OpenBatch,
     batch_at,
@@ -32,6 +34,7 @@ from coordinator.log.format import (
     split_item,
     unpack_in_parts,
 )
+from coordinator.log.state_files import Meta
 from tests.log.helpers import singles
 
 # The example of docs/log-format.md.
@@ -48,18 +51,22 @@ EXAMPLE = Batch(
     num_keys=2,
 )
 EXAMPLE_HEX = """
-00 00 00 52
-fe 8e 7f 7a
-01
+00 00 00 5a
+d0 6f e7 c0
+02
 00 07
 00 00 00 03
 00 00 00 00 00 00 00 29
 00 00 00 00 00 00 10 00
 00 00 01 8b cf e5 68 00
+c5 7e f9 f3 7e 25 1a 42
 92
 96 00 01 01 a3 65 74 6c 92 a6 6f 72 64 65 72 73 03 94 cd 04 b0 ff a0 cf 00 00 01 8b cf e5 68 00
 96 01 01 01 a3 65 74 6c 92 a6 6f 72 64 65 72 73 04 c0
 """
+
+# The secret of the example.
+KEY = FlushKey(bytes(range(16)))
 
 KEYS = st.tuples(st.text(max_size=5), st.integers(-(2**63), 2**63 - 1), st.binary(max_size=5))
 ENTRIES = st.builds(
@@ -93,20 +100,22 @@ WIDE_NONSENSE: list[tuple[object, object]] = [
 def encoded(entries: list[Entry], *, partition: int = 1, flush_start: int = 0) -> bytes:
     """Return one batch at offset 10."""
     packed = msgpack.packb([(delta, *entry) for delta, entry in enumerate(entries)])
-    return b"".join(encode_batch((partition, 2, 10, flush_start, -5), packed))
+    return b"".join(encode_batch((partition, 2, 10, flush_start, -5, 0), packed))
 
 
 def flush_at(start: int, count: int = 1) -> bytes:
     """Return a flush that begins at *start*."""
     packed = msgpack.packb([(0, 1, 0, "g", ("k",), 1)])
     batches: list[OpenBatch] = [(0, n, 0, packed) for n in range(count)]
-    return encode_flush(batches, 1, start)[0]
+    return encode_flush(batches, 1, start, KEY)[0]
 
 
 def test_the_bytes_of_the_documented_example_never_change() -> None:
     """A data folder of this release opens in the next one."""
     packed = msgpack.packb(EXAMPLE.items)
-    data = b"".join(encode_batch((7, 3, 41, 4096, EXAMPLE.timestamp_ms), packed))
+    data = b"".join(
+        encode_batch((7, 3, 41, 4096, EXAMPLE.timestamp_ms, KEY.check(3, 4096)), packed)
+    )
 
     assert bytes.fromhex(EXAMPLE_HEX) == data
     raw = batch_at(data, 0)
@@ -156,7 +165,7 @@ def test_a_wide_entry_stands_for_an_entry_with_an_offset_for_each_of_its_keys(
 ) -> None:
     """Whoever reads changes, or looks for what is live, sees no difference."""
     items, count = numbered(entries)
-    data = b"".join(encode_batch((1, 2, 10, 0, -5), msgpack.packb(items)))
+    data = b"".join(encode_batch((1, 2, 10, 0, -5, 0), msgpack.packb(items)))
     raw = batch_at(data, 0)
     assert raw is not None
     batch = decode_batch(data, raw)
@@ -214,7 +223,7 @@ def test_zeros_are_never_a_batch() -> None:
 
 def test_a_length_shorter_than_the_header_is_never_a_batch() -> None:
     """Its crc may be right all the same."""
-    for length in range(HEADER_BYTES - 8):
+    for length in range(HEADER.size - 8):
         body = bytes(length)
         data = length.to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + bytes(64)
 
@@ -251,7 +260,7 @@ def test_a_length_shorter_than_the_header_is_never_a_batch() -> None:
 )
 def test_a_valid_checksum_over_nonsense_is_corruption(packed: bytes) -> None:
     """No crash makes it, and guessing would be worse."""
-    data = b"".join(encode_batch((0, 0, 0, 0, 0), packed))
+    data = b"".join(encode_batch((0, 0, 0, 0, 0, 0), packed))
     raw = batch_at(data, 0)
 
     assert raw is not None
@@ -259,14 +268,15 @@ def test_a_valid_checksum_over_nonsense_is_corruption(packed: bytes) -> None:
         decode_batch(data, raw)
 
 
+def later(data: bytes, base_position: int, *, key: FlushKey | None = KEY) -> int | None:
+    """Search behind damage at byte 0."""
+    return find_later_flush(data, 0, base_position, 2, key)
+
+
 def test_a_later_flush_is_found_at_every_distance() -> None:
     """Behind damage, nobody knows where a batch begins."""
     for gap in range(1, 100):
-        data = bytes(range(100))[:gap] + flush_at(500 + gap)
-        found = find_later_flush(data, 0, 500)
-
-        assert found is not None
-        assert found.start == gap
+        assert later(bytes(range(100))[:gap] + flush_at(500 + gap), 500) == gap
 
 
 def test_whole_batches_of_the_damaged_flush_itself_are_no_later_flush() -> None:
@@ -274,38 +284,100 @@ def test_whole_batches_of_the_damaged_flush_itself_are_no_later_flush() -> None:
     data = bytearray(flush_at(500, count=10))
     data[20] ^= 1
 
-    assert find_later_flush(bytes(data), 0, 500) is None
-    assert find_later_flush(bytes(data) + flush_at(500 + len(data)), 0, 500) is not None
+    assert later(bytes(data), 500) is None
+    assert later(bytes(data) + flush_at(500 + len(data)), 500) == len(data)
 
 
-def test_a_later_flush_that_is_damaged_too_is_none() -> None:
-    """Then the last whole one decides."""
+def test_a_later_flush_that_is_torn_proves_that_the_one_before_was_whole() -> None:
+    """It began only when that was on disk; its header is enough."""
     first = flush_at(0)
-    data = bytearray(first + flush_at(len(first)))
-    data[20] ^= 1
-    data[-1] ^= 1
+    data = bytes((1,)) + first[1:] + flush_at(len(first))
 
-    assert find_later_flush(bytes(data), 0, 0) is None
+    for size in range(len(data)):
+        found = later(data[:size], 0)
+        assert found == (len(first) if size >= len(first) + HEADER_BYTES else None)
 
 
-@pytest.mark.parametrize("kind", ["zeros", "noise", "headers"])
-def test_the_search_is_linear(kind: str) -> None:
-    """A tail of any kind must not keep the daemon from starting for minutes.
+def test_a_header_with_any_flipped_bit_in_its_check_or_flush_is_none() -> None:
+    """What isn't hashed, or isn't the hash, doesn't matter."""
+    header = flush_at(500)
+    for bit in range(8 * len(header)):
+        changed = bytearray(header)
+        changed[bit // 8] ^= 1 << bit % 8
+        byte = bit // 8
+        is_sealed = byte == 8 or 11 <= byte < 15 or 23 <= byte < 31 or 39 <= byte < 47
 
-    The limit is a hundred times what the search takes; a quadratic one would take hours.
+        assert later(b"x" + bytes(changed), 499) == (None if is_sealed else 1)
+
+
+def test_what_another_folder_wrote_is_no_later_flush() -> None:
+    """Nobody who doesn't know the secret can make a header, however he came by others."""
+    other = FlushKey(b"another folder's")
+    data = b"x" + encode_flush([(0, 0, 0, b"\x90")], 1, 500, other)[0]
+
+    assert later(data, 499) is None
+    assert later(data, 499, key=None) is None
+    assert later(data, 499, key=other) == 1
+
+
+def test_a_folders_secret_is_not_shown_by_accident() -> None:
+    """Whatever holds the key is printed into logs and tracebacks sooner or later."""
+    secret = b"0123456789abcdef"
+    key = FlushKey(secret)
+    shown = f"{key} {key!r} {[key]} {Meta(2, 'c', 1, 4, 1, key)}"
+
+    assert "0123" not in shown
+    assert secret.hex()[:6] not in shown
+
+
+class CountingKey(FlushKey):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def check(self, leader_epoch: int, flush_start: int) -> int:
+        """Count, and say what is right."""
+        CountingKey.asked += 1
+        return super().check(leader_epoch, flush_start)
+
+
+def crafted_headers(size_bytes: int) -> bytes:
+    """Return what a client sends who knows everything but the secret: whole batches of format 2.
+
+    The length of each reaches to the end, so that to compute all of their crcs takes
+    the square of the size.
     """
-    size_bytes = 16 * 1024 * 1024
+    pieces = []
+    for at in range(0, size_bytes, HEADER_BYTES):
+        length = min(size_bytes - at, 32 * 1024 * 1024) - 8
+        fields = (length, 0, 2, 0, 1, at, 2000 + at, 0, at)
+        pieces.append(struct.pack(">IIBHIQQqQ", *fields))
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "noise", "own headers", "crafted headers", "format 1"])
+def test_the_search_is_linear(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client sends must not keep the daemon from starting: no crc, few hashes."""
+    size_bytes = 2 * 1024 * 1024
     data = bytes(size_bytes)
     if kind == "noise":
         data = random.Random(1).randbytes(size_bytes)
-    elif kind == "headers":
+    elif kind == "own headers":
         # Batches of the flush itself: plausible everywhere, and valid.
         batch = flush_at(1000)
         data = batch * (size_bytes // len(batch))
-    started = time.process_time()
+    elif kind == "crafted headers":
+        data = crafted_headers(size_bytes)
+    elif kind == "format 1":
+        data = crafted_headers(size_bytes).replace(b"\x02\0\0\0\0\0\1", b"\x01\0\0\0\0\0\1")
+    crcs: list[int] = []
+    monkeypatch.setattr(zlib, "crc32", lambda body, *_: crcs.append(len(body)))
+    CountingKey.asked = 0
 
-    assert find_later_flush(data, 0, 1000) is None
-    assert time.process_time() - started < 60
+    assert later(data, 1000, key=CountingKey(KEY.secret)) is None
+    assert crcs == []
+    assert CountingKey.asked < size_bytes // 40
+    assert (CountingKey.asked > size_bytes // 100) is (kind == "crafted headers")
 
 
 @given(

@@ -11,7 +11,16 @@ import pytest
 from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import LogFailed, LogLocked, LogRefused
 from coordinator.log.journal import Journal
-from tests.log.helpers import CLUSTER_ID, append, events_of, flush, numbers_of, replayed, write
+from tests.log.helpers import (
+    CLUSTER_ID,
+    SECRET,
+    append,
+    events_of,
+    flush,
+    numbers_of,
+    replayed,
+    write,
+)
 
 
 def open_real(path: Path, *, segment_bytes: int = 300) -> Journal:
@@ -22,6 +31,7 @@ def open_real(path: Path, *, segment_bytes: int = 300) -> Journal:
         segment_bytes=segment_bytes,
         node_id=1,
         new_cluster_id=lambda: CLUSTER_ID,
+        new_secret=lambda: SECRET,
     )
 
 

@@ -34,6 +34,7 @@ from tests.log.helpers import (
     segments_of,
     write,
 )
+from tests.log.old_format import old_folder
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "log-format.md"
 ROWS: list[str] = []
@@ -214,6 +215,16 @@ def test_an_old_meta_file_is_refused() -> None:
     refused(disk, 65, "older than the log")
 
 
+@row("`meta` older than the log: it is of format 1, and a segment isn't")
+def test_a_meta_file_of_the_old_format_in_a_new_folder_is_refused() -> None:
+    """It is from a backup of before, and has no secret."""
+    disk = old_folder(b"", clean=True)
+    old = disk.files()["meta"]
+    open_journal(disk).close(clean=True)
+    disk.put("meta", old)
+    refused(disk, 65, "older than the log")
+
+
 @row("a state file or a batch of a newer format")
 @pytest.mark.parametrize("name", ["meta", "manifest", "clean", "batch"])
 def test_a_newer_format_is_refused(name: str) -> None:
@@ -222,13 +233,13 @@ def test_a_newer_format_is_refused(name: str) -> None:
     if name == "batch":
         segment = newest_segment(disk)
         content = disk.files()[segment]
-        _, rest, packed = encode_batch((0, 1, 1, len(content), 0), b"\x90")
-        body = b"\x02" + rest[1:] + packed
+        _, rest, packed = encode_batch((0, 1, 1, len(content), 0, 0), b"\x90")
+        body = b"\x03" + rest[1:] + packed
         prefix = len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big")
         disk.put(segment, content + prefix + body)
     else:
-        edit(disk, name, lambda body: body.update(format=2))
-    refused(disk, 78, "newer release|of format 2")
+        edit(disk, name, lambda body: body.update(format=3))
+    refused(disk, 78, "newer release|of format 3")
 
 
 def loads(disk: Disk, *entries: Entry) -> LogRefused:
@@ -333,8 +344,8 @@ def test_after_an_unclean_stop_the_newest_segment_is_copied() -> None:
 
 
 @row(
-    "unclean stop, damage at X in the newest segment, and no valid batch with `flush_start` > X "
-    "behind it"
+    "unclean stop, damage at X in the newest segment, and no header with `flush_start` > X and a "
+    "right check behind it"
 )
 @row("the same, the tail all zeros, or noise")
 @pytest.mark.parametrize(
@@ -360,7 +371,10 @@ def test_a_torn_tail_is_saved_aside_and_cut(tail: bytes) -> None:
     assert [*range(COUNT), 99] == replayed(opened(disk))
 
 
-@row("unclean stop, damage at X, and a valid batch with `flush_start` > X at any byte behind it")
+@row(
+    "unclean stop, damage at X, and a header with `flush_start` > X and a right check at any byte "
+    "behind it"
+)
 def test_every_flipped_bit_before_the_last_flush_refuses_to_start() -> None:
     """It was acknowledged: to go on without it would be a silent loss."""
     origin = Disk()

@@ -29,7 +29,7 @@ from tests.log.helpers import (
 )
 from tests.log.repairs import planned, repaired, verdict
 
-SEGMENT_BYTES = 200
+SEGMENT_BYTES = 220
 COUNT = 12
 FENCE = 10**6
 FENCES = [(0, [entry(FENCE)]), (3, [entry(FENCE + 1)])]
@@ -273,7 +273,7 @@ def test_a_newer_format_is_not_repaired() -> None:
     """It isn't damage."""
     disk = made()
     body: dict[str, Any] = json.loads(disk.files()["manifest"].split(b"\n")[0])
-    line = json.dumps(body | {"format": 2}).encode() + b"\n"
+    line = json.dumps(body | {"format": 3}).encode() + b"\n"
     disk.put("manifest", line + f"{zlib.crc32(line):08x}\n".encode())
     with pytest.raises(LogIncompatible):
         planned(disk)
@@ -405,7 +405,7 @@ def test_batches_are_found_across_the_windows_of_reading(monkeypatch: pytest.Mon
         disk = origin.copy()
         disk.put(name, b"\xff" * damage + content[damage:])
         found = [d for d in planned(disk).damages if d.start < d.end]
-        assert [(d.start, d.end) for d in found] == [(0, 61 * (1 + (damage - 1) // 61))]
+        assert [(d.start, d.end) for d in found] == [(0, 69 * (1 + (damage - 1) // 69))]
 
 
 def test_a_failing_disk_leaves_a_folder_that_can_be_repaired() -> None:
@@ -442,7 +442,7 @@ def test_a_repaired_log_goes_on() -> None:
     after = loaded(disk)
     assert after[: len(before)] == before
     assert set(after) - set(before) < set(range(100, 120))
-    assert isinstance(repaired_meta(planned(disk), Wanted()).leader_epoch, int)
+    assert isinstance(repaired_meta(planned(disk), Wanted(), bytes).leader_epoch, int)
 
 
 def test_a_running_daemon_is_not_repaired_under_its_feet() -> None:

@@ -233,7 +233,7 @@ def test_offsets_that_jump_are_corruption_where_nothing_was_compacted() -> None:
     taken = flush(journal)
     disk.kill()
     packed = msgpack.packb([(0, *entry(2))])
-    stranger = b"".join(encode_batch((0, 1, 5, len(taken.data), 0), packed))
+    stranger = b"".join(encode_batch((0, 1, 5, len(taken.data), 0, 0), packed))
     disk.put(newest_segment(disk), taken.data + stranger)
 
     with pytest.raises(LogCorrupt, match="begins at offset 5 of partition 0, not at 1"):

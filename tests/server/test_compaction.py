@@ -510,7 +510,7 @@ async def test_a_disk_that_fills_up_is_a_reason_to_compact(autojump_clock: MockC
     reserve = "storage.reserve.bytes=910000"
     async with world(SMALL, "log.cleaner.min.cleanable.ratio=1", reserve, disk=disk) as w:
         client = w.connect()
-        await overwrite(client, 60, keys=60)
+        await overwrite(client, 50, keys=50)
         await ask_to_compact(client)
         await overwrite(client, 200, first=100)
         await turn()

@@ -1,6 +1,7 @@
 """`group-coordinator log` on folders that are made here, with every kind of entry."""
 
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from click.testing import CliRunner, Result
 from coordinator.cli.main import main
 from coordinator.group import records as r, registry as t
 from coordinator.log.directory import OsDirectory
-from coordinator.log.format import NODE_PARTITION, Entry
+from coordinator.log.format import NODE_PARTITION, Entry, FlushKey
 from coordinator.log.journal import Journal
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.messages import LateMember, PartitionHosts, Rebalance
 from protocol.partition import TopicPartition
-from tests.log.helpers import CLUSTER_ID, NOW_MS
+from tests.log.helpers import CLUSTER_ID, NOW_MS, SECRET
 
 MEMBER = r.MemberMetadata(
     "m-1",
@@ -56,6 +57,7 @@ def make(path: Path, *, clean: bool = True, is_known: bool = False) -> list[Path
         segment_bytes=400,
         node_id=1,
         new_cluster_id=lambda: CLUSTER_ID,
+        new_secret=lambda: SECRET,
     )
 
     def write(partition: int, count: int, packed: bytes) -> None:
@@ -133,6 +135,7 @@ def make_wide(path: Path, *batches: Sequence[Entry]) -> None:
         segment_bytes=10_000,
         node_id=1,
         new_cluster_id=lambda: CLUSTER_ID,
+        new_secret=lambda: SECRET,
     )
     for batch in batches:
         journal.append(1, batch, NOW_MS)
@@ -223,6 +226,7 @@ def test_an_entry_of_another_shape_is_shown_as_it_is(tmp_path: Path) -> None:
         segment_bytes=400,
         node_id=1,
         new_cluster_id=lambda: CLUSTER_ID,
+        new_secret=lambda: bytes(16),
     )
     shapes: Sequence[object] = (5, "text", (), (1, 2, 3, 4, 5, 6, 7, 8), {"a": b"\0"}, (b"\xff",))
     for type_ in (1, 2, 1000, 1002, 1003):
@@ -327,6 +331,36 @@ def test_a_torn_tail_is_told_and_no_damage(tmp_path: Path) -> None:
 
     assert done.exit_code == 0
     assert "the next start cuts it off" in done.stdout
+
+
+@pytest.mark.parametrize("harm", ["", "meta", "manifest", "clean", "field", "segment"])
+def test_no_command_shows_the_secret(tmp_path: Path, harm: str) -> None:
+    """Their output is posted where anybody may read it, and tracebacks are, too."""
+    segment = make(tmp_path)[1]
+    if harm == "segment":
+        segment.write_bytes(b"x" + segment.read_bytes()[1:])
+    elif harm == "field":
+        old, _, _ = (tmp_path / "meta").read_bytes().partition(b"\n")
+        line = old.replace(b"node_id", b"nobody") + b"\n"
+        (tmp_path / "meta").write_bytes(line + f"{zlib.crc32(line):08x}\n".encode())
+    elif harm:
+        (tmp_path / harm).write_bytes(b"{" + (tmp_path / harm).read_bytes())
+    checks = [FlushKey(SECRET).check(1, flush_start) for flush_start in (0, 7)]
+    hidden = [SECRET.hex()[4:16], repr(SECRET[4:8])[2:-1], *map(str, checks), *map(hex, checks)]
+    asked = [
+        run(tmp_path, "dump"),
+        run(tmp_path, "dump", "--format", "json"),
+        run(tmp_path, "verify", "--verbose"),
+        run(tmp_path, "repair"),
+        run(tmp_path, "repair", "--accept-loss", "--node-id", "1", "--partitions", "4"),
+        run(tmp_path, "verify", "--verbose"),
+        run(tmp_path, "compact"),
+    ]
+
+    for done in asked:
+        told = f"{done.output}{done.stderr}{done.exception!r}"
+        assert not any(secret in told for secret in hidden)
+    assert {done.exit_code for done in asked} <= {0, 65, 78}
 
 
 def test_verify_counts_what_is_there(tmp_path: Path) -> None:

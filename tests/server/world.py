@@ -199,6 +199,7 @@ class World:
             segment_bytes=settings.offsets_topic_segment_bytes,
             node_id=settings.node_id,
             new_cluster_id=lambda: "A" * 22,
+            new_secret=lambda: bytes(16),
         )
         self.child = MemoryChild(self.journal.directory)
         self.environment = environment(

@@ -126,6 +126,7 @@ class World:
                 segment_bytes=self.settings.offsets_topic_segment_bytes,
                 node_id=self.settings.node_id,
                 new_cluster_id=lambda: "A" * 22,
+                new_secret=lambda: bytes(16),
             )
         except CrashNow:
             self.disk.crash(self._disk_rng)

@@ -28,10 +28,10 @@ from coordinator.log.directory import Directory
 from coordinator.log.errors import LogRefused
 from coordinator.log.format import (
     FORMAT,
-    HEADER_BYTES,
     NODE_PARTITION,
     Batch,
     Entry,
+    FlushKey,
     encode_batch,
     numbered,
 )
@@ -159,8 +159,13 @@ def plan_repair(
     )
 
 
-def repaired_meta(plan: Plan, wanted: Wanted) -> Meta:
+def repaired_meta(plan: Plan, wanted: Wanted, new_secret: Callable[[], bytes]) -> Meta:
     """Return the meta file that the repaired folder gets.
+
+    Args:
+        plan: What will be done.
+        wanted: What an operator says.
+        new_secret: Called if no meta file has one: 16 random bytes.
 
     Raises:
         LogRefused: Something isn't known; the message says which options say it.
@@ -188,7 +193,8 @@ def repaired_meta(plan: Plan, wanted: Wanted) -> Meta:
     else:
         leader_epoch = old.leader_epoch + 1
     leader_epoch = checked_epoch(max(leader_epoch, wanted.leader_epoch_at_least))
-    return Meta(FORMAT, cluster_id, node_id, num_partitions, leader_epoch)
+    key = survey.key or FlushKey(new_secret())
+    return Meta(FORMAT, cluster_id, node_id, num_partitions, leader_epoch, key)
 
 
 def known_cluster_id(survey: Survey) -> str:
@@ -355,8 +361,10 @@ class _Rewriting:
                 pieces: Sequence[bytes] = (item.found.data,)
                 if is_damaged:
                     b = item.batch
-                    raw = (b.partition, b.leader_epoch, b.base_offset, 0, b.timestamp_ms)
-                    pieces = encode_batch(raw, item.found.data[HEADER_BYTES:])
+                    packed = item.found.data[item.found.raw.entries_at :]
+                    pieces = self._encoded(
+                        b.partition, b.leader_epoch, b.base_offset, b.timestamp_ms, packed
+                    )
                 writer.add(item.batch.partition, pieces)
         end = old.end
         if end is None:
@@ -372,21 +380,32 @@ class _Rewriting:
                 return []
             if not is_damaged:
                 end = old.base + writer.data_bytes
-        writer.seal(old.base, end, reader.ends, self._meta.cluster_id)
+        format_ = FORMAT if is_damaged else old.format
+        writer.seal(old.base, end, reader.ends, self._meta.cluster_id, format_)
         compacted = old.compacted or is_damaged
-        return [SegmentInfo(name, old.base, end, writer.data_bytes, compacted=compacted)]
+        return [SegmentInfo(name, old.base, end, writer.data_bytes, compacted, format_)]
 
     def _fenced(self, base: int, ends: dict[int, int], fences: Fences) -> SegmentInfo:
         name, writer = self._new_segment(base)
         for partition, entries in fences(self._plan.lost_bytes):
             items, num_keys = numbered(entries)
             packed: bytes = msgpack.packb(items)
-            raw = (partition, self._meta.leader_epoch, ends[partition], 0, self._wall_clock_ms)
-            writer.add(partition, encode_batch(raw, packed))
+            epoch, base_offset = self._meta.leader_epoch, ends[partition]
+            pieces = self._encoded(partition, epoch, base_offset, self._wall_clock_ms, packed)
+            writer.add(partition, pieces)
             ends[partition] += num_keys
         end = base + writer.data_bytes + 1
         writer.seal(base, end, ends, self._meta.cluster_id)
         return SegmentInfo(name, base, end, writer.data_bytes, compacted=True)
+
+    def _encoded(
+        self, partition: int, leader_epoch: int, base_offset: int, timestamp_ms: int, packed: bytes
+    ) -> Sequence[bytes]:
+        """Return a batch as a compacted segment has it."""
+        assert self._meta.key is not None
+        check = self._meta.key.check(leader_epoch, 0)
+        raw = (partition, leader_epoch, base_offset, 0, timestamp_ms, check)
+        return encode_batch(raw, packed)
 
     def _new_segment(self, base: int) -> tuple[str, SegmentWriter]:
         """Return the name that a new segment will have, and what writes it under another one."""

@@ -5,7 +5,14 @@ from typing import NamedTuple
 
 from coordinator.log.directory import Directory
 from coordinator.log.errors import LogCorrupt, LogIncompatible
-from coordinator.log.format import FORMAT, NODE_PARTITION, Batch, decode_batch
+from coordinator.log.format import (
+    FORMAT,
+    NODE_PARTITION,
+    Batch,
+    decode_batch,
+    find_later_flush,
+    is_own_header,
+)
 from coordinator.log.offline.survey import Found, Gap, Source, Stretch, Survey, scan
 from coordinator.log.state_files import SegmentInfo
 
@@ -74,11 +81,19 @@ class Salvage:
     def _read_file(self, source: Source, file: str) -> Iterator[Kept | Damage]:
         """Yield what is there, then what is missing at the end."""
         segment, size_bytes = source.segment, source.data_bytes
-        stretch = Stretch(file, size_bytes, segment.base, segment.end, self._num_partitions)
+        stretch = Stretch(
+            file,
+            size_bytes,
+            segment.base,
+            segment.end,
+            self._num_partitions,
+            segment.format,
+            self._survey.key,
+        )
         displacement = _Displacement(segment)
         for item in scan(self._directory, stretch):
             if type(item) is Gap:
-                if self._is_torn_tail(source, stretch, item):
+                if self._is_torn_tail(source, item):
                     what = "the end of a write that was never finished"
                     yield Damage(source, item.start, size_bytes, what, is_torn=True)
                     return
@@ -93,24 +108,26 @@ class Salvage:
         if wanted > size_bytes:
             yield Damage(source, size_bytes, wanted, "these bytes are not there any more")
 
-    def _is_torn_tail(self, source: Source, stretch: Stretch, gap: Gap) -> bool:
+    def _is_torn_tail(self, source: Source, gap: Gap) -> bool:
         """Ask what the recovery asks: was a flush that began behind the gap ever complete?"""
-        if source.segment.end is not None or self._survey.was_closed:
+        segment, key = source.segment, self._survey.key
+        if segment.end is not None or self._survey.was_closed or source.file is None:
             return False
-        position = source.segment.base + gap.start
-        if position < self._survey.durable:
+        position = segment.base + gap.start
+        # Without the key of the folder nobody can say.
+        if position < self._survey.durable or (key is None and segment.format > 1):
             return False
-        behind = scan(self._directory, stretch, gap.end)
-        return not any(type(i) is Found and i.raw.flush_start > position for i in behind)
+        behind = self._directory.read(source.file, gap.start)
+        return find_later_flush(behind, 0, position, segment.format, key) is None
 
     def _checked(
         self, source: Source, found: Found, displacement: "_Displacement"
     ) -> Iterator[Kept | Damage]:
         raw = found.raw
-        if raw.format != FORMAT:
+        if raw.format > FORMAT:
             message = (
                 f"segment {source.file}: the batch at byte {found.start} is of format "
-                f"{raw.format}, and this release reads {FORMAT} only"
+                f"{raw.format}, and this release reads up to {FORMAT}"
             )
             raise LogIncompatible(message)
         try:
@@ -120,11 +137,16 @@ class Salvage:
             return
         expected = self.ends.get(raw.partition, 0)
         is_ours = raw.partition < self._num_partitions or raw.partition == NODE_PARTITION
-        if not is_ours or batch.base_offset < expected:
+        is_ours &= raw.format == source.segment.format and batch.base_offset >= expected
+        is_displaced = is_ours and displacement.begins_at(found)
+        if is_displaced:
+            # Removed bytes may leave what a client sent where a batch should be.
+            is_ours = is_own_header(found.data, 0, self._survey.key)
+        if not is_ours:
             what = f"a batch from elsewhere: partition {raw.partition}, offset {raw.base_offset}"
             yield Damage(source, found.start, found.end, what)
             return
-        if displacement.begins_at(found):
+        if is_displaced:
             what = f"what was written at position {raw.flush_start} of the journal is here"
             yield Damage(source, found.start, found.start, what)
         if batch.base_offset > expected and not source.segment.compacted:

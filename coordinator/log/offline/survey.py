@@ -13,18 +13,20 @@ from coordinator.log.directory import Directory
 from coordinator.log.errors import LogCorrupt, LogIncompatible
 from coordinator.log.format import (
     FORMAT,
-    HEADER_BYTES,
+    HEADER,
+    HEADER_BYTES_OF,
     LENGTH_MAX,
     LENGTH_MIN,
     NODE_PARTITION,
     PREFIX,
     PREFIX_BYTES,
-    REST,
     TRAILER,
+    FlushKey,
     Index,
     RawBatch,
     batch_at,
     decode_footer,
+    is_own_header,
 )
 from coordinator.log.segments import WINDOW_BYTES
 from coordinator.log.state_files import (
@@ -45,7 +47,8 @@ from coordinator.log.state_files import (
 )
 
 _SEGMENT_NAME: Final = re.compile(r"([0-9]{20})-([0-9]+)" + re.escape(SEGMENT_SUFFIX))
-_FLUSH_START_FIELD: Final = 4
+_PARTITION_FIELD: Final = 3
+_FLUSH_START_FIELD: Final = 6
 # The name of a segment that must have been there, where the manifest can't tell it.
 _NAMELESS: Final = "(a segment)"
 
@@ -98,6 +101,11 @@ class Survey(NamedTuple):
         """Whether there is the marker of a clean stop, readable or not."""
         return CLEAN_NAME in self.names
 
+    @property
+    def key(self) -> FlushKey | None:
+        """What the folder's headers are made with; None without a meta file, and in format 1."""
+        return None if self.meta is None else self.meta.key
+
 
 def survey(directory: Directory, cluster_id: str = "") -> Survey:
     """Look at the files of a folder.
@@ -137,7 +145,7 @@ def survey(directory: Directory, cluster_id: str = "") -> Survey:
         manifest = None
     indexes = _Indexes(directory, files, wanted)
     if manifest is None:
-        sources = _rebuilt(directory, indexes)
+        sources = _rebuilt(directory, indexes, meta)
     else:
         sources = [_source_of(directory, s, manifest, indexes) for s in manifest.segments]
     problems += [problem for source in sources if (problem := _problem_of(source)) is not None]
@@ -260,10 +268,10 @@ def _problem_of(source: Source) -> Problem | None:
 
 def _begins_at(directory: Directory, name: str, position: int) -> bool:
     """Say whether a file begins with the flush at *position* of the journal."""
-    header = directory.read(name, 0, HEADER_BYTES)
-    if len(header) < HEADER_BYTES:
+    header = directory.read(name, 0, HEADER.size)
+    if len(header) < HEADER.size:
         return False
-    flush_start: int = REST.unpack_from(header, PREFIX_BYTES)[_FLUSH_START_FIELD]
+    flush_start: int = HEADER.unpack(header)[_FLUSH_START_FIELD]
     return flush_start == position
 
 
@@ -273,6 +281,7 @@ class _Candidate(NamedTuple):
     name: str
     data_bytes: int
     footer: Index | None
+    format: int
 
     @property
     def rank(self) -> tuple[int, bool, int, int]:
@@ -281,10 +290,10 @@ class _Candidate(NamedTuple):
         return self.base, self.footer is None, -reach, -self.serial
 
 
-def _rebuilt(directory: Directory, indexes: _Indexes) -> list[Source]:
+def _rebuilt(directory: Directory, indexes: _Indexes, meta: Meta | None) -> list[Source]:
     """Return what the manifest must have listed, as far as the files say it themselves."""
     chosen: list[_Candidate] = []
-    for candidate in sorted(_candidates(directory, indexes), key=lambda c: c.rank):
+    for candidate in sorted(_candidates(directory, indexes, meta), key=lambda c: c.rank):
         last = chosen[-1] if chosen else None
         if last is not None:
             reached = last.base + 1 if last.footer is None else last.footer.end
@@ -300,9 +309,7 @@ def _rebuilt(directory: Directory, indexes: _Indexes) -> list[Source]:
     for at, candidate in enumerate(chosen):
         following = chosen[at + 1].base if at + 1 < len(chosen) else None
         end = following if candidate.footer is None else candidate.footer.end
-        compacted = end is not None and _is_compacted(
-            directory, candidate.name, candidate.data_bytes
-        )
+        compacted = end is not None and _is_compacted(directory, candidate, meta)
         data_bytes, readable = candidate.data_bytes, candidate.data_bytes
         if candidate.footer is None and end is not None:
             # Of one without an index, the next one says how much there was.
@@ -313,6 +320,7 @@ def _rebuilt(directory: Directory, indexes: _Indexes) -> list[Source]:
             end,
             None if end is None else data_bytes,
             compacted=compacted,
+            format=candidate.format,
         )
         sources.append(Source(segment, candidate.name, readable, candidate.footer))
         if end is not None and end != following:
@@ -326,15 +334,25 @@ def _missing(base: int, end: int | None) -> Source:
     return Source(SegmentInfo(_NAMELESS, base, end, data_bytes, compacted=False), None, 0, None)
 
 
-def _candidates(directory: Directory, indexes: _Indexes) -> Iterable[_Candidate]:
+def _candidates(directory: Directory, indexes: _Indexes, meta: Meta | None) -> Iterable[_Candidate]:
     for name in indexes.files:
         match = _SEGMENT_NAME.fullmatch(name)
         serial = int(match[2]) if match else -1
         if name in indexes.of:
             index, data_bytes = indexes.of[name]
-            yield _Candidate(index.base, serial, name, data_bytes, index)
+            yield _Candidate(index.base, serial, name, data_bytes, index, index.format)
         elif match:
-            yield _Candidate(int(match[1]), serial, name, directory.size(name), None)
+            size_bytes = directory.size(name)
+            format_ = _format_of(directory, name, size_bytes, meta)
+            yield _Candidate(int(match[1]), serial, name, size_bytes, None, format_)
+
+
+def _format_of(directory: Directory, name: str, size_bytes: int, meta: Meta | None) -> int:
+    """Return the format of the batches of a segment that says it nowhere else."""
+    if meta is not None and meta.format == 1:
+        return 1
+    first = _Window(directory, name, size_bytes).batch_at(0)
+    return FORMAT if first is None else first.raw.format
 
 
 class Stretch(NamedTuple):
@@ -345,6 +363,10 @@ class Stretch(NamedTuple):
     base: int  # Journal position of the first byte.
     end: int | None  # And behind the last one, None if that isn't known.
     num_partitions: int
+    format: int  # Of the batches.
+    key: (
+        FlushKey | None
+    )  # None: behind damage, a batch of format 2 can't be told from a forged one.
 
 
 class Found(NamedTuple):
@@ -373,7 +395,7 @@ def scan(directory: Directory, stretch: Stretch, start: int = 0) -> Iterator[Fou
     Raises:
         OSError: The disk fails.
     """
-    window = _Window(directory, stretch)
+    window = _Window(directory, stretch.file, stretch.data_bytes)
     while start < stretch.data_bytes:
         found = window.batch_at(start)
         if found is None:
@@ -386,9 +408,11 @@ def scan(directory: Directory, stretch: Stretch, start: int = 0) -> Iterator[Fou
         start = found.end
 
 
-def _is_compacted(directory: Directory, file: str, data_bytes: int) -> bool:
+def _is_compacted(directory: Directory, candidate: _Candidate, meta: Meta | None) -> bool:
     """Say whether a segment was compacted: in all of its batches flush_start is 0."""
-    stretch = Stretch(file, data_bytes, 0, None, NODE_PARTITION)
+    key = None if meta is None else meta.key
+    file, data_bytes, format_ = candidate.name, candidate.data_bytes, candidate.format
+    stretch = Stretch(file, data_bytes, 0, None, NODE_PARTITION, format_, key)
     starts = (item.raw.flush_start for item in scan(directory, stretch) if type(item) is Found)
     first = next(starts, None)
     # In the journal's first flush it is 0, too: then the next flush tells.
@@ -398,26 +422,27 @@ def _is_compacted(directory: Directory, file: str, data_bytes: int) -> bool:
 class _Window:
     """The part of the file that is in memory."""
 
-    def __init__(self, directory: Directory, stretch: Stretch) -> None:
+    def __init__(self, directory: Directory, file: str, data_bytes: int) -> None:
         self._directory = directory
-        self._stretch = stretch
+        self._file = file
+        self._data_bytes = data_bytes
         self._start = 0
         self._data = b""
 
     def read(self, start: int, size_bytes: int) -> bytes:
         """Return that many bytes, fewer at the end of the data."""
-        size_bytes = min(size_bytes, self._stretch.data_bytes - start)
+        size_bytes = min(size_bytes, self._data_bytes - start)
         offset = start - self._start
         if offset < 0 or offset + size_bytes > len(self._data):
-            wanted = min(max(size_bytes, WINDOW_BYTES), self._stretch.data_bytes - start)
-            self._data = self._directory.read(self._stretch.file, start, wanted)
+            wanted = min(max(size_bytes, WINDOW_BYTES), self._data_bytes - start)
+            self._data = self._directory.read(self._file, start, wanted)
             self._start, offset = start, 0
         return self._data[offset : offset + size_bytes]
 
     def batch_at(self, start: int) -> Found | None:
         """Return the whole valid batch that begins there."""
-        header = self.read(start, HEADER_BYTES)
-        if len(header) < HEADER_BYTES:
+        header = self.read(start, HEADER.size)
+        if len(header) < HEADER.size:
             return None
         length, _ = PREFIX.unpack_from(header)
         if not LENGTH_MIN <= length <= LENGTH_MAX:
@@ -430,30 +455,31 @@ class _Window:
 def _next(window: _Window, stretch: Stretch, start: int) -> Found | None:
     """Return the first batch that begins at or behind *start*.
 
-    As in `find_later_flush`, what is cheap comes first: of random bytes hardly any get to the crc.
+    As in `find_later_flush`, the header tells; a crc is computed of the folder's own batches only.
     """
-    marker = bytes((FORMAT,))
-    while start + HEADER_BYTES <= stretch.data_bytes:
+    marker = bytes((stretch.format,))
+    header_bytes = HEADER_BYTES_OF[stretch.format]
+    while start + header_bytes <= stretch.data_bytes:
         data = window.read(start, WINDOW_BYTES)
-        if len(data) < HEADER_BYTES:
+        if len(data) < header_bytes:
             return None
         at = data.find(marker, PREFIX_BYTES)
-        while at >= 0 and at - PREFIX_BYTES + HEADER_BYTES <= len(data):
-            if _may_be(stretch, data, at):
+        while at >= 0 and at - PREFIX_BYTES + header_bytes <= len(data):
+            if _may_be(stretch, data, at - PREFIX_BYTES):
                 found = window.batch_at(start + at - PREFIX_BYTES)
                 if found is not None:
                     return found
             at = data.find(marker, at + 1)
         # The next window begins with the first header that wasn't whole in this one.
-        start += len(data) - HEADER_BYTES + 1
+        start += len(data) - header_bytes + 1
     return None
 
 
 def _may_be(stretch: Stretch, data: bytes, at: int) -> bool:
-    _, partition, _, _, flush_start, _ = REST.unpack_from(data, at)
+    fields = HEADER.unpack_from(data, at)
+    partition, flush_start = fields[_PARTITION_FIELD], fields[_FLUSH_START_FIELD]
     if partition >= stretch.num_partitions and partition != NODE_PARTITION:
         return False
     # 0 in a compacted segment. Bytes may have been removed, so a batch may lie before its place.
-    return flush_start == 0 or (
-        stretch.base <= flush_start and (stretch.end is None or flush_start < stretch.end)
-    )
+    is_in_reach = stretch.base <= flush_start and (stretch.end is None or flush_start < stretch.end)
+    return (flush_start == 0 or is_in_reach) and is_own_header(data, at, stretch.key)
