@@ -57,8 +57,8 @@ class DiskThread:
     hangs must not keep it from ending. The thread is a daemon for the same reason.
     """
 
-    def __init__(self, name: str = "disk", deliver: Deliver | None = None) -> None:
-        """Make it; *deliver* is the way back to the event loop, by default trio's own."""
+    def __init__(self, name: str, deliver: Deliver) -> None:
+        """Make it; *deliver* is the way back to the event loop."""
         self._name = name
         self._deliver = deliver
         self._jobs: SimpleQueue[tuple[Work, Done]] = SimpleQueue()
@@ -68,8 +68,6 @@ class DiskThread:
         """Run *work* in the thread, then *done* in the event loop."""
         if not self._started:
             self._started = True
-            if self._deliver is None:
-                self._deliver = trio.lowlevel.current_trio_token().run_sync_soon
             threading.Thread(target=self._run_for_ever, name=self._name, daemon=True).start()
         self._jobs.put((work, done))
 
@@ -92,15 +90,10 @@ class DiskThread:
         await trio.lowlevel.wait_task_rescheduled(abandon)
 
     def _run_for_ever(self) -> None:
-        deliver = self._deliver
-        assert deliver is not None
         while True:
             work, done = self._jobs.get()
             result = outcome.capture(work)
-            try:
-                deliver(done, result)
-            except trio.RunFinishedError:
-                return
+            self._deliver(done, result)
             del work, done, result  # Don't keep a flush alive until the next one comes.
 
 

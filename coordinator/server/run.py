@@ -50,6 +50,8 @@ GC_THRESHOLD: Final = 50_000
 # turn, several times per request. Python's own 5 ms made commits several times as slow beside two
 # readers of changes.
 SWITCH_INTERVAL_S: Final = 0.0005
+# Requests that come closer than this are waited for without trio. It is the least that epoll waits.
+STAY_S: Final = 0.001
 # Descriptors kept for the log, the event loop and the listeners: 18 when nothing happens, and more
 # to begin a segment, read the log and compact it. Without them the log fails, and all ends.
 RESERVED_DESCRIPTORS: Final = 32
@@ -63,15 +65,16 @@ def new_cluster_id() -> str:
 
 def real_environment() -> Environment:
     """Return the clock, the ids and the threads of the real world."""
-    poller = Poller()
-    disk = DiskThread(deliver=Mailbox(poller.watch).put)
+    poller = Poller(STAY_S)
+    mailbox = Mailbox(poller.watch)
+    disk = DiskThread("disk", mailbox.put)
     return Environment(
         poller=poller,
         wall_clock_ms=wall_clock_ms,
         new_uuid=lambda: str(uuid.uuid4()),
         emit_event=lambda name, fields: log.info(name, **fields),
         run_blocking=disk.run,
-        run_reading=DiskThread("log-reader").run,
+        run_reading=DiskThread("log-reader", mailbox.put).run,
         submit=disk.submit,
         after_load=gc.freeze,
         metrics={

@@ -136,15 +136,20 @@ class SocketListener:
 
     async def accept(self) -> Transport:
         """Return the next connection."""
+        # Who asks first and waits then stays runnable while they come in crowds: a busy poller
+        # lets a runnable task run at once, and one that waits for a descriptor of trio's later.
+        await trio.lowlevel.checkpoint()
         while True:
-            await trio.lowlevel.wait_readable(self._socket)
             if self._socket.fileno() < 0:  # Closed in the turn in which it became readable.
                 raise trio.ClosedResourceError
             try:
                 sock, address = self._socket.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._socket)
+            except (InterruptedError, ConnectionAbortedError):
                 continue
-            return SocketTransport(sock, str(address[0]))
+            else:
+                return SocketTransport(sock, str(address[0]))
 
     def close(self) -> None:
         """Stop listening."""

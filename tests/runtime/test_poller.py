@@ -1,9 +1,12 @@
 """One task that watches all descriptors: who is called, when, and who is not."""
 
 import os
+import select
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import trio
@@ -14,9 +17,9 @@ from coordinator.runtime.poller import BROKEN, READABLE, SLICE_S, WRITABLE, Poll
 
 
 @asynccontextmanager
-async def running(*at_round_end: Callable[[], None]) -> AsyncIterator[Poller]:
+async def running(*at_round_end: Callable[[], None], stay_s: float = 0) -> AsyncIterator[Poller]:
     """Run a poller as long as the block lasts."""
-    poller = Poller()
+    poller = Poller(stay_s)
 
     def end_round() -> None:
         for hook in at_round_end:
@@ -250,6 +253,237 @@ async def test_other_tasks_run_between_the_rounds_of_one_who_is_always_ready() -
 
             assert len(busy.masks) <= 100
             busy.silence()
+
+
+class Passes(trio.abc.Instrument):
+    """Counts the passes of trio's loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_io_wait(self, _timeout: float) -> None:
+        """Count one."""
+        self.count += 1
+
+
+class Epolls:
+    """Makes epolls like the system's, but for waiting: that is noted, and never done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waits: list[float] = []
+        epoll = select.epoll
+        noted = self.waits
+
+        class NeverWaiting:
+            def __init__(self) -> None:
+                self._epoll = epoll()
+
+            def poll(self, timeout_s: float, events_max: int) -> list[tuple[int, int]]:
+                ready = self._epoll.poll(0, events_max)
+                if timeout_s and not ready:
+                    noted.append(timeout_s)
+                return ready
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._epoll, name)
+
+        monkeypatch.setattr(select, "epoll", NeverWaiting)
+
+
+STAY_S = 0.001
+
+
+@pytest.mark.parametrize("stay_s", [0, STAY_S])
+async def test_close_requests_need_no_pass_of_trio_each(
+    stay_s: float, mock_clock: MockClock
+) -> None:
+    """Going through its loop costs more than what a heartbeat asks for."""
+    passes = Passes()
+    trio.lowlevel.add_instrument(passes)
+    async with running(stay_s=stay_s) as poller:
+        with bells(poller, None) as (busy,):
+
+            def work() -> None:
+                if len(busy.masks) == 100:
+                    busy.silence()
+
+            busy.then = work
+            busy.ring()
+            await wait_all_tasks_blocked()
+
+    assert 100 == len(busy.masks)
+    assert (passes.count <= 10) is (stay_s > 0)
+    trio.lowlevel.remove_instrument(passes)
+
+
+async def test_timers_and_other_descriptors_have_their_turn_while_requests_never_stop(
+    mock_clock: MockClock,
+) -> None:
+    """Signals and new connections come by way of trio, and timers close sessions."""
+    when: dict[str, float] = {}
+    passes = Passes()
+    trio.lowlevel.add_instrument(passes)
+    ours, theirs = socket.socketpair()
+    theirs.send(b"!")
+
+    async def sleep() -> None:
+        await trio.sleep(5 * SLICE_S)
+        when["timer"] = trio.current_time()
+
+    async def read() -> None:
+        await trio.lowlevel.wait_readable(ours)
+        when["descriptor"] = trio.current_time()
+
+    async with running(stay_s=STAY_S) as poller, trio.open_nursery() as nursery:
+        with bells(poller, None) as (busy,):
+
+            def work() -> None:
+                mock_clock.jump(SLICE_S / 8)
+                if len(when) == 2 or len(busy.masks) > 1_000:
+                    busy.silence()
+
+            busy.then = work
+            busy.ring()
+            began_s = trio.current_time()
+            nursery.start_soon(sleep)
+            nursery.start_soon(read)
+            await wait_all_tasks_blocked()
+    ours.close()
+    theirs.close()
+
+    assert when["descriptor"] - began_s <= 2 * SLICE_S
+    assert 5 * SLICE_S <= when["timer"] - began_s <= 7 * SLICE_S
+    assert passes.count <= len(busy.masks) / 2
+
+
+async def test_a_task_that_a_round_made_runnable_runs_at_once(mock_clock: MockClock) -> None:
+    """A shard's deadline, the compactor's turn, a flush that failed."""
+    wanted = trio.Event()
+    seen: list[int] = []
+
+    async def wait() -> None:
+        await wanted.wait()
+        seen.append(len(busy.masks))
+        for _ in range(5):  # Its next turns come as soon.
+            await trio.lowlevel.checkpoint()
+            seen.append(len(busy.masks))
+
+    async with running(stay_s=STAY_S) as poller, trio.open_nursery() as nursery:
+        with bells(poller, None) as (busy,):
+
+            def work() -> None:
+                if len(busy.masks) == 50:
+                    wanted.set()
+                elif len(busy.masks) == 100:
+                    busy.silence()
+
+            busy.then = work
+            nursery.start_soon(wait)
+            busy.ring()
+            await wait_all_tasks_blocked()
+
+    assert seen[0] in {50, 51}
+    assert all(after - before <= 2 for before, after in pairwise(seen))
+
+
+async def test_nobody_who_could_run_is_kept_waiting_for_a_request(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load goes on in slices, and its next one must not wait until somebody asks."""
+    epolls = Epolls(monkeypatch)
+    async with running(stay_s=STAY_S) as poller:
+        with bells(poller, None) as (bell,):
+            for _ in range(50):
+                bell.ring()
+                await trio.lowlevel.checkpoint()
+            assert [] == epolls.waits
+            assert bell.masks
+
+
+async def test_what_is_called_soon_waits_for_no_request(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session goes on with what one read has brought, though nobody sends more."""
+    epolls = Epolls(monkeypatch)
+    seen: list[list[float]] = []
+    async with running(stay_s=STAY_S) as poller:
+        with bells(poller, None) as (busy,):
+
+            def work() -> None:
+                if len(busy.masks) == 10:
+                    busy.silence()
+                    poller.call_soon(lambda: seen.append(list(epolls.waits)))
+
+            busy.then = work
+            busy.ring()
+            await wait_all_tasks_blocked()
+
+    assert [[]] == seen
+    assert [STAY_S] == epolls.waits
+
+
+async def ask(bell: Bell, clock: MockClock, *pauses_s: float) -> None:
+    """Ring after each of these pauses."""
+    for pause_s in pauses_s:
+        await wait_all_tasks_blocked()
+        clock.jump(pause_s)
+        bell.ring()
+    await wait_all_tasks_blocked()
+
+
+@pytest.mark.parametrize(
+    ("pauses_s", "waits"),
+    [
+        ([1.0] * 10, 0),
+        ([1.0, STAY_S / 2] * 10, 0),  # A lone commit: the request, and the end of its flush.
+        ([STAY_S / 2] * 2, 1),
+        ([STAY_S / 2] * 3, 1),  # Who waited in vain is not that sure any more.
+        ([STAY_S / 2] * 4, 2),
+    ],
+)
+async def test_only_requests_close_to_each_other_make_it_stay(
+    pauses_s: list[float], waits: int, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks now and then must not wake the process twice, and silence not at all."""
+    epolls = Epolls(monkeypatch)
+    async with running(stay_s=STAY_S) as poller:
+        with bells(poller, None) as (bell,):
+            await ask(bell, mock_clock, 1.0, *pauses_s)
+
+    assert [STAY_S] * waits == epolls.waits
+    assert len(pauses_s) + 1 == len(bell.masks)
+
+
+async def test_nothing_is_waited_for_under_a_virtual_clock(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes next comes from another task of the simulation, which would wait for it."""
+    epolls = Epolls(monkeypatch)
+    async with running() as poller:
+        with bells(poller, None) as (bell,):
+            await ask(bell, mock_clock, *[0.0] * 10)
+
+    assert [] == epolls.waits
+    assert 10 == len(bell.masks)
+
+
+async def test_a_busy_poller_is_cancelled_by_a_callback(mock_clock: MockClock) -> None:
+    """The daemon ends though its clients never stop."""
+    scope = trio.CancelScope()
+    with scope:
+        async with running(stay_s=STAY_S) as poller:
+
+            def work() -> None:
+                mock_clock.jump(SLICE_S / 8)
+                if len(bell.masks) == 50:
+                    scope.cancel()
+                assert len(bell.masks) < 100
+
+            with bells(poller, work) as (bell,):
+                bell.ring()
+                await trio.sleep_forever()
+
+    assert 50 <= len(bell.masks) <= 60
 
 
 async def test_a_long_round_is_cut_and_goes_on_where_it_was(mock_clock: MockClock) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 
 import pytest
 import trio
@@ -22,6 +23,34 @@ async def test_door_that_closes_while_a_client_arrives(monkeypatch: pytest.Monke
     monkeypatch.setattr(trio.lowlevel, "wait_readable", readable_and_closed)
     with pytest.raises(trio.ClosedResourceError):
         await listener.accept()
+
+
+async def test_a_crowd_is_let_in_without_waiting_for_the_door_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under load it would be one of them in each slice of the poller's."""
+    listener = listen("127.0.0.1", 0)
+    crowd = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(5)]
+
+    async def wait(_socket: object) -> None:
+        raise AssertionError("they are there")
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", wait)
+    for client in crowd:
+        (await listener.accept()).close()
+        client.close()
+    listener.close()
+
+
+async def test_letting_a_crowd_in_keeps_nobody_else_from_running() -> None:
+    """Each of them is a turn of its own, in which the daemon may also be stopped."""
+    listener = listen("127.0.0.1", 0)
+    with socket.create_connection(("127.0.0.1", listener.port)), trio.CancelScope() as scope:
+        scope.cancel()
+        await listener.accept()
+    listener.close()
+
+    assert scope.cancelled_caught
 
 
 @pytest.mark.parametrize("code", [errno.EPROTO, errno.EHOSTUNREACH, errno.ECONNRESET])
