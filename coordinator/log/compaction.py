@@ -10,7 +10,8 @@ A key is (partition, scope, type, key). Of a log, these entries are *live*:
 * it is a tombstone (its value is nil; scope tombstones are such, too) and old enough.
 
 A wide entry stands for several keys, and of it those are live that are the last ones of their key:
-it is left as it is, goes, or is cut to one wide entry for each run of live keys.
+it is left as it is, goes, or is cut to one wide entry for each run of live keys. These may take
+more bytes than it did, as each repeats what is common to all keys: a batch can grow.
 
 The fold of the live entries is the fold of the log. Tombstones are kept for a while for those
 who follow the changes; for each partition it is noted up to where some were dropped.
