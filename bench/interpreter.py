@@ -65,6 +65,7 @@ def prefer(module: str, wanted: Path | None) -> Mapping[str, str]:
         about: dict[str, str] = json.loads(found)
         return about
     this = Path(sys.executable)
+    wanted = None if wanted is None else wanted.absolute()
     others = _system_pythons(this) if wanted is None else [wanted]
     pythons = _measured([this, *others])
     if this not in pythons or (wanted is not None and wanted not in pythons):

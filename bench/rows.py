@@ -156,9 +156,25 @@ ROWS: Final = (
             *(Target.KAFKA, Target.KAFKA_FSYNC, Target.ZOOKEEPER),
         ],
     ),
+    *_rows(
+        *("metadata_64", "commit with metadata", COMMIT, 64, 1, 1, METADATA),
+        against=[Target.KAFKA],
+    ),
+    *_rows("expected_64", "commit with an expected offset", COMMIT, 64, 1, 1, EXPECTED),
+    *_rows("members_64", "commit of a member", COMMIT, 64, 1, 1, MEMBERS),
+    Row(
+        *("rebalancing_64", "commit of a member, others rebalance", Target.DAEMON, COMMIT, 64),
+        kind=MEMBERS,
+        rebalances=True,
+    ),
     *_rows("commit_256", "commit, 256 connections", COMMIT, 256, against=[Target.KAFKA]),
     *_rows(
         *("commit_64_p100", "commit of 100 partitions", COMMIT, 64, 1, 100),
+        against=[Target.KAFKA],
+    ),
+    *_rows("mixed_64_p100", "commit of 100, mixed", COMMIT, 64, 1, 100, MIXED),
+    *_rows(
+        *("topics_64_p100", "commit of 100, over four topics", COMMIT, 64, 1, 100, TOPICS),
         against=[Target.KAFKA],
     ),
     *_rows(
@@ -174,25 +190,9 @@ ROWS: Final = (
         *("fetch_64_p100", "fetch of 100 partitions", FETCH, 64, 1, 100),
         against=[Target.KAFKA],
     ),
+    *_rows("mixed_fetch_64_p100", "fetch of 100, mixed", FETCH, 64, 1, 100, MIXED),
     *_rows("fetch_8x64", "fetch, 8 connections x 64", FETCH, 8, 64),
     *_rows("heartbeat_64", "heartbeat, 64 connections", HEARTBEAT, 64, against=[Target.ECHO]),
-    *_rows("mixed_64_p100", "commit of 100, mixed", COMMIT, 64, 1, 100, MIXED),
-    *_rows("mixed_fetch_64_p100", "fetch of 100, mixed", FETCH, 64, 1, 100, MIXED),
-    *_rows(
-        *("topics_64_p100", "commit of 100, over four topics", COMMIT, 64, 1, 100, TOPICS),
-        against=[Target.KAFKA],
-    ),
-    *_rows(
-        *("metadata_64", "commit with metadata", COMMIT, 64, 1, 1, METADATA),
-        against=[Target.KAFKA],
-    ),
-    *_rows("expected_64", "commit with an expected offset", COMMIT, 64, 1, 1, EXPECTED),
-    *_rows("members_64", "commit of a member", COMMIT, 64, 1, 1, MEMBERS),
-    Row(
-        *("rebalancing_64", "commit of a member, others rebalance", Target.DAEMON, COMMIT, 64),
-        kind=MEMBERS,
-        rebalances=True,
-    ),
     Row("commit_open_50", "commit, open loop at 50 %", Target.DAEMON, COMMIT, 64, 8, 1, 0.5),
     Row("echo_socket_64", "commit, 64 connections", Target.ECHO_SOCKET, COMMIT, 64),
 )

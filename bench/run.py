@@ -135,7 +135,7 @@ class Scale(NamedTuple):
 
 
 FULL: Final = Scale(
-    Times(0.3, 2.4, 2.0), Times(2.0, 20.0, 0.2), Size(100_000, 10), Size(10_000, 100)
+    Times(0.3, 1.8, 2.0), Times(2.0, 20.0, 0.2), Size(100_000, 10), Size(10_000, 100)
 )
 QUICK: Final = Scale(Times(0.03, 0.1, 0.2), Times(0.1, 0.3, 0.2), Size(500, 10), Size(200, 100))
 _PEER_OF: Final = {Target(peer.name): peer for peer in PEERS}
