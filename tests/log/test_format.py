@@ -44,15 +44,15 @@ EXAMPLE = Batch(
     base_offset=41,
     timestamp_ms=1_700_000_000_000,
     items=(
-        (0, 1, 1, "etl", ("orders", 3), (1200, -1, "", 1_700_000_000_000)),
-        (1, 1, 1, "etl", ("orders", 4), None),
+        (0, 1, 1, "etl", ("orders", (3, 4)), ((1200, 700), -1, "", 1_700_000_000_000, -1)),
+        (2, 1, 1, "etl", ("orders", 5), None),
     ),
-    end_offset=43,
-    num_keys=2,
+    end_offset=44,
+    num_keys=3,
 )
 EXAMPLE_HEX = """
-00 00 00 5a
-d0 6f e7 c0
+00 00 00 61
+4a 48 b0 f1
 02
 00 07
 00 00 00 03
@@ -61,8 +61,9 @@ d0 6f e7 c0
 00 00 01 8b cf e5 68 00
 c5 7e f9 f3 7e 25 1a 42
 92
-96 00 01 01 a3 65 74 6c 92 a6 6f 72 64 65 72 73 03 94 cd 04 b0 ff a0 cf 00 00 01 8b cf e5 68 00
-96 01 01 01 a3 65 74 6c 92 a6 6f 72 64 65 72 73 04 c0
+96 00 01 01 a3 65 74 6c 92 a6 6f 72 64 65 72 73 92 03 04
+95 92 cd 04 b0 cd 02 bc ff a0 cf 00 00 01 8b cf e5 68 00 ff
+96 02 01 01 a3 65 74 6c 92 a6 6f 72 64 65 72 73 05 c0
 """
 
 # The secret of the example.
