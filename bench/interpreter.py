@@ -88,10 +88,10 @@ def quickest(pythons: Mapping[Path, Python], this: Path) -> Path:
 def _about(chosen: Python, this: Python, *, as_started: bool) -> dict[str, str]:
     if as_started:
         return {"Python": chosen.build, "calibration": "no quicker Python of this ABI is here"}
-    ratio = this.seconds / chosen.seconds
+    ratio = f"{this.seconds / chosen.seconds:.2f} times as fast in pure Python"
     return {
         "Python": chosen.build,
-        "calibration": f"{ratio:.2f} times as fast as the Python it was started with: {this.build}",
+        "calibration": f"{ratio} as the one it was started with: {this.build}",
     }
 
 
