@@ -14,6 +14,7 @@ msgspec stops at the first thing that is wrong, so `_check_sound` looks at the r
 needs no memory: it skips values instead of making them.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin
 
 import msgspec
@@ -29,10 +30,8 @@ from protocol.fields import (
 )
 from protocol.messages import (
     APIS,
-    Answer,
     BareError,
     Message,
-    PackedResponse,
     Request,
     RequestPart,
     Response,
@@ -258,15 +257,15 @@ class ResponseCodec:
 
     Attributes:
         is_only_error: Whether it is an array of an error and nothing else.
+        encode: Returns the body of a response, newer fields dropped; raises LocalProtocolError.
     """
 
     def __init__(self, message: type[Response], version: int) -> None:
         self._message = message
         self._layout = _layout(message, version, closed=False)
-        self._is_older = version < newest_version(message)
         self._decode = msgspec.msgpack.Decoder(self._layout).decode
-        self._fields = len(self._layout.__struct_fields__)
-        self._start = array_header(self._fields)
+        is_older = version < newest_version(message)
+        self.encode: Callable[[Response], bytes] = self._encode_older if is_older else encode
         self.is_only_error = self._layout.__struct_fields__ == ("error",)
 
     def decode(self, body: bytes) -> Any:
@@ -283,12 +282,10 @@ class ResponseCodec:
             response = msgspec.convert(response, self._message, from_attributes=True)
         return response
 
-    def encode(self, response: Answer) -> bytes:
-        """Return the body of *response*, newer fields dropped."""
-        if isinstance(response, PackedResponse):
-            return self._start + b"".join(response.fields[: self._fields])
-        is_trimmed = self._is_older and not isinstance(response, BareError)
-        return encode(_trim(response, self._layout) if is_trimmed else response)
+    def _encode_older(self, response: Response) -> bytes:
+        return encode(
+            response if isinstance(response, BareError) else _trim(response, self._layout)
+        )
 
 
 def _trim(message: Message, layout: type[Message]) -> Message:

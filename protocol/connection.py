@@ -5,8 +5,8 @@ big-endian. Answers may come in any order; correlation ids join them with their 
 """
 
 import struct
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sized
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -20,7 +20,7 @@ from protocol.codec import (
 )
 from protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from protocol.fields import REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX, SYNC_REQUEST_BYTES_MAX
-from protocol.messages import APIS, Answer, ApiKey, BareError, Request, Response, api_of
+from protocol.messages import APIS, ApiKey, BareError, Request, Response, api_of
 from protocol.partition import INT32_MAX, NO_LEADER_EPOCH
 
 # --- Frames -----------------------------------------------------------------------------
@@ -33,6 +33,7 @@ RESPONSE_HEADER: Final = struct.Struct(">Iiii")
 # What `size` counts of the headers: all but itself.
 REQUEST_HEADER_BYTES: Final = REQUEST_HEADER.size - SIZE.size
 RESPONSE_HEADER_BYTES: Final = RESPONSE_HEADER.size - SIZE.size
+_pack_response_header: Final = RESPONSE_HEADER.pack
 
 # The same to read a request by: api_key and api_version as the four bytes that look both up.
 REQUEST_START: Final = struct.Struct(">I4si")
@@ -50,6 +51,9 @@ class FrameReader:
     """Cut a byte stream into frames, however the network split it.
 
     The size is judged as soon as it can be read, before a byte of the body is waited for.
+
+    Attributes:
+        unfinished: The beginning of a frame of which the rest has not come.
     """
 
     def __init__(self, header: struct.Struct, usual_max: int, allowed: FrameRule) -> None:
@@ -58,20 +62,15 @@ class FrameReader:
         self._smallest = header.size - SIZE.size
         self._usual_max = usual_max
         self._allowed = allowed
-        self._buffer = bytearray()
+        self.unfinished = bytearray()
         self._needed_bytes = 0  # The frame in the buffer is allowed, and takes so many.
-
-    @property
-    def buffered_bytes(self) -> int:
-        """How much of an unfinished frame is held."""
-        return len(self._buffer)
 
     @property
     def wanted_bytes(self) -> int:
         """The size that the unfinished frame announced, 0 when it is not known."""
-        if len(self._buffer) < SIZE.size:
+        if len(self.unfinished) < SIZE.size:
             return 0
-        size: int = SIZE.unpack_from(self._buffer)[0]
+        size: int = SIZE.unpack_from(self.unfinished)[0]
         return size
 
     def feed(self, data: bytes) -> list[tuple[tuple[Any, ...], bytes]]:
@@ -81,12 +80,12 @@ class FrameReader:
             FrameTooLarge: A frame is too large or too small. Frames before it are lost with
                 it, as the connection is.
         """
-        if self._buffer:
-            self._buffer += data
-            if len(self._buffer) < self._needed_bytes:
+        if self.unfinished:
+            self.unfinished += data
+            if len(self.unfinished) < self._needed_bytes:
                 return []
-            data = bytes(self._buffer)
-            self._buffer.clear()
+            data = bytes(self.unfinished)
+            self.unfinished.clear()
         frames = []
         unpack_from, header_bytes = self._header.unpack_from, self._header.size
         smallest, usual_max = self._smallest, self._usual_max
@@ -121,7 +120,7 @@ class FrameReader:
             (size,) = SIZE.unpack_from(data, at)
             if self._judge(size, data, at):
                 self._needed_bytes = SIZE.size + size
-        self._buffer += data[at:] if at else data
+        self.unfinished += data[at:] if at else data
 
 
 def _hint(start: bytes) -> str:
@@ -136,19 +135,30 @@ def _hint(start: bytes) -> str:
 # --- The server's end -------------------------------------------------------------------
 
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
-# What a request's header says of its body -> key, version, and what reads the body.
-_REQUESTS: Final = {
-    _KEY_AND_VERSION.pack(key, version): (key, version, codec.decode)
+
+
+class Dialect(NamedTuple):
+    """One API in one version: what reads its requests, and writes their answers."""
+
+    api_key: ApiKey
+    api_version: int
+    decode: Callable[[bytes], Request]
+    encode: Callable[[Response], bytes]
+
+
+DIALECTS: Final = {
+    (key, version): Dialect(key, version, codec.decode, RESPONSE_CODECS[key, version].encode)
     for (key, version), codec in REQUEST_CODECS.items()
 }
+# By what a request's header says of its body.
+_DIALECT_OF: Final = {_KEY_AND_VERSION.pack(*where): it for where, it in DIALECTS.items()}
 
 
 class RequestEvent(Struct, frozen=True, gc=False):
-    """A request that was read and fits its layout, which is *api_version*."""
+    """A request that was read and fits its layout."""
 
     correlation_id: int
-    api_key: ApiKey
-    api_version: int
+    dialect: Dialect
     request: Request
 
 
@@ -162,7 +172,11 @@ class BadRequest(Struct, frozen=True, gc=False):
 
 
 class ServerConnection:
-    """The server's end."""
+    """The server's end.
+
+    Attributes:
+        unfinished: The beginning of a frame of which the rest has not come.
+    """
 
     def __init__(
         self,
@@ -173,11 +187,7 @@ class ServerConnection:
         self._max_request_bytes = max_request_bytes
         self._max_sync_request_bytes = max_sync_request_bytes
         self._frames = FrameReader(REQUEST_START, max_request_bytes, self._allowed)
-
-    @property
-    def unfinished_bytes(self) -> int:
-        """How many bytes of an unfinished frame are held; 0 between frames."""
-        return self._frames.buffered_bytes
+        self.unfinished: Sized = self._frames.unfinished
 
     @property
     def announced_bytes(self) -> int:
@@ -190,7 +200,27 @@ class ServerConnection:
         Raises:
             FrameTooLarge: Close without an answer.
         """
-        return [self._event(header, body) for header, body in self._frames.feed(data)]
+        events: list[RequestEvent | BadRequest] = []
+        for (_, start, correlation_id), body in self._frames.feed(data):
+            dialect = _DIALECT_OF.get(start)
+            if dialect is None:
+                api_key, version = _KEY_AND_VERSION.unpack(start)
+                # ApiVersions is always in layout 0, so that any two releases can talk at all.
+                if api_key != ApiKey.API_VERSIONS:
+                    error, close = ErrorCode.UNSUPPORTED_VERSION, False
+                    reason = f"api {api_key} version {version} is not known"
+                    events.append(BadRequest(correlation_id, error, close, reason))
+                    continue
+                dialect = DIALECTS[api_key, 0]
+            try:
+                request = dialect.decode(body)
+            except (Invalid, Unreadable) as exc:
+                close = isinstance(exc, Unreadable)
+                bad = BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, close, str(exc))
+                events.append(bad)
+            else:
+                events.append(RequestEvent(correlation_id, dialect, request))
+        return events
 
     def _allowed(self, size: int, data: bytes, at: int) -> bool | None:
         if size <= self._max_request_bytes:
@@ -201,49 +231,31 @@ class ServerConnection:
             return None
         return int.from_bytes(data[at + 4 : at + 6], "big", signed=True) == ApiKey.SYNC_GROUP
 
-    def _event(self, header: tuple[int, bytes, int], body: bytes) -> RequestEvent | BadRequest:
-        _, start, correlation_id = header
-        known = _REQUESTS.get(start)
-        if known is None:
-            api_key, version = _KEY_AND_VERSION.unpack(start)
-            # ApiVersions is always in layout 0, so that any two releases can talk about the rest.
-            if api_key != ApiKey.API_VERSIONS:
-                reason = f"api {api_key} version {version} is not known"
-                return BadRequest(correlation_id, ErrorCode.UNSUPPORTED_VERSION, False, reason)
-            known = _REQUESTS[_KEY_AND_VERSION.pack(api_key, 0)]
-        key, version, decode = known
-        try:
-            request = decode(body)
-        except Unreadable as exc:
-            return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, True, str(exc))
-        except Invalid as exc:
-            return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, False, str(exc))
-        return RequestEvent(correlation_id, key, version, request)
+
+_TOO_LARGE: Final = BARE_ERROR_CODEC.encode(BareError(ErrorCode.RESPONSE_TOO_LARGE))
 
 
 def encode_response(
+    dialect: Dialect,
     correlation_id: int,
-    response: Answer,
-    *,
-    api_key: ApiKey,
-    api_version: int,
+    response: Response,
     leader_epoch: int = NO_LEADER_EPOCH,
-    throttle_time_ms: int = 0,
     max_response_bytes: int = RESPONSE_BYTES_MAX,
 ) -> bytes:
     """Return the frame that answers a request; ``[1006]`` if it would be too large."""
-    body = RESPONSE_CODECS[api_key, api_version].encode(response)
+    body = dialect.encode(response)
     size = RESPONSE_HEADER_BYTES + len(body)
     if size > max_response_bytes:
-        body = BARE_ERROR_CODEC.encode(BareError(ErrorCode.RESPONSE_TOO_LARGE))
+        body = _TOO_LARGE
         size = RESPONSE_HEADER_BYTES + len(body)
-    return RESPONSE_HEADER.pack(size, correlation_id, throttle_time_ms, leader_epoch) + body
+    return _pack_response_header(size, correlation_id, 0, leader_epoch) + body
 
 
 def encode_error(correlation_id: int, error: int) -> bytes:
     """Return the frame with a bare ``[error]``."""
     body = BARE_ERROR_CODEC.encode(BareError(error))
-    return RESPONSE_HEADER.pack(RESPONSE_HEADER_BYTES + len(body), correlation_id, 0, -1) + body
+    size = RESPONSE_HEADER_BYTES + len(body)
+    return _pack_response_header(size, correlation_id, 0, NO_LEADER_EPOCH) + body
 
 
 # --- The client's end -------------------------------------------------------------------

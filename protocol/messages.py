@@ -217,20 +217,6 @@ class BareError(Response):
     error: Code
 
 
-class PackedResponse(Struct, frozen=True, gc=False):
-    """A response whose fields were packed as they were made, in their order.
-
-    For answers so long or so frequent that making messages of them first is most of their cost.
-    Only for responses whose versions differ in nothing but the number of their outermost fields.
-    """
-
-    fields: tuple[bytes, ...]
-
-
-# What a server answers with: a response, or one that is packed already.
-Answer = Response | PackedResponse
-
-
 class PartitionResult(ResponsePart):
     """The error code of one partition."""
 

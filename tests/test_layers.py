@@ -74,7 +74,7 @@ LAYERS = {
     ),
     "coordinator.runtime": Layer(
         ours=names("protocol", "coordinator.group", "coordinator.log"),
-        others=names("trio", "structlog", "outcome"),
+        others=names("trio", "structlog", "outcome", "msgspec"),
     ),
     "coordinator.server": Layer(
         ours=names(

@@ -12,7 +12,6 @@ from coordinator.group.records import (
     OffsetRemoved,
     OffsetsCommitted,
     Record,
-    unpack_row,
 )
 from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode
@@ -237,10 +236,17 @@ def _lag(core: Core, group: Group, topic: str, partition: int, member_id: str) -
 def offset_change(position: int, timestamp_ms: int, record: Record) -> OffsetChange | None:
     """Return what the record of one entry changes of committed offsets, None if nothing."""
     if type(record) is OffsetsCommitted:
-        group_id, topic, rows, *_ = record
-        ((partition, row),) = rows.items()
+        (found,) = record.offsets.values()
         return OffsetChange(
-            position, "committed", group_id, topic, partition, *unpack_row(row), timestamp_ms
+            position,
+            "committed",
+            record.group_id,
+            record.topic,
+            found.partition,
+            found.offset,
+            found.leader_epoch,
+            found.metadata,
+            timestamp_ms,
         )
     if type(record) is OffsetRemoved:
         group_id, topic, partition = record

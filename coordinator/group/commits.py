@@ -1,28 +1,26 @@
-"""OffsetCommit and OffsetFetch.
+"""OffsetCommit and OffsetFetch: nearly every request is one of these."""
 
-Nearly every request is one of these. A commit packs the row that a fetch answers with, and that
-row is what is stored (`records`); so a fetch only joins rows.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final
-
-import msgpack
 
 from coordinator.group.core import Core, Now, Outcome, Reply
 from coordinator.group.group import Group
 from coordinator.group.member import CONSUMER, NOTHING, Member, Owned
-from coordinator.group.records import NO_EXPIRY, OffsetsCommitted, Rows, pack_row, unpack_row
+from coordinator.group.records import NO_EXPIRY, Offsets, OffsetsCommitted
 from coordinator.group.refusals import member_refusal
 from coordinator.group.states import GroupState
-from protocol.codec import array_header
 from protocol.errors import ErrorCode
+from protocol.fields import TEXT_BYTES_MAX
 from protocol.messages import (
     GroupFetch,
+    GroupOffsets,
     OffsetCommitRequest,
     OffsetCommitResponse,
+    PartitionOffset,
     PartitionResult,
     TopicCommit,
+    TopicOffsets,
+    TopicPartitions,
     TopicResult,
 )
 from protocol.partition import NO_LEADER_EPOCH, NO_OFFSET
@@ -41,13 +39,8 @@ _UNKNOWN_MEMBER = ErrorCode.UNKNOWN_MEMBER_ID.value
 _UNKNOWN_TOPIC = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.value
 _NO_TOPICS = OffsetCommitResponse(_OK, ())
 
-_pack: Final = msgpack.Packer(autoreset=True).pack
-_PACKED_OK: Final = _pack(_OK)
-
-# What most partitions are answered with, stored or nothing there: made once.
-_NEAR: Final = 1_024
-_STORED: Final = [PartitionResult(partition, _OK) for partition in range(_NEAR)]
-_NOTHING: Final = [pack_row(p, NO_OFFSET, NO_LEADER_EPOCH, "") for p in range(_NEAR)]
+# What an offset takes in an answer, at most.
+_OFFSET_BYTES_MAX: Final = 32 + TEXT_BYTES_MAX
 
 
 def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) -> Outcome:
@@ -66,10 +59,10 @@ def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) ->
     wall_ms = core.wall_ms(now)
     answered = []
     for named in topics:
-        rows, results = _examine(core, group, member, named)
+        offsets, results = _examine(core, group, member, named)
         answered.append(TopicResult(named.topic, results))
-        if rows:
-            record = OffsetsCommitted(group_id, named.topic, rows, wall_ms, NO_EXPIRY)
+        if offsets:
+            record = OffsetsCommitted(group_id, named.topic, offsets, wall_ms, NO_EXPIRY)
             outcome.records.append(record)
             core.replay(record)
             if group is None:
@@ -122,11 +115,11 @@ def _message(group: Group | None, request: OffsetCommitRequest, error: int, now:
 
 def _examine(
     core: Core, group: Group | None, member: Member | None, named: TopicCommit
-) -> tuple[Rows, tuple[PartitionResult, ...]]:
-    """Return the rows of the partitions that aren't refused, and the results of all."""
+) -> tuple[Offsets, tuple[PartitionResult, ...]]:
+    """Return the offsets of the partitions that aren't refused, and the results of all."""
     config, topic = core.config, named.topic
     registered = core.registry.topics.get(topic)
-    stored: Rows = {}
+    stored: Offsets = {}
     offsets_left = config.group_max_offsets
     # What the member may commit; None for everything.
     owned: Owned | None = None
@@ -134,14 +127,14 @@ def _examine(
     if group is not None:
         offsets_left -= group.offset_count
         if topic in group.offsets:
-            stored = group.offsets[topic].rows
+            stored = group.offsets[topic].offsets
         if member is not None and config.ownership_check and group.protocol_type == CONSUMER:
             owned, former = member.owned, member.former
-    rows: Rows = {}
+    offsets: Offsets = {}
     results = []
     for item in named.partitions:
         partition, metadata, expected = item.partition, item.metadata or "", item.expected_offset
-        row = stored.get(partition)
+        before = stored.get(partition)
         if registered is not None and partition >= registered.open_partitions:
             error = _UNKNOWN_TOPIC
         elif (
@@ -150,21 +143,20 @@ def _examine(
             and (topic, partition) not in former
         ):
             error = _NOT_OWNER
-        elif _is_too_long(metadata, config.offset_metadata_max_bytes):
+        elif metadata and _is_too_long(metadata, config.offset_metadata_max_bytes):
             error = _TOO_LARGE
-        elif expected is not None and expected != (
-            NO_OFFSET if row is None else unpack_row(row)[0]
-        ):
+        elif expected is not None and expected != (NO_OFFSET if before is None else before.offset):
             error = _CONFLICT
-        elif row is None and offsets_left <= 0:
+        elif before is None and offsets_left <= 0:
             error = _QUOTA
         else:
             error = _OK
-            offsets_left -= row is None
-            rows[partition] = pack_row(partition, item.offset, item.leader_epoch, metadata)
-        is_made = not error and partition < _NEAR
-        results.append(_STORED[partition] if is_made else PartitionResult(partition, error))
-    return rows, tuple(results)
+            offsets_left -= before is None
+            offsets[partition] = PartitionOffset(
+                partition, item.offset, item.leader_epoch, metadata, _OK
+            )
+        results.append(PartitionResult(partition, error))
+    return offsets, tuple(results)
 
 
 def _is_too_long(metadata: str, max_bytes: int) -> bool:
@@ -172,31 +164,36 @@ def _is_too_long(metadata: str, max_bytes: int) -> bool:
     return len(metadata) * 4 > max_bytes and len(metadata.encode()) > max_bytes
 
 
-def fetch(core: Core, request: GroupFetch, max_bytes: int) -> bytes | None:
-    """Return the last committed offsets as the packed `GroupOffsets`; None if over *max_bytes*.
+def fetch(core: Core, request: GroupFetch, max_bytes: int) -> GroupOffsets | None:
+    """Return the last committed offsets of a group, None if they take more than *max_bytes*.
 
     An unknown group simply has none.
     """
     group = core.groups.get(request.group_id)
     stored = {} if group is None else group.offsets
-    named: list[tuple[str, Sequence[int]]] = (
-        [(topic, sorted(stored[topic])) for topic in sorted(stored)]
-        if request.topics is None
-        else [(wanted.topic, wanted.partitions) for wanted in request.topics]
-    )
-    pieces = [b"\x93", _pack(request.group_id), _PACKED_OK, array_header(len(named))]
-    for topic, partitions in named:
-        pieces += b"\x92", _pack(topic), array_header(len(partitions))
-        rows = stored[topic].rows if topic in stored else {}
-        pieces += [rows.get(partition) or _nothing(partition) for partition in partitions]
-    # Before they are joined: the same large row may have been asked for ten thousand times.
-    if sum(map(len, pieces)) > max_bytes:
+    wanted = request.topics
+    if wanted is None:
+        wanted = tuple([TopicPartitions(t, tuple(sorted(stored[t]))) for t in sorted(stored)])
+    topics = []
+    room_bytes = max_bytes
+    for named in wanted:
+        offsets = stored[named.topic].offsets if named.topic in stored else {}
+        found = tuple([offsets.get(p) or _nothing(p) for p in named.partitions])
+        topics.append(TopicOffsets(named.topic, found))
+        room_bytes -= len(found) * _OFFSET_BYTES_MAX
+    if room_bytes < 0 and _least_bytes(topics) > max_bytes:
         return None
-    return b"".join(pieces)
+    return GroupOffsets(request.group_id, _OK, tuple(topics))
 
 
-def _nothing(partition: int) -> bytes:
-    """Return the row of a partition for which nothing is committed."""
-    if partition < _NEAR:
-        return _NOTHING[partition]
-    return pack_row(partition, NO_OFFSET, NO_LEADER_EPOCH, "")
+def _nothing(partition: int) -> PartitionOffset:
+    """Return what is said of a partition for which nothing is committed."""
+    return PartitionOffset(partition, NO_OFFSET, NO_LEADER_EPOCH, "", _OK)
+
+
+def _least_bytes(topics: Iterable[TopicOffsets]) -> int:
+    """Return what *topics* take in an answer at least.
+
+    Looked at before they are packed: the same long text may have been asked for ten thousand times.
+    """
+    return sum([2 + len(found.metadata) for topic in topics for found in topic.partitions])

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from coordinator.group.group import Group
 from coordinator.group.member import Member, Parked, PendingId, Timers, Watched
 from coordinator.group.records import (
@@ -27,7 +29,6 @@ from coordinator.group.records import (
 from coordinator.group.registry import Registry
 from protocol.errors import ErrorCode
 from protocol.messages import (
-    Answer,
     JoinGroupResponse,
     Rebalance,
     Response,
@@ -89,7 +90,7 @@ class Caller(NamedTuple):
     client_host: str
 
 
-class Reply(NamedTuple):
+class Reply(Struct, gc=False):
     """The one answer to the request that came with ``token``.
 
     A gated reply waits until everything that the shard appended for the group before it is
@@ -98,7 +99,7 @@ class Reply(NamedTuple):
     """
 
     token: object
-    response: Answer
+    response: Response
     gated: bool
     member: Watched | None
 
@@ -110,29 +111,20 @@ class Event(NamedTuple):
     fields: dict[str, object]
 
 
-class Outcome:
+class Outcome(Struct, gc=False):
     """One decision about one group: records to keep (already replayed), replies, events.
 
     The records are one batch: all of them are on disk, or none.
     """
 
-    __slots__ = ("events", "group_id", "records", "replies")
-
-    def __init__(self, group_id: str) -> None:
-        self.group_id = group_id
-        self.records: list[Record] = []
-        self.replies: list[Reply] = []
-        self.events: list[Event] = []
+    group_id: str
+    records: list[Record] = []
+    replies: list[Reply] = []
+    events: list[Event] = []
 
     def __bool__(self) -> bool:
         """Say whether there is anything to do."""
         return bool(self.records or self.replies or self.events)
-
-    def __repr__(self) -> str:
-        return (
-            f"Outcome({self.group_id!r}, records={self.records}, "
-            f"replies={self.replies}, events={self.events})"
-        )
 
 
 class HardGroup(NamedTuple):
@@ -157,6 +149,8 @@ class Core:
         self.wall_offset_ms = 0  # Wall clock minus monotonic time, at the load.
         self.newest_ms = 0  # The newest timestamp of any record, see `wall_ms`.
         self.groups: dict[str, Group] = {}
+        # Where the latest entry ends that left no group behind, such as a group's tombstone.
+        self.gone_end_offset = 0
         self.timers = Timers()
         self.parked: dict[object, Member] = {}  # By the token of the parked request.
         self.storage_full = False
@@ -164,7 +158,7 @@ class Core:
 
     def replay(self, record: Record) -> None:
         """Apply one record: the only code that changes hard state. It can't fail."""
-        group_id = record[0]
+        group_id = record.group_id
         if type(record) is GroupDeleted:
             self.groups.pop(group_id, None)
             return
@@ -172,11 +166,11 @@ class Core:
         if group is None:
             group = self.groups[group_id] = Group(group_id)
         if type(record) is OffsetsCommitted:  # Nearly all of them.
-            _, topic, rows, commit_ms, expire_ms = record
+            topic, commit_ms = record.topic, record.commit_timestamp_ms
             stored = group.offsets.get(topic)
             if stored is None:
                 stored = group.offsets[topic] = StoredOffsets()
-            group.offset_count += stored.put(rows, commit_ms, expire_ms)
+            group.offset_count += stored.put(record.offsets, commit_ms, record.expire_timestamp_ms)
             self.newest_ms = max(self.newest_ms, commit_ms)
         else:
             self._replay_rare(group, record)
@@ -198,6 +192,19 @@ class Core:
             group.retention_ms = record.retention_ms
         elif type(record) is OffsetRemoved:
             _forget_offset(group, record)
+
+    def kept(self, group_id: str, end_offset: int) -> None:
+        """Note that what was decided about a group is in the log, up to *end_offset*."""
+        group = self.groups.get(group_id)
+        if group is None:
+            self.gone_end_offset = end_offset
+        else:
+            group.end_offset = end_offset
+
+    def end_offset(self, group_id: str) -> int:
+        """Return the end offset of a group's last entry: what is known of it waits for that."""
+        group = self.groups.get(group_id)
+        return self.gone_end_offset if group is None else group.end_offset
 
     def hard_state(self) -> dict[str, HardGroup]:
         """Return all hard state as a value, to compare with that of a replay."""
@@ -224,8 +231,9 @@ class Core:
 
     def wall_ms(self, now: Now) -> int:
         """Return the time of day for a record: it never goes back, though the clock may."""
-        mono_ms, wall_ms = now
-        return max(wall_ms, self.newest_ms, mono_ms + self.wall_offset_ms)
+        wall_ms, mono_wall_ms = now.wall_ms, now.mono_ms + self.wall_offset_ms
+        wall_ms = max(wall_ms, mono_wall_ms)
+        return max(wall_ms, self.newest_ms)
 
     def has_room(self, group: Group, answer_bytes: int, record_bytes: int) -> bool:
         """Say whether so many more bytes of members still fit an answer and a record."""

@@ -32,6 +32,8 @@ class Group:
     retention_ms: int | None = None  # None: the server's setting; -1: for ever.
     # The last ones, by number % REBALANCES_KEPT.
     rebalances: dict[int, Rebalance] = field(default_factory=dict)
+    # Where its last entry ends in the log of its partition; 0: in what was loaded.
+    end_offset: int = 0
     # Soft: lost in a crash, made anew from the hard state by a load.
     state: GroupState = GroupState.EMPTY
     members: dict[str, Member] = field(default_factory=dict)  # In the order in which they joined.

@@ -1,9 +1,7 @@
 """Hard state as a sequence of facts, how each lies in the log, and committed offsets in memory.
 
-A committed offset is one packed row everywhere: in memory, in the log, and in the answer to
-OffsetFetch. So a fetch joins rows, and packs nothing. A dict of ints and bytes is nothing to the
-garbage collector, so a million offsets don't slow it down; as tuples of their values they took
-twice the memory. Whoever wants the values unpacks one row.
+A committed offset is the same object everywhere: the one that OffsetFetch answers with. It holds
+an int or two and a text, so the garbage collector has nothing to look for in it.
 
 Every record belongs to one group, which is the scope of its log entry. A key is unique within
 (scope, type). Types are Kafka's numbers where Kafka has the record, ours from 1000.
@@ -13,19 +11,17 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgpack
-from msgspec import structs
+from msgspec import Struct, msgpack, structs
 
-from protocol.codec import array_header
-from protocol.messages import LateMember, Rebalance
+from protocol.messages import LateMember, PartitionOffset, Rebalance
 
 NO_EXPIRY: Final = -1
 PACKED_NO_EXPIRY: Final = NO_EXPIRY.to_bytes(8, signed=True)
 
-# Partition -> msgpack of [partition, offset, leader_epoch, metadata, 0].
-Rows = dict[int, bytes]
+# By partition.
+Offsets = dict[int, PartitionOffset]
 
-_pack: Final = msgpack.Packer(autoreset=True).pack
+_encode: Final = msgpack.Encoder().encode
 
 
 class CommittedOffset(NamedTuple):
@@ -38,32 +34,17 @@ class CommittedOffset(NamedTuple):
     expire_timestamp_ms: int  # NO_EXPIRY: the group's retention decides.
 
 
-def pack_row(partition: int, offset: int, leader_epoch: int, metadata: str) -> bytes:
-    """Return one committed offset as OffsetFetch answers it."""
-    row: bytes = _pack((partition, offset, leader_epoch, metadata, 0))
-    return row
-
-
-def unpack_row(row: bytes) -> tuple[int, int, str]:
-    """Return offset, leader epoch and metadata of *row*."""
-    _, offset, leader_epoch, metadata, _ = msgpack.unpackb(row, use_list=False)
-    return offset, leader_epoch, metadata
-
-
-def value_start(partition: int) -> int:
-    """Return where offset, leader epoch and metadata begin in the row of *partition*."""
-    if partition < 1 << 7:
-        return 2
-    return 3 if partition < 1 << 8 else 4 if partition < 1 << 16 else 6
-
-
 class StoredOffsets:
-    """What a group has committed for the partitions of one topic."""
+    """What a group has committed for the partitions of one topic.
 
-    __slots__ = ("_committed_ms", "_expire_ms", "rows")
+    Attributes:
+        offsets: By partition; nobody but `put` and `remove` changes them.
+    """
+
+    __slots__ = ("_committed_ms", "_expire_ms", "offsets")
 
     def __init__(self) -> None:
-        self.rows: Rows = {}
+        self.offsets: Offsets = {}
         # One time for all, as long as every commit named all partitions that have an offset.
         self._committed_ms: int | dict[int, int] = 0
         # Of those that have an expiry of their own: none that this release writes.
@@ -71,25 +52,27 @@ class StoredOffsets:
 
     def __len__(self) -> int:
         """Return how many partitions have an offset."""
-        return len(self.rows)
+        return len(self.offsets)
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the partitions."""
-        return iter(self.rows)
+        return iter(self.offsets)
 
     def __contains__(self, partition: int) -> bool:
         """Say whether *partition* has an offset."""
-        return partition in self.rows
+        return partition in self.offsets
 
     def get(self, partition: int) -> CommittedOffset | None:
         """Return what is committed for *partition*, None if nothing is."""
-        row = self.rows.get(partition)
-        if row is None:
+        found = self.offsets.get(partition)
+        if found is None:
             return None
         times, expiries = self._committed_ms, self._expire_ms
         commit_ms = times if isinstance(times, int) else times[partition]
         expire_ms = NO_EXPIRY if expiries is None else expiries.get(partition, NO_EXPIRY)
-        return CommittedOffset(*unpack_row(row), commit_ms, expire_ms)
+        return CommittedOffset(
+            found.offset, found.leader_epoch, found.metadata, commit_ms, expire_ms
+        )
 
     def packed_times(self, partitions: Sequence[int]) -> tuple[bytes, bytes]:
         """Return when *partitions* were committed, and expire; 8 bytes for each in both."""
@@ -106,24 +89,24 @@ class StoredOffsets:
 
     def values(self) -> Iterator[tuple[int, CommittedOffset]]:
         """Iterate over the partitions, sorted, with what is committed for each."""
-        for partition in sorted(self.rows):
+        for partition in sorted(self.offsets):
             value = self.get(partition)
             assert value is not None
             yield partition, value
 
-    def put(self, rows: Rows, commit_timestamp_ms: int, expire_timestamp_ms: int) -> int:
-        """Store *rows*, all committed at the same time; return how many of them are new."""
-        stored, times = self.rows, self._committed_ms
+    def put(self, offsets: Offsets, commit_timestamp_ms: int, expire_timestamp_ms: int) -> int:
+        """Store *offsets*, all committed at the same time; return how many of them are new."""
+        stored, times = self.offsets, self._committed_ms
         before = len(stored)
-        stored.update(rows)
-        if len(stored) == len(rows):
+        stored.update(offsets)
+        if len(stored) == len(offsets):
             self._committed_ms = commit_timestamp_ms
         elif times != commit_timestamp_ms:
             if isinstance(times, int):
                 times = self._committed_ms = dict.fromkeys(stored, times)
-            times.update(dict.fromkeys(rows, commit_timestamp_ms))
+            times.update(dict.fromkeys(offsets, commit_timestamp_ms))
         if self._expire_ms is not None or expire_timestamp_ms != NO_EXPIRY:
-            self._put_expiry(rows, expire_timestamp_ms)
+            self._put_expiry(offsets, expire_timestamp_ms)
         return len(stored) - before
 
     def _put_expiry(self, partitions: Iterable[int], expire_ms: int) -> None:
@@ -137,7 +120,7 @@ class StoredOffsets:
 
     def remove(self, partition: int) -> bool:
         """Forget the offset of *partition*; say whether there was one."""
-        if self.rows.pop(partition, None) is None:
+        if self.offsets.pop(partition, None) is None:
             return False
         if not isinstance(self._committed_ms, int):
             del self._committed_ms[partition]
@@ -169,9 +152,9 @@ KEEP_FOR_EVER: Final = -1
 # So many rebalances of a group are kept: number n lies under the key n % this.
 REBALANCES_KEPT: Final = 100
 
-_OFFSET_TYPE: Final = bytes((OFFSET_COMMITTED, 0))
 _OFFSET_VERSIONS: Final = (0, 1)
 _ARRAYS: Final = (list, tuple)
+_INTS: Final = {int}
 
 
 class RecordError(Exception):
@@ -186,15 +169,15 @@ class MalformedRecord(RecordError):
     """An entry of a known type whose key or value has another shape."""
 
 
-class OffsetsCommitted(NamedTuple):
+class OffsetsCommitted(Struct, frozen=True, gc=False):
     """A group is done with everything before these offsets of one topic.
 
-    In the log each partition has an entry of its own, or one entry stands for several of them.
+    In the log one entry stands for all of them; before version 1 each had an entry of its own.
     """
 
     group_id: str
     topic: str
-    rows: Rows
+    offsets: Offsets
     commit_timestamp_ms: int
     expire_timestamp_ms: int = NO_EXPIRY
 
@@ -280,39 +263,45 @@ Item = Sequence[Any]
 
 
 def pack(records: Sequence[Record]) -> tuple[int, bytes]:
-    """Return how many entries *records* make, and the msgpack array of them as a batch."""
-    if len(records) == 1 and type(records[0]) is OffsetsCommitted:  # Nearly every batch.
-        count = len(records[0].rows)
-        return count, array_header(count) + _pack_offsets(records[0], 0)
+    """Return how many offsets of the log *records* take, and the msgpack array of their entries."""
     count = 0
-    pieces = []
+    items: list[Item] = []
     for record in records:
-        if isinstance(record, OffsetsCommitted):
-            pieces.append(_pack_offsets(record, count))
-            count += len(record.rows)
+        if type(record) is OffsetsCommitted:  # Nearly all of them.
+            key, value = _write_offsets(record)
+            items.append((count, OFFSET_COMMITTED, 1, record.group_id, key, value))
+            count += len(record.offsets)
         else:
             type_, key, value = _WRITERS[type(record)](record)
-            pieces.append(_pack((count, type_, VERSIONS[type_], record.group_id, key, value)))
+            items.append((count, type_, VERSIONS[type_], record.group_id, key, value))
             count += 1
-    return count, array_header(count) + b"".join(pieces)
+    return count, _encode(items)
 
 
-def _pack_offsets(record: OffsetsCommitted, delta: int) -> bytes:
-    """Return the entries of *record* back to back, the first of them *delta* behind the batch's.
+def _write_offsets(record: OffsetsCommitted) -> tuple[object, object]:
+    """Return key and value of the entry of *record*: a wide one for more than one partition.
 
-    An entry is [delta, type, version, group, [topic, partition], value], and the value
-    [offset, leader epoch, metadata, committed, expires]. They are put together from what is
-    packed already.
+    See docs/log-format.md; a load reads an entry with columns of one element in twice the time.
     """
-    group_id, topic, rows, commit_ms, expire_ms = record
-    middle = _OFFSET_TYPE + _pack(group_id) + b"\x92" + _pack(topic)
-    end = _pack(commit_ms) + _pack(expire_ms)
-    pieces: list[bytes] = []
-    for partition, row in rows.items():
-        start = value_start(partition)
-        pieces += b"\x96", _pack(delta), middle, row[1:start], b"\x95", row[start:-1], end
-        delta += 1
-    return b"".join(pieces)
+    times = record.commit_timestamp_ms, record.expire_timestamp_ms
+    if len(record.offsets) == 1:
+        (only,) = record.offsets.values()
+        key = record.topic, only.partition
+        return key, (only.offset, only.leader_epoch, only.metadata, *times)
+    offsets: list[int] = []
+    epochs: list[int] = []
+    metadata: list[str] = []
+    for value in record.offsets.values():
+        offsets.append(value.offset)
+        epochs.append(value.leader_epoch)
+        metadata.append(value.metadata)
+    return (record.topic, (*record.offsets,)), (offsets, _column(epochs), _column(metadata), *times)
+
+
+def _column(values: list[Any]) -> Any:
+    """Return *values*, or the one that all of them are."""
+    first = values[0]
+    return first if values.count(first) == len(values) else values
 
 
 def _rebalance(rebalance: Rebalance) -> tuple[Any, ...]:
@@ -351,54 +340,55 @@ def read_items(items: Iterable[Item]) -> Iterator[Record]:
     # Plain names and no calls: a load reads a million. What the offsets of the run have in common:
     group_id = topic = ""
     commit_ms = expire_ms = NO_EXPIRY
-    rows: Rows = {}
+    run: Offsets = {}
     for _, type_, version, scope, key, value in items:
         if type_ != OFFSET_COMMITTED or version not in _OFFSET_VERSIONS or value is None:
-            if rows:
-                yield OffsetsCommitted(group_id, topic, rows, commit_ms, expire_ms)
-                rows = {}
+            if run:
+                yield OffsetsCommitted(group_id, topic, run, commit_ms, expire_ms)
+                run = {}
             yield _read(type_, version, scope, key, value)
             continue
         try:
-            in_topic, partition = key
+            in_topic, partitions = key
             offset, leader_epoch, metadata, at_ms, until_ms = value
-            is_wide = type(partition) is not int
-            if is_wide:
-                wide = _read_wide(version, partition, value)
+            if type(partitions) is int:
+                found = {partitions: PartitionOffset(partitions, offset, leader_epoch, metadata, 0)}
             else:
-                row = _pack((partition, offset, leader_epoch, metadata, 0))
-        except (TypeError, ValueError, OverflowError) as exc:
+                found = _read_columns(version, partitions, value)
+        except (TypeError, ValueError) as exc:
             raise _malformed(type_, scope, exc) from exc
         if (
-            in_topic != topic or scope != group_id or at_ms != commit_ms or until_ms != expire_ms
-        ) and rows:
-            yield OffsetsCommitted(group_id, topic, rows, commit_ms, expire_ms)
-            rows = {}
-        if not rows:
-            group_id, topic, commit_ms, expire_ms = scope, in_topic, at_ms, until_ms
-        if is_wide:
-            rows.update(wide)
-        else:
-            rows[partition] = row
-    if rows:
-        yield OffsetsCommitted(group_id, topic, rows, commit_ms, expire_ms)
+            in_topic == topic and scope == group_id and at_ms == commit_ms and until_ms == expire_ms
+        ) and run:
+            run.update(found)
+            continue
+        if run:
+            yield OffsetsCommitted(group_id, topic, run, commit_ms, expire_ms)
+        group_id, topic, commit_ms, expire_ms, run = scope, in_topic, at_ms, until_ms, found
+    if run:
+        yield OffsetsCommitted(group_id, topic, run, commit_ms, expire_ms)
 
 
-def _read_wide(version: int, partitions: Any, value: Any) -> Rows:
-    """Return the rows of an entry that stands for several partitions.
+def _read_columns(version: int, partitions: Any, value: Any) -> Offsets:
+    """Return the offsets of a wide entry; raises TypeError and ValueError.
 
-    Offset, leader epoch and metadata are each an array with one element per partition, or one
-    value for all. Raises TypeError, ValueError and OverflowError.
+    Leader epoch and metadata are each an array with one element per partition, or one value for
+    all.
     """
-    *columns, commit_ms, expire_ms = value
-    for time_ms in (commit_ms, expire_ms):
-        if type(time_ms) is not int:
-            raise ValueError(f"{time_ms!r} is no time")
-    if not version or {*map(type, partitions)} != {int}:
-        raise ValueError(f"{partitions!r} is no partition")
+    offsets, epochs, metadata, commit_ms, expire_ms = value
+    kinds = {type(commit_ms), type(expire_ms), *map(type, partitions)}
+    if not version or not partitions or kinds != _INTS:
+        raise ValueError(f"{partitions!r} at {commit_ms!r} until {expire_ms!r}")
     count = len(partitions)
-    filled = [part if type(part) in _ARRAYS else (part,) * count for part in columns]
-    return {row[0]: _pack((*row, 0)) for row in zip(partitions, *filled, strict=True)}
+    offsets, epochs, metadata = [
+        part if type(part) in _ARRAYS else (part,) * count for part in (offsets, epochs, metadata)
+    ]
+    return {
+        partition: PartitionOffset(partition, offset, epoch, text, 0)
+        for partition, offset, epoch, text in zip(
+            partitions, offsets, epochs, metadata, strict=True
+        )
+    }
 
 
 def from_entry(type_: int, version: int, scope: str, key: Any, value: Any) -> Record:

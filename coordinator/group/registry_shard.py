@@ -69,6 +69,7 @@ class RegistryShard:
         self.registry = registry
         self.storage_full = False
         self._changes: list[TopicChange] = []
+        self._end_offset = 0
         self._latest: Outcome | None = None  # The decision in the making, see `interrupted`.
         self._handlers: dict[type, Any] = {
             RegisterTopicsRequest: self._register_topics,
@@ -113,8 +114,16 @@ class RegistryShard:
         """Return nothing, as there are no deadlines."""
         return []
 
-    def released(self, reply: Reply, now: Now) -> None:
+    def released(self, member: object, now: Now) -> None:
         """Do nothing: no reply of this shard belongs to a member."""
+
+    def kept(self, group_id: str, end_offset: int) -> None:  # noqa: ARG002  as above
+        """Note that what was decided is in the log, up to *end_offset*."""
+        self._end_offset = end_offset
+
+    def end_offset(self, group_id: str) -> int:  # noqa: ARG002  as above
+        """Return the end offset of the last entry: what is known waits for that."""
+        return self._end_offset
 
     def withdraw(self, token: object, now: Now) -> Outcome | None:  # noqa: ARG002  as above
         """Return None: no request is ever parked here."""

@@ -4,9 +4,8 @@ Theory of operation
 ===================
 
 A page holds up everybody else, so it is bounded in what it shows, in bytes, and in how many groups
-and topics it looks at. Offsets are shown in columns: their rows are in memory as they are on the
-wire, and only have to be joined. Where a topic has few of them, the topic counts more: it takes as
-long as ten rows.
+and topics it looks at. Offsets are shown in columns. Where a topic has few of them, the topic
+counts more: it takes as long as ten rows.
 
 The order of the groups is made at the first page and used for the next ones. Groups that come later
 are missing in it, but not in the changes from the first page's position on.
@@ -20,6 +19,7 @@ from typing import Final, NamedTuple
 
 from coordinator.group.core import Core
 from coordinator.group.records import PACKED_NO_EXPIRY, StoredOffsets
+from protocol.codec import encode
 from protocol.errors import ErrorCode
 from protocol.messages import OffsetColumns, ScanOffsetsRequest, ScanOffsetsResponse
 
@@ -93,8 +93,8 @@ class _Page:
     def take(self, run: _Run) -> int:
         """Add as many of the first partitions of *run* as there is room for; say how many."""
         partitions = run.partitions[: max(0, min(self._left, self._work_left))]
-        stored = run.stored.rows
-        rows = [stored[partition] for partition in partitions]
+        stored = run.stored.offsets
+        rows = [encode(stored[partition]) for partition in partitions]
         sizes = list(map(len, rows))
         room = self._room - 4 * (len(run.group_id) + len(run.topic)) - _NUMBERS_BYTES
         used = sum(sizes) + _COLUMNS_BYTES * len(rows)

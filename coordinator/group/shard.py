@@ -12,11 +12,10 @@ from coordinator.group.core import (
     HardGroup,
     Now,
     Outcome,
-    Reply,
 )
 from coordinator.group.group import Group
 from coordinator.group.maintenance import Sweeper
-from coordinator.group.member import Member, Timer, TimerKind, read_assignment
+from coordinator.group.member import Member, Timer, TimerKind, Watched, read_assignment
 from coordinator.group.membership import join, sync
 from coordinator.group.rebalance import (
     begin_report,
@@ -37,6 +36,7 @@ from protocol.messages import (
     DescribeRebalancesResponse,
     DrainMemberRequest,
     GroupFetch,
+    GroupOffsets,
     HeartbeatRequest,
     JoinGroupRequest,
     JoinProtocol,
@@ -74,6 +74,10 @@ class GroupShard:
     Whoever holds it keeps to this order: `replay` every record of the log, `loaded` once,
     then `handle` and `expire`. The records of an `Outcome` are replayed already; they must be
     appended as one batch, and its gated replies wait for that batch.
+
+    Attributes:
+        kept: See `Core.kept`; to be called when records were appended.
+        end_offset: See `Core.end_offset`.
     """
 
     def __init__(
@@ -87,6 +91,8 @@ class GroupShard:
         self._core = core = Core(config, new_uuid, registry or Registry())
         self._sweeper = Sweeper(core)
         self._scans = Scans(core)
+        self.kept = core.kept
+        self.end_offset = core.end_offset
         # Bound once: this lookup is on the path of every request.
         self._handlers: dict[type, _Handler] = {
             HeartbeatRequest: lambda r, token, _, now: membership.heartbeat(core, r, token, now),
@@ -132,8 +138,8 @@ class GroupShard:
         """
         return self._core.latest
 
-    def fetch_offsets(self, fetch: GroupFetch, max_bytes: int) -> bytes | None:
-        """Return committed offsets of one group, as the packed `GroupOffsets` of the answer.
+    def fetch_offsets(self, fetch: GroupFetch, max_bytes: int) -> GroupOffsets | None:
+        """Return committed offsets of one group.
 
         No offset is -1, -1, "", error 0. None: they would take more than *max_bytes*.
         """
@@ -261,14 +267,11 @@ class GroupShard:
                 membership.pending_fired(d, group, pending)
         return d.outcome
 
-    def released(self, reply: Reply, now: Now) -> None:
+    def released(self, watched: Watched, now: Now) -> None:
         """Note that a gated reply left the gate (or was given up); call it exactly once each.
 
         If it had to wait, the member's session starts anew: it could not act before.
         """
-        watched = reply.member
-        if watched is None or not reply.gated:
-            return
         watched.in_gate -= 1
         waited_ms = now.mono_ms - watched.gated_at_ms
         is_armed = watched.timer.deadline_ms is not None

@@ -8,6 +8,8 @@ split: each shard gets a `Part`, and the last one to resolve answers the call.
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from protocol import messages as m
 from protocol.messages import error_response
 
@@ -15,24 +17,32 @@ from protocol.messages import error_response
 class Token(Protocol):
     """What the gate needs of whoever waits."""
 
-    def resolve(self, answer: Any, leader_epoch: int) -> None:
-        """Take the answer and send it."""
+    def prepare(self, answer: Any, leader_epoch: int) -> Any:
+        """Return the answer in the form in which it can wait to be sent."""
+
+    def send(self, prepared: Any) -> None:
+        """Send what `prepare` returned."""
 
     def fail(self, error: int, leader_epoch: int) -> None:
         """Answer with *error* in the request's full shape."""
 
 
-class Call:
+class Call(Struct, eq=False):
     """One request that expects one answer. The server's sessions have their own kind."""
 
-    __slots__ = ("request",)
+    request: m.Request
 
-    def __init__(self, request: m.Request) -> None:
-        self.request = request
-
-    def resolve(self, answer: m.Answer, leader_epoch: int) -> None:
-        """Send the answer."""
+    def prepare(self, answer: m.Response, leader_epoch: int) -> Any:
+        """Return the answer packed."""
         raise NotImplementedError
+
+    def send(self, prepared: Any) -> None:
+        """Send what was packed."""
+        raise NotImplementedError
+
+    def resolve(self, answer: m.Response, leader_epoch: int) -> None:
+        """Send the answer at once."""
+        self.send(self.prepare(answer, leader_epoch))
 
     def fail(self, error: int, leader_epoch: int) -> None:
         """Send the request's full shape around *error*."""
@@ -49,9 +59,13 @@ class Part:
         self._index = index
         self._failure = failure
 
-    def resolve(self, answer: Any, leader_epoch: int) -> None:
+    def prepare(self, answer: Any, leader_epoch: int) -> tuple[Any, int]:
+        """Return the share as it is: the whole is packed when all of it is there."""
+        return answer, leader_epoch
+
+    def send(self, prepared: tuple[Any, int]) -> None:
         """Put the share in its place."""
-        self._gather.put(self._index, answer, leader_epoch)
+        self._gather.put(self._index, *prepared)
 
     def fail(self, error: int, leader_epoch: int) -> None:
         """Put the failed share in its place."""

@@ -55,8 +55,14 @@ class Core(Protocol):
     def withdraw(self, token: object, now: Now) -> Outcome | None:
         """Take back a parked request."""
 
-    def released(self, reply: Reply, now: Now) -> None:
-        """Note that a gated reply left the gate."""
+    def released(self, member: Any, now: Now) -> None:
+        """Note that a gated reply to *member* left the gate."""
+
+    def kept(self, group_id: str, end_offset: int) -> None:
+        """Note that what was decided about a group is in the log, up to *end_offset*."""
+
+    def end_offset(self, group_id: str) -> int:
+        """Return the end offset of a group's last entry."""
 
     def replay(self, record: Any) -> None:
         """Apply one record of the log."""
@@ -95,23 +101,25 @@ T = TypeVar("T")
 _QUIET_REQUESTS = frozenset({HeartbeatRequest, OffsetCommitRequest})
 
 
-# The offset it waits for, a number that keeps the order of decisions among replies with the same
-# offset, when it is given up, the reply. A plain tuple: one is made for every commit.
-Parked = tuple[int, int, int, Reply]
+# The offset it waits for, a number that keeps the order of decisions among answers with the same
+# offset, when it is given up, who waits, the answer as `Token.prepare` made it, and the member
+# that is told. A plain tuple: one is made for every commit.
+Parked = tuple[int, int, int, Token, Any, Any]
 
 
 class ReplyGate:
-    """Holds replies until the log has caught up with them, and releases them.
+    """Holds answers until the log has caught up with them, and releases them.
 
     Positions are offsets of the shard's partition, not of the journal: what comes in is the
     partition's committed offset, which is what is fsynced on one node, and what all in-sync
     replicas have in a cluster.
 
-    What was just appended waits for the highest offset so far, so nearly all replies queue up in
+    What was just appended waits for the highest offset so far, so nearly all answers queue up in
     order. A read waits for its own group's last entry only, which may be earlier: a heap.
     """
 
-    def __init__(self, release: Callable[[Reply], None]) -> None:
+    def __init__(self, release: Callable[[Token, Any, Any], None]) -> None:
+        """Make it; *release* is called with who waited, the answer, and the member."""
         self._release = release
         self._queue: deque[Parked] = deque()
         self._early: list[Parked] = []
@@ -119,16 +127,18 @@ class ReplyGate:
         self.committed_offset = 0
 
     def __len__(self) -> int:
-        """Return how many replies wait."""
+        """Return how many answers wait."""
         return len(self._queue) + len(self._early)
 
-    def park(self, reply: Reply, *, until_offset: int, deadline_ms: int) -> None:
-        """Hold *reply* until the partition is committed up to *until_offset*."""
+    def park(
+        self, until_offset: int, deadline_ms: int, token: Token, answer: Any, member: Any
+    ) -> None:
+        """Hold *answer* until the partition is committed up to *until_offset*."""
         if until_offset <= self.committed_offset:
-            self._release(reply)
+            self._release(token, answer, member)
             return
         self._number = number = self._number + 1
-        parked = (until_offset, number, deadline_ms, reply)
+        parked = (until_offset, number, deadline_ms, token, answer, member)
         queue = self._queue
         if not queue or until_offset >= queue[-1][0]:
             queue.append(parked)
@@ -141,21 +151,24 @@ class ReplyGate:
         self.committed_offset = committed_offset
         queue, early, release = self._queue, self._early, self._release
         while queue and queue[0][0] <= committed_offset:
-            if early and early[0] < queue[0]:
-                release(heapq.heappop(early)[3])
-            else:
-                release(queue.popleft()[3])
+            parked = heapq.heappop(early) if early and early[0] < queue[0] else queue.popleft()
+            release(parked[3], parked[4], parked[5])
         while early and early[0][0] <= committed_offset:
-            release(heapq.heappop(early)[3])
+            parked = heapq.heappop(early)
+            release(parked[3], parked[4], parked[5])
 
-    def give_up(self, now_ms: int | None = None) -> list[Reply]:
-        """Remove and return what waited past its deadline, or with None everything."""
+    def give_up(self, now_ms: int | None = None) -> list[tuple[Token, Any]]:
+        """Remove what waited past its deadline, or with None everything.
+
+        Returns:
+            Who waited, and the member.
+        """
         late: list[Parked] = []
         kept: list[Parked] = []
         for parked in sorted([*self._queue, *self._early]):
             (late if now_ms is None or parked[2] <= now_ms else kept).append(parked)
         self._queue, self._early = deque(kept), []
-        return [parked[3] for parked in late]
+        return [(parked[3], parked[5]) for parked in late]
 
 
 class ShardRunner(Generic[C]):
@@ -174,10 +187,10 @@ class ShardRunner(Generic[C]):
         self._append = services.journal.append_packed
         self._want_flush = services.appended
         self._commit_timeout_ms = services.commit_timeout_ms
-        # Group -> end offset of its last entry not yet committed, oldest first.
-        self._uncommitted: dict[str, int] = {}
-        self._end = 0  # Of all of them.
+        self._note_kept = core.kept
+        self._end_offset = core.end_offset
         self._now = Now(0, 0)  # Of the step that is being done, for replies that leave in it.
+        self._has_released = False  # To a member, since its deadline was looked at.
         self._unloads = 0
 
     # --- requests -----------------------------------------------------------------------
@@ -212,17 +225,15 @@ class ShardRunner(Generic[C]):
         if self.status is not _ACTIVE:
             self._refuse(token)
             return
-        answer = look()
+        answer = token.prepare(look(), self._leader_epoch)
         if group_id is None:
             until = self._services.journal.end_offset(self.partition)
         else:
-            until = self._uncommitted.get(group_id, 0)
+            until = self.core.end_offset(group_id)
         if until <= self.gate.committed_offset:
-            token.resolve(answer, self._leader_epoch)
-            return
-        deadline_ms = now.mono_ms + self._services.commit_timeout_ms
-        reply = Reply(token, answer, True, None)
-        self.gate.park(reply, until_offset=until, deadline_ms=deadline_ms)
+            token.send(answer)
+        else:
+            self.gate.park(until, now.mono_ms + self._commit_timeout_ms, token, answer, None)
 
     def decide(self, decide: Callable[[], tuple[Outcome, Any]], token: Token, now: Now) -> None:
         """Do what *decide* returns; its share of the answer reaches *token* once that is kept."""
@@ -258,25 +269,18 @@ class ShardRunner(Generic[C]):
 
     def give_up(self, now: Now) -> None:
         """Answer OUTCOME_UNKNOWN where the disk took longer than the commit timeout."""
-        for reply in self.gate.give_up(now.mono_ms):
-            self._fail_late(reply, now)
+        self._fail_late(self.gate.give_up(now.mono_ms), now)
 
     # --- the log ------------------------------------------------------------------------
 
     def advance(self, committed_offset: int, now: Now) -> None:
         """The partition is committed up to *committed_offset*: let go what waited for it."""
-        uncommitted = self._uncommitted
-        if committed_offset == self._end:
-            uncommitted.clear()
-        while uncommitted:
-            group_id = next(iter(uncommitted))
-            if uncommitted[group_id] > committed_offset:
-                break
-            del uncommitted[group_id]
         self._now = now
         self.gate.advance(committed_offset)
-        # Sessions are armed again as JoinGroup and SyncGroup answers leave.
-        self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
+        if self._has_released:
+            # Sessions are armed again as answers leave.
+            self._has_released = False
+            self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
 
     def begin_load(self) -> int:
         """Be loaded from the log from here on, closed as it is; return the number of this load."""
@@ -319,16 +323,17 @@ class ShardRunner(Generic[C]):
         """Stop serving at once: 1000 for what was appended and isn't durable, 16 for the rest."""
         self.status = Status.CLOSED
         self._unloads += 1
-        for reply in self.gate.give_up():
-            self._fail_late(reply, now)
-        self._uncommitted.clear()  # So that nothing waits any more.
-        self._apply_all(self.core.unload(now), now)
+        self._fail_late(self.gate.give_up(), now)
+        for outcome in self.core.unload(now):
+            for reply in outcome.replies:
+                self._answer(reply, 0, now)
+            self._emit_all(outcome)
 
     def apply(self, outcome: Outcome, now: Now) -> None:
         """Log, gate and tell what the core decided."""
         group_id = outcome.group_id
         self._now = now
-        uncommitted = self._uncommitted
+        end = None
         if outcome.records:
             count, packed = self._pack(outcome.records)
             try:
@@ -337,21 +342,14 @@ class ShardRunner(Generic[C]):
                 # Memory is ahead of a log that takes nothing more: nobody may look until the end.
                 self.status = Status.CLOSED
                 raise
-            # Moved to the end of the dict, which is in the order of offsets.
-            if group_id in uncommitted:
-                del uncommitted[group_id]
-            uncommitted[group_id] = self._end = end
+            self._note_kept(group_id, end)
             self._want_flush()
-        if outcome.replies:
-            until = uncommitted.get(group_id, 0)
-            deadline_ms = now.mono_ms + self._commit_timeout_ms
-            for reply in outcome.replies:
-                if reply.gated:
-                    self.gate.park(reply, until_offset=until, deadline_ms=deadline_ms)
-                else:
-                    self._release(reply)
-        for event in outcome.events:
-            self._services.emit(event)
+        for reply in outcome.replies:
+            if end is None:
+                end = self._end_offset(group_id)
+            self._answer(reply, end if reply.gated else 0, now)
+        if outcome.events:
+            self._emit_all(outcome)
 
     # --- inside -------------------------------------------------------------------------
 
@@ -381,15 +379,26 @@ class ShardRunner(Generic[C]):
         assert refused is not None
         token.fail(refused, self._leader_epoch)
 
-    def _release(self, reply: Reply) -> None:
-        token: Any  # The core keeps it unread.
-        token, response, _, member = reply
-        if member is not None:
-            self.core.released(reply, self._now)
-        token.resolve(response, self._leader_epoch)
+    def _answer(self, reply: Reply, until_offset: int, now: Now) -> None:
+        """Pack an answer as it is now, and send it once its offset is committed."""
+        token: Any = reply.token  # The core keeps it unread.
+        answer = token.prepare(reply.response, self._leader_epoch)
+        deadline_ms = now.mono_ms + self._commit_timeout_ms
+        member = reply.member if reply.gated else None
+        self.gate.park(until_offset, deadline_ms, token, answer, member)
 
-    def _fail_late(self, reply: Reply, now: Now) -> None:
-        if reply.member is not None:
-            self.core.released(reply, now)
-        token: Token = reply.token  # type: ignore[assignment]  # as above
-        token.fail(ErrorCode.OUTCOME_UNKNOWN, self._leader_epoch)
+    def _release(self, token: Token, answer: Any, member: Any) -> None:
+        if member is not None:
+            self._has_released = True
+            self.core.released(member, self._now)
+        token.send(answer)
+
+    def _fail_late(self, given_up: Iterable[tuple[Token, Any]], now: Now) -> None:
+        for token, member in given_up:
+            if member is not None:
+                self.core.released(member, now)
+            token.fail(ErrorCode.OUTCOME_UNKNOWN, self._leader_epoch)
+
+    def _emit_all(self, outcome: Outcome) -> None:
+        for event in outcome.events:
+            self._services.emit(event)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from msgspec import structs
+from msgspec import Raw, structs
 
 from coordinator.config import Settings
 from coordinator.group.core import Caller, Now
@@ -20,7 +20,7 @@ from coordinator.runtime.coordination import Coordination
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import ShardRunner, Status
 from protocol import messages as m
-from protocol.codec import array_header, encode
+from protocol.codec import encode
 from protocol.errors import ErrorCode
 from protocol.group_ids import group_id_error, offsets_partition
 from protocol.messages import (
@@ -34,11 +34,10 @@ from protocol.messages import (
 SERVER_SOFTWARE: Final = "group-coordinator/0.1.0"
 GROUP_KEY_TYPE: Final = 0
 # A group id is checked and hashed once; remembering that takes up to 400 bytes a group.
-PARTITIONS_KNOWN_MAX: Final = 131_072
+GROUPS_KNOWN_MAX: Final = 131_072
 
 # What an offset, a member or a group adds to an answer besides its names and bytes.
 _ITEM_BYTES: Final = 24
-_ONE_GROUP: Final = array_header(1)
 
 _E = ErrorCode
 
@@ -47,14 +46,14 @@ class Dispatcher:
     """Knows which shard decides what, and how an answer over several is put together.
 
     Attributes:
-        known_partitions: Of groups that were asked for: their ids are legal.
+        known_shards: Of groups that were asked for: their ids are legal.
     """
 
     def __init__(self, *, node: Node, settings: Settings, coordination: Coordination) -> None:
         self._node = node
         self._settings = settings
         self._coordination = coordination
-        self.known_partitions: dict[str, int] = {}
+        self.known_shards: dict[str, ShardRunner[GroupShard]] = {}
         self._special: Mapping[type, Callable[[Call, Any, Now], None]] = {
             m.ApiVersionsRequest: self._api_versions,
             m.FindCoordinatorRequest: self._find_coordinator,
@@ -77,20 +76,19 @@ class Dispatcher:
 
     def dispatch(self, call: Call, caller: Caller, now: Now) -> None:
         """Decide *call*; its answer may come at once or later."""
-        request = call.request
+        request: Any = call.request
         special = self._special.get(type(request))
         if special is not None:
             special(call, request, now)
             return
-        shard = self._shard_for(call)
+        shard = self._shard_for(call, request)
         if shard is not None:
             shard.handle(request, call, caller, now)
 
-    def _shard_for(self, call: Call) -> ShardRunner[GroupShard] | None:
+    def _shard_for(self, call: Call, request: Any) -> ShardRunner[GroupShard] | None:
         """Return the shard of the one group that *call* names, or None if it was refused."""
-        request: Any = call.request
-        partition = self._partition_of(request.group_id)
-        if partition is None:
+        shard = self._shard_of(request.group_id)
+        if shard is None:
             reason = group_id_error(request.group_id)
             _refuse(call, _E.INVALID_GROUP_ID, f"the group id is not legal: {reason}")
             return None
@@ -99,9 +97,7 @@ class Dispatcher:
             if problem is not None:
                 _refuse(call, _E.INVALID_SESSION_TIMEOUT, problem)
                 return None
-        if not self._content_is_sound(call):
-            return None
-        return self._node.shards[partition]
+        return shard if self._content_is_sound(call) else None
 
     def _session_problem(self, request: m.JoinGroupRequest) -> str | None:
         low = self._settings.group_min_session_timeout_ms
@@ -120,17 +116,14 @@ class Dispatcher:
             _refuse(call, _E.INVALID_REQUEST, problem)
         return problem is None
 
-    def _partition_of(self, group_id: str) -> int | None:
-        """Return the offsets partition of a group, None if its id isn't legal."""
-        partition = self.known_partitions.get(group_id)
-        if partition is None:
-            if group_id_error(group_id) is not None:
-                return None
-            if len(self.known_partitions) >= PARTITIONS_KNOWN_MAX:
-                self.known_partitions.clear()
-            partition = offsets_partition(group_id, self._node.num_partitions)
-            self.known_partitions[group_id] = partition
-        return partition
+    def _shard_of(self, group_id: str) -> ShardRunner[GroupShard] | None:
+        """Return the shard of a group, None if its id isn't legal."""
+        shard = self.known_shards.get(group_id)
+        if shard is None and group_id_error(group_id) is None:
+            if len(self.known_shards) >= GROUPS_KNOWN_MAX:
+                self.known_shards.clear()
+            shard = self.known_shards[group_id] = self._node.shard_of(group_id)
+        return shard
 
     def withdraw(self, call: Call, now: Now) -> None:
         """The client behind a parked *call* is gone."""
@@ -179,32 +172,27 @@ class Dispatcher:
     # --- answers over several groups ----------------------------------------------------
 
     def _offset_fetch(self, call: Call, request: m.OffsetFetchRequest, now: Now) -> None:
-        if len(request.groups) == 1:
-            self._fetch_one(call, request.groups[0], now)
+        limit_bytes = self._settings.response_max_bytes
+        if len(request.groups) == 1:  # Nearly every fetch: nothing to gather.
+            (fetch,) = request.groups
+            shard = self._shard_of(fetch.group_id)
+            if shard is None:
+                call.fail(_E.INVALID_GROUP_ID, -1)
+            else:
+                fetch_offsets = shard.core.fetch_offsets
+                shard.read(
+                    fetch.group_id, call, lambda: _one_group(fetch_offsets(fetch, limit_bytes)), now
+                )
             return
-
-        def answer(shares: list[bytes], epoch: int) -> None:
-            groups = array_header(len(shares)) + b"".join(shares)
-            call.resolve(m.PackedResponse((groups,)), epoch)
-
-        gather = Gather(answer)
-        budget = Budget(self._settings.response_max_bytes)
+        gather = Gather(
+            lambda shares, epoch: call.resolve(m.OffsetFetchResponse(tuple(shares)), epoch)
+        )
+        budget = Budget(limit_bytes)
         for fetch in request.groups:
             self._fetch_group(fetch, gather, budget, now)
             if budget.is_spent:
                 break
         self._seal(call, gather, budget)
-
-    def _fetch_one(self, call: Call, fetch: m.GroupFetch, now: Now) -> None:
-        """Nearly every fetch: one group, nothing to gather."""
-        group_id = fetch.group_id
-        partition = self._partition_of(group_id)
-        if partition is None:
-            call.fail(_E.INVALID_GROUP_ID, -1)
-            return
-        shard = self._node.shards[partition]
-        look = partial(shard.core.fetch_offsets, fetch, self._settings.response_max_bytes)
-        shard.read(group_id, WholeFetch(call), look, now)
 
     def _seal(self, call: Call, gather: Gather, budget: "Budget") -> None:
         """Answer with the shares, or with 1006 if they are too many; then they are dropped."""
@@ -215,7 +203,7 @@ class Dispatcher:
 
     def _fetch_group(self, fetch: m.GroupFetch, gather: Gather, budget: "Budget", now: Now) -> None:
         group_id = fetch.group_id
-        part = gather.part(lambda error: encode(m.GroupOffsets(group_id, error, ())))
+        part = gather.part(lambda error: m.GroupOffsets(group_id, error, ()))
         if not self._group_is_legal(group_id, part):
             return
         shard = self._node.shard_of(group_id)
@@ -290,7 +278,7 @@ class Dispatcher:
         request: m.DescribeLagRequest | m.DescribeRebalancesRequest,
         now: Now,
     ) -> None:
-        shard = self._shard_for(call)
+        shard = self._shard_for(call, request)
         if shard is None:
             return
         look: Callable[[], Any]
@@ -377,10 +365,11 @@ class Budget:
         """Whether the answer would be too large."""
         return self.left_bytes < 0
 
-    def for_offsets(self, packed: bytes | None) -> bytes | None:
-        """Count packed offsets and return them; None is what was too large by itself."""
+    def for_offsets(self, offsets: m.GroupOffsets | None) -> Raw | None:
+        """Count *offsets* and return them packed; None is what was too large by itself."""
+        packed = None if offsets is None else encode(offsets)
         self.left_bytes = -1 if packed is None else self.left_bytes - len(packed)
-        return packed
+        return None if packed is None else Raw(packed)
 
     def for_members(self, group: m.DescribedGroup) -> m.DescribedGroup:
         """Count the members of *group* and return it."""
@@ -404,26 +393,6 @@ class Budget:
         return topic
 
 
-class WholeFetch:
-    """The token of an OffsetFetch for one group."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    def resolve(self, answer: bytes | None, leader_epoch: int) -> None:
-        """Send the group's packed offsets, if they are not too many."""
-        if answer is None:
-            self._call.resolve(m.BareError(ErrorCode.RESPONSE_TOO_LARGE), -1)
-        else:
-            self._call.resolve(m.PackedResponse((_ONE_GROUP + answer,)), leader_epoch)
-
-    def fail(self, error: int, leader_epoch: int) -> None:
-        """Send the group with *error*."""
-        self._call.fail(error, leader_epoch)
-
-
 class NoGroup:
     """The token of a call that names no group: its header carries no leader epoch."""
 
@@ -432,13 +401,23 @@ class NoGroup:
     def __init__(self, call: Call) -> None:
         self._call = call
 
-    def resolve(self, answer: m.Response, _leader_epoch: int) -> None:
+    def prepare(self, answer: m.Response, _leader_epoch: int) -> Any:
+        """Return the answer packed."""
+        return self._call.prepare(answer, -1)
+
+    def send(self, prepared: Any) -> None:
         """Send the answer."""
-        self._call.resolve(answer, -1)
+        self._call.send(prepared)
 
     def fail(self, error: int, _leader_epoch: int) -> None:
         """Send the failure."""
         self._call.fail(error, -1)
+
+
+def _one_group(offsets: m.GroupOffsets | None) -> m.Response:
+    if offsets is None:
+        return m.BareError(ErrorCode.RESPONSE_TOO_LARGE)
+    return m.OffsetFetchResponse((offsets,))
 
 
 def fitting(look: Callable[[], Any], limit_bytes: int) -> Callable[[], Any]:

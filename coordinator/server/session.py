@@ -37,10 +37,10 @@ from protocol.connection import (
 )
 from protocol.errors import ErrorCode
 from protocol.messages import (
-    Answer,
     ApiVersionsRequest,
     BareError,
     JoinGroupRequest,
+    Response,
     SyncGroupRequest,
     join_error,
 )
@@ -60,26 +60,38 @@ _LOG_PERIOD_MS: Final = 1_000
 _LOGGED_PEERS_MAX: Final = 1_000
 
 
-class SessionCall(Call):
+class SessionCall(Call, eq=False):
     """A request of this session that has not been answered.
 
     It refers to the session and not to a callback made for it: that would be a cycle per
     request, which only the garbage collector ends.
     """
 
-    __slots__ = ("event", "held_bytes", "is_open", "parks", "session")
+    event: RequestEvent
+    session: "Session"
+    parks: bool
+    held_bytes: int = 0  # Counted by the queue while it waits for its answer.
+    is_open: bool = True
 
-    def __init__(self, session: "Session", event: RequestEvent, parks: bool) -> None:
-        self.request = event.request
-        self.session = session
-        self.event = event
-        self.held_bytes = 0  # Counted by the queue while it waits for its answer.
-        self.parks = parks
-        self.is_open = True
+    def prepare(self, answer: Response, leader_epoch: int) -> bytes:
+        """Return the frame of *answer*."""
+        event, limit_bytes = self.event, self.session.max_response_bytes
+        return encode_response(
+            event.dialect, event.correlation_id, answer, leader_epoch, limit_bytes
+        )
 
-    def resolve(self, answer: Answer, leader_epoch: int) -> None:
-        """Put the answer into the session's outbox."""
-        self.session.answer(self, answer, leader_epoch)
+    def send(self, prepared: bytes) -> None:
+        """Put the frame into the session's outbox; the round's end sends it."""
+        session = self.session
+        if not self.is_open or session.is_closed:
+            return  # The client is gone, or a handler failed and was answered.
+        self.is_open = False
+        if self.parks:
+            session.unpark(self)
+        else:
+            session.in_flight -= 1
+            session.held_bytes -= self.held_bytes
+        session.put(prepared)
 
 
 class Session:
@@ -107,7 +119,7 @@ class Session:
         self._queue = sessions.queue
         self._max_in_flight = settings.max_in_flight_requests
         self._max_unsent_bytes = settings.send_buffer_max_bytes
-        self._max_response_bytes = settings.response_max_bytes
+        self.max_response_bytes = settings.response_max_bytes
         self._connection = ServerConnection(
             max_request_bytes=settings.socket_request_max_bytes,
             max_sync_request_bytes=settings.sync_request_max_bytes,
@@ -117,7 +129,7 @@ class Session:
         self._parked: dict[SessionCall, None] = {}
         self.in_flight = 0
         self._read_bytes = 0  # Of a request of the last read, on average.
-        self._held_bytes = 0  # Of requests without an answer.
+        self.held_bytes = 0  # Of requests without an answer.
         self._counted_bytes = 0  # What of them the queue knows.
         self._reserved_bytes = 0  # For the frame that is being read.
         self.outbox = Outbox(transport)
@@ -175,7 +187,7 @@ class Session:
             return
         now = self._sessions.round_now()
         before_bytes = self._unfinished_bytes
-        self._unfinished_bytes = unfinished_bytes = connection.unfinished_bytes
+        self._unfinished_bytes = unfinished_bytes = len(connection.unfinished)
         deadlines = self.deadlines
         if events:
             # An unfinished frame behind whole ones is a new one.
@@ -225,16 +237,16 @@ class Session:
 
     def _count_held(self) -> None:
         """Tell the queue what this session holds, once for all requests of a read."""
-        more_bytes = self._held_bytes - self._counted_bytes
-        if more_bytes:
-            self._counted_bytes += more_bytes  # First: `add` may resume this very session.
-            self._queue.add(more_bytes)
+        more_bytes = self.held_bytes - self._counted_bytes
+        self._counted_bytes = self.held_bytes  # First: `add` may resume this very session.
+        self._queue.add(more_bytes)
 
     def _settle(self, now_ms: int) -> None:
         """Decide whether to read on, after what happened in this turn."""
         if self.is_closed:
             return
-        self._count_held()
+        if self.held_bytes != self._counted_bytes:
+            self._count_held()
         self._turn_bytes = self.outbox.unsent_bytes
         if self._is_closing:
             self._untaken.clear()
@@ -301,13 +313,13 @@ class Session:
                 reason=event.reason,
                 closed=event.close,
             )
-            self.outbox.add(encode_error(event.correlation_id, event.error))
-            self._flush_later()
+            self.put(encode_error(event.correlation_id, event.error))
             self._is_closing = event.close
             return
-        kind = type(event.request)
+        request = event.request
+        kind = type(request)
         if kind in _PARKING:
-            call = SessionCall(self, event, True)
+            call = SessionCall(request, event, self, True)
             self._parked[call] = None
             if not self._queue.park(is_join=kind is JoinGroupRequest):
                 reason = "max.parked.requests"
@@ -316,9 +328,9 @@ class Session:
                 call.resolve(shed, -1)
                 return
         else:
-            if type(event.request) is ApiVersionsRequest:
-                self.caller = Caller(event.request.client_id, self.transport.peer)
-            call = SessionCall(self, event, False)
+            if type(request) is ApiVersionsRequest:
+                self.caller = Caller(request.client_id, self.transport.peer)
+            call = SessionCall(request, event, self, False)
             self.in_flight += 1
         try:
             self._dispatch(call, self.caller, now)
@@ -329,31 +341,20 @@ class Session:
             self._is_closing = True
         if call.is_open and not call.parks:
             call.held_bytes = self._read_bytes
-            self._held_bytes += self._read_bytes
+            self.held_bytes += self._read_bytes
 
     # --- answering ----------------------------------------------------------------------
 
-    def answer(self, call: SessionCall, response: Answer, leader_epoch: int) -> None:
-        """Put the answer of *call* into the outbox; the round's end sends it."""
-        if not call.is_open or self.is_closed:
-            return  # The client is gone, or a handler failed and was answered.
-        call.is_open = False
-        if call.parks:
-            del self._parked[call]
-            self._queue.unpark()
-        else:
-            self.in_flight -= 1
-            self._held_bytes -= call.held_bytes
-        event = call.event
-        frame = encode_response(
-            event.correlation_id,
-            response,
-            api_key=event.api_key,
-            api_version=event.api_version,
-            leader_epoch=leader_epoch,
-            max_response_bytes=self._max_response_bytes,
-        )
-        self.outbox.add(frame)
+    def unpark(self, call: SessionCall) -> None:
+        """A request that waited for other members has its answer."""
+        del self._parked[call]
+        self._queue.unpark()
+
+    def put(self, frame: bytes) -> None:
+        """Send *frame* at the end of the round."""
+        outbox = self.outbox
+        outbox.frames.append(frame)
+        outbox.unsent_bytes += len(frame)
         if not self._will_flush:
             self._flush_later()
 
@@ -368,7 +369,8 @@ class Session:
         self._will_flush = False
         if self.is_closed:
             return
-        self._count_held()
+        if self.held_bytes != self._counted_bytes:
+            self._count_held()
         outbox = self.outbox
         if outbox.is_blocked:
             # Its own turns bring as much as the limit and one answer; this is about the rest.
@@ -502,11 +504,6 @@ class Outbox:
         self.frames: deque[bytes] = deque()
         self.unsent_bytes = 0
         self.is_blocked = False
-
-    def add(self, frame: bytes) -> None:
-        """Put *frame* behind the others."""
-        self.frames.append(frame)
-        self.unsent_bytes += len(frame)
 
     def send(self) -> None:
         """Send everything at once. Raises an error of the network."""
@@ -693,7 +690,7 @@ class Sessions:
         log.error(
             "request.failed",
             error_id=self._failed_requests,
-            api=event.api_key.name,
+            api=event.dialect.api_key.name,
             peer=peer,
             exc_info=exc,
         )

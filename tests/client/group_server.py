@@ -39,7 +39,7 @@ class GroupServer(ScriptedServer):
         self.shard = GroupShard(config=config, new_uuid=lambda: f"{next(ids):032x}")
         self.shard.loaded(_now())
         self._tokens = itertools.count()
-        self._answers: dict[object, m.Answer] = {}
+        self._answers: dict[object, m.Response] = {}
         self._changed = trio.Event()
 
     async def run(self) -> None:
@@ -73,14 +73,8 @@ class GroupServer(ScriptedServer):
         self._take(self.shard.handle(request, token, Caller("client", "192.0.2.1"), _now()))
         while token not in self._answers:
             await self._changed.wait()
-        data = encode_response(
-            event.correlation_id,
-            self._answers.pop(token),
-            api_key=event.api_key,
-            api_version=event.api_version,
-            leader_epoch=-1,
-            throttle_time_ms=0,
-        )
+        answer = self._answers.pop(token)
+        data = encode_response(event.dialect, event.correlation_id, answer)
         async with sending:
             await stream.send_all(data)
 
@@ -91,7 +85,8 @@ class GroupServer(ScriptedServer):
         self.events += outcome.events
         for reply in outcome.replies:
             self._answers[reply.token] = reply.response
-            self.shard.released(reply, _now())
+            if reply.gated and reply.member is not None:
+                self.shard.released(reply.member, _now())
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 

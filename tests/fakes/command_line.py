@@ -30,12 +30,7 @@ class FakeSocket:
             if type(response) is m.BareError:
                 self._ready += encode_error(event.correlation_id, response.error)
                 continue
-            self._ready += encode_response(
-                event.correlation_id,
-                response,
-                api_key=event.api_key,
-                api_version=event.api_version,
-            )
+            self._ready += encode_response(event.dialect, event.correlation_id, response)
 
     def recv(self, _size: int) -> bytes:
         """Hand the answers over, then the end."""

@@ -16,6 +16,7 @@ from protocol import messages as m
 from protocol.connection import BadRequest, RequestEvent, ServerConnection, encode_response
 from protocol.errors import ErrorCode
 from protocol.messages import APIS, error_response
+from tests.protocol.frames import throttled
 
 MEMBER_ID = "client-1"
 
@@ -110,7 +111,12 @@ class ScriptedServer:
                     for event in protocol.receive(bytes(data)):
                         assert not isinstance(event, BadRequest), event
                         self.seen.append(
-                            Seen(number, event.request, event.api_version, trio.current_time())
+                            Seen(
+                                number,
+                                event.request,
+                                event.dialect.api_version,
+                                trio.current_time(),
+                            )
                         )
                         steps = self._steps[type(event.request)]
                         step = steps.popleft() if steps else None
@@ -149,16 +155,10 @@ class ScriptedServer:
         answer = answer or Answer(self.handle(event.request))
         what = answer.what
         response = error_response(event.request, what) if isinstance(what, int) else what
-        data = encode_response(
-            event.correlation_id + answer.correlation_shift,
-            response,
-            api_key=event.api_key,
-            api_version=event.api_version,
-            leader_epoch=answer.leader_epoch,
-            throttle_time_ms=answer.throttle_time_ms,
-        )
+        correlation_id = event.correlation_id + answer.correlation_shift
+        data = encode_response(event.dialect, correlation_id, response, answer.leader_epoch)
         async with sending:
-            await stream.send_all(data)
+            await stream.send_all(throttled(data, answer.throttle_time_ms))
 
     def handle(self, request: m.Request) -> m.Response:
         """Answer like a coordinator whose groups have one member each."""

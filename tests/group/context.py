@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from coordinator.group.core import Caller, Event, GroupConfig, Now, Outcome, Reply
-from coordinator.group.records import GROUP_DELETED, Record, read_items
+from coordinator.group.records import GroupDeleted, OffsetsCommitted, Record, from_entry
 from coordinator.group.shard import GroupShard
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.messages import (
@@ -42,7 +42,7 @@ from protocol.messages import (
     TopicPartitions,
 )
 from protocol.partition import TopicPartition
-from tests.packed import entries_of, fetched, singles, typed
+from tests.packed import entry_of, fetched, singles
 
 GROUP = "etl"
 SESSION_MS = 10_000
@@ -65,16 +65,17 @@ def assignment(*partitions: str) -> bytes:
 
 def roundtrip(record: Record) -> Record:
     """Return *record* as it comes back from the log."""
-    (back,) = read_items((0, *entry) for entry in entries_of(record))
-    return back
+    return from_entry(*entry_of(record))
 
 
 def compacted(records: list[Record]) -> list[Record]:
     """Return the last record of each key, without what is older than its scope's tombstone."""
     last: dict[tuple[object, ...], Record] = {}
     for record in singles(records):
-        ((type_, _, scope, key, _),) = entries_of(record)
-        if type_ == GROUP_DELETED:
+        type_, _, scope, key, _ = entry_of(record)
+        if isinstance(record, OffsetsCommitted):
+            key = (record.topic, *record.offsets)  # As narrow as that of what takes it back.
+        if isinstance(record, GroupDeleted):
             last = {where: kept for where, kept in last.items() if where[0] != scope}
         last.pop((scope, type_, key), None)
         last[scope, type_, key] = record
@@ -101,6 +102,7 @@ class Context:
         self.records: list[Record] = []
         self.durable = 0  # How many records a crash can't take.
         self.batch_ends: list[int] = []  # Where the log may end after a crash.
+        self.group_ends: dict[str, int] = {}  # Where the last batch of each group ends.
         self.delivered: dict[int, Response] = {}  # What clients have really been told.
         self.events: list[Event] = []
         self.answers: dict[int, Response] = {}
@@ -121,6 +123,7 @@ class Context:
     def _start(self, records: Iterable[Record]) -> None:
         self.records = list(records)
         self.batch_ends.clear()
+        self.group_ends.clear()
         self.shard, self.shadow = self._new_shard(), self._new_shard()
         for record in self.records:
             self.shard.replay(roundtrip(record))
@@ -149,7 +152,10 @@ class Context:
             return
         if outcome.records:
             self.records += outcome.records
-            self.batch_ends.append(len(self.records))
+            end = len(self.records)
+            self.batch_ends.append(end)
+            self.group_ends[outcome.group_id] = end
+            self.shard.kept(outcome.group_id, end)
         self.events += outcome.events
         for record in outcome.records:
             self.shadow.replay(roundtrip(record))
@@ -157,7 +163,7 @@ class Context:
             assert isinstance(reply.token, int)
             assert reply.token in self.asked
             assert reply.token not in self.answers
-            self.answers[reply.token] = typed(self.requests[reply.token], reply.response)
+            self.answers[reply.token] = reply.response
             self.in_gate.append(reply)
         if self.gate_open:
             self.open_gate()
@@ -168,7 +174,8 @@ class Context:
         for reply in self.in_gate:
             assert isinstance(reply.token, int)
             self.delivered[reply.token] = self.answers[reply.token]
-            self.shard.released(reply, self.now)
+            if reply.gated and reply.member is not None:
+                self.shard.released(reply.member, self.now)
         self.in_gate.clear()
         self.batch_ends.clear()
         self.durable = len(self.records)
@@ -178,8 +185,11 @@ class Context:
         self.gate_open = False
 
     def check(self) -> None:
-        """Memory is the fold of the log."""
+        """Memory is the fold of the log, and knows where each group's last batch ends."""
         assert self.shard.hard_state() == self.shadow.hard_state()
+        for group_id, end in self.group_ends.items():
+            found = self.shard.end_offset(group_id)
+            assert found == end if group_id in self.shard.groups else found >= end
 
     def unanswered(self) -> set[int]:
         """Return the tokens that got no answer and weren't withdrawn."""

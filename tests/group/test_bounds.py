@@ -14,7 +14,7 @@ from protocol.messages import LeavingMember, SyncGroupRequest
 from protocol.partition import INT32_MAX, INT64_MAX
 from tests.group.context import GROUP, Context, assignment
 from tests.group.topics_context import TopicsContext
-from tests.packed import entries_of, topic_entry
+from tests.packed import entry_of, topic_entry
 
 BATCH_BYTES_MAX = GroupConfig().max_batch_bytes
 NO_DELAY = GroupConfig(group_initial_rebalance_delay_ms=0)
@@ -22,8 +22,7 @@ NO_DELAY = GroupConfig(group_initial_rebalance_delay_ms=0)
 
 def packed(record: Record) -> int:
     """Return the bytes of *record* in a batch."""
-    (entry,) = entries_of(record)
-    return len(msgpack.packb((INT32_MAX, *entry)))
+    return len(msgpack.packb((INT32_MAX, *entry_of(record))))
 
 
 def test_the_largest_deletion_of_offsets_is_one_batch() -> None:

@@ -39,7 +39,6 @@ from coordinator.group.records import (
     GroupGeneration,
     GroupMetadata,
     OffsetsCommitted,
-    unpack_row,
 )
 from coordinator.group.shard import GroupShard
 from coordinator.group.states import GroupState
@@ -717,8 +716,8 @@ class GroupMachine(RuleBasedStateMachine):
         last: dict[str, int] = {}
         for record in self.context.records:
             if isinstance(record, OffsetsCommitted):
-                for partition, row in record.rows.items():
-                    last[f"{record.topic}-{partition}"] = unpack_row(row)[0]
+                for partition, found in record.offsets.items():
+                    last[f"{record.topic}-{partition}"] = found.offset
             elif isinstance(record, GroupDeleted):
                 last.clear()
         for name in PARTITIONS:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from coordinator.group.core import GroupConfig
-from coordinator.group.records import OffsetsCommitted, pack_row
+from coordinator.group.records import OffsetsCommitted
 from protocol.messages import (
     GroupFetch,
     GroupOffsets,
@@ -16,7 +16,7 @@ from protocol.messages import (
     TopicResult,
 )
 from tests.group.context import GROUP, Context, assignment, subscription
-from tests.packed import fetched
+from tests.packed import fetched, offsets_of
 
 
 def test_a_commit_is_a_record_and_is_shown() -> None:
@@ -27,7 +27,11 @@ def test_a_commit_is_a_record_and_is_shown() -> None:
     assert context.commit(member, 1, "flights-0", 42, metadata="gc1:50:0") == 0
     assert (
         OffsetsCommitted(
-            GROUP, "flights", {0: pack_row(0, 42, -1, "gc1:50:0")}, context.wall_ms, -1
+            GROUP,
+            "flights",
+            offsets_of(PartitionOffset(0, 42, -1, "gc1:50:0", 0)),
+            context.wall_ms,
+            -1,
         )
         == context.records[-1]
     )
@@ -173,8 +177,8 @@ def test_expectations_of_a_large_commit_are_judged_one_by_one(
         assert context.offset(name).offset == (kept if result.error else offset)
 
 
-def test_expectations_of_long_rows_are_not_judged_at_once() -> None:
-    """A request of 100 KB may name ten thousand rows of 4 KB, which all others would wait for."""
+def test_expectations_of_long_offsets_take_no_room() -> None:
+    """A request of 100 KB may name ten thousand offsets of 4 KB each."""
     context = Context()
     names = [f"t-{partition}" for partition in range(1_000)]
     context.commit_raw("", -1, [(name, 1, None, "m" * 4_000) for name in names])

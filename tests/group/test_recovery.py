@@ -230,3 +230,59 @@ def test_a_log_without_patterns_and_topic_versions_is_read() -> None:
     again = Context(records=[record])
 
     assert [again.beat(member, 1) for member in members] == [0, 0]
+
+
+def test_what_is_known_of_a_group_waits_for_its_own_last_entry() -> None:
+    """Another group's slow write is not its own, and a refusal changes nothing."""
+    context = Context()
+    context.commit("", -1, group="a")
+    context.commit("", -1, group="b")
+
+    assert [context.shard.end_offset(group) for group in "ab"] == [1, 2]
+
+    assert context.beat("nobody", 1, "a") == 25
+    assert context.commit("nobody", 1, group="a") == 25
+    assert [context.shard.end_offset(group) for group in "ab"] == [1, 2]
+
+    context.commit_raw("", -1, [("flights-0", 8, None, None), ("trains-0", 8, None, None)], "a")
+
+    assert [context.shard.end_offset(group) for group in "ab"] == [4, 2]
+
+
+def test_that_a_group_is_gone_waits_for_its_tombstone() -> None:
+    """Told earlier, a crash could bring back what somebody saw missing."""
+    context = Context()
+    context.commit("", -1, group="a")
+    context.commit("", -1, group="b")
+    context.take(context.shard.delete_group("a", context.now)[0])
+
+    assert context.shard.groups.keys() == {"b"}
+    assert [context.shard.end_offset(group) for group in "ab"] == [3, 2]
+
+    context.take(context.shard.delete_group("b", context.now)[0])
+
+    assert min(context.shard.end_offset(group) for group in "ab") >= 3
+    assert context.shard.end_offset("b") == 4
+
+
+def test_a_group_that_begins_anew_waits_for_what_began_it() -> None:
+    """That comes behind the tombstone, and other groups' tombstones no longer matter to it."""
+    context = Context()
+    context.commit("", -1, group="a")
+    context.commit("", -1, group="b")
+    context.take(context.shard.delete_group("a", context.now)[0])
+    context.commit("", -1, group="a")
+    context.take(context.shard.delete_group("b", context.now)[0])
+
+    assert [context.shard.end_offset(group) for group in "ab"] == [4, 5]
+
+
+def test_what_was_loaded_is_known_at_once() -> None:
+    """All of the log is committed then."""
+    context = Context()
+    context.commit("", -1, group="a")
+    context.commit("", -1, group="b")
+    context.take(context.shard.delete_group("b", context.now)[0])
+    context.crash()
+
+    assert [context.shard.end_offset(group) for group in "ab"] == [0, 0]

@@ -1,11 +1,12 @@
-"""Committed offsets as packed rows: what is stored, logged and fetched is what was committed."""
+"""Committed offsets: what is stored, logged and fetched is what was committed."""
 
+import itertools
 from typing import Any
 
 import msgpack
-import msgspec
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from msgspec import structs
 
 from coordinator.group import records
 from coordinator.group.core import GroupConfig
@@ -15,11 +16,9 @@ from coordinator.group.records import (
     OffsetsCommitted,
     StoredOffsets,
     pack,
-    pack_row,
     read_items,
-    unpack_row,
-    value_start,
 )
+from protocol.codec import encode
 from protocol.messages import (
     GroupFetch,
     GroupOffsets,
@@ -34,7 +33,7 @@ from protocol.messages import (
 from protocol.partition import INT32_MAX, INT64_MAX
 from tests.group.context import GROUP, Context
 from tests.group.topics_context import TopicsContext
-from tests.packed import ROOM
+from tests.packed import ROOM, offsets_of
 
 PARTITION = st.one_of(
     st.integers(0, 300), st.sampled_from([127, 128, 255, 256, 65_535, 65_536, INT32_MAX])
@@ -43,15 +42,6 @@ OFFSET = st.one_of(st.integers(0, 70_000), st.integers(0, INT64_MAX))
 EPOCH = st.sampled_from([-1, -1, 0, 5, 128, INT32_MAX])
 METADATA = st.one_of(st.just(""), st.text(max_size=8), st.text(min_size=30, max_size=40))
 VALUE = st.tuples(OFFSET, EPOCH, METADATA)
-
-
-@given(PARTITION, VALUE)
-def test_a_row_says_what_was_committed(partition: int, value: tuple[int, int, str]) -> None:
-    """And where its value begins, the log relies on it."""
-    row = pack_row(partition, *value)
-
-    assert unpack_row(row) == value
-    assert msgpack.unpackb(b"\x93" + row[value_start(partition) : -1]) == list(value)
 
 
 @given(
@@ -76,8 +66,8 @@ def test_times_are_those_of_the_last_commit_of_each_partition(steps: list[Any]) 
     plain: dict[int, CommittedOffset] = {}
     for what, which, at_ms, expire_ms in steps:
         if what == "put":
-            rows = {p: pack_row(p, at_ms, -1, "m") for p in which}
-            assert stored.put(rows, at_ms, expire_ms) == len(set(which) - set(plain))
+            offsets = offsets_of(*[PartitionOffset(p, at_ms, -1, "m", 0) for p in which])
+            assert stored.put(offsets, at_ms, expire_ms) == len(set(which) - set(plain))
             plain |= {p: CommittedOffset(at_ms, -1, "m", at_ms, expire_ms) for p in which}
         else:
             assert stored.remove(which) is (plain.pop(which, None) is not None)
@@ -87,20 +77,41 @@ def test_times_are_those_of_the_last_commit_of_each_partition(steps: list[Any]) 
         assert [p in stored for p in range(5)] == [p in plain for p in range(5)]
 
 
-def entries(record: records.Record, delta: int) -> list[tuple[Any, ...]]:
-    """Return the entries of *record* as tuples of values, each packed with one call."""
+def entry(record: records.Record) -> tuple[Any, ...]:
+    """Return the entry of *record* as docs/log-format.md describes it."""
     if not isinstance(record, OffsetsCommitted):
-        return [(delta, *RARE_ENTRIES[record])]
-    group_id, topic, rows, *times = record
-    return [
-        (delta + n, 1, 0, group_id, (topic, partition), (*unpack_row(row), *times))
-        for n, (partition, row) in enumerate(rows.items())
-    ]
+        return RARE_ENTRIES[record]
+    found = list(record.offsets.values())
+    times = record.commit_timestamp_ms, record.expire_timestamp_ms
+    if len(found) == 1:
+        value = found[0].offset, found[0].leader_epoch, found[0].metadata
+        return (1, 1, record.group_id, (record.topic, found[0].partition), (*value, *times))
+    columns = (
+        [one.offset for one in found],
+        column([one.leader_epoch for one in found]),
+        column([one.metadata for one in found]),
+    )
+    return (1, 1, record.group_id, (record.topic, list(record.offsets)), (*columns, *times))
+
+
+def column(values: list[Any]) -> Any:
+    """Return *values*, or the one value that is common to all."""
+    return values[0] if len(set(values)) == 1 else values
+
+
+def at_partition(partition: int, value: tuple[int, int, str]) -> PartitionOffset:
+    """Return what OffsetFetch answers where *value* was committed."""
+    offset, leader_epoch, metadata = value
+    return PartitionOffset(partition, offset, leader_epoch, metadata, 0)
 
 
 COMMITTED = st.builds(
     lambda group_id, topic, values, at_ms, expire_ms: OffsetsCommitted(
-        group_id, topic, {p: pack_row(p, *value) for p, value in values.items()}, at_ms, expire_ms
+        group_id,
+        topic,
+        offsets_of(*itertools.starmap(at_partition, values.items())),
+        at_ms,
+        expire_ms,
     ),
     st.sampled_from(["g", "100%", "é" * 40]),
     st.sampled_from(["t", "u%b"]),
@@ -112,7 +123,9 @@ SIMILAR = st.builds(
     lambda first, count, offset, epoch, metadata: OffsetsCommitted(
         "g",
         "t",
-        {first + n: pack_row(first + n, offset + n, epoch, metadata) for n in range(count)},
+        offsets_of(
+            *[PartitionOffset(first + n, offset + n, epoch, metadata, 0) for n in range(count)]
+        ),
         1_700_000_000_000,
         NO_EXPIRY,
     ),
@@ -131,21 +144,23 @@ RARE = st.sampled_from(list(RARE_ENTRIES))
 
 @settings(max_examples=300)
 @given(st.lists(st.one_of(COMMITTED, SIMILAR, RARE), min_size=1, max_size=4))
-def test_packed_records_are_the_bytes_that_one_call_of_the_packer_gives(
+def test_each_record_is_one_entry_that_takes_an_offset_for_each_partition(
     batch: list[records.Record],
 ) -> None:
-    """However they were put together: older releases read them, and so do tools."""
+    """Byte for byte what is documented: other releases read it, and so do tools."""
     expected: list[tuple[Any, ...]] = []
+    count = 0
     for record in batch:
-        expected += entries(record, len(expected))
+        expected.append((count, *entry(record)))
+        count += len(record.offsets) if isinstance(record, OffsetsCommitted) else 1
 
-    assert pack(batch) == (len(expected), msgpack.packb(expected))
+    assert pack(batch) == (count, msgpack.packb(expected))
 
 
 @settings(max_examples=200)
 @given(st.lists(st.one_of(COMMITTED, SIMILAR, RARE), min_size=1, max_size=4))
 def test_a_batch_is_read_as_the_records_that_were_written(batch: list[records.Record]) -> None:
-    """Runs of one commit come back as one record, which only the next commit ends."""
+    """Offsets of one commit come back as one record, which only the next commit ends."""
     _, packed = pack(batch)
     items = msgpack.unpackb(packed, use_list=False)
     read = list(read_items(items))
@@ -155,14 +170,25 @@ def test_a_batch_is_read_as_the_records_that_were_written(batch: list[records.Re
         if (
             isinstance(record, OffsetsCommitted)
             and isinstance(last, OffsetsCommitted)
-            and record._replace(rows={}) == last._replace(rows={})
+            and structs.replace(record, offsets={}) == structs.replace(last, offsets={})
         ):
-            merged[-1] = last._replace(rows={**last.rows, **record.rows})
+            merged[-1] = structs.replace(last, offsets={**last.offsets, **record.offsets})
         else:
             merged.append(record)
 
     assert read == merged
     assert list(read_items([list(item) for item in items])) == merged
+
+
+def test_what_older_releases_wrote_for_each_partition_is_read_as_one_record() -> None:
+    """Version 0 has no wide entries, and they lie in logs for ever."""
+    found = [PartitionOffset(p, 5 + p, 7, f"m{p}", 0) for p in (3, 1, 128)]
+    items = [
+        (n, 1, 0, "g", ("t", one.partition), (one.offset, 7, one.metadata, 8, -1))
+        for n, one in enumerate(found)
+    ]
+
+    assert list(read_items(items)) == [OffsetsCommitted("g", "t", offsets_of(*found), 8, -1)]
 
 
 def commits_of(context: Context, items: list[PartitionCommit]) -> OffsetCommitResponse:
@@ -204,8 +230,8 @@ def test_many_partitions_are_judged_as_each_would_be_alone(
 
 
 @pytest.mark.parametrize("count", [2, 100, 200])
-def test_a_fetch_is_packed_as_its_answer_would_be(count: int) -> None:
-    """Byte for byte, whatever there is and isn't."""
+def test_a_fetch_shows_what_there_is_and_what_is_not(count: int) -> None:
+    """In the order asked; without names all there is."""
     context = Context()
     commits_of(context, [PartitionCommit(p, 10 * p, 4, f"m{p}", None) for p in range(0, count, 2)])
     asked = (
@@ -224,23 +250,33 @@ def test_a_fetch_is_packed_as_its_answer_would_be(count: int) -> None:
         ]
         return TopicOffsets(topic.topic, tuple(offsets))
 
-    expected = msgspec.msgpack.encode(GroupOffsets(GROUP, 0, tuple(map(answered, asked))))
-    everything = msgspec.msgpack.encode(GroupOffsets(GROUP, 0, (answered(asked[1]),)))
+    expected = GroupOffsets(GROUP, 0, tuple(map(answered, asked)))
+    everything = GroupOffsets(GROUP, 0, (answered(asked[1]),))
 
     assert context.shard.fetch_offsets(GroupFetch(GROUP, asked), ROOM) == expected
     assert context.shard.fetch_offsets(GroupFetch(GROUP, None), ROOM) == everything
 
 
 def test_a_fetch_that_is_too_large_is_not_made() -> None:
-    """To the byte: a small request can ask for one large row ten thousand times."""
+    """A small request can ask for one long text ten thousand times."""
     context = Context()
     commits_of(context, [PartitionCommit(0, 5, -1, "x" * 4_000, None)])
     fetch = GroupFetch(GROUP, (TopicPartitions("t", (0,) * 10_000),))
-    packed = context.shard.fetch_offsets(fetch, 10_000 * 4_100)
-    assert packed is not None
 
-    assert context.shard.fetch_offsets(fetch, len(packed)) == packed
-    assert context.shard.fetch_offsets(fetch, len(packed) - 1) is None
+    assert context.shard.fetch_offsets(fetch, 10_000 * 4_000) is None
+
+
+@pytest.mark.parametrize("partitions", [(0,), (0, 1, 1_000), (1_000,) * 50])
+@pytest.mark.parametrize("metadata", ["", "x" * 40, "é" * 40])
+def test_a_fetch_that_just_fits_is_made(partitions: tuple[int, ...], metadata: str) -> None:
+    """What is refused here would not have fitted into the response: never the other way round."""
+    context = Context()
+    commits_of(context, [PartitionCommit(p, p, -1, metadata, None) for p in {*partitions}])
+    fetch = GroupFetch(GROUP, (TopicPartitions("t", partitions),))
+    found = context.shard.fetch_offsets(fetch, ROOM)
+    assert found is not None
+
+    assert context.shard.fetch_offsets(fetch, len(encode(found))) == found
 
 
 def errors_of(context: Context, partitions: range, member_id: str = "") -> list[int]:
@@ -271,12 +307,3 @@ def test_some_of_many_partitions_may_be_unknown_or_too_many() -> None:
 
     assert errors_of(context, range(5)) == [0, 0, 0, 1005, 1005]
     assert errors_of(context, range(4)) == [0, 0, 0, 1005]
-
-
-def test_rows_as_long_as_each_other_may_differ_inside() -> None:
-    """A partition of one byte more, and an offset of one less."""
-    rows = {p: pack_row(p, 200 if p < 128 else 100, -1, "") for p in range(120, 136)}
-    assert len(set(map(len, rows.values()))) == 1
-    record = OffsetsCommitted("g", "t", rows, 5, NO_EXPIRY)
-
-    assert pack([record]) == (16, msgpack.packb(entries(record, 0)))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import msgpack
 import msgspec
 
-from protocol.connection import REQUEST_HEADER, RESPONSE_HEADER, encode_response
+from protocol.connection import DIALECTS, REQUEST_HEADER, RESPONSE_HEADER, encode_response
 from protocol.errors import ERRORS
 from protocol.fields import parts, since
 from protocol.messages import APIS, Api, Message
@@ -107,13 +107,8 @@ _NUMBERS: Final[dict[Any, str]] = {
 def _hex(api: Api) -> str:
     example = api.example
     request = request_frame(example.request, example.version, example.number)
-    response = encode_response(
-        example.number,
-        example.response,
-        api_key=api.key,
-        api_version=example.version,
-        leader_epoch=example.leader_epoch,
-    )
+    dialect = DIALECTS[api.key, example.version]
+    response = encode_response(dialect, example.number, example.response, example.leader_epoch)
     size, api_key, api_version, correlation_id = REQUEST_HEADER.unpack_from(request)
     asked = [
         (request[:4], f"size {size}"),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from protocol.connection import (
+    DIALECTS,
     REQUEST_HEADER,
     RESPONSE_HEADER,
     RESPONSE_HEADER_BYTES,
@@ -158,7 +159,7 @@ def test_an_answer_that_is_one_array_is_not_taken_for_a_bare_error(count: int) -
     """However many elements it has, which decides how msgpack writes its length."""
     client, correlation_id = asked(DeleteGroupsRequest(("g",)))
     response = DeleteGroupsResponse((DeletedGroup("g", 0),) * count)
-    frame = encode_response(correlation_id, response, api_key=ApiKey.DELETE_GROUPS, api_version=0)
+    frame = encode_response(DIALECTS[ApiKey.DELETE_GROUPS, 0], correlation_id, response)
     (event,) = client.receive(frame)
 
     assert event.response == response
@@ -251,9 +252,7 @@ def test_api_versions_is_answered_whatever_its_version(version: int) -> None:
     body = msgpack.packb(("client", "software", "1"))
     event = received(frame_of(ApiKey.API_VERSIONS, version, body))
     response = ApiVersionsResponse(0, (), "s", "c", 1, 1024)
-    frame = encode_response(
-        event.correlation_id, response, api_key=event.api_key, api_version=event.api_version
-    )
+    frame = encode_response(event.dialect, event.correlation_id, response)
 
     assert event.request == ApiVersionsRequest("client", "software", "1")
     assert msgpack.unpackb(frame[16:]) == [0, [], "s", "c", 1, 1024]
@@ -262,9 +261,8 @@ def test_api_versions_is_answered_whatever_its_version(version: int) -> None:
 def test_an_answer_over_the_limit_becomes_an_error() -> None:
     """A client that asks for too much is told so instead of being cut off."""
     response = ListGroupsResponse(0, tuple(ListedGroup("g" * 100, "", "", "") for _ in range(10)))
-    frame = encode_response(
-        3, response, api_key=ApiKey.LIST_GROUPS, api_version=0, max_response_bytes=1_000
-    )
+    dialect = DIALECTS[ApiKey.LIST_GROUPS, 0]
+    frame = encode_response(dialect, 3, response, max_response_bytes=1_000)
 
     assert frame == encode_error(3, ErrorCode.RESPONSE_TOO_LARGE)
 
@@ -272,13 +270,11 @@ def test_an_answer_over_the_limit_becomes_an_error() -> None:
 def test_an_answer_of_the_limit_itself_is_sent_and_read() -> None:
     """Both ends count alike: what the server may send, the client takes."""
     response = ListGroupsResponse(0, (ListedGroup("g" * 100, "", "", ""),))
-    key, version = ApiKey.LIST_GROUPS, APIS[ApiKey.LIST_GROUPS].max_version
-    frame = encode_response(0, response, api_key=key, api_version=version)
+    dialect = DIALECTS[ApiKey.LIST_GROUPS, APIS[ApiKey.LIST_GROUPS].max_version]
+    frame = encode_response(dialect, 0, response)
     limit = len(frame) - SIZE.size
     client, correlation_id = asked(LIST, max_response_bytes=limit)
-    sent = encode_response(
-        correlation_id, response, api_key=key, api_version=version, max_response_bytes=limit
-    )
+    sent = encode_response(dialect, correlation_id, response, max_response_bytes=limit)
     (event,) = client.receive(sent)
 
     assert event.response == response
@@ -309,11 +305,11 @@ def test_a_frame_may_come_byte_by_byte(number: int) -> None:
     connection = ServerConnection()
     for at in range(len(frame) - 1):
         assert connection.receive(frame[at : at + 1]) == []
-        assert connection.unfinished_bytes == at + 1
+        assert len(connection.unfinished) == at + 1
     assert connection.announced_bytes == len(frame) - 4
 
     assert connection.receive(frame[-1:]) == whole
-    assert connection.unfinished_bytes == 0
+    assert len(connection.unfinished) == 0
     assert connection.announced_bytes == 0
 
 
@@ -343,7 +339,7 @@ def test_what_follows_a_frame_is_kept_for_the_next_read() -> None:
     first = connection.receive(FRAMES[0] + FRAMES[1][:5])
 
     assert [e.correlation_id for e in first] == [0]
-    assert connection.unfinished_bytes == 5
+    assert len(connection.unfinished) == 5
     assert [e.correlation_id for e in connection.receive(FRAMES[1][5:])] == [1]
 
 
@@ -376,7 +372,7 @@ def test_a_size_that_is_not_allowed_ends_it_at_once(size: int) -> None:
 
     with pytest.raises(FrameTooLarge):
         connection.receive(data[:6])
-    assert connection.unfinished_bytes <= 6
+    assert len(connection.unfinished) <= 6
 
 
 def test_only_sync_group_may_be_large() -> None:

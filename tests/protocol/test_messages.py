@@ -9,11 +9,17 @@ from hypothesis import given, settings, strategies as st
 
 from protocol import messages as m
 from protocol.codec import REQUEST_CODECS, RESPONSE_CODECS
-from protocol.connection import RESPONSE_HEADER, ClientConnection, ResponseEvent, encode_response
+from protocol.connection import (
+    DIALECTS,
+    RESPONSE_HEADER,
+    ClientConnection,
+    ResponseEvent,
+    encode_response,
+)
 from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError
 from protocol.messages import APIS, Api, Message, error_response
 from tests.protocol.examples import EXAMPLES
-from tests.protocol.frames import received
+from tests.protocol.frames import received, throttled
 from tests.protocol.strategies import messages
 
 quick = settings(max_examples=40)
@@ -45,7 +51,7 @@ def test_requests_make_the_round_trip(api: Api, data: st.DataObject) -> None:
 
     assert event.request == request
     assert event.correlation_id == correlation_id
-    assert event.api_version == api.max_version
+    assert event.dialect == DIALECTS[api.key, api.max_version]
 
 
 @each_api
@@ -56,16 +62,9 @@ def test_responses_make_the_round_trip(api: Api, data: st.DataObject) -> None:
     response = data.draw(messages(api.response))
     client = ClientConnection()
     correlation_id, _ = client.send(api.example.request)
-    frame = encode_response(
-        correlation_id,
-        response,
-        api_key=api.key,
-        api_version=api.max_version,
-        leader_epoch=9,
-        throttle_time_ms=250,
-    )
+    frame = encode_response(DIALECTS[api.key, api.max_version], correlation_id, response, 9)
 
-    assert client.receive(frame) == [
+    assert client.receive(throttled(frame, 250)) == [
         ResponseEvent(correlation_id, api.example.request, response, 9, 250)
     ]
 
@@ -136,7 +135,7 @@ def test_a_version_that_does_not_exist_is_not_sent(version: int) -> None:
         ClientConnection().send(commit(None), version)
 
 
-OLDER: list[tuple[m.ApiKey, m.Answer, int, list[Any]]] = [
+OLDER: list[tuple[m.ApiKey, m.Response, int, list[Any]]] = [
     (m.ApiKey.HEARTBEAT, m.HeartbeatResponse(25, "gone"), 0, [25]),
     (m.ApiKey.OFFSET_COMMIT, m.OffsetCommitResponse(22, (), "over"), 0, [22, []]),
     (m.ApiKey.OFFSET_COMMIT, m.OffsetCommitResponse(22, (), "over"), 1, [22, []]),
@@ -153,17 +152,18 @@ OLDER: list[tuple[m.ApiKey, m.Answer, int, list[Any]]] = [
         0,
         [82, -1, None, None, "", False, "m", []],
     ),
-    (m.ApiKey.OFFSET_COMMIT, m.PackedResponse((b"\x16", b"\x90", b"\xc0")), 1, [22, []]),
-    (m.ApiKey.OFFSET_COMMIT, m.PackedResponse((b"\x16", b"\x90", b"\xc0")), 2, [22, [], None]),
+    (m.ApiKey.OFFSET_COMMIT, m.OffsetCommitResponse(22, (), "over"), 2, [22, [], "over"]),
+    (m.ApiKey.OFFSET_COMMIT, m.BareError(1006), 1, [1006]),
+    (m.ApiKey.OFFSET_COMMIT, m.BareError(1006), 2, [1006]),
 ]
 
 
 @pytest.mark.parametrize(("key", "response", "version", "body"), OLDER)
 def test_older_versions_get_answers_without_words(
-    key: m.ApiKey, response: m.Answer, version: int, body: list[Any]
+    key: m.ApiKey, response: m.Response, version: int, body: list[Any]
 ) -> None:
     """A version's layout stays what it was when clients were written for it."""
-    frame = encode_response(7, response, api_key=key, api_version=version)
+    frame = encode_response(DIALECTS[key, version], 7, response)
 
     assert msgpack.unpackb(frame[RESPONSE_HEADER.size :]) == body
 
@@ -240,9 +240,8 @@ def test_any_failure_can_be_read_by_the_client(
     client = ClientConnection()
     correlation_id, _ = client.send(request)
     response = error_response(request, code)
-    (event,) = client.receive(
-        encode_response(correlation_id, response, api_key=api.key, api_version=api.max_version)
-    )
+    frame = encode_response(DIALECTS[api.key, api.max_version], correlation_id, response)
+    (event,) = client.receive(frame)
 
     assert event.response == response
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.connection import (
+    DIALECTS,
     RESPONSE_HEADER,
     BadRequest,
     ClientConnection,
@@ -74,11 +75,12 @@ def test_request_vectors_are_read_and_written(vector: dict[str, Any]) -> None:
     frame = bytes.fromhex(vector["frame"])
     event = received(frame)
 
-    assert event.api_key.name == vector["api"]
+    version = event.dialect.api_version
+    assert event.dialect.api_key.name == vector["api"]
     assert event.correlation_id == vector["correlation_id"]
-    assert event.api_version == vector["api_version"]
-    assert vectors.request_content(event.request, event.api_version) == vector["content"]
-    assert request_frame(event.request, event.api_version, event.correlation_id) == frame
+    assert version == vector["api_version"]
+    assert vectors.request_content(event.request, version) == vector["content"]
+    assert request_frame(event.request, version, event.correlation_id) == frame
 
 
 @pytest.mark.parametrize("vector", FILE["responses"], ids=lambda v: v["name"])
@@ -95,12 +97,9 @@ def test_response_vectors_are_read_and_written(vector: dict[str, Any]) -> None:
     key = ApiKey(vector["api_key"])
     content = vectors.response_content(event.response, key, vector["api_version"])
     assert content == vector["content"]
+    dialect = DIALECTS[key, vector["api_version"]]
     assert frame == encode_response(
-        event.correlation_id,
-        event.response,
-        api_key=key,
-        api_version=vector["api_version"],
-        leader_epoch=event.leader_epoch,
+        dialect, event.correlation_id, event.response, event.leader_epoch
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgpack
 
 from protocol.codec import REQUEST_CODECS, RESPONSE_CODECS
-from protocol.connection import encode_error, encode_response
+from protocol.connection import DIALECTS, encode_error, encode_response
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
 from protocol.group_ids import java_string_hash, offsets_partition
@@ -133,13 +133,8 @@ def _request(example: Example) -> dict[str, Any]:
 
 def _response(example: Example) -> dict[str, Any]:
     key = api_of(example.request)
-    frame = encode_response(
-        example.number,
-        example.response,
-        api_key=key,
-        api_version=example.version,
-        leader_epoch=example.leader_epoch,
-    )
+    dialect = DIALECTS[key, example.version]
+    frame = encode_response(dialect, example.number, example.response, example.leader_epoch)
     return {
         "name": example.title,
         "api": key.name,
@@ -157,7 +152,7 @@ def _failed(example: Example) -> dict[str, Any]:
     key = api_of(example.request)
     code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     response = error_response(example.request, code)
-    frame = encode_response(7, response, api_key=key, api_version=example.version)
+    frame = encode_response(DIALECTS[key, example.version], 7, response)
     return {
         "api": key.name,
         "api_version": example.version,

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from coordinator.runtime.calls import Call, Gather
+from coordinator.runtime.calls import Call, Gather, Part
 from protocol.errors import ErrorCode
-from protocol.messages import Answer, HeartbeatRequest, error_response
+from protocol.messages import HeartbeatRequest, Response, error_response
 
 
 class Answers:
@@ -18,13 +18,21 @@ class Answers:
         self.got.append((answer, leader_epoch))
 
 
+def answer(part: Part, share: Any, leader_epoch: int) -> None:
+    """Answer *part* at once."""
+    part.send(part.prepare(share, leader_epoch))
+
+
 def test_a_call_fails_in_the_shape_of_its_request() -> None:
     """Whoever refuses it need not know what was asked."""
     answers = Answers()
 
     class RecordedCall(Call):
-        def resolve(self, answer: Answer, leader_epoch: int) -> None:
-            answers(answer, leader_epoch)
+        def prepare(self, answer: Response, leader_epoch: int) -> tuple[Response, int]:
+            return answer, leader_epoch
+
+        def send(self, prepared: tuple[Response, int]) -> None:
+            answers(*prepared)
 
     request = HeartbeatRequest("g", 1, "m", None)
     RecordedCall(request).fail(ErrorCode.NOT_COORDINATOR, 4)
@@ -41,9 +49,22 @@ def test_shares_are_put_together_in_the_order_asked() -> None:
     gather.seal()
     second.fail(14, 3)
     assert answers.got == []
-    first.resolve("one", 3)
+    answer(first, "one", 3)
 
     assert answers.got == [(["one", "failed 14"], -1)]
+
+
+def test_a_share_that_waits_is_not_in_its_place_yet() -> None:
+    """It is made when it is decided, and told when the log has it."""
+    answers = Answers()
+    gather = Gather(answers)
+    part = gather.part(lambda error: error)
+    gather.seal()
+    prepared = part.prepare("one", 3)
+    assert answers.got == []
+    part.send(prepared)
+
+    assert answers.got == [(["one"], 3)]
 
 
 def test_a_call_of_one_share_keeps_its_epoch() -> None:
@@ -51,7 +72,7 @@ def test_a_call_of_one_share_keeps_its_epoch() -> None:
     answers = Answers()
     gather = Gather(answers)
     part = gather.part(lambda error: error)
-    part.resolve("one", 7)
+    answer(part, "one", 7)
     assert answers.got == []
     gather.seal()
 
@@ -63,7 +84,7 @@ def test_shares_that_come_at_once_wait_for_the_others() -> None:
     answers = Answers()
     gather = Gather(answers)
     gather.part(lambda error: error).fail(24, -1)
-    gather.part(lambda error: error).resolve("two", 3)
+    answer(gather.part(lambda error: error), "two", 3)
     assert answers.got == []
     gather.seal()
 

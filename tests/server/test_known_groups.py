@@ -13,14 +13,16 @@ async def test_what_is_known_of_groups_is_bounded_and_right(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     """Anybody can ask for any number of groups; each is found again all the same."""
-    monkeypatch.setattr(dispatch, "PARTITIONS_KNOWN_MAX", 3)
+    monkeypatch.setattr(dispatch, "GROUPS_KNOWN_MAX", 3)
     async with world() as w:
         client = w.connect()
         for number in range(10):
             await client.ask(commit(number, group_id=f"g{number}"))
-            known = w.server.dispatcher.known_partitions
+            known = w.server.dispatcher.known_shards
             assert len(known) <= 3
-            assert known == {g: offsets_partition(g, w.node.num_partitions) for g in known}
+            assert known == {
+                g: w.node.shards[offsets_partition(g, w.node.num_partitions)] for g in known
+            }
         groups = tuple(GroupFetch(f"g{number}", None) for number in range(10))
         answer = await client.ask(OffsetFetchRequest(groups, require_stable=False))
 
@@ -38,4 +40,4 @@ async def test_an_illegal_group_id_is_refused_every_time(autojump_clock: MockClo
             answer = await client.ask(fetch)
             assert isinstance(answer, OffsetFetchResponse)
             assert [group.error for group in answer.groups] == [24]
-        assert w.server.dispatcher.known_partitions == {}
+        assert w.server.dispatcher.known_shards == {}

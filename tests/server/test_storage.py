@@ -13,10 +13,13 @@ from coordinator.runtime.shard import Status
 from coordinator.server.run import _exit_status_of
 from protocol.errors import ErrorCode
 from protocol.messages import (
-    Answer,
     ApiVersionsRequest,
     ApiVersionsResponse,
+    DeletedGroup,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
     GroupFetch,
+    GroupOffsets,
     HeartbeatResponse,
     JoinGroupResponse,
     LeaveGroupRequest,
@@ -27,11 +30,12 @@ from protocol.messages import (
     OffsetFetchRequest,
     OffsetFetchResponse,
     PartitionResult,
+    Response,
     TopicResult,
 )
-from tests import packed
 from tests.fakes.disk import Disk
 from tests.log.helpers import append
+from tests.packed import fetched as fetched_from
 from tests.server.world import Client, World, beat, commit, join, world
 
 DONE = OffsetCommitResponse(0, (TopicResult("t", (PartitionResult(0, 0),)),))
@@ -42,9 +46,9 @@ async def turn() -> None:
     await trio.testing.wait_all_tasks_blocked()
 
 
-async def fetched(client: Client) -> int:
-    """Return the committed offset of t-0 in group g, -1 where there is none."""
-    answer = await client.ask(OffsetFetchRequest((GroupFetch("g", None),), False))
+async def fetched(client: Client, group_id: str = "g") -> int:
+    """Return the committed offset of t-0 in a group, -1 where there is none."""
+    answer = await client.ask(OffsetFetchRequest((GroupFetch(group_id, None),), False))
     assert isinstance(answer, OffsetFetchResponse)
     found = [o.offset for g in answer.groups for t in g.topics for o in t.partitions]
     return found[0] if found else -1
@@ -68,7 +72,7 @@ async def test_nothing_is_acknowledged_before_it_is_on_disk(autojump_clock: Mock
 
         assert (await client.answer(sent)).response == DONE
         assert (await reader.answer(read)).response == OffsetFetchResponse(
-            (packed.fetched(w.node.shard_of("g").core, GroupFetch("g", None)),)
+            (fetched_from(w.node.shard_of("g").core, GroupFetch("g", None)),)
         )
 
 
@@ -84,6 +88,40 @@ async def test_a_group_without_changes_is_read_while_the_disk_is_slow(
         await turn()
 
         assert await fetched(client) == 5
+
+
+async def test_that_a_group_is_gone_is_told_when_that_is_on_disk(
+    autojump_clock: MockClock,
+) -> None:
+    """Else a crash brings back what somebody saw missing; a group that begins anew waits, too."""
+    async with world("offsets.topic.num.partitions=1") as w:
+        client, deleter, reader = w.connect(), w.connect(), w.connect()
+        assert await client.ask(commit(5)) == DONE
+        assert await client.ask(commit(6, group_id="other")) == DONE
+        w.slow_disk.hold()
+        sent = [deleter.send(DeleteGroupsRequest(("g",)))]
+        fetches = [reader.send(OffsetFetchRequest((GroupFetch("g", None),), False))]
+        fetches.append(reader.send(OffsetFetchRequest((GroupFetch("g", None),) * 2, False)))
+        await turn()
+        sent.append(deleter.send(commit(7, 1)))
+        await turn()
+        fetches.append(reader.send(OffsetFetchRequest((GroupFetch("g", None),), False)))
+        await turn()
+        assert (deleter.answers(), reader.answers()) == ({}, {})
+        assert await fetched(client, "other") == 6  # Another group's is no matter of it.
+        w.slow_disk.let_go()
+
+        gone, done = [(await deleter.answer(one)).response for one in sent]
+        assert (gone, done.error) == (DeleteGroupsResponse((DeletedGroup("g", 0),)), 0)  # type: ignore[attr-defined]
+        answers = [(await reader.answer(one)).response for one in fetches]
+        nothing = GroupOffsets("g", 0, ())
+        assert answers[:2] == [
+            OffsetFetchResponse((nothing,)),
+            OffsetFetchResponse((nothing, nothing)),
+        ]
+        again = fetched_from(w.node.shard_of("g").core, GroupFetch("g", None))
+        assert answers[2] == OffsetFetchResponse((again,))
+        assert [found.partition for found in again.topics[0].partitions] == [1]
 
 
 async def test_commits_of_one_turn_share_a_sync(autojump_clock: MockClock) -> None:
@@ -113,8 +151,11 @@ async def test_what_is_decided_while_answers_are_sent_is_flushed_too(
         answers: list[object] = []
 
         class Waiting(Call):
-            def resolve(self, answer: Answer, leader_epoch: int) -> None:
-                answers.append(packed.typed(self.request, answer))
+            def prepare(self, answer: Response, leader_epoch: int) -> Response:
+                return answer
+
+            def send(self, prepared: Response) -> None:
+                answers.append(prepared)
 
         def decide_and_fail(_data: bytes) -> int:
             shard.handle(commit(5), Waiting(commit(5)), Caller("c", "p"), now)

@@ -152,7 +152,7 @@ class Tap:
             in_flight[correlation_id] = (ApiVersionsRequest("", "", ""), 0)
             self._is_deaf = self._is_deaf or event.close
             return
-        in_flight[correlation_id] = (event.request, event.api_version)
+        in_flight[correlation_id] = (event.request, event.dialect.api_version)
         attempt = self._history.invoke(self._client, self._number, event.request)
         self._open[correlation_id] = attempt
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import trio
 
 from coordinator.runtime.calls import Call
-from protocol.messages import Answer, CompactLogRequest
+from protocol.messages import CompactLogRequest, Response
 from tests.sim.workload import Driver
 from tests.sim.world import World
 
@@ -14,7 +14,10 @@ from tests.sim.world import World
 class _Unheard(Call):
     """A request whose sender doesn't wait for the answer."""
 
-    def resolve(self, answer: Answer, leader_epoch: int) -> None:
+    def prepare(self, answer: Response, leader_epoch: int) -> None:
+        """Pack nothing."""
+
+    def send(self, prepared: None) -> None:
         """Drop the answer."""
 
 

@@ -26,8 +26,10 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def _acknowledge_before_fsync(patch: pytest.MonkeyPatch) -> None:
-    def park(gate: ReplyGate, reply: Any, *, until_offset: int, deadline_ms: int) -> None:
-        gate._release(reply)
+    def park(
+        gate: ReplyGate, _until: int, _deadline_ms: int, token: Any, answer: Any, member: Any
+    ) -> None:
+        gate._release(token, answer, member)
 
     patch.setattr(ReplyGate, "park", park)
 
@@ -62,7 +64,7 @@ def _read_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
     ) -> None:
         refused = runner.refusal()
         if refused is None:
-            token.resolve(look(), runner._leader_epoch)
+            token.send(token.prepare(look(), runner._leader_epoch))
         else:
             token.fail(refused, runner._leader_epoch)
 
