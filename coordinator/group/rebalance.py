@@ -145,7 +145,9 @@ def join_timer_fired(d: Decision, group: Group) -> None:
             _note_removed(d, group, member, history.JOIN)
             d.remove(group, member, "rebalance timeout", detail + _silence(d, member))
     if is_spared or (group.members and not group.parked_joins):
-        timers.arm(group.join_timer, d.now.mono_ms + max(timeout_ms, SPARED_MS))
+        # The timeout of those who are left.
+        timeout_ms = max(group.rebalance_timeout_ms(), SPARED_MS)
+        timers.arm(group.join_timer, d.now.mono_ms + timeout_ms)
     else:
         complete_join(d, group)
 

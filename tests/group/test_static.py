@@ -632,6 +632,26 @@ def test_a_static_member_that_is_away_keeps_its_place_over_the_join_timer() -> N
     assert context.synced(context.sync(away, 2)).assignment == assignment("flights-0")
 
 
+def test_the_join_timer_that_starts_anew_is_that_of_those_who_are_left() -> None:
+    """A newcomer beside a static member that is away doesn't wait for who was removed."""
+    context = Context()
+    (away,) = context.static_group(1, session_ms=900_000, rebalance_ms=20_000)
+    slow = context.new_id(session_ms=900_000)
+    token = context.join(slow, session_ms=900_000, rebalance_ms=100_000)
+    context.join(away, session_ms=900_000, rebalance_ms=20_000)
+    context.sync_all([away, slow])
+    assert context.joined(token).generation_id == 2
+
+    context.withdraw(context.join(slow, protocols=OTHER, session_ms=900_000, rebalance_ms=100_000))
+    context.advance(100_000)
+    assert context.removals() == [(slow, "rebalance timeout")]
+
+    token = context.join(context.new_id(), rebalance_ms=20_000)
+    context.advance(20_000)
+
+    assert context.joined(token).generation_id == 3
+
+
 def test_a_dynamic_member_that_is_away_is_removed_beside_it() -> None:
     """Its client does not come back under the same name."""
     context = Context()
