@@ -22,16 +22,19 @@ _READ_CHUNK_BYTES: Final = 8 * 1024 * 1024
 
 
 class File(Protocol):
-    """One file being appended to. Every method may raise OSError."""
+    """One file being written to. Every method may raise OSError."""
 
-    def append(self, data: bytes) -> None:
-        """Write all of *data* at the end; until `sync`, a crash may keep any part of it."""
+    def write(self, data: bytes, position: int) -> None:
+        """Write all of *data* from byte *position* on; until `sync`, a crash may keep any part."""
+
+    def write_synced(self, data: bytes, position: int) -> None:
+        """Write all of *data*, and return once it is on disk: `write` and `sync`."""
+
+    def truncate(self, size_bytes: int) -> None:
+        """Cut off what is behind; until `sync`, a crash may bring it back."""
 
     def sync(self) -> None:
-        """Return once what was appended, and the size, are on disk."""
-
-    def append_synced(self, data: bytes) -> None:
-        """Write all of *data* at the end, and return once it is on disk: `append` and `sync`."""
+        """Return once what was written, and the size, are on disk."""
 
     def close(self) -> None:
         """Give the handle back, without syncing."""
@@ -71,8 +74,8 @@ class Directory(Protocol):
     def create(self, name: str) -> File:
         """Make a new file. Raises FileExistsError rather than touching an old one."""
 
-    def open_append(self, name: str) -> File:
-        """Open an existing file for appending."""
+    def open_write(self, name: str) -> File:
+        """Open an existing file."""
 
     def open_overwrite(self, name: str) -> Overwritten:
         """Open an existing small file for overwriting."""
@@ -97,39 +100,43 @@ class Directory(Protocol):
 
 
 class OsFile:
-    """A descriptor that is appended to, and made durable as fdatasync(2) does."""
+    """A descriptor that is written to, and made durable as fdatasync(2) does."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def append(self, data: bytes) -> None:
-        """Write all of *data*; write(2) may take less at once."""
-        written = os.write(self._descriptor, data)
+    def write(self, data: bytes, position: int) -> None:
+        """Write all of *data*; pwrite(2) may take less at once."""
+        written = os.pwrite(self._descriptor, data, position)
         if written < len(data):
             with memoryview(data) as view:
                 while written < len(data):
-                    written += os.write(self._descriptor, view[written:])
+                    written += os.pwrite(self._descriptor, view[written:], position + written)
 
-    def append_synced(self, data: bytes) -> None:
+    def write_synced(self, data: bytes, position: int) -> None:
         """pwritev2 with RWF_DSYNC: each of its bytes is on disk when it returns.
 
         One call instead of two: each time it comes back from one, the thread waits for Python's
         lock while the event loop computes, up to the switch interval.
         """
-        # The position doesn't matter, since the file was opened with O_APPEND.
         try:
-            written = os.pwritev(self._descriptor, (data,), 0, os.RWF_DSYNC)
+            written = os.pwritev(self._descriptor, (data,), position, os.RWF_DSYNC)
         except OSError as exc:
             if exc.errno != errno.EOPNOTSUPP:
                 raise
             # Some sandboxes and file systems don't know the flag. Nothing was written.
-            self.append(data)
+            self.write(data, position)
             self.sync()
             return
         if written < len(data):
             with memoryview(data) as view:
                 while written < len(data):
-                    written += os.pwritev(self._descriptor, (view[written:],), 0, os.RWF_DSYNC)
+                    rest, at = view[written:], position + written
+                    written += os.pwritev(self._descriptor, (rest,), at, os.RWF_DSYNC)
+
+    def truncate(self, size_bytes: int) -> None:
+        """Cut it off with ftruncate(2)."""
+        os.ftruncate(self._descriptor, size_bytes)
 
     def sync(self) -> None:
         """fdatasync: the data, and what is needed to find it, such as the size."""
@@ -259,15 +266,15 @@ class OsDirectory:
         """Open with O_EXCL, so that nothing is ever written over."""
         path = self._path / name
         path.parent.mkdir(exist_ok=True)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         return OsFile(os.open(path, flags, _FILE_MODE))
 
-    def open_append(self, name: str) -> File:
-        """Open with O_APPEND."""
-        return OsFile(os.open(self._path / name, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
+    def open_write(self, name: str) -> File:
+        """Open without O_CREAT."""
+        return OsFile(os.open(self._path / name, os.O_WRONLY | os.O_CLOEXEC))
 
     def open_overwrite(self, name: str) -> Overwritten:
-        """Open without O_APPEND, which would ignore the position."""
+        """Open for reading, too: memory can't be mapped otherwise."""
         return OsOverwritten(os.open(self._path / name, os.O_RDWR | os.O_CLOEXEC))
 
     def rename(self, old: str, new: str) -> None:

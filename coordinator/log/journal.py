@@ -12,6 +12,7 @@ runs in that worker, too. `read` and the sizes look at what is durable; each tak
 it at once, and may run in a thread of its own. No file is removed that a read may need.
 """
 
+import errno
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,6 +53,9 @@ from coordinator.log.state_files import (
     write_manifest,
 )
 
+# So much is zeroed at a time, while a flush waits.
+ZEROS_BYTES: Final = 1024 * 1024
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SEGMENT_BYTES_MIN: Final = 64
 # The index has 32-bit positions; the last flush of a segment may go past the limit, and so may a
 # compaction, up to twice as far.
@@ -111,6 +115,7 @@ class Journal:
         new_secret: Callable[[], bytes],
         leader_epoch_at_least: int = 0,
         cluster_id: str = "",
+        zeros_bytes: int = ZEROS_BYTES,
     ) -> None:
         """Lock, check, recover and open the folder.
 
@@ -123,6 +128,7 @@ class Journal:
             new_secret: Called once, too, or when a folder of format 1 is opened: 16 random bytes.
             leader_epoch_at_least: For a restored backup; 0 otherwise.
             cluster_id: Must be the folder's; "" takes any.
+            zeros_bytes: So much of the newest segment is zeroed at a time, for flushes to come.
 
         Raises:
             LogRefused: The folder can't be served; nothing in it was changed.
@@ -139,6 +145,7 @@ class Journal:
         self.readers = Readers()
         self.live_share = 1.0
         self._segment_bytes = segment_bytes
+        self._zeros_bytes = zeros_bytes
         self._failure: BaseException | None = None
         self._closed = False
         expected = Expected(
@@ -306,7 +313,8 @@ class Journal:
         try:
             if flush.rolls:
                 self._roll()
-            self._active.file.append_synced(flush.data)
+            self._zero_ahead(len(flush.data))
+            self._active.file.write_synced(flush.data, self._active.data_bytes)
         except BaseException as exc:
             # The kernel may have dropped the dirty pages: a second fsync can succeed without them.
             self._failure = exc
@@ -367,6 +375,7 @@ class Journal:
         self._closed = True
         try:
             if clean and self._failure is None:
+                self._active.file.truncate(self._active.data_bytes)
                 stop = CleanStop(self._active.name, self._active.end)
                 write_clean_stop(self.directory, stop)
         except OSError as exc:
@@ -377,6 +386,33 @@ class Journal:
             self._durable.close()
             self._active.file.close()
             self.directory.unlock()
+
+    def _zero_ahead(self, flush_bytes: int) -> None:
+        """Write and sync zeros for this flush and those that follow, unless there are enough.
+
+        A flush that overwrites them needs no new blocks, and the file no new size: its sync is one
+        of data only.
+        """
+        active = self._active
+        end_bytes = active.data_bytes + flush_bytes
+        if end_bytes <= active.zeroed_bytes or not active.is_zeroed:
+            return
+        # A share of what is free: they must not be what fills the disk.
+        ahead_bytes = min(self._zeros_bytes, self.directory.free_bytes() // 64)
+        upto_bytes = min(end_bytes + ahead_bytes, self._segment_bytes)
+        if upto_bytes <= end_bytes:
+            return
+        start_bytes = max(active.data_bytes, active.zeroed_bytes)
+        try:
+            active.file.write_synced(bytes(upto_bytes - start_bytes), start_bytes)
+        except OSError as exc:
+            if exc.errno not in _NO_ROOM:
+                raise
+            # Give back what there was, and do without.
+            active.file.truncate(start_bytes)
+            active.is_zeroed = False
+        else:
+            active.zeroed_bytes = upto_bytes
 
     def _note_durable(self, flush: Flush) -> None:
         active = self._active
@@ -402,7 +438,9 @@ class Journal:
         old, manifest, ends = self._active, self._manifest, dict(self._durable_ends)
         info = manifest.segments[-1]
         index = Index(old.base, old.end, ends, old.positions, manifest.cluster_id, info.format)
-        old.file.append(encode_footer(index))
+        # What is left of the zeros would stand between the index and the end.
+        old.file.truncate(old.data_bytes)
+        old.file.write(encode_footer(index), old.data_bytes)
         old.file.sync()
         name, file = create_segment(self.directory, old.end, manifest.next_serial)
         try:

@@ -69,7 +69,11 @@ class Expected(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """What of the newest segment can be read."""
+    """What of the newest segment can be read. `data` ends before the zeros that were written ahead.
+
+    Zeros behind the batches are no damage. A write of which nothing reached the disk leaves them,
+    too; if one was lost that had been acknowledged, the file `durable` tells.
+    """
 
     data: bytes
     valid_bytes: int
@@ -127,7 +131,7 @@ def open_folder(directory: Directory, expected: Expected) -> Opened:
         if is_old:
             write_manifest(directory, manifest)
         info = manifest.segments[-1]
-        file = directory.open_append(info.name)
+        file = directory.open_write(info.name)
         end = info.base + newest.valid_bytes
         active = ActiveSegment(info.name, info.base, end, newest.positions, file)
     leader_epoch = max(meta.leader_epoch + 1, expected.leader_epoch_at_least)
@@ -149,7 +153,7 @@ def create_segment(
     file = directory.create(name)
     try:
         if content:
-            file.append(content)
+            file.write(content, 0)
         file.sync()
         directory.sync()
     except BaseException:
@@ -368,7 +372,8 @@ def _read_newest(
     if stop is None:
         # What a killed process wrote, or a failed fsync left behind, may be in memory only.
         directory.drop_cache(info.name)
-    newest = _scan(directory.read(info.name), info, end_offsets, meta)
+    data = directory.read(info.name)
+    newest = _scan(data, info, end_offsets, meta)
     if stop is not None:
         found = (info.name, info.base + newest.valid_bytes)
         if (stop.segment, stop.end) != found or newest.valid_bytes < len(newest.data):
@@ -379,7 +384,7 @@ def _read_newest(
             )
             raise LogCorrupt(message)
     elif newest.torn:
-        later = find_later_flush(newest.data, newest.valid_bytes, info.base, info.format, meta.key)
+        later = find_later_flush(data, newest.valid_bytes, info.base, info.format, meta.key)
         if later is not None:
             message = (
                 f"segment {info.name} is damaged at byte {newest.valid_bytes}, and a later write "
@@ -431,10 +436,10 @@ def _scan(data: bytes, info: SegmentInfo, end_offsets: dict[int, int], meta: Met
         last = batch_at(data, starts[-1])
         assert last is not None
         ends[partition] = decode_batch(data, last).end_offset
-    rest = data[position:]
+    rest = data[position:].rstrip(b"\0")
     # A crash between sealing the segment and listing the next one leaves a whole index behind.
     torn = bool(rest) and decode_footer(rest) is None
-    return Newest(data, position, positions, ends, torn)
+    return Newest(data[: position + len(rest)], position, positions, ends, torn)
 
 
 def quarantine_unlisted(
@@ -473,7 +478,7 @@ def quarantine_bytes(directory: Directory, name: str, content: bytes) -> str:
     target = _free_name(directory, name)
     file = directory.create(target)
     try:
-        file.append(content)
+        file.write(content, 0)
         file.sync()
     finally:
         file.close()

@@ -38,6 +38,8 @@ class ActiveSegment:
     Attributes:
         base: The journal position of its first byte.
         end: The journal position behind its last durable batch.
+        zeroed_bytes: Up to this byte of the file zeros are on disk, behind the batches.
+        is_zeroed: Whether more zeros are written when these are used up.
     """
 
     name: str
@@ -45,6 +47,8 @@ class ActiveSegment:
     end: int
     positions: "dict[int, array[int]]"
     file: File
+    zeroed_bytes: int = 0
+    is_zeroed: bool = True
 
     @property
     def data_bytes(self) -> int:
@@ -241,7 +245,7 @@ class SegmentWriter:
             if left_bytes < self._leave_free_bytes:
                 raise OSError(errno.ENOSPC, "too little room on the disk for a compaction")
         if data:
-            self._file.append(data)
+            self._file.write(data, self.written_bytes)
         self._file.sync()
         self.written_bytes += len(data)
         self._pieces = []

@@ -203,7 +203,7 @@ def write_whole(directory: Directory, name: str, data: bytes) -> None:
     directory.remove(temporary)
     file = directory.create(temporary)
     try:
-        file.append(data)
+        file.write(data, 0)
         file.sync()
     finally:
         file.close()

@@ -1,9 +1,10 @@
 """A disk that behaves as badly as a disk is allowed to.
 
-Appended bytes and changes of names are in memory until they are synced, separately: a crash keeps
-any part of what was not, and invents bytes in it. A failed sync loses data that reading still
-shows, until the cache is dropped. Every operation is counted, so that a test can fail, or crash
-at, each of them.
+Written bytes and changes of names are in memory until they are synced, separately: a crash keeps
+any part of what was not. Where bytes were overwritten, each sector is the old one or the new one;
+behind the old end of the file, a crash invents bytes, too. A failed sync loses data that reading
+still shows, until the cache is dropped. Every operation is counted, so that a test can fail, or
+crash at, each of them.
 """
 
 import errno
@@ -15,8 +16,12 @@ from typing import Final, Literal
 
 from coordinator.log.errors import LogLocked
 
-_PAGE_BYTES: Final = 64
+_SECTOR_BYTES: Final = 64
+# Of so many sectors, `crash_states` has every mix of old and new ones.
+_MIXED_SECTORS_MAX: Final = 4
 
+# What was done to a file: bytes written at a position, or it was cut off there.
+_Write = tuple[int, bytes | None]
 _Change = tuple[Literal["link"], str, "_Inode"] | tuple[Literal["unlink"], str, None]
 
 
@@ -26,18 +31,33 @@ class CrashNow(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Inode:
-    """What is on the medium, and what was appended to it in memory since."""
+    """What is on the medium, and what was written to it in memory since."""
 
-    durable: bytes = b""
-    pending: bytes = b""
-    # A failed sync leaves pages that are called clean: read until dropped, and never written.
-    lost_bytes: int = 0
+    durable: bytearray = field(default_factory=bytearray)
+    pending: list[_Write] = field(default_factory=list)
+    # What a process reads: all of that, and what a failed sync has lost. Such pages are called
+    # clean: read until dropped, and never written.
+    cached: bytearray = field(default_factory=bytearray)
     # The whole content, where the file was overwritten in memory.
     overwritten: bytes | None = None
 
     @property
-    def content(self) -> bytes:
-        return self.durable + self.pending if self.overwritten is None else self.overwritten
+    def content(self) -> bytes | bytearray:
+        return self.cached if self.overwritten is None else self.overwritten
+
+    def write(self, position: int, data: bytes | None) -> None:
+        self.pending.append((position, data))
+        _do(self.cached, position, data)
+
+    def sync(self) -> None:
+        for position, data in self.pending:
+            _do(self.durable, position, data)
+        self.pending = []
+
+    def drop_cache(self) -> None:
+        self.cached = bytearray(self.durable)
+        for position, data in self.pending:
+            _do(self.cached, position, data)
 
 
 @dataclass(slots=True)
@@ -88,18 +108,19 @@ class Disk:
             folder.names, folder.changes = dict(folder.durable), []
         for inode in {id(i): i for f in self._folders.values() for i in f.names.values()}.values():
             if inode.overwritten is not None and rng.random() < 0.5:
-                inode.durable = inode.overwritten
+                inode.durable = bytearray(inode.overwritten)
             inode.overwritten = None
-            # What a failed sync lost is gone, and so is what was written behind the hole.
-            if not inode.lost_bytes:
-                inode.durable += _survivor(inode.pending, rng)
-            inode.pending, inode.lost_bytes = b"", 0
+            for position, data in inode.pending:
+                _survive(inode.durable, position, data, rng)
+            inode.pending = []
+            inode.drop_cache()
 
     def crash_states(self) -> Iterator["Disk"]:
         """Yield every disk that a power cut at this moment may leave, each once.
 
         Of the changes of names since the last sync of their folder, each may be there or not; of
-        the bytes since the last sync of their file, none, all, a part, or other ones.
+        the bytes since the last sync of their file, none, all, a part, or other ones; of sectors
+        that were overwritten, any.
         """
         folders = sorted(self._folders.items())
         name_choices = [
@@ -130,7 +151,7 @@ class Disk:
     def files(self) -> dict[str, bytes]:
         """Return every file, by path, as a process would see it."""
         return {
-            f"{folder_name}/{name}" if folder_name else name: inode.content
+            f"{folder_name}/{name}" if folder_name else name: bytes(inode.content)
             for folder_name, folder in self._folders.items()
             for name, inode in sorted(folder.names.items())
         }
@@ -138,7 +159,8 @@ class Disk:
     def put(self, path: str, content: bytes) -> None:
         """Make the file, or replace what it holds."""
         folder, name = self.locate(path)
-        folder.names[name] = folder.durable[name] = _Inode(content)
+        inode = _Inode(bytearray(content), [], bytearray(content))
+        folder.names[name] = folder.durable[name] = inode
 
     def delete(self, path: str) -> None:
         """Remove the file."""
@@ -208,20 +230,27 @@ class DiskFile:
         self._inode = inode
         self._open = True
 
-    def append(self, data: bytes) -> None:
-        """Add to the bytes in memory; a failure leaves a part of them."""
+    def write(self, data: bytes, position: int) -> None:
+        """Change the bytes in memory; a failure leaves a part of that."""
         assert self._open
+        kind = "write" if data.strip(b"\0") else "zero"
         try:
-            self._directory.step(f"append {self._name}")
+            self._directory.step(f"{kind} {self._name}")
         except (OSError, CrashNow):
-            self._inode.pending += data[: len(data) // 2]
+            self._inode.write(position, data[: len(data) // 2])
             raise
-        self._inode.pending += data
+        self._inode.write(position, data)
 
-    def append_synced(self, data: bytes) -> None:
+    def write_synced(self, data: bytes, position: int) -> None:
         """Do both; a crash may come between them."""
-        self.append(data)
+        self.write(data, position)
         self.sync()
+
+    def truncate(self, size_bytes: int) -> None:
+        """Cut the file off, in memory."""
+        assert self._open
+        self._directory.step(f"truncate {self._name}")
+        self._inode.write(size_bytes, None)
 
     def sync(self) -> None:
         """Move the bytes in memory to the medium; a failure says they are there, and lies."""
@@ -230,13 +259,10 @@ class DiskFile:
         try:
             self._directory.step(f"sync {self._name}")
         except OSError:
-            inode.lost_bytes = len(inode.pending)
+            inode.pending = []
             raise
         # What an earlier sync lost stays lost, and is a hole of zeros if more comes behind it.
-        if inode.lost_bytes < len(inode.pending):
-            hole = bytes(inode.lost_bytes)
-            inode.durable += hole + inode.pending[inode.lost_bytes :]
-            inode.pending, inode.lost_bytes = b"", 0
+        inode.sync()
 
     def close(self) -> None:
         """End the use of the file; nothing is synced by that."""
@@ -293,16 +319,13 @@ class DiskDirectory:
         """Return what was written, synced or not."""
         self.step(f"read {name}")
         content = self._inode(name).content
-        return content[start:] if size_bytes is None else content[start : start + size_bytes]
+        end = len(content) if size_bytes is None else start + size_bytes
+        return bytes(memoryview(content)[start:end])
 
     def drop_cache(self, name: str) -> None:
         """Forget the pages that are called clean, those of a failed sync too."""
         self.step(f"drop {name}")
-        inode = self._inode(name)
-        if inode.lost_bytes:
-            behind = inode.pending[inode.lost_bytes :]
-            inode.pending = bytes(inode.lost_bytes) + behind if behind else b""
-            inode.lost_bytes = 0
+        self._inode(name).drop_cache()
 
     def create(self, name: str) -> DiskFile:
         """Make a new file."""
@@ -315,7 +338,7 @@ class DiskDirectory:
         folder.changes.append((("link", base, inode),))
         return DiskFile(self, name, inode)
 
-    def open_append(self, name: str) -> DiskFile:
+    def open_write(self, name: str) -> DiskFile:
         """Open an old file."""
         self.step(f"open {name}")
         return DiskFile(self, name, self._inode(name))
@@ -395,13 +418,68 @@ def _with_some(folder: _Folder, kept: tuple[bool, ...]) -> dict[str, _Inode]:
     return names
 
 
+def _do(content: bytearray, position: int, data: bytes | None) -> None:
+    """Write, or cut off."""
+    if data is None:
+        del content[position:]
+        return
+    if len(content) < position:
+        content.extend(bytes(position - len(content)))
+    content[position : position + len(data)] = data
+
+
+def _sectors(start: int, end: int) -> list[tuple[int, int]]:
+    """Return the parts of these bytes that are in one sector each."""
+    inner = range(start // _SECTOR_BYTES * _SECTOR_BYTES, end, _SECTOR_BYTES)
+    return [(max(start, at), min(end, at + _SECTOR_BYTES)) for at in inner]
+
+
 def _left_of(inode: _Inode) -> list[bytes]:
     """Return what may be on the medium of a file: all ways that matter in which bytes are lost."""
-    durable, pending = inode.durable, inode.pending
     if inode.overwritten is not None:
-        return [durable, inode.overwritten]
-    if not pending or inode.lost_bytes:
-        return [durable]
+        return [bytes(inode.durable), inode.overwritten]
+    found = {bytes(inode.durable)}
+    for position, data in inode.pending:
+        found |= {left for content in found for left in _left_by(content, position, data)}
+    return sorted(found)
+
+
+def _left_by(content: bytes, position: int, data: bytes | None) -> Iterator[bytes]:
+    """Yield what a write or a cut that wasn't synced may make of *content*."""
+    if data is None:
+        yield content[:position]
+        return
+    over = max(0, min(len(data), len(content) - position))
+    sectors = _sectors(position, position + over)
+    tails = _tails(data[over:])
+    for kept in _mixes(len(sectors)):
+        mixed = bytearray(content)
+        for (start, end), is_kept in zip(sectors, kept, strict=True):
+            if is_kept:
+                mixed[start:end] = data[start - position : end - position]
+        for tail in tails:
+            left = bytearray(mixed)
+            if tail:
+                _do(left, position + over, tail)
+            yield bytes(left)
+
+
+def _mixes(count: int) -> Iterator[tuple[bool, ...]]:
+    """Yield which of so many sectors are the new ones; of many, the mixes that matter."""
+    if count <= _MIXED_SECTORS_MAX:
+        yield from _subsets(count)
+        return
+    for at in range(count + 1):
+        yield (True,) * at + (False,) * (count - at)
+        yield (False,) * at + (True,) * (count - at)
+        yield tuple(place == at for place in range(count))
+        yield tuple(place != at for place in range(count))
+
+
+def _tails(pending: bytes) -> list[bytes]:
+    """Return what may be there of bytes that were appended."""
+    if not pending:
+        return [b""]
     half = len(pending) // 2
     tails = {
         b"",
@@ -414,7 +492,23 @@ def _left_of(inode: _Inode) -> list[bytes]:
         bytes(half) + pending[half:],
         pending[:half] + bytes((pending[half] ^ 1,)) + pending[half + 1 :],
     }
-    return [durable + tail for tail in sorted(tails)]
+    return sorted(tails)
+
+
+def _survive(content: bytearray, position: int, data: bytes | None, rng: random.Random) -> None:
+    """Do what a crash leaves of a write, or of a cut."""
+    if data is None:
+        if rng.random() < 0.5:
+            _do(content, position, data)
+        return
+    over = max(0, min(len(data), len(content) - position))
+    share = rng.choice([0.0, 0.5, 1.0])
+    for start, end in _sectors(position, position + over):
+        if rng.random() < share:
+            content[start:end] = data[start - position : end - position]
+    tail = _survivor(data[over:], rng)
+    if tail:
+        _do(content, position + over, tail)
 
 
 def _survivor(pending: bytes, rng: random.Random) -> bytes:
@@ -426,8 +520,8 @@ def _survivor(pending: bytes, rng: random.Random) -> bytes:
     if harm == 1:
         kept[rng.randrange(len(kept))] ^= 1 << rng.randrange(8)
     elif harm == 2:
-        page = rng.randrange(0, len(kept), _PAGE_BYTES)
-        kept[page : page + _PAGE_BYTES] = bytes(len(kept[page : page + _PAGE_BYTES]))
+        sector = rng.randrange(0, len(kept), _SECTOR_BYTES)
+        kept[sector : sector + _SECTOR_BYTES] = bytes(len(kept[sector : sector + _SECTOR_BYTES]))
     elif harm == 3:
         start = rng.randrange(len(kept))
         kept[start:] = bytes(len(kept) - start)

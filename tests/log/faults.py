@@ -33,19 +33,24 @@ class FaultyFile:
         self._file = file
         self._faults = faults
 
-    def append(self, data: bytes) -> None:
+    def write(self, data: bytes, position: int) -> None:
         """Write, or write a part and fail."""
         try:
-            self._faults.step("write")
+            self._faults.step("write" if data.strip(b"\0") else "zero")
         except OSError:
-            self._file.append(data[: len(data) // 2])
+            self._file.write(data[: len(data) // 2], position)
             raise
-        self._file.append(data)
+        self._file.write(data, position)
 
-    def append_synced(self, data: bytes) -> None:
+    def write_synced(self, data: bytes, position: int) -> None:
         """Write and sync, or fail in either."""
-        self.append(data)
+        self.write(data, position)
         self.sync()
+
+    def truncate(self, size_bytes: int) -> None:
+        """Cut off, or fail."""
+        self._faults.step("ftruncate")
+        self._file.truncate(size_bytes)
 
     def sync(self) -> None:
         """Sync, or fail."""
@@ -69,10 +74,10 @@ class FaultyDirectory(OsDirectory):
         self._faults.step("create")
         return FaultyFile(super().create(name), self._faults)
 
-    def open_append(self, name: str) -> FaultyFile:
+    def open_write(self, name: str) -> FaultyFile:
         """Open, or fail."""
         self._faults.step("open")
-        return FaultyFile(super().open_append(name), self._faults)
+        return FaultyFile(super().open_write(name), self._faults)
 
     def open_overwrite(self, name: str) -> Overwritten:
         """Open, or fail."""

@@ -21,6 +21,7 @@ def open_journal(
     node_id: int = 1,
     leader_epoch_at_least: int = 0,
     cluster_id: str = "",
+    zeros_bytes: int = 0,
 ) -> Journal:
     """Start a process on *disk*."""
     return Journal(
@@ -32,6 +33,7 @@ def open_journal(
         new_secret=lambda: SECRET,
         leader_epoch_at_least=leader_epoch_at_least,
         cluster_id=cluster_id,
+        zeros_bytes=zeros_bytes,
     )
 
 

@@ -12,6 +12,7 @@ from tests.fakes.disk import CrashNow, Disk
 from tests.log.helpers import append, flush, open_journal, replayed
 
 SEGMENT_BYTES = 300
+ZEROS_BYTES = 120
 SEEDS = 12
 WRITTEN = [0, 1, 2, 3] + [n for n in range(4, 12) for _ in range(2)]
 
@@ -19,8 +20,8 @@ Story = Callable[[Disk, list[int]], None]
 
 
 def reopen(disk: Disk) -> Journal:
-    """Open with segments small enough to roll."""
-    return open_journal(disk, segment_bytes=SEGMENT_BYTES)
+    """Open with segments small enough to roll, some of which is zeroed ahead."""
+    return open_journal(disk, segment_bytes=SEGMENT_BYTES, zeros_bytes=ZEROS_BYTES)
 
 
 def full_segment() -> Disk:
@@ -154,7 +155,7 @@ def test_a_full_disk_does_not_fill_up_with_tries_to_open() -> None:
             reopen(disk)
         operation = disk.operations[number]
         disk.kill()
-        if operation.startswith(("append 0", "sync 0")):
+        if operation.startswith(("write 0", "sync 0")):
             assert set(before) == set(disk.files()) - {"manifest.tmp", "meta.tmp"}
 
         assert replayed(reopen(disk)) == [0, 1, 2, 3]
@@ -218,7 +219,7 @@ def test_the_states_of_a_power_cut_are_all_there() -> None:
     directory = disk.directory()
     directory.lock()
     file = directory.create("a")
-    file.append(b"xy")
+    file.write(b"xy", 0)
     directory.rename("a", "b")
     found = {tuple(sorted(state.files().items())) for state in disk.crash_states()}
     tails = {b"", b"x", b"xy", b"\0\0", b"x\0", b"\0y", b"xx"}
@@ -227,3 +228,22 @@ def test_the_states_of_a_power_cut_are_all_there() -> None:
     assert {n for ((n, _),) in found - {()}} == {"a", "b"}
     assert () in found
     assert len(found) == 1 + 2 * len(tails)
+
+
+def test_of_what_is_overwritten_each_sector_is_the_old_one_or_the_new_one() -> None:
+    """The enumeration again: a write over three sectors, and one that goes on behind the end."""
+    disk = Disk()
+    disk.put("a", bytes(160))
+    file = disk.directory().open_write("a")
+    file.write(b"x" * 100, 40)
+    found = {state.files()["a"] for state in disk.crash_states()}
+    parts = [(40, 64), (64, 128), (128, 140)]
+
+    assert len(found) == 8
+    for content in found:
+        assert content[:40] + content[140:] == bytes(60)
+        assert all(len(set(content[start:end])) == 1 for start, end in parts)
+    file.sync()
+    file.write(b"yy", 159)
+    tails = {state.files()["a"][159:] for state in disk.crash_states()}
+    assert {b"\0", b"y", b"yy", b"\0y", b"y\0"} <= tails

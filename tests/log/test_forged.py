@@ -30,6 +30,7 @@ def opened(disk: Disk, *, secret: bytes = SECRET) -> Journal:
         node_id=1,
         new_cluster_id=lambda: "A" * 22,
         new_secret=lambda: secret,
+        zeros_bytes=0,
     )
 
 

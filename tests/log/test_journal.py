@@ -124,7 +124,7 @@ def test_one_flush_is_one_write_and_one_sync(disk: Disk) -> None:
     flush(journal)
     (segment,) = segments_of(disk)
 
-    assert [f"append {segment}", f"sync {segment}"] == disk.operations
+    assert [f"write {segment}", f"sync {segment}"] == disk.operations
 
 
 def test_a_batch_over_the_limit_changes_nothing(

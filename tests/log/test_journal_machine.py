@@ -1,6 +1,7 @@
 """The journal under any sequence of writes, crashes, kills and restarts."""
 
 import contextlib
+import errno
 import random
 from typing import Final
 
@@ -32,16 +33,19 @@ class JournalMachine(RuleBasedStateMachine):
         self.numbers = 0
         self.epoch = 0
         self.segment_bytes = 400
+        self.zeros_bytes = 0
 
-    @initialize(segment_bytes=st.integers(100, 1500))
-    def start(self, segment_bytes: int) -> None:
+    @initialize(segment_bytes=st.integers(100, 1500), zeros_bytes=st.sampled_from([0, 70, 500]))
+    def start(self, segment_bytes: int, zeros_bytes: int) -> None:
         """Make the folder."""
-        self.segment_bytes = segment_bytes
+        self.segment_bytes, self.zeros_bytes = segment_bytes, zeros_bytes
         self.open()
 
     def open(self) -> None:
         """Restart; what survived must hold what was acknowledged and be a prefix."""
-        self.journal: Journal = open_journal(self.disk, segment_bytes=self.segment_bytes)
+        self.journal: Journal = open_journal(
+            self.disk, segment_bytes=self.segment_bytes, zeros_bytes=self.zeros_bytes
+        )
         survived = self.replay()
 
         assert self.written[: self.acknowledged] == survived[: self.acknowledged]
@@ -94,11 +98,16 @@ class JournalMachine(RuleBasedStateMachine):
         self.open()
 
     @precondition(lambda self: self.taken is not None)
-    @rule(operation=st.integers(0, 12), seed=SEEDS, kill=st.booleans())
-    def fail_during_write(self, operation: int, seed: int, *, kill: bool) -> None:
-        """Let the disk fail, which ends the process."""
+    @rule(
+        operation=st.integers(0, 12),
+        error=st.sampled_from([errno.EIO, errno.ENOSPC]),
+        seed=SEEDS,
+        kill=st.booleans(),
+    )
+    def fail_during_write(self, operation: int, error: int, seed: int, *, kill: bool) -> None:
+        """Let the disk fail, which ends the process, unless only zeros had no room."""
         assert self.taken is not None
-        self.disk.plan(fail_at=operation)
+        self.disk.plan(fail_at=operation, error=error)
         try:
             self.journal.write_flush(self.taken)
             self.acknowledged = self.taken_batches

@@ -64,7 +64,8 @@ def test_a_torn_tail_on_the_file_system_is_saved_and_cut(tmp_path: Path) -> None
     write(journal, 0, 1)
     journal.close(clean=False)
     (segment,) = tmp_path.glob("*.segment")
-    with segment.open("ab") as file:
+    with segment.open("r+b") as file:
+        file.seek(journal.size_bytes)
         file.write(b"torn")
     journal = open_real(tmp_path)
 
@@ -114,7 +115,7 @@ def test_nothing_is_ever_created_over_an_old_file(tmp_path: Path) -> None:
     """A name that is used twice would be somebody's data."""
     directory = OsDirectory(tmp_path)
     file = directory.create("a")
-    file.append(b"12345")
+    file.write(b"12345", 0)
     file.sync()
     file.close()
     file.close()
@@ -143,11 +144,15 @@ def test_subfolders_are_made_when_something_is_moved_there(tmp_path: Path) -> No
 
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """write(2) may take less than it was given."""
-    real_write = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: real_write(fd, bytes(data)[:3]))
+    """pwrite(2) and pwritev2(2) may take less than they were given."""
+    write_some, write_pieces = os.pwrite, os.pwritev
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write_some(fd, bytes(data)[:3], at))
+    monkeypatch.setattr(
+        os, "pwritev", lambda fd, data, *args: write_pieces(fd, [bytes(data[0])[:3]], *args)
+    )
     file = OsDirectory(tmp_path).create("a")
-    file.append(b"1234567")
+    file.write(b"....567", 0)
+    file.write_synced(b"1234", 0)
     file.close()
 
     assert (tmp_path / "a").read_bytes() == b"1234567"

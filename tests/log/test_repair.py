@@ -355,7 +355,7 @@ def test_a_torn_tail_of_a_damaged_folder_counts_as_lost() -> None:
     flip(disk, segments_of(disk)[0], 10)
     before = planned(disk).lost_bytes
     name = newest_segment(disk)
-    disk.put(name, disk.files()[name] + bytes(1000))
+    disk.put(name, disk.files()[name] + bytes(999) + b"\x01" + bytes(99))
 
     assert planned(disk).lost_bytes == before + 1000
 

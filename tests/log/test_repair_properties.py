@@ -40,7 +40,8 @@ def written(rng: random.Random, *, clean: bool) -> Written:
     disk = Disk()
     number = 0
     for _run in range(rng.randint(1, 3)):
-        journal = open_journal(disk, segment_bytes=SEGMENT_BYTES)
+        zeros_bytes = rng.choice([0, 60, 200])
+        journal = open_journal(disk, segment_bytes=SEGMENT_BYTES, zeros_bytes=zeros_bytes)
         for _ in range(rng.randint(1, 12)):
             for _ in range(rng.randint(1, 3)):
                 count = rng.randint(1, 3)

@@ -25,7 +25,7 @@ Story = Callable[[Disk], Journal]
 
 def reopen(disk: Disk, *, segment_bytes: int = SEGMENT_BYTES) -> Journal:
     """Start a process."""
-    return open_journal(disk, segment_bytes=segment_bytes)
+    return open_journal(disk, segment_bytes=segment_bytes, zeros_bytes=100)
 
 
 def origin() -> Disk:

@@ -245,7 +245,7 @@ async def test_what_waits_for_a_disk_that_hangs_has_a_bound(
         assert await fetched(client) == 7
 
 
-@pytest.mark.parametrize("operation", ["append", "sync"])
+@pytest.mark.parametrize("operation", ["write", "sync"])
 async def test_a_failed_write_ends_the_process_with_nothing_acknowledged(
     operation: str, autojump_clock: MockClock
 ) -> None:
@@ -258,7 +258,7 @@ async def test_a_failed_write_ends_the_process_with_nothing_acknowledged(
             clients.extend(w.connect() for _ in range(3))
             assert await clients[0].ask(commit(1)) == DONE
             # The next flush is an append and a sync.
-            disk.plan(fail_at=0 if operation == "append" else 1)
+            disk.plan(fail_at=0 if operation == "write" else 1)
             for client in clients:
                 client.send(commit(2))
             await trio.sleep(60)

@@ -147,7 +147,7 @@ def survey(directory: Directory, cluster_id: str = "") -> Survey:
     if manifest is None:
         sources = _rebuilt(directory, indexes, meta)
     else:
-        sources = [_source_of(directory, s, manifest, indexes) for s in manifest.segments]
+        sources = [_source_of(directory, s, manifest, indexes, meta) for s in manifest.segments]
     problems += [problem for source in sources if (problem := _problem_of(source)) is not None]
     problems += [
         Problem(name, f"this segment belongs to the cluster {foreign_id}")
@@ -230,17 +230,25 @@ def _unfit(manifest: Manifest) -> str:
 
 
 def _source_of(
-    directory: Directory, segment: SegmentInfo, manifest: Manifest, indexes: _Indexes
+    directory: Directory,
+    segment: SegmentInfo,
+    manifest: Manifest,
+    indexes: _Indexes,
+    meta: Meta | None,
 ) -> Source:
     name = segment.name
     is_here = name in indexes.files
     if segment.data_bytes is None:
         if is_here:
-            return Source(segment, name, directory.size(name), None)
+            return Source(
+                segment, name, _written_bytes(directory, name, segment.format, meta), None
+            )
         listed = {s.name for s in manifest.segments}
         for other in indexes.files:
             if other not in listed and _begins_at(directory, other, segment.base):
-                return Source(segment, other, directory.size(other), None)
+                return Source(
+                    segment, other, _written_bytes(directory, other, segment.format, meta), None
+                )
         return Source(segment, None, 0, None)
     # Its own file first; a renamed or swapped one says itself which it is.
     for other in sorted(indexes.of, key=lambda other: other != name):
@@ -342,16 +350,16 @@ def _candidates(directory: Directory, indexes: _Indexes, meta: Meta | None) -> I
             index, data_bytes = indexes.of[name]
             yield _Candidate(index.base, serial, name, data_bytes, index, index.format)
         elif match:
-            size_bytes = directory.size(name)
-            format_ = _format_of(directory, name, size_bytes, meta)
+            format_ = _format_of(directory, name, meta)
+            size_bytes = _written_bytes(directory, name, format_, meta)
             yield _Candidate(int(match[1]), serial, name, size_bytes, None, format_)
 
 
-def _format_of(directory: Directory, name: str, size_bytes: int, meta: Meta | None) -> int:
+def _format_of(directory: Directory, name: str, meta: Meta | None) -> int:
     """Return the format of the batches of a segment that says it nowhere else."""
     if meta is not None and meta.format == 1:
         return 1
-    first = _Window(directory, name, size_bytes).batch_at(0)
+    first = _Window(directory, name, directory.size(name)).batch_at(0)
     return FORMAT if first is None else first.raw.format
 
 
@@ -406,6 +414,25 @@ def scan(directory: Directory, stretch: Stretch, start: int = 0) -> Iterator[Fou
                 return
         yield found
         start = found.end
+
+
+def _written_bytes(directory: Directory, name: str, format_: int, meta: Meta | None) -> int:
+    """Return the size of a segment without the zeros that were written ahead."""
+    size_bytes = end = directory.size(name)
+    while end > 0:
+        start = max(0, end - WINDOW_BYTES)
+        written = directory.read(name, start, end - start).rstrip(b"\0")
+        if written:
+            end = start + len(written)
+            break
+        end = start
+    if end == size_bytes:
+        return end
+    # A batch may end with zeros of its own.
+    stretch = Stretch(
+        name, size_bytes, 0, None, NODE_PARTITION, format_, None if meta is None else meta.key
+    )
+    return max([end, *(i.end for i in scan(directory, stretch) if type(i) is Found)])
 
 
 def _is_compacted(directory: Directory, candidate: _Candidate, meta: Meta | None) -> bool:
