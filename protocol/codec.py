@@ -220,6 +220,7 @@ class RequestCodec:
     def __init__(self, message: type[Request], version: int) -> None:
         self._message = message
         self._layout = _layout(message, version, closed=True)
+        self._is_message = self._layout is message
         self._is_older = version < newest_version(message)
         self._decode = msgspec.msgpack.Decoder(self._layout).decode
         self._texts = _texts(message, TEXT_BYTES_MAX)
@@ -233,18 +234,18 @@ class RequestCodec:
             Invalid: The bytes are sound, the content does not fit.
             Unreadable: The bytes are not one sound msgpack value.
         """
-        size = len(body)
-        if size > ITEMS_MAX:  # Else it can't hold so many values.
+        if len(body) > ITEMS_MAX:  # Else it can't hold so many values.
             _check_sound(body)
         try:
             request = self._decode(body)
         except Exception as exc:  # Not all are msgspec's own: UnicodeDecodeError.
             _check_sound(body)
             raise Invalid(str(exc)) from exc
-        if self._layout is not self._message:
+        if len(body) <= TOPIC_BYTES_MAX and self._is_message:
+            return request  # Nearly always; no text has a smaller limit.
+        if not self._is_message:
             request = msgspec.convert(request, self._message, from_attributes=True)
-        if size > TOPIC_BYTES_MAX:  # No text has a smaller limit.
-            _check_texts(request, self._names if size <= TEXT_BYTES_MAX else self._texts)
+        _check_texts(request, self._names if len(body) <= TEXT_BYTES_MAX else self._texts)
         return request
 
     def encode(self, request: Request) -> bytes:

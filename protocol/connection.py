@@ -6,7 +6,7 @@ big-endian. Answers may come in any order; correlation ids join them with their 
 
 import struct
 from collections.abc import Callable, Sized
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, final
 
 from msgspec import Struct
 
@@ -162,6 +162,7 @@ class RequestEvent(Struct, frozen=True, gc=False):
     request: Request
 
 
+@final
 class BadRequest(Struct, frozen=True, gc=False):
     """A request that cannot be handled: answer with ``[error]``, then close if *close*."""
 

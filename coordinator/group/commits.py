@@ -6,7 +6,7 @@ from typing import Final
 from coordinator.group.core import Core, Now, Outcome, Reply
 from coordinator.group.group import Group
 from coordinator.group.member import CONSUMER, NOTHING, Member, Owned
-from coordinator.group.records import NO_EXPIRY, Offsets, OffsetsCommitted
+from coordinator.group.records import Offsets, OffsetsCommitted
 from coordinator.group.refusals import member_refusal
 from coordinator.group.states import GroupState
 from protocol.errors import ErrorCode
@@ -62,7 +62,7 @@ def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) ->
         offsets, results = _examine(core, group, member, named)
         answered.append(TopicResult(named.topic, results))
         if offsets:
-            record = OffsetsCommitted(group_id, named.topic, offsets, wall_ms, NO_EXPIRY)
+            record = OffsetsCommitted(group_id, named.topic, offsets, wall_ms)
             outcome.records.append(record)
             core.replay(record)
             if group is None:

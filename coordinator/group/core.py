@@ -158,24 +158,26 @@ class Core:
 
     def replay(self, record: Record) -> None:
         """Apply one record: the only code that changes hard state. It can't fail."""
-        group_id = record.group_id
-        if type(record) is GroupDeleted:
-            self.groups.pop(group_id, None)
+        if type(record) is not OffsetsCommitted:  # Nearly all of them are.
+            self._replay_rare(record)
             return
-        group = self.groups.get(group_id)
-        if group is None:
-            group = self.groups[group_id] = Group(group_id)
-        if type(record) is OffsetsCommitted:  # Nearly all of them.
-            topic, commit_ms = record.topic, record.commit_timestamp_ms
-            stored = group.offsets.get(topic)
-            if stored is None:
-                stored = group.offsets[topic] = StoredOffsets()
-            group.offset_count += stored.put(record.offsets, commit_ms, record.expire_timestamp_ms)
-            self.newest_ms = max(self.newest_ms, commit_ms)
-        else:
-            self._replay_rare(group, record)
+        commit_ms = record.commit_timestamp_ms
+        self.newest_ms = max(self.newest_ms, commit_ms)
+        group = self.groups.get(record.group_id) or self._make_group(record.group_id)
+        stored = group.offsets.get(record.topic)
+        if stored is None:
+            stored = group.offsets[record.topic] = StoredOffsets()
+        group.offset_count += stored.put(record.offsets, commit_ms, record.expire_timestamp_ms)
 
-    def _replay_rare(self, group: Group, record: Record) -> None:
+    def _make_group(self, group_id: str) -> Group:
+        group = self.groups[group_id] = Group(group_id)
+        return group
+
+    def _replay_rare(self, record: Record) -> None:
+        if type(record) is GroupDeleted:
+            self.groups.pop(record.group_id, None)
+            return
+        group = self.groups.get(record.group_id) or self._make_group(record.group_id)
         if type(record) is GroupMetadata:
             group.stable = record
             # A record of an older generation comes after a newer GroupGeneration only when

@@ -96,12 +96,12 @@ class StoredOffsets:
 
     def put(self, offsets: Offsets, commit_timestamp_ms: int, expire_timestamp_ms: int) -> int:
         """Store *offsets*, all committed at the same time; return how many of them are new."""
-        stored, times = self.offsets, self._committed_ms
+        stored = self.offsets
         before = len(stored)
         stored.update(offsets)
         if len(stored) == len(offsets):
             self._committed_ms = commit_timestamp_ms
-        elif times != commit_timestamp_ms:
+        elif (times := self._committed_ms) != commit_timestamp_ms:
             if isinstance(times, int):
                 times = self._committed_ms = dict.fromkeys(stored, times)
             times.update(dict.fromkeys(offsets, commit_timestamp_ms))

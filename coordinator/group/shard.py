@@ -126,9 +126,10 @@ class GroupShard:
             KeyError: The request is none of JoinGroup, SyncGroup, Heartbeat, LeaveGroup,
                 OffsetCommit, DrainMember, OffsetDelete and AlterGroupRetention.
         """
-        self._core.latest = None
+        core = self._core
+        core.latest = None
         if type(request) is OffsetCommitRequest:  # Nearly all of them.
-            return commits.commit(self._core, request, token, now)
+            return commits.commit(core, request, token, now)
         return self._handlers[type(request)](request, token, caller, now)
 
     def interrupted(self) -> Outcome | None:

@@ -98,6 +98,7 @@ class Node:
             segment_bytes=segment_bytes,
         )
         self.flusher = Flusher(journal, environment, self._advance)
+        self.appended = self.flusher.want  # For the shards, bound once.
         topics = Registry()
         self.registry = ShardRunner(NODE_PARTITION, RegistryShard(topics), TOPIC_CODEC, self)
         new_uuid = environment.new_uuid
@@ -219,10 +220,6 @@ class Node:
         return sum(shard.status is status for shard in self.shards)
 
     # --- for the shards (`Services`) ----------------------------------------------------
-
-    def appended(self) -> None:
-        """Have it flushed."""
-        self.flusher.want()
 
     def deadline_may_be_earlier(self, deadline_ms: int | None) -> None:
         """Wake the timers if they would sleep past *deadline_ms*."""

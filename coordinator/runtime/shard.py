@@ -4,6 +4,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from itertools import count
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from coordinator.group import records, registry
@@ -123,7 +124,7 @@ class ReplyGate:
         self._release = release
         self._queue: deque[Parked] = deque()
         self._early: list[Parked] = []
-        self._number = 0
+        self._numbers = count()
         self.committed_offset = 0
 
     def __len__(self) -> int:
@@ -137,8 +138,7 @@ class ReplyGate:
         if until_offset <= self.committed_offset:
             self._release(token, answer, member)
             return
-        self._number = number = self._number + 1
-        parked = (until_offset, number, deadline_ms, token, answer, member)
+        parked = (until_offset, next(self._numbers), deadline_ms, token, answer, member)
         queue = self._queue
         if not queue or until_offset >= queue[-1][0]:
             queue.append(parked)
@@ -151,11 +151,12 @@ class ReplyGate:
         self.committed_offset = committed_offset
         queue, early, release = self._queue, self._early, self._release
         while queue and queue[0][0] <= committed_offset:
-            parked = heapq.heappop(early) if early and early[0] < queue[0] else queue.popleft()
-            release(parked[3], parked[4], parked[5])
+            while early and early[0] < queue[0]:
+                release(*heapq.heappop(early)[3:])
+            _, _, _, token, answer, member = queue.popleft()
+            release(token, answer, member)
         while early and early[0][0] <= committed_offset:
-            parked = heapq.heappop(early)
-            release(parked[3], parked[4], parked[5])
+            release(*heapq.heappop(early)[3:])
 
     def give_up(self, now_ms: int | None = None) -> list[tuple[Token, Any]]:
         """Remove what waited past its deadline, or with None everything.
@@ -187,6 +188,7 @@ class ShardRunner(Generic[C]):
         self._append = services.journal.append_packed
         self._want_flush = services.appended
         self._commit_timeout_ms = services.commit_timeout_ms
+        self._park = self.gate.park
         self._note_kept = core.kept
         self._end_offset = core.end_offset
         self._now = Now(0, 0)  # Of the step that is being done, for replies that leave in it.
@@ -326,28 +328,37 @@ class ShardRunner(Generic[C]):
         self._fail_late(self.gate.give_up(), now)
         for outcome in self.core.unload(now):
             for reply in outcome.replies:
-                self._answer(reply, 0, now)
+                token: Any = reply.token
+                self._release(
+                    token, token.prepare(reply.response, self._leader_epoch), reply.member
+                )
             self._emit_all(outcome)
 
     def apply(self, outcome: Outcome, now: Now) -> None:
         """Log, gate and tell what the core decided."""
         group_id = outcome.group_id
         self._now = now
-        end = None
+        until = None
         if outcome.records:
-            count, packed = self._pack(outcome.records)
+            num_offsets, packed = self._pack(outcome.records)
             try:
-                end = self._append(self.partition, count, packed, now.wall_ms)
+                until = self._append(self.partition, num_offsets, packed, now.wall_ms)
             except LogFailed:
                 # Memory is ahead of a log that takes nothing more: nobody may look until the end.
                 self.status = Status.CLOSED
                 raise
-            self._note_kept(group_id, end)
+            self._note_kept(group_id, until)
             self._want_flush()
         for reply in outcome.replies:
-            if end is None:
-                end = self._end_offset(group_id)
-            self._answer(reply, end if reply.gated else 0, now)
+            token: Any = reply.token  # The core keeps it unread.
+            answer = token.prepare(reply.response, self._leader_epoch)
+            if not reply.gated:
+                token.send(answer)
+                continue
+            if until is None:
+                until = self._end_offset(group_id)
+            deadline_ms = now.mono_ms + self._commit_timeout_ms
+            self._park(until, deadline_ms, token, answer, reply.member)
         if outcome.events:
             self._emit_all(outcome)
 
@@ -378,14 +389,6 @@ class ShardRunner(Generic[C]):
         refused = self.refusal()
         assert refused is not None
         token.fail(refused, self._leader_epoch)
-
-    def _answer(self, reply: Reply, until_offset: int, now: Now) -> None:
-        """Pack an answer as it is now, and send it once its offset is committed."""
-        token: Any = reply.token  # The core keeps it unread.
-        answer = token.prepare(reply.response, self._leader_epoch)
-        deadline_ms = now.mono_ms + self._commit_timeout_ms
-        member = reply.member if reply.gated else None
-        self.gate.park(until_offset, deadline_ms, token, answer, member)
 
     def _release(self, token: Token, answer: Any, member: Any) -> None:
         if member is not None:

@@ -54,6 +54,7 @@ NEVER_MS: Final = 2**63
 _TURN_REQUESTS: Final = 64
 # They wait for other members, not for us, and a limit of their own bounds them.
 _PARKING: Final = frozenset({JoinGroupRequest, SyncGroupRequest})
+_UNUSUAL: Final = _PARKING | {ApiVersionsRequest}
 _BYTES_PER_READ_SECOND: Final = 64 * 1024
 # One line per peer and second is enough to find out who sends garbage.
 _LOG_PERIOD_MS: Final = 1_000
@@ -70,14 +71,18 @@ class SessionCall(Call, eq=False):
     event: RequestEvent
     session: "Session"
     parks: bool
-    held_bytes: int = 0  # Counted by the queue while it waits for its answer.
+    held_bytes: int  # Counted by the queue while it waits for its answer.
     is_open: bool = True
 
     def prepare(self, answer: Response, leader_epoch: int) -> bytes:
         """Return the frame of *answer*."""
-        event, limit_bytes = self.event, self.session.max_response_bytes
+        event = self.event
         return encode_response(
-            event.dialect, event.correlation_id, answer, leader_epoch, limit_bytes
+            event.dialect,
+            event.correlation_id,
+            answer,
+            leader_epoch,
+            self.session.max_response_bytes,
         )
 
     def send(self, prepared: bytes) -> None:
@@ -91,7 +96,9 @@ class SessionCall(Call, eq=False):
         else:
             session.in_flight -= 1
             session.held_bytes -= self.held_bytes
-        session.put(prepared)
+        session.outbox.add(prepared)
+        if not session.will_flush:
+            session.flush_later()
 
 
 class Session:
@@ -134,7 +141,7 @@ class Session:
         self._reserved_bytes = 0  # For the frame that is being read.
         self.outbox = Outbox(transport)
         self._turn_bytes = 0  # What was unsent when this session's own turn was over.
-        self._will_flush = False  # It is listed as one with something to send.
+        self.will_flush = False  # It is listed as one with something to send.
         self.is_paused = False
         self._will_go_on = False  # The poller calls for what is untaken.
         self._is_closing = False  # Answer what is in the outbox, then close.
@@ -251,7 +258,7 @@ class Session:
         if self._is_closing:
             self._untaken.clear()
             self.is_paused = True
-            self._flush_later()
+            self.flush_later()
         elif self._must_pause():
             self._pause()
         elif self._untaken:
@@ -305,7 +312,7 @@ class Session:
     def _take(self, event: RequestEvent | BadRequest, now: Now) -> None:
         if self._is_closing:
             return
-        if isinstance(event, BadRequest):
+        if type(event) is BadRequest:
             self._sessions.warn(
                 "request.refused",
                 self.transport.peer,
@@ -313,25 +320,25 @@ class Session:
                 reason=event.reason,
                 closed=event.close,
             )
-            self.put(encode_error(event.correlation_id, event.error))
+            self.outbox.add(encode_error(event.correlation_id, event.error))
+            self.flush_later()
             self._is_closing = event.close
             return
         request = event.request
-        kind = type(request)
-        if kind in _PARKING:
-            call = SessionCall(request, event, self, True)
-            self._parked[call] = None
-            if not self._queue.park(is_join=kind is JoinGroupRequest):
-                reason = "max.parked.requests"
-                self._sessions.warn("request.shed", self.transport.peer, reason=reason)
-                shed = join_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, "", SHED_MESSAGE)
-                call.resolve(shed, -1)
-                return
-        else:
+        parks = False
+        if type(request) in _UNUSUAL:
             if type(request) is ApiVersionsRequest:
                 self.caller = Caller(request.client_id, self.transport.peer)
-            call = SessionCall(request, event, self, False)
+            else:
+                parks = True
+        if parks:
+            call = SessionCall(request, event, self, True, 0)
+            if not self._park(call):
+                return
+        else:
+            call = SessionCall(request, event, self, False, self._read_bytes)
             self.in_flight += 1
+            self.held_bytes += self._read_bytes
         try:
             self._dispatch(call, self.caller, now)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
@@ -339,9 +346,15 @@ class Session:
             if call.is_open:
                 call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
             self._is_closing = True
-        if call.is_open and not call.parks:
-            call.held_bytes = self._read_bytes
-            self.held_bytes += self._read_bytes
+
+    def _park(self, call: SessionCall) -> bool:
+        """Count a request that may wait for other members; say whether it may."""
+        self._parked[call] = None
+        if self._queue.park(is_join=type(call.request) is JoinGroupRequest):
+            return True
+        self._sessions.warn("request.shed", self.transport.peer, reason="max.parked.requests")
+        call.resolve(join_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, "", SHED_MESSAGE), -1)
+        return False
 
     # --- answering ----------------------------------------------------------------------
 
@@ -350,23 +363,16 @@ class Session:
         del self._parked[call]
         self._queue.unpark()
 
-    def put(self, frame: bytes) -> None:
-        """Send *frame* at the end of the round."""
-        outbox = self.outbox
-        outbox.frames.append(frame)
-        outbox.unsent_bytes += len(frame)
-        if not self._will_flush:
-            self._flush_later()
-
-    def _flush_later(self) -> None:
-        if not self._will_flush:
-            self._will_flush = True
+    def flush_later(self) -> None:
+        """Send what is in the outbox at the end of the round."""
+        if not self.will_flush:
+            self.will_flush = True
             self._sessions.with_answers.append(self)
             self._poller.wake()
 
     def flush(self) -> None:
         """Send what is ready, all at once; what the socket doesn't take waits for it."""
-        self._will_flush = False
+        self.will_flush = False
         if self.is_closed:
             return
         if self.held_bytes != self._counted_bytes:
@@ -504,6 +510,11 @@ class Outbox:
         self.frames: deque[bytes] = deque()
         self.unsent_bytes = 0
         self.is_blocked = False
+
+    def add(self, frame: bytes) -> None:
+        """Put *frame* behind the others."""
+        self.frames.append(frame)
+        self.unsent_bytes += len(frame)
 
     def send(self) -> None:
         """Send everything at once. Raises an error of the network."""
