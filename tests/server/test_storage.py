@@ -1,16 +1,20 @@
 """The disk is slow, full or broken; the daemon stops."""
 
+import msgpack
 import pytest
 import trio
 from trio.testing import MockClock
 
 from coordinator.group.core import Caller
 from coordinator.log.errors import EXIT_WRITE_FAILED, LogFailed
+from coordinator.log.format import FlushKey, encode_flush
 from coordinator.log.journal import Journal
+from coordinator.log.state_files import encode_durable
 from coordinator.runtime import health
 from coordinator.runtime.calls import Call
 from coordinator.runtime.shard import Status
 from coordinator.server.run import _exit_status_of
+from protocol.consumer import Assignment, encode_assignment
 from protocol.errors import ErrorCode
 from protocol.messages import (
     ApiVersionsRequest,
@@ -33,10 +37,12 @@ from protocol.messages import (
     Response,
     TopicResult,
 )
+from protocol.partition import TopicPartition
 from tests.fakes.disk import Disk
-from tests.log.helpers import append
+from tests.log.helpers import append, newest_segment
+from tests.log.old_format import old_flush
 from tests.packed import fetched as fetched_from
-from tests.server.world import Client, World, beat, commit, join, world
+from tests.server.world import WALL_MS, Client, World, beat, commit, join, world
 
 DONE = OffsetCommitResponse(0, (TopicResult("t", (PartitionResult(0, 0),)),))
 
@@ -345,3 +351,37 @@ async def test_acknowledged_commits_are_there_after_a_kill(autojump_clock: MockC
         assert isinstance(w.journal, Journal)
         assert w.journal.leader_epoch == epoch + 1
         assert await fetched(w.connect()) == 5
+
+
+async def test_a_log_inside_an_assignment_is_never_taken_for_the_log(
+    autojump_clock: MockClock,
+) -> None:
+    """Whole batches of both formats, in a flush that a power cut tears anywhere."""
+    packed = msgpack.packb([(0, 1, 0, "g", ("t", 0), (666, -1, "", WALL_MS, -1))])
+    user_data = b"".join(
+        encode_flush([(p, 10**6, WALL_MS, packed)], 1, start, FlushKey(b"a guess"))[0]
+        + old_flush([(p, 10**6, start, WALL_MS, packed)])
+        for start in (5_000, 6_000)
+        for p in range(4)
+    )
+    assignment = encode_assignment(Assignment((TopicPartition("t", 0),), user_data))
+    disk = Disk()
+    async with world(disk=disk) as w:
+        client = w.connect()
+        assert await client.ask(commit(5)) == DONE
+        before = w.journal.size_bytes
+        await client.join_alone(assignment=assignment)
+        assert w.journal.size_bytes > before + len(user_data)
+        crashed = disk.copy()
+    name = newest_segment(crashed)
+    content = crashed.files()[name]
+    crashed.put("durable", encode_durable(before))
+    start = content.rindex(user_data)
+    for end in range(start + 37, start + len(user_data), 37):
+        for torn in (content[:end], content[:start] + bytes(end - start) + content[end:]):
+            disk = crashed.copy()
+            disk.put(name, torn)
+            async with world(disk=disk) as w:
+                names = [event for event, _ in w.journal.recovery_events]
+                assert names[0] == "log.torn_tail_cut"
+                assert await fetched(w.connect(), "g") == 5

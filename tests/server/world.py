@@ -126,7 +126,9 @@ class Client:
         error: int = response.error
         return error
 
-    async def join_alone(self, group_id: str = "g", session_ms: int = SESSION_MS) -> str:
+    async def join_alone(
+        self, group_id: str = "g", session_ms: int = SESSION_MS, assignment: bytes = ASSIGNMENT
+    ) -> str:
         """Become the only, stable member of a group; return the member id."""
         member_id = await self.member_id(group_id, session_ms)
         sent = self.send(join(group_id, member_id, session_ms))
@@ -134,12 +136,12 @@ class Client:
         joined = (await self.answer(sent)).response
         assert isinstance(joined, JoinGroupResponse)
         assert joined.error == 0
-        shares = (MemberAssignment(member_id, ASSIGNMENT),)
+        shares = (MemberAssignment(member_id, assignment),)
         generation = joined.generation_id
         synced = await self.ask(
             SyncGroupRequest(group_id, generation, member_id, None, None, None, shares)
         )
-        assert synced == SyncGroupResponse(0, "consumer", "range", ASSIGNMENT)
+        assert synced == SyncGroupResponse(0, "consumer", "range", assignment)
         return member_id
 
     async def member_id(self, group_id: str = "g", session_ms: int = SESSION_MS) -> str:
