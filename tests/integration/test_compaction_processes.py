@@ -139,11 +139,11 @@ def test_a_daemon_under_overwrites_keeps_its_log_small(tmp_path: Path) -> None:
     with daemon(tmp_path, *SETTINGS) as one:
         one.ready()
         with one.connect() as connection:
-            for offset in range(40):
+            for offset in range(160):
                 commit_all(connection, offset)
             until(lambda: len(one.events("compaction.finished")) >= 3, "compactions")
-            commit_all(connection, 40)
-            assert all_are_there(connection, 40)
+            commit_all(connection, 160)
+            assert all_are_there(connection, 160)
             # The load came faster than this machine compacts; what is due is made up for.
             until(lambda: size_of(tmp_path) < 2 * LIVE_BYTES + SEGMENT_BYTES, "a small log")
         last = one.events("compaction.finished")[-1]
@@ -152,7 +152,7 @@ def test_a_daemon_under_overwrites_keeps_its_log_small(tmp_path: Path) -> None:
         assert one.stop() == 0
     assert_is_tidy(tmp_path)
     with daemon(tmp_path, *SETTINGS) as again, again.ready().connect() as connection:
-        assert all_are_there(connection, 40)
+        assert all_are_there(connection, 160)
 
 
 def test_the_command_compacts_a_running_daemon(tmp_path: Path) -> None:
