@@ -43,12 +43,12 @@ is common to all. So one entry says what a request changed of many keys, and yet
 import hashlib
 import struct
 import sys
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 import msgpack
 
@@ -100,6 +100,8 @@ MAGIC: Final = b"OFFINDEX"
 
 _REST: Final = struct.Struct(">BHIQQqQ")  # What the crc covers, before the entries.
 _REST_BYTES: Final = _REST.size
+_pack_prefix: Final = PREFIX.pack
+_pack_rest: Final = _REST.pack
 _FLUSH_START: Final = struct.Struct(">Q")
 _FLUSH_START_AT: Final = struct.calcsize(">IIBHIQ")
 _FLUSH: Final = struct.Struct(">IQ")  # leader_epoch, flush_start
@@ -196,13 +198,9 @@ def encode_batch(raw: Sequence[int], packed: bytes) -> tuple[bytes, bytes, bytes
         raw: partition, leader_epoch, base_offset, flush_start, timestamp_ms, check.
         packed: The msgpack array of entries.
     """
-    rest = _REST.pack(FORMAT, *raw)
-    crc = zlib.crc32(packed, zlib.crc32(rest))
+    rest = _pack_rest(FORMAT, *raw)
+    crc = crc32(packed, crc32(rest))
     return PREFIX.pack(_REST_BYTES + len(packed), crc), rest, packed
-
-
-# partition, base_offset, timestamp_ms, packed entries
-OpenBatch = tuple[int, int, int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,34 +219,50 @@ class Flush:
     data: bytes
     rolls: bool
     ends: dict[int, int]
-    batches: tuple[tuple[int, int], ...]
+    batches: list[tuple[int, int]]
 
 
-def encode_flush(
-    batches: Sequence[OpenBatch], leader_epoch: int, start: int, key: FlushKey
-) -> tuple[bytes, tuple[tuple[int, int], ...]]:
-    """Return the bytes of *batches*, and partition and position in them of each.
+class OpenFlush:
+    """The flush that gathers: its batches so far, encoded as they came.
 
-    Args:
-        batches: In the order in which they were appended.
-        leader_epoch: What each of them carries.
-        start: The journal position of the flush, known only now that it is sealed.
-        key: The folder's.
+    Attributes:
+        start: The journal position at which it begins.
+        size_bytes: Of its batches.
+        batches: Partition and position in the flush of each batch.
     """
-    # Written out instead of calling `encode_batch`: a call for each batch costs half as much again.
-    pack_rest, pack_prefix, crc32 = _REST.pack, PREFIX.pack, zlib.crc32
-    check = key.check(leader_epoch, start)
-    pieces: list[bytes] = []
-    where: list[tuple[int, int]] = []
-    position = 0
-    for partition, base_offset, timestamp_ms, packed in batches:
-        rest = pack_rest(FORMAT, partition, leader_epoch, base_offset, start, timestamp_ms, check)
-        size_bytes = len(packed)
+
+    __slots__ = ("_check", "_leader_epoch", "_pieces", "batches", "size_bytes", "start")
+
+    def __init__(self, start: int, leader_epoch: int, key: FlushKey) -> None:
+        """Begin it; every batch carries *leader_epoch*, and its check by the folder's *key*."""
+        self.start = start
+        self.size_bytes = 0
+        self.batches: list[tuple[int, int]] = []
+        self._leader_epoch = leader_epoch
+        self._check = key.check(leader_epoch, start)
+        self._pieces: list[bytes] = []
+
+    def add(self, partition: int, base_offset: int, timestamp_ms: int, packed: bytes) -> None:
+        """Append a batch of the *packed* array of entries."""
+        # Written out instead of calling `encode_batch`: nearly every request comes by here.
+        rest = _pack_rest(
+            FORMAT,
+            partition,
+            self._leader_epoch,
+            base_offset,
+            self.start,
+            timestamp_ms,
+            self._check,
+        )
+        packed_bytes = len(packed)
         crc = crc32(packed, crc32(rest))
-        pieces += (pack_prefix(_REST_BYTES + size_bytes, crc), rest, packed)
-        where.append((partition, position))
-        position += HEADER_BYTES + size_bytes
-    return b"".join(pieces), tuple(where)
+        self._pieces += (_pack_prefix(_REST_BYTES + packed_bytes, crc), rest, packed)
+        self.batches.append((partition, self.size_bytes))
+        self.size_bytes += HEADER_BYTES + packed_bytes
+
+    def data(self) -> bytes:
+        """Return the bytes of all batches."""
+        return b"".join(self._pieces)
 
 
 def batch_at(data: bytes, start: int) -> RawBatch | None:
@@ -261,7 +275,7 @@ def batch_at(data: bytes, start: int) -> RawBatch | None:
     end = body + length
     if not LENGTH_MIN <= length <= LENGTH_MAX or end > len(data):
         return None
-    if zlib.crc32(data[body:end]) != crc:
+    if crc32(data[body:end]) != crc:
         return None
     return RawBatch._make((start, end, *fields[2:]))
 
@@ -496,7 +510,7 @@ def encode_footer(index: Index) -> bytes:
         for partition in sorted(index.end_offsets)
     ]
     body: bytes = msgpack.packb([index.format, index.base, index.end, rows, index.cluster_id])
-    return body + TRAILER.pack(len(body), zlib.crc32(body), MAGIC)
+    return body + TRAILER.pack(len(body), crc32(body), MAGIC)
 
 
 def decode_footer(data: bytes) -> Index | None:
@@ -505,7 +519,7 @@ def decode_footer(data: bytes) -> Index | None:
     if body < 0:
         return None
     length, crc, magic = TRAILER.unpack_from(data, body)
-    if magic != MAGIC or length != body or zlib.crc32(data[:body]) != crc:
+    if magic != MAGIC or length != body or crc32(data[:body]) != crc:
         return None
     try:
         format_, base, end, rows, *newer = msgpack.unpackb(data[:body])

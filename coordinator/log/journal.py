@@ -34,8 +34,7 @@ from coordinator.log.format import (
     Flush,
     FlushKey,
     Index,
-    OpenBatch,
-    encode_flush,
+    OpenFlush,
     encode_footer,
     numbered,
 )
@@ -168,8 +167,7 @@ class Journal:
         self._ends = dict(opened.end_offsets)
         self._taken, self._taken_base = opened.active.end, opened.active.base
         self._roll_wanted = False
-        self._open: list[OpenBatch] = []
-        self._open_bytes = 0
+        self._open = self._next_flush()
         # Sealed segment -> its end offsets, so that `read` opens no index for nothing.
         self._sealed_ends: dict[str, dict[int, int]] = {}
         # One packer for all: making one costs more than packing an ordinary commit.
@@ -200,7 +198,7 @@ class Journal:
     @property
     def open_bytes(self) -> int:
         """Bytes that were appended and not yet taken by a flush."""
-        return self._open_bytes
+        return self._open.size_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -270,8 +268,7 @@ class Journal:
             if not (0 <= partition < self.meta.num_partitions or partition == NODE_PARTITION):
                 raise ValueError(f"partition {partition} of {self.meta.num_partitions}")
             base_offset = 0
-        self._open.append((partition, base_offset, timestamp_ms, packed))
-        self._open_bytes += size_bytes
+        self._open.add(partition, base_offset, timestamp_ms, packed)
         self._ends[partition] = end_offset = base_offset + count
         return end_offset
 
@@ -286,18 +283,21 @@ class Journal:
         Every flush that is taken must be written, in order.
         """
         roll_wanted, self._roll_wanted = self._roll_wanted, False
-        batches, self._open, self._open_bytes = self._open, [], 0
-        if not batches and not roll_wanted:
+        taken = self._open
+        if not taken.batches and not roll_wanted:
             return None
-        start = self._taken
-        data, positions = encode_flush(batches, self.meta.leader_epoch, start, self.key)
-        ends = {partition: self._ends[partition] for partition, _ in positions}
+        start, data = taken.start, taken.data()
+        ends = {partition: self._ends[partition] for partition, _ in taken.batches}
         used = start - self._taken_base
         rolls = roll_wanted or (used > 0 and used + len(data) > self._segment_bytes)
         if rolls:
             self._taken_base = start
         self._taken = start + len(data)
-        return Flush(start, data, rolls, ends, positions)
+        self._open = self._next_flush()
+        return Flush(start, data, rolls, ends, taken.batches)
+
+    def _next_flush(self) -> OpenFlush:
+        return OpenFlush(self._taken, self.meta.leader_epoch, self.key)
 
     def write_flush(self, flush: Flush) -> None:
         """Write and sync *flush*; when this returns, it survives. Blocks: not for the event loop.
@@ -370,7 +370,11 @@ class Journal:
         """
         if self._closed:
             return
-        if clean and self._failure is None and (self._open or self._taken != self._active.end):
+        if (
+            clean
+            and self._failure is None
+            and (self._open.batches or self._taken != self._active.end)
+        ):
             raise RuntimeError("a clean stop with batches that were never written")
         self._closed = True
         try:

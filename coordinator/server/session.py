@@ -95,7 +95,7 @@ class SessionCall(Call, eq=False):
             session.unpark(self)
         else:
             session.in_flight -= 1
-            session.held_bytes -= self.held_bytes
+            session.hold(-self.held_bytes)
         session.outbox.add(prepared)
         if not session.will_flush:
             session.flush_later()
@@ -137,7 +137,6 @@ class Session:
         self.in_flight = 0
         self._read_bytes = 0  # Of a request of the last read, on average.
         self.held_bytes = 0  # Of requests without an answer.
-        self._counted_bytes = 0  # What of them the queue knows.
         self._reserved_bytes = 0  # For the frame that is being read.
         self.outbox = Outbox(transport)
         self._turn_bytes = 0  # What was unsent when this session's own turn was over.
@@ -202,7 +201,7 @@ class Session:
             self._read_bytes = (before_bytes + len(data) - unfinished_bytes) // len(events)
             if self._reserved_bytes:
                 reserved_bytes, self._reserved_bytes = self._reserved_bytes, 0
-                self._queue.add(-reserved_bytes)
+                self._queue.bytes -= reserved_bytes
         if unfinished_bytes:
             deadlines.inside_frame(connection.announced_bytes, now.mono_ms)
         else:
@@ -242,18 +241,15 @@ class Session:
                 break
             self._take(untaken.pop(), now)
 
-    def _count_held(self) -> None:
-        """Tell the queue what this session holds, once for all requests of a read."""
-        more_bytes = self.held_bytes - self._counted_bytes
-        self._counted_bytes = self.held_bytes  # First: `add` may resume this very session.
-        self._queue.add(more_bytes)
+    def hold(self, size_bytes: int) -> None:
+        """Count so much more of requests without an answer."""
+        self.held_bytes += size_bytes
+        self._queue.bytes += size_bytes
 
     def _settle(self, now_ms: int) -> None:
         """Decide whether to read on, after what happened in this turn."""
         if self.is_closed:
             return
-        if self.held_bytes != self._counted_bytes:
-            self._count_held()
         self._turn_bytes = self.outbox.unsent_bytes
         if self._is_closing:
             self._untaken.clear()
@@ -293,7 +289,7 @@ class Session:
         return (
             self.in_flight >= self._max_in_flight
             or self.outbox.unsent_bytes >= self._max_unsent_bytes
-            or (self._queue.is_full and self._is_paused_by_queue())
+            or (self._queue.bytes >= self._queue.max_bytes and self._is_paused_by_queue())
         )
 
     def _is_paused_by_queue(self) -> bool:
@@ -307,7 +303,7 @@ class Session:
         """Have room for the rest of a begun frame, so that it is always read to its end."""
         if not self._reserved_bytes:
             self._reserved_bytes = self._connection.announced_bytes
-            self._queue.add(self._reserved_bytes)
+            self._queue.bytes += self._reserved_bytes
 
     def _take(self, event: RequestEvent | BadRequest, now: Now) -> None:
         if self._is_closing:
@@ -338,7 +334,7 @@ class Session:
         else:
             call = SessionCall(request, event, self, False, self._read_bytes)
             self.in_flight += 1
-            self.held_bytes += self._read_bytes
+            self.hold(self._read_bytes)
         try:
             self._dispatch(call, self.caller, now)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
@@ -375,8 +371,6 @@ class Session:
         self.will_flush = False
         if self.is_closed:
             return
-        if self.held_bytes != self._counted_bytes:
-            self._count_held()
         outbox = self.outbox
         if outbox.is_blocked:
             # Its own turns bring as much as the limit and one answer; this is about the rest.
@@ -437,12 +431,13 @@ class Session:
         self.outbox.clear()
         self._untaken.clear()
         self._queue.leave(self)
-        self._queue.add(-self._reserved_bytes - self._counted_bytes)
+        self._queue.bytes -= self._reserved_bytes + self.held_bytes
         parked, self._parked = self._parked, {}
         for call in parked:
             self._queue.unpark()
             self._sessions.dispatcher.withdraw(call, self._now())
         self._sessions.forget(self)
+        self._poller.wake()  # Others may wait for the room that this one took.
 
 
 class Deadlines:
@@ -567,30 +562,33 @@ class RequestQueue:
     A frame that was begun has its announced size reserved and is read to its end, so that
     sessions can't wait for one another for ever; the last one may go over the limit. Parked
     requests count by number and not by bytes: what ends their wait must always be read.
+
+    Attributes:
+        bytes: What is held; whoever holds counts it here.
+        parked: How many requests are parked.
     """
 
     def __init__(self, *, max_bytes: int, max_parked: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._max_parked = max_parked
         self._waiting: dict[Session, None] = {}
         self.bytes = 0
         self.parked = 0
-        self.is_full = False
 
-    def add(self, size_bytes: int) -> None:
-        """Count bytes that are held from here on, or no longer, if there are less than none.
+    @property
+    def is_full(self) -> bool:
+        """Whether only who has nothing here may still ask."""
+        return self.bytes >= self.max_bytes
 
-        Wakes who waits once there is room.
-        """
-        self.bytes += size_bytes
-        self.is_full = self.bytes >= self._max_bytes
+    def wake(self) -> None:
+        """Let those go on that wait, if there is room."""
         if self._waiting and not self.is_full:
             waiting, self._waiting = self._waiting, {}
             for session in waiting:
                 session.resume()
 
     def wait(self, session: Session) -> None:
-        """Wake *session* when there is room."""
+        """Wake *session* when there is room, at the end of a round."""
         self._waiting[session] = None
 
     def leave(self, session: Session) -> None:
@@ -693,6 +691,7 @@ class Sessions:
             sessions, self.with_answers = self.with_answers, []
             for session in sessions:
                 session.flush()
+        self.queue.wake()
         self._flusher.start()
 
     def request_failed(self, event: RequestEvent, peer: str, exc: Exception) -> None:

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable
 
-from coordinator.log.format import Batch, Entry, Flush
+from coordinator.log.format import Batch, Entry, Flush, FlushKey, OpenFlush
 from coordinator.log.journal import Journal
 from coordinator.log.replay import all_batches
 from tests.fakes.disk import Disk
@@ -35,6 +35,20 @@ def open_journal(
         cluster_id=cluster_id,
         zeros_bytes=zeros_bytes,
     )
+
+
+# partition, base_offset, timestamp_ms, packed entries
+OpenBatch = tuple[int, int, int, bytes]
+
+
+def encode_flush(
+    batches: Iterable[OpenBatch], leader_epoch: int, start: int, key: FlushKey
+) -> bytes:
+    """Return the bytes of a flush that begins at position *start*."""
+    flush = OpenFlush(start, leader_epoch, key)
+    for batch in batches:
+        flush.add(*batch)
+    return flush.data()
 
 
 def entry(number: int, *, padding: int = 0) -> Entry:

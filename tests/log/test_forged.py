@@ -6,12 +6,20 @@ from hypothesis import given, settings
 from hypothesis.strategies import binary, booleans, integers, sampled_from
 
 from coordinator.log.errors import LogCorrupt
-from coordinator.log.format import Entry, FlushKey, OpenBatch, batch_at, encode_flush
+from coordinator.log.format import Entry, FlushKey, batch_at
 from coordinator.log.journal import Journal
 from coordinator.log.offline.compact import compact_stopped
 from coordinator.log.state_files import decode_meta
 from tests.fakes.disk import Disk
-from tests.log.helpers import NOW_MS, flipped, newest_segment, numbers_of, segments_of
+from tests.log.helpers import (
+    NOW_MS,
+    OpenBatch,
+    encode_flush,
+    flipped,
+    newest_segment,
+    numbers_of,
+    segments_of,
+)
 from tests.log.old_format import OldBatch, old_flush
 from tests.log.repairs import repaired, verdict
 
@@ -38,7 +46,7 @@ def forged(start: int, partition: int = 0) -> bytes:
     """Return whole batches that a client made: of both formats, and of a whole folder's segment."""
     batches: list[OpenBatch] = [(partition, 50, NOW_MS, PACKED)]
     old: list[OldBatch] = [(partition, 50, start, NOW_MS, PACKED)]
-    return encode_flush(batches, 1, start, GUESS)[0] + old_flush(old)
+    return encode_flush(batches, 1, start, GUESS) + old_flush(old)
 
 
 def whole_segment(start: int) -> bytes:
@@ -163,7 +171,7 @@ def test_what_removed_bytes_put_in_the_place_of_a_batch_is_not_taken(*, clean: b
     """The batch of a client at the very byte where one of the log should begin."""
     old: list[OldBatch] = [(0, 0, 7, NOW_MS, PACKED)]
     new: list[OpenBatch] = [(0, 0, NOW_MS, PACKED)]
-    for piece in (old_flush(old), encode_flush(new, 1, 7, GUESS)[0]):
+    for piece in (old_flush(old), encode_flush(new, 1, 7, GUESS)):
         disk = Disk()
         journal = opened(disk)
         commit(journal, 0, piece)

@@ -20,13 +20,11 @@ from coordinator.log.format import (
     Entry,
     FlushKey,
     Index,
-    OpenBatch,
     batch_at,
     check_msgpack,
     decode_batch,
     decode_footer,
     encode_batch,
-    encode_flush,
     encode_footer,
     find_later_flush,
     numbered,
@@ -35,7 +33,7 @@ from coordinator.log.format import (
     unpack_in_parts,
 )
 from coordinator.log.state_files import Meta
-from tests.log.helpers import singles
+from tests.log.helpers import OpenBatch, encode_flush, singles
 
 # The example of docs/log-format.md.
 EXAMPLE = Batch(
@@ -108,7 +106,7 @@ def flush_at(start: int, count: int = 1) -> bytes:
     """Return a flush that begins at *start*."""
     packed = msgpack.packb([(0, 1, 0, "g", ("k",), 1)])
     batches: list[OpenBatch] = [(0, n, 0, packed) for n in range(count)]
-    return encode_flush(batches, 1, start, KEY)[0]
+    return encode_flush(batches, 1, start, KEY)
 
 
 def test_the_bytes_of_the_documented_example_never_change() -> None:
@@ -314,7 +312,7 @@ def test_a_header_with_any_flipped_bit_in_its_check_or_flush_is_none() -> None:
 def test_what_another_folder_wrote_is_no_later_flush() -> None:
     """Nobody who doesn't know the secret can make a header, however he came by others."""
     other = FlushKey(b"another folder's")
-    data = b"x" + encode_flush([(0, 0, 0, b"\x90")], 1, 500, other)[0]
+    data = b"x" + encode_flush([(0, 0, 0, b"\x90")], 1, 500, other)
 
     assert later(data, 499) is None
     assert later(data, 499, key=None) is None
