@@ -31,6 +31,7 @@ REQUEST_HEADER: Final = struct.Struct(">Ihhi")
 # size | correlation_id | throttle_time_ms | leader_epoch
 RESPONSE_HEADER: Final = struct.Struct(">Iiii")
 # What `size` counts of the headers: all but itself.
+_SIZE_BYTES: Final = SIZE.size
 REQUEST_HEADER_BYTES: Final = REQUEST_HEADER.size - SIZE.size
 RESPONSE_HEADER_BYTES: Final = RESPONSE_HEADER.size - SIZE.size
 _pack_response_header: Final = RESPONSE_HEADER.pack
@@ -58,7 +59,8 @@ class FrameReader:
 
     def __init__(self, header: struct.Struct, usual_max: int, allowed: FrameRule) -> None:
         """Read frames that begin with *header*; *allowed* judges those larger than *usual_max*."""
-        self._header = header
+        self._unpack_from = header.unpack_from
+        self._header_bytes = header.size
         self._smallest = header.size - SIZE.size
         self._usual_max = usual_max
         self._allowed = allowed
@@ -87,19 +89,16 @@ class FrameReader:
             data = bytes(self.unfinished)
             self.unfinished.clear()
         frames = []
-        unpack_from, header_bytes = self._header.unpack_from, self._header.size
-        smallest, usual_max = self._smallest, self._usual_max
-        at = 0
-        available = len(data)
-        while available - at >= header_bytes:
-            header = unpack_from(data, at)
+        at, available = 0, len(data)
+        while (body := at + self._header_bytes) <= available:
+            header = self._unpack_from(data, at)
             size = header[0]
-            if not smallest <= size <= usual_max:
+            if not self._smallest <= size <= self._usual_max:
                 self._judge(size, data, at)
-            end = at + SIZE.size + size
+            end = at + _SIZE_BYTES + size
             if end > available:
                 break
-            frames.append((header, data[at + header_bytes : end]))
+            frames.append((header, data[body:end]))
             at = end
         if at < available:
             self._keep(data, at)

@@ -71,7 +71,7 @@ class SessionCall(Call, eq=False):
     event: RequestEvent
     session: "Session"
     parks: bool
-    held_bytes: int  # Counted by the queue while it waits for its answer.
+    held_bytes: int = 0  # Counted by the queue while it waits for its answer.
     is_open: bool = True
 
     def prepare(self, answer: Response, leader_epoch: int) -> bytes:
@@ -95,7 +95,8 @@ class SessionCall(Call, eq=False):
             session.unpark(self)
         else:
             session.in_flight -= 1
-            session.hold(-self.held_bytes)
+            if self.held_bytes:
+                session.hold(-self.held_bytes)
         session.outbox.add(prepared)
         if not session.will_flush:
             session.flush_later()
@@ -328,13 +329,12 @@ class Session:
             else:
                 parks = True
         if parks:
-            call = SessionCall(request, event, self, True, 0)
+            call = SessionCall(request, event, self, True)
             if not self._park(call):
                 return
         else:
-            call = SessionCall(request, event, self, False, self._read_bytes)
+            call = SessionCall(request, event, self, False)
             self.in_flight += 1
-            self.hold(self._read_bytes)
         try:
             self._dispatch(call, self.caller, now)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
@@ -342,6 +342,9 @@ class Session:
             if call.is_open:
                 call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
             self._is_closing = True
+        if call.is_open and not parks:
+            call.held_bytes = self._read_bytes
+            self.hold(self._read_bytes)
 
     def _park(self, call: SessionCall) -> bool:
         """Count a request that may wait for other members; say whether it may."""

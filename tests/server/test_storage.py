@@ -7,7 +7,7 @@ from trio.testing import MockClock
 
 from coordinator.group.core import Caller
 from coordinator.log.errors import EXIT_WRITE_FAILED, LogFailed
-from coordinator.log.format import FlushKey, encode_flush
+from coordinator.log.format import FlushKey
 from coordinator.log.journal import Journal
 from coordinator.log.state_files import encode_durable
 from coordinator.runtime import health
@@ -39,7 +39,7 @@ from protocol.messages import (
 )
 from protocol.partition import TopicPartition
 from tests.fakes.disk import Disk
-from tests.log.helpers import append, newest_segment
+from tests.log.helpers import append, encode_flush, newest_segment
 from tests.log.old_format import old_flush
 from tests.packed import fetched as fetched_from
 from tests.server.world import WALL_MS, Client, World, beat, commit, join, world
@@ -359,7 +359,7 @@ async def test_a_log_inside_an_assignment_is_never_taken_for_the_log(
     """Whole batches of both formats, in a flush that a power cut tears anywhere."""
     packed = msgpack.packb([(0, 1, 0, "g", ("t", 0), (666, -1, "", WALL_MS, -1))])
     user_data = b"".join(
-        encode_flush([(p, 10**6, WALL_MS, packed)], 1, start, FlushKey(b"a guess"))[0]
+        encode_flush([(p, 10**6, WALL_MS, packed)], 1, start, FlushKey(b"a guess"))
         + old_flush([(p, 10**6, start, WALL_MS, packed)])
         for start in (5_000, 6_000)
         for p in range(4)
