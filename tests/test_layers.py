@@ -70,7 +70,7 @@ LAYERS = {
         banned=names("threading", "asyncio", "time"),
     ),
     "coordinator.log.format": Layer(
-        ours=names("coordinator.log"), others=names("msgpack"), banned=IMPURE
+        ours=names("coordinator.log"), others=names("msgpack", "msgspec"), banned=IMPURE
     ),
     "coordinator.runtime": Layer(
         ours=names("protocol", "coordinator.group", "coordinator.log"),

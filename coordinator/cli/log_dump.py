@@ -94,8 +94,7 @@ def _check_records(batch: Batch) -> None:
     read = registry.read_items if batch.partition == NODE_PARTITION else records.read_items
     where = f"(the batch at offset {batch.base_offset} of partition {batch.partition})"
     try:
-        for _ in read(batch.items):
-            pass
+        read(batch.items)
     except records.UnknownRecord as exc:
         raise LogIncompatible(f"the log is a newer release's: {exc} {where}") from exc
     except records.RecordError as exc:

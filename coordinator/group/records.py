@@ -99,15 +99,17 @@ class StoredOffsets:
         stored = self.offsets
         before = len(stored)
         stored.update(offsets)
-        if len(stored) == len(offsets):
+        after = len(stored)
+        if after == len(offsets):
             self._committed_ms = commit_timestamp_ms
         elif (times := self._committed_ms) != commit_timestamp_ms:
             if isinstance(times, int):
                 times = self._committed_ms = dict.fromkeys(stored, times)
-            times.update(dict.fromkeys(offsets, commit_timestamp_ms))
+            for partition in offsets:
+                times[partition] = commit_timestamp_ms
         if self._expire_ms is not None or expire_timestamp_ms != NO_EXPIRY:
             self._put_expiry(offsets, expire_timestamp_ms)
-        return len(stored) - before
+        return after - before
 
     def _put_expiry(self, partitions: Iterable[int], expire_ms: int) -> None:
         expiries = {} if self._expire_ms is None else self._expire_ms
@@ -327,8 +329,8 @@ _WRITERS: Final[Mapping[type, Callable[[Any], tuple[int, object, object]]]] = {
 }
 
 
-def read_items(items: Iterable[Item]) -> Iterator[Record]:
-    """Yield the records of entries as they lie in a batch, each behind its distance.
+def read_items(items: Iterable[Item]) -> list[Record]:
+    """Return the records of entries as they lie in a batch, each behind its distance.
 
     Offsets of one commit that follow each other make one record, whether each has an entry of its
     own or one entry stands for many; arrays may be lists or tuples.
@@ -337,20 +339,17 @@ def read_items(items: Iterable[Item]) -> Iterator[Record]:
         UnknownRecord: A type or version is none of ours.
         MalformedRecord: A shape is not that of the type.
     """
-    # Plain names and no calls: a load reads a million. What the offsets of the run have in common:
-    group_id = topic = ""
-    commit_ms = expire_ms = NO_EXPIRY
-    run: Offsets = {}
+    # Plain names and no calls: a load reads a million.
+    records: list[Record] = []
+    run: OffsetsCommitted | None = None
     for _, type_, version, scope, key, value in items:
         if type_ != OFFSET_COMMITTED or version not in _OFFSET_VERSIONS or value is None:
-            if run:
-                yield OffsetsCommitted(group_id, topic, run, commit_ms, expire_ms)
-                run = {}
-            yield _read(type_, version, scope, key, value)
+            records.append(_read(type_, version, scope, key, value))
+            run = None
             continue
         try:
-            in_topic, partitions = key
-            offset, leader_epoch, metadata, at_ms, until_ms = value
+            topic, partitions = key
+            offset, leader_epoch, metadata, commit_ms, expire_ms = value
             if type(partitions) is int:
                 found = {partitions: PartitionOffset(partitions, offset, leader_epoch, metadata, 0)}
             else:
@@ -358,15 +357,17 @@ def read_items(items: Iterable[Item]) -> Iterator[Record]:
         except (TypeError, ValueError) as exc:
             raise _malformed(type_, scope, exc) from exc
         if (
-            in_topic == topic and scope == group_id and at_ms == commit_ms and until_ms == expire_ms
-        ) and run:
-            run.update(found)
-            continue
-        if run:
-            yield OffsetsCommitted(group_id, topic, run, commit_ms, expire_ms)
-        group_id, topic, commit_ms, expire_ms, run = scope, in_topic, at_ms, until_ms, found
-    if run:
-        yield OffsetsCommitted(group_id, topic, run, commit_ms, expire_ms)
+            run is not None
+            and topic == run.topic
+            and scope == run.group_id
+            and commit_ms == run.commit_timestamp_ms
+            and expire_ms == run.expire_timestamp_ms
+        ):
+            run.offsets.update(found)
+        else:
+            run = OffsetsCommitted(scope, topic, found, commit_ms, expire_ms)
+            records.append(run)
+    return records
 
 
 def _read_columns(version: int, partitions: Any, value: Any) -> Offsets:

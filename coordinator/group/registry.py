@@ -351,15 +351,16 @@ def _entry_fields(record: TopicRecord) -> EntryFields:
     return TOPIC_FORGOTTEN, RECORD_VERSION, record.topic, (), None
 
 
-def read_items(items: Iterable[Item]) -> Iterator[TopicRecord]:
-    """Yield the records of entries as they lie in a batch; arrays may be lists or tuples.
+def read_items(items: Iterable[Item]) -> list[TopicRecord]:
+    """Return the records of entries as they lie in a batch; arrays may be lists or tuples.
 
     Raises:
         UnknownRecord: A type or version is none of ours.
         MalformedRecord: A shape is not that of the type.
     """
-    for _, type_, version, scope, key, value in items:
-        yield _read(type_, version, scope, key, value)
+    return [
+        _read(type_, version, scope, key, value) for _, type_, version, scope, key, value in items
+    ]
 
 
 def _read(type_: int, version: int, scope: str, key: Any, value: Any) -> TopicRecord:

@@ -23,7 +23,7 @@ from coordinator.group.rebalance import (
     start_rebalance,
     sync_timer_fired,
 )
-from coordinator.group.records import GroupMetadata, MemberMetadata, Record
+from coordinator.group.records import GroupMetadata, MemberMetadata
 from coordinator.group.registry import Registry
 from coordinator.group.scans import Scans
 from coordinator.group.states import Trigger
@@ -91,6 +91,8 @@ class GroupShard:
         self._core = core = Core(config, new_uuid, registry or Registry())
         self._sweeper = Sweeper(core)
         self._scans = Scans(core)
+        # Applies one record of the log; must not be called once `loaded` was.
+        self.replay = core.replay
         self.kept = core.kept
         self.end_offset = core.end_offset
         # Bound once: this lookup is on the path of every request.
@@ -173,10 +175,6 @@ class GroupShard:
         """Delete a group without members; return the outcome and 0, 68 or 69."""
         self._core.latest = None
         return admin.delete(self._core, group_id, now)
-
-    def replay(self, record: Record) -> None:
-        """Apply one record of the log; must not be called once `loaded` was."""
-        self._core.replay(record)
 
     def loaded(self, now: Now) -> list[Outcome]:
         """Start to serve what was replayed; return what there is to keep and tell.

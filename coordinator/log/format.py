@@ -51,6 +51,7 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import msgpack
+from msgspec import Struct
 
 from coordinator.log.errors import LogCorrupt
 
@@ -126,7 +127,7 @@ class Entry(NamedTuple):
     value: object
 
 
-class Batch(NamedTuple):
+class Batch(Struct, frozen=True, gc=False):
     """What one request wrote to one partition: all of it is there, or nothing.
 
     Attributes:
@@ -352,10 +353,9 @@ def unpack_items(packed: bytes, *, has_gaps: bool = True) -> tuple[Items, int, i
     try:
         items: Items = msgpack.unpackb(packed, use_list=False)
         if len(items) == 1 and type(items[0]) is tuple:  # Nearly every batch: no need for the loop.
-            at, _, _, _, key, value = items[0]
-            if type(at) is int and not at:
-                width = _checked_width(key[-1], value) if is_wide(key) else 1
-                return items, width, width
+            at, _, _, _, key, _ = items[0]
+            if type(at) is int and not (at or is_wide(key)):
+                return items, 1, 1
     except (ValueError, TypeError, LookupError, msgpack.UnpackException) as exc:
         raise ValueError(str(exc) or type(exc).__name__) from exc
     return items, *check_items(items, has_gaps=has_gaps)

@@ -183,7 +183,7 @@ class SegmentReplay:
         # This loop is most of the cost of reading small batches, so it calls little.
         window, base = self._window, self.done_bytes
         size_bytes, is_checked = len(window), self._is_checked
-        header, crc32, make = HEADER.unpack_from, zlib.crc32, Batch._make
+        header, crc32 = HEADER.unpack_from, zlib.crc32
         ends, is_compacted = self._ends, self.segment.compacted
         num_partitions, known_format = self._num_partitions, self.segment.format
         entries_at = HEADER_BYTES_OF[known_format] - PREFIX_BYTES  # In what the crc covers.
@@ -209,7 +209,7 @@ class SegmentReplay:
             try:
                 for items, end_delta, num_keys in _parts(body[entries_at:], has_gaps=is_compacted):
                     ends[partition] = end_offset = offset + end_delta
-                    yield make((partition, epoch, offset, time_ms, items, end_offset, num_keys))
+                    yield Batch(partition, epoch, offset, time_ms, items, end_offset, num_keys)
             except ValueError as exc:
                 where = f"segment {self.segment.name}: the entries of the batch at byte {base + at}"
                 raise LogCorrupt(f"{where} can't be read: {exc}") from exc

@@ -12,7 +12,6 @@ import trio
 
 from coordinator.group.records import RecordError
 from coordinator.log.errors import LogError
-from coordinator.log.format import Batch
 from coordinator.log.journal import Journal
 from coordinator.log.replay import Replay
 from coordinator.runtime.environment import Environment
@@ -116,16 +115,12 @@ class Loader:
             RecordError: An entry is none that this code can know.
         """
         runners = self._runners
-
-        def take(batch: Batch) -> None:
-            runners[batch.partition].replay(batch)
-
         async with self._one_at_a_time:
             try:
                 with self._journal.readers.reading():  # No file is removed meanwhile.
                     replay = self._journal.load()
                     progress = self._begin(replay, len(runners))
-                    await self._replay(replay, take, lambda: True)
+                    await self._replay(replay, runners, lambda: True)
                 for runner in runners.values():
                     await self._activate(runner, lambda: True)
             finally:
@@ -159,7 +154,7 @@ class Loader:
                 with self._journal.readers.reading():  # As above.
                     replay = self._journal.load_partition(runner.partition)
                     progress = self._begin(replay, 1)
-                    await self._replay(replay, runner.replay, wanted)
+                    await self._replay(replay, {runner.partition: runner}, wanted)
                 await self._activate(runner, wanted)
             except (LogError, RecordError) as exc:
                 if not wanted():
@@ -193,7 +188,7 @@ class Loader:
         return self.progress
 
     async def _replay(
-        self, replay: Replay, take: Callable[[Batch], None], wanted: Callable[[], bool]
+        self, replay: Replay, runners: Mapping[int, Runner], wanted: Callable[[], bool]
     ) -> None:
         progress = self.progress
         assert progress is not None
@@ -208,7 +203,7 @@ class Loader:
                 break
             for batch in replay.batches():
                 # Checked here, and after each pause below: an abandoned shard takes no more.
-                take(batch)
+                runners[batch.partition].replay(batch)
                 entries += batch.num_keys
                 if entries >= pause_at:
                     pause_at = entries + LOAD_SLICE_ENTRIES

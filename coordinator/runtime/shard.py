@@ -88,7 +88,7 @@ class Codec(NamedTuple):
     """How the records of a core lie in the log."""
 
     pack: Callable[[Sequence[Any]], tuple[int, bytes]]
-    read_items: Callable[[Iterable[Item]], Iterable[Any]]
+    read_items: Callable[[Iterable[Item]], Sequence[Any]]
 
 
 GROUP_CODEC: Final = Codec(records.pack, records.read_items)
@@ -180,10 +180,11 @@ class ShardRunner(Generic[C]):
         self.core = core
         self.status = Status.LOADING
         self.gate = ReplyGate(self._release)
-        self._codec = codec
         self._services = services
         self._leader_epoch = services.journal.leader_epoch
-        # Bound once: a look at each of them is on the path of every commit.
+        # Bound once: a look at each of them is on the path of every commit, or of a load's batches.
+        self._read_items = codec.read_items
+        self._replay = core.replay
         self._pack = codec.pack
         self._append = services.journal.append_packed
         self._want_flush = services.appended
@@ -301,9 +302,8 @@ class ShardRunner(Generic[C]):
 
     def replay(self, batch: Batch) -> None:
         """Load one batch, or a part. Raises RecordError on an entry that this code can't know."""
-        replay = self.core.replay
-        for record in self._codec.read_items(batch.items):
-            replay(record)
+        for record in self._read_items(batch.items):
+            self._replay(record)
 
     def finish_load(self, now: Callable[[], Now]) -> Iterator[None]:
         """Everything is replayed: start to serve, and yield after every slice of that."""

@@ -141,7 +141,8 @@ def test_a_batch_is_read_as_it_was_written(entries: list[Entry]) -> None:
     assert raw is not None
     assert raw.end == len(data) - 5
     batch = decode_batch(data, raw)
-    assert batch[:4] == (1, 2, 10, -5)
+    header = batch.partition, batch.leader_epoch, batch.base_offset, batch.timestamp_ms
+    assert header == (1, 2, 10, -5)
     assert batch.entries == tuple((10 + delta, entry) for delta, entry in enumerate(entries))
 
 
