@@ -30,7 +30,7 @@ def open_journal(
         segment_bytes=segment_bytes,
         node_id=node_id,
         new_cluster_id=lambda: CLUSTER_ID,
-        new_secret=lambda: SECRET,
+        new_secret=lambda: SECRET if cluster_id in {"", CLUSTER_ID} else SECRET[::-1],
         leader_epoch_at_least=leader_epoch_at_least,
         cluster_id=cluster_id,
         zeros_bytes=zeros_bytes,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import binary, booleans, integers, sampled_from
 
 from coordinator.log.errors import LogCorrupt
-from coordinator.log.format import Entry, FlushKey, batch_at
+from coordinator.log.format import Entry, FlushKey, Index, batch_at, encode_footer
 from coordinator.log.journal import Journal
 from coordinator.log.offline.compact import compact_stopped
 from coordinator.log.state_files import decode_meta
@@ -209,6 +209,38 @@ def test_what_was_written_anew_is_found_behind_damage_too(how: str) -> None:
     repaired(disk, fences=fences)
 
     assert len(before - set(loaded(disk))) == 1
+
+
+@pytest.mark.parametrize("cluster_id", ["A" * 22, "B" * 22])
+def test_an_index_that_a_client_sent_says_nothing_of_its_file(cluster_id: str) -> None:
+    """A full disk cuts a write anywhere: then it may seem another segment's, or another cluster's.
+
+    The index that was sent stands where the one of the first segment did, which is lost.
+    """
+    disk = Disk()
+    journal = opened(disk)
+    commit(journal, 0, b"")
+    commit(journal, 1, bytes(100))
+    journal.want_roll()
+    flush_of(journal)
+    first = journal.manifest.segments[0]
+    assert first.end is not None
+    assert first.data_bytes is not None
+    sent = encode_footer(Index(first.base, first.end, {0: 1 << 63}, {}, cluster_id))
+    commit(journal, 2, b"")
+    commit(journal, 3, bytes(101) + sent)
+    disk.kill()
+    name = newest_segment(disk)
+    content = disk.files()[name]
+    assert content.index(sent) == first.data_bytes
+    disk.put(name, content[: content.index(sent) + len(sent)])
+    disk.delete("durable")
+    assert verdict(disk) is None
+    disk.put(first.name, disk.files()[first.name][: first.data_bytes])
+    assert isinstance(verdict(disk), LogCorrupt)
+    repaired(disk)
+
+    assert loaded(disk) == [0, 1, 2]
 
 
 def harm(disk: Disk) -> None:

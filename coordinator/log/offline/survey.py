@@ -14,6 +14,7 @@ from coordinator.log.errors import LogCorrupt, LogIncompatible
 from coordinator.log.format import (
     FORMAT,
     HEADER,
+    HEADER_BYTES,
     HEADER_BYTES_OF,
     LENGTH_MAX,
     LENGTH_MIN,
@@ -49,6 +50,7 @@ from coordinator.log.state_files import (
 _SEGMENT_NAME: Final = re.compile(r"([0-9]{20})-([0-9]+)" + re.escape(SEGMENT_SUFFIX))
 _PARTITION_FIELD: Final = 3
 _FLUSH_START_FIELD: Final = 6
+_FORMAT: Final = bytes((FORMAT,))
 # The name of a segment that must have been there, where the manifest can't tell it.
 _NAMELESS: Final = "(a segment)"
 
@@ -143,7 +145,7 @@ def survey(directory: Directory, cluster_id: str = "") -> Survey:
     if unfit:
         problems.append(Problem(MANIFEST_NAME, unfit))
         manifest = None
-    indexes = _Indexes(directory, files, wanted)
+    indexes = _Indexes(directory, files, wanted, None if meta is None else meta.key)
     if manifest is None:
         sources = _rebuilt(directory, indexes, meta)
     else:
@@ -188,15 +190,24 @@ def serial_of(name: str) -> int:
 class _Indexes:
     """The indexes of all files, without those of other clusters."""
 
-    def __init__(self, directory: Directory, files: list[str], cluster_id: str) -> None:
+    def __init__(
+        self, directory: Directory, files: list[str], cluster_id: str, key: FlushKey | None
+    ) -> None:
         self.files: list[str] = []
         self.of: dict[str, tuple[Index, int]] = {}
         self.foreign: dict[str, str] = {}
         for name in files:
             found = _trailing_index(directory, name)
-            if found is not None and cluster_id and found[0].cluster_id not in {"", cluster_id}:
-                self.foreign[name] = found[0].cluster_id
-                continue
+            if found is not None:
+                index, _ = found
+                own_start = _own_flush_start(directory, name, key)
+                is_foreign = bool(cluster_id) and index.cluster_id not in {"", cluster_id}
+                if own_start is not None and (is_foreign or own_start not in {0, index.base}):
+                    # A write that was cut ends with what a client sent.
+                    found = None
+                elif is_foreign:
+                    self.foreign[name] = index.cluster_id
+                    continue
             self.files.append(name)
             if found is not None:
                 self.of[name] = found
@@ -272,6 +283,15 @@ def _problem_of(source: Source) -> Problem | None:
     else:
         what = "its index is damaged, or it was cut or replaced"
     return Problem(segment.name, what)
+
+
+def _own_flush_start(directory: Directory, name: str, key: FlushKey | None) -> int | None:
+    """Return the flush_start of a file's first batch; None if the folder has not made it."""
+    header = directory.read(name, 0, HEADER_BYTES)
+    if key is None or header[PREFIX_BYTES : PREFIX_BYTES + 1] != _FORMAT or not key.made(header, 0):
+        return None
+    flush_start: int = HEADER.unpack_from(header)[_FLUSH_START_FIELD]
+    return flush_start
 
 
 def _begins_at(directory: Directory, name: str, position: int) -> bool:
