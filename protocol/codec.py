@@ -207,13 +207,6 @@ def encode(value: Any) -> bytes:
         raise LocalProtocolError(f"a message cannot be packed: {exc}") from exc
 
 
-def array_header(count: int) -> bytes:
-    """Return what stands before the *count* elements of a packed array."""
-    if count < 16:
-        return bytes((0x90 | count,))
-    return b"\xdc" + count.to_bytes(2) if count < 1 << 16 else b"\xdd" + count.to_bytes(4)
-
-
 class RequestCodec:
     """Reads and writes the bodies of one request in one version."""
 

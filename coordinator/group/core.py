@@ -90,7 +90,7 @@ class Caller(NamedTuple):
     client_host: str
 
 
-class Reply(Struct, gc=False):
+class Reply(Struct):
     """The one answer to the request that came with ``token``.
 
     A gated reply waits until everything that the shard appended for the group before it is
@@ -111,7 +111,7 @@ class Event(NamedTuple):
     fields: dict[str, object]
 
 
-class Outcome(Struct, gc=False):
+class Outcome(Struct):
     """One decision about one group: records to keep (already replayed), replies, events.
 
     The records are one batch: all of them are on disk, or none.

@@ -14,7 +14,6 @@ from protocol.codec import (
     REQUEST_CODECS,
     Invalid,
     Unreadable,
-    array_header,
     encode,
 )
 from protocol.connection import BadRequest, ServerConnection
@@ -242,9 +241,3 @@ def test_what_msgpack_cannot_write_is_our_mistake(value: tuple[Any, ...]) -> Non
     with pytest.raises(LocalProtocolError):
         encode(value)
     assert encode((1,)) == b"\x91\x01"
-
-
-@pytest.mark.parametrize("count", [0, 15, 16, 65_535, 65_536])
-def test_an_array_header_is_that_of_msgpack(count: int) -> None:
-    """Answers are put together behind it."""
-    assert array_header(count) == msgpack.Packer().pack_array_header(count)

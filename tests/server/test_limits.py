@@ -1,6 +1,8 @@
 """What a connection may cost."""
 
 import errno
+import gc
+import weakref
 
 import pytest
 import trio
@@ -408,3 +410,17 @@ async def test_time_in_which_the_server_does_not_read_is_not_the_clients(
         await turn()
 
         assert later in client.answers()
+
+
+async def test_an_ended_daemon_leaves_nothing_in_memory(autojump_clock: MockClock) -> None:
+    """What is not tracked by the garbage collector, and part of a cycle, would stay for ever."""
+    async with world() as w:
+        client = w.connect()
+        assert 0 == await client.error(commit(5))
+        await client.join_alone("h")
+        (session,) = w.server.sessions
+        node_left, session_left = weakref.ref(w.node), weakref.ref(session)
+    del w, client, session
+    gc.collect()
+    assert node_left() is None
+    assert session_left() is None
