@@ -298,7 +298,8 @@ class Compactor:
         removed_bytes = data_bytes(job.segments) - data_bytes(compacted.outputs)
         self._last_duration_ms = int((trio.current_time() - self._started_s) * 1000)
         self._compactions += 1
-        self._removed_bytes += removed_bytes
+        # A compaction that cuts wide entries can add some, and a counter never goes back.
+        self._removed_bytes += max(0, removed_bytes)
         self._failures_in_a_row = 0
         self._is_owed = self._is_damaged = False
         self._retry_at = float("inf")

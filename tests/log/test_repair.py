@@ -478,3 +478,27 @@ def test_offsets_that_only_a_lost_index_knew_are_not_given_again() -> None:
     for partition in range(4):
         assert journal.end_offset(partition) >= journal.compacted_below[partition]
     assert journal.end_offset(1) > 2
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_compacted_segment_that_has_grown_is_read_to_its_end(*, is_cut: bool) -> None:
+    """Wide entries that were cut take more bytes than the journal had; nothing else says so."""
+    disk = Disk()
+    journal = open_journal(disk)
+    append(journal, 0, *range(60), wide=True)
+    append(journal, 0, *range(0, 60, 2), wide=True)
+    flush(journal)
+    assert compact_stopped(journal, segment_bytes=1 << 20, drop_before_ms=0)
+    first = journal.manifest.segments[0]
+    assert first.data_bytes is not None
+    assert first.end is not None
+    assert first.data_bytes > 2 * first.end
+    write(journal, 0, 60)
+    journal.close(clean=False)
+    disk.kill()
+    disk.delete("manifest")
+    content = disk.files()[first.name]
+    disk.put(first.name, content[: first.data_bytes] if is_cut else content[:-1])
+    repaired(disk, fences=FENCES)
+
+    assert sorted(loaded(disk)) == [*range(61), FENCE, FENCE + 1]

@@ -200,6 +200,21 @@ async def test_a_compaction_by_command_takes_in_all_that_was_written(
         assert again.log_bytes == answer.log_bytes
 
 
+async def test_what_compactions_removed_never_goes_back(autojump_clock: MockClock) -> None:
+    """A commit of which every second offset was overwritten is cut to pieces that take more."""
+    async with world(MANUAL) as w:
+        client = w.connect()
+        for partitions in (range(200), range(0, 200, 2)):
+            commits = tuple(m.PartitionCommit(p, 1, -1, "", None) for p in partitions)
+            topics = (m.TopicCommit("t", commits),)
+            await client.ask(m.OffsetCommitRequest("g", -1, "", None, topics))
+        before = w.journal.size_bytes
+        answer = await ask_to_compact(client)
+
+        assert answer.log_bytes == before - answer.removed_bytes > before
+        assert w.metrics["compaction_removed_bytes_total"]() == 0
+
+
 async def test_what_is_live_is_known_better_after_a_compaction(
     autojump_clock: MockClock,
 ) -> None:

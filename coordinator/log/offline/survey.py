@@ -341,7 +341,11 @@ def _rebuilt(directory: Directory, indexes: _Indexes, meta: Meta | None) -> list
         data_bytes, readable = candidate.data_bytes, candidate.data_bytes
         if candidate.footer is None and end is not None:
             # Of one without an index, the next one says how much there was.
-            data_bytes, readable = end - candidate.base, min(readable, end - candidate.base)
+            data_bytes = end - candidate.base
+            if compacted:  # It may have more than that, and lacks what its index said at least.
+                data_bytes = max(data_bytes, readable + 1)
+            else:
+                readable = min(readable, data_bytes)
         segment = SegmentInfo(
             candidate.name,
             candidate.base,
