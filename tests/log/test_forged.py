@@ -243,6 +243,29 @@ def test_an_index_that_a_client_sent_says_nothing_of_its_file(cluster_id: str) -
     assert loaded(disk) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("end_offsets", [{0: (1 << 64) - 1}, {9: 1}])
+def test_without_a_manifest_an_index_within_a_batch_seals_nothing(
+    end_offsets: dict[int, int],
+) -> None:
+    """What a client says of the ends of partitions could not even be repaired."""
+    disk = Disk()
+    journal = opened(disk)
+    for number in range(3):
+        commit(journal, number, b"")
+    sent = encode_footer(Index(0, 10**6, end_offsets, {}, "A" * 22))
+    commit(journal, 3, sent)
+    disk.kill()
+    name = newest_segment(disk)
+    content = disk.files()[name]
+    disk.put(name, content[: content.index(sent) + len(sent)])
+    disk.delete("manifest")
+    disk.delete("durable")
+    assert isinstance(verdict(disk), LogCorrupt)
+    repaired(disk)
+
+    assert loaded(disk) == [0, 1, 2]
+
+
 def harm(disk: Disk) -> None:
     """Damage the first batch of the log."""
     name = segments_of(disk)[0]

@@ -370,13 +370,33 @@ def _candidates(directory: Directory, indexes: _Indexes, meta: Meta | None) -> I
     for name in indexes.files:
         match = _SEGMENT_NAME.fullmatch(name)
         serial = int(match[2]) if match else -1
-        if name in indexes.of:
-            index, data_bytes = indexes.of[name]
+        index, data_bytes = indexes.of.get(name, (None, 0))
+        if index is not None and not _is_sent(directory, name, index, data_bytes, meta):
             yield _Candidate(index.base, serial, name, data_bytes, index, index.format)
         elif match:
             format_ = _format_of(directory, name, meta)
             size_bytes = _written_bytes(directory, name, format_, meta)
             yield _Candidate(int(match[1]), serial, name, size_bytes, None, format_)
+
+
+def _is_sent(
+    directory: Directory, name: str, index: Index, index_at: int, meta: Meta | None
+) -> bool:
+    """Say whether an index lies in a batch that was cut: then it is what a client sent."""
+    if meta is None or meta.key is None or index.format != FORMAT:
+        return False
+    stretch = Stretch(name, index_at, 0, None, NODE_PARTITION, FORMAT, meta.key)
+    last: Found | Gap | None = None
+    for item in scan(directory, stretch):
+        last = item
+    if type(last) is not Gap:
+        return False
+    header = directory.read(name, last.start, HEADER_BYTES)
+    if header[PREFIX_BYTES : PREFIX_BYTES + 1] != _FORMAT or not meta.key.made(header, 0):
+        return False
+    length, _ = PREFIX.unpack_from(header)
+    reach: int = last.start + PREFIX_BYTES + length
+    return reach > index_at
 
 
 def _format_of(directory: Directory, name: str, meta: Meta | None) -> int:
