@@ -76,7 +76,7 @@ class _Run(NamedTuple):
 
 
 class _Page:
-    """What a page has so far: the rows as they are, joined. At least one offset fits."""
+    """What a page has so far, its offsets packed. At least one offset fits."""
 
     def __init__(self, max_offsets: int, room: int) -> None:
         self._left = max_offsets

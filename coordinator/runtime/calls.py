@@ -1,8 +1,9 @@
 """Requests that wait for their answer, as the runtime sees them.
 
 The server makes a `Call` per request and hands it down; the core keeps it as an opaque
-token. Whoever has the answer calls `resolve`, once. A request over several shards is
-split: each shard gets a `Part`, and the last one to resolve answers the call.
+token. An answer is prepared when it is decided and sent, once, when it may be seen. A request
+over several shards is split: each shard gets a `Part`, and the last one to be sent answers the
+call.
 """
 
 from collections.abc import Callable
