@@ -1,5 +1,6 @@
 """What all connections together may make the server hold."""
 
+import trio
 import trio.testing
 from trio.testing import MockClock
 
@@ -85,6 +86,25 @@ async def test_half_read_frames_over_the_limit_stop_further_large_ones_only(
         late.transport.end()
         await turn()
         assert (0, False) == (w.server.sessions.queue.bytes, w.server.sessions.queue.is_full)
+
+
+async def test_the_room_of_a_connection_that_timed_out_is_given_to_who_waits(
+    autojump_clock: MockClock,
+) -> None:
+    """Nothing that is ready tells of it."""
+    async with world("queued.max.request.bytes=100000") as w:
+        large, late = w.connect(), w.connect()
+        half_frame(large, 100_000)
+        await turn()
+        half_frame(late, 50_000)
+        await turn()
+        late.transport.put(bytes(1_000))
+        await turn()
+        assert 1_000 == late.transport.unread_bytes
+        await trio.sleep(13)
+
+        assert large.transport.closed
+        assert 0 == late.transport.unread_bytes
 
 
 async def test_unanswered_requests_count_until_they_are_answered(
