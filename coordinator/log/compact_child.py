@@ -1,26 +1,33 @@
 """The process that compacts: ``python -m coordinator.log.compact_child``.
 
 A computation of seconds in the daemon would hold up every commit, whatever thread it runs in. So
-the daemon starts this as its child, at the lowest priority. The job is a line of JSON on the
-standard input, which then stays open: its end means that the daemon is gone, and then the child
-ends, too. On the standard output it tells how far it is, a line of JSON at a time, and at last what
-it has made, or why it has made nothing. It imports little: it starts at once and stays small.
+the daemon starts this as its child, at the lowest priority, and it rests after each small step. The
+job is a line of JSON on the standard input, which then stays open: its end means that the daemon is
+gone, and then the child ends, too. On the standard output it tells how far it is, a line of JSON at
+a time, and at last what it has made, or why it has made nothing. It imports little: it starts at
+once and stays small.
 """
 
 import json
 import os
+import select
 import signal
 import sys
 from contextlib import suppress
 from typing import Any, Final
 
-from coordinator.log.compaction import Compacted, Job, Progress, compact, finish
+from coordinator.log.compaction import STEP_BYTES, Compacted, Job, Progress, compact, finish
 from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import LogError
 from coordinator.log.format import FlushKey
 from coordinator.log.state_files import SegmentInfo
 
 NICE: Final = 19
+# A low priority isn't enough: flushes also wait for a thread of the kernel's, which competes with
+# the daemon and its child as a group and gets a busy core only at the next tick. A process that
+# sleeps for a moment leaves it at once. After so much of the log it does.
+REST_BYTES: Final = 8 * 1024
+REST_S: Final = 0.000_05
 _STDIN: Final = 0
 
 
@@ -61,14 +68,9 @@ def decode_result(body: dict[str, Any]) -> Compacted:
 def main() -> None:
     """Do the one job that comes."""
     os.nice(NICE)
-    # A nice process still keeps the core for the rest of its slice, and a daemon on the same one
-    # waits for it. An idle one leaves it at once.
-    with suppress(AttributeError, OSError):  # Not every system has it.
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     # Ctrl-C in a terminal reaches all its processes; the daemon decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     path, job = decode_job(sys.stdin.buffer.readline())
-    os.set_blocking(_STDIN, False)
     try:
         _do(OsDirectory(path), job)
     except ParentGone:
@@ -81,7 +83,8 @@ def _do(directory: OsDirectory, job: Job) -> None:
     Another daemon may be running by then, which looked for them when it started.
     """
     try:
-        say("done", encode_result(finish(compact(directory, job), _report)))
+        work = compact(directory, job, step_bytes=REST_BYTES)
+        say("done", encode_result(finish(work, _Steps())))
     except (LogError, OSError, ParentGone) as exc:
         with suppress(OSError):
             _remove_outputs(directory, job)
@@ -109,13 +112,19 @@ def say(what: str, value: object) -> None:
         raise ParentGone from exc
 
 
-def _report(progress: Progress) -> None:
-    try:
-        if not os.read(_STDIN, 1):
+class _Steps:
+    """Called between two steps of the work: rests, looks for the parent, now and then reports."""
+
+    def __init__(self) -> None:
+        self._told_bytes = 0  # Of what was read.
+
+    def __call__(self, progress: Progress) -> None:
+        # The standard input is readable only at its end.
+        if select.select([_STDIN], [], [], REST_S)[0]:
             raise ParentGone
-    except BlockingIOError:
-        pass
-    say("progress", progress)
+        if progress.read_bytes - self._told_bytes >= STEP_BYTES:
+            self._told_bytes = progress.read_bytes
+            say("progress", progress)
 
 
 if __name__ == "__main__":

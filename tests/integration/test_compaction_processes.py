@@ -263,6 +263,37 @@ def test_a_child_that_cannot_tell_its_result_removes_it(tmp_path: Path) -> None:
     assert_is_tidy(tmp_path)
 
 
+def test_a_child_leaves_the_core_often_and_stays_an_ordinary_process(tmp_path: Path) -> None:
+    """On one core, flushes wait for a thread of the kernel's, and that for the child.
+
+    An idle child (SCHED_IDLE) held that thread up for as long as half a second.
+    """
+    journal = make_log(tmp_path)
+    job = job_of(journal)
+    journal.close(clean=True)
+    with subprocess.Popen(
+        [sys.executable, "-m", compact_child.__name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(compact_child.encode_job(str(tmp_path), job))
+        child.stdin.flush()
+        child.stdout.readline()
+        policy, nice = os.sched_getscheduler(child.pid), os.getpriority(os.PRIO_PROCESS, child.pid)
+        *_, last = child.stdout
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+
+    assert b"done" in last
+    assert (policy, nice) == (os.SCHED_OTHER, compact_child.NICE)
+    # Each source is read twice at least: once for what is live, once to copy it.
+    read_bytes = 2 * sum(segment.data_bytes or 0 for segment in job.segments)
+    assert used.ru_nvcsw > read_bytes / 32_768
+
+
 def job_of(journal: Journal) -> Job:
     """Return the compaction of everything that is sealed."""
     job = plan(journal, 1, segment_bytes=SEGMENT_BYTES, drop_before_ms=0, leave_free_bytes=0)
