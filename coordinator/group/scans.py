@@ -14,7 +14,6 @@ are missing in it, but not in the changes from the first page's position on.
 import bisect
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Final, NamedTuple
 
 from coordinator.group.core import Core
@@ -92,28 +91,27 @@ class _Page:
 
     def take(self, run: _Run) -> int:
         """Add as many of the first partitions of *run* as there is room for; say how many."""
-        partitions = run.partitions[: max(0, min(self._left, self._work_left))]
-        stored = run.stored.offsets
-        rows = [encode(stored[partition]) for partition in partitions]
-        sizes = list(map(len, rows))
+        most = max(0, min(self._left, self._work_left))
         room = self._room - 4 * (len(run.group_id) + len(run.topic)) - _NUMBERS_BYTES
-        used = sum(sizes) + _COLUMNS_BYTES * len(rows)
-        if used > room:
-            totals = list(accumulate(size + _COLUMNS_BYTES for size in sizes))
-            count = max(bisect.bisect_right(totals, room), 0 if self._sizes else 1)
-            partitions, rows, sizes = partitions[:count], rows[:count], sizes[:count]
-            used = totals[count - 1] if count else 0
+        rows: list[bytes] = []
+        for partition in run.partitions[:most]:
+            row = encode(run.stored.offsets[partition])
+            left = room - len(row) - _COLUMNS_BYTES
+            if left < 0 and (rows or self._rows):
+                break
+            room = left
+            rows.append(row)
         if not rows:
             return 0
         self._left -= len(rows)
         self._work_left -= len(rows) + _RUN_ROWS
-        self._room = room - used
+        self._room = room
         self._group_ids.append(run.group_id)
         self._topics.append(run.topic)
         self._counts.append(len(rows))
         self._rows += rows
-        self._sizes += sizes
-        committed_ms, expire_ms = run.stored.packed_times(partitions)
+        self._sizes += map(len, rows)
+        committed_ms, expire_ms = run.stored.packed_times(run.partitions[: len(rows)])
         self._committed_ms.append(committed_ms)
         self._expire_ms.append(expire_ms)
         return len(rows)
