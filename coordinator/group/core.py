@@ -233,9 +233,7 @@ class Core:
 
     def wall_ms(self, now: Now) -> int:
         """Return the time of day for a record: it never goes back, though the clock may."""
-        wall_ms, mono_wall_ms = now.wall_ms, now.mono_ms + self.wall_offset_ms
-        wall_ms = max(wall_ms, mono_wall_ms)
-        return max(wall_ms, self.newest_ms)
+        return max(now.wall_ms, self.newest_ms, now.mono_ms + self.wall_offset_ms)
 
     def has_room(self, group: Group, answer_bytes: int, record_bytes: int) -> bool:
         """Say whether so many more bytes of members still fit an answer and a record."""

@@ -73,9 +73,6 @@ class Dispatcher:
             m.DescribeNodeRequest: self._describe_node,
             m.ReloadPartitionRequest: self._reload_partition,
         }
-        self._problem_of: Mapping[type, Callable[[Any], str | None]] = {
-            api.request: api.problem for api in APIS.values() if api.problem is not None
-        }
 
     def dispatch(self, call: Call, caller: Caller, now: Now) -> None:
         """Decide *call*; its answer may come at once or later."""
@@ -90,24 +87,17 @@ class Dispatcher:
 
     def _shard_for(self, call: Call, request: Any) -> ShardRunner[GroupShard] | None:
         """Return the shard of the one group that *call* names, or None if it was refused."""
-        group_id, kind = request.group_id, type(request)
-        shard = self.known_shards.get(group_id) or self._shard_of(group_id)
+        shard = self._shard_of(request.group_id)
         if shard is None:
-            reason = group_id_error(group_id)
+            reason = group_id_error(request.group_id)
             _refuse(call, _E.INVALID_GROUP_ID, f"the group id is not legal: {reason}")
             return None
-        if kind is m.JoinGroupRequest:
+        if type(request) is m.JoinGroupRequest:
             problem = self._session_problem(request)
             if problem is not None:
                 _refuse(call, _E.INVALID_SESSION_TIMEOUT, problem)
                 return None
-        problem_of = self._problem_of.get(kind)
-        if problem_of is not None:
-            problem = problem_of(request)
-            if problem is not None:
-                _refuse(call, _E.INVALID_REQUEST, problem)
-                return None
-        return shard
+        return shard if self._content_is_sound(call) else None
 
     def _session_problem(self, request: m.JoinGroupRequest) -> str | None:
         low = self._settings.group_min_session_timeout_ms

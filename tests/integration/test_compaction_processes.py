@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -245,17 +247,8 @@ def test_a_child_that_cannot_tell_its_result_removes_it(tmp_path: Path) -> None:
     journal.write_flush(flush)
     job = job_of(journal)
     journal.close(clean=True)
-    with subprocess.Popen(
-        [sys.executable, "-m", compact_child.__name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=ROOT,
-    ) as child:
-        assert child.stdin is not None
+    with child_with(tmp_path, job) as child:
         assert child.stdout is not None
-        child.stdin.write(compact_child.encode_job(str(tmp_path), job))
-        child.stdin.flush()
         child.stdout.close()
         child.wait(60)
 
@@ -271,16 +264,8 @@ def test_a_child_leaves_the_core_often_and_stays_an_ordinary_process(tmp_path: P
     journal = make_log(tmp_path)
     job = job_of(journal)
     journal.close(clean=True)
-    with subprocess.Popen(
-        [sys.executable, "-m", compact_child.__name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-    ) as child:
-        assert child.stdin is not None
+    with child_with(tmp_path, job) as child:
         assert child.stdout is not None
-        child.stdin.write(compact_child.encode_job(str(tmp_path), job))
-        child.stdin.flush()
         child.stdout.readline()
         policy, nice = os.sched_getscheduler(child.pid), os.getpriority(os.PRIO_PROCESS, child.pid)
         *_, last = child.stdout
@@ -292,6 +277,22 @@ def test_a_child_leaves_the_core_often_and_stays_an_ordinary_process(tmp_path: P
     # Each source is read twice at least: once for what is live, once to copy it.
     read_bytes = 2 * sum(segment.data_bytes or 0 for segment in job.segments)
     assert used.ru_nvcsw > read_bytes / 32_768
+
+
+@contextmanager
+def child_with(path: Path, job: Job) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a child that has been told its job."""
+    with subprocess.Popen(
+        [sys.executable, "-m", compact_child.__name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+    ) as child:
+        assert child.stdin is not None
+        child.stdin.write(compact_child.encode_job(str(path), job))
+        child.stdin.flush()
+        yield child
 
 
 def job_of(journal: Journal) -> Job:

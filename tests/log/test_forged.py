@@ -90,22 +90,27 @@ def loaded(disk: Disk) -> list[int]:
     return sorted(numbers)
 
 
+def killed_behind_a_commit(kind: str) -> tuple[Disk, str, bytes, range]:
+    """Return a log that ends with opaque bytes: its newest segment, and where they were written."""
+    disk = Disk()
+    journal = opened(disk)
+    commit(journal, 0, b"")
+    before = journal.size_bytes
+    commit(journal, 1, opaque_bytes(kind, 2 * before))
+    written = range(before, journal.size_bytes)
+    disk.kill()
+    name = newest_segment(disk)
+    return disk, name, disk.files()[name], written
+
+
 KINDS = ["batches", "whole log"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_write_that_a_crash_cut_anywhere_is_a_torn_tail(kind: str) -> None:
     """Whatever was in it: the daemon starts, and nothing of it is served."""
-    disk = Disk()
-    journal = opened(disk)
-    commit(journal, 0, b"")
-    before = journal.size_bytes
-    commit(journal, 1, opaque_bytes(kind, 2 * before))
-    commit_end = journal.size_bytes
-    disk.kill()
-    name = newest_segment(disk)
-    content = disk.files()[name]
-    for size in range(before, commit_end):
+    disk, name, content, written = killed_behind_a_commit(kind)
+    for size in written:
         for tail in (b"", bytes(3)):
             cut = disk.copy()
             cut.put(name, content[:size] + tail)
@@ -117,15 +122,8 @@ def test_a_write_that_a_crash_cut_anywhere_is_a_torn_tail(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_last_write_with_any_damage_is_a_torn_tail(kind: str) -> None:
     """Pages of it may be on disk and others not, also those in front of what a client sent."""
-    disk = Disk()
-    journal = opened(disk)
-    commit(journal, 0, b"")
-    before = journal.size_bytes
-    commit(journal, 1, opaque_bytes(kind, 2 * before))
-    disk.kill()
-    name = newest_segment(disk)
-    content = disk.files()[name]
-    for byte in range(before, len(content)):
+    disk, name, content, written = killed_behind_a_commit(kind)
+    for byte in range(written.start, len(content)):
         harmed = disk.copy()
         harmed.put(name, flipped(content, 8 * byte + byte % 8))
         harmed.delete("durable")

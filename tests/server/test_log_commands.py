@@ -18,7 +18,7 @@ from coordinator.log.journal import Journal
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.messages import LateMember, PartitionHosts, Rebalance
 from protocol.partition import TopicPartition
-from tests.log.helpers import CLUSTER_ID, NOW_MS, SECRET
+from tests.log.helpers import CLUSTER_ID, NOW_MS, SECRET, flush
 
 MEMBER = r.MemberMetadata(
     "m-1",
@@ -49,28 +49,29 @@ def offset(group_id: str, number: int) -> Entry:
     return Entry(1, 0, group_id, ("orders", 3), (number, -1, "", NOW_MS, -1))
 
 
-def make(path: Path, *, clean: bool = True, is_known: bool = False) -> list[Path]:
-    """Write a log of two partitions and the node's, in several segments; return them."""
-    journal = Journal(
+def open_log(path: Path, *, segment_bytes: int) -> Journal:
+    """Start a log in a folder."""
+    return Journal(
         OsDirectory(path),
         num_partitions=4,
-        segment_bytes=400,
+        segment_bytes=segment_bytes,
         node_id=1,
         new_cluster_id=lambda: CLUSTER_ID,
         new_secret=lambda: SECRET,
     )
 
+
+def make(path: Path, *, clean: bool = True, is_known: bool = False) -> list[Path]:
+    """Write a log of two partitions and the node's, in several segments; return them."""
+    journal = open_log(path, segment_bytes=400)
+
     def write(partition: int, count: int, packed: bytes) -> None:
         journal.append_packed(partition, count, packed, NOW_MS)
-        flush = journal.take_flush()
-        assert flush is not None
-        journal.write_flush(flush)
+        flush(journal)
 
     for number in range(6):
         journal.append(1, [offset("etl", number), offset("other", number)], NOW_MS)
-        flush = journal.take_flush()
-        assert flush is not None
-        journal.write_flush(flush)
+        flush(journal)
     write(1, *r.pack(RARE))
     write(
         NODE_PARTITION,
@@ -85,9 +86,7 @@ def make(path: Path, *, clean: bool = True, is_known: bool = False) -> list[Path
     )
     if not is_known:
         journal.append(2, [Entry(7777, 3, "x", ("k",), (b"\x01", {"a": 1}))], NOW_MS)
-        flush = journal.take_flush()
-        assert flush is not None
-        journal.write_flush(flush)
+        flush(journal)
     journal.close(clean=clean)
     return sorted(path.glob("*.segment"))
 
@@ -129,19 +128,10 @@ def test_every_type_of_entry_is_shown_by_its_names(tmp_path: Path) -> None:
 
 def make_wide(path: Path, *batches: Sequence[Entry]) -> None:
     """Write a log with these batches in partition 1."""
-    journal = Journal(
-        OsDirectory(path),
-        num_partitions=4,
-        segment_bytes=10_000,
-        node_id=1,
-        new_cluster_id=lambda: CLUSTER_ID,
-        new_secret=lambda: SECRET,
-    )
+    journal = open_log(path, segment_bytes=10_000)
     for batch in batches:
         journal.append(1, batch, NOW_MS)
-        flush = journal.take_flush()
-        assert flush is not None
-        journal.write_flush(flush)
+        flush(journal)
     journal.close(clean=True)
 
 
@@ -231,9 +221,7 @@ def test_an_entry_of_another_shape_is_shown_as_it_is(tmp_path: Path) -> None:
     shapes: Sequence[object] = (5, "text", (), (1, 2, 3, 4, 5, 6, 7, 8), {"a": b"\0"}, (b"\xff",))
     for type_ in (1, 2, 1000, 1002, 1003):
         journal.append(0, [Entry(type_, 0, "g\x1b[2J", shape, shape) for shape in shapes], NOW_MS)
-    flush = journal.take_flush()
-    assert flush is not None
-    journal.write_flush(flush)
+    flush(journal)
     journal.close(clean=True)
 
     assert len(dumped(tmp_path)) == 5 * len(shapes)
