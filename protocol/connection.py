@@ -6,7 +6,7 @@ big-endian. Answers may come in any order; correlation ids join them with their 
 
 import struct
 from collections.abc import Callable, Sized
-from typing import Any, Final, NamedTuple, final
+from typing import Final, Generic, NamedTuple, TypeVar, final
 
 from msgspec import Struct
 
@@ -39,6 +39,8 @@ _pack_response_header: Final = RESPONSE_HEADER.pack
 # The same to read a request by: api_key and api_version as the four bytes that look both up.
 REQUEST_START: Final = struct.Struct(">I4si")
 
+T = TypeVar("T")
+
 # Given size and the bytes from the size on: None = more bytes are needed to judge,
 # else whether such a frame is allowed.
 FrameRule = Callable[[int, bytes, int], bool | None]
@@ -48,7 +50,7 @@ class FrameTooLarge(RemoteProtocolError):
     """The announced size is over the limit or below the header: close without answering."""
 
 
-class FrameReader:
+class FrameReader(Generic[T]):
     """Cut a byte stream into frames, however the network split it.
 
     The size is judged as soon as it can be read, before a byte of the body is waited for.
@@ -57,12 +59,18 @@ class FrameReader:
         unfinished: The beginning of a frame of which the rest has not come.
     """
 
-    def __init__(self, header: struct.Struct, usual_max: int, allowed: FrameRule) -> None:
-        """Read frames that begin with *header*; *allowed* judges those larger than *usual_max*."""
+    def __init__(
+        self, header: struct.Struct, usual_max: int, allowed: FrameRule, read: Callable[..., T]
+    ) -> None:
+        """Read frames that begin with *header*.
+
+        *allowed* judges those larger than *usual_max*; *read* makes something of header and body.
+        """
+        self._read = read
         self._unpack_from = header.unpack_from
         self._header_bytes = header.size
         self._smallest = header.size - SIZE.size
-        self._usual_max = usual_max
+        self._usual_sizes = range(self._smallest, usual_max + 1)
         self._allowed = allowed
         self.unfinished = bytearray()
         self._needed_bytes = 0  # The frame in the buffer is allowed, and takes so many.
@@ -75,8 +83,8 @@ class FrameReader:
         size: int = SIZE.unpack_from(self.unfinished)[0]
         return size
 
-    def feed(self, data: bytes) -> list[tuple[tuple[Any, ...], bytes]]:
-        """Return header and body of the frames that *data* completes.
+    def feed(self, data: bytes) -> list[T]:
+        """Return what the frames say that *data* completes, in the order in which they were sent.
 
         Raises:
             FrameTooLarge: A frame is too large or too small. Frames before it are lost with
@@ -93,12 +101,12 @@ class FrameReader:
         while (body := at + self._header_bytes) <= available:
             header = self._unpack_from(data, at)
             size = header[0]
-            if not self._smallest <= size <= self._usual_max:
+            if size not in self._usual_sizes:
                 self._judge(size, data, at)
             end = at + _SIZE_BYTES + size
             if end > available:
                 break
-            frames.append((header, data[body:end]))
+            frames.append(self._read(header, data[body:end]))
             at = end
         if at < available:
             self._keep(data, at)
@@ -154,8 +162,9 @@ _DIALECT_OF: Final = {_KEY_AND_VERSION.pack(*where): it for where, it in DIALECT
 
 
 class RequestEvent(Struct, frozen=True, gc=False):
-    """A request that was read and fits its layout."""
+    """A request that was read and fits its layout; its frame announced ``size_bytes``."""
 
+    size_bytes: int
     correlation_id: int
     dialect: Dialect
     request: Request
@@ -175,6 +184,7 @@ class ServerConnection:
     """The server's end.
 
     Attributes:
+        receive: Returns the requests that some bytes complete, and raises, as `FrameReader.feed`.
         unfinished: The beginning of a frame of which the rest has not come.
     """
 
@@ -186,41 +196,14 @@ class ServerConnection:
     ) -> None:
         self._max_request_bytes = max_request_bytes
         self._max_sync_request_bytes = max_sync_request_bytes
-        self._frames = FrameReader(REQUEST_START, max_request_bytes, self._allowed)
+        self._frames = FrameReader(REQUEST_START, max_request_bytes, self._allowed, _read_request)
+        self.receive = self._frames.feed
         self.unfinished: Sized = self._frames.unfinished
 
     @property
     def announced_bytes(self) -> int:
         """The size of the unfinished frame as announced."""
         return self._frames.wanted_bytes
-
-    def receive(self, data: bytes) -> list[RequestEvent | BadRequest]:
-        """Return what *data* completes, in the order in which it was sent.
-
-        Raises:
-            FrameTooLarge: Close without an answer.
-        """
-        events: list[RequestEvent | BadRequest] = []
-        for (_, start, correlation_id), body in self._frames.feed(data):
-            dialect = _DIALECT_OF.get(start)
-            if dialect is None:
-                api_key, version = _KEY_AND_VERSION.unpack(start)
-                # ApiVersions is always in layout 0, so that any two releases can talk at all.
-                if api_key != ApiKey.API_VERSIONS:
-                    error, close = ErrorCode.UNSUPPORTED_VERSION, False
-                    reason = f"api {api_key} version {version} is not known"
-                    events.append(BadRequest(correlation_id, error, close, reason))
-                    continue
-                dialect = DIALECTS[api_key, 0]
-            try:
-                request = dialect.decode(body)
-            except (Invalid, Unreadable) as exc:
-                close = isinstance(exc, Unreadable)
-                bad = BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, close, str(exc))
-                events.append(bad)
-            else:
-                events.append(RequestEvent(correlation_id, dialect, request))
-        return events
 
     def _allowed(self, size: int, data: bytes, at: int) -> bool | None:
         if size <= self._max_request_bytes:
@@ -230,6 +213,23 @@ class ServerConnection:
         if len(data) - at < 6:
             return None
         return int.from_bytes(data[at + 4 : at + 6], "big", signed=True) == ApiKey.SYNC_GROUP
+
+
+def _read_request(header: tuple[int, bytes, int], body: bytes) -> RequestEvent | BadRequest:
+    size, start, correlation_id = header
+    dialect = _DIALECT_OF.get(start)
+    if dialect is None:
+        api_key, version = _KEY_AND_VERSION.unpack(start)
+        # ApiVersions is always in layout 0, so that any two releases can talk at all.
+        if api_key != ApiKey.API_VERSIONS:
+            reason = f"api {api_key} version {version} is not known"
+            return BadRequest(correlation_id, ErrorCode.UNSUPPORTED_VERSION, False, reason)
+        dialect = DIALECTS[api_key, 0]
+    try:
+        return RequestEvent(size, correlation_id, dialect, dialect.decode(body))
+    except (Invalid, Unreadable) as exc:
+        close = isinstance(exc, Unreadable)
+        return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, close, str(exc))
 
 
 _TOO_LARGE: Final = BARE_ERROR_CODEC.encode(BareError(ErrorCode.RESPONSE_TOO_LARGE))
@@ -276,7 +276,7 @@ class ClientConnection:
 
     def __init__(self, *, max_response_bytes: int = RESPONSE_BYTES_MAX) -> None:
         self._max_response_bytes = max_response_bytes
-        self._frames = FrameReader(RESPONSE_HEADER, max_response_bytes, self._allowed)
+        self._frames = FrameReader(RESPONSE_HEADER, max_response_bytes, self._allowed, self._event)
         self._in_flight: dict[int, tuple[Request, int]] = {}
         self._next_correlation_id = 0
 
@@ -313,7 +313,7 @@ class ClientConnection:
         Raises:
             RemoteProtocolError: The server broke the protocol; close the connection.
         """
-        return [self._event(header, body) for header, body in self._frames.feed(data)]
+        return self._frames.feed(data)
 
     def _allowed(self, size: int, _data: bytes, _at: int) -> bool:
         return size <= self._max_response_bytes

@@ -200,12 +200,6 @@ def api_of(request: Request) -> ApiKey:
     return _API_OF_REQUEST[type(request)].key
 
 
-def content_problem(request: Request) -> str | None:
-    """Return what is wrong with *request* itself, although its body fits, or None."""
-    problem = _API_OF_REQUEST[type(request)].problem
-    return None if problem is None else problem(request)
-
-
 def error_response(request: Request, error: int) -> Response:
     """Return the answer to *request* that says *error* and nothing else."""
     return _API_OF_REQUEST[type(request)].failure(request, error)

@@ -1,6 +1,7 @@
 """All groups of one offsets partition: decide with `handle` and friends, change by `replay`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from coordinator.group import admin, commits, membership
@@ -35,8 +36,6 @@ from protocol.messages import (
     DescribeRebalancesRequest,
     DescribeRebalancesResponse,
     DrainMemberRequest,
-    GroupFetch,
-    GroupOffsets,
     HeartbeatRequest,
     JoinGroupRequest,
     JoinProtocol,
@@ -65,7 +64,7 @@ SLICE_MEMBERS: Final = 500
 # What a group takes without members, in members.
 _GROUP_ROOM: Final = 0.1
 
-_Handler = Callable[[Any, object, Caller, Now], Outcome]
+_Handler = Callable[[Any, object, Now], Outcome]
 
 
 class GroupShard:
@@ -78,6 +77,7 @@ class GroupShard:
     Attributes:
         kept: See `Core.kept`; to be called when records were appended.
         end_offset: See `Core.end_offset`.
+        fetch_offsets: See `commits.fetch`.
     """
 
     def __init__(
@@ -95,17 +95,16 @@ class GroupShard:
         self.replay = core.replay
         self.kept = core.kept
         self.end_offset = core.end_offset
+        self.fetch_offsets = partial(commits.fetch, core)
         # Bound once: this lookup is on the path of every request.
         self._handlers: dict[type, _Handler] = {
-            HeartbeatRequest: lambda r, token, _, now: membership.heartbeat(core, r, token, now),
-            JoinGroupRequest: lambda r, token, caller, now: join(core, r, token, caller, now),
-            SyncGroupRequest: lambda r, token, _, now: sync(core, r, token, now),
-            LeaveGroupRequest: lambda r, token, _, now: membership.leave(core, r, token, now),
-            DrainMemberRequest: lambda r, token, _, now: admin.drain(core, r, token, now),
-            OffsetDeleteRequest: lambda r, token, _, now: admin.delete_offsets(core, r, token, now),
-            AlterGroupRetentionRequest: lambda r, token, _, now: admin.alter_retention(
-                core, r, token, now
-            ),
+            OffsetCommitRequest: partial(commits.commit, core),
+            HeartbeatRequest: partial(membership.heartbeat, core),
+            SyncGroupRequest: partial(sync, core),
+            LeaveGroupRequest: partial(membership.leave, core),
+            DrainMemberRequest: partial(admin.drain, core),
+            OffsetDeleteRequest: partial(admin.delete_offsets, core),
+            AlterGroupRetentionRequest: partial(admin.alter_retention, core),
         }
 
     @property
@@ -128,11 +127,10 @@ class GroupShard:
             KeyError: The request is none of JoinGroup, SyncGroup, Heartbeat, LeaveGroup,
                 OffsetCommit, DrainMember, OffsetDelete and AlterGroupRetention.
         """
-        core = self._core
-        core.latest = None
-        if type(request) is OffsetCommitRequest:  # Nearly all of them.
-            return commits.commit(core, request, token, now)
-        return self._handlers[type(request)](request, token, caller, now)
+        self._core.latest = None
+        if type(request) is JoinGroupRequest:
+            return join(self._core, request, token, caller, now)
+        return self._handlers[type(request)](request, token, now)
 
     def interrupted(self) -> Outcome | None:
         """Return what a `handle` or `delete_group` that raised had decided, if it had begun.
@@ -140,13 +138,6 @@ class GroupShard:
         Its records are replayed: they must be logged, or memory is ahead of the log.
         """
         return self._core.latest
-
-    def fetch_offsets(self, fetch: GroupFetch, max_bytes: int) -> GroupOffsets | None:
-        """Return committed offsets of one group.
-
-        No offset is -1, -1, "", error 0. None: they would take more than *max_bytes*.
-        """
-        return commits.fetch(self._core, fetch, max_bytes)
 
     def describe_group(self, group_id: str) -> DescribedGroup:
         """Return one group with its members; 69 and state Dead if there is none."""

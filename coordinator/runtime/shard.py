@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import count
+from operator import itemgetter
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from coordinator.group import records, registry
@@ -102,10 +103,9 @@ T = TypeVar("T")
 _QUIET_REQUESTS = frozenset({HeartbeatRequest, OffsetCommitRequest})
 
 
-# The offset it waits for, a number that keeps the order of decisions among answers with the same
-# offset, when it is given up, who waits, the answer as `Token.prepare` made it, and the member
-# that is told. A plain tuple: one is made for every commit.
-Parked = tuple[int, int, int, Token, Any, Any]
+# The offset it waits for, when it is given up, who waits, the answer as `Token.prepare` made it,
+# and the member that is told. A plain tuple: one is made for every commit.
+Parked = tuple[int, int, Token, Any, Any]
 
 
 class ReplyGate:
@@ -123,7 +123,8 @@ class ReplyGate:
         """Make it; *release* is called with who waited, the answer, and the member."""
         self._release = release
         self._queue: deque[Parked] = deque()
-        self._early: list[Parked] = []
+        # Each with a number: of those with the same offset, the first one decided comes first.
+        self._early: list[tuple[int, int, Parked]] = []
         self._numbers = count()
         self.committed_offset = 0
 
@@ -138,12 +139,12 @@ class ReplyGate:
         if until_offset <= self.committed_offset:
             self._release(token, answer, member)
             return
-        parked = (until_offset, next(self._numbers), deadline_ms, token, answer, member)
+        parked = (until_offset, deadline_ms, token, answer, member)
         queue = self._queue
         if not queue or until_offset >= queue[-1][0]:
             queue.append(parked)
         else:
-            heapq.heappush(self._early, parked)
+            heapq.heappush(self._early, (until_offset, next(self._numbers), parked))
 
     def advance(self, committed_offset: int) -> None:
         """Send everything that waited for *committed_offset* or less."""
@@ -151,12 +152,9 @@ class ReplyGate:
         self.committed_offset = committed_offset
         queue, early, release = self._queue, self._early, self._release
         while queue and queue[0][0] <= committed_offset:
-            while early and early[0] < queue[0]:
-                release(*heapq.heappop(early)[3:])
-            _, _, _, token, answer, member = queue.popleft()
-            release(token, answer, member)
+            release(*queue.popleft()[2:])
         while early and early[0][0] <= committed_offset:
-            release(*heapq.heappop(early)[3:])
+            release(*heapq.heappop(early)[2][2:])
 
     def give_up(self, now_ms: int | None = None) -> list[tuple[Token, Any]]:
         """Remove what waited past its deadline, or with None everything.
@@ -166,10 +164,11 @@ class ReplyGate:
         """
         late: list[Parked] = []
         kept: list[Parked] = []
-        for parked in sorted([*self._queue, *self._early]):
-            (late if now_ms is None or parked[2] <= now_ms else kept).append(parked)
+        waiting = [*self._queue, *(parked for _, _, parked in sorted(self._early))]
+        for parked in sorted(waiting, key=itemgetter(0)):
+            (late if now_ms is None or parked[1] <= now_ms else kept).append(parked)
         self._queue, self._early = deque(kept), []
-        return [(parked[3], parked[5]) for parked in late]
+        return [(token, member) for _, _, token, _, member in late]
 
 
 class ShardRunner(Generic[C]):
@@ -185,15 +184,16 @@ class ShardRunner(Generic[C]):
         # Bound once: a look at each of them is on the path of every commit, or of a load's batches.
         self._read_items = codec.read_items
         self._replay = core.replay
+        self._decide = core.handle
         self._pack = codec.pack
         self._append = services.journal.append_packed
         self._want_flush = services.appended
         self._commit_timeout_ms = services.commit_timeout_ms
         self._park = self.gate.park
         self._note_kept = core.kept
+        self._note_released = core.released
         self._end_offset = core.end_offset
         self._now = Now(0, 0)  # Of the step that is being done, for replies that leave in it.
-        self._has_released = False  # To a member, since its deadline was looked at.
         self._unloads = 0
 
     # --- requests -----------------------------------------------------------------------
@@ -212,7 +212,7 @@ class ShardRunner(Generic[C]):
             self._refuse(token)
             return
         try:
-            outcome = self.core.handle(request, token, caller, now)
+            outcome = self._decide(request, token, caller, now)
         except Exception:
             self._keep_half_done(now)
             raise
@@ -280,10 +280,6 @@ class ShardRunner(Generic[C]):
         """The partition is committed up to *committed_offset*: let go what waited for it."""
         self._now = now
         self.gate.advance(committed_offset)
-        if self._has_released:
-            # Sessions are armed again as answers leave.
-            self._has_released = False
-            self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
 
     def begin_load(self) -> int:
         """Be loaded from the log from here on, closed as it is; return the number of this load."""
@@ -328,15 +324,11 @@ class ShardRunner(Generic[C]):
         self._fail_late(self.gate.give_up(), now)
         for outcome in self.core.unload(now):
             for reply in outcome.replies:
-                token: Any = reply.token
-                self._release(
-                    token, token.prepare(reply.response, self._leader_epoch), reply.member
-                )
-            self._emit_all(outcome)
+                reply.gated = False  # Nothing is waited for any more.
+            self.apply(outcome, now)
 
     def apply(self, outcome: Outcome, now: Now) -> None:
         """Log, gate and tell what the core decided."""
-        group_id = outcome.group_id
         self._now = now
         until = None
         if outcome.records:
@@ -347,7 +339,7 @@ class ShardRunner(Generic[C]):
                 # Memory is ahead of a log that takes nothing more: nobody may look until the end.
                 self.status = Status.CLOSED
                 raise
-            self._note_kept(group_id, until)
+            self._note_kept(outcome.group_id, until)
             self._want_flush()
         for reply in outcome.replies:
             token: Any = reply.token  # The core keeps it unread.
@@ -356,11 +348,10 @@ class ShardRunner(Generic[C]):
                 token.send(answer)
                 continue
             if until is None:
-                until = self._end_offset(group_id)
-            deadline_ms = now.mono_ms + self._commit_timeout_ms
-            self._park(until, deadline_ms, token, answer, reply.member)
-        if outcome.events:
-            self._emit_all(outcome)
+                until = self._end_offset(outcome.group_id)
+            self._park(until, now.mono_ms + self._commit_timeout_ms, token, answer, reply.member)
+        for event in outcome.events:
+            self._services.emit(event)
 
     # --- inside -------------------------------------------------------------------------
 
@@ -392,8 +383,8 @@ class ShardRunner(Generic[C]):
 
     def _release(self, token: Token, answer: Any, member: Any) -> None:
         if member is not None:
-            self._has_released = True
-            self.core.released(member, self._now)
+            # It may be armed again by this, for longer than the timekeeper ever sleeps.
+            self._note_released(member, self._now)
         token.send(answer)
 
     def _fail_late(self, given_up: Iterable[tuple[Token, Any]], now: Now) -> None:
@@ -401,7 +392,3 @@ class ShardRunner(Generic[C]):
             if member is not None:
                 self.core.released(member, now)
             token.fail(ErrorCode.OUTCOME_UNKNOWN, self._leader_epoch)
-
-    def _emit_all(self, outcome: Outcome) -> None:
-        for event in outcome.events:
-            self._services.emit(event)

@@ -25,7 +25,6 @@ from protocol.errors import ErrorCode
 from protocol.group_ids import group_id_error, offsets_partition
 from protocol.messages import (
     APIS,
-    content_problem,
     describe_error,
     error_response,
     find_coordinator_error,
@@ -54,6 +53,10 @@ class Dispatcher:
         self._settings = settings
         self._coordination = coordination
         self.known_shards: dict[str, ShardRunner[GroupShard]] = {}
+        self._problem_of: dict[type, Callable[[Any], str | None]] = {
+            api.request: api.problem for api in APIS.values() if api.problem is not None
+        }
+        self._problem_of[m.JoinGroupRequest] = self._session_problem
         self._special: Mapping[type, Callable[[Call, Any, Now], None]] = {
             m.ApiVersionsRequest: self._api_versions,
             m.FindCoordinatorRequest: self._find_coordinator,
@@ -80,24 +83,17 @@ class Dispatcher:
         special = self._special.get(type(request))
         if special is not None:
             special(call, request, now)
-            return
-        shard = self._shard_for(call, request)
-        if shard is not None:
+        elif (shard := self._shard_for(call, request)) is not None:
             shard.handle(request, call, caller, now)
 
     def _shard_for(self, call: Call, request: Any) -> ShardRunner[GroupShard] | None:
         """Return the shard of the one group that *call* names, or None if it was refused."""
-        shard = self._shard_of(request.group_id)
+        shard = self.known_shards.get(request.group_id) or self._shard_of(request.group_id)
         if shard is None:
             reason = group_id_error(request.group_id)
             _refuse(call, _E.INVALID_GROUP_ID, f"the group id is not legal: {reason}")
             return None
-        if type(request) is m.JoinGroupRequest:
-            problem = self._session_problem(request)
-            if problem is not None:
-                _refuse(call, _E.INVALID_SESSION_TIMEOUT, problem)
-                return None
-        return shard if self._content_is_sound(call) else None
+        return shard if self._content_is_sound(call, request) else None
 
     def _session_problem(self, request: m.JoinGroupRequest) -> str | None:
         low = self._settings.group_min_session_timeout_ms
@@ -109,20 +105,22 @@ class Dispatcher:
             f"{low} (group.min.session.timeout.ms) and {high} (group.max.session.timeout.ms)"
         )
 
-    @staticmethod
-    def _content_is_sound(call: Call) -> bool:
-        problem = content_problem(call.request)
-        if problem is not None:
-            _refuse(call, _E.INVALID_REQUEST, problem)
-        return problem is None
+    def _content_is_sound(self, call: Call, request: Any) -> bool:
+        problem_of = self._problem_of.get(type(request))
+        problem = None if problem_of is None else problem_of(request)
+        if problem is None:
+            return True
+        is_join = type(request) is m.JoinGroupRequest
+        _refuse(call, _E.INVALID_SESSION_TIMEOUT if is_join else _E.INVALID_REQUEST, problem)
+        return False
 
     def _shard_of(self, group_id: str) -> ShardRunner[GroupShard] | None:
-        """Return the shard of a group, None if its id isn't legal."""
-        shard = self.known_shards.get(group_id)
-        if shard is None and group_id_error(group_id) is None:
-            if len(self.known_shards) >= GROUPS_KNOWN_MAX:
-                self.known_shards.clear()
-            shard = self.known_shards[group_id] = self._node.shard_of(group_id)
+        """Return the shard of a group that isn't known yet, None if its id isn't legal."""
+        if group_id_error(group_id) is not None:
+            return None
+        if len(self.known_shards) >= GROUPS_KNOWN_MAX:
+            self.known_shards.clear()
+        shard = self.known_shards[group_id] = self._node.shard_of(group_id)
         return shard
 
     def withdraw(self, call: Call, now: Now) -> None:
@@ -175,14 +173,12 @@ class Dispatcher:
         limit_bytes = self._settings.response_max_bytes
         if len(request.groups) == 1:  # Nearly every fetch: nothing to gather.
             (fetch,) = request.groups
-            shard = self._shard_of(fetch.group_id)
+            shard = self.known_shards.get(fetch.group_id) or self._shard_of(fetch.group_id)
             if shard is None:
                 call.fail(_E.INVALID_GROUP_ID, -1)
             else:
-                fetch_offsets = shard.core.fetch_offsets
-                shard.read(
-                    fetch.group_id, call, lambda: _one_group(fetch_offsets(fetch, limit_bytes)), now
-                )
+                look = partial(_one_group, shard.core.fetch_offsets, fetch, limit_bytes)
+                shard.read(fetch.group_id, call, look, now)
             return
         gather = Gather(
             lambda shares, epoch: call.resolve(m.OffsetFetchResponse(tuple(shares)), epoch)
@@ -292,11 +288,11 @@ class Dispatcher:
     # --- topics -------------------------------------------------------------------------
 
     def _decide_topics(self, call: Call, request: m.Request, now: Now) -> None:
-        if self._content_is_sound(call):
+        if self._content_is_sound(call, request):
             self._node.decide_topics(request, NoGroup(call), now)
 
     def _describe_topics(self, call: Call, request: m.DescribeTopicsRequest, now: Now) -> None:
-        if self._content_is_sound(call):
+        if self._content_is_sound(call, request):
             self._node.registry.read(None, NoGroup(call), partial(self._topics, request), now)
 
     def _topics(self, request: m.DescribeTopicsRequest) -> m.Response:
@@ -328,7 +324,7 @@ class Dispatcher:
             message = f"there is no offsets partition {partition} of {count}"
             _refuse(call, _E.INVALID_REQUEST, message)
             return False
-        return self._content_is_sound(call)
+        return self._content_is_sound(call, request)
 
     def _scan_offsets(self, call: Call, request: m.ScanOffsetsRequest, now: Now) -> None:
         if not request.in_columns:
@@ -414,7 +410,8 @@ class NoGroup:
         self._call.fail(error, -1)
 
 
-def _one_group(offsets: m.GroupOffsets | None) -> m.Response:
+def _one_group(look: Callable[..., Any], fetch: m.GroupFetch, limit_bytes: int) -> m.Response:
+    offsets = look(fetch, limit_bytes)
     if offsets is None:
         return m.BareError(ErrorCode.RESPONSE_TOO_LARGE)
     return m.OffsetFetchResponse((offsets,))

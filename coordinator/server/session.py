@@ -5,8 +5,8 @@ Theory of operation
 
 A session is no task. The poller calls it when its socket has something to read; every request of
 that read becomes a `Call` and is decided at once, in the order in which it came. Its answer comes
-back through the `Call`, then or later, into the outbox, which leaves in one send at the end of
-the round that filled it. An answer that comes outside of a round wakes the poller for one.
+back through the `Call`, then or later, to what is unsent, which leaves in one send at the end of
+the round in which it came. An answer that comes outside of a round wakes the poller for one.
 
 A session that holds too much (requests in flight, unsent answers, or all sessions together: see
 `RequestQueue`) is *paused*: it reads no more until answers have left. The socket is still watched,
@@ -14,7 +14,6 @@ because most clients wait for their answers anyway, and only if it gets readable
 the poller is told to leave it alone. What one read brought beyond the limits waits in `_untaken`.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -71,7 +70,7 @@ class SessionCall(Call, eq=False):
     event: RequestEvent
     session: "Session"
     parks: bool
-    held_bytes: int = 0  # Counted by the queue while it waits for its answer.
+    is_held: bool = False  # Counted by the session while it waits for its answer.
     is_open: bool = True
 
     def prepare(self, answer: Response, leader_epoch: int) -> bytes:
@@ -86,18 +85,14 @@ class SessionCall(Call, eq=False):
         )
 
     def send(self, prepared: bytes) -> None:
-        """Put the frame into the session's outbox; the round's end sends it."""
+        """Put the frame behind what is unsent; the round's end sends it."""
         session = self.session
         if not self.is_open or session.is_closed:
             return  # The client is gone, or a handler failed and was answered.
         self.is_open = False
-        if self.parks:
-            session.unpark(self)
-        else:
-            session.in_flight -= 1
-            if self.held_bytes:
-                session.hold(-self.held_bytes)
-        session.outbox.add(prepared)
+        if self.is_held:
+            session.let_go(self)
+        session.unsent += prepared
         if not session.will_flush:
             session.flush_later()
 
@@ -107,7 +102,8 @@ class Session:
 
     Attributes:
         caller: Who is at the other end, as groups know it.
-        outbox: Answers on their way there.
+        unsent: Answers that have not left; the first one may have left in part.
+        is_blocked: The peer takes no more; the poller tells when it does again.
         in_flight: Requests without an answer, but for those that wait for other members.
         is_paused: Whether no more is read from it until answers have left.
         deadlines: Until when the peer must have done something.
@@ -132,19 +128,17 @@ class Session:
             max_request_bytes=settings.socket_request_max_bytes,
             max_sync_request_bytes=settings.sync_request_max_bytes,
         )
-        self._unfinished_bytes = 0  # Of a frame of which the rest has not come.
-        self._untaken: list[RequestEvent | BadRequest] = []  # The next one last.
+        self._untaken: list[RequestEvent | BadRequest] = []
         self._parked: dict[SessionCall, None] = {}
-        self.in_flight = 0
-        self._read_bytes = 0  # Of a request of the last read, on average.
-        self.held_bytes = 0  # Of requests without an answer.
+        self.in_flight: dict[SessionCall, None] = {}
         self._reserved_bytes = 0  # For the frame that is being read.
-        self.outbox = Outbox(transport)
+        self.unsent = bytearray()
+        self.is_blocked = False
         self._turn_bytes = 0  # What was unsent when this session's own turn was over.
         self.will_flush = False  # It is listed as one with something to send.
         self.is_paused = False
         self._will_go_on = False  # The poller calls for what is untaken.
-        self._is_closing = False  # Answer what is in the outbox, then close.
+        self._is_closing = False  # Answer what is unsent, then close.
         self.deadlines = Deadlines(settings, now_ms)
 
     # --- reading ------------------------------------------------------------------------
@@ -152,7 +146,7 @@ class Session:
     def readable(self) -> None:
         """Read once, and take what that completes."""
         if self.is_paused:
-            self.transport.want(reading=False, writing=self.outbox.is_blocked)
+            self.transport.want(reading=False, writing=self.is_blocked)
             return
         try:
             data = self._receive()
@@ -170,60 +164,32 @@ class Session:
 
     def writable(self) -> None:
         """Send more of the answers that the peer didn't take before."""
-        try:
-            took = self.outbox.send_rest()
-        except NETWORK_ERRORS:
-            self.close()
-            return
-        if took:
-            self.deadlines.sending(self._now().mono_ms)
-        if not self.outbox.is_blocked:
-            self.transport.want(reading=not self.is_paused, writing=False)
-        self._after_sending()
+        self._send()
 
     def broken(self) -> None:
         """Nothing can be sent any more; what the peer still asked, nobody waits for."""
         self.close()
 
     def _read(self, data: bytes) -> None:
-        connection = self._connection
         try:
-            events = connection.receive(data)
+            events = self._connection.receive(data)
         except FrameTooLarge as exc:
             self.close_because(str(exc))
             return
-        now = self._sessions.round_now()
-        before_bytes = self._unfinished_bytes
-        self._unfinished_bytes = unfinished_bytes = len(connection.unfinished)
-        deadlines = self.deadlines
-        if events:
+        if events and self.deadlines.is_reading_frame:
             # An unfinished frame behind whole ones is a new one.
-            deadlines.is_reading_frame = False
-            self._read_bytes = (before_bytes + len(data) - unfinished_bytes) // len(events)
-            if self._reserved_bytes:
-                reserved_bytes, self._reserved_bytes = self._reserved_bytes, 0
-                self._queue.bytes -= reserved_bytes
-        if unfinished_bytes:
-            deadlines.inside_frame(connection.announced_bytes, now.mono_ms)
-        else:
-            deadlines.between_frames(now.mono_ms)
-        if len(events) == 1:
-            self._take(events[0], now)
-        elif events:
-            events.reverse()
-            self._untaken = events
-            self._take_turn(now)
-        self._settle(now.mono_ms)
+            self.deadlines.is_reading_frame = False
+            self._queue.bytes -= self._reserved_bytes
+            self._reserved_bytes = 0
+        self._take_turn(events, self._sessions.round_now())
 
     def _go_on(self) -> None:
         """Take more of what an earlier read has brought."""
         self._will_go_on = False
-        if self.is_closed:
+        if self.is_closed or self._must_pause():
             return
         try:
-            now = self._sessions.round_now()
-            self._take_turn(now)
-            self._settle(now.mono_ms)
+            self._take_turn(self._untaken, self._sessions.round_now())
         except Exception as exc:  # noqa: BLE001 - as above
             self._fail(exc)
 
@@ -231,95 +197,82 @@ class Session:
         log.error("session.failed", peer=self.transport.peer, exc_info=exc)
         self.close()
 
-    def _take_turn(self, now: Now) -> None:
-        """Take what was pipelined into one read, no more at a time than the limits allow.
+    def _take_turn(self, events: list[RequestEvent | BadRequest], now: Now) -> None:
+        """Take what was pipelined into one read, and decide whether to read on.
 
-        One read holds thousands of small requests, and each may ask for a large answer.
+        One read holds thousands of small requests, and each may ask for a large answer: no more
+        are taken at a time than the limits allow.
         """
-        untaken = self._untaken
-        for _ in range(min(len(untaken), _TURN_REQUESTS)):
-            if self._must_pause():
+        taken = 0
+        for event in events[:_TURN_REQUESTS]:
+            if taken and self._must_pause():
                 break
-            self._take(untaken.pop(), now)
-
-    def hold(self, size_bytes: int) -> None:
-        """Count so much more of requests without an answer."""
-        self.held_bytes += size_bytes
-        self._queue.bytes += size_bytes
-
-    def _settle(self, now_ms: int) -> None:
-        """Decide whether to read on, after what happened in this turn."""
+            self._take(event, now)
+            taken += 1
         if self.is_closed:
             return
-        self._turn_bytes = self.outbox.unsent_bytes
-        if self._is_closing:
-            self._untaken.clear()
-            self.is_paused = True
-            self.flush_later()
-        elif self._must_pause():
+        self._untaken = events[taken:]
+        self._turn_bytes = len(self.unsent)
+        if self._must_pause():
             self._pause()
+            if self._is_closing:
+                self._untaken.clear()
+                self.flush_later()
         elif self._untaken:
             self._pause()
-            if not self._will_go_on:
-                self._will_go_on = True
-                self._poller.call_soon(self._go_on)
+            self._go_on_soon()
         else:
+            if self._connection.unfinished:
+                self._read_frame(now.mono_ms)
+            else:
+                self.deadlines.between_frames(now.mono_ms)
             if self.is_paused:
-                self._unpause(now_ms)
-            if self._unfinished_bytes:
-                self._reserve()
+                self.is_paused = False
+                self.transport.want(reading=True, writing=self.is_blocked)
 
     def resume(self) -> None:
-        """Look again whether to read on."""
-        if self.is_paused and not (self._is_closing or self._will_go_on or self._must_pause()):
-            self._settle(self._now().mono_ms)
+        """Look again whether to read on, or to end."""
+        if self._is_closing:
+            if not self.unsent:
+                self.close()
+        elif self.is_paused and not self._must_pause():
+            self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        if not self._will_go_on:
+            self._will_go_on = True
+            self._poller.call_soon(self._go_on)
 
     def _pause(self) -> None:
         self.is_paused = True
         self.deadlines.not_reading()
 
-    def _unpause(self, now_ms: int) -> None:
-        self.is_paused = False
-        if self._unfinished_bytes:
-            self.deadlines.inside_frame(self._connection.announced_bytes, now_ms)
-        else:
-            self.deadlines.between_frames(now_ms)
-        self.transport.want(reading=True, writing=self.outbox.is_blocked)
-
     def _must_pause(self) -> bool:
         return (
-            self.in_flight >= self._max_in_flight
-            or self.outbox.unsent_bytes >= self._max_unsent_bytes
+            self._is_closing
+            or len(self.in_flight) >= self._max_in_flight
+            or len(self.unsent) >= self._max_unsent_bytes
             or (self._queue.bytes >= self._queue.max_bytes and self._is_paused_by_queue())
         )
 
     def _is_paused_by_queue(self) -> bool:
         """Say whether to wait for room; whoever has nothing here may still ask something small."""
-        if self._reserved_bytes or not (self.in_flight or self._unfinished_bytes):
+        if self._reserved_bytes or not (self.in_flight or self._connection.unfinished):
             return False
         self._queue.wait(self)
         return True
 
-    def _reserve(self) -> None:
-        """Have room for the rest of a begun frame, so that it is always read to its end."""
+    def _read_frame(self, now_ms: int) -> None:
+        """Have time and room for the rest of a begun frame, so that it is read to its end."""
+        announced_bytes = self._connection.announced_bytes
+        self.deadlines.inside_frame(announced_bytes, now_ms)
         if not self._reserved_bytes:
-            self._reserved_bytes = self._connection.announced_bytes
-            self._queue.bytes += self._reserved_bytes
+            self._reserved_bytes = announced_bytes
+            self._queue.bytes += announced_bytes
 
     def _take(self, event: RequestEvent | BadRequest, now: Now) -> None:
-        if self._is_closing:
-            return
         if type(event) is BadRequest:
-            self._sessions.warn(
-                "request.refused",
-                self.transport.peer,
-                error=event.error.name,
-                reason=event.reason,
-                closed=event.close,
-            )
-            self.outbox.add(encode_error(event.correlation_id, event.error))
-            self.flush_later()
-            self._is_closing = event.close
+            self._refuse(event)
             return
         request = event.request
         parks = False
@@ -328,13 +281,9 @@ class Session:
                 self.caller = Caller(request.client_id, self.transport.peer)
             else:
                 parks = True
-        if parks:
-            call = SessionCall(request, event, self, True)
-            if not self._park(call):
-                return
-        else:
-            call = SessionCall(request, event, self, False)
-            self.in_flight += 1
+        call = SessionCall(request, event, self, parks)
+        if parks and not self._park(call):
+            return
         try:
             self._dispatch(call, self.caller, now)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
@@ -343,12 +292,26 @@ class Session:
                 call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
             self._is_closing = True
         if call.is_open and not parks:
-            call.held_bytes = self._read_bytes
-            self.hold(self._read_bytes)
+            call.is_held = True
+            self.in_flight[call] = None
+            self._queue.bytes += event.size_bytes
+
+    def _refuse(self, bad: BadRequest) -> None:
+        self._sessions.warn(
+            "request.refused",
+            self.transport.peer,
+            error=bad.error.name,
+            reason=bad.reason,
+            closed=bad.close,
+        )
+        self.unsent += encode_error(bad.correlation_id, bad.error)
+        self.flush_later()
+        self._is_closing = bad.close
 
     def _park(self, call: SessionCall) -> bool:
         """Count a request that may wait for other members; say whether it may."""
         self._parked[call] = None
+        call.is_held = True
         if self._queue.park(is_join=type(call.request) is JoinGroupRequest):
             return True
         self._sessions.warn("request.shed", self.transport.peer, reason="max.parked.requests")
@@ -357,13 +320,17 @@ class Session:
 
     # --- answering ----------------------------------------------------------------------
 
-    def unpark(self, call: SessionCall) -> None:
-        """A request that waited for other members has its answer."""
-        del self._parked[call]
-        self._queue.unpark()
+    def let_go(self, call: SessionCall) -> None:
+        """A request that waited has its answer."""
+        if call.parks:
+            del self._parked[call]
+            self._queue.unpark()
+        else:
+            del self.in_flight[call]
+            self._queue.bytes -= call.event.size_bytes
 
     def flush_later(self) -> None:
-        """Send what is in the outbox at the end of the round."""
+        """Send what is unsent at the end of the round."""
         if not self.will_flush:
             self.will_flush = True
             self._sessions.with_answers.append(self)
@@ -374,29 +341,28 @@ class Session:
         self.will_flush = False
         if self.is_closed:
             return
-        outbox = self.outbox
-        if outbox.is_blocked:
+        if self.is_blocked:
             # Its own turns bring as much as the limit and one answer; this is about the rest.
             allowed_bytes = max(self._turn_bytes, self._max_unsent_bytes) + self._max_unsent_bytes
-            if outbox.unsent_bytes > allowed_bytes:
+            if len(self.unsent) > allowed_bytes:
                 self.close_because("too many answers wait behind a slow read")
-            return
-        if outbox.frames:
-            try:
-                outbox.send()
-                if outbox.is_blocked:
-                    self.deadlines.sending(self._now().mono_ms)
-                    self.transport.want(reading=not self.is_paused, writing=True)
-            except NETWORK_ERRORS:
-                self.close()
-                return
-        self._after_sending()
+        else:
+            self._send()
 
-    def _after_sending(self) -> None:
-        if self._is_closing:
-            if not self.outbox.frames:
-                self.close()
-        elif self.is_paused:
+    def _send(self) -> None:
+        unsent = self.unsent
+        try:
+            sent = self.transport.send_now(unsent)
+        except NETWORK_ERRORS:
+            self.close()
+            return
+        del unsent[:sent]
+        if unsent or self.is_blocked:
+            if sent or not self.is_blocked:
+                self.deadlines.sending(self._now().mono_ms)
+            self.is_blocked = bool(unsent)
+            self.transport.want(reading=not self.is_paused, writing=self.is_blocked)
+        if self.is_paused:
             self.resume()
 
     # --- the end --------------------------------------------------------------------------
@@ -404,11 +370,11 @@ class Session:
     @property
     def has_unsent(self) -> bool:
         """Whether answers wait for the peer to take them."""
-        return bool(self.outbox.frames)
+        return bool(self.unsent)
 
     def overdue(self, now_ms: int) -> str | None:
         """Return why the connection must end now, or None."""
-        if self.outbox.is_blocked:
+        if self.is_blocked:
             return "it takes no answers" if now_ms >= self.deadlines.send_ms else None
         if now_ms < self.deadlines.read_ms or self._must_pause():
             return None
@@ -431,10 +397,11 @@ class Session:
             return
         self.is_closed = True
         self.transport.close()
-        self.outbox.clear()
+        self.unsent.clear()
         self._untaken.clear()
         self._queue.leave(self)
-        self._queue.bytes -= self._reserved_bytes + self.held_bytes
+        self._queue.bytes -= self._reserved_bytes + sum(c.event.size_bytes for c in self.in_flight)
+        self.in_flight.clear()
         parked, self._parked = self._parked, {}
         for call in parked:
             self._queue.unpark()
@@ -492,73 +459,6 @@ class Deadlines:
         self.send_ms += by_ms
 
 
-class Outbox:
-    """Frames in the order in which they leave, sent together as far as the peer takes them.
-
-    Attributes:
-        frames: What has not left; the first one may have left in part.
-        unsent_bytes: Their size.
-        is_blocked: The peer takes no more; go on with `send_rest` when it does again.
-    """
-
-    __slots__ = ("_transport", "frames", "is_blocked", "unsent_bytes")
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self.frames: deque[bytes] = deque()
-        self.unsent_bytes = 0
-        self.is_blocked = False
-
-    def add(self, frame: bytes) -> None:
-        """Put *frame* behind the others."""
-        self.frames.append(frame)
-        self.unsent_bytes += len(frame)
-
-    def send(self) -> None:
-        """Send everything at once. Raises an error of the network."""
-        frames = self.frames
-        data = frames[0] if len(frames) == 1 else b"".join(frames)
-        sent = self._transport.send_now(data)
-        if sent == len(data):
-            frames.clear()
-            self.unsent_bytes = 0
-        else:
-            self._forget(sent)
-            self.is_blocked = True
-
-    def send_rest(self) -> bool:
-        """Send frame by frame what the peer takes; say whether it took anything.
-
-        Raises an error of the network.
-        """
-        took = False
-        frames = self.frames
-        while frames:
-            size = len(frames[0])
-            sent = self._transport.send_now(frames[0])
-            took = took or sent > 0
-            self._forget(sent)
-            if sent < size:
-                return took
-        self.is_blocked = False
-        return took
-
-    def clear(self) -> None:
-        """Forget everything: the connection is over."""
-        self.frames.clear()
-        self.unsent_bytes = 0
-        self.is_blocked = False
-
-    def _forget(self, sent: int) -> None:
-        """Take *sent* bytes off the front; a frame cut in two stays whole behind."""
-        self.unsent_bytes -= sent
-        frames = self.frames
-        while sent and sent >= len(frames[0]):
-            sent -= len(frames.popleft())
-        if sent:
-            frames[0] = frames[0][sent:]
-
-
 class RequestQueue:
     """What the requests of all connections hold: bytes not answered or half read, and parked ones.
 
@@ -578,14 +478,9 @@ class RequestQueue:
         self.bytes = 0
         self.parked = 0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether only who has nothing here may still ask."""
-        return self.bytes >= self.max_bytes
-
     def wake(self) -> None:
         """Let those go on that wait, if there is room."""
-        if self._waiting and not self.is_full:
+        if self._waiting and self.bytes < self.max_bytes:
             waiting, self._waiting = self._waiting, {}
             for session in waiting:
                 session.resume()

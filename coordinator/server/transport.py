@@ -45,7 +45,7 @@ class Transport(Protocol):
     def receive_now(self) -> bytes | None:
         """Return what has come, at most `RECEIVE_BYTES`; empty at the end, None for nothing yet."""
 
-    def send_now(self, data: bytes) -> int:
+    def send_now(self, data: bytes | bytearray) -> int:
         """Take as much of *data* as fits without waiting, and return how much; may be 0."""
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class SocketTransport:
         except (BlockingIOError, InterruptedError):
             return None
 
-    def send_now(self, data: bytes) -> int:
+    def send_now(self, data: bytes | bytearray) -> int:
         """Take as much of *data* as the socket's buffer does."""
         try:
             return self._socket.send(data)

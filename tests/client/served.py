@@ -19,7 +19,7 @@ class Wire(MemoryTransport, trio.abc.Stream):
         super().__init__()
         self._changed = trio.Event()
 
-    def send_now(self, data: bytes) -> int:
+    def send_now(self, data: bytes | bytearray) -> int:
         """Take data from the server, and tell the client."""
         taken = super().send_now(data)
         self._wake()

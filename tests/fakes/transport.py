@@ -118,7 +118,7 @@ class MemoryTransport(ReadyInMemory):
         del self._unread[:RECEIVE_BYTES]
         return data if data or self._ended else None
 
-    def send_now(self, data: bytes) -> int:
+    def send_now(self, data: bytes | bytearray) -> int:
         """Take what the peer's window takes."""
         self._check_open()
         taken = len(data) if self.room is None else min(self.room, len(data))

@@ -12,14 +12,22 @@ from protocol.errors import ErrorCode
 from protocol.fields import REQUEST_PARTITIONS_MAX
 from protocol.group_ids import group_id_error
 from protocol.messages import (
+    APIS,
     ApiKey,
     HeartbeatRequest,
     OffsetCommitRequest,
     PartitionCommit,
+    Request,
     TopicCommit,
-    content_problem,
+    api_of,
 )
 from tests.protocol.frames import frame_of, judged
+
+
+def content_problem(request: Request) -> str | None:
+    """Return what the request's own rule says of it."""
+    problem = APIS[api_of(request)].problem
+    return None if problem is None else problem(request)
 
 
 def accepted(api: ApiKey, *body: Any, version: int = 0) -> bool:

@@ -310,17 +310,17 @@ async def test_a_bug_in_a_handler_ends_one_connection(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     """-1 to the asker, whose connection closes; everybody else goes on."""
+    original = GroupShard.handle
+
+    def broken(self: GroupShard, request: Request, *rest: Any) -> Any:
+        if type(request) is HeartbeatRequest and request.member_id == "boom":
+            raise ZeroDivisionError("a planted bug")
+        return original(self, request, *rest)
+
+    monkeypatch.setattr(GroupShard, "handle", broken)
     async with world() as w:
         asker, friend = w.connect(), w.connect()
         friend_id = await friend.join_alone("other")
-        original = GroupShard.handle
-
-        def broken(self: GroupShard, request: Request, *rest: Any) -> Any:
-            if type(request) is HeartbeatRequest and request.member_id == "boom":
-                raise ZeroDivisionError("a planted bug")
-            return original(self, request, *rest)
-
-        monkeypatch.setattr(GroupShard, "handle", broken)
         asker.send(commit(5))
         sent = asker.send(beat("boom"))
         asker.send(commit(6))

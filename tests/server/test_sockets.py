@@ -152,7 +152,7 @@ async def ask_too_much(w: Door, slow: Peer, friend: Peer) -> None:
     await until(lambda: friend.has(40))
     for _ in range(400):
         slow.send(ListGroupsRequest((), ()))
-    await until(lambda: any(s.outbox.is_blocked for s in w.sessions()))
+    await until(lambda: any(s.is_blocked for s in w.sessions()))
 
 
 async def test_a_slow_reader_gets_everything() -> None:
@@ -160,7 +160,7 @@ async def test_a_slow_reader_gets_everything() -> None:
     async with door("send.buffer.max.bytes=4096") as w:
         with peers(w, window_bytes=4096) as (slow,), peers(w) as (friend,):
             await ask_too_much(w, slow, friend)
-            (session,) = [s for s in w.sessions() if s.outbox.is_blocked]
+            (session,) = [s for s in w.sessions() if s.is_blocked]
             await rounds(w, 3)
             assert session.is_paused
             friend.send(beat())

@@ -3,6 +3,7 @@
 import msgpack
 import pytest
 import trio
+from msgspec import structs
 from trio.testing import MockClock
 
 from coordinator.group.core import Caller
@@ -204,6 +205,25 @@ async def test_a_slow_disk_evicts_nobody(autojump_clock: MockClock) -> None:
         for _ in range(10):
             await trio.sleep(3)
             assert await client.ask(beat(member_id)) == HeartbeatResponse(0)
+
+
+@pytest.mark.parametrize("timeout_ms", [15_000, 60_000])
+async def test_who_waited_for_the_disk_past_its_session_is_watched_again(
+    timeout_ms: int, autojump_clock: MockClock
+) -> None:
+    """The answer, or word that there is none, must bring its deadline back, and somebody's eye."""
+    async with world(f"offsets.commit.timeout.ms={timeout_ms}") as w:
+        client = w.connect()
+        member_id = await client.join_alone()
+        w.slow_disk.hold()
+        client.send(structs.replace(commit(5), generation_id=1, member_id=member_id))
+        await trio.sleep(20)
+        w.slow_disk.let_go()
+        await turn()
+        assert "group.member_removed" not in w.event_names()
+        await trio.sleep(11)
+
+        assert "group.member_removed" in w.event_names()
 
 
 async def test_below_the_reserve_new_data_is_refused(autojump_clock: MockClock) -> None:

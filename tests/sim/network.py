@@ -248,7 +248,7 @@ class ServerTransport(ReadyInMemory):
         self._check()
         return self._connection.to_server.get_now(RECEIVE_BYTES)
 
-    def send_now(self, data: bytes) -> int:
+    def send_now(self, data: bytes | bytearray) -> int:
         """Take as much of *data* as there is room for, sometimes less."""
         self._check()
         pipe = self._connection.to_client
