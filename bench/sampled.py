@@ -1,9 +1,9 @@
 """A daemon that notes where its CPU time goes: ``python -m bench.sampled OUTPUT serve …``.
 
-SIGUSR1 begins to note, and the next one ends and writes a JSON object (`Profile`) to OUTPUT. After
-every few ms of the process's CPU time the kernel interrupts it, and the functions that the main
-thread is in are counted. What runs in C counts for the Python function that called it. The other
-threads' share is known by their CPU time alone.
+SIGUSR1 begins to note, and the next one ends and writes a JSON object to OUTPUT. After every few
+ms of the process's CPU time the kernel interrupts it, and the functions that the main thread is in
+are counted. What runs in C counts for the Python function that called it. The other threads' share
+is known by their CPU time alone.
 """
 
 import json
@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import enumerate as threads
 from types import FrameType
@@ -21,50 +20,6 @@ from coordinator.cli.main import main as coordinator
 
 # The kernel looks at this clock once a tick only, which is 4 ms on many machines.
 INTERVAL_S: Final = 0.002
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Where the time went.
-
-    Attributes:
-        samples: How often the main thread was looked at.
-        own: By function: how often it was the innermost one.
-        total: By function: how often it was on the stack.
-        threads_s: CPU seconds by thread.
-    """
-
-    samples: int
-    own: dict[str, int]
-    total: dict[str, int]
-    threads_s: dict[str, float]
-
-
-class Sampler:
-    """Counts functions; see the module."""
-
-    def __init__(self) -> None:
-        self._samples = 0
-        self._own: Counter[str] = Counter()
-        self._total: Counter[str] = Counter()
-
-    def note(self, frame: FrameType | None) -> None:
-        """Count the functions of this stack."""
-        self._samples += 1
-        seen = set()
-        innermost = True
-        while frame is not None:
-            name = name_of(frame)
-            if innermost:
-                self._own[name] += 1
-                innermost = False
-            seen.add(name)
-            frame = frame.f_back
-        self._total.update(seen)
-
-    def profile(self, threads_s: dict[str, float]) -> Profile:
-        """Return what was counted."""
-        return Profile(self._samples, dict(self._own), dict(self._total), threads_s)
 
 
 def name_of(frame: FrameType) -> str:
@@ -85,43 +40,57 @@ def cpu_of_threads() -> dict[str, float]:
     return found
 
 
-class Switch:
-    """Begins and ends on a signal."""
+class Sampler:
+    """Begins and ends on a signal, and counts functions in between.
+
+    It writes how often the main thread was looked at (``samples``), by function how often it was
+    the innermost one (``own``) and on the stack (``total``), and CPU seconds by thread
+    (``threads_s``).
+    """
 
     def __init__(self, output: Path) -> None:
         self._output = output
-        self._sampler: Sampler | None = None
-        self._before_s: dict[str, float] = {}
+        self._own: Counter[str] = Counter()
+        self._total: Counter[str] = Counter()
+        self._before_s: dict[str, float] | None = None
 
     def turn(self, _signal: int, _frame: FrameType | None) -> None:
         """Begin, or end and write."""
-        if self._sampler is None:
-            self._sampler = Sampler()
+        if self._before_s is None:
             self._before_s = cpu_of_threads()
             signal.setitimer(signal.ITIMER_PROF, INTERVAL_S, INTERVAL_S)
             return
         signal.setitimer(signal.ITIMER_PROF, 0)
-        used_s = {
-            name: seconds - self._before_s.get(name, 0.0)
-            for name, seconds in cpu_of_threads().items()
+        before_s = self._before_s
+        profile = {
+            "samples": self._own.total(),
+            "own": self._own,
+            "total": self._total,
+            "threads_s": {
+                name: seconds - before_s.get(name, 0.0)
+                for name, seconds in cpu_of_threads().items()
+            },
         }
         written = self._output.with_suffix(".tmp")
-        written.write_text(json.dumps(asdict(self._sampler.profile(used_s))), encoding="utf-8")
+        written.write_text(json.dumps(profile), encoding="utf-8")
         written.rename(self._output)
-        self._sampler = None
 
     def note(self, _signal: int, frame: FrameType | None) -> None:
-        """Look at the main thread."""
-        if self._sampler is not None:
-            self._sampler.note(frame)
+        """Count the functions that the main thread is in."""
+        names = []
+        while frame is not None:
+            names.append(name_of(frame))
+            frame = frame.f_back
+        self._own.update(names[:1])
+        self._total.update(set(names))
 
 
 def main() -> None:
     """Run the daemon of the command line."""
     output, *arguments = sys.argv[1:]
-    switch = Switch(Path(output))
-    signal.signal(signal.SIGUSR1, switch.turn)
-    signal.signal(signal.SIGPROF, switch.note)
+    sampler = Sampler(Path(output))
+    signal.signal(signal.SIGUSR1, sampler.turn)
+    signal.signal(signal.SIGPROF, sampler.note)
     coordinator(arguments, prog_name="group-coordinator")
 
 
