@@ -6,36 +6,20 @@ import platform
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import click
 
 from bench.interpreter import prefer
-from bench.measures import Samples
-from bench.processes import ProcessError, cores_of_this_machine
-from bench.report import SMOKE_NOTE, Run, text
-
-
-class Bench(Protocol):
-    """One run; collects samples by row."""
-
-    @property
-    def samples(self) -> Samples:
-        """What was measured so far."""
-        ...
-
-    @property
-    def about(self) -> Mapping[str, str]:
-        """What was found out about the environment."""
-        ...
-
-    def repetition(self, number: int) -> None:
-        """Measure all rows once. Raises ProcessError."""
+from bench.measures import Aim, Medians, Samples, judge
+from bench.processes import Cores, ProcessError, cores_of_this_machine
+from bench.report import SMOKE_NOTE, Run, Table, aims_table, document, failures, page, text
 
 
 class Choice(NamedTuple):
@@ -43,15 +27,42 @@ class Choice(NamedTuple):
 
     Attributes:
         quick: One small repetition.
-        pinned: Server and load have a core each.
         only: The parts to measure.
         peers: The peers to measure along, if they are installed.
     """
 
     quick: bool
-    pinned: bool
+    cores: Cores
     only: frozenset[str]
     peers: frozenset[str]
+
+
+class Bench(ABC):
+    """One run; collects samples by row.
+
+    Attributes:
+        about: What was found out about the environment.
+        stack: Closed at the end of the run.
+    """
+
+    def __init__(self, folder: Path, choice: Choice) -> None:
+        self.folder = folder
+        self.choice = choice
+        self.samples: dict[str, list[Mapping[str, float | None]]] = {}
+        self.about: dict[str, str] = {}
+        self.stack = ExitStack()
+
+    @abstractmethod
+    def repetition(self, number: int) -> None:
+        """Measure all rows once. Raises ProcessError."""
+
+    def keep(self, name: str, sample: Mapping[str, float | None]) -> None:
+        """Add a repetition's sample of a row."""
+        self.samples.setdefault(name, []).append(sample)
+
+    def close(self) -> None:
+        """Stop what stayed."""
+        self.stack.close()
 
 
 class Benchmark(NamedTuple):
@@ -59,10 +70,12 @@ class Benchmark(NamedTuple):
 
     Attributes:
         module: Run with ``python -m``.
-        name: Of the result files, and of those of a smoke run; likewise the repetitions.
+        name: Of the result files.
+        repetitions: How many, if nothing else is asked for and it is no smoke run.
         make: Makes a bench of (folder for its data, what is asked for).
         settings: What a run is made with, besides repetitions and cores, of (quick).
-        tables: What the terminal shows, from a finished run.
+        titles: Of all rows, by name.
+        tables: What is shown besides the aims, by heading.
         parts: What can be measured without the rest.
         peers: What can be measured along.
     """
@@ -70,19 +83,17 @@ class Benchmark(NamedTuple):
     module: str
     help: str
     name: str
-    quick_name: str
     repetitions: int
-    make: Callable[[Path, Choice], AbstractContextManager[Bench]]
+    make: Callable[[Path, Choice], Bench]
     settings: Callable[[bool], Mapping[str, str | float]]
-    document: Callable[[Run], dict[str, Any]]
-    markdown: Callable[[Run], str]
-    tables: Callable[[Run], Sequence[Sequence[tuple[str, ...]]]]
-    failures: Callable[[Samples], list[str]]
+    titles: Mapping[str, str]
+    aims: Sequence[Aim]
+    tables: Callable[[Samples], Mapping[str, Table]]
     parts: tuple[str, ...] = ()
     peers: tuple[str, ...] = ()
 
 
-class _Names(click.ParamType[frozenset[str]]):
+class Names(click.ParamType[frozenset[str]]):
     """Names with commas between them, each one of the known."""
 
     name = "names"
@@ -102,6 +113,21 @@ class _Names(click.ParamType[frozenset[str]]):
         return names
 
 
+_FOLDER: Final = click.Path(path_type=Path, file_okay=False)
+work_dir_option: Final = click.option(
+    "--work-dir",
+    type=_FOLDER,
+    default=Path("build/bench"),
+    show_default=True,
+    help="On the disk to be measured; data folders come and go in it.",
+)
+python_option: Final = click.option(
+    "--python",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Runs servers and load  [default: the quickest of this and the system's]",
+)
+
+
 def command(benchmark: Benchmark) -> click.Command:
     """Return the command that runs *benchmark*, and writes and shows its results."""
 
@@ -109,22 +135,13 @@ def command(benchmark: Benchmark) -> click.Command:
     @click.option(
         "--quick", is_flag=True, help="One small repetition (also QUICK=1): a smoke test."
     )
-    @click.option(
-        "--name",
-        help=f"Name of the result files  [default: {benchmark.name}, or {benchmark.quick_name}]",
-    )
+    @click.option("--name", help=f"Of the result files  [default: {benchmark.name}(-quick)]")
     @click.option(
         "--results",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=_FOLDER,
         help="Where they go  [default: bench/results, or build/bench for a quick run]",
     )
-    @click.option(
-        "--work-dir",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=Path("build/bench"),
-        show_default=True,
-        help="On the disk to be measured; data folders come and go in it.",
-    )
+    @work_dir_option
     @click.option(
         "--repetitions",
         type=click.IntRange(1),
@@ -132,7 +149,8 @@ def command(benchmark: Benchmark) -> click.Command:
     )
     @click.option(
         "--only",
-        type=_Names(benchmark.parts),
+        type=Names(benchmark.parts),
+        default=benchmark.parts,
         help=f"Of {','.join(benchmark.parts)}  [default: all]",
         hidden=not benchmark.parts,
     )
@@ -146,22 +164,18 @@ def command(benchmark: Benchmark) -> click.Command:
     @click.option(
         "--peer",
         "peers",
-        type=_Names(benchmark.peers),
+        type=Names(benchmark.peers),
         help=f"Which of them: of {','.join(benchmark.peers)}  [default: all]",
         hidden=not benchmark.peers,
     )
-    @click.option(
-        "--python",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="Runs servers and load  [default: the quickest of this and the system's]",
-    )
+    @python_option
     def main(
         quick: bool,
         name: str | None,
         results: Path | None,
         work_dir: Path,
         repetitions: int | None,
-        only: frozenset[str] | None,
+        only: frozenset[str],
         with_peers: bool | None,
         peers: frozenset[str] | None,
         python: Path | None,
@@ -169,33 +183,30 @@ def command(benchmark: Benchmark) -> click.Command:
         quick = quick or os.environ.get("QUICK", "") not in {"", "0"}
         # A smoke run's numbers are worth nothing: they don't belong beside the real ones.
         results = results or (work_dir if quick else Path("bench/results"))
-        name = name or (benchmark.quick_name if quick else benchmark.name)
-        repetitions = repetitions or (1 if quick else benchmark.repetitions)
-        work_dir.mkdir(parents=True, exist_ok=True)
+        name = name or f"{benchmark.name}{'-quick' if quick else ''}"
         if with_peers is None:
             with_peers = peers is not None or not quick
-        wanted = (frozenset(benchmark.peers) if peers is None else peers) if with_peers else ()
-        choice = Choice(
-            quick,
-            cores_of_this_machine().pinned,
-            only or frozenset(benchmark.parts),
-            frozenset(wanted),
-        )
+        peers = (peers or frozenset(benchmark.peers)) if with_peers else frozenset()
+        choice = Choice(quick, cores_of_this_machine(), only, peers)
+        work_dir.mkdir(parents=True, exist_ok=True)
         try:
             about = prefer(benchmark.module, python)
-            run = _measure(benchmark, name, work_dir, repetitions, choice, about)
+            run = _measure(
+                *(benchmark, name, work_dir, choice, about),
+                repetitions or (1 if quick else benchmark.repetitions),
+            )
         except ProcessError as exc:
-            print(f"bench: {exc}", file=sys.stderr)
-            sys.exit(1)
-        _write(benchmark, run, results)
-        for lines in benchmark.tables(run):
-            print(f"\n{text(lines)}")
+            sys.exit(f"{benchmark.module}: {exc}")
+        results.mkdir(parents=True, exist_ok=True)
+        content = json.dumps(document(run), indent=1)
+        (results / f"{run.name}.json").write_text(content + "\n", encoding="utf-8")
+        (results / f"{run.name}.md").write_text(page(run), encoding="utf-8")
+        for table in (*run.tables.values(), aims_table(run.aims)):
+            print(f"\n{text(table)}")
         if quick:
             print(f"\n{SMOKE_NOTE}")
-        failed = benchmark.failures(run.samples)
-        for failure in failed:
-            print(f"FAILED: {failure}", file=sys.stderr)
-        sys.exit(1 if failed else 0)
+        if failed := failures(run.samples, run.titles):
+            sys.exit("\n".join(f"FAILED: {failure}" for failure in failed))
 
     return main
 
@@ -204,25 +215,41 @@ def _measure(
     benchmark: Benchmark,
     name: str,
     work_dir: Path,
-    repetitions: int,
     choice: Choice,
     python: Mapping[str, str],
+    repetitions: int,
 ) -> Run:
-    cores = cores_of_this_machine()
     print("\n".join(f"{title}: {found}" for title, found in python.items()))
-    print(f"cores: {cores.note}")
-    if is_memory(work_dir):
+    print(f"cores: {choice.cores.note}")
+    about = environment(work_dir)
+    if about["filesystem"] in {"tmpfs", "ramfs"}:
         print("The work folder is in memory: nothing durable is measured. Choose --work-dir.")
-    about = environment(work_dir) | dict(python)
     started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    with tempfile.TemporaryDirectory(prefix=f"{benchmark.name}-", dir=work_dir) as folder:
-        with benchmark.make(Path(folder), choice) as bench:
-            for number in range(1, repetitions + 1):
-                print(f"repetition {number} of {repetitions}", flush=True)
-                bench.repetition(number)
-        samples, about = bench.samples, about | dict(bench.about)
-    settings = {"repetitions": repetitions, "cores": cores.note, **benchmark.settings(choice.quick)}
-    return Run(name, choice.quick, started, about, settings, samples, _repeat(benchmark, choice))
+    with (
+        # Spark's own processes have other working folders.
+        tempfile.TemporaryDirectory(prefix=f"{benchmark.name}-", dir=work_dir.resolve()) as folder,
+        closing(benchmark.make(Path(folder), choice)) as bench,
+    ):
+        for number in range(1, repetitions + 1):
+            print(f"repetition {number} of {repetitions}", flush=True)
+            bench.repetition(number)
+    return Run(
+        name,
+        choice.quick,
+        started,
+        repeat=_repeat(benchmark, choice),
+        environment={**about, **python, **bench.about},
+        settings={
+            "repetitions": repetitions,
+            "cores": choice.cores.note,
+            **benchmark.settings(choice.quick),
+        },
+        samples=bench.samples,
+        titles=benchmark.titles,
+        # A part that wasn't measured has no lines.
+        tables={h: table for h, table in benchmark.tables(bench.samples).items() if table[1:]},
+        aims=judge(Medians(bench.samples), benchmark.aims),
+    )
 
 
 def _repeat(benchmark: Benchmark, choice: Choice) -> str:
@@ -238,13 +265,6 @@ def _repeat(benchmark: Benchmark, choice: Choice) -> str:
     return " ".join(words)
 
 
-def _write(benchmark: Benchmark, run: Run, results: Path) -> None:
-    results.mkdir(parents=True, exist_ok=True)
-    content = json.dumps(benchmark.document(run), indent=1)
-    (results / f"{run.name}.json").write_text(content + "\n", encoding="utf-8")
-    (results / f"{run.name}.md").write_text(benchmark.markdown(run), encoding="utf-8")
-
-
 # --- what a result depends on besides the code: no paths, no host names --------------------------
 
 _LIBRARIES: Final = ("trio", "msgpack", "msgspec", "structlog", "click")
@@ -253,33 +273,19 @@ _LIBRARIES: Final = ("trio", "msgpack", "msgspec", "structlog", "click")
 def environment(data_dir: Path) -> dict[str, str]:
     """Describe machine, disk, versions and commit, as texts by name."""
     filesystem, device = _filesystem(data_dir)
-    found = {
+    return {
         "CPU": f"{_cpu_model()}, {os.cpu_count()} core(s)",
         "kernel": f"{platform.system()} {platform.release()}",
         "filesystem": filesystem,
         "disk": _disk(data_dir) or device,
         "commit": _commit(),
-        "load before": _load_average(),
+        "load before": f"{os.getloadavg()[0]:.2f}",
+        **{library: version(library) for library in _LIBRARIES},
     }
-    for library in _LIBRARIES:
-        try:
-            found[library] = version(library)
-        except PackageNotFoundError:
-            found[library] = "not installed"
-    return found
-
-
-def is_memory(data_dir: Path) -> bool:
-    """Return whether the folder is in memory, where fsync costs nothing and proves nothing."""
-    return _filesystem(data_dir)[0] in {"tmpfs", "ramfs"}
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
@@ -288,12 +294,8 @@ def _cpu_model() -> str:
 def _filesystem(folder: Path) -> tuple[str, str]:
     """Return type and device of the mount that the folder is on."""
     best = ("", "unknown", "unknown")
-    try:
-        mounts = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        mounts = []
     absolute = folder.resolve()
-    for mount in mounts:
+    for mount in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
         device, point, kind = mount.split()[:3]
         if len(point) >= len(best[0]) and absolute.is_relative_to(point):
             best = (point, kind, device)
@@ -317,27 +319,13 @@ def _disk(folder: Path) -> str:
 
 
 def _commit() -> str:
-    try:
-        head = _git("rev-parse", "--short=12", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return f"{head} with uncommitted changes" if changed else head
-
-
-def _git(*arguments: str) -> str:
+    """Return the commit of this checkout, and whether anything else is in it."""
+    mark = "--dirty= with uncommitted changes"
     done = subprocess.run(
-        ["git", *arguments],
+        ["git", "describe", "--always", "--abbrev=12", "--exclude=*", mark],
         capture_output=True,
-        check=True,
+        check=False,
         text=True,
         cwd=Path(__file__).parent,
     )
-    return done.stdout.strip()
-
-
-def _load_average() -> str:
-    try:
-        return f"{os.getloadavg()[0]:.2f}"
-    except OSError:
-        return "unknown"
+    return done.stdout.strip() or "unknown"

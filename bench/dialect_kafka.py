@@ -6,8 +6,7 @@ correlation id, so that answers are found as ours are.
 """
 
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from struct import Struct, unpack_from
 from typing import Final
 
@@ -15,34 +14,28 @@ from bench.dialects import (
     ALL_TOPICS,
     COMMIT,
     FETCH,
-    FIRST_OFFSET,
     METADATA,
     TOPIC,
     TOPICS,
     UNIFORM,
-    AnswerReader,
-    DialectError,
+    Dialect,
     Exchange,
     Load,
-    Reader,
-    Talk,
-    first_offset,
-    group_of,
+    Topics,
     metadata_of,
-    topics_of,
+    until_ready,
 )
+from bench.processes import LoadError
+from bench.talk import Talk
 
 _HEADER = Struct(">hhi")
 _COMMIT, _FETCH, _FIND, _CREATE_TOPICS = (8, 7), (9, 5), (10, 2), (19, 4)
-_CORRELATION_AT: Final = 4
 _BODY_AT: Final = 8
 _CLIENT_ID: Final = "bench"
 _TOPIC_EXISTS: Final = 36
 # What a broker answers that has no coordinator for the group yet, is loading it, or has just
 # heard of the topic.
 _NOT_YET: Final = frozenset({3, 14, 15, 16})
-_READY_S: Final = 60
-_POLL_S: Final = 0.05
 
 
 def _int16(value: int) -> bytes:
@@ -71,7 +64,7 @@ def _request(api: tuple[int, int], correlation_id: int, body: bytes) -> bytes:
 
 def commit_request(
     group: str,
-    topics: Sequence[tuple[str, Sequence[tuple[int, int]]]],
+    topics: Topics,
     correlation_id: int,
     metadata: str = "",
 ) -> tuple[bytes, int]:
@@ -88,13 +81,6 @@ def commit_request(
     return _request(_COMMIT, correlation_id, head), first_at
 
 
-def fetch_request(group: str, partitions: int, correlation_id: int) -> bytes:
-    """Return the fetch of the topic's first partitions."""
-    body = _string(group) + _int32(1) + _string(TOPIC) + _int32(partitions)
-    body += b"".join(_int32(partition) for partition in range(partitions))
-    return _request(_FETCH, correlation_id, body)
-
-
 def commit_errors(frame: bytes) -> list[int]:
     """Return the error codes of a commit's answer, one a partition."""
     (topics,) = unpack_from(">i", frame, _BODY_AT + 4)
@@ -107,7 +93,7 @@ def commit_errors(frame: bytes) -> list[int]:
     return errors
 
 
-def fetched(frame: bytes) -> tuple[list[int], list[int]]:
+def _fetched(frame: bytes) -> tuple[list[int], list[int]]:
     """Return a fetch's error codes (the partitions', then the whole's) and its offsets."""
     at = _BODY_AT + 4
     (topics,) = unpack_from(">i", frame, at)
@@ -131,7 +117,7 @@ def make_ready(sock: socket.socket, partitions: int) -> None:
     """Create the topics, and wait until the broker coordinates groups.
 
     Raises:
-        DialectError: It refuses, or isn't ready in time.
+        LoadError: It refuses, or isn't ready in time.
     """
     talk = Talk(sock)
     for name in ALL_TOPICS:
@@ -140,25 +126,10 @@ def make_ready(sock: socket.socket, partitions: int) -> None:
         (answer,) = talk.ask([_request(_CREATE_TOPICS, 0, body)])
         (error,) = unpack_from(">h", answer, _BODY_AT + 4 + 4 + 2 + len(name))
         if error not in {0, _TOPIC_EXISTS}:
-            raise DialectError(f"CreateTopics was answered with error {error}")
+            raise LoadError(f"CreateTopics was answered with error {error}")
     # The first one asked for makes the broker create the topic of the offsets.
     find = _request(_FIND, 0, _string("bench") + b"\0")
-    _until_ready(talk, [find], lambda frame: [unpack_from(">h", frame, _BODY_AT + 4)[0]])
-
-
-def _until_ready(
-    talk: Talk, requests: Sequence[bytes], errors: Callable[[bytes], list[int]]
-) -> list[bytes]:
-    """Ask again while the broker isn't ready."""
-    deadline = time.monotonic() + _READY_S
-    while True:
-        answers = talk.ask(requests)
-        found = {error for answer in answers for error in errors(answer)} - {0}
-        if not found:
-            return answers
-        if found - _NOT_YET or time.monotonic() > deadline:
-            raise DialectError(f"Kafka refused what the load asks for: errors {sorted(found)}")
-        time.sleep(_POLL_S)
+    until_ready(talk, [find], lambda frame: unpack_from(">h", frame, _BODY_AT + 4), _NOT_YET)
 
 
 _LOADS: Final = frozenset(
@@ -166,60 +137,36 @@ _LOADS: Final = frozenset(
 )
 
 
-class KafkaDialect:
+class KafkaDialect(Dialect):
     """A consumer that stores its offsets in Kafka."""
+
+    answer_from = _BODY_AT
+    not_yet = _NOT_YET
 
     def __init__(self, load: Load) -> None:
         if (load.workload, load.kind) not in _LOADS:
-            raise DialectError(f"no load of {load.workload}, {load.kind}, for Kafka")
-        self._load = load
+            raise LoadError(f"no load of {load.workload}, {load.kind}, for Kafka")
+        super().__init__(load)
 
-    def prepare(self, sock: socket.socket, connection: int) -> list[Exchange]:
-        """Ask every slot's request once, and keep the judged answers' bytes.
+    def greet(self, talk: Talk, groups: Sequence[str]) -> None:
+        """Say nothing: what the broker needs was done when it was started."""
 
-        Raises:
-            DialectError: The broker refuses something.
-        """
-        load, talk = self._load, Talk(sock)
-        groups = [group_of(load, connection, slot) for slot in range(load.window)]
-        offsets = [first_offset(partition) for partition in range(load.partitions)]
-        topics, metadata = topics_of(load), metadata_of(load)
-        commits = [commit_request(group, topics, s, metadata) for s, group in enumerate(groups)]
-        answers = _until_ready(talk, [frame for frame, _ in commits], commit_errors)
-        if load.workload == COMMIT:
-            return [
-                Exchange(frame, answer=answer[_BODY_AT:], offset=FIRST_OFFSET, offset_at=at)
-                for (frame, at), answer in zip(commits, answers, strict=True)
-            ]
-        fetches = [fetch_request(group, load.partitions, s) for s, group in enumerate(groups)]
-        answers = _until_ready(talk, fetches, lambda answer: fetched(answer)[0])
-        if any(fetched(answer)[1] != offsets for answer in answers):
-            raise DialectError("Kafka answered a fetch with other offsets than were committed")
-        return [
-            Exchange(frame, answer=answer[_BODY_AT:])
-            for frame, answer in zip(fetches, answers, strict=True)
-        ]
+    def commit(self, group: str, topics: Topics, slot: int) -> Exchange:
+        """Return a commit."""
+        frame, at = commit_request(group, topics, slot, metadata_of(self.load))
+        return Exchange(frame, offset=topics[0][1][0][1], offset_at=at)
 
-    def reader(self, exchanges: Sequence[Exchange]) -> Reader:
-        """Return a reader that knows answers by their correlation id."""
-        return AnswerReader(
-            slot_at=_CORRELATION_AT,
-            answer_from=_BODY_AT,
-            answers=[exchange.answer for exchange in exchanges],
-        )
+    def fetch(self, group: str, topics: Topics, slot: int) -> Exchange:
+        """Return a fetch of the first topic's partitions."""
+        partitions = [partition for partition, _ in topics[0][1]]
+        body = _string(group) + _int32(1) + _string(TOPIC) + _int32(len(partitions))
+        return Exchange(_request(_FETCH, slot, body + b"".join(map(_int32, partitions))))
 
-    def differences(
-        self, sock: socket.socket, connection: int, exchanges: Sequence[Exchange]
-    ) -> int:
-        """Return how many groups do not hold the offset that was acknowledged last."""
-        if self._load.workload != COMMIT:
-            return 0
-        requests = [
-            fetch_request(group_of(self._load, connection, slot), 1, slot)
-            for slot in range(len(exchanges))
-        ]
-        answers = [fetched(answer) for answer in Talk(sock).ask(requests)]
-        return sum(
-            any(errors) or offsets != [exchange.offset]
-            for exchange, (errors, offsets) in zip(exchanges, answers, strict=True)
-        )
+    def errors(self, workload: str, answer: bytes) -> Sequence[int]:
+        """Return all error codes in the answer to such a request; 0 is none."""
+        return commit_errors(answer) if workload == COMMIT else _fetched(answer)[0]
+
+    def offsets(self, answer: bytes) -> list[int]:
+        """Return the offsets in a fetch's answer, nothing if there is an error."""
+        errors, offsets = _fetched(answer)
+        return [] if any(errors) else offsets

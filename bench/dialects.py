@@ -5,29 +5,36 @@ them need; the peers' have files of their own. The loops, the clock and the coun
 for each.
 """
 
-import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from struct import Struct
-from typing import Final, Protocol
+from typing import Any, Final
 
-from protocol.connection import ClientConnection
+from bench.processes import LoadError
+from bench.talk import (
+    BODY_AT,
+    CORRELATION_AT,
+    REQUEST_CORRELATION_AT,
+    AnswerReader,
+    Talk,
+    accepted,
+    ask,
+    frame_of,
+    response_in,
+)
 from protocol.errors import ErrorCode
 from protocol.messages import (
     ApiVersionsRequest,
     GroupFetch,
     HeartbeatRequest,
     JoinGroupRequest,
-    JoinGroupResponse,
     JoinProtocol,
     MemberAssignment,
     OffsetCommitRequest,
-    OffsetCommitResponse,
     OffsetFetchRequest,
-    OffsetFetchResponse,
     PartitionCommit,
-    Request,
-    Response,
     SyncGroupRequest,
     TopicCommit,
     TopicPartitions,
@@ -44,10 +51,6 @@ UNIFORM, MIXED, TOPICS, METADATA, EXPECTED, MEMBERS = KINDS = (
 FIRST_OFFSET: Final = 2**40
 OFFSET_DIGITS: Final = len(str(FIRST_OFFSET))
 _OFFSET = Struct(">Q")
-_CORRELATION = Struct(">i")
-_REQUEST_CORRELATION_AT: Final = 8
-RESPONSE_CORRELATION_AT: Final = 4
-RESPONSE_BODY_AT: Final = 16
 
 TOPIC: Final = "flights"
 ALL_TOPICS: Final = (TOPIC, "flights.cancelled", "weather", "airports-of-departure")
@@ -56,11 +59,12 @@ _NOTE: Final = '{"by":"worker-17","run":"2026-11-22T10:12"}'
 # Of the kind "mixed": each takes another number of bytes in msgpack, from one to nine.
 _WIDTHS: Final = (7, 200, 60_000, 10_000_000, 2**33)
 _HIGHEST_PARTITION: Final = 999
-SESSION_TIMEOUT_MS: Final = 300_000
+_SESSION_MS: Final = 300_000
+_READY_S: Final = 60
+_POLL_S: Final = 0.05
 
-
-class DialectError(Exception):
-    """The server did not answer as the benchmark needs it; the message says how."""
+# Of each topic its partitions, and their offsets.
+Topics = Sequence[tuple[str, Sequence[tuple[int, int]]]]
 
 
 class Exchange:
@@ -76,15 +80,10 @@ class Exchange:
     __slots__ = ("_offset_at", "answer", "offset", "request")
 
     def __init__(
-        self,
-        request: bytes,
-        *,
-        answer: bytes = b"",
-        offset: int = 0,
-        offset_at: int | None = None,
+        self, request: bytes, *, answer: bytes = b"", offset: int = 0, offset_at: int | None = None
     ) -> None:
         self.request = bytearray(request)
-        self.answer = answer
+        self.answer: bytes | bytearray = answer
         self.offset = offset
         if offset_at is None:
             offset_at = request.index(_OFFSET.pack(offset)) if offset else -1
@@ -103,8 +102,8 @@ class ExpectingExchange(Exchange):
 
     __slots__ = ("_expected_at",)
 
-    def __init__(self, request: bytes, *, answer: bytes, offset: int) -> None:
-        super().__init__(request, answer=answer, offset=offset)
+    def __init__(self, request: bytes, *, offset: int) -> None:
+        super().__init__(request, offset=offset)
         self._expected_at = request.index(_OFFSET.pack(offset - 1))
 
     def next_request(self) -> bytearray:
@@ -124,31 +123,6 @@ class TextExchange(Exchange):
             self.offset += 1
             self.request[at : at + OFFSET_DIGITS] = b"%d" % self.offset
         return self.request
-
-
-class Reader(Protocol):
-    """Finds answers in one connection's byte stream."""
-
-    wrong: int
-    wrong_example: bytes
-
-    def feed(self, data: bytes) -> list[int]:
-        """Take what was read; return the slots that were answered."""
-
-
-class Dialect(Protocol):
-    """One protocol and one kind of request."""
-
-    def prepare(self, sock: socket.socket, connection: int) -> list[Exchange]:
-        """Greet, create what the load needs, and return one exchange a slot. May block."""
-
-    def reader(self, exchanges: Sequence[Exchange]) -> Reader:
-        """Return a reader for the answers to these exchanges."""
-
-    def differences(
-        self, sock: socket.socket, connection: int, exchanges: Sequence[Exchange]
-    ) -> int:
-        """Read back what the load stored, when all is answered: how much of it isn't there?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +157,7 @@ def first_offset(partition: int) -> int:
     return FIRST_OFFSET + (partition << 32)
 
 
-def topics_of(load: Load) -> list[tuple[str, list[tuple[int, int]]]]:
+def topics_of(load: Load) -> Topics:
     """Return topics, and of each the partitions and first offsets; partition 0 of `TOPIC` first."""
     numbers = range(load.partitions)
     match load.kind:
@@ -205,390 +179,246 @@ def metadata_of(load: Load) -> str:
     return _NOTE if load.kind == METADATA else ""
 
 
-def _commit(
-    load: Load, connection: int, slot: int, member: HeartbeatRequest | None = None
-) -> OffsetCommitRequest:
-    expects, note = load.kind == EXPECTED, metadata_of(load)
-    topics = tuple(
-        TopicCommit(
-            topic,
-            tuple(
-                # Only the first one's offset moves.
-                PartitionCommit(p, offset, -1, note, offset - (n == 0) if expects else None)
-                for n, (p, offset) in enumerate(partitions)
-            ),
-        )
-        for topic, partitions in topics_of(load)
-    )
-    group_id = group_of(load, connection, slot)
-    if member is None:
-        return OffsetCommitRequest(group_id, -1, "", None, topics)
-    return OffsetCommitRequest(group_id, member.generation_id, member.member_id, None, topics)
+class Dialect(ABC):
+    """One protocol and one kind of request.
 
-
-def _before(commit: OffsetCommitRequest) -> OffsetCommitRequest:
-    """Return the commit that stores what *commit* expects."""
-    topics = tuple(
-        TopicCommit(
-            topic.topic,
-            tuple(
-                PartitionCommit(p.partition, p.expected_offset or 0, -1, "", None)
-                for p in topic.partitions
-            ),
-        )
-        for topic in commit.topics
-    )
-    return OffsetCommitRequest(commit.group_id, -1, "", None, topics)
-
-
-def _fetch(load: Load, connection: int, slot: int) -> OffsetFetchRequest:
-    wanted = tuple(
-        TopicPartitions(topic, tuple(p for p, _ in partitions))
-        for topic, partitions in topics_of(load)
-    )
-    return OffsetFetchRequest((GroupFetch(group_of(load, connection, slot), wanted),), False)
-
-
-class _Talk:
-    """Blocking questions and answers on a socket, before and after the load."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._protocol = ClientConnection()
-
-    def ask(self, requests: Sequence[Request]) -> list[tuple[bytes, bytes, Response]]:
-        """Send all, then read all answers: request frame, answer frame and answer of each."""
-        sent = [self._protocol.send(request) for request in requests]
-        self._sock.sendall(b"".join(frame for _, frame in sent))
-        answers: dict[int, tuple[bytes, Response]] = {}
-        rest = b""
-        while len(answers) < len(sent):
-            data = self._sock.recv(1 << 16)
-            if not data:
-                raise DialectError("the server closed the connection while the load was prepared")
-            frames, rest = split_frames(rest + data)
-            for frame in frames:
-                for event in self._protocol.receive(frame):
-                    answers[event.correlation_id] = (frame, event.response)
-        return [(frame, *answers[correlation_id]) for correlation_id, frame in sent]
-
-    def ask_one(self, request: Request) -> Response:
-        """Ask one thing."""
-        return self.ask([request])[0][2]
-
-
-def judge_response(response: Response) -> None:
-    """Decide once, on a decoded answer, what all later answers are compared with.
-
-    Raises:
-        DialectError: It is not a success in every part.
+    Attributes:
+        slot_at: Where in an answer's frame the i32 stands that says which request is answered.
+        answer_from: Where in it the bytes begin that are the same each time.
+        answer_until: Where they end, if not with the frame.
+        not_yet: Errors of a server that isn't ready; it is asked again.
     """
-    match response:
-        case OffsetCommitResponse(error, topics):
-            errors = [error, *(p.error for topic in topics for p in topic.partitions)]
-        case OffsetFetchResponse(groups):
-            errors = [group.error for group in groups]
-            errors += [p.error for g in groups for topic in g.topics for p in topic.partitions]
-        case _:
-            errors = [getattr(response, "error", 0)]
-    if any(errors):
-        raise DialectError(f"the server refused what the load asks for: {response!r}")
 
-
-def _all_judged(
-    answers: Sequence[tuple[bytes, bytes, Response]],
-) -> Sequence[tuple[bytes, bytes, Response]]:
-    for _, _, response in answers:
-        judge_response(response)
-    return answers
-
-
-def with_correlation(frame: bytes, correlation_id: int) -> bytes:
-    """Return the frame of a request under another correlation id."""
-    patched = bytearray(frame)
-    _CORRELATION.pack_into(patched, _REQUEST_CORRELATION_AT, correlation_id)
-    return bytes(patched)
-
-
-def response_in(answer: bytes, *, to: Request) -> Response:
-    """Return the answer in a frame to a request, whatever its correlation id.
-
-    Raises:
-        RemoteProtocolError: It is none.
-    """
-    connection = ClientConnection()
-    correlation_id, _ = connection.send(to)
-    patched = bytearray(answer)
-    _CORRELATION.pack_into(patched, RESPONSE_CORRELATION_AT, correlation_id)
-    (event,) = connection.receive(bytes(patched))
-    return event.response
-
-
-class CoordinatorDialect:
-    """Our own protocol."""
+    slot_at = CORRELATION_AT
+    answer_from: int
+    answer_until: int | None = None
+    not_yet: frozenset[int] = frozenset()
 
     def __init__(self, load: Load) -> None:
-        self._load = load
+        self.load = load
 
-    def prepare(self, sock: socket.socket, connection: int) -> list[Exchange]:
-        """Say hello, ask every slot's request once, and keep the judged answers' bytes.
+    @abstractmethod
+    def commit(self, group: str, topics: Topics, slot: int) -> Exchange:
+        """Return a commit."""
+
+    @abstractmethod
+    def fetch(self, group: str, topics: Topics, slot: int) -> Exchange:
+        """Return a fetch of the partitions of these topics."""
+
+    def heartbeat(self, group: str, topics: Topics, slot: int) -> Exchange:
+        """Return a heartbeat."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def errors(self, workload: str, answer: bytes) -> Sequence[int]:
+        """Return all error codes in the answer to such a request; 0 is none."""
+
+    @abstractmethod
+    def offsets(self, answer: bytes) -> list[int]:
+        """Return the first topic's offsets in a fetch's answer, nothing if there is an error."""
+
+    @abstractmethod
+    def greet(self, talk: Talk, groups: Sequence[str]) -> None:
+        """Do what has to be done before the load's requests."""
+
+    def prepare(self, talk: Talk, connection: int) -> list[Exchange]:
+        """Ask every slot's request once, and keep what the judged answers' bytes are. May block.
 
         Raises:
-            DialectError: The server refuses something.
+            LoadError: The server refuses something, or answers a fetch wrongly.
         """
-        load, talk, slots = self._load, _Talk(sock), range(self._load.window)
-        judge_response(talk.ask_one(ApiVersionsRequest(f"bench-{connection}", "bench", "1")))
-        members: list[HeartbeatRequest | None] = [None] * load.window
-        if load.workload == HEARTBEAT or load.kind == MEMBERS:
-            members = [_become_member(talk, group_of(load, connection, s)) for s in slots]
-        commits = [_commit(load, connection, s, members[s]) for s in slots]
-        if load.kind == EXPECTED:
-            _all_judged(talk.ask([_before(commit) for commit in commits]))
-        requests: list[Request]
-        match load.workload:
-            case "heartbeat":
-                requests = [member for member in members if member is not None]
-            case "fetch":
-                _all_judged(talk.ask(commits))
-                requests = [_fetch(load, connection, s) for s in slots]
-            case _:
-                requests = [*commits]
-        offset = FIRST_OFFSET if load.workload == COMMIT else 0
-        made = ExpectingExchange if offset and load.kind == EXPECTED else Exchange
-        return [
-            made(with_correlation(sent, slot), answer=answer[RESPONSE_BODY_AT:], offset=offset)
-            for slot, (sent, answer, _) in enumerate(_all_judged(talk.ask(requests)))
-        ]
+        load = self.load
+        groups = [group_of(load, connection, slot) for slot in range(load.window)]
+        self.greet(talk, groups)
+        if load.workload == FETCH:
+            self._ask(talk, COMMIT, self._requests(COMMIT, groups))
+        exchanges = self._requests(load.workload, groups)
+        answers = self._ask(talk, load.workload, exchanges)
+        if load.workload == FETCH:
+            wanted = [offset for _, offset in topics_of(load)[0][1]]
+            if any(self.offsets(answer) != wanted for answer in answers):
+                raise LoadError("a fetch was answered with other offsets than were committed")
+        for exchange, answer in zip(exchanges, answers, strict=True):
+            exchange.answer = answer[self.answer_from : self.answer_until]
+        return exchanges
 
-    def reader(self, exchanges: Sequence[Exchange]) -> Reader:
-        """Return a reader that knows answers by their correlation id."""
+    def _requests(self, workload: str, groups: Sequence[str]) -> list[Exchange]:
+        make = {COMMIT: self.commit, FETCH: self.fetch, HEARTBEAT: self.heartbeat}[workload]
+        topics = topics_of(self.load)
+        return [make(group, topics, slot) for slot, group in enumerate(groups)]
+
+    def _ask(self, talk: Talk, workload: str, exchanges: Sequence[Exchange]) -> list[bytes]:
+        frames = [exchange.request for exchange in exchanges]
+        return until_ready(talk, frames, lambda answer: self.errors(workload, answer), self.not_yet)
+
+    def reader(self, exchanges: Sequence[Exchange]) -> AnswerReader:
+        """Return a reader for the answers to these exchanges."""
         return AnswerReader(
-            slot_at=RESPONSE_CORRELATION_AT,
-            answer_from=RESPONSE_BODY_AT,
+            slot_at=self.slot_at,
+            answer_from=self.answer_from,
+            answer_until=self.answer_until,
             answers=[exchange.answer for exchange in exchanges],
         )
 
-    def differences(
-        self, sock: socket.socket, connection: int, exchanges: Sequence[Exchange]
-    ) -> int:
+    def differences(self, talk: Talk, connection: int, exchanges: Sequence[Exchange]) -> int:
         """Return how many groups do not hold the offset that was acknowledged last."""
-        if self._load.workload != COMMIT:
+        if self.load.workload != COMMIT:
             return 0
-        # All window's groups at once, but only the partition whose offset moved.
-        moved = Load(COMMIT, self._load.window, 1, self._load.run)
-        requests = [_fetch(moved, connection, slot) for slot in range(len(exchanges))]
-        answers = _Talk(sock).ask(requests)
+        # Only the partition whose offset moved.
+        fetches = [
+            self.fetch(group_of(self.load, connection, slot), [(TOPIC, [(0, 0)])], slot).request
+            for slot in range(len(exchanges))
+        ]
+        answers = talk.ask(fetches)
         return sum(
-            stored_offsets(response) != [exchange.offset]
-            for exchange, (_, _, response) in zip(exchanges, answers, strict=True)
+            self.offsets(answer) != [exchange.offset]
+            for exchange, answer in zip(exchanges, answers, strict=True)
         )
 
 
-class EchoDialect:
-    """The same request frames to a server that sends back what it reads."""
+def until_ready(
+    talk: Talk,
+    frames: Sequence[bytes | bytearray],
+    errors: Callable[[bytes], Sequence[int]],
+    not_yet: frozenset[int],
+) -> list[bytes]:
+    """Ask, and ask again while the server isn't ready; return the answers.
+
+    Raises:
+        LoadError: There are other errors, or it isn't ready in time.
+    """
+    deadline = time.monotonic() + _READY_S
+    while True:
+        answers = talk.ask(frames)
+        found = {error for answer in answers for error in errors(answer)} - {0}
+        if not found:
+            return answers
+        if found - not_yet or time.monotonic() > deadline:
+            raise LoadError(f"the server refused what the load asks for: errors {sorted(found)}")
+        time.sleep(_POLL_S)
+
+
+def errors_in(response: Any) -> list[int]:
+    """Return the error codes of a decoded answer, in all of its parts."""
+    found = [getattr(response, "error", 0)]
+    for field in ("groups", "topics", "partitions"):
+        for part in getattr(response, field, ()):
+            found += errors_in(part)
+    return found
+
+
+def stored_offsets(response: Any) -> list[int]:
+    """Return the offsets of the first topic in a fetch of one group; none if there is an error."""
+    (group,) = response.groups
+    return [] if any(errors_in(group)) else [p.offset for p in group.topics[0].partitions]
+
+
+class CoordinatorDialect(Dialect):
+    """Our own protocol."""
+
+    answer_from = BODY_AT
+    # Any request of the kind: an answer says nothing of the group.
+    _like: Final = {
+        COMMIT: OffsetCommitRequest("any", -1, "", None, ()),
+        FETCH: OffsetFetchRequest((), False),
+        HEARTBEAT: HeartbeatRequest("any", 1, "any", None),
+    }
 
     def __init__(self, load: Load) -> None:
-        self._load = load
+        super().__init__(load)
+        self._members: dict[str, HeartbeatRequest] = {}
 
-    def prepare(self, sock: socket.socket, connection: int) -> list[Exchange]:
+    def greet(self, talk: Talk, groups: Sequence[str]) -> None:
+        """Say hello; join the groups, or store what the first commits expect, where needed."""
+        accepted(ask([talk], [ApiVersionsRequest("bench", "bench", "1")]))
+        if self.load.workload == HEARTBEAT or self.load.kind == MEMBERS:
+            for name in groups:
+                self._members[name] = _become_member(talk, name)
+        if self.load.kind == EXPECTED:
+            ((topic, partitions),) = topics_of(self.load)
+            before = [(topic, [(p, offset - (p == 0)) for p, offset in partitions])]
+            plain = CoordinatorDialect(replace(self.load, kind=UNIFORM))
+            commits = [plain.commit(group, before, slot) for slot, group in enumerate(groups)]
+            plain._ask(talk, COMMIT, commits)
+
+    def commit(self, group: str, topics: Topics, slot: int) -> Exchange:
+        """Return a commit, of the group's member if it has one."""
+        expects, note = self.load.kind == EXPECTED, metadata_of(self.load)
+        commits = tuple(
+            TopicCommit(
+                topic,
+                tuple(
+                    # Only the first one's offset moves.
+                    PartitionCommit(p, offset, -1, note, offset - (n == 0) if expects else None)
+                    for n, (p, offset) in enumerate(partitions)
+                ),
+            )
+            for topic, partitions in topics
+        )
+        member = self._members.get(group)
+        by = (-1, "") if member is None else (member.generation_id, member.member_id)
+        made = ExpectingExchange if expects else Exchange
+        frame = frame_of(OffsetCommitRequest(group, *by, None, commits), slot)
+        return made(frame, offset=topics[0][1][0][1])
+
+    def fetch(self, group: str, topics: Topics, slot: int) -> Exchange:
+        """Return a fetch of the partitions of these topics."""
+        wanted = tuple(TopicPartitions(topic, tuple(p for p, _ in some)) for topic, some in topics)
+        request = OffsetFetchRequest((GroupFetch(group, wanted),), False)
+        return Exchange(frame_of(request, slot))
+
+    def heartbeat(self, group: str, topics: Topics, slot: int) -> Exchange:
+        """Return the heartbeat of the group's member."""
+        del topics
+        return Exchange(frame_of(self._members[group], slot))
+
+    def errors(self, workload: str, answer: bytes) -> Sequence[int]:
+        """Return all error codes in the answer to such a request; 0 is none."""
+        return errors_in(response_in(answer, to=self._like[workload]))
+
+    def offsets(self, answer: bytes) -> list[int]:
+        """Return the first topic's offsets in a fetch's answer, nothing if there is an error."""
+        return stored_offsets(response_in(answer, to=self._like[FETCH]))
+
+
+def _become_member(talk: Talk, group_id: str) -> HeartbeatRequest:
+    """Join a group alone, take its assignment, and return the heartbeat to send from then on."""
+
+    def join(member_id: str) -> JoinGroupRequest:
+        protocols = (JoinProtocol("alone", b""),)
+        times = (_SESSION_MS, _SESSION_MS)
+        return JoinGroupRequest(group_id, *times, member_id, None, "bench", protocols, None)
+
+    (named,) = ask([talk], [join("")])
+    accepted([named], ErrorCode.MEMBER_ID_REQUIRED)
+    (joined,) = ask([talk], [join(named.member_id)])
+    accepted([joined])
+    member = (joined.generation_id, joined.member_id, None)
+    assignments = (MemberAssignment(joined.member_id, b"everything"),)
+    accepted(ask([talk], [SyncGroupRequest(group_id, *member, "bench", "alone", assignments)]))
+    return HeartbeatRequest(group_id, *member)
+
+
+class EchoDialect(CoordinatorDialect):
+    """The same request frames to a server that sends back what it reads, and stores nothing."""
+
+    slot_at = REQUEST_CORRELATION_AT
+    answer_from = 0
+
+    def prepare(self, talk: Talk, connection: int) -> list[Exchange]:
         """Encode one frame a slot; nothing is sent."""
-        del sock
-        exchanges = []
-        for slot in range(self._load.window):
-            request: Request
-            match self._load.workload:
-                case "commit":
-                    request, offset = _commit(self._load, connection, slot), FIRST_OFFSET
-                case "fetch":
-                    request, offset = _fetch(self._load, connection, slot), 0
-                case _:
-                    # As long as a member id is: client id and a UUID.
-                    member_id = f"bench-{connection}-{'0' * 36}"
-                    request = HeartbeatRequest(
-                        group_of(self._load, connection, slot), 1, member_id, None
-                    )
-                    offset = 0
-            _, frame = ClientConnection().send(request)
-            exchanges.append(Exchange(with_correlation(frame, slot), offset=offset))
+        del talk
+        groups = [group_of(self.load, connection, slot) for slot in range(self.load.window)]
+        if self.load.workload == HEARTBEAT:
+            # As long as a member id is: client id and a UUID.
+            member_id = f"bench-{connection}-{'0' * 36}"
+            self._members = {name: HeartbeatRequest(name, 1, member_id, None) for name in groups}
+        exchanges = self._requests(self.load.workload, groups)
+        for exchange in exchanges:
+            exchange.answer = exchange.request
         return exchanges
 
-    def reader(self, exchanges: Sequence[Exchange]) -> Reader:
-        """Return a reader that expects each request's own bytes."""
-        return AnswerReader(
-            slot_at=_REQUEST_CORRELATION_AT,
-            answer_from=0,
-            answers=[exchange.request for exchange in exchanges],
-        )
-
-    def differences(
-        self, sock: socket.socket, connection: int, exchanges: Sequence[Exchange]
-    ) -> int:
+    def differences(self, talk: Talk, connection: int, exchanges: Sequence[Exchange]) -> int:
         """Return 0: an echo stores nothing."""
-        del sock, connection, exchanges
+        del talk, connection, exchanges
         return 0
-
-
-def _become_member(talk: _Talk, group_id: str) -> HeartbeatRequest:
-    """Join a group alone, take its assignment, and return the heartbeat to send from then on."""
-    joined = _join(talk, group_id, "")
-    if joined.error == ErrorCode.MEMBER_ID_REQUIRED:
-        joined = _join(talk, group_id, joined.member_id)
-    judge_response(joined)
-    member_id, generation_id = joined.member_id, joined.generation_id
-    assignments = (MemberAssignment(member_id, b"everything"),)
-    sync = SyncGroupRequest(group_id, generation_id, member_id, None, "bench", "alone", assignments)
-    judge_response(talk.ask_one(sync))
-    return HeartbeatRequest(group_id, generation_id, member_id, None)
-
-
-def _join(talk: _Talk, group_id: str, member_id: str) -> JoinGroupResponse:
-    protocols = (JoinProtocol("alone", b""),)
-    timeout_ms = SESSION_TIMEOUT_MS
-    response = talk.ask_one(
-        JoinGroupRequest(
-            group_id, timeout_ms, timeout_ms, member_id, None, "bench", protocols, None
-        )
-    )
-    if not isinstance(response, JoinGroupResponse):
-        raise DialectError(f"JoinGroup was answered with {response!r}")
-    return response
-
-
-def stored_offsets(response: Response) -> list[int]:
-    """Return the offsets of the only topic in a fetch of one group; none if there is an error."""
-    assert isinstance(response, OffsetFetchResponse)
-    (group,) = response.groups
-    if group.error or not group.topics:
-        return []
-    return [p.offset for p in group.topics[0].partitions if not p.error]
-
-
-# --- answers in what arrives, over any split of the reads -------------------------------------
-
-_SIZE = Struct(">I")
-_SLOT = Struct(">i")
-
-
-class AnswerReader:
-    """Splits a byte stream into frames ``u32 size | …`` and checks each against what is expected.
-
-    A benchmark must not get faster by being answered wrongly, and decoding every answer would
-    make the load generator the bottleneck. So the tail of each frame (what follows the header)
-    is compared byte for byte with an answer that was decoded and judged before the load began.
-
-    Args:
-        slot_at: Where in the frame the i32 stands that says which request is answered.
-        answer_from: Where in the frame the compared bytes begin.
-        answer_until: Where they end, if not with the frame.
-        answers: What is expected, by slot. A live sequence: its items may change under way.
-
-    Attributes:
-        wrong: How many answers were not the expected ones.
-        wrong_example: The first of them.
-    """
-
-    __slots__ = (
-        "_answer_from",
-        "_answer_until",
-        "_answers",
-        "_minimum",
-        "_rest",
-        "_slot_at",
-        "wrong",
-        "wrong_example",
-    )
-
-    def __init__(
-        self,
-        *,
-        slot_at: int,
-        answer_from: int,
-        answers: Sequence[bytes | bytearray],
-        answer_until: int | None = None,
-    ) -> None:
-        self._slot_at = slot_at
-        self._answer_from = answer_from
-        self._answer_until = answer_until
-        self._answers = answers
-        self._minimum = slot_at + _SLOT.size
-        self._rest = b""
-        self.wrong = 0
-        self.wrong_example = b""
-
-    def feed(self, data: bytes) -> list[int]:
-        """Take what was read; return the slots that were answered, in the order of arrival.
-
-        Raises:
-            ValueError: A frame is too short to say what it answers, or answers nothing we asked.
-        """
-        if self._rest:
-            data = self._rest + data
-        slots: list[int] = []
-        at, end = 0, len(data)
-        while end - at >= 4:
-            frame_end = at + 4 + _SIZE.unpack_from(data, at)[0]
-            if frame_end - at < self._minimum:
-                raise ValueError(f"an answer of only {frame_end - at} bytes")
-            if frame_end > end:
-                break
-            slot = _SLOT.unpack_from(data, at + self._slot_at)[0]
-            if not 0 <= slot < len(self._answers):
-                raise ValueError(f"an answer to request {slot}, which was not sent")
-            until = frame_end if self._answer_until is None else at + self._answer_until
-            if data[at + self._answer_from : until] != self._answers[slot]:
-                self.wrong += 1
-                self.wrong_example = self.wrong_example or data[at:frame_end]
-            slots.append(slot)
-            at = frame_end
-        self._rest = data[at:]
-        return slots
-
-
-def split_frames(data: bytes) -> tuple[list[bytes], bytes]:
-    """Cut complete frames off the front; return them and the incomplete rest."""
-    frames: list[bytes] = []
-    at = 0
-    while len(data) - at >= 4:
-        frame_end = at + 4 + _SIZE.unpack_from(data, at)[0]
-        if frame_end > len(data):
-            break
-        frames.append(data[at:frame_end])
-        at = frame_end
-    return frames, data[at:]
-
-
-class Talk:
-    """Blocking questions and answers on a socket, before and after the load: frames in order."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._rest = b""
-
-    def send(self, requests: Sequence[bytes]) -> None:
-        """Send all of them."""
-        self._sock.sendall(b"".join(requests))
-
-    def read(self, count: int) -> list[bytes]:
-        """Return the next answers.
-
-        Raises:
-            ConnectionError: The server closed the connection.
-        """
-        frames, self._rest = split_frames(self._rest)
-        while len(frames) < count:
-            data = self._sock.recv(1 << 16)
-            if not data:
-                raise ConnectionError("the server closed the connection before it had answered")
-            more, self._rest = split_frames(self._rest + data)
-            frames += more
-        self._rest = b"".join(frames[count:]) + self._rest
-        return frames[:count]
-
-    def ask(self, requests: Sequence[bytes]) -> list[bytes]:
-        """Send all, then read an answer for each.
-
-        Raises:
-            ConnectionError: The server closed the connection.
-        """
-        self.send(requests)
-        return self.read(len(requests))

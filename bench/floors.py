@@ -1,7 +1,7 @@
 """What no program can do faster: each floor is measured by a process of its own.
 
     python -m bench.floors disk append|overwrite FOLDER [SECONDS] [BYTES]
-    python -m bench.floors echo [stream|socket]
+    python -m bench.floors echo stream|socket
 
 ``disk`` writes a record as large as the batch of a one-partition commit and calls fdatasync, again
 and again, in a new file in the folder: no durable commit can be faster. ``append`` makes the file
@@ -19,12 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Final
 
 import trio
 
 from bench.measures import NS_PER_S, latency_of
+from bench.processes import Server, listening_in, serving
 
 # --- the disk ------------------------------------------------------------------------------------
 
@@ -33,21 +35,9 @@ _WARMUP_ROUNDS: Final = 50
 _ZEROED_BYTES: Final = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class DiskFloor:
-    """What a write and fdatasync of ``record_bytes`` took."""
-
-    record_bytes: int
-    requests: int
-    rate_per_s: float
-    p50_us: float
-    p99_us: float
-    max_us: float
-
-
 def measure_disk(
-    folder: str, *, overwrite: bool, duration_s: float, record_bytes: int = RECORD_BYTES
-) -> DiskFloor:
+    folder: str, *, overwrite: bool, duration_s: float, record_bytes: int
+) -> dict[str, float]:
     """Write and sync for ``duration_s``, in a file that is gone afterwards.
 
     Raises:
@@ -77,15 +67,12 @@ def measure_disk(
             write()
             before_ns, now_ns = now_ns, clock()
             samples_ns.append(now_ns - before_ns)
-    latency = latency_of(samples_ns)
-    return DiskFloor(
-        record_bytes=record_bytes,
-        requests=len(samples_ns),
-        rate_per_s=len(samples_ns) * NS_PER_S / (now_ns - began_ns),
-        p50_us=latency.p50_us,
-        p99_us=latency.p99_us,
-        max_us=latency.max_us,
-    )
+    return {
+        "record_bytes": record_bytes,
+        "requests": len(samples_ns),
+        "rate_per_s": len(samples_ns) * NS_PER_S / (now_ns - began_ns),
+        **latency_of(samples_ns)._asdict(),
+    }
 
 
 # --- a server ------------------------------------------------------------------------------------
@@ -126,21 +113,25 @@ async def _serve(kind: str) -> None:
     await trio.serve_listeners(_ECHOES[kind], listeners)
 
 
+def echo(kind: str, output: Path, core: int | None) -> AbstractContextManager[Server]:
+    """Start an echo, as `serving` does."""
+    command = [sys.executable, "-m", "bench.floors", "echo", kind]
+    return serving(command, listening_in(output), output=output, core=core)
+
+
 def main() -> int:
     """Do what the command line says."""
     match sys.argv[1:]:
         case ["disk", ("append" | "overwrite") as how, folder, *rest] if len(rest) <= 2:
             duration_s = float(rest[0]) if rest else 3.0
-            record_bytes = int(rest[1]) if len(rest) > 1 else RECORD_BYTES
+            size = int(rest[1]) if len(rest) > 1 else RECORD_BYTES
+            overwrite = how == "overwrite"
             measured = measure_disk(
-                folder,
-                overwrite=how == "overwrite",
-                duration_s=duration_s,
-                record_bytes=record_bytes,
+                folder, overwrite=overwrite, duration_s=duration_s, record_bytes=size
             )
-            print(json.dumps(asdict(measured)))
-        case ["echo", *kind] if len(kind) <= 1 and (not kind or kind[0] in _ECHOES):
-            trio.run(_serve, kind[0] if kind else "stream")
+            print(json.dumps(measured))
+        case ["echo", ("stream" | "socket") as kind]:
+            trio.run(_serve, kind)
         case _:
             print(__doc__, file=sys.stderr)
             return 2

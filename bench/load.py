@@ -2,7 +2,7 @@
 
     python -m bench.load '{"host": "127.0.0.1", "port": 9310, …}'
 
-prints one line of JSON (`Measured`). The argument is a `Plan`. It is one thread around epoll with
+prints one line of JSON (see `run`). The argument is a `Plan`. It is one thread around epoll with
 non-blocking sockets and frames encoded beforehand, because it has to be faster than what it
 measures; ``busy`` in the result says how much of its core it needed.
 
@@ -14,39 +14,27 @@ anything is measured.
 """
 
 import gc
-import json
 import resource
 import select
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import Final
 
 from bench.dialect_kafka import KafkaDialect
 from bench.dialect_zookeeper import ZooKeeperDialect
-from bench.dialects import (
-    UNIFORM,
-    CoordinatorDialect,
-    Dialect,
-    DialectError,
-    EchoDialect,
-    Exchange,
-    Load,
-    Reader,
-)
+from bench.dialects import UNIFORM, CoordinatorDialect, Dialect, EchoDialect, Exchange, Load
 from bench.measures import NS_PER_S, NS_PER_US, due_count, intended_ns, latency_of, percentile
-from bench.processes import cpu_ns
-from protocol.connection import ClientConnection
+from bench.processes import LoadError, cpu_ns, run_plan
+from bench.talk import AnswerReader, Talk, accepted, connect, decoded, encoded
 from protocol.messages import CompactLogRequest
 
 _READ_BYTES = 1 << 15
 _POLL_S = 0.5
 _DRAIN_S = 30
-_CONNECT_S = 30
 # The rate is flat when that of so many successive windows differs by no more than this share.
 _FLAT_WINDOWS: Final = 3
 _FLAT: Final = 0.05
@@ -58,10 +46,6 @@ DIALECTS: Final[Mapping[str, Callable[[Load], Dialect]]] = {
     "kafka": KafkaDialect,
     "zookeeper": ZooKeeperDialect,
 }
-
-
-class LoadError(Exception):
-    """The run is worthless; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,47 +86,6 @@ class Plan:
     sleeps: bool = False
     kind: str = UNIFORM
 
-    def at_rate(self, rate_per_s: float, run: str, *, compact: bool = False) -> "Plan":
-        """Return the open loop at this rate."""
-        return replace(self, rate_per_s=rate_per_s, run=run, compact=compact)
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What came of it.
-
-    Attributes:
-        requests: Answered in the measured time.
-        seconds: That time.
-        warmup_s: How long the load lasted before.
-        flat: Whether the rate was flat then.
-        rate_per_s: The same, per second.
-        wrong: Answers of the whole run that were not the expected ones.
-        unanswered: Requests of the whole run without an answer.
-        differences: Commits that were acknowledged and could not be read back afterwards.
-        late_p99_us: How late the generator itself was (open loop; part of the latency).
-        busy: Share of a core that the generator used; near 1 in an open loop, which spins.
-        server_busy: The same of the server, all its threads.
-        server_cpu_us: CPU time that the server used for a request; of all numbers the one that
-            other processes on the machine disturb least.
-    """
-
-    requests: int
-    seconds: float
-    warmup_s: float
-    flat: bool
-    rate_per_s: float
-    p50_us: float
-    p99_us: float
-    max_us: float
-    wrong: int
-    unanswered: int
-    differences: int
-    late_p99_us: float | None
-    busy: float
-    server_busy: float | None
-    server_cpu_us: float | None
-
 
 class Connection:
     """A non-blocking socket and the requests in flight on it.
@@ -156,7 +99,11 @@ class Connection:
     __slots__ = ("_epoll", "_unsent", "backlog", "exchanges", "free", "reader", "since_ns", "sock")
 
     def __init__(
-        self, sock: socket.socket, epoll: select.epoll, reader: Reader, exchanges: list[Exchange]
+        self,
+        sock: socket.socket,
+        epoll: select.epoll,
+        reader: AnswerReader,
+        exchanges: list[Exchange],
     ) -> None:
         self.sock = sock
         self.reader = reader
@@ -202,43 +149,6 @@ class Connection:
         return len(self.exchanges) - len(self.free)
 
 
-class Compaction:
-    """The request to compact the log, on a connection of its own.
-
-    Attributes:
-        over: It was answered.
-    """
-
-    def __init__(self, plan: Plan, epoll: select.epoll) -> None:
-        self.over = False
-        self._epoll = epoll
-        self._sock = socket.create_connection((plan.host, plan.port), timeout=_CONNECT_S)
-        self._protocol = ClientConnection()
-        _, frame = self._protocol.send(CompactLogRequest())
-        self._sock.sendall(frame)
-        epoll.register(self._sock, select.EPOLLIN)
-
-    def close(self) -> None:
-        """Ask no longer."""
-        self._sock.close()
-
-    def read(self) -> None:
-        """Take what has arrived.
-
-        Raises:
-            LoadError: The daemon could not compact.
-        """
-        data = self._sock.recv(_READ_BYTES)
-        if not data:
-            raise LoadError("the server closed the connection that asked for a compaction")
-        for event in self._protocol.receive(data):
-            response = event.response
-            if error := getattr(response, "error", 0):
-                raise LoadError(f"the compaction was answered with error {error}")
-            self.over = True
-            self._epoll.unregister(self._sock)
-
-
 class Generator:
     """Runs one plan over connections that are ready."""
 
@@ -248,49 +158,68 @@ class Generator:
         self._by_fd = {c.sock.fileno(): c for c in connections}
         self._epoll = epoll
         self._stopping = False
-        self._compaction: Compaction | None = None
+        self._compaction: Talk | None = None
         self.latencies_ns: list[int] = []
         self.late_ns: list[int] = []
-        self.measured = 0
         self.warmup_s = 0.0
         self.flat = False
         self._issued = 0
 
-    def run(self) -> tuple[float, float, float | None]:
-        """Warm up, measure, drain.
+    def run(self) -> dict[str, float | None]:
+        """Warm up, measure, drain; return what came of it, see `run`.
 
-        Returns:
-            Seconds measured, own CPU seconds in them, and the server's.
+        Raises:
+            LoadError: There was nothing to measure.
         """
-        start_ns = time.perf_counter_ns()
+        gc.collect()
+        gc.disable()  # The generator makes no cycles; a pause of its own would be the server's.
+        plan, start_ns = self._plan, time.perf_counter_ns()
         measure_ns = self._warm_up(start_ns)
-        until_ns = measure_ns + int(self._plan.duration_s * NS_PER_S)
+        duration_ns = int(plan.duration_s * NS_PER_S)
+        until_ns = measure_ns + duration_ns
         self.latencies_ns.clear()
         self.late_ns.clear()
         cpu, began_ns = time.process_time(), time.perf_counter_ns()
-        server = _cpu_seconds(self._plan.server_pid)
-        with ExitStack() as stack:
-            if self._plan.compact:
-                self._compaction = Compaction(self._plan, self._epoll)
-                stack.callback(self._compaction.close)
+        server_ns = 0 if plan.server_pid is None else cpu_ns(plan.server_pid)
+        if plan.compact:
+            self._compaction = connect(plan.host, plan.port)
+            self._compaction.send(encoded([CompactLogRequest()]))
+            self._epoll.register(self._compaction.sock, select.EPOLLIN)
+        self._loop(start_ns, until_ns)
+        # In the instant that a smoke test measures, a busy machine may answer nothing.
+        given_up_ns = until_ns + _DRAIN_S * NS_PER_S
+        while not self.latencies_ns and until_ns < given_up_ns:
+            until_ns = time.perf_counter_ns() + duration_ns
             self._loop(start_ns, until_ns)
-            # In the instant that a smoke test measures, a busy machine may answer nothing.
-            given_up_ns = until_ns + _DRAIN_S * NS_PER_S
-            while not self.latencies_ns and until_ns < given_up_ns:
-                until_ns = time.perf_counter_ns() + int(self._plan.duration_s * NS_PER_S)
-                self._loop(start_ns, until_ns)
         seconds = (time.perf_counter_ns() - began_ns) / NS_PER_S
-        busy = time.process_time() - cpu
-        after = _cpu_seconds(self._plan.server_pid)
-        server_busy = None if server is None or after is None else after - server
+        busy_s = time.process_time() - cpu
+        server_s = None
+        if plan.server_pid is not None:
+            server_s = (cpu_ns(plan.server_pid) - server_ns) / NS_PER_S
         measured = len(self.latencies_ns)
         self._drain()
+        gc.enable()
+        if not self.latencies_ns:
+            raise LoadError(f"nothing was answered in the measured time, nor in {_DRAIN_S} s more")
         # An open loop's stall at the end must not vanish: what was meant to leave counts, however
         # late it was answered. What a closed loop had in flight is left out, as at the start.
-        if self._plan.rate_per_s is None:
+        if plan.rate_per_s is None:
             del self.latencies_ns[measured:]
-        self.measured = measured
-        return seconds, busy, server_busy
+        late_ns = sorted(self.late_ns)
+        return {
+            "requests": measured,
+            "seconds": seconds,
+            "warmup_s": self.warmup_s,
+            "flat": self.flat,
+            "rate_per_s": measured / seconds,
+            **latency_of(self.latencies_ns)._asdict(),
+            "wrong": sum(connection.reader.wrong for connection in self._connections),
+            "unanswered": self.unanswered,
+            "late_p99_us": percentile(late_ns, 0.99) / NS_PER_US if late_ns else None,
+            "busy": busy_s / seconds,
+            "server_busy": None if server_s is None else server_s / seconds,
+            "server_cpu_us": None if server_s is None else server_s * 1e6 / max(measured, 1),
+        }
 
     def _warm_up(self, start_ns: int) -> int:
         """Load until the rate is flat; return when that was."""
@@ -324,7 +253,7 @@ class Generator:
 
     def _open(self, start_ns: int, rate_per_s: float, until_ns: int) -> None:
         connections, clock = self._connections, time.perf_counter_ns
-        while (now_ns := clock()) < until_ns or self._compacting:
+        while (now_ns := clock()) < until_ns or self._compaction is not None:
             due = due_count(start_ns, rate_per_s, now_ns)
             for index in range(self._issued, due):
                 meant_ns = intended_ns(start_ns, rate_per_s, index)
@@ -341,10 +270,6 @@ class Generator:
                 wait_ns = intended_ns(start_ns, rate_per_s, due) - clock()
                 select.select([self._epoll], [], [], max(wait_ns, 0) / NS_PER_S)
             self._round(0)
-
-    @property
-    def _compacting(self) -> bool:
-        return self._compaction is not None and not self._compaction.over
 
     def _drain(self) -> None:
         self._stopping = True
@@ -367,13 +292,19 @@ class Generator:
         for fd, mask in self._epoll.poll(timeout_s):
             connection = self._by_fd.get(fd)
             if connection is None:
-                assert self._compaction is not None
-                self._compaction.read()
+                self._compacted()
                 continue
             if mask & select.EPOLLOUT:
                 connection.flush()
             if mask & ~select.EPOLLOUT:
                 self._answered(connection)
+
+    def _compacted(self) -> None:
+        talk, self._compaction = self._compaction, None
+        assert talk is not None
+        accepted(decoded([CompactLogRequest()], talk.read(1)))
+        self._epoll.unregister(talk.sock)
+        talk.close()
 
     def _answered(self, connection: Connection) -> None:
         data = connection.sock.recv(_READ_BYTES)
@@ -400,82 +331,40 @@ def is_flat(rates: Sequence[float]) -> bool:
     return len(last) == _FLAT_WINDOWS and max(last) - min(last) < _FLAT * max(last)
 
 
-def _cpu_seconds(pid: int | None) -> float | None:
-    """Return the CPU time of a process and all its threads; None if there is none."""
-    try:
-        return None if pid is None else cpu_ns(pid) / NS_PER_S
-    except OSError:
-        return None
-
-
-def _connect(
-    plan: Plan, dialect: Dialect, number: int, stack: ExitStack
-) -> tuple[socket.socket, list[Exchange]]:
-    sock = stack.enter_context(socket.create_connection((plan.host, plan.port), timeout=_CONNECT_S))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock, dialect.prepare(sock, number)
-
-
-def run(plan: Plan) -> Measured:
+def run(plan: Plan) -> dict[str, float | None]:
     """Connect, prepare, load, read back.
 
+    Returns:
+        ``requests`` answered in ``seconds`` that were measured, after ``warmup_s`` when the rate
+        was ``flat`` or not; that rate per second, and latencies. Of the whole run, answers that
+        were ``wrong``, requests ``unanswered``, and ``differences``: commits that were
+        acknowledged and could not be read back. How late the generator itself was (open loop;
+        part of the latency). The shares of a core that the generator (near 1 in an open loop,
+        which spins) and the server used (all its threads), and the server's CPU time for a
+        request: of all numbers the one that other processes on the machine disturb least.
+
     Raises:
-        LoadError: The server broke off, or there was nothing to measure.
-        DialectError: The server refused what the load asks for.
+        LoadError: The server broke off or refused the load, or there was nothing to measure.
         OSError: No connection.
     """
     allow_descriptors(plan.connections + 64)
     load = Load(plan.workload, plan.window, plan.partitions, plan.run, plan.kind)
     dialect = DIALECTS[plan.dialect](load)
     with ExitStack() as stack:
-        ready = [_connect(plan, dialect, number, stack) for number in range(plan.connections)]
         epoll = stack.enter_context(select.epoll())
-        connections = [
-            Connection(sock, epoll, dialect.reader(exchanges), exchanges)
-            for sock, exchanges in ready
-        ]
+        talks, connections = [], []
+        for number in range(plan.connections):
+            talks.append(stack.enter_context(closing(connect(plan.host, plan.port))))
+            exchanges = dialect.prepare(talks[-1], number)
+            reader = dialect.reader(exchanges)
+            connections.append(Connection(talks[-1].sock, epoll, reader, exchanges))
         generator = Generator(plan, connections, epoll)
-        gc.collect()
-        gc.disable()  # The generator makes no cycles; a pause of its own would be the server's.
-        stack.callback(gc.enable)
-        times = generator.run()
-        if not generator.latencies_ns:
-            raise LoadError(f"nothing was answered in the measured time, nor in {_DRAIN_S} s more")
+        found = generator.run()
         differences = 0
-        if not generator.unanswered:
-            for number, connection in enumerate(connections):
-                connection.sock.settimeout(_CONNECT_S)
-                differences += dialect.differences(connection.sock, number, connection.exchanges)
-        return _measured(generator, connections, times, differences)
-
-
-def _measured(
-    generator: Generator,
-    connections: Sequence[Connection],
-    times: tuple[float, float, float | None],
-    differences: int,
-) -> Measured:
-    seconds, busy_s, server_s = times
-    latency = latency_of(generator.latencies_ns)
-    return Measured(
-        requests=generator.measured,
-        seconds=seconds,
-        warmup_s=generator.warmup_s,
-        flat=generator.flat,
-        rate_per_s=generator.measured / seconds,
-        p50_us=latency.p50_us,
-        p99_us=latency.p99_us,
-        max_us=latency.max_us,
-        wrong=sum(connection.reader.wrong for connection in connections),
-        unanswered=generator.unanswered,
-        differences=differences,
-        late_p99_us=(
-            percentile(sorted(generator.late_ns), 0.99) / NS_PER_US if generator.late_ns else None
-        ),
-        busy=busy_s / seconds,
-        server_busy=None if server_s is None else server_s / seconds,
-        server_cpu_us=None if server_s is None else server_s * 1e6 / max(generator.measured, 1),
-    )
+        for number, talk in enumerate([] if generator.unanswered else talks):
+            talk.sock.settimeout(_DRAIN_S)
+            differences += dialect.differences(talk, number, connections[number].exchanges)
+        return {**found, "differences": differences}
 
 
 def allow_descriptors(count: int) -> None:
@@ -485,16 +374,5 @@ def allow_descriptors(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
 
 
-def main() -> int:
-    """Run the plan of the command line."""
-    try:
-        measured = run(Plan(**json.loads(sys.argv[1])))
-    except (LoadError, DialectError, OSError, ValueError) as exc:
-        print(f"bench.load: {exc}", file=sys.stderr)
-        return 1
-    print(json.dumps(asdict(measured)))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run_plan("bench.load", Plan, run)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
+from statistics import median
 from typing import NamedTuple
 
 NS_PER_S = 1_000_000_000
@@ -72,24 +73,10 @@ def due_count(start_ns: int, rate_per_s: float, now_ns: int) -> int:
     return count
 
 
-def median(values: Sequence[float]) -> float:
-    """Return the median; of an even number of values the mean of the middle two.
-
-    Raises:
-        ValueError: There are none.
-    """
-    if not values:
-        raise ValueError("no measurements")
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2
-
-
 # --- judging --------------------------------------------------------------------------------------
 
 Samples = Mapping[str, Sequence[Mapping[str, float | None]]]
+Value = Callable[["Medians"], float | None]
 
 
 class Aim(NamedTuple):
@@ -101,7 +88,7 @@ class Aim(NamedTuple):
 
     name: str
     title: str
-    value: Callable[["Medians"], float | None]
+    value: Value
     bound: float
     at_least: bool
     unit: str
@@ -129,38 +116,35 @@ class Medians:
     """Medians over the repetitions, by row and field."""
 
     def __init__(self, samples: Samples) -> None:
-        self._samples = samples
+        self.samples = samples
 
     def of(self, row: str, field: str) -> float | None:
         """Return the median of what the repetitions measured, None if nothing."""
-        values = [
-            value
-            for sample in self._samples.get(row, ())
-            if (value := sample.get(field)) is not None
-        ]
+        values = self.values(row, field)
         return median(values) if values else None
-
-    def repetitions(self) -> list["Medians"]:
-        """Return each repetition on its own."""
-        count = max((len(samples) for samples in self._samples.values()), default=0)
-        return [
-            Medians({row: samples[n : n + 1] for row, samples in self._samples.items()})
-            for n in range(count)
-        ]
 
     def spread(self, row: str, field: str) -> tuple[float, float] | None:
         """Return lowest and highest of the repetitions."""
-        values = [
-            value
-            for sample in self._samples.get(row, ())
-            if (value := sample.get(field)) is not None
-        ]
-        return (min(values), max(values)) if values else None
+        values = self.values(row, field)
+        return (values[0], values[-1]) if values else None
 
-    def ratio(self, row: str, ceiling: str) -> float | None:
-        """Return the ratio of two rows' median rates."""
-        rate, top = self.of(row, "rate_per_s"), self.of(ceiling, "rate_per_s")
-        return rate / top if rate is not None and top else None
+    def values(self, row: str, field: str) -> list[float]:
+        """Return what the repetitions measured, ascending."""
+        found = (sample.get(field) for sample in self.samples.get(row, ()))
+        return sorted(value for value in found if value is not None)
+
+    def repetitions(self) -> list["Medians"]:
+        """Return each repetition on its own."""
+        count = max((len(samples) for samples in self.samples.values()), default=0)
+        return [
+            Medians({row: samples[n : n + 1] for row, samples in self.samples.items()})
+            for n in range(count)
+        ]
+
+    def ratio(self, row: str, against: str, field: str = "rate_per_s") -> float | None:
+        """Return the ratio of two rows' medians, of the rates if nothing else is said."""
+        value, other = self.of(row, field), self.of(against, field)
+        return value / other if value is not None and other else None
 
 
 def judge(medians: Medians, aims: Sequence[Aim]) -> list[Judged]:
@@ -178,3 +162,25 @@ def judge(medians: Medians, aims: Sequence[Aim]) -> list[Judged]:
             Judged(aim.name, aim.title, value, aim.bound, aim.at_least, aim.unit, reached, spread)
         )
     return judged
+
+
+def at_most(name: str, title: str, value: Value, bound: float, unit: str = "") -> Aim:
+    """Return the aim that a value is no more than this."""
+    return Aim(name, title, value, bound, at_least=False, unit=unit)
+
+
+def field_at_most(row: str, field: str, title: str, bound: float, unit: str = "") -> Aim:
+    """Return the aim that the median of a row's field is no more than this."""
+    return at_most(f"{row}, {field}", title, lambda medians: medians.of(row, field), bound, unit)
+
+
+def ratio_at_most(row: str, against: str, field: str, title: str, bound: float) -> Aim:
+    """Return the aim that a row's field is at most so many times another row's."""
+    name = f"{row}/{against}, {field}"
+    return at_most(name, title, lambda medians: medians.ratio(row, against, field), bound)
+
+
+def faster(row: str, against: str, title: str, bound: float) -> Aim:
+    """Return the aim that a row is so many times as fast as another one."""
+    name = f"{row}/{against}"
+    return Aim(name, title, lambda medians: medians.ratio(row, against), bound, True, "")

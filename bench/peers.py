@@ -5,23 +5,18 @@ there is skipped, and said to be.
 """
 
 import shutil
-import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench.dialect_kafka import make_ready
 from bench.dialect_zookeeper import open_session
-from bench.peer_jars import FOLDER, class_path, version_of
-from bench.processes import ProcessError, Server, on_core, tail
+from bench.peer_jars import FOLDER, class_path
+from bench.processes import ProcessError, Server, serving
 
-_START_S: Final = 120
-_STOP_S: Final = 60
-_POLL_S: Final = 0.02
 _HOST: Final = "127.0.0.1"
 
 # What kafka-server-start.sh and zkServer.sh give the virtual machine, heap included.
@@ -131,26 +126,16 @@ def _kafka_ready(sock: socket.socket) -> None:
 
 
 KAFKA: Final = Peer(
-    "kafka", "Kafka, defaults", "kafka", "kafka", KAFKA_SETTINGS, _kafka, _kafka_ready
+    *("kafka", "Kafka, defaults", "kafka", "kafka"), KAFKA_SETTINGS, _kafka, _kafka_ready
 )
-KAFKA_DURABLE: Final = Peer(
-    "kafka_fsync",
-    "Kafka, linger 0, fsync",
-    "kafka",
-    "kafka",
-    {**KAFKA_SETTINGS, **KAFKA_FSYNC},
-    _kafka,
-    _kafka_ready,
+KAFKA_DURABLE: Final = KAFKA._replace(
+    name="kafka_fsync",
+    title="Kafka, linger 0, fsync",
+    settings={**KAFKA_SETTINGS, **KAFKA_FSYNC},
 )
 ZOOKEEPER: Final = Peer(
-    "zookeeper",
-    "ZooKeeper",
-    "zookeeper",
-    "zookeeper",
-    ZOOKEEPER_SETTINGS,
-    _zookeeper,
-    open_session,
-    0.5,
+    *("zookeeper", "ZooKeeper", "zookeeper", "zookeeper"),
+    *(ZOOKEEPER_SETTINGS, _zookeeper, open_session, 0.5),
 )
 PEERS: Final = (KAFKA, KAFKA_DURABLE, ZOOKEEPER)
 PROGRAMS: Final = ("kafka", "zookeeper")
@@ -163,11 +148,6 @@ def missing(program: str) -> str | None:
     if not class_path(program):
         return f"its jars aren't in {FOLDER}: python -m bench.peer_jars fetch"
     return None
-
-
-def version(program: str) -> str:
-    """Return the version of an installed program."""
-    return version_of(program)
 
 
 def java_version() -> str:
@@ -185,51 +165,23 @@ def free_port() -> int:
         return port
 
 
-@contextmanager
-def peer_serving(peer: Peer, folder: Path, *, core: int | None) -> Iterator[Server]:
-    """Start a peer with its data in this folder, wait until it serves, and stop it at the end.
-
-    Raises:
-        ProcessError: It doesn't start, or doesn't stop.
-    """
+def peer_serving(peer: Peer, folder: Path, *, core: int | None) -> AbstractContextManager[Server]:
+    """Start a peer with its data in this folder, as `serving` does."""
     folder = folder.resolve()
     folder.mkdir(exist_ok=True, parents=True)
     port = free_port()
-    output = folder / "output"
+
+    def address() -> tuple[str, int] | None:
+        """Connect and ask: ZooKeeper listens for a while before it serves."""
+        with (
+            suppress(OSError),
+            socket.create_connection((_HOST, port), timeout=peer.patience_s) as sock,
+        ):
+            # A socket that is given the very port it connects to answers itself.
+            if sock.getsockname() != sock.getpeername():
+                peer.ready(sock)
+                return _HOST, port
+        return None
+
     command = peer.start(peer, folder, port)
-    with output.open("wb") as file, on_core(core):
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=folder)
-    try:
-        _wait_until_ready(peer, process, port, output)
-        yield Server(process.pid, _HOST, port)
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            raise ProcessError(f"{peer.title} did not stop within {_STOP_S} s") from None
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-
-
-def _wait_until_ready(
-    peer: Peer, process: "subprocess.Popen[bytes]", port: int, output: Path
-) -> None:
-    """Connect and ask until it answers: ZooKeeper listens for a while before it serves."""
-    deadline = time.monotonic() + _START_S
-    while True:
-        try:
-            with socket.create_connection((_HOST, port), timeout=peer.patience_s) as sock:
-                # A socket that is given the very port it connects to answers itself.
-                if sock.getsockname() != sock.getpeername():
-                    peer.ready(sock)
-                    return
-        except OSError:
-            if process.poll() is not None:
-                raise ProcessError(
-                    f"ended with status {process.returncode}:\n{tail(output)}"
-                ) from None
-            if time.monotonic() > deadline:
-                raise ProcessError(f"not ready after {_START_S} s:\n{tail(output)}") from None
-            time.sleep(_POLL_S)
+    return serving(command, address, output=folder / "output", core=core, cwd=folder)

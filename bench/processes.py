@@ -2,25 +2,29 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
-SERVER_CORE: Final = 0
-LOAD_CORE: Final = 1
+_SERVER_CORE: Final = 0
+_LOAD_CORE: Final = 1
 # A member that is alone in its group need not wait for others; a machine's disk may be nearly full,
 # which is not what this is about. All else is as by default.
 DAEMON_SETTINGS: Final = ("group.initial.rebalance.delay.ms=0", "storage.reserve.bytes=0")
-_START_S: Final = 60
+_START_S: Final = 120
 _STOP_S: Final = 60
+_RUN_S: Final = 900
 _POLL_S: Final = 0.02
 _CPU_TIME_OF_PROCESS: Final = 2
+
+P = TypeVar("P")
 
 
 class ProcessError(Exception):
@@ -34,28 +38,27 @@ class Server(NamedTuple):
     host: str
     port: int
 
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"{self.host}:{self.port}"
 
-@dataclass(frozen=True, slots=True)
-class Cores:
-    """Which core is whose.
 
-    Attributes:
-        pinned: False where the system cannot do it or has one core only; then all share.
-        note: What to tell the reader.
-    """
+class Cores(NamedTuple):
+    """Which core is whose; None is any, where there is one only."""
 
-    pinned: bool
+    server: int | None
+    load: int | None
     note: str
 
 
 def cores_of_this_machine() -> Cores:
-    """Return whether server and load can have a core each."""
-    if not hasattr(os, "sched_setaffinity"):
-        return Cores(False, "not pinned: this system cannot bind a process to a core")
+    """Return a core for servers and one for the load, if there are two."""
     usable = os.sched_getaffinity(0)
-    if not {SERVER_CORE, LOAD_CORE} <= usable:
-        return Cores(False, f"not pinned: only {len(usable)} core(s) usable, or not 0 and 1")
-    return Cores(True, f"server on core {SERVER_CORE}, load on core {LOAD_CORE}")
+    if not {_SERVER_CORE, _LOAD_CORE} <= usable:
+        return Cores(None, None, f"not pinned: only {len(usable)} core(s) usable, or not 0 and 1")
+    note = f"server on core {_SERVER_CORE}, load on core {_LOAD_CORE}"
+    return Cores(_SERVER_CORE, _LOAD_CORE, note)
 
 
 @contextmanager
@@ -84,43 +87,49 @@ def moved(pid: int, core: int | None) -> None:
 
 @contextmanager
 def serving(
-    module: Sequence[str],
+    command: Sequence[str],
+    address: Callable[[], tuple[str, int] | None],
     *,
     output: Path,
     core: int | None,
-    graceful: bool,
-    checkout: Path | None = None,
+    graceful: bool = False,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Start ``python -m module…``, wait until it is ready, and stop it at the end.
+    """Start a server, wait until it is ready, and stop it at the end with SIGTERM.
 
     Args:
-        module: The module and its arguments.
-        output: Where its output goes; JSON lines with the events "listening" and "ready".
+        command: The program and its arguments.
+        address: Returns where it listens, None as long as it isn't ready.
+        output: Where its output goes.
         core: Where it runs.
-        graceful: It must end with status 0 on SIGTERM; else SIGTERM just ends it.
-        checkout: Whose code it runs, with this interpreter and its packages; None: as this process.
+        graceful: It must end with status 0.
+        cwd: Its folder; None: this process's.
+        env: Its environment; None: this process's.
 
     Raises:
         ProcessError: It doesn't start, or doesn't stop as it should.
     """
-    env = None if checkout is None else {**os.environ, "PYTHONPATH": python_path(checkout)}
     with output.open("wb") as file, on_core(core):
-        process = subprocess.Popen(
-            [sys.executable, "-m", *module],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            cwd=checkout,
-            env=env,
-        )
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=cwd, env=env)
     try:
-        yield _wait_until_ready(process, output)
+        deadline = time.monotonic() + _START_S
+        while (found := address()) is None:
+            if process.poll() is not None:
+                raise ProcessError(
+                    f"{output.stem} ended with status {process.returncode}:\n{_tail(output)}"
+                )
+            if time.monotonic() > deadline:
+                raise ProcessError(f"{output.stem} not ready after {_START_S} s:\n{_tail(output)}")
+            time.sleep(_POLL_S)
+        yield Server(process.pid, *found)
         process.send_signal(signal.SIGTERM)
         try:
             status = process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            raise ProcessError(f"{module[0]} did not stop within {_STOP_S} s") from None
+            raise ProcessError(f"{output.stem} did not stop within {_STOP_S} s") from None
         if graceful and status != 0:
-            raise ProcessError(f"{module[0]} ended with status {status}:\n{tail(output)}")
+            raise ProcessError(f"{output.stem} ended with status {status}:\n{_tail(output)}")
     finally:
         if process.poll() is None:
             process.kill()
@@ -133,7 +142,11 @@ def python_path(checkout: Path) -> str:
 
 
 def daemon(
-    folder: Path, core: int | None, *settings: str, checkout: Path | None = None
+    folder: Path,
+    core: int | None,
+    *settings: str,
+    checkout: Path | None = None,
+    module: Sequence[str] = ("coordinator",),
 ) -> AbstractContextManager[Server]:
     """Start the daemon on this data folder, as `serving` does; its output is beside the folder.
 
@@ -141,17 +154,20 @@ def daemon(
         folder: Made if it isn't there.
         core: Where it runs.
         settings: What differs from the defaults, besides `DAEMON_SETTINGS`.
-        checkout: Whose code it runs.
+        checkout: Whose code it runs, with this interpreter and its packages; None: as this process.
+        module: What runs the daemon, and what that is told first.
     """
     arguments = ["serve", "--listen", "127.0.0.1:0", "--data-dir", str(folder.absolute())]
     for setting in (*DAEMON_SETTINGS, *settings):
         arguments += ["--set", setting]
     return serving(
-        ["coordinator", *arguments],
+        [sys.executable, "-m", *module, *arguments],
+        listening_in(output_of(folder)),
         output=output_of(folder),
         core=core,
         graceful=True,
-        checkout=checkout,
+        cwd=checkout,
+        env=None if checkout is None else {**os.environ, "PYTHONPATH": python_path(checkout)},
     )
 
 
@@ -160,64 +176,63 @@ def output_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.log")
 
 
-def _wait_until_ready(process: "subprocess.Popen[bytes]", output: Path) -> Server:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline:
+def listening_in(output: Path) -> Callable[[], tuple[str, int] | None]:
+    """Return what finds the address in the events "listening" and "ready" of a server's output."""
+
+    def address() -> tuple[str, int] | None:
         events = events_of(output)
-        if "ready" in events and "listening" in events:
-            listening = events["listening"]
-            return Server(process.pid, str(listening["host"]), int(listening["port"]))
-        if process.poll() is not None:
-            raise ProcessError(f"ended with status {process.returncode}:\n{tail(output)}")
-        time.sleep(_POLL_S)
-    raise ProcessError(f"not ready after {_START_S} s:\n{tail(output)}")
+        if "ready" not in events:
+            return None
+        return str(events["listening"]["host"]), int(events["listening"]["port"])
+
+    return address
 
 
 def events_of(output: Path) -> dict[str, dict[str, Any]]:
     """Return the events that a process has written so far, by name; of each name the last."""
     events = {}
     for line in output.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
+        with suppress(ValueError, TypeError, KeyError):  # Something else was printed.
             event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and isinstance(event.get("event"), str):
             events[event["event"]] = event
     return events
 
 
-def tail(output: Path) -> str:
-    """Return the end of a process's output."""
+def _tail(output: Path) -> str:
     return output.read_text(encoding="utf-8", errors="replace")[-2000:]
 
 
-def run_json(module: Sequence[str], *, core: int | None, timeout_s: float) -> dict[str, Any]:
-    """Run ``python -m module…`` to its end and return the JSON object that it printed.
+def _module(name: str, *arguments: object) -> list[str]:
+    """Return the command that runs a module; a plan among its arguments becomes JSON."""
+    words = (
+        json.dumps(asdict(word)) if is_dataclass(word) and not isinstance(word, type) else str(word)
+        for word in arguments
+    )
+    return [sys.executable, "-m", name, *words]
+
+
+def run_json(module: str, *arguments: object, core: int | None) -> dict[str, Any]:
+    """Run ``python -m module arguments…`` to its end and return the JSON object that it printed.
 
     Raises:
-        ProcessError: It failed, or took longer than ``timeout_s``.
+        ProcessError: It failed, or took far too long.
     """
     with on_core(core):
         process = subprocess.Popen(
-            [sys.executable, "-m", *module], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            _module(module, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
     try:
-        out, err = process.communicate(timeout=timeout_s)
+        out, err = process.communicate(timeout=_RUN_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        raise ProcessError(f"{module[0]} took longer than {timeout_s:.0f} s") from None
-    if process.returncode:
-        raise ProcessError(f"{module[0]} failed: {err.decode(errors='replace')[-2000:]}")
-    result = json.loads(out)
-    if not isinstance(result, dict):
-        raise ProcessError(f"{module[0]} printed no JSON object")
-    return result
+        raise ProcessError(f"{module} took longer than {_RUN_S} s") from None
+    return _result(module, process.returncode, out, err)
 
 
 @contextmanager
-def beside(module: Sequence[str], *, core: int | None) -> Iterator[dict[str, Any]]:
-    """Run ``python -m module…`` as long as the block lasts; the end of its input tells it to end.
+def beside(module: str, *arguments: object, core: int | None) -> Iterator[dict[str, Any]]:
+    """Run such a process as long as the block lasts; the end of its input tells it to end.
 
     It prints a line when it has begun, and a JSON object at the end; then what is yielded holds it.
 
@@ -226,7 +241,7 @@ def beside(module: Sequence[str], *, core: int | None) -> Iterator[dict[str, Any
     """
     with on_core(core):
         process = subprocess.Popen(
-            [sys.executable, "-m", *module],
+            _module(module, *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -237,13 +252,31 @@ def beside(module: Sequence[str], *, core: int | None) -> Iterator[dict[str, Any
         if begun := process.stdout.readline():
             yield found
         out, err = process.communicate(timeout=_STOP_S)
-        if process.returncode or not begun:
-            raise ProcessError(f"{module[0]} failed: {err.decode(errors='replace')[-2000:]}")
-        found.update(json.loads(out))
+        found.update(_result(module, process.returncode or not begun, out, err))
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def _result(module: str, failed: int | bool, out: bytes, err: bytes) -> dict[str, Any]:
+    if failed:
+        raise ProcessError(f"{module} failed: {err.decode(errors='replace')[-2000:]}")
+    result: dict[str, Any] = json.loads(out)
+    return result
+
+
+class LoadError(ProcessError):
+    """A process that makes load can't do it as it should; the message says why."""
+
+
+def run_plan(module: str, kind: type[P], run: Callable[[P], Mapping[str, Any]]) -> None:
+    """Run the plan of the command line, print its result as JSON, and end this process."""
+    try:
+        found = run(kind(**json.loads(sys.argv[1])))
+    except (LoadError, OSError, ValueError) as exc:
+        sys.exit(f"{module}: {exc}; the plan was {sys.argv[1]}")
+    print(json.dumps(found))
 
 
 def cpu_ns(pid: int) -> int:
@@ -257,13 +290,11 @@ def cpu_ns(pid: int) -> int:
     return time.clock_gettime_ns((~pid << 3) | _CPU_TIME_OF_PROCESS)  # As clock_getcpuclockid(3).
 
 
-def resident_mb(pid: int) -> float | None:
-    """Return the resident memory of a process in MB (10^6 bytes), where the system tells it."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    except OSError:
-        return None
-    for line in status.splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    return None
+def resident_mb(pid: int) -> float:
+    """Return the resident memory of a process in MB (10^6 bytes).
+
+    Raises:
+        OSError: There is no such process.
+    """
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize() / 1e6

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from bench import report
 from bench.dialects import (
     COMMIT,
     EXPECTED,
@@ -16,8 +15,16 @@ from bench.dialects import (
     TOPICS,
     UNIFORM,
 )
-from bench.measures import Aim, Medians, Samples, judge
-from bench.report import HOW_TO_READ, SMOKE_NOTE, Run, aim_lines, markdown_table, number
+from bench.measures import (
+    Aim,
+    Medians,
+    Samples,
+    at_most,
+    faster,
+    field_at_most,
+    ratio_at_most,
+)
+from bench.report import Table, between, fields_table, number
 
 
 class Target(Enum):
@@ -119,6 +126,7 @@ COMPACTIONS: Final = (
     ),
 )
 CLOSED_LOOP: Final = "commit_64"
+OPEN_LOOP: Final = "commit_open_50"
 
 
 def _rows(
@@ -193,10 +201,12 @@ ROWS: Final = (
     *_rows("mixed_fetch_64_p100", "fetch of 100, mixed", FETCH, 64, 1, 100, MIXED),
     *_rows("fetch_8x64", "fetch, 8 connections x 64", FETCH, 8, 64),
     *_rows("heartbeat_64", "heartbeat, 64 connections", HEARTBEAT, 64, against=[Target.ECHO]),
-    Row("commit_open_50", "commit, open loop at 50 %", Target.DAEMON, COMMIT, 64, 8, 1, 0.5),
+    Row(OPEN_LOOP, "commit, open loop at 50 %", Target.DAEMON, COMMIT, 64, 8, 1, 0.5),
     Row("echo_socket_64", "commit, 64 connections", Target.ECHO_SOCKET, COMMIT, 64),
 )
 
+# The daemon's closed loops, which can be looked at one by one.
+OURS: Final = {row.name: row for row in ROWS if row.target is Target.DAEMON and not row.open_share}
 CEILINGS: Final[Mapping[str, str]] = {
     row.name: f"{Target.ECHO.value}_{row.name}"
     for row in ROWS
@@ -216,114 +226,64 @@ def uniform_row(row: Row) -> Row | None:
 # --- aims, held against peers and limits of the same run -----------------------------------------
 
 
-def _rate(row: str, against: str, title: str, bound: float) -> Aim:
-    """Return the aim that a row is so many times as fast as another one."""
-    return Aim(
-        f"{row}/{against}",
-        title,
-        lambda medians: medians.ratio(row, against),
-        bound,
-        at_least=True,
-        unit="",
-    )
-
-
-def _most(
-    name: str,
-    title: str,
-    top: tuple[str, str],
-    bottom: tuple[str, str],
-    bound: float,
-) -> Aim:
-    """Return the aim that one field of a row is at most so many times another one."""
-
-    def value(medians: Medians) -> float | None:
-        above, below = medians.of(*top), medians.of(*bottom)
-        return above / below if above is not None and below else None
-
-    return Aim(name, title, value, bound, at_least=False, unit="")
-
-
-def _at_most(name: str, title: str, row: str, field: str, bound: float, unit: str) -> Aim:
-    return Aim(
-        name, title, lambda medians: medians.of(row, field), bound, at_least=False, unit=unit
-    )
-
-
 def _over_floor_ms(medians: Medians) -> float | None:
     commit, floor = medians.of("commit_1", "p50_us"), medians.of(FLOOR, "p50_us")
     return None if commit is None or floor is None else (commit - floor) / 1000
 
 
-def _cpu(row: str, against: str, title: str, bound: float) -> Aim:
+def cheaper(row: str, against: str, title: str, bound: float) -> Aim:
     """Return the aim that a request costs a server at most so many times what it costs another."""
-    field = "server_cpu_us"
-    return _most(f"{row}/{against}, CPU", f"{title}, CPU", (row, field), (against, field), bound)
+    return ratio_at_most(row, against, "server_cpu_us", f"{title}, CPU", bound)
 
 
 AIMS: Final = (
-    _cpu("commit_64", "zookeeper_commit_64", "commit, 64 connections, of ZooKeeper's set", 0.9),
-    _rate("commit_64", "zookeeper_commit_64", "commit, 64 connections, of ZooKeeper's set", 1.0),
-    _rate("commit_64", "kafka_commit_64", "commit, 64 connections, of Kafka's (not durable)", 2.0),
-    _rate(
+    cheaper("commit_64", "zookeeper_commit_64", "commit, 64 connections, of ZooKeeper's set", 0.9),
+    faster("commit_64", "zookeeper_commit_64", "commit, 64 connections, of ZooKeeper's set", 1.0),
+    faster("commit_64", "kafka_commit_64", "commit, 64 connections, of Kafka's (not durable)", 2.0),
+    faster(
         "commit_64", "kafka_fsync_commit_64", "commit, 64 connections, of Kafka's with fsync", 3.5
     ),
-    _cpu("commit_256", "kafka_commit_256", "commit, 256 connections, of Kafka's", 0.8),
-    _rate("commit_256", "kafka_commit_256", "commit, 256 connections, of Kafka's", 1.3),
-    _cpu("commit_8x64", "zookeeper_commit_8x64", "commit, 8 x 64, of ZooKeeper's set", 0.6),
-    _rate("commit_8x64", "kafka_commit_8x64", "commit, 8 x 64, of Kafka's", 50),
-    _rate("commit_64_p100", "kafka_commit_64_p100", "commit of 100 partitions, of Kafka's", 1.8),
-    _cpu("fetch_64", "kafka_fetch_64", "fetch, 64 connections, of Kafka's", 0.75),
-    _cpu("fetch_64", "zookeeper_fetch_64", "fetch, 64 connections, of ZooKeeper's get", 0.75),
-    _cpu("fetch_64_p100", "kafka_fetch_64_p100", "fetch of 100 partitions, of Kafka's", 0.8),
-    Aim(
-        "commit_over_floor",
-        "one connection's commit, p50 over the fsync floor",
-        _over_floor_ms,
-        0.25,
-        at_least=False,
-        unit="ms",
+    cheaper("commit_256", "kafka_commit_256", "commit, 256 connections, of Kafka's", 0.8),
+    faster("commit_256", "kafka_commit_256", "commit, 256 connections, of Kafka's", 1.3),
+    cheaper("commit_8x64", "zookeeper_commit_8x64", "commit, 8 x 64, of ZooKeeper's set", 0.6),
+    faster("commit_8x64", "kafka_commit_8x64", "commit, 8 x 64, of Kafka's", 50),
+    faster("commit_64_p100", "kafka_commit_64_p100", "commit of 100 partitions, of Kafka's", 1.8),
+    cheaper("fetch_64", "kafka_fetch_64", "fetch, 64 connections, of Kafka's", 0.75),
+    cheaper("fetch_64", "zookeeper_fetch_64", "fetch, 64 connections, of ZooKeeper's get", 0.75),
+    cheaper("fetch_64_p100", "kafka_fetch_64_p100", "fetch of 100 partitions, of Kafka's", 0.8),
+    at_most(
+        "commit_1", "one connection's commit, p50 over the fsync floor", _over_floor_ms, 0.25, "ms"
     ),
-    _rate("heartbeat_64", "echo_heartbeat_64", "heartbeat, 64 connections, of the echo's", 1.3),
-    _rate("fetch_64", "echo_fetch_64", "fetch, 64 connections, of the echo's", 0.6),
-    _rate("commit_64", "echo_commit_64", "commit, 64 connections, of the echo's", 0.4),
-    _rate("filled_commit_64", "commit_64", "commit, much in memory, of the same with little", 0.85),
-    _rate("filled_fetch_64", "fetch_64", "fetch, much in memory, of the same with little", 0.85),
-    _at_most("load_s", "load of many offsets, from commits of 100", START, "load_s", 0.6, "s"),
-    _at_most(
-        *("singles_load_s", "load of many offsets, from single commits", START_FROM_SINGLES),
-        *("load_s", 2.5, "s"),
+    faster("heartbeat_64", "echo_heartbeat_64", "heartbeat, 64 connections, of the echo's", 1.3),
+    faster("fetch_64", "echo_fetch_64", "fetch, 64 connections, of the echo's", 0.6),
+    faster("commit_64", "echo_commit_64", "commit, 64 connections, of the echo's", 0.4),
+    faster(
+        "filled_commit_64", "commit_64", "commit, much in memory, of the same with little", 0.85
     ),
-    _most(
-        "start_of_kafka",
-        "start until all of them are there, of Kafka's time",
-        (START, "start_s"),
-        (KAFKA_START, "start_s"),
-        0.25,
+    faster("filled_fetch_64", "fetch_64", "fetch, much in memory, of the same with little", 0.85),
+    field_at_most(START, "load_s", "load of many offsets, from commits of 100", 0.6, "s"),
+    field_at_most(
+        START_FROM_SINGLES, "load_s", "load of many offsets, from single commits", 2.5, "s"
     ),
-    _at_most(
-        "offset_bytes", "resident memory of a live offset", START, "bytes_per_offset", 350, "bytes"
+    ratio_at_most(
+        START, KAFKA_START, "start_s", "start until all of them are there, of Kafka's time", 0.25
     ),
+    field_at_most(START, "bytes_per_offset", "resident memory of a live offset", 350, "bytes"),
     *(
-        _most(
-            f"{compaction.part}_p99",
+        ratio_at_most(
+            *(compaction.meanwhile, compaction.before, "p99_us"),
             f"p99 of commits while the log is compacted {compaction.title}, of the p99 before",
-            (compaction.meanwhile, "p99_us"),
-            (compaction.before, "p99_us"),
             2.0,
         )
         for compaction in COMPACTIONS
     ),
-    _at_most(
-        "idle_memory", "resident memory of the idle daemon", IDLE_MEMORY, "resident_mb", 60.0, "MB"
-    ),
+    field_at_most(IDLE_MEMORY, "resident_mb", "resident memory of the idle daemon", 60.0, "MB"),
 )
 
 
 # --- results -------------------------------------------------------------------------------------
 
-_SCALED: Final = ("rate_per_s", "p50_us", "p99_us", "max_us")
-_TITLES: Final[Mapping[str, str]] = {
+TITLES: Final[Mapping[str, str]] = {
     FLOOR: "fsync floor (append + fdatasync)",
     OVERWRITE_FLOOR: "the same, over zeros",
     IDLE_MEMORY: "idle daemon",
@@ -334,6 +294,7 @@ _TITLES: Final[Mapping[str, str]] = {
     KAFKA_START: "start with a large log: Kafka",
     **{c.before: f"commit, open loop before a compaction {c.title}" for c in COMPACTIONS},
     **{c.meanwhile: f"commit, open loop during a compaction {c.title}" for c in COMPACTIONS},
+    **{row.name: row.title for row in ROWS},
 }
 # What is neither a rate nor a latency: row, field, unit and digits.
 _OTHER: Final = (
@@ -351,48 +312,39 @@ _OTHER: Final = (
     (KAFKA_START, "serving_s", "s of it until it coordinates", 2),
     (KAFKA_START, "resident_mb", "MB resident", 1),
     *((compaction.meanwhile, "seconds", "s to compact", 2) for compaction in COMPACTIONS),
+    (OPEN_LOOP, "late_p99_us", "us that the generator itself was late, p99", 0),
 )
 
 
-def document(run: Run) -> dict[str, Any]:
-    """Return the whole run as what JSON can hold: samples, medians, ratios, aims."""
-    medians = Medians(run.samples)
-
-    def of_its_echo(name: str) -> dict[str, float | None]:
-        ratio = medians.ratio(name, CEILINGS[name]) if name in CEILINGS else None
-        return {"of_its_echo": ratio}
-
-    return report.document_of(run, _title, judge(medians, AIMS), of_its_echo)
-
-
-def _title(name: str) -> str:
-    titles = {row.name: row.title for row in ROWS}
-    return (titles | dict(_TITLES))[name]
+def tables(samples: Samples) -> Mapping[str, Table]:
+    """Return all tables, by heading."""
+    medians = Medians(samples)
+    return {
+        "Rows": _table(medians),
+        "Other requests than the uniform ones": _kinds_table(medians),
+        "Memory, start, compaction": fields_table(medians, TITLES, _OTHER),
+    }
 
 
-def table(run: Run) -> list[tuple[str, ...]]:
-    """Return the header and a line a row: medians, and the spread of the rate."""
-    medians = Medians(run.samples)
-    lines: list[tuple[str, ...]] = [
+def _table(medians: Medians) -> Table:
+    """Return a line a row: medians, and the spread of the rate."""
+    lines: Table = [
         (
             *("load", "per s", "CPU us", "(spread of per s)", "p50 ms", "p99 ms", "max ms"),
             *("of echo", "CPU", "warm after s"),
         )
     ]
-    for name in run.samples:
-        spread = medians.spread(name, "rate_per_s")
-        if spread is None:
+    for name in medians.samples:
+        if (rate := medians.of(name, "rate_per_s")) is None:
             continue
-        rate, p50, p99, most = (medians.of(name, field) for field in _SCALED)
+        latencies = (medians.of(name, field) for field in ("p50_us", "p99_us", "max_us"))
+        of_echo = medians.ratio(name, CEILINGS[name]) if name in CEILINGS else None
         lines.append(
             (
-                _title(name),
-                number(rate, 0),
-                number(medians.of(name, "server_cpu_us"), 1),
-                f"{spread[0]:,.0f}-{spread[1]:,.0f}",
-                *(number(None if us is None else us / 1000, 3) for us in (p50, p99, most)),
-                number(medians.ratio(name, CEILINGS[name]), 2) if name in CEILINGS else "",
-                number(medians.of(name, "server_busy"), 2),
+                *(TITLES[name], number(rate, 0), number(medians.of(name, "server_cpu_us"), 1)),
+                between(medians.spread(name, "rate_per_s"), 0),
+                *(number(None if us is None else us / 1000, 3) for us in latencies),
+                *(number(of_echo, 2), number(medians.of(name, "server_busy"), 2)),
                 _warm_after(medians, name),
             )
         )
@@ -404,63 +356,13 @@ def _warm_after(medians: Medians, name: str) -> str:
     return "" if seconds is None else f"{seconds:.1f}{'' if flat else ', not flat'}"
 
 
-def kinds_table(run: Run) -> list[tuple[str, ...]]:
-    """Return the header and a line for each kind of request that isn't uniform."""
-    medians = Medians(run.samples)
-    lines: list[tuple[str, ...]] = [("load", "CPU us", "of the uniform one's")]
+def _kinds_table(medians: Medians) -> Table:
+    """Return a line for each kind of request that isn't uniform."""
+    lines: Table = [("load", "CPU us", "of the uniform one's")]
     for row in ROWS:
         uniform = uniform_row(row)
-        if uniform is not None and row.name in run.samples:
+        if uniform is not None and row.name in medians.samples:
             cost = medians.of(row.name, "server_cpu_us")
-            usual = medians.of(uniform.name, "server_cpu_us")
-            ratio = cost / usual if cost is not None and usual else None
+            ratio = medians.ratio(row.name, uniform.name, "server_cpu_us")
             lines.append((row.title, number(cost, 1), number(ratio, 2)))
     return lines
-
-
-def other_table(run: Run) -> list[tuple[str, ...]]:
-    """Return the header and a line for each other number that was measured."""
-    medians = Medians(run.samples)
-    lines: list[tuple[str, ...]] = [("", "median", "(spread)", "")]
-    for name, field, unit, digits in _OTHER:
-        value, spread = medians.of(name, field), medians.spread(name, field)
-        if value is not None and spread is not None:
-            between = "-".join(number(end, digits) for end in spread)
-            lines.append((_title(name), number(value, digits), between, unit))
-    return lines
-
-
-def failures(samples: Samples) -> list[str]:
-    """Return what went wrong under load: such a run's numbers must not be used."""
-    return report.failures(samples, _title)
-
-
-def markdown(run: Run) -> str:
-    """Return the page for people."""
-    medians = Medians(run.samples)
-    late = medians.of("commit_open_50", "late_p99_us")
-    parts = [
-        f"# Benchmark: {run.name}",
-        *([f"**{SMOKE_NOTE}**"] if run.quick else []),
-        f"Run on {run.started}. Repeat it with `{run.repeat}`.",
-        HOW_TO_READ,
-        "## Aims",
-        markdown_table(aim_lines(judge(medians, AIMS))),
-        "## Rows",
-        markdown_table(table(run)),
-        *(
-            []
-            if late is None
-            else [f"In the open loop the generator itself was late by {late / 1000:.3f} ms (p99)."]
-        ),
-        "## Other requests than the uniform ones",
-        markdown_table(kinds_table(run)),
-        "## Memory, start, compaction",
-        markdown_table(other_table(run)),
-        *[f"**Failed: {failure}**" for failure in failures(run.samples)],
-        "## Environment",
-        markdown_table([("", ""), *run.environment.items()]),
-        "## Settings",
-        markdown_table([("", ""), *((k, str(v)) for k, v in run.settings.items())]),
-    ]
-    return "\n\n".join(parts) + "\n"

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import cached_property, partial
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -25,25 +26,28 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from bench import report
-from bench.command import Benchmark, Choice, command
+from bench.command import Bench, Benchmark, Choice, command
 from bench.fill import FillPlan
-from bench.measures import Aim, Medians, Samples, judge, median, percentile
+from bench.measures import (
+    Aim,
+    Medians,
+    Samples,
+    at_most,
+    faster,
+    field_at_most,
+    percentile,
+)
 from bench.peer_jars import spark_jars
-from bench.peers import KAFKA, missing, peer_serving
+from bench.peers import KAFKA, java_version, missing, peer_serving
 from bench.processes import DAEMON_SETTINGS, ProcessError, Server, daemon, run_json
-from bench.report import HOW_TO_READ, SMOKE_NOTE, Run, aim_lines, markdown_table, number
-from bench.spark_driver import ROOT, about, batches_of, session
+from bench.report import Table, between, number
+from bench.spark_driver import ROOT, batches_of, session
 from bench.spark_sources import LOG, TOPIC, MadeUpTable, PlainSource
 from client.spark import FolderLogWriter, register
 
 # Of each event, in a repetition: with three of them, a few more than twenty.
 PAUSE_CYCLES: Final = 7
-_FILL_S: Final = 300
 _CORES: Final = 2
-
-Sample = Mapping[str, float | None]
-
 
 # --- what coordination costs a batch -------------------------------------------------------------
 
@@ -312,8 +316,6 @@ def _rows(first: int, count: int) -> pa.Table:
 # Two drivers, each with a JVM of its own. One stays, the other one comes and goes. Each says when a
 # batch of which partitions is in its sink; a partition's pause is the longest time between two of
 # its batches around the event.
-# """
-#
 PARTITIONS: Final = 6
 TRIGGER_MS: Final = 500
 SESSION_TIMEOUT_MS: Final = 3_000
@@ -510,19 +512,6 @@ class Pair:
         return sorted(batch for batch in batches if batch.at_s >= since_s)
 
 
-@contextmanager
-def pair(folder: Path, daemon: Server) -> Iterator[Pair]:
-    """Run two drivers against a daemon."""
-    address = f"{daemon.host}:{daemon.port}"
-    with ExitStack() as stack:
-        drivers = []
-        for name in ("stays", "comes"):
-            driver = Driver(name, folder / name, address)
-            stack.callback(driver.close)
-            drivers.append(driver)
-        yield Pair(*drivers)
-
-
 def _wait_until(what: Callable[[], str], condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + _EVENT_TIMEOUT_S
     while not condition():
@@ -589,54 +578,38 @@ def cost_ms(medians: Medians, size: int, field: str = "outside_ms") -> float | N
 
 
 def _cost_aim(size: int) -> Aim:
-    return Aim(
-        f"cost_{size}",
-        f"coordination of a batch of {size} partitions",
-        lambda medians: cost_ms(medians, size),
-        COST_MS,
-        at_least=False,
-        unit="ms",
-    )
+    title = f"coordination of a batch of {size} partitions"
+    return at_most(f"cost_{size}", title, lambda medians: cost_ms(medians, size), COST_MS, "ms")
 
 
 def _rate_aim(row: str, against: str, bound: float) -> Aim:
-    return Aim(
-        f"{row}/{against}",
-        f"{RATE_TITLES[row]}, rows a second, of {RATE_TITLES[against]}",
-        lambda medians: medians.ratio(row, against),
-        bound,
-        at_least=True,
-        unit="",
-    )
+    title = f"{RATE_TITLES[row]}, rows a second, of {RATE_TITLES[against]}"
+    return faster(row, against, title, bound)
 
 
-SPARK_AIMS: Final = (
+_AIMS: Final = (
     *(_cost_aim(size) for size in COST_SIZES),
     _rate_aim(FOLDER_LOG, SPARK_FILES, 0.5),
     *(_rate_aim(*rows, 0.5) for rows in FILES_LOG.values()),
     _rate_aim(KAFKA_LOG, SPARK_KAFKA, 0.5),
-    Aim(
-        "group_offsets_s",
-        "a million offsets as a table, warm",
-        lambda medians: medians.of(GROUP_OFFSETS, "seconds"),
-        2.0,
-        at_least=False,
-        unit="s",
-    ),
+    field_at_most(GROUP_OFFSETS, "seconds", "a million offsets as a table, warm", 2.0, "s"),
     _rate_aim(GROUP_OFFSETS, MADE_UP_TABLE, 0.8),
 )
 
 
-def document(run: Run) -> dict[str, Any]:
-    """Return the whole run as what JSON can hold."""
-    judged = judge(Medians(run.samples), SPARK_AIMS)
-    return report.document_of(run, TITLES.__getitem__, judged)
+def _tables(samples: Samples) -> Mapping[str, Table]:
+    medians = Medians(samples)
+    return {
+        "Coordination of a batch": _cost_table(medians),
+        "Rows a second": _rate_table(medians),
+        "Time without progress": _pause_table(medians),
+    }
 
 
-def cost_table(medians: Medians) -> list[tuple[str, ...]]:
+def _cost_table(medians: Medians) -> Table:
     """Return a line a number of partitions: a batch with and without, in ms."""
     fields = ("batch_ms", "outside_ms", "latest_offset_ms")
-    lines: list[tuple[str, ...]] = [
+    lines: Table = [
         ("partitions", "batch ms", "without", "but its tasks", "without", "plan", "without", "more")
     ]
     for size in COST_SIZES:
@@ -651,111 +624,47 @@ def cost_table(medians: Medians) -> list[tuple[str, ...]]:
     return lines
 
 
-def rate_table(medians: Medians) -> list[tuple[str, ...]]:
+def _rate_table(medians: Medians) -> Table:
     """Return a line a source of rows."""
-    lines: list[tuple[str, ...]] = [("source", "rows per s", "(spread)", "s")]
+    lines: Table = [("source", "rows per s", "(spread)", "s")]
     for name, title in RATE_TITLES.items():
-        spread = medians.spread(name, "rate_per_s")
-        if spread is not None:
-            lines.append(
-                (
-                    title,
-                    number(medians.of(name, "rate_per_s"), 0),
-                    f"{spread[0]:,.0f}-{spread[1]:,.0f}",
-                    number(medians.of(name, "seconds"), 2),
-                )
-            )
+        if (rate := medians.of(name, "rate_per_s")) is not None:
+            spread = between(medians.spread(name, "rate_per_s"), 0)
+            lines.append((title, number(rate, 0), spread, number(medians.of(name, "seconds"), 2)))
     return lines
 
 
-def pause_table(samples: Samples) -> list[tuple[str, ...]]:
+def _pause_table(medians: Medians) -> Table:
     """Return a line an event: how its pauses are distributed, in seconds."""
-    lines: list[tuple[str, ...]] = [
+    lines: Table = [
         ("event", "runs", "p50 s", "p90 s", "max s", "at least", "p50 over", "others p50", "max")
     ]
     for name, title in PAUSE_TITLES.items():
-        runs = samples.get(name)
-        if not runs:
+        if not (moved := medians.values(name, "moved_s")):
             continue
-        moved, stayed = _sorted(runs, "moved_s"), _sorted(runs, "stayed_s")
-        lines.append(
-            (
-                title,
-                str(len(moved)),
-                number(median(moved), 2),
-                number(_at(moved, 0.9), 2),
-                number(moved[-1], 2),
-                number(median(_sorted(runs, "limit_s")), 2),
-                number(median(_sorted(runs, "over_s")), 2),
-                number(median(stayed) if stayed else None, 2),
-                number(stayed[-1] if stayed else None, 2),
-            )
+        p90 = percentile([round(value * 1e6) for value in moved], 0.9) / 1e6
+        _, others = medians.spread(name, "stayed_s") or (None, None)
+        shown = (
+            *(medians.of(name, "moved_s"), p90, moved[-1]),
+            *(medians.of(name, field) for field in ("limit_s", "over_s", "stayed_s")),
+            others,
         )
+        lines.append((title, str(len(moved)), *(number(seconds, 2) for seconds in shown)))
     return lines
-
-
-def _sorted(runs: Sequence[Mapping[str, float | None]], field: str) -> list[float]:
-    return sorted(value for run in runs if (value := run.get(field)) is not None)
-
-
-def _at(ordered: list[float], share: float) -> float:
-    return percentile([round(value * 1e6) for value in ordered], share) / 1e6
-
-
-def failures(samples: Samples) -> list[str]:
-    """Return what was wrong: such a run's numbers must not be used."""
-    return report.failures(samples, TITLES.__getitem__)
-
-
-def tables(run: Run) -> list[list[tuple[str, ...]]]:
-    """Return what the terminal shows."""
-    medians = Medians(run.samples)
-    shown = [cost_table(medians), rate_table(medians), pause_table(run.samples)]
-    return [
-        *(table for table in shown if len(table) > 1),
-        aim_lines(judge(medians, SPARK_AIMS)),
-    ]
-
-
-def markdown(run: Run) -> str:
-    """Return the page for people."""
-    medians = Medians(run.samples)
-    parts = [
-        f"# Benchmark: {run.name}",
-        *([f"**{SMOKE_NOTE}**"] if run.quick else []),
-        f"Run on {run.started}. Repeat it with `{run.repeat}`.",
-        HOW_TO_READ,
-        "## Aims",
-        markdown_table(aim_lines(judge(medians, SPARK_AIMS))),
-        "## Coordination of a batch",
-        markdown_table(cost_table(medians)),
-        "## Rows a second",
-        markdown_table(rate_table(medians)),
-        "## Time without progress",
-        markdown_table(pause_table(run.samples)),
-        *[f"**Failed: {failure}**" for failure in failures(run.samples)],
-        "## Environment",
-        markdown_table([("", ""), *run.environment.items()]),
-        "## Settings",
-        markdown_table([("", ""), *((k, str(v)) for k, v in run.settings.items())]),
-    ]
-    return "\n\n".join(parts) + "\n"
 
 
 # --- the run -------------------------------------------------------------------------------------
 
 
-class SparkBench:
-    """One run; collects samples by row. What a part needs is started when it is needed first."""
+class SparkBench(Bench):
+    """What a part needs is started when it is needed first."""
 
-    def __init__(self, folder: Path, choice: Choice, stack: ExitStack) -> None:
-        self._folder = folder
-        self._choice = choice
-        self._stack = stack
+    def __init__(self, folder: Path, choice: Choice) -> None:
+        super().__init__(folder, choice)
         self._amount = QUICK if choice.quick else FULL
         self._warm: set[str] = set()
-        self.samples: dict[str, list[Sample]] = {}
-        self.about: dict[str, str] = about()
+        self.about |= {name: version(name) for name in ("pyspark", "pyarrow")}
+        self.about["Java"] = java_version()
 
     def repetition(self, number: int) -> None:
         """Measure all rows once.
@@ -770,29 +679,27 @@ class SparkBench:
             PAUSES: lambda: self._pauses(number),
         }
         for name in PARTS:
-            if name in self._choice.only:
+            if name in self.choice.only:
                 print(f"  {name}", flush=True)
                 parts[name]()
 
-    def stop_spark(self) -> None:
+    def close(self) -> None:
         """Stop the session, before anything that its processes are connected to."""
         if (spark := self.__dict__.get("_spark")) is not None:
             spark.stop()
-
-    def _keep(self, name: str, sample: Sample) -> None:
-        self.samples.setdefault(name, []).append(sample)
+        super().close()
 
     def _cost(self) -> None:
-        sizes = QUICK_COST_SIZES if self._choice.quick else COST_SIZES
+        sizes = QUICK_COST_SIZES if self.choice.quick else COST_SIZES
         for size, batches in sizes.items():
             for source in FORMATS:
-                measured = measure_cost(
-                    self._spark, source, size, batches, self._folder, _address(self._daemon)
+                sample = measure_cost(
+                    self._spark, source, size, batches, self.folder, self._daemon.address
                 )
-                self._keep(row_name(source, size), measured)
+                self.keep(row_name(source, size), sample)
 
     def _logs(self) -> None:
-        spark, address, folders = self._spark, _address(self._daemon), self._folders
+        spark, address, folders = self._spark, self._daemon.address, self._folders
         for form, (ours, theirs) in FILES_LOG.items():
             self._read(theirs, partial(spark_files, spark, folders, form))
             self._read(ours, partial(files_log, spark, folders, address, form))
@@ -804,8 +711,8 @@ class SparkBench:
 
     def _read(self, name: str, rows: Callable[[], DataFrame]) -> None:
         for _ in range(self._times(name)):
-            sample = read_all(rows(), self._folder, self._amount.rows)
-        self._keep(name, sample)
+            sample = read_all(rows(), self.folder, self._amount.rows)
+        self.keep(name, sample)
 
     def _tables(self) -> None:
         amount, spark = self._amount, self._spark
@@ -814,35 +721,39 @@ class SparkBench:
             .option("groups", str(amount.groups))
             .option("partitions", str(amount.partitions_per_group)),
             GROUP_OFFSETS: spark.read.format("group_offsets").option(
-                "coordinator", _address(self._filled)
+                "coordinator", self._filled.address
             ),
         }
         for name, table in tables.items():
             for _ in range(self._times(name)):
                 sample = read_table(table.load(), amount.offsets)
-            self._keep(name, sample)
+            self.keep(name, sample)
 
     def _times(self, name: str) -> int:
         """Return how often to do it, so that the last time is a warm one."""
-        if name in self._warm or self._choice.quick:
+        if name in self._warm or self.choice.quick:
             return 1
         self._warm.add(name)
         return 3
 
     def _pauses(self, number: int) -> None:
-        with pair(self._folder / f"pair-{number}", self._daemon) as drivers:
-            cold = drivers.event(JOIN)
-            self._keep(COLD_JOIN, cold)
+        folder, address = self.folder / f"pair-{number}", self._daemon.address
+        with (
+            closing(Driver("stays", folder / "stays", address)) as stays,
+            closing(Driver("comes", folder / "comes", address)) as comes,
+        ):
+            drivers = Pair(stays, comes)
+            self.keep(COLD_JOIN, drivers.event(JOIN))
             drivers.event(LEAVE)
-            for _ in range(1 if self._choice.quick else PAUSE_CYCLES):
-                self._keep(JOIN, drivers.event(JOIN))
-                self._keep(LEAVE, drivers.event(LEAVE))
+            for _ in range(1 if self.choice.quick else PAUSE_CYCLES):
+                self.keep(JOIN, drivers.event(JOIN))
+                self.keep(LEAVE, drivers.event(LEAVE))
                 drivers.event(JOIN)
-                self._keep(KILL, drivers.event(KILL))
+                self.keep(KILL, drivers.event(KILL))
 
     @cached_property
     def _spark(self) -> SparkSession:
-        made = session(self._folder / "scratch", _CORES)
+        made = session(self.folder / "scratch", _CORES)
         register(made)
         for source in (PlainSource, MadeUpTable):
             made.dataSource.register(source)
@@ -855,50 +766,30 @@ class SparkBench:
     @cached_property
     def _filled(self) -> Server:
         server = self._serve("filled")
-        plan = FillPlan(
-            server.host,
-            server.port,
-            "coordinator",
-            groups=self._amount.groups,
-            partitions=self._amount.partitions_per_group,
-        )
-        run_json(["bench.fill", json.dumps(asdict(plan))], core=None, timeout_s=_FILL_S)
+        size = (self._amount.groups, self._amount.partitions_per_group)
+        plan = FillPlan(server.host, server.port, "coordinator", *size)
+        run_json("bench.fill", plan, core=None)
         return server
 
     @cached_property
     def _folders(self) -> Folders:
-        return write_files(self._folder / "rows", self._amount)
+        return write_files(self.folder / "rows", self._amount)
 
     @cached_property
     def _kafka(self) -> str | None:
         """Where a broker with the rows listens; None if there can't be one."""
-        why = "not in a smoke run" if self._choice.quick else missing("kafka")
+        why = "not in a smoke run" if self.choice.quick else missing("kafka")
         if why is None and spark_jars("spark-kafka") is None:
             why = "Spark's connector isn't in build/peers: python -m bench.peer_jars fetch"
         if why is not None:
             self.about["Kafka"] = f"skipped: {why}"
             return None
-        server = self._stack.enter_context(peer_serving(KAFKA, self._folder / "kafka", core=None))
-        fill_kafka(_address(server), self._amount)
-        return _address(server)
+        server = self.stack.enter_context(peer_serving(KAFKA, self.folder / "kafka", core=None))
+        fill_kafka(server.address, self._amount)
+        return server.address
 
     def _serve(self, name: str, *settings: str) -> Server:
-        return self._stack.enter_context(daemon(self._folder / name, None, *settings))
-
-
-def _address(server: Server) -> str:
-    return f"{server.host}:{server.port}"
-
-
-@contextmanager
-def _bench(folder: Path, choice: Choice) -> Iterator[SparkBench]:
-    with ExitStack() as stack:
-        # Spark's own processes have other working folders.
-        bench = SparkBench(folder.resolve(), choice, stack)
-        try:
-            yield bench
-        finally:
-            bench.stop_spark()
+        return self.stack.enter_context(daemon(self.folder / name, None, *settings))
 
 
 def _settings(quick: bool) -> Mapping[str, str | float]:
@@ -917,14 +808,12 @@ main = command(
         help="Measure the client in Spark, and write the results.\n\n"
         "Exit status 1: something failed, or rows were wrong. A missed aim is no failure.",
         name="spark",
-        quick_name="spark-quick",
         repetitions=3,
-        make=_bench,
+        make=SparkBench,
         settings=_settings,
-        document=document,
-        markdown=markdown,
-        tables=tables,
-        failures=failures,
+        titles=TITLES,
+        aims=_AIMS,
+        tables=_tables,
         parts=PARTS,
     )
 )

@@ -8,12 +8,10 @@ that happens; times are of the machine's monotonic clock, which all processes sh
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,17 +58,6 @@ def session(scratch: Path, cores: int) -> SparkSession:
         builder = builder.config(name, value)
     made: SparkSession = builder.getOrCreate()
     return made
-
-
-def about() -> dict[str, str]:
-    """Return the versions that the rows depend on."""
-    java = subprocess.run(["java", "-version"], capture_output=True, check=False, text=True)
-    lines = [line for line in java.stderr.splitlines() if "version" in line]
-    return {
-        "pyspark": version("pyspark"),
-        "pyarrow": version("pyarrow"),
-        "Java": lines[0].strip() if lines else "unknown",
-    }
 
 
 def batches_of(query: StreamingQuery, count: int, timeout_s: float) -> Sequence[Mapping[str, Any]]:

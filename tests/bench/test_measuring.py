@@ -2,12 +2,12 @@
 
 import json
 import os
-import socket
 import struct
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,12 +22,9 @@ from bench.dialects import (
     FIRST_OFFSET,
     KINDS,
     TOPICS,
-    AnswerReader,
     CoordinatorDialect,
     EchoDialect,
     Load,
-    Talk,
-    response_in,
     stored_offsets,
     topics_of,
 )
@@ -38,8 +35,10 @@ from bench.load import is_flat
 from bench.measures import Aim, Medians, due_count, intended_ns, judge, percentile
 from bench.peer_jars import ALL_ROOTS, LOCK, Jar, parse_lock, wrong_jars
 from bench.processes import ProcessError
-from bench.rows import ROWS, failures, uniform_row
+from bench.report import failures
+from bench.rows import ROWS, TITLES, uniform_row
 from bench.spark import JOIN, KILL, LEAVE, PARTITIONS, SESSION_TIMEOUT_MS, Batch, pauses
+from bench.talk import AnswerReader, Talk, connect, response_in
 from protocol.connection import ClientConnection
 from protocol.messages import GroupFetch, OffsetFetchRequest, TopicPartitions
 from tests.integration.daemon import daemon
@@ -203,7 +202,7 @@ def test_a_run_with_wrong_answers_says_so() -> None:
     """Fast and wrong is not a result."""
     found = {"commit_64": [{"wrong": 1, "differences": 0}, {"wrong": 2, "differences": 0}]}
 
-    assert failures(found) == ["commit, 64 connections: 3 wrong"]
+    assert failures(found, TITLES) == ["commit, 64 connections: 3 wrong"]
 
 
 # --- the look at answers ------------------------------------------------------------------------
@@ -246,54 +245,53 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.fixture
-def sock(port: int) -> Iterator[socket.socket]:
+def talk(port: int) -> Iterator[Talk]:
     """A connection to a daemon."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connected:
+    with closing(connect("127.0.0.1", port)) as connected:
         yield connected
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("workload", [COMMIT, FETCH])
-def test_the_echo_gets_the_same_frames_as_the_daemon(workload: str, sock: socket.socket) -> None:
+def test_the_echo_gets_the_same_frames_as_the_daemon(workload: str, talk: Talk) -> None:
     """A ceiling for smaller frames would be no ceiling."""
     load = Load(workload, window=2, partitions=100, run=f"same-{workload}")
-    real = CoordinatorDialect(load).prepare(sock, 1)
-    echo = EchoDialect(load).prepare(sock, 1)
+    real = CoordinatorDialect(load).prepare(talk, 1)
+    echo = EchoDialect(load).prepare(talk, 1)
 
     assert [e.request for e in real] == [e.request for e in echo]
 
 
 @pytest.mark.integration
-def test_commits_that_were_not_kept_are_found_afterwards(sock: socket.socket) -> None:
+def test_commits_that_were_not_kept_are_found_afterwards(talk: Talk) -> None:
     """An acknowledgement without the commit is no throughput."""
     dialect = CoordinatorDialect(Load(COMMIT, window=3, partitions=2, run="kept"))
-    exchanges = dialect.prepare(sock, 0)
+    exchanges = dialect.prepare(talk, 0)
 
-    assert dialect.differences(sock, 0, exchanges) == 0
+    assert dialect.differences(talk, 0, exchanges) == 0
     exchanges[1].next_request()  # As if it had been sent and acknowledged.
     assert exchanges[1].offset == FIRST_OFFSET + 1
-    assert dialect.differences(sock, 0, exchanges) == 1
+    assert dialect.differences(talk, 0, exchanges) == 1
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("workload", [COMMIT, FETCH])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_request_is_answered_rightly_again_and_again(
-    kind: str, workload: str, sock: socket.socket
+    kind: str, workload: str, talk: Talk
 ) -> None:
     """A frame is patched under load, and its answers are compared with the first one."""
     load = Load(workload, window=2, partitions=20, run=f"{kind}-{workload}", kind=kind)
     dialect = CoordinatorDialect(load)
-    exchanges = dialect.prepare(sock, 0)
+    exchanges = dialect.prepare(talk, 0)
     reader = dialect.reader(exchanges)
-    talk = Talk(sock)
 
     for _ in range(3):
         for answer in talk.ask([bytes(exchange.next_request()) for exchange in exchanges]):
             reader.feed(answer)
 
     assert reader.wrong == 0, reader.wrong_example
-    assert dialect.differences(sock, 0, exchanges) == 0
+    assert dialect.differences(talk, 0, exchanges) == 0
 
 
 def test_kinds_of_requests_are_what_they_are_called() -> None:
@@ -307,11 +305,11 @@ def test_kinds_of_requests_are_what_they_are_called() -> None:
 
 
 @pytest.mark.integration
-def test_every_partition_is_filled_by_commits_of_one(port: int) -> None:
+def test_every_partition_is_filled_by_commits_of_one(port: int, talk: Talk) -> None:
     """What isn't stored loads in no time."""
     plan = FillPlan("127.0.0.1", port, "coordinator", 7, 5, per_commit=1, connections=3, window=2)
 
-    assert fill(plan).commits == 35
+    assert fill(plan)["commits"] == 35
 
     assert is_there(plan)
     groups = tuple(
@@ -320,8 +318,7 @@ def test_every_partition_is_filled_by_commits_of_one(port: int) -> None:
     )
     for group in groups:
         request = OffsetFetchRequest((group,), False)
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
-            (answer,) = Talk(sock).ask([ClientConnection().send(request)[1]])
+        (answer,) = talk.ask([ClientConnection().send(request)[1]])
         assert stored_offsets(response_in(answer, to=request)) == offsets_of(5, 1)
 
 
