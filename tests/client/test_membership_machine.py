@@ -438,7 +438,10 @@ class CooperativeGroup(RuleBasedStateMachine):
     @rule(data=st.data())
     def one_hears_from_the_group(self, data: st.DataObject) -> None:
         """A heartbeat there and back."""
-        name, machine = self.machine(data)
+        self.beat(*self.machine(data))
+
+    def beat(self, name: str, machine: Membership) -> None:
+        """Let time pass, and answer the heartbeats."""
         for action in machine.tick(1_000_000_000):
             assert isinstance(action, Send)
             request = action.request
@@ -469,7 +472,7 @@ class CooperativeGroup(RuleBasedStateMachine):
         name, request, response = answers.pop(data.draw(st.integers(0, len(answers) - 1)))
         if name in self.machines:
             machine = self.machines[name]
-            self.do(name, machine.answered(request, response, 0))  # type: ignore[arg-type]
+            self.do(name, machine.answered(request, response, 0))  # type: ignore[arg-type]  # of the machine's kinds
 
     @precondition(lambda self: self.computing)
     @rule()
@@ -523,12 +526,7 @@ class CooperativeGroup(RuleBasedStateMachine):
         """Left alone, everybody gets to a balanced assignment of everything."""
         for _ in range(40):
             for name, machine in self.machines.items():
-                for action in machine.tick(1_000_000_000):
-                    assert isinstance(action, Send)
-                    request = action.request
-                    assert isinstance(request, HeartbeatRequest)
-                    code = self.group.heartbeat(name, request)
-                    self.do(name, machine.answered(request, HeartbeatResponse(code), 0))
+                self.beat(name, machine)
                 while (step := machine.due()) is not None:
                     machine.told(step)
                 self.do(name, machine.want_assignment())
@@ -554,7 +552,7 @@ class CooperativeGroup(RuleBasedStateMachine):
             for name, request, response in answers:
                 if name in self.machines:
                     machine = self.machines[name]
-                    self.do(name, machine.answered(request, response, 0))  # type: ignore[arg-type]
+                    self.do(name, machine.answered(request, response, 0))  # type: ignore[arg-type]  # of the machine's kinds
             if self.computing:
                 self.a_leader_has_computed()
 

@@ -12,7 +12,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Final, Literal
+from pathlib import Path
+from typing import Final, Literal, Self
 
 from coordinator.log.errors import LogLocked
 
@@ -82,6 +83,14 @@ class Disk:
         self.crashed = False
         self._folders: dict[str, _Folder] = {"": _Folder()}
         self._holder: DiskDirectory | None = None
+
+    @classmethod
+    def with_files_of(cls, folder: Path) -> Self:
+        """Return a disk of its own with a copy of a real folder's files."""
+        disk = cls()
+        for path in sorted(folder.iterdir()):
+            disk.put(path.name, path.read_bytes())
+        return disk
 
     def directory(self) -> "DiskDirectory":
         """Return the view of a new process."""

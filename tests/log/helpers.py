@@ -2,7 +2,9 @@
 
 import random
 from collections.abc import Iterable
+from pathlib import Path
 
+from coordinator.log.directory import OsDirectory
 from coordinator.log.format import Batch, Entry, Flush, FlushKey, OpenFlush
 from coordinator.log.journal import Journal
 from coordinator.log.replay import all_batches
@@ -34,6 +36,18 @@ def open_journal(
         leader_epoch_at_least=leader_epoch_at_least,
         cluster_id=cluster_id,
         zeros_bytes=zeros_bytes,
+    )
+
+
+def open_real(path: Path, *, segment_bytes: int = 300) -> Journal:
+    """Open a journal on the file system."""
+    return Journal(
+        OsDirectory(path),
+        num_partitions=4,
+        segment_bytes=segment_bytes,
+        node_id=1,
+        new_cluster_id=lambda: CLUSTER_ID,
+        new_secret=lambda: SECRET,
     )
 
 

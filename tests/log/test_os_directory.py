@@ -10,29 +10,15 @@ import pytest
 
 from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import LogFailed, LogLocked, LogRefused
-from coordinator.log.journal import Journal
 from tests.log.helpers import (
-    CLUSTER_ID,
-    SECRET,
     append,
     events_of,
     flush,
     numbers_of,
+    open_real,
     replayed,
     write,
 )
-
-
-def open_real(path: Path, *, segment_bytes: int = 300) -> Journal:
-    """Open a journal on the file system."""
-    return Journal(
-        OsDirectory(path),
-        num_partitions=4,
-        segment_bytes=segment_bytes,
-        node_id=1,
-        new_cluster_id=lambda: CLUSTER_ID,
-        new_secret=lambda: SECRET,
-    )
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -33,14 +33,6 @@ MAX_OFFSET: Final = 2**63 - 1
 pytestmark = pytest.mark.parametrize("name", ["clean", "unclean"])
 
 
-def disk_of(name: str) -> Disk:
-    """Return a copy of the data folder, on a disk of the test's own."""
-    disk = Disk()
-    for path in sorted((FOLDER / name).iterdir()):
-        disk.put(path.name, path.read_bytes())
-    return disk
-
-
 def expected(name: str) -> dict[str, Any]:
     """Return what the code that wrote the folder read from it, by group."""
     groups: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="ascii"))
@@ -86,7 +78,7 @@ async def ask(client: Client, request: Any) -> Any:
 async def test_all_hard_state_is_as_it_was_written(name: str, autojump_clock: MockClock) -> None:
     """Offsets, generations, members, assignments: nothing may get lost in an update."""
     before = expected(name)
-    async with world(*SETTINGS, disk=disk_of(name)) as w:
+    async with world(*SETTINGS, disk=Disk.with_files_of(FOLDER / name)) as w:
         found = hard_state(w)
 
     assert set(found) == set(before)
@@ -96,7 +88,7 @@ async def test_all_hard_state_is_as_it_was_written(name: str, autojump_clock: Mo
 async def test_clients_find_their_offsets_and_groups(name: str, autojump_clock: MockClock) -> None:
     """The same, as a client sees it."""
     before = expected(name)
-    async with world(*SETTINGS, disk=disk_of(name)) as w:
+    async with world(*SETTINGS, disk=Disk.with_files_of(FOLDER / name)) as w:
         client = w.connect()
         listed = await ask(client, ListGroupsRequest((), ()))
         assert {group.group_id for group in listed.groups} == set(before)
@@ -122,7 +114,7 @@ async def test_members_go_on_with_their_ids(
 ) -> None:
     """An update of the server must not make a healthy group rebalance."""
     stable = expected(name)[group_id]["stable"]
-    async with world(*SETTINGS, disk=disk_of(name)) as w:
+    async with world(*SETTINGS, disk=Disk.with_files_of(FOLDER / name)) as w:
         client = w.connect()
         for member in stable["members"]:
             beat = HeartbeatRequest(group_id, stable["generation"], member["member_id"], None)
@@ -131,7 +123,7 @@ async def test_members_go_on_with_their_ids(
 
 async def test_a_member_may_commit_what_it_owned(name: str, autojump_clock: MockClock) -> None:
     """Ownership is read from the old record's assignment; another's partition stays refused."""
-    async with world(*SETTINGS, disk=disk_of(name)) as w:
+    async with world(*SETTINGS, disk=Disk.with_files_of(FOLDER / name)) as w:
         client = w.connect()
         one, two = (m["member_id"] for m in expected(name)["stable"]["stable"]["members"])
         for member_id, error in ((one, 0), (two, 1002)):
@@ -146,7 +138,7 @@ async def test_a_generation_that_was_told_is_never_told_again(
     """Generation 2 was never assigned, but somebody may act in it."""
     (member,) = expected(name)["told"]["stable"]["members"]
     subscription = encode_subscription(Subscription(("flights",)))
-    async with world(*SETTINGS, disk=disk_of(name)) as w:
+    async with world(*SETTINGS, disk=Disk.with_files_of(FOLDER / name)) as w:
         client = w.connect()
         assert await client.error(HeartbeatRequest("told", 2, member["member_id"], None)) == 27
         protocols = (JoinProtocol("range", subscription),)
@@ -164,7 +156,7 @@ async def test_what_is_written_now_lies_behind_what_was(
     name: str, autojump_clock: MockClock
 ) -> None:
     """The log goes on, and a second start reads old and new records together."""
-    disk = disk_of(name)
+    disk = Disk.with_files_of(FOLDER / name)
     before = expected(name)
     async with world(*SETTINGS, disk=disk) as w:
         entry = TopicCommit("flights", (PartitionCommit(1, MAX_OFFSET, -1, "now", None),))

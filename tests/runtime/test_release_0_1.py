@@ -29,14 +29,6 @@ LIST_GROUPS, COMPACT_LOG = 16, 1011
 pytestmark = pytest.mark.parametrize("name", ["clean", "unclean"])
 
 
-def disk_of(name: str) -> Disk:
-    """Return a copy of the data folder, on a disk of the test's own."""
-    disk = Disk()
-    for path in sorted((FOLDER / name).iterdir()):
-        disk.put(path.name, path.read_bytes())
-    return disk
-
-
 def expected(name: str) -> dict[str, Any]:
     """Return what the code that wrote the folder read from it."""
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="ascii"))
@@ -99,7 +91,7 @@ def test_every_live_entry_is_dumped_as_before(name: str, tmp_path: Path) -> None
 
 async def test_every_question_has_the_same_answer(name: str, autojump_clock: MockClock) -> None:
     """Groups, members, topics, ends, histories, offsets with their times: all a client can see."""
-    async with world(*SETTINGS, disk=disk_of(name)) as w:
+    async with world(*SETTINGS, disk=Disk.with_files_of(FOLDER / name)) as w:
         await trio.sleep(SETTLED_S)
 
         assert await answers(w.connect(), name) == answers_before(name)
@@ -109,7 +101,7 @@ async def test_a_compaction_of_old_segments_changes_no_answer(
     name: str, autojump_clock: MockClock
 ) -> None:
     """Old and new records, compacted together, and read by the start after that."""
-    disk = disk_of(name)
+    disk = Disk.with_files_of(FOLDER / name)
     async with world(*SETTINGS, disk=disk) as w:
         await trio.sleep(SETTLED_S)
         client = w.connect()

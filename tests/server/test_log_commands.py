@@ -18,7 +18,7 @@ from coordinator.log.journal import Journal
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.messages import LateMember, PartitionHosts, Rebalance
 from protocol.partition import TopicPartition
-from tests.log.helpers import CLUSTER_ID, NOW_MS, SECRET, flush
+from tests.log.helpers import CLUSTER_ID, NOW_MS, SECRET, flush, open_real
 
 MEMBER = r.MemberMetadata(
     "m-1",
@@ -49,21 +49,9 @@ def offset(group_id: str, number: int) -> Entry:
     return Entry(1, 0, group_id, ("orders", 3), (number, -1, "", NOW_MS, -1))
 
 
-def open_log(path: Path, *, segment_bytes: int) -> Journal:
-    """Start a log in a folder."""
-    return Journal(
-        OsDirectory(path),
-        num_partitions=4,
-        segment_bytes=segment_bytes,
-        node_id=1,
-        new_cluster_id=lambda: CLUSTER_ID,
-        new_secret=lambda: SECRET,
-    )
-
-
 def make(path: Path, *, clean: bool = True, is_known: bool = False) -> list[Path]:
     """Write a log of two partitions and the node's, in several segments; return them."""
-    journal = open_log(path, segment_bytes=400)
+    journal = open_real(path, segment_bytes=400)
 
     def write(partition: int, count: int, packed: bytes) -> None:
         journal.append_packed(partition, count, packed, NOW_MS)
@@ -128,7 +116,7 @@ def test_every_type_of_entry_is_shown_by_its_names(tmp_path: Path) -> None:
 
 def make_wide(path: Path, *batches: Sequence[Entry]) -> None:
     """Write a log with these batches in partition 1."""
-    journal = open_log(path, segment_bytes=10_000)
+    journal = open_real(path, segment_bytes=10_000)
     for batch in batches:
         journal.append(1, batch, NOW_MS)
         flush(journal)
