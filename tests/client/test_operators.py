@@ -380,7 +380,7 @@ async def test_many_topics_come_in_pages(
         assert [one.topic for one in await client.describe_topics()] == names
         assert [one.topic for one in await client.describe_topics(names)] == names
 
-    starts = [r.start_after for r in world.server.requests(m.DescribeTopicsRequest)]  # type: ignore[attr-defined]
+    starts = [r.start_after for r in world.server.requests(m.DescribeTopicsRequest)]
     assert starts[:3] == ["", "t2", "t5"]
 
 
@@ -396,7 +396,7 @@ async def test_a_page_that_is_too_large_is_asked_for_in_smaller_ones(
         described = await client.describe_topics(["a", "b"] if by_name else None)
 
     assert [one.topic for one in described] == ["a", "b"]
-    sizes = [r.max_topics for r in world.server.requests(m.DescribeTopicsRequest)]  # type: ignore[attr-defined]
+    sizes = [r.max_topics for r in world.server.requests(m.DescribeTopicsRequest)]
     assert sizes == [1000, 500, 250]
 
 

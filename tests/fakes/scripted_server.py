@@ -93,7 +93,7 @@ class ScriptedServer:
         """Answer as a coordinator does from now on."""
         self._steps.clear()
 
-    def requests(self, *kinds: type) -> list[m.Request]:
+    def requests(self, *kinds: type) -> list[Any]:
         """Return what came, of *kinds* only if any are given."""
         return [seen.request for seen in self.seen if not kinds or type(seen.request) in kinds]
 

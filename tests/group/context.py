@@ -7,7 +7,7 @@ the test closes it.
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from coordinator.group.core import Caller, Event, GroupConfig, Now, Outcome, Reply
 from coordinator.group.records import GroupDeleted, OffsetsCommitted, Record, from_entry
@@ -264,9 +264,9 @@ class Context:
             host,
         )
 
-    def new_id(self, **kwargs: object) -> str:
+    def new_id(self, **kwargs: Any) -> str:
         """Ask for a member id."""
-        response = self.answer(self.join(**kwargs), JoinGroupResponse)  # type: ignore[arg-type]
+        response = self.answer(self.join(**kwargs), JoinGroupResponse)
         assert response.error == 79
         return response.member_id
 
@@ -425,27 +425,26 @@ class Context:
 
     # --- whole groups -----------------------------------------------------------------------
 
-    def stable_group(self, size: int = 2, **kwargs: object) -> list[str]:
+    def stable_group(self, size: int = 2, **kwargs: Any) -> list[str]:
         """Return the members of a new stable group; member n owns ``flights-n``."""
         members = self.completing_group(size, **kwargs)
         self.sync_all(members)
         assert self.state == "Stable"
         return members
 
-    def completing_group(self, size: int = 2, **kwargs: object) -> list[str]:
+    def completing_group(self, size: int = 2, **kwargs: Any) -> list[str]:
         """Return the members of a new group whose join phase has completed; the first leads."""
         members = [self.new_id(client_id=f"spark{n}", **kwargs) for n in range(size)]
         for n, member in enumerate(members):
-            self.join(member, client_id=f"spark{n}", **kwargs)  # type: ignore[arg-type]
+            self.join(member, client_id=f"spark{n}", **kwargs)
         while self.state == "PreparingRebalance":
             self.advance(self.config.group_initial_rebalance_delay_ms or 1)
         return members
 
-    def static_group(self, size: int = 2, **kwargs: object) -> list[str]:
+    def static_group(self, size: int = 2, **kwargs: Any) -> list[str]:
         """Return the members of a new stable group of the instances ``i0``, ``i1`` and so on."""
         tokens = [
-            self.join(instance_id=f"i{n}", client_id=f"spark{n}", **kwargs)  # type: ignore[arg-type]
-            for n in range(size)
+            self.join(instance_id=f"i{n}", client_id=f"spark{n}", **kwargs) for n in range(size)
         ]
         while self.state == "PreparingRebalance":
             self.advance(self.config.group_initial_rebalance_delay_ms or 1)

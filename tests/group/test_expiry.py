@@ -1,5 +1,6 @@
 """When offsets expire (KIP-211, table 3.1 of the semantics), and that no clock makes it early."""
 
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -194,11 +195,11 @@ def test_nothing_expires_during_a_rebalance(state: str) -> None:
     context = Context(CONFIG)
     context.commit("", -1, "trains-0")
     week_ms = 7 * KEPT_MS
-    kept = {"session_ms": SESSION_MS, "rebalance_ms": week_ms}
+    kept: dict[str, Any] = {"session_ms": SESSION_MS, "rebalance_ms": week_ms}
     first, second = context.completing_group(2, **kept)
     if state == "PreparingRebalance":
         context.sync_all([first, second])
-        context.join(first, **kept)  # type: ignore[arg-type]
+        context.join(first, **kept)
     for _ in range(2 * KEPT_MS // CHECK_MS):
         context.advance(CHECK_MS)
         for member in (first, second):

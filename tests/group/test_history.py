@@ -1,5 +1,7 @@
 """Why did it rebalance? The history of a group, and errors in words."""
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
@@ -414,12 +416,12 @@ def test_27_tells_why_the_group_rebalances() -> None:
     ],
 )
 def test_a_refused_join_says_what_would_be_accepted(
-    kwargs: dict[str, object], error: int, message: str
+    kwargs: dict[str, Any], error: int, message: str
 ) -> None:
     """Both sides of the disagreement."""
     context = Context()
     context.stable_group(1)
-    response = context.joined(context.join(**kwargs))  # type: ignore[arg-type]
+    response = context.joined(context.join(**kwargs))
 
     assert (response.error, response.message) == (error, message)
 

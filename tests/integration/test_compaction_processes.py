@@ -343,6 +343,6 @@ def test_a_child_tells_damage_from_other_ends(tmp_path: Path) -> None:
     assert not full.is_damage
     assert "too little room" in str(full)
 
-    wrong = outcome(tmp_path, job._replace(prefix="compaction-1-2", segment_bytes="x"))  # type: ignore[arg-type]
+    wrong = outcome(tmp_path, job._replace(prefix="compaction-1-2", segment_bytes="x"))  # type: ignore[arg-type]  # that is the point
 
     assert "ended with status 1 TypeError" in str(wrong)

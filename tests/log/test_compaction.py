@@ -117,12 +117,12 @@ def content(journal: Journal) -> list[tuple[int, int, Entry]]:
     return [(b.partition, offset, e) for b in loaded(journal) for offset, e in b.entries]
 
 
-def fold(replay: list[tuple[int, int, Entry]]) -> dict[object, object]:
+def fold(replay: list[tuple[int, int, Entry]]) -> dict[tuple[object, ...], object]:
     """Return the state that the log stands for."""
-    state: dict[object, object] = {}
+    state: dict[tuple[object, ...], object] = {}
     for partition, _, entry in replay:
         if entry.type == SCOPE_TOMBSTONE:
-            for key in [k for k in state if k[:2] == (partition, entry.scope)]:  # type: ignore[index]
+            for key in [k for k in state if k[:2] == (partition, entry.scope)]:
                 del state[key]
             continue
         key = (partition, entry.scope, entry.type, entry.key)
@@ -389,7 +389,7 @@ def test_little_memory_only_takes_more_passes(
 
 def test_an_entry_whose_scope_is_no_text_is_damage() -> None:
     """Its checksum may be right all the same."""
-    entries = [wide(1, 2)[1], put(0, "g", 1, 1)[1]._replace(scope=5)]  # type: ignore[arg-type]
+    entries = [wide(1, 2)[1], put(0, "g", 1, 1)[1]._replace(scope=5)]  # type: ignore[arg-type]  # that is the point
     journal = open_journal(Disk())
     journal.append(0, entries, NOW_MS)
     flush(journal)

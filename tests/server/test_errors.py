@@ -420,7 +420,7 @@ async def test_a_client_that_vanishes_while_syncing_is_withdrawn(
         await trio.sleep(6.5)  # The second join made the first wait longer.
         joined = (await leader.answer(first)).response
         assert isinstance(joined, JoinGroupResponse)
-        assert (await other.answer(second)).response.error == 0  # type: ignore[attr-defined]
+        assert (await other.answer(second)).response.error == 0  # type: ignore[attr-defined]  # these have one
         if joined.leader != leader_id:
             leader, other, leader_id, other_id = other, leader, other_id, leader_id
         generation = joined.generation_id

@@ -415,7 +415,7 @@ async def test_many_reads_do_not_hold_up_commits(
         sent = [reader.send(m.ReadOffsetChangesRequest(PARTITION, 0, 10)) for _ in range(6)]
         await turn()
         refused = [i for i in sent if i in reader.answers()]
-        assert {ErrorCode.QUOTA_EXCEEDED} == {reader.answers()[i].response.error for i in refused}  # type: ignore[attr-defined]
+        assert {ErrorCode.QUOTA_EXCEEDED} == {reader.answers()[i].response.error for i in refused}  # type: ignore[attr-defined]  # these have one
         assert 2 <= len(refused) <= 3
         w.slow_disk.let_go()
         await turn()
@@ -465,6 +465,6 @@ async def test_a_drain_answers_the_reads_that_wait(autojump_clock: MockClock) ->
         await turn()
 
         # The first one was being read already.
-        errors = [client.answers()[number].response.error for number in sent]  # type: ignore[attr-defined]
+        errors = [client.answers()[number].response.error for number in sent]  # type: ignore[attr-defined]  # these have one
         assert [0, ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_COORDINATOR] == errors
         assert ErrorCode.NOT_COORDINATOR == await client.error(beat())

@@ -34,7 +34,7 @@ async def test_a_join_beyond_the_parked_ones_is_refused_and_may_come_back(
         assert "max.parked.requests" in (refused.message or "")
         assert 25 == await client.error(beat(group_id="late"))
         await trio.sleep(3.1)
-        assert [0, 0] == [client.answers()[sent].response.error for sent in waiting]  # type: ignore[attr-defined]
+        assert [0, 0] == [client.answers()[sent].response.error for sent in waiting]  # type: ignore[attr-defined]  # these have one
         assert 0 == w.server.sessions.queue.parked
         assert ErrorCode.MEMBER_ID_REQUIRED == await client.error(join("late"))
 

@@ -119,7 +119,7 @@ async def test_that_a_group_is_gone_is_told_when_that_is_on_disk(
         w.slow_disk.let_go()
 
         gone, done = [(await deleter.answer(one)).response for one in sent]
-        assert (gone, done.error) == (DeleteGroupsResponse((DeletedGroup("g", 0),)), 0)  # type: ignore[attr-defined]
+        assert (gone, done.error) == (DeleteGroupsResponse((DeletedGroup("g", 0),)), 0)  # type: ignore[attr-defined]  # these have one
         answers = [(await reader.answer(one)).response for one in fetches]
         nothing = GroupOffsets("g", 0, ())
         assert answers[:2] == [
@@ -187,7 +187,7 @@ async def test_a_commit_that_waits_too_long_is_of_unknown_outcome(
         await trio.sleep(4.9)
         assert client.answers() == {}
         await trio.sleep(0.7)
-        assert (await client.answer(sent)).response.error == 1000  # type: ignore[attr-defined]
+        assert (await client.answer(sent)).response.error == 1000  # type: ignore[attr-defined]  # these have one
         w.slow_disk.let_go()
 
         assert await fetched(client) == 5

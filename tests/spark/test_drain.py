@@ -68,7 +68,7 @@ def run(
     """Drain with a timeout of 10 s; return the clock."""
     clock = Clock()
     clock.on_sleep = on_sleep
-    drain(query, lambda *_: coordinator, 10, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+    drain(query, lambda *_: coordinator, 10, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]  # fakes with what is used
     return clock
 
 
@@ -138,7 +138,7 @@ def test_no_question_waits_longer_than_the_drain_may_take() -> None:
         return coordinator
 
     with pytest.raises(DrainTimeout):
-        drain(FakeQuery("a"), client_of, 12, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+        drain(FakeQuery("a"), client_of, 12, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]  # fakes with what is used
 
     assert asked == coordinator.timeouts_ms
     assert asked[0] == 10_000
