@@ -1,13 +1,14 @@
 """OffsetCommit and OffsetFetch: nearly every request is one of these."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from coordinator.group.core import Core, Now, Outcome, Reply
 from coordinator.group.group import Group
 from coordinator.group.member import CONSUMER, NOTHING, Member, Owned
-from coordinator.group.records import Offsets, OffsetsCommitted
+from coordinator.group.records import Offsets, OffsetsCommitted, StoredOffsets
 from coordinator.group.refusals import member_refusal
+from coordinator.group.registry import Topic, TopicRegistered
 from coordinator.group.states import GroupState
 from protocol.errors import ErrorCode
 from protocol.fields import TEXT_BYTES_MAX
@@ -23,21 +24,22 @@ from protocol.messages import (
     TopicPartitions,
     TopicResult,
 )
-from protocol.partition import NO_LEADER_EPOCH, NO_OFFSET
+from protocol.partition import INT32_MAX, NO_LEADER_EPOCH, NO_OFFSET
 
 # Looking up a member of an enum costs as much as the rest of a check.
 _EMPTY = GroupState.EMPTY
 _STABLE = GroupState.STABLE
 _OK = ErrorCode.NONE.value
-_CONFLICT = ErrorCode.OFFSET_CONFLICT.value
 _FULL = ErrorCode.STORAGE_FULL.value
-_NOT_OWNER = ErrorCode.NOT_PARTITION_OWNER.value
-_QUOTA = ErrorCode.QUOTA_EXCEEDED.value
-_TOO_LARGE = ErrorCode.OFFSET_METADATA_TOO_LARGE.value
 _UNKNOWN_GROUP = ErrorCode.GROUP_ID_NOT_FOUND.value
 _UNKNOWN_MEMBER = ErrorCode.UNKNOWN_MEMBER_ID.value
-_UNKNOWN_TOPIC = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.value
 _NO_TOPICS = OffsetCommitResponse(_OK, ())
+# What stands for a topic that nobody registered, and for one without offsets.
+_UNREGISTERED: Final = Topic(TopicRegistered("", INT32_MAX + 1, (), is_deleted=False, version=0))
+_NOTHING_STORED: Final = StoredOffsets()
+# Nearly every answer to a commit is made of these.
+_ACCEPTED: Final = tuple([PartitionResult(partition, _OK) for partition in range(1_000)])
+_ACCEPTED_MAX: Final = len(_ACCEPTED)
 
 # What an offset takes in an answer, at most.
 _OFFSET_BYTES_MAX: Final = 32 + TEXT_BYTES_MAX
@@ -117,44 +119,45 @@ def _examine(
     core: Core, group: Group | None, member: Member | None, named: TopicCommit
 ) -> tuple[Offsets, tuple[PartitionResult, ...]]:
     """Return the offsets of the partitions that aren't refused, and the results of all."""
-    config, topic = core.config, named.topic
-    registered = core.registry.topics.get(topic)
-    stored: Offsets = {}
+    config, topic, items = core.config, named.topic, named.partitions
+    open_partitions = core.registry.topics.get(topic, _UNREGISTERED).open_partitions
+    stored = _NOTHING_STORED.offsets
     offsets_left = config.group_max_offsets
     # What the member may commit; None for everything.
     owned: Owned | None = None
     former = NOTHING
     if group is not None:
         offsets_left -= group.offset_count
-        if topic in group.offsets:
-            stored = group.offsets[topic].offsets
+        stored = group.offsets.get(topic, _NOTHING_STORED).offsets
         if member is not None and config.ownership_check and group.protocol_type == CONSUMER:
             owned, former = member.owned, member.former
+    may_be_full = offsets_left < len(items)
     offsets: Offsets = {}
     results = []
-    for item in named.partitions:
-        partition, metadata, expected = item.partition, item.metadata or "", item.expected_offset
-        before = stored.get(partition)
-        if registered is not None and partition >= registered.open_partitions:
-            error = _UNKNOWN_TOPIC
+    for item in items:
+        partition, metadata, expected = item.partition, item.metadata, item.expected_offset
+        if partition >= open_partitions:
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.value
         elif (
             owned is not None
             and (topic, partition) not in owned
             and (topic, partition) not in former
         ):
-            error = _NOT_OWNER
+            error = ErrorCode.NOT_PARTITION_OWNER.value
         elif metadata and _is_too_long(metadata, config.offset_metadata_max_bytes):
-            error = _TOO_LARGE
-        elif expected is not None and expected != (NO_OFFSET if before is None else before.offset):
-            error = _CONFLICT
-        elif before is None and offsets_left <= 0:
-            error = _QUOTA
+            error = ErrorCode.OFFSET_METADATA_TOO_LARGE.value
+        elif expected is not None and expected != (stored.get(partition) or _nothing(0)).offset:
+            error = ErrorCode.OFFSET_CONFLICT.value
+        elif may_be_full and partition not in stored and (offsets_left := offsets_left - 1) < 0:
+            error = ErrorCode.QUOTA_EXCEEDED.value
         else:
-            error = _OK
-            offsets_left -= before is None
             offsets[partition] = PartitionOffset(
-                partition, item.offset, item.leader_epoch, metadata, _OK
+                partition, item.offset, item.leader_epoch, metadata or "", _OK
             )
+            if partition < _ACCEPTED_MAX:
+                results.append(_ACCEPTED[partition])
+                continue
+            error = _OK
         results.append(PartitionResult(partition, error))
     return offsets, tuple(results)
 
@@ -177,8 +180,10 @@ def fetch(core: Core, request: GroupFetch, max_bytes: int) -> GroupOffsets | Non
     topics = []
     room_bytes = max_bytes
     for named in wanted:
-        offsets = stored[named.topic].offsets if named.topic in stored else {}
-        found = tuple([offsets.get(p) or _nothing(p) for p in named.partitions])
+        offsets = stored.get(named.topic, _NOTHING_STORED).offsets
+        found: Any = tuple(map(offsets.get, named.partitions))
+        if not all(found):
+            found = tuple([offsets.get(p) or _nothing(p) for p in named.partitions])
         topics.append(TopicOffsets(named.topic, found))
         room_bytes -= len(found) * _OFFSET_BYTES_MAX
     if room_bytes < 0 and _least_bytes(topics) > max_bytes:

@@ -286,18 +286,18 @@ def _write_offsets(record: OffsetsCommitted) -> tuple[object, object]:
     See docs/log-format.md; a load reads an entry with columns of one element in twice the time.
     """
     times = record.commit_timestamp_ms, record.expire_timestamp_ms
-    if len(record.offsets) == 1:
-        (only,) = record.offsets.values()
-        key = record.topic, only.partition
-        return key, (only.offset, only.leader_epoch, only.metadata, *times)
-    offsets: list[int] = []
-    epochs: list[int] = []
-    metadata: list[str] = []
-    for value in record.offsets.values():
-        offsets.append(value.offset)
-        epochs.append(value.leader_epoch)
-        metadata.append(value.metadata)
-    return (record.topic, (*record.offsets,)), (offsets, _column(epochs), _column(metadata), *times)
+    values = record.offsets.values()
+    first = next(iter(values))
+    epochs, metadata = first.leader_epoch, first.metadata
+    if len(values) == 1:
+        return (record.topic, first.partition), (first.offset, epochs, metadata, *times)
+    for value in values:
+        if value.leader_epoch != epochs or value.metadata != metadata:
+            epochs = _column([v.leader_epoch for v in values])
+            metadata = _column([v.metadata for v in values])
+            break
+    offsets = [v.offset for v in values]
+    return (record.topic, tuple(record.offsets)), (offsets, epochs, metadata, *times)
 
 
 def _column(values: list[Any]) -> Any:

@@ -246,20 +246,12 @@ class OpenFlush:
     def add(self, partition: int, base_offset: int, timestamp_ms: int, packed: bytes) -> None:
         """Append a batch of the *packed* array of entries."""
         # Written out instead of calling `encode_batch`: nearly every request comes by here.
-        rest = _pack_rest(
-            FORMAT,
-            partition,
-            self._leader_epoch,
-            base_offset,
-            self.start,
-            timestamp_ms,
-            self._check,
-        )
-        packed_bytes = len(packed)
-        crc = crc32(packed, crc32(rest))
-        self._pieces += (_pack_prefix(_REST_BYTES + packed_bytes, crc), rest, packed)
+        epoch, check = self._leader_epoch, self._check
+        rest = _pack_rest(FORMAT, partition, epoch, base_offset, self.start, timestamp_ms, check)
+        body = rest + packed
         self.batches.append((partition, self.size_bytes))
-        self.size_bytes += HEADER_BYTES + packed_bytes
+        self._pieces += (_pack_prefix(len(body), crc32(body)), body)
+        self.size_bytes += PREFIX_BYTES + len(body)
 
     def data(self) -> bytes:
         """Return the bytes of all batches."""
