@@ -91,10 +91,11 @@ def live_of(directory: Directory, found: Survey, num_partitions: int) -> LiveCur
 
 def _check_records(batch: Batch) -> None:
     """See that the daemon could load the batch."""
-    read = registry.read_items if batch.partition == NODE_PARTITION else records.read_items
+    read = registry.read_item if batch.partition == NODE_PARTITION else records.read_item
     where = f"(the batch at offset {batch.base_offset} of partition {batch.partition})"
     try:
-        read(batch.items)
+        for item in batch.items:
+            read(item)
     except records.UnknownRecord as exc:
         raise LogIncompatible(f"the log is a newer release's: {exc} {where}") from exc
     except records.RecordError as exc:

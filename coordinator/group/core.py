@@ -162,7 +162,8 @@ class Core:
             self._replay_rare(record)
             return
         commit_ms = record.commit_timestamp_ms
-        self.newest_ms = max(self.newest_ms, commit_ms)
+        if commit_ms > self.newest_ms:  # noqa: PLR1730 - a call of `max` for each record shows.
+            self.newest_ms = commit_ms
         group = self.groups.get(record.group_id) or self._make_group(record.group_id)
         stored = group.offsets.get(record.topic)
         if stored is None:

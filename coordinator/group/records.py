@@ -41,12 +41,14 @@ class StoredOffsets:
         offsets: By partition; nobody but `put` and `remove` changes them.
     """
 
-    __slots__ = ("_committed_ms", "_expire_ms", "offsets")
+    __slots__ = ("_committed_ms", "_expire_ms", "_times", "offsets")
 
     def __init__(self) -> None:
         self.offsets: Offsets = {}
-        # One time for all, as long as every commit named all partitions that have an offset.
-        self._committed_ms: int | dict[int, int] = 0
+        # When the latest commit was that named all partitions that have an offset, and by partition
+        # the times of those that came later.
+        self._committed_ms = 0
+        self._times: dict[int, int] = {}
         # Of those that have an expiry of their own: none that this release writes.
         self._expire_ms: dict[int, int] | None = None
 
@@ -67,8 +69,8 @@ class StoredOffsets:
         found = self.offsets.get(partition)
         if found is None:
             return None
-        times, expiries = self._committed_ms, self._expire_ms
-        commit_ms = times if isinstance(times, int) else times[partition]
+        commit_ms = self._times.get(partition, self._committed_ms)
+        expiries = self._expire_ms
         expire_ms = NO_EXPIRY if expiries is None else expiries.get(partition, NO_EXPIRY)
         return CommittedOffset(
             found.offset, found.leader_epoch, found.metadata, commit_ms, expire_ms
@@ -76,12 +78,12 @@ class StoredOffsets:
 
     def packed_times(self, partitions: Sequence[int]) -> tuple[bytes, bytes]:
         """Return when *partitions* were committed, and expire; 8 bytes for each in both."""
-        times, expiries = self._committed_ms, self._expire_ms
+        times, common_ms, expiries = self._times, self._committed_ms, self._expire_ms
         count = len(partitions)
-        if isinstance(times, int):
-            committed = times.to_bytes(8, signed=True) * count
+        if times:
+            committed = struct.pack(f">{count}q", *[times.get(p, common_ms) for p in partitions])
         else:
-            committed = struct.pack(f">{count}q", *[times[p] for p in partitions])
+            committed = common_ms.to_bytes(8, signed=True) * count
         if expiries is None:
             return committed, PACKED_NO_EXPIRY * count
         found = [expiries.get(p, NO_EXPIRY) for p in partitions]
@@ -96,15 +98,14 @@ class StoredOffsets:
 
     def put(self, offsets: Offsets, commit_timestamp_ms: int, expire_timestamp_ms: int) -> int:
         """Store *offsets*, all committed at the same time; return how many of them are new."""
-        stored = self.offsets
+        stored, times = self.offsets, self._times
         before = len(stored)
         stored.update(offsets)
         after = len(stored)
         if after == len(offsets):
             self._committed_ms = commit_timestamp_ms
-        elif (times := self._committed_ms) != commit_timestamp_ms:
-            if isinstance(times, int):
-                times = self._committed_ms = dict.fromkeys(stored, times)
+            times.clear()
+        elif times or commit_timestamp_ms != self._committed_ms:
             for partition in offsets:
                 times[partition] = commit_timestamp_ms
         if self._expire_ms is not None or expire_timestamp_ms != NO_EXPIRY:
@@ -124,8 +125,7 @@ class StoredOffsets:
         """Forget the offset of *partition*; say whether there was one."""
         if self.offsets.pop(partition, None) is None:
             return False
-        if not isinstance(self._committed_ms, int):
-            del self._committed_ms[partition]
+        self._times.pop(partition, None)
         if self._expire_ms is not None:
             self._put_expiry((partition,), NO_EXPIRY)
         return True
@@ -329,45 +329,27 @@ _WRITERS: Final[Mapping[type, Callable[[Any], tuple[int, object, object]]]] = {
 }
 
 
-def read_items(items: Iterable[Item]) -> list[Record]:
-    """Return the records of entries as they lie in a batch, each behind its distance.
-
-    Offsets of one commit that follow each other make one record, whether each has an entry of its
-    own or one entry stands for many; arrays may be lists or tuples.
+def read_item(item: Item) -> Record:
+    """Return the record of an entry as it lies in a batch; arrays may be lists or tuples.
 
     Raises:
         UnknownRecord: A type or version is none of ours.
         MalformedRecord: A shape is not that of the type.
     """
-    # Plain names and no calls: a load reads a million.
-    records: list[Record] = []
-    run: OffsetsCommitted | None = None
-    for _, type_, version, scope, key, value in items:
-        if type_ != OFFSET_COMMITTED or version not in _OFFSET_VERSIONS or value is None:
-            records.append(_read(type_, version, scope, key, value))
-            run = None
-            continue
-        try:
-            topic, partitions = key
-            offset, leader_epoch, metadata, commit_ms, expire_ms = value
-            if type(partitions) is int:
-                found = {partitions: PartitionOffset(partitions, offset, leader_epoch, metadata, 0)}
-            else:
-                found = _read_columns(version, partitions, value)
-        except (TypeError, ValueError) as exc:
-            raise _malformed(type_, scope, exc) from exc
-        if (
-            run is not None
-            and topic == run.topic
-            and scope == run.group_id
-            and commit_ms == run.commit_timestamp_ms
-            and expire_ms == run.expire_timestamp_ms
-        ):
-            run.offsets.update(found)
+    # Plain names and few calls: a load reads a million.
+    _, type_, version, scope, key, value = item
+    if type_ != OFFSET_COMMITTED or version not in _OFFSET_VERSIONS or value is None:
+        return _read(type_, version, scope, key, value)
+    try:
+        topic, partitions = key
+        offset, leader_epoch, metadata, commit_ms, expire_ms = value
+        if type(partitions) is int:
+            found = {partitions: PartitionOffset(partitions, offset, leader_epoch, metadata, 0)}
         else:
-            run = OffsetsCommitted(scope, topic, found, commit_ms, expire_ms)
-            records.append(run)
-    return records
+            found = _read_columns(version, partitions, value)
+    except (TypeError, ValueError) as exc:
+        raise _malformed(type_, scope, exc) from exc
+    return OffsetsCommitted(scope, topic, found, commit_ms, expire_ms)
 
 
 def _read_columns(version: int, partitions: Any, value: Any) -> Offsets:
@@ -393,9 +375,8 @@ def _read_columns(version: int, partitions: Any, value: Any) -> Offsets:
 
 
 def from_entry(type_: int, version: int, scope: str, key: Any, value: Any) -> Record:
-    """Return the record of one entry; raises as `read_items` does."""
-    (record,) = read_items(((0, type_, version, scope, key, value),))
-    return record
+    """Return the record of one entry; raises as `read_item` does."""
+    return read_item((0, type_, version, scope, key, value))
 
 
 def _read(type_: int, version: int, scope: str, key: Any, value: Any) -> Record:

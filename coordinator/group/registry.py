@@ -9,7 +9,7 @@ topic lies in the scope "".
 """
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -351,19 +351,14 @@ def _entry_fields(record: TopicRecord) -> EntryFields:
     return TOPIC_FORGOTTEN, RECORD_VERSION, record.topic, (), None
 
 
-def read_items(items: Iterable[Item]) -> list[TopicRecord]:
-    """Return the records of entries as they lie in a batch; arrays may be lists or tuples.
+def read_item(item: Item) -> TopicRecord:
+    """Return the record of an entry as it lies in a batch; arrays may be lists or tuples.
 
     Raises:
         UnknownRecord: A type or version is none of ours.
         MalformedRecord: A shape is not that of the type.
     """
-    return [
-        _read(type_, version, scope, key, value) for _, type_, version, scope, key, value in items
-    ]
-
-
-def _read(type_: int, version: int, scope: str, key: Any, value: Any) -> TopicRecord:
+    _, type_, version, scope, key, value = item
     reader = _READERS.get(type_)
     if reader is None:
         raise UnknownRecord(f"record type {type_} of the registry is not known to this code")

@@ -344,9 +344,10 @@ def unpack_items(packed: bytes, *, has_gaps: bool = True) -> tuple[Items, int, i
     """
     try:
         items: Items = msgpack.unpackb(packed, use_list=False)
-        if len(items) == 1 and type(items[0]) is tuple:  # Nearly every batch: no need for the loop.
-            at, _, _, _, key, _ = items[0]
-            if type(at) is int and not (at or is_wide(key)):
+        if len(items) == 1 and type(item := items[0]) is tuple:  # Nearly always: needs no loop.
+            at, _, _, _, key, _ = item
+            is_narrow = type(key) is tuple and key and type(key[-1]) is not tuple
+            if is_narrow and type(at) is int and not at:
                 return items, 1, 1
     except (ValueError, TypeError, LookupError, msgpack.UnpackException) as exc:
         raise ValueError(str(exc) or type(exc).__name__) from exc

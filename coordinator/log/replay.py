@@ -6,10 +6,10 @@ takes them can let others run after any of them. A large batch is yielded in par
 reason; nobody is served what is half loaded.
 """
 
-import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
+from zlib import crc32
 
 from coordinator.log.directory import Directory
 from coordinator.log.errors import LogCorrupt, LogFailed
@@ -22,20 +22,18 @@ from coordinator.log.format import (
     PREFIX_BYTES,
     Batch,
     Index,
-    Items,
     RawBatch,
     decode_batch,
-    in_parts,
     unpack_in_parts,
     unpack_items,
 )
 from coordinator.log.segments import WINDOW_BYTES, FlushChain, SegmentReader, damaged
 from coordinator.log.state_files import SegmentInfo, data_bytes
 
-# A batch is yielded in parts of so many keys: to replay as many holds up the event loop for a
-# moment only. One with more bytes than these is unpacked in parts, too.
+# A batch of more bytes than these is unpacked, and yielded, in parts of so many keys: to replay as
+# many holds up the event loop for a moment only. A key and its offset take at least two bytes.
 PART_KEYS: Final = 1_000
-PART_BYTES: Final = 64 * 1024
+PART_BYTES: Final = 2 * PART_KEYS
 
 
 class IndexedSegment(NamedTuple):
@@ -173,7 +171,7 @@ class SegmentReplay:
             if len(window) < size_bytes <= left and length <= LENGTH_MAX:
                 window = self._directory.read(name, position, size_bytes)
                 # Here, in a thread, and not in the event loop.
-                self._is_checked = zlib.crc32(memoryview(window)[PREFIX_BYTES:]) == crc
+                self._is_checked = crc32(memoryview(window)[PREFIX_BYTES:]) == crc
                 if not self._is_checked:
                     raise damaged(name, position, self.total_bytes)
         self._window = window
@@ -183,31 +181,32 @@ class SegmentReplay:
         # This loop is most of the cost of reading small batches, so it calls little.
         window, base = self._window, self.done_bytes
         size_bytes, is_checked = len(window), self._is_checked
-        header, crc32 = HEADER.unpack_from, zlib.crc32
-        ends, is_compacted = self._ends, self.segment.compacted
+        last_at = size_bytes - HEADER.size
+        header, ends, has_gaps = HEADER.unpack_from, self._ends, self.segment.compacted
         num_partitions, known_format = self._num_partitions, self.segment.format
-        entries_at = HEADER_BYTES_OF[known_format] - PREFIX_BYTES  # In what the crc covers.
+        header_bytes = HEADER_BYTES_OF[known_format]
         known_flush = None
         at = 0
-        while at + HEADER.size <= size_bytes:
+        while at <= last_at:
             fields = header(window, at)
             length, crc, format_, partition, epoch, offset, flush_start, time_ms = fields
-            body_at = at + PREFIX_BYTES
-            end = body_at + length
-            if end > size_bytes or not LENGTH_MIN <= length <= LENGTH_MAX:
+            end = at + PREFIX_BYTES + length
+            if end > size_bytes or length < LENGTH_MIN:
                 break
-            body = window[body_at:end]
-            if not is_checked and crc32(body) != crc:
+            if not is_checked and crc32(window[at + PREFIX_BYTES : end]) != crc:
                 break
             if flush_start != known_flush or partition >= num_partitions or format_ != known_format:
                 self._chain.check(base + at, RawBatch(at, end, *fields[2:]))
                 known_flush = flush_start
-            expected = ends.get(partition, 0)
-            # Compaction leaves gaps, but never goes back.
-            if offset != expected and (offset < expected or not is_compacted):
-                raise self._out_of_place(base + at, partition, offset, expected)
+            if offset != ends.get(partition, 0):
+                self._check_gap(base + at, partition, offset)
+            packed = window[at + header_bytes : end]
             try:
-                for items, end_delta, num_keys in _parts(body[entries_at:], has_gaps=is_compacted):
+                for items, end_delta, num_keys in (
+                    (unpack_items(packed, has_gaps=has_gaps),)
+                    if len(packed) <= PART_BYTES
+                    else unpack_in_parts(packed, PART_KEYS, has_gaps=has_gaps)
+                ):
                     ends[partition] = end_offset = offset + end_delta
                     yield Batch(partition, epoch, offset, time_ms, items, end_offset, num_keys)
             except ValueError as exc:
@@ -218,13 +217,14 @@ class SegmentReplay:
             raise damaged(self.segment.name, base, self.total_bytes)
         self.done_bytes = base + at
 
-    def _out_of_place(
-        self, position: int, partition: int, offset: int, expected: int
-    ) -> LogCorrupt:
-        return LogCorrupt(
-            f"segment {self.segment.name}: the batch at byte {position} begins at offset "
-            f"{offset} of partition {partition}, not at {expected}"
-        )
+    def _check_gap(self, position: int, partition: int, offset: int) -> None:
+        """Let compaction leave a gap; it never goes back."""
+        expected = self._ends.get(partition, 0)
+        if offset < expected or not self.segment.compacted:
+            raise LogCorrupt(
+                f"segment {self.segment.name}: the batch at byte {position} begins at offset "
+                f"{offset} of partition {partition}, not at {expected}"
+            )
 
 
 class JournalReplay:
@@ -346,7 +346,11 @@ class PartitionReplay:
                 )
             try:
                 packed = window[raw.entries_at : raw.end]
-                for items, end_delta, num_keys in _parts(packed, has_gaps=True):
+                for items, end_delta, num_keys in (
+                    (unpack_items(packed),)
+                    if len(packed) <= PART_BYTES
+                    else unpack_in_parts(packed, PART_KEYS)
+                ):
                     self.ends[self._partition] = end = raw.base_offset + end_delta
                     yield Batch(
                         raw.partition,
@@ -360,11 +364,3 @@ class PartitionReplay:
             except ValueError as exc:
                 where = f"the entries at offset {raw.base_offset} of partition {raw.partition}"
                 raise LogCorrupt(f"{where} can't be read: {exc}") from exc
-
-
-def _parts(packed: bytes, *, has_gaps: bool) -> Iterable[tuple[Items, int, int]]:
-    """Return the entries of a batch, those of a large one in parts. Raises ValueError."""
-    if len(packed) <= PART_BYTES:
-        whole = unpack_items(packed, has_gaps=has_gaps)
-        return (whole,) if whole[2] <= PART_KEYS else in_parts(whole[0], PART_KEYS)
-    return unpack_in_parts(packed, PART_KEYS, has_gaps=has_gaps)

@@ -89,11 +89,11 @@ class Codec(NamedTuple):
     """How the records of a core lie in the log."""
 
     pack: Callable[[Sequence[Any]], tuple[int, bytes]]
-    read_items: Callable[[Iterable[Item]], Sequence[Any]]
+    read_item: Callable[[Item], Any]
 
 
-GROUP_CODEC: Final = Codec(records.pack, records.read_items)
-TOPIC_CODEC: Final = Codec(registry.pack, registry.read_items)
+GROUP_CODEC: Final = Codec(records.pack, records.read_item)
+TOPIC_CODEC: Final = Codec(registry.pack, registry.read_item)
 
 _ACTIVE: Final = Status.ACTIVE
 C = TypeVar("C", bound=Core)
@@ -182,7 +182,7 @@ class ShardRunner(Generic[C]):
         self._services = services
         self._leader_epoch = services.journal.leader_epoch
         # Bound once: a look at each of them is on the path of every commit, or of a load's batches.
-        self._read_items = codec.read_items
+        self._read_item = codec.read_item
         self._replay = core.replay
         self._decide = core.handle
         self._pack = codec.pack
@@ -298,8 +298,8 @@ class ShardRunner(Generic[C]):
 
     def replay(self, batch: Batch) -> None:
         """Load one batch, or a part. Raises RecordError on an entry that this code can't know."""
-        for record in self._read_items(batch.items):
-            self._replay(record)
+        for item in batch.items:
+            self._replay(self._read_item(item))
 
     def finish_load(self, now: Callable[[], Now]) -> Iterator[None]:
         """Everything is replayed: start to serve, and yield after every slice of that."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from msgspec import structs
 
 from coordinator.group.records import (
     GroupDeleted,
@@ -18,7 +19,7 @@ from coordinator.group.records import (
     Record,
     UnknownRecord,
     from_entry,
-    read_items,
+    read_item,
 )
 from protocol.messages import LateMember, PartitionOffset, Rebalance
 from tests.group.context import roundtrip
@@ -158,32 +159,16 @@ def test_an_entry_for_several_partitions_says_what_one_for_each_would(
         for at, partition in enumerate(partitions)
     ]
 
-    assert [from_entry(1, 1, "g", ("t", partitions), value)] == list(read_items(narrow))
-    assert [from_entry(1, 1, "g", ["t", [*partitions]], [*map(listed, value)])] == (
-        list(read_items(narrow))
-    )
+    wide = from_entry(1, 1, "g", ("t", partitions), value)
+    assert wide == from_entry(1, 1, "g", ["t", [*partitions]], [*map(listed, value)])
+    assert isinstance(wide, OffsetsCommitted)
+    each = [structs.replace(wide, offsets={p: wide.offsets[p]}) for p in partitions]
+    assert each == [*map(read_item, narrow)]
 
 
 def listed(part: Any) -> Any:
     """Return a tuple as a list, and anything else as it is."""
     return list(part) if type(part) is tuple else part
-
-
-def test_offsets_of_wide_and_narrow_entries_make_one_record() -> None:
-    """A compaction may have cut a commit to pieces, and a load is quicker with fewer records."""
-    items = [
-        (0, 1, 1, "g", ("t", (0, 1)), ((5, 6), -1, "", 8, -1)),
-        (2, 1, 1, "g", ("t", 2), (7, -1, "", 8, -1)),
-        (3, 1, 0, "g", ("t", 0), (9, -1, "", 8, -1)),
-        (4, 1, 1, "g", ("t", (3,)), ((1,), -1, "", 9, -1)),
-    ]
-
-    first, second = read_items(items)
-
-    of_both = [PartitionOffset(p, offset, -1, "", 0) for p, offset in ((0, 9), (1, 6), (2, 7))]
-    assert first == OffsetsCommitted("g", "t", offsets_of(*of_both), 8, -1)
-    last = offsets_of(PartitionOffset(3, 1, -1, "", 0))
-    assert second == OffsetsCommitted("g", "t", last, 9, -1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from coordinator.group.registry import (
     TopicForgotten,
     TopicRecord,
     TopicRegistered,
-    read_items,
+    read_item,
 )
 from coordinator.group.registry_shard import RegistryShard
 from protocol.messages import DescribeTopicsRequest, EndOffset, PartitionHosts
@@ -56,7 +56,7 @@ def test_a_topic_is_the_scope_of_its_entries() -> None:
 def test_an_unknown_type_or_version_is_refused(type_: int, version: int, value: object) -> None:
     """A newer release wrote it; skipping it would lose state silently."""
     with pytest.raises(UnknownRecord):
-        list(read_items([(0, type_, version, "t", (), value)]))
+        read_item((0, type_, version, "t", (), value))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_an_unknown_type_or_version_is_refused(type_: int, version: int, value: 
 def test_a_record_of_another_shape_is_refused(type_: int, key: object, value: object) -> None:
     """Damage that the checksum missed, or a bug: never guessed at."""
     with pytest.raises(MalformedRecord):
-        list(read_items([(0, type_, 0, "t", key, value)]))
+        read_item((0, type_, 0, "t", key, value))
 
 
 def test_a_topic_is_registered_and_grows() -> None:

@@ -11,13 +11,13 @@ from coordinator.group.records import (
     GroupMetadata,
     Record,
     pack,
-    read_items,
+    read_item,
 )
 from coordinator.group.registry import (
     RegistryChanged,
     TopicRegistered,
     pack as pack_topics,
-    read_items as read_topic_items,
+    read_item as read_topic_item,
 )
 from coordinator.group.repair import CHANGE_BYTES_MIN, ENTRIES_PER_BATCH, FenceBuilder
 from coordinator.log.compaction import checked_items
@@ -42,8 +42,8 @@ def fences_of(builder: FenceBuilder, lost_bytes: int) -> dict[int, list[Any]]:
     found: dict[int, list[Any]] = {}
     for partition, batch in builder.fences(lost_bytes, NOW_MS):
         items: list[Any] = [(0, *entry) for entry in batch]
-        read: Any = read_topic_items if partition == NODE_PARTITION else read_items
-        found.setdefault(partition, []).extend(read(items))
+        read: Any = read_topic_item if partition == NODE_PARTITION else read_item
+        found.setdefault(partition, []).extend(map(read, items))
     return found
 
 

@@ -12,7 +12,7 @@ from coordinator.group.registry import (
     Registry,
     TopicForgotten,
     TopicRecord,
-    read_items,
+    read_item,
 )
 from coordinator.group.registry_shard import RegistryShard
 from coordinator.group.shard import GroupShard
@@ -39,8 +39,7 @@ Hosts = Mapping[int, tuple[str, ...]]
 
 def topic_roundtrip(record: TopicRecord) -> TopicRecord:
     """Return *record* as it comes back from the log."""
-    (back,) = read_items([(0, *topic_entry(record))])
-    return back
+    return read_item((0, *topic_entry(record)))
 
 
 def replayed(records: Iterable[TopicRecord]) -> HardRegistry:
