@@ -119,10 +119,19 @@ def _part(value: ast.expr) -> str:
     return str(value.value) if isinstance(value, ast.Constant) else ELLIPSIS
 
 
+def tables_of_messages() -> dict[str, list[str]]:
+    """Return the first column of each table of messages, by its heading."""
+    parts = re.split(r"^### (.*)\n\n\| message \| .*\n.*\n", TEXT, flags=re.MULTILINE)[1:]
+    return {
+        title: [line.split(" | ")[0] for line in rows.split("\n\n")[0].splitlines()]
+        for title, rows in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
 def listed_messages() -> list[str]:
-    """Return the first column of the table of messages, in backquotes only."""
-    table = TEXT[TEXT.index("| message |") :].split("\n\n")[0].splitlines()[2:]
-    return [text for line in table for text in re.findall(r"`([^`]+)`", line.split(" | ")[0])]
+    """Return what the tables of messages have in backquotes."""
+    cells = [cell for table in tables_of_messages().values() for cell in table]
+    return [text for cell in cells for text in re.findall(r"`([^`]+)`", cell)]
 
 
 # What others say, not this package.
@@ -151,6 +160,17 @@ def test_every_message_in_the_guide_is_one_of_the_code(message: str) -> None:
     """People search for what they see; a message that was reworded is not found."""
     for fragment in fragments(message):
         assert any(fragment in text for text in CODE_MESSAGES), f"{message}: no {fragment!r}"
+
+
+@pytest.mark.parametrize("title", tables_of_messages())
+def test_the_messages_of_a_table_stand_by_alphabet(title: str) -> None:
+    """Who has one before their eyes looks for it by its first words."""
+    words = [
+        " ".join(re.findall(r"[a-z0-9]+", cell.lower())) for cell in tables_of_messages()[title]
+    ]
+
+    assert words == sorted(words)
+    assert len(words) > 3
 
 
 CODE_MESSAGES: Final = [
