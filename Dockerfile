@@ -24,6 +24,6 @@ VOLUME ["/var/lib/group-coordinator"]
 EXPOSE 9310
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
-    CMD ["/opt/group-coordinator/bin/group-coordinator", "ping", "127.0.0.1:9310"]
+    CMD ["/opt/group-coordinator/bin/group-coordinator", "ping", "--at", "127.0.0.1:9310"]
 ENTRYPOINT ["/opt/group-coordinator/bin/group-coordinator"]
 CMD ["serve", "--listen", "0.0.0.0:9310", "--data-dir", "/var/lib/group-coordinator"]

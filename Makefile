@@ -63,6 +63,7 @@ nightly: $(INSTALLED) java peers ## The long versions: more examples, more seeds
 bench: $(INSTALLED) java $(if $(QUICK),,peers) ## Speed and memory, beside peers (about an hour; QUICK=1 for a smoke run)
 	$(BIN)/python -m bench.run $(if $(QUICK),--quick)
 	$(BIN)/python -m bench.groups $(if $(QUICK),--quick)
+	$(BIN)/python -m bench.command_line $(if $(QUICK),--quick)
 	$(BIN)/python -m bench.spark $(if $(QUICK),--quick)
 
 # Kafka, ZooKeeper and Spark's connectors. What can't be had is skipped by the tests and the

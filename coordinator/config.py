@@ -2,7 +2,8 @@
 
 ``--set name=value`` wins over the environment (``GROUP_COORDINATOR_`` + upper case, dots as
 ``_``), which wins over the TOML file (flat, quoted keys). A name that isn't in the table, or a
-value that can't be, refuses to start and says which and why.
+value that can't be, refuses to start and says which and why. Only the variables that Kubernetes
+makes for a service called ``group-coordinator`` are none of ours.
 """
 
 import re
@@ -13,10 +14,23 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from coordinator.names import did_you_mean, quoted
 from protocol.fields import REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX, SYNC_REQUEST_BYTES_MAX
 from protocol.partition import INT32_MAX
 
 ENV_PREFIX: Final = "GROUP_COORDINATOR_"
+
+_IP: Final = "[0-9a-fA-F.:]+"
+_URL: Final = "(?:tcp|udp|sctp)://.+"
+_PORT: Final = "PORT_[0-9]+_(?:TCP|UDP|SCTP)"
+# Name and value of what each pod is told about each service of its namespace, behind the prefix.
+# Services whose names begin alike, such as group-coordinator-1, have the same prefix. The values
+# count, too: GROUP_COORDINATOR_PORT=9310 was written by somebody who takes it for a setting.
+_OF_A_SERVICE: Final = re.compile(
+    "(?:[A-Z0-9_]+_)?(?:"
+    f"SERVICE_HOST={_IP}|SERVICE_PORT(?:_[A-Z0-9_]+)?=[0-9]+|PORT={_URL}|{_PORT}={_URL}"
+    f"|{_PORT}_PROTO=(?:tcp|udp|sctp)|{_PORT}_PORT=[0-9]+|{_PORT}_ADDR={_IP})"
+)
 
 
 class ConfigError(Exception):
@@ -251,7 +265,7 @@ SETTINGS: Final = tuple(
 )
 _KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
-_BY_ENV: Final = {ENV_PREFIX + setting.attribute.upper(): setting.name for setting in SETTINGS}
+_BY_ENV: Final = {setting.attribute.upper(): setting.name for setting in SETTINGS}
 
 
 def load_settings(
@@ -277,15 +291,18 @@ def load_settings(
         for name, raw in _read_toml(toml_path).items():
             values[name] = _value(name, raw, f"in {toml_path}")
     for variable, text in sorted((environ or {}).items()):
-        if variable.startswith(ENV_PREFIX):
-            env_name = _BY_ENV.get(variable)
-            if env_name is None:
-                raise ConfigError(f"the environment has {variable}, which is no setting")
-            values[env_name] = _value(env_name, _parse(env_name, text), "in the environment")
+        upper_name = variable.removeprefix(ENV_PREFIX)
+        if upper_name == variable or _OF_A_SERVICE.fullmatch(f"{upper_name}={text}"):
+            continue
+        if upper_name not in _BY_ENV:
+            hint = did_you_mean(upper_name, _BY_ENV, lambda name: quoted(ENV_PREFIX + name))
+            raise ConfigError(f"the environment has {quoted(variable)}, which is no setting.{hint}")
+        env_name = _BY_ENV[upper_name]
+        values[env_name] = _value(env_name, _parse(env_name, text), "in the environment")
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals:
-            raise ConfigError(f"--set {override}: expected NAME=VALUE")
+            raise ConfigError(f"--set {quoted(override)}: expected NAME=VALUE")
         values[name] = _value(name, _parse(name, text), "in --set")
     addresses = list(listen)
     if addresses:
@@ -303,31 +320,35 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {exc}") from exc
 
 
-def _lookup(name: str) -> Setting:
-    setting = _BY_NAME.get(name)
-    if setting is None:
-        near = [known for known in _BY_NAME if known.replace(".", "_") == name.replace(".", "_")]
-        hint = f"; did you mean {near[0]}?" if near else ""
-        quoted = " (in TOML, write the whole name in quotes)" if "." not in name else ""
-        raise ConfigError(f"{name}: there is no such setting{hint or quoted}")
-    return setting
+def setting_named(name: str) -> Setting:
+    """Return the line of the table with this name.
+
+    Raises:
+        ConfigError: There is none; the message says which one may have been meant.
+    """
+    if name not in _BY_NAME:
+        hint = did_you_mean(name, _BY_NAME)
+        if not hint and "." not in name:
+            hint = " In a TOML file, write the whole name in quotes."
+        raise ConfigError(f"there is no setting {quoted(name)}.{hint}")
+    return _BY_NAME[name]
 
 
 def _parse(name: str, text: str) -> float | str | bool:
     """Return *text* as the type that the setting has."""
-    kind = type(_lookup(name).default)
+    kind = type(setting_named(name).default)
     if kind is bool:
         if text.lower() not in {"true", "false"}:
-            raise ConfigError(f"{name}: {text!r} is neither true nor false")
+            raise ConfigError(f"{name}: {quoted(text)} is neither true nor false")
         return text.lower() == "true"
     try:
         return kind(text)
     except ValueError:
-        raise ConfigError(f"{name}: {text!r} is not {_KINDS[kind]}") from None
+        raise ConfigError(f"{name}: {quoted(text)} is not {_KINDS[kind]}") from None
 
 
 def _value(name: str, value: Any, where: str) -> float | str | bool:
-    setting = _lookup(name)
+    setting = setting_named(name)
     if type(setting.default) is float and type(value) is int:
         value = value * 1.0
     if type(value) is not type(setting.default):

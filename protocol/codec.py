@@ -15,7 +15,7 @@ needs no memory: it skips values instead of making them.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -30,6 +30,8 @@ from protocol.fields import (
 )
 from protocol.messages import (
     APIS,
+    Api,
+    ApiKey,
     BareError,
     Message,
     Request,
@@ -39,6 +41,9 @@ from protocol.messages import (
 
 DEPTH_MAX: Final = 8
 ITEMS_MAX: Final = 100_000
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Invalid(ValueError):
@@ -294,14 +299,33 @@ def _trim(message: Message, layout: type[Message]) -> Message:
         raise LocalProtocolError(f"a message cannot be packed: {exc}") from exc
 
 
-REQUEST_CODECS: Final = {
-    (api.key, version): RequestCodec(api.request, version)
-    for api in APIS.values()
-    for version in range(api.max_version + 1)
-}
-RESPONSE_CODECS: Final = {
-    (api.key, version): ResponseCodec(api.response, version)
-    for api in APIS.values()
-    for version in range(api.max_version + 1)
-}
+class Made(dict[K, V]):
+    """Values that are made when they are first wanted.
+
+    A codec takes about a millisecond to make, and most programs use few of them.
+    """
+
+    def __init__(self, make: Callable[[K], V]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: K) -> V:
+        value = self[key] = self._make(key)
+        return value
+
+
+def _api(where: tuple[ApiKey, int]) -> Api:
+    """Return the API of a key and a version; raises KeyError if it hasn't that version."""
+    key, version = where
+    if version not in range(APIS[key].max_version + 1):
+        raise KeyError(where)
+    return APIS[key]
+
+
+REQUEST_CODECS: Final = Made[tuple[ApiKey, int], RequestCodec](
+    lambda where: RequestCodec(_api(where).request, where[1])
+)
+RESPONSE_CODECS: Final = Made[tuple[ApiKey, int], ResponseCodec](
+    lambda where: ResponseCodec(_api(where).response, where[1])
+)
 BARE_ERROR_CODEC: Final = ResponseCodec(BareError, 0)

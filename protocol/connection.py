@@ -15,6 +15,7 @@ from protocol.codec import (
     REQUEST_CODECS,
     RESPONSE_CODECS,
     Invalid,
+    Made,
     ResponseCodec,
     Unreadable,
 )
@@ -153,12 +154,27 @@ class Dialect(NamedTuple):
     encode: Callable[[Response], bytes]
 
 
-DIALECTS: Final = {
-    (key, version): Dialect(key, version, codec.decode, RESPONSE_CODECS[key, version].encode)
-    for (key, version), codec in REQUEST_CODECS.items()
-}
-# By what a request's header says of its body.
-_DIALECT_OF: Final = {_KEY_AND_VERSION.pack(*where): it for where, it in DIALECTS.items()}
+def _dialect(where: tuple[ApiKey, int]) -> Dialect:
+    """Return a dialect; raises KeyError if there is no such one."""
+    return Dialect(*where, REQUEST_CODECS[where].decode, RESPONSE_CODECS[where].encode)
+
+
+DIALECTS: Final = Made[tuple[ApiKey, int], Dialect](_dialect)
+
+
+class _DialectsOfHeaders(dict[bytes, Dialect]):
+    """Dialects by what a request's header says of its body; None where there is no such one."""
+
+    def __missing__(self, start: bytes) -> Dialect | None:
+        key, version = _KEY_AND_VERSION.unpack(start)
+        try:
+            self[start] = found = DIALECTS[ApiKey(key), version]
+        except (ValueError, KeyError):
+            return None
+        return found
+
+
+_DIALECT_OF: Final = _DialectsOfHeaders()
 
 
 class RequestEvent(Struct, frozen=True, gc=False):
@@ -217,7 +233,7 @@ class ServerConnection:
 
 def _read_request(header: tuple[int, bytes, int], body: bytes) -> RequestEvent | BadRequest:
     size, start, correlation_id = header
-    dialect = _DIALECT_OF.get(start)
+    dialect: Dialect | None = _DIALECT_OF[start]
     if dialect is None:
         api_key, version = _KEY_AND_VERSION.unpack(start)
         # ApiVersions is always in layout 0, so that any two releases can talk at all.

@@ -5,9 +5,19 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, strategies as st
 
 from coordinator.cli.main import main
-from coordinator.config import ENV_PREFIX, SETTINGS, Address, ConfigError, Settings, load_settings
+from coordinator.config import (
+    _OF_A_SERVICE,
+    ENV_PREFIX,
+    SETTINGS,
+    Address,
+    ConfigError,
+    Setting,
+    Settings,
+    load_settings,
+)
 from coordinator.server.run import group_config
 
 ENV = ENV_PREFIX + "GROUP_MAX_SIZE"
@@ -86,8 +96,8 @@ def test_booleans_are_words(text: str) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("group.max.sise=5", "group.max.sise: there is no such setting"),
-        ("group_max_size=5", "did you mean group.max.size"),
+        ("group.max.sise=5", "no setting 'group.max.sise'. Did you mean 'group.max.size'"),
+        ("group_max_size=5", "Did you mean 'group.max.size'"),
         ("group.max.size", "expected NAME=VALUE"),
         ("group.max.size=", "not a whole number"),
         ("group.max.size=1.5", "not a whole number"),
@@ -127,7 +137,7 @@ def test_a_setting_that_cannot_be_is_refused_by_name(override: str, words: str) 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('"group.max.sise" = 5', "group.max.sise: there is no such setting"),
+        ('"group.max.sise" = 5', "there is no setting 'group.max.sise'"),
         ("group.max.size = 5", "write the whole name in quotes"),
         ('"group.max.size" = "5"', "'5' is not a whole number"),
         ('"group.max.size" = true', "True is not a whole number"),
@@ -168,6 +178,81 @@ def test_an_environment_with_a_mistake_is_refused(name: str, value: str, words: 
         load_settings(environ={ENV_PREFIX + name: value})
 
     assert words in str(refused.value)
+
+
+def variables_of(service: str, ports: dict[str, tuple[int, str]], ip: str) -> dict[str, str]:
+    """Return what Kubernetes tells each pod of a service; its ports have names, or ""."""
+    name = service.upper().replace("-", "_")
+    (first, protocol), *_ = ports.values()
+    found = {
+        f"{name}_SERVICE_HOST": ip,
+        f"{name}_SERVICE_PORT": str(first),
+        f"{name}_PORT": f"{protocol}://{ip}:{first}",
+    }
+    for port_name, (port, protocol) in ports.items():
+        if port_name:
+            found[f"{name}_SERVICE_PORT_{port_name.upper().replace('-', '_')}"] = str(port)
+        prefix = f"{name}_PORT_{port}_{protocol.upper()}"
+        found[prefix] = f"{protocol}://{ip}:{port}"
+        found[f"{prefix}_PROTO"] = protocol
+        found[f"{prefix}_PORT"] = str(port)
+        found[f"{prefix}_ADDR"] = ip
+    return found
+
+
+PORTS = st.dictionaries(
+    st.from_regex("([a-z]([-a-z0-9]{0,8}[a-z0-9])?)?", fullmatch=True),
+    st.tuples(st.integers(1, 65_535), st.sampled_from(["tcp", "udp", "sctp"])),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(
+    st.from_regex("group-coordinator(-[a-z0-9]{1,8}){0,2}", fullmatch=True),
+    PORTS,
+    st.ip_addresses().map(str),
+)
+def test_the_variables_of_a_kubernetes_service_are_none_of_ours(
+    service: str, ports: dict[str, tuple[int, str]], ip: str
+) -> None:
+    """Every pod of the namespace gets them, whoever wants them or not."""
+    environ = variables_of(service, ports, ip)
+
+    assert all(name.startswith(ENV_PREFIX) for name in environ)
+    assert load_settings(environ=environ | {ENV: "5"}).group_max_size == 5
+
+
+@pytest.mark.parametrize("value", ["10.0.0.1", "9310", "tcp", "tcp://10.0.0.1:9310", "x"])
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_no_setting_is_taken_for_a_variable_of_a_service(setting: Setting, value: str) -> None:
+    """It would be left out in silence."""
+    assert _OF_A_SERVICE.fullmatch(f"{setting.attribute.upper()}={value}") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PORT", "9310"),
+        ("PORT_9310_TCP", "9310"),
+        ("SERVICE_HOST", "coordinator.example"),
+        ("SERVICE_PORT", "many"),
+        ("PORT_9310_TCP_PROTO", "http"),
+        ("SERVICE", "tcp://10.0.0.1:9310"),
+        ("PORTS", "tcp://10.0.0.1:9310"),
+        ("GROUP_MAX_SISE", "10.0.0.1"),
+    ],
+)
+def test_what_only_looks_like_a_variable_of_a_service_is_refused(name: str, value: str) -> None:
+    """Somebody wrote it, and believes that it works."""
+    with pytest.raises(ConfigError, match=f"{ENV_PREFIX}{name}', which is no setting"):
+        load_settings(environ={ENV_PREFIX + name: value})
+
+
+def test_a_misspelt_variable_is_answered_with_the_one_that_was_meant() -> None:
+    """With the prefix, so that it can be copied."""
+    with pytest.raises(ConfigError, match=f"Did you mean '{ENV}'"):
+        load_settings(environ={ENV_PREFIX + "GROUP_MAX_SISE": "5"})
 
 
 @pytest.mark.parametrize(
@@ -228,7 +313,9 @@ def test_the_command_refuses_a_bad_setting_with_78(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("arguments", [["serve"], ["ping"], ["ping", "nowhere"], ["dance"]])
+@pytest.mark.parametrize(
+    "arguments", [["serve"], ["ping", "--at", "nowhere"], ["ping", "--timeout", "nan"], ["dance"]]
+)
 def test_a_command_line_that_cannot_be_is_refused_with_2(arguments: list[str]) -> None:
     """What every tool answers."""
     assert CliRunner().invoke(main, arguments).exit_code == 2

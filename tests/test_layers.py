@@ -79,18 +79,20 @@ LAYERS = {
     "coordinator.server": Layer(
         ours=names(
             "protocol",
+            "coordinator.VERSION",
             "coordinator.config",
+            "coordinator.names",
             "coordinator.group",
             "coordinator.log",
             "coordinator.runtime",
         ),
         others=names("trio", "structlog", "outcome", "msgspec"),
     ),
-    "coordinator.config": Layer(ours=names("protocol", "coordinator.group")),
+    "coordinator.config": Layer(ours=names("protocol", "coordinator.group", "coordinator.names")),
     # The rest of the daemon: its command line, which is free to use all of it.
     "coordinator": Layer(
         ours=names("protocol", "coordinator"),
-        others=names("trio", "structlog", "click", "msgpack", "msgspec"),
+        others=names("trio", "structlog", "click", "rich", "msgpack", "msgspec"),
     ),
     # msgpack for the pages of a scan, which hold packed rows.
     "client": Layer(ours=names("protocol"), others=names("trio", "msgpack", "msgspec")),

@@ -1,20 +1,50 @@
-"""What the commands for a running coordinator share: where it is, which groups, and exit statuses.
+"""What the commands for a running coordinator share: one grammar, one wording, one set of statuses.
 
-0 is done, 1 says that the coordinator refused some of it, 2 is a wrong command line, and 69
-(EX_UNAVAILABLE) that nobody answered.
+A command that asks is a function under `asks`. It gets a `Coordinator` and an `Output` before its
+own arguments, takes ``--at``, ``--timeout`` and ``--output``, and returns whether something failed:
+
+    @groups.command("list", examples={"Which groups are there?": "groups list"})
+    @asks
+    def list_groups(coordinator: Coordinator, output: Output) -> None: ...
+
+A command that changes something is a function under `asks_to_change`. It gets a `Change` besides,
+takes ``--yes``, and calls ``change.confirm(question, columns, rows)`` with what it is about to do.
+That returns only if it is to be done. On a terminal the rows are shown, and the question is asked;
+elsewhere the rows are the result of a dry run, which ends with status 3.
+
+What is shown again and again with ``--watch`` is under `may_watch`, and printed by `show`.
+
+Errors are raised: `AskFailed`, `GroupRefused` where the message names the group, `missing_group`,
+`missing_topic` and `has_members` for what is the same everywhere. The statuses: 0 is done, 1 says
+that some of it was refused, 2 is a wrong command line, 3 a dry run, and 69 (EX_UNAVAILABLE) that
+nobody answered.
 """
 
 import functools
+import math
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Self, TypeVar
 
 import click
 
-from coordinator.cli.output import end, note
+from coordinator.cli.grammar import PROGRAM
+from coordinator.cli.output import (
+    TABLE,
+    Output,
+    Table,
+    end,
+    note,
+    print_table,
+    prints,
+    styled,
+    tracked,
+)
 from coordinator.config import Address, ConfigError
+from coordinator.names import did_you_mean, escaped, quoted
 from protocol import messages as m
 from protocol.connection import ClientConnection
 from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError, ProtocolError
@@ -22,8 +52,13 @@ from protocol.messages import ApiVersionsRequest, BareError, Request, Response
 from protocol.partition import INT32_MAX, INT64_MAX, TopicPartition
 
 EXIT_SOME_FAILED: Final = 1
+EXIT_DRY_RUN: Final = 3
 EXIT_UNREACHABLE: Final = 69
-TIMEOUT_MS: Final = 10_000
+TIMEOUT_S: Final = 10.0
+WATCH_S: Final = 2.0
+# A question is asked below so many rows at most.
+_ROWS_ASKED_ABOUT: Final = 100
+TOPICS_PER_PAGE: Final = 1_000
 # Of one request; with the longest names they stay below the largest request.
 PARTITIONS_PER_REQUEST: Final = 2_000
 FOR_EVER: Final = -1
@@ -61,13 +96,24 @@ class Unreachable(AskFailed):
     """Nobody answered, or somebody who is no coordinator."""
 
 
+class DryRun(Exception):
+    """Nothing is to be changed; the message says what that depends on.
+
+    Attributes:
+        failed: Some of what was asked for can't be done at all.
+    """
+
+    def __init__(self, message: str, *, failed: bool) -> None:
+        super().__init__(message)
+        self.failed = failed
+
+
 class Coordinator:
     """Where the questions go. It is connected at the first one, and anew after a failure."""
 
-    def __init__(self, host: str, port: int, *, timeout_ms: int) -> None:
-        self._host = host
-        self._port = port
-        self._timeout_s = timeout_ms / 1000
+    def __init__(self, address: Address, *, timeout_s: float) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._protocol = ClientConnection()
 
@@ -93,18 +139,26 @@ class Coordinator:
             raise AskFailed(str(exc)) from exc
         except (OSError, ProtocolError) as exc:
             self._close()
-            raise Unreachable(f"{self._host}:{self._port}: {exc}") from exc
+            why = self._words(exc)
+            raise Unreachable(f"No coordinator answers at {self._address}: {why}") from exc
+
+    def _words(self, exc: Exception) -> str:
+        if isinstance(exc, TimeoutError):
+            return f"nothing came within {self._timeout_s:g} s"
+        if isinstance(exc, ProtocolError):
+            return f"what is there is no coordinator ({exc})"
+        return getattr(exc, "strerror", None) or str(exc)
 
     def _exchange(self, request: Request) -> Response:
         sock = self._socket
         hello = b""
         if sock is None:
             self._protocol = ClientConnection()
-            name = "group-coordinator"
-            _, hello = self._protocol.send(ApiVersionsRequest(name, name, ""))
+            if type(request) is not ApiVersionsRequest:
+                _, hello = self._protocol.send(ApiVersionsRequest(PROGRAM, PROGRAM, ""))
         wanted, frame = self._protocol.send(request)
         if sock is None:
-            sock = socket.create_connection((self._host, self._port), timeout=self._timeout_s)
+            sock = socket.create_connection(self._address, timeout=self._timeout_s)
             self._socket = sock
         sock.sendall(hello + frame)
         while data := sock.recv(65536):
@@ -136,45 +190,216 @@ def describe_error(error: int, message: str | None = None) -> str:
     return f"{message or ERRORS[code].meaning} ({code.name})"
 
 
+class Seconds(click.FloatRange):
+    """Some time, as a socket takes it: neither none at all nor for ever."""
+
+    name = "seconds"
+
+    def __init__(self) -> None:
+        super().__init__(0.001, 3_600)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return seconds; "nan" is none, though no bound says so."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no time.", param, ctx)
+        return seconds
+
+
+class _AddressType(click.ParamType[Address]):
+    name = "address"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Address:
+        try:
+            return value if isinstance(value, Address) else Address.parse("HOST:PORT", value)
+        except ConfigError:
+            self.fail(f"{quoted(value)} is not HOST:PORT.", param, ctx)
+
+
+ADDRESS: Final = _AddressType()
+
+
+class Change:
+    """What a command is about to change."""
+
+    def __init__(self, output: Output, *, yes: bool) -> None:
+        self._output = output
+        self._yes = yes
+
+    def confirm(
+        self,
+        question: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        *,
+        failed: bool = False,
+    ) -> None:
+        """Return if the change that *rows* tell of is to be made.
+
+        Args:
+            question: For a person, such as "Delete 2 groups?".
+            columns: Of the rows.
+            rows: What is there, and what it will be. Without any, there is nothing to ask.
+            failed: Some of what was asked for can't be done, which has been told.
+
+        Raises:
+            DryRun: It isn't. `asks_to_change` ends the command.
+        """
+        if self._yes or not rows:
+            return
+        if not _is_somebody_there():
+            self._output.show(columns, rows)
+            raise DryRun("Dry run: nothing was changed; --yes does it.", failed=failed)
+        print_table(Table(columns, rows[:_ROWS_ASKED_ABOUT]), sys.stderr)
+        if len(rows) > _ROWS_ASKED_ABOUT:
+            note(f"and {len(rows) - _ROWS_ASKED_ABOUT} more")
+        try:
+            is_wanted = click.confirm(escaped(question), err=True)
+        except click.Abort:  # Ctrl-C, or the end of the input.
+            note("")
+            is_wanted = False
+        if not is_wanted:
+            raise DryRun("Nothing was changed.", failed=failed)
+
+
+def _is_somebody_there() -> bool:
+    """Say whether a person can be asked: notes are seen, and an answer can be typed."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def asks(
-    command: Callable[..., bool | None], *, timeout_ms: int = TIMEOUT_MS
+    command: Callable[..., bool | None], *, timeout_s: float = TIMEOUT_S
 ) -> Callable[..., None]:
-    """Give *command* a `Coordinator` as its first argument; it returns whether something failed."""
+    """Give *command* a `Coordinator` and an `Output`; it returns whether something failed."""
 
     @click.option(
         "--at",
         default="127.0.0.1:9310",
+        type=ADDRESS,
         metavar="HOST:PORT",
         help="The coordinator.",
         show_default=True,
     )
     @click.option(
         "--timeout",
-        "timeout_ms",
-        default=timeout_ms,
-        type=click.IntRange(1, 3_600_000),
-        metavar="MS",
-        help="How long to wait for an answer.",
+        "timeout_s",
+        default=timeout_s,
+        type=Seconds(),
+        metavar="SECONDS",
+        help="How long to wait for each answer.",
         show_default=True,
     )
+    @prints
     @functools.wraps(command)
-    def asking(*arguments: Any, at: str, timeout_ms: int, **options: Any) -> None:
-        try:
-            host, port = Address.parse("--at", at)
-        except ConfigError as exc:
-            raise click.BadParameter(str(exc)) from exc
+    def asking(
+        output: Output, *arguments: Any, at: Address, timeout_s: float, **options: Any
+    ) -> None:
         failed: bool | None = None
         try:
-            with Coordinator(host, port, timeout_ms=timeout_ms) as coordinator:
-                failed = command(coordinator, *arguments, **options)
+            with Coordinator(at, timeout_s=timeout_s) as coordinator:
+                failed = command(coordinator, output, *arguments, **options)
         except Unreachable as exc:
             end(str(exc), EXIT_UNREACHABLE)
         except AskFailed as exc:
             end(str(exc), EXIT_SOME_FAILED)
+        except DryRun as exc:
+            end(str(exc), EXIT_SOME_FAILED if exc.failed else EXIT_DRY_RUN)
         if failed:
             sys.exit(EXIT_SOME_FAILED)
 
     return asking
+
+
+def asks_to_change(command: Callable[..., bool | None]) -> Callable[..., None]:
+    """Give *command* a `Coordinator`, an `Output` and a `Change`; otherwise it is as `asks`."""
+
+    @functools.wraps(command)
+    def changing(
+        coordinator: Coordinator, output: Output, *arguments: Any, yes: bool, **options: Any
+    ) -> bool | None:
+        return command(coordinator, output, Change(output, yes=yes), *arguments, **options)
+
+    help_text = "Do it without asking. Without it, and without a terminal, it is a dry run."
+    return click.option("--yes", "-y", is_flag=True, help=help_text)(asks(changing))
+
+
+def may_watch(command: F) -> F:
+    """Take ``--watch`` and ``--every``; *command* gets ``every_s``, None without ``--watch``."""
+
+    @click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+    @click.option(
+        "--every",
+        "every_s",
+        default=WATCH_S,
+        type=Seconds(),
+        metavar="SECONDS",
+        help="How often, with --watch.",
+        show_default=True,
+    )
+    @functools.wraps(command)
+    def watching(*arguments: Any, watch: bool, every_s: float, **options: Any) -> Any:
+        return command(*arguments, every_s=every_s if watch else None, **options)
+
+    return watching  # type: ignore[return-value]  # it takes two options besides
+
+
+def show(output: Output, look: Callable[[], Table], every_s: float | None) -> None:
+    """Print what *look* returns, once or every so many seconds until Ctrl-C.
+
+    On a terminal it is drawn over what was there, as many rows as fit. Elsewhere each look follows
+    the one before, behind an empty line.
+
+    Raises:
+        AskFailed: The first look failed. Later ones that fail are told, and tried again.
+    """
+    table = look()
+    if every_s is None:
+        output.show(*table)
+        return
+    try:
+        if output.form == TABLE and sys.stdout.isatty():
+            _redraw(table, look, every_s)
+        else:
+            _repeat(output, table, look, every_s)
+    except KeyboardInterrupt:
+        return
+
+
+def _repeat(output: Output, table: Table, look: Callable[[], Table], every_s: float) -> None:
+    output.show(*table)
+    while True:
+        sys.stdout.flush()
+        time.sleep(every_s)
+        try:
+            table = look()
+        except AskFailed as exc:
+            note(str(exc))
+            continue
+        if output.form == TABLE:
+            click.echo()
+        output.show(*table)
+
+
+def _redraw(table: Table, look: Callable[[], Table], every_s: float) -> None:
+    from rich.console import Group  # noqa: PLC0415  # Slow to import, for terminals only.
+    from rich.live import Live  # noqa: PLC0415  # likewise
+    from rich.text import Text  # noqa: PLC0415  # likewise
+
+    with Live(styled(table), auto_refresh=False) as live:
+        live.refresh()
+        while True:
+            time.sleep(every_s)
+            try:
+                table = look()
+            except AskFailed as exc:
+                # On top, as the lines at the end may not fit.
+                live.update(Group(Text(escaped(str(exc))), styled(table)), refresh=True)
+            else:
+                live.update(styled(table), refresh=True)
 
 
 def several_groups(command: F) -> F:
@@ -194,25 +419,26 @@ def groups_asked_for(
     if bool(group_ids) == all_groups:
         raise click.UsageError("Name groups, or say --all-groups.")
     if all_groups:
-        answer: m.ListGroupsResponse = coordinator.ask(m.ListGroupsRequest((), ()))
-        return sorted(group.group_id for group in answer.groups)
+        return groups_there(coordinator)
     return list(dict.fromkeys(group_ids))
 
 
-def for_each(group_ids: Iterable[str], work: Callable[[str], None]) -> bool:
+def for_each(group_ids: Iterable[str], work: Callable[[str], None], what: str = "Looking") -> bool:
     """Do *work* for each group; tell which ones failed, and return whether any did.
+
+    On a terminal a bar shows how far it is, with *what* it does in front.
 
     Raises:
         Unreachable: Nobody answers any more; the groups that follow were not tried.
     """
     failed = False
-    for group_id in group_ids:
+    for group_id in tracked(list(group_ids), what):
         try:
             work(group_id)
         except Unreachable as exc:
             raise Unreachable(f"{group_id}: {exc}") from exc
         except AskFailed as exc:
-            note(str(exc) if type(exc) is GroupRefused else f"{group_id}: {exc}")
+            note(str(exc) if isinstance(exc, GroupRefused) else f"{group_id}: {exc}")
             failed = True
     return failed
 
@@ -226,8 +452,59 @@ def described(coordinator: Coordinator, group_id: str) -> m.DescribedGroup:
     """
     found = described_or_dead(coordinator, group_id)
     if found.error:
-        raise GroupRefused(f"Consumer group '{group_id}' does not exist.")
+        raise missing_group(coordinator, group_id)
     return found
+
+
+def missing_group(coordinator: Coordinator, group_id: str) -> GroupRefused:
+    """Return the error about a group that isn't there, with the names that are near."""
+    try:
+        hint = did_you_mean(group_id, groups_there(coordinator))
+    except AskFailed:  # It was a help only.
+        hint = ""
+    return GroupRefused(f"Consumer group {quoted(group_id)} does not exist.{hint}")
+
+
+def missing_topic(coordinator: Coordinator, topic: str) -> AskFailed:
+    """Return the error about a topic that nobody registered, with the names that are near."""
+    try:
+        hint = did_you_mean(topic, (known.topic for known in registered_topics(coordinator)))
+    except AskFailed:  # It was a help only.
+        hint = ""
+    return AskFailed(f"Topic {quoted(topic)} is not registered.{hint}")
+
+
+def has_members(group: m.DescribedGroup) -> GroupRefused:
+    """Return the error about a group that must have no members to be changed."""
+    where = f"has members, and is {group.state}"
+    return GroupRefused(f"Consumer group {quoted(group.group_id)} {where}: stop them first.")
+
+
+def groups_there(coordinator: Coordinator) -> list[str]:
+    """Return the names of all groups, sorted.
+
+    Raises:
+        AskFailed: They can't be listed.
+    """
+    answer: m.ListGroupsResponse = coordinator.ask(m.ListGroupsRequest((), ()))
+    return sorted(group.group_id for group in answer.groups)
+
+
+def registered_topics(
+    coordinator: Coordinator, pattern: str | None = None
+) -> Iterator[m.DescribedTopic]:
+    """Yield the registered topics, of these only those whose name matches *pattern*.
+
+    Raises:
+        AskFailed: They can't be listed.
+    """
+    after, has_more = "", True
+    while has_more:
+        request = m.DescribeTopicsRequest(None, pattern, True, after, TOPICS_PER_PAGE)
+        answer: m.DescribeTopicsResponse = coordinator.ask(request)
+        yield from answer.topics
+        has_more = answer.has_more and bool(answer.topics)
+        after = answer.topics[-1].topic if answer.topics else ""
 
 
 def described_or_dead(coordinator: Coordinator, group_id: str) -> m.DescribedGroup:

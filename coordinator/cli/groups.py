@@ -12,21 +12,26 @@ from msgspec import structs
 from coordinator.cli.common import (
     PARTITIONS_PER_REQUEST,
     AskFailed,
+    Change,
     Coordinator,
     asks,
+    asks_to_change,
     by_topic,
     committed_offsets,
     describe_error,
     described,
     for_each,
     groups_asked_for,
+    has_members,
     retention_ms,
     retention_text,
     several_groups,
     topic_scope,
 )
-from coordinator.cli.output import clean, note, show, show_json, table, time_of
+from coordinator.cli.grammar import Commands
+from coordinator.cli.output import JSON, TABLE, Output, counted, note, time_of
 from coordinator.cli.reset_offsets import reset_offsets
+from coordinator.names import did_you_mean, quoted
 from protocol import messages as m
 from protocol.consumer import decode_assignment
 from protocol.partition import TopicPartition
@@ -39,15 +44,20 @@ CLASSIC: Final = "classic"
 TYPES: Final = (CLASSIC, "consumer")
 CONSUMER: Final = "consumer"
 
-as_json = click.option("--json", "as_json", is_flag=True, help="For programs; null is unknown.")
 
-
-@click.group()
+@click.group(
+    cls=Commands,
+    examples={
+        "Which groups are there?": "groups list",
+        "How far behind is this one?": "groups describe billing",
+        "Why did it rebalance?": "groups rebalances billing",
+    },
+)
 def groups() -> None:
     """Look at consumer groups, and change what operators may change.
 
-    Each takes --at HOST:PORT. The status is 0 if all was done, 1 if something was refused, 2 for a
-    wrong command line and 69 if no coordinator answers.
+    The status is 0 if all was done, 1 if something was refused, 2 for a wrong command line, 3 for
+    a dry run and 69 if no coordinator answers.
     """
 
 
@@ -62,7 +72,7 @@ def _names(what: str, valid: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
         asked = [name.strip() for name in text.split(",")] if text else []
         for name in asked:
             if name.lower() not in spelled:
-                raise click.BadParameter(f"{name!r} is no {what}; valid: {', '.join(valid)}")
+                raise click.BadParameter(f"{quoted(name)} is no {what}; valid: {', '.join(valid)}")
         return tuple(spelled[name.lower()] for name in asked)
 
     return callback
@@ -73,82 +83,100 @@ def _filter(what: str, valid: tuple[str, ...]) -> Callable[[F], F]:
         f"--{what}",
         f"{what}s",
         default="",
-        metavar="CSV",
+        metavar="NAME,NAME",
         callback=_names(what, valid),
         help=f"Only of these: {', '.join(valid)}.",
     )
 
 
-@groups.command("list")
+@groups.command(
+    "list",
+    examples={
+        "Which groups are there, and how are they?": "groups list",
+        "Those that nobody uses at the moment, for a program:": "groups list --state empty "
+        "--output json",
+    },
+)
 @_filter("state", STATES)
 @_filter("type", TYPES)
-@as_json
 @asks
 def list_groups(
-    coordinator: Coordinator, states: tuple[str, ...], types: tuple[str, ...], as_json: bool
+    coordinator: Coordinator, output: Output, states: tuple[str, ...], types: tuple[str, ...]
 ) -> None:
     """List the groups with their states."""
     answer = coordinator.ask(m.ListGroupsRequest(states, types))
     if types and CLASSIC not in types:
         note("All groups here are of type classic; the protocol type is another thing.")
     rows = sorted((g.group_id, g.type, g.state, g.protocol_type) for g in answer.groups)
-    show(("GROUP", "TYPE", "STATE", "PROTOCOL-TYPE"), rows, as_json=as_json)
+    output.show(("GROUP", "TYPE", "STATE", "PROTOCOL-TYPE"), rows)
 
 
-@groups.command("describe")
+@groups.command(
+    "describe",
+    examples={
+        "How far behind is a group, by partition?": "groups describe billing",
+        "Who is in it, and who has which partitions?": "groups describe billing --members "
+        "--verbose",
+        "How are all of them, a line each?": "groups describe --all-groups --state",
+    },
+)
 @several_groups
 @click.option("--offsets", is_flag=True, help="How far it has come, and its lag (the default).")
 @click.option("--members", is_flag=True, help="Who is in it.")
 @click.option("--state", is_flag=True, help="How it is.")
 @click.option("--verbose", is_flag=True, help="Also assignments (members) or times (offsets).")
-@as_json
 @asks
 def describe_groups(
     coordinator: Coordinator,
+    output: Output,
     group_ids: tuple[str, ...],
     all_groups: bool,
     offsets: bool,
     members: bool,
     state: bool,
     verbose: bool,
-    as_json: bool,
 ) -> bool:
     """Show offsets and lag of groups, or their members, or their state."""
     if offsets + members + state > 1:
         raise click.UsageError("At most one of --offsets, --members and --state.")
     wanted = groups_asked_for(coordinator, group_ids, all_groups=all_groups)
-    verbose = verbose or as_json
+    verbose = verbose or output.form != TABLE
     if state:
-        return _show_states(coordinator, wanted, as_json=as_json)
+        return _show_states(coordinator, output, wanted)
     if members:
-        return _show_members(coordinator, wanted, verbose=verbose, as_json=as_json)
-    return _show_offsets(coordinator, wanted, verbose=verbose, as_json=as_json)
+        return _show_members(coordinator, output, wanted, verbose=verbose)
+    return _show_offsets(coordinator, output, wanted, verbose=verbose)
 
 
-@groups.command("lag")
+@groups.command(
+    "lag",
+    examples={
+        "How far behind is a group?": "groups lag billing",
+        "All of them, for a spreadsheet:": "groups lag --all-groups --output csv",
+    },
+)
 @several_groups
-@as_json
 @asks
 def describe_lag(
-    coordinator: Coordinator, group_ids: tuple[str, ...], all_groups: bool, as_json: bool
+    coordinator: Coordinator, output: Output, group_ids: tuple[str, ...], all_groups: bool
 ) -> bool:
     """Show how far groups are behind, by partition; the same as describe --offsets."""
     wanted = groups_asked_for(coordinator, group_ids, all_groups=all_groups)
-    return _show_offsets(coordinator, wanted, verbose=as_json, as_json=as_json)
+    return _show_offsets(coordinator, output, wanted, verbose=output.form != TABLE)
 
 
 def _noted(coordinator: Coordinator, group_id: str) -> m.DescribedGroup:
     """Return a group, and tell what is special about its state."""
     found = described(coordinator, group_id)
     if found.state == "Empty":
-        note(f"Consumer group '{group_id}' has no active members.")
+        note(f"Consumer group {quoted(group_id)} has no active members.")
     elif found.state in {"PreparingRebalance", "CompletingRebalance"}:
-        note(f"Warning: Consumer group '{group_id}' is rebalancing.")
+        note(f"Warning: Consumer group {quoted(group_id)} is rebalancing.")
     return found
 
 
 def _show_offsets(
-    coordinator: Coordinator, group_ids: Iterable[str], *, verbose: bool, as_json: bool
+    coordinator: Coordinator, output: Output, group_ids: Iterable[str], *, verbose: bool
 ) -> bool:
     rows: Rows = []
 
@@ -166,12 +194,12 @@ def _show_offsets(
     failed = for_each(group_ids, one)
     head = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG")
     tail = ("COMMITTED", "END-REPORTED") if verbose else ()
-    show((*head, "CONSUMER-ID", "HOST", "CLIENT-ID", *tail), rows, as_json=as_json)
+    output.show((*head, "CONSUMER-ID", "HOST", "CLIENT-ID", *tail), rows)
     return failed
 
 
 def _show_members(
-    coordinator: Coordinator, group_ids: Iterable[str], *, verbose: bool, as_json: bool
+    coordinator: Coordinator, output: Output, group_ids: Iterable[str], *, verbose: bool
 ) -> bool:
     found: list[tuple[str, m.DescribedMember, dict[str, list[int]] | None]] = []
 
@@ -181,7 +209,8 @@ def _show_members(
 
     failed = for_each(group_ids, one)
     # Like Kafka's tool: a column for what hardly any group has only where one has it.
-    has_static = as_json or any(member.group_instance_id is not None for _, member, _ in found)
+    is_any_static = any(member.group_instance_id is not None for _, member, _ in found)
+    has_static = output.form != TABLE or is_any_static
     rows: Rows = []
     for group_id, x, assigned in found:
         instance = (x.group_instance_id,) if has_static else ()
@@ -190,7 +219,7 @@ def _show_members(
         rows.append((*row, assigned) if verbose else row)
     instance_head = ("GROUP-INSTANCE-ID",) if has_static else ()
     head = ("GROUP", "CONSUMER-ID", *instance_head, "HOST", "CLIENT-ID", "#PARTITIONS")
-    show((*head, "ASSIGNMENT") if verbose else head, rows, as_json=as_json)
+    output.show((*head, "ASSIGNMENT") if verbose else head, rows)
     return failed
 
 
@@ -202,7 +231,7 @@ def _assigned(group: m.DescribedGroup, member: m.DescribedMember) -> dict[str, l
     return None if assignment is None else by_topic(sorted(assignment.partitions))
 
 
-def _show_states(coordinator: Coordinator, group_ids: Iterable[str], *, as_json: bool) -> bool:
+def _show_states(coordinator: Coordinator, output: Output, group_ids: Iterable[str]) -> bool:
     rows: Rows = []
 
     def one(group_id: str) -> None:
@@ -213,7 +242,7 @@ def _show_states(coordinator: Coordinator, group_ids: Iterable[str], *, as_json:
 
     failed = for_each(group_ids, one)
     head = ("GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE", "#MEMBERS")
-    show((*head, "GENERATION", "RETENTION"), rows, as_json=as_json)
+    output.show((*head, "GENERATION", "RETENTION"), rows)
     return failed
 
 
@@ -224,16 +253,21 @@ def _where(coordinator: Coordinator, group_id: str) -> str:
     return f"{found.host}:{found.port} ({found.node_id})"
 
 
-@groups.command("rebalances")
+@groups.command(
+    "rebalances",
+    examples={
+        "Why did this group rebalance lately?": "groups rebalances billing",
+        "Only the last time:": "groups rebalances billing --limit 1",
+    },
+)
 @click.argument("group")
 @click.option("--limit", default=20, type=click.IntRange(1, 100), help="The newest so many.")
-@as_json
 @asks
-def describe_rebalances(coordinator: Coordinator, group: str, limit: int, as_json: bool) -> None:
+def describe_rebalances(coordinator: Coordinator, output: Output, group: str, limit: int) -> None:
     """Tell why GROUP rebalanced, the newest first."""
     answer = coordinator.ask(m.DescribeRebalancesRequest(group, limit))
-    if as_json:
-        show_json(
+    if output.form == JSON:
+        output.json(
             [
                 {**structs.asdict(r), "late": [structs.asdict(late) for late in r.late]}
                 for r in answer.rebalances
@@ -257,7 +291,7 @@ def describe_rebalances(coordinator: Coordinator, group: str, limit: int, as_jso
         for r in answer.rebalances
     ]
     head = ("#", "STARTED", "GENERATION", "OUTCOME", "JOIN-MS", "SYNC-MS", "#MEMBERS")
-    table((*head, "CONSUMER-ID", "HOST", "LATE", "WHY"), rows)
+    output.show((*head, "CONSUMER-ID", "HOST", "LATE", "WHY"), rows)
 
 
 def _why(rebalance: m.Rebalance) -> str:
@@ -266,22 +300,57 @@ def _why(rebalance: m.Rebalance) -> str:
     return reason if reason.startswith(trigger) else ": ".join(filter(None, (trigger, reason)))
 
 
-@groups.command("delete")
+@groups.command(
+    "delete",
+    examples={
+        "See what would be deleted, and be asked:": "groups delete billing audit",
+        "Do it in a script:": "groups delete billing --yes",
+    },
+)
 @several_groups
-@asks
-def delete(coordinator: Coordinator, group_ids: tuple[str, ...], all_groups: bool) -> bool:
+@asks_to_change
+def delete(
+    coordinator: Coordinator,
+    output: Output,
+    change: Change,
+    group_ids: tuple[str, ...],
+    all_groups: bool,
+) -> bool:
     """Delete groups without members, and their offsets."""
+    found: Rows = []
 
-    def one(group_id: str) -> None:
+    def look(group_id: str) -> None:
+        group = described(coordinator, group_id)
+        if group.members:
+            raise has_members(group)
+        found.append((group_id, group.state, len(committed_offsets(coordinator, group_id))))
+
+    failed = for_each(groups_asked_for(coordinator, group_ids, all_groups=all_groups), look)
+    question = f"Delete {counted(len(found), 'group')}, with their offsets?"
+    change.confirm(question, ("GROUP", "STATE", "#OFFSETS"), found, failed=failed)
+    deleted: Rows = []
+
+    def delete_one(group_id: str) -> None:
         (done,) = coordinator.ask(m.DeleteGroupsRequest((group_id,))).groups
         if done.error:
             raise AskFailed(describe_error(done.error))
-        click.echo(f"{clean(group_id)}: deleted")
+        deleted.append((group_id, "deleted"))
 
-    return for_each(groups_asked_for(coordinator, group_ids, all_groups=all_groups), one)
+    try:
+        return for_each([str(row[0]) for row in found], delete_one, "Deleting") or failed
+    finally:
+        output.lines("{}: {}", ("GROUP", "STATUS"), deleted)
 
 
-@groups.command("delete-offsets")
+@groups.command(
+    "delete-offsets",
+    examples={
+        "Forget what a group has committed of a topic that it no longer reads:": "groups "
+        "delete-offsets billing --topic orders",
+        "Only two of its partitions, in a script:": "groups delete-offsets billing "
+        "--topic orders:0,1 --yes",
+    },
+)
 @click.argument("group")
 @click.option(
     "--topic",
@@ -291,41 +360,52 @@ def delete(coordinator: Coordinator, group_ids: tuple[str, ...], all_groups: boo
     metavar="T[:P,P]",
     help="All committed partitions of a topic, or these; may be given several times.",
 )
-@asks
-def delete_offsets(coordinator: Coordinator, group: str, topics: tuple[str, ...]) -> bool:
+@asks_to_change
+def delete_offsets(
+    coordinator: Coordinator, output: Output, change: Change, group: str, topics: tuple[str, ...]
+) -> bool:
     """Forget committed offsets of topics that nobody in GROUP subscribes to."""
     scope = topic_scope(topics)
     described(coordinator, group)
     committed = committed_offsets(coordinator, group)
     known = by_topic(committed)
-    wanted = [
-        TopicPartition(topic, partition)
-        for topic, named in scope.items()
-        for partition in sorted(known.get(topic, ()) if named is None else named)
-    ]
-    rows: list[tuple[object, ...]] = []
     failed = False
+    wanted: list[TopicPartition] = []
+    for topic, named in scope.items():
+        if named is None and topic not in known:
+            hint = did_you_mean(topic, known)
+            note(f"{group}: nothing is committed of topic {quoted(topic)}.{hint}")
+            failed = True
+        numbers = known.get(topic, ()) if named is None else named
+        wanted += [TopicPartition(topic, number) for number in sorted(numbers)]
+    there = [(*partition, committed[partition]) for partition in wanted if partition in committed]
+    question = f"Forget {counted(len(there), 'offset')} of group {quoted(group)}?"
+    head = ("TOPIC", "PARTITION", "CURRENT-OFFSET")
+    change.confirm(question, head, there, failed=failed)
+    rows: Rows = []
     try:
         for at in range(0, len(wanted), PARTITIONS_PER_REQUEST):
             chunk = wanted[at : at + PARTITIONS_PER_REQUEST]
             asked = tuple(m.TopicPartitions(t, tuple(p)) for t, p in by_topic(chunk).items())
             for topic in coordinator.ask(m.OffsetDeleteRequest(group, asked)).topics:
                 for one in topic.partitions:
-                    there = TopicPartition(topic.topic, one.partition) in committed
-                    done = "deleted" if there else "nothing was committed"
+                    is_there = TopicPartition(topic.topic, one.partition) in committed
+                    done = "deleted" if is_there else "nothing was committed"
                     said = describe_error(one.error) if one.error else done
                     rows.append((topic.topic, one.partition, said))
                     failed |= bool(one.error)
     finally:
-        table(("TOPIC", "PARTITION", "STATUS"), rows)
-    for topic, named in scope.items():
-        if named is None and topic not in known:
-            note(f"{group}: nothing is committed of topic {topic}")
-            failed = True
+        output.show(("TOPIC", "PARTITION", "STATUS"), rows)
     return failed
 
 
-@groups.command("remove-static")
+@groups.command(
+    "remove-static",
+    examples={
+        "A machine is gone for good, and its members with it:": "groups remove-static billing "
+        "--instance worker-3 --reason 'node gone'",
+    },
+)
 @click.argument("group")
 @click.option(
     "--instance",
@@ -336,22 +416,46 @@ def delete_offsets(coordinator: Coordinator, group: str, topics: tuple[str, ...]
     help="The member's group instance id; may be given several times.",
 )
 @click.option("--reason", default=None, help="What to keep in the history of rebalances.")
-@asks
+@asks_to_change
 def remove_static(
-    coordinator: Coordinator, group: str, instance_ids: tuple[str, ...], reason: str | None
+    coordinator: Coordinator,
+    output: Output,
+    change: Change,
+    group: str,
+    instance_ids: tuple[str, ...],
+    reason: str | None,
 ) -> bool:
     """Remove static members of GROUP that won't come back, all in one rebalance."""
-    described(coordinator, group)
-    names = tuple(dict.fromkeys(instance_ids))
+    found = described(coordinator, group)
+    members = {x.group_instance_id: x for x in found.members if x.group_instance_id is not None}
+    failed = False
+    rows: Rows = []
+    for name in dict.fromkeys(instance_ids):
+        if name in members:
+            x = members[name]
+            assigned = _assigned(found, x)
+            count = None if assigned is None else sum(map(len, assigned.values()))
+            rows.append((name, x.member_id, x.client_host, x.client_id, count))
+        else:
+            hint = did_you_mean(name, members)
+            note(f"{group}: there is no static member {quoted(name)}.{hint}")
+            failed = True
+    question = f"Remove {counted(len(rows), 'member')} of group {quoted(group)}?"
+    head = ("GROUP-INSTANCE-ID", "CONSUMER-ID", "HOST", "CLIENT-ID", "#PARTITIONS")
+    change.confirm(question, head, rows, failed=failed)
+    names = [str(row[0]) for row in rows]
+    if not names:
+        return failed
     leaving = tuple(m.LeavingMember("", name, reason) for name in names)
     answer: m.LeaveGroupResponse = coordinator.ask(m.LeaveGroupRequest(group, leaving))
-    failed = False
+    removed: Rows = []
     for name, left in zip(names, answer.members, strict=True):
         if left.error:
             note(f"{name}: {describe_error(left.error, left.message)}")
             failed = True
         else:
-            click.echo(f"{clean(name)}: removed")
+            removed.append((name, "removed"))
+    output.lines("{}: {}", ("GROUP-INSTANCE-ID", "STATUS"), removed)
     return failed
 
 
@@ -365,7 +469,16 @@ def _kept(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int
         raise click.BadParameter(str(exc)) from exc
 
 
-@groups.command("retention")
+@groups.command(
+    "retention",
+    examples={
+        "How long are the offsets of a group kept once nobody uses them?": "groups retention "
+        "billing",
+        "For two weeks, from now on:": "groups retention billing --set 14d",
+        "As the server's settings say, in a script:": "groups retention billing --set default "
+        "--yes",
+    },
+)
 @click.argument("group")
 @click.option(
     "--set",
@@ -374,12 +487,19 @@ def _kept(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int
     metavar="14d|never|default",
     help="Keep them so long once nobody uses them; default is what the server is set to.",
 )
-@asks
-def retention(coordinator: Coordinator, group: str, kept: int | str | None) -> None:
+@asks_to_change
+def retention(
+    coordinator: Coordinator, output: Output, change: Change, group: str, kept: int | str | None
+) -> None:
     """Tell how long GROUP's offsets are kept once nobody uses them, or change that."""
     found = described(coordinator, group)
     if kept is not None:
         kept_ms = kept if isinstance(kept, int) else None
+        wanted = kept if kept_ms is None else retention_text(kept_ms)
+        before = retention_text(found.offsets_retention_ms)
+        question = f"Change how long offsets of group {quoted(group)} are kept?"
+        change.confirm(question, ("GROUP", "RETENTION", "NEW-RETENTION"), [(group, before, wanted)])
         coordinator.ask(m.AlterGroupRetentionRequest(group, kept_ms))
         found = described(coordinator, group)
-    click.echo(f"{clean(group)}: {retention_text(found.offsets_retention_ms)}")
+    kept_now = retention_text(found.offsets_retention_ms)
+    output.lines("{}: {}", ("GROUP", "RETENTION"), [(group, kept_now)])

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import click
 import msgpack
 
+from coordinator.cli.grammar import Commands
 from coordinator.cli.log_dump import (
     TYPE_NAMES,
     Filter,
@@ -23,7 +24,7 @@ from coordinator.cli.log_dump import (
     stopped,
     verdict_of,
 )
-from coordinator.cli.output import clean, end, note, table
+from coordinator.cli.output import TABLE, Output, end, note, prints
 from coordinator.config import is_cluster_id
 from coordinator.group.repair import FenceBuilder
 from coordinator.log.compaction import live_items
@@ -43,6 +44,7 @@ from coordinator.log.offline.repair import (
 from coordinator.log.offline.salvage import Kept, Salvage
 from coordinator.log.offline.survey import Survey, survey
 from coordinator.log.state_files import META_NAME, Meta, decode_meta
+from coordinator.names import escaped
 from protocol.group_ids import offsets_partition
 
 # So many lines about damage, unless all are wanted.
@@ -73,14 +75,26 @@ def _cluster_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str
     return value
 
 
-@click.group()
+@click.group(
+    cls=Commands,
+    examples={
+        "Is anything wrong with this folder, and would the daemon start?": "log verify "
+        "--data-dir data",
+        "What would a repair lose?": "log repair --data-dir data",
+    },
+)
 def log() -> None:
     """Look at the data folder of a stopped daemon, and repair it."""
 
 
-@log.command()
+@log.command(
+    examples={
+        "The entries that matter, of one group:": "log dump --data-dir data --group billing "
+        "--live-only",
+        "Everything, for a program, an object a line:": "log dump --data-dir data --output json",
+    }
+)
 @_DATA_DIR
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
 @click.option(
     "--partition",
     metavar="N|node",
@@ -93,9 +107,10 @@ def log() -> None:
 @click.option("--limit", type=click.IntRange(0), help="End after so many entries.")
 @click.option("--live", is_flag=True, help="Say of each entry whether a compaction keeps it.")
 @click.option("--live-only", is_flag=True, help="Only what a compaction keeps.")
+@prints
 def dump(
+    output: Output,
     data_dir: Path,
-    form: str,
     partition: int | None,
     scope: str | None,
     type_name: str | None,
@@ -104,7 +119,7 @@ def dump(
     live: bool,
     live_only: bool,
 ) -> None:
-    """Print the entries, also those in front of damage and behind it.
+    """Print the entries, also those in front of damage and behind it, a line each.
 
     The exit status is 65 if something can't be read.
     """
@@ -113,7 +128,7 @@ def dump(
     wanted = Filter(partition, scope, type_name, from_offset, live or live_only, live_only)
     is_damaged = False
     with stopped(data_dir, read_only=True) as directory:
-        for line in _first(dump_lines(directory, wanted, as_json=form == "json"), limit):
+        for line in _first(dump_lines(directory, wanted, output.form), limit):
             is_damaged |= line.is_damage
             click.echo(line.text)
     if is_damaged:
@@ -132,45 +147,61 @@ def _first(lines: Iterator[Line], limit: int | None) -> Iterator[Line]:
             return
 
 
-@log.command()
+@log.command(
+    examples={
+        "Is anything wrong with this folder, and would the daemon start?": "log verify "
+        "--data-dir data",
+        "What is in each partition?": "log verify --data-dir data --verbose",
+        "The same for a program; what is wrong is on the standard error:": "log verify "
+        "--data-dir data --output json",
+    }
+)
 @_DATA_DIR
 @click.option("--verbose", is_flag=True, help="Each partition, and all damage.")
-def verify(data_dir: Path, *, verbose: bool) -> None:
+@prints
+def verify(output: Output, data_dir: Path, *, verbose: bool) -> None:
     """Read everything, and say what is wrong and what is live; change nothing.
+
+    For programs the result is a row for each partition, and all else a note.
 
     The exit status is the one with which the daemon would refuse to start: 65 for damage, 78 for
     a folder that isn't this release's; else 0.
     """
     with stopped(data_dir, read_only=True) as directory:
-        refused = _verify(directory, verbose=verbose)
+        refused = _verify(directory, output, verbose=verbose)
         if refused is not None:
             end(f"the daemon would refuse to start: {refused}", refused.exit_status)
 
 
-def _verify(directory: Directory, *, verbose: bool) -> LogRefused | None:
+def _verify(directory: Directory, output: Output, *, verbose: bool) -> LogRefused | None:
     """Print what is in a folder and what is wrong; return why the daemon would refuse it."""
     verdict = verdict_of(directory)
     if verdict is None:
-        click.echo("Nothing was ever kept in this folder; the daemon would begin in it.")
+        output.say("Nothing was ever kept in this folder; the daemon would begin in it.")
+        if output.form != TABLE:
+            output.show(_COLUMNS, ())
         return None
     if isinstance(verdict, LogRefused) and not isinstance(verdict, LogCorrupt):
         return verdict
     found = survey(directory)
     num_partitions = partitions_of(found)
     plan = plan_repair(directory, found, num_partitions, lambda _: None)
-    _report_damage(plan, verbose=verbose)
-    _report_state(found)
+    _report_damage(plan, output, verbose=verbose)
+    _report_state(found, output)
     rows = _rows(directory, found, num_partitions)
-    _report_rows(found, rows, verbose=verbose)
+    _report_rows(found, rows, output, verbose=verbose)
     if isinstance(verdict, LogRefused):
         return verdict
     if verdict.torn_bytes:
-        click.echo(
+        output.say(
             f"The next start cuts {verdict.torn_bytes} bytes off the newest segment: the end of a "
             "write that was never finished."
         )
-    click.echo("Nothing is wrong.")
+    output.say("Nothing is wrong.")
     return None
+
+
+_COLUMNS: Final = ("PARTITION", "BATCHES", "ENTRIES", "BYTES", "LIVE", "LIVE-BYTES", "END-OFFSET")
 
 
 class _Row(NamedTuple):
@@ -184,17 +215,17 @@ class _Row(NamedTuple):
     end_offset: int = 0
 
 
-def _report_state(found: Survey) -> None:
+def _report_state(found: Survey, output: Output) -> None:
     meta = found.meta
     if meta is not None:
-        click.echo(
+        output.say(
             f"Cluster {meta.cluster_id}, node {meta.node_id}, {meta.num_partitions} partitions, "
             f"leader epoch {meta.leader_epoch}"
         )
     if found.stop is not None:
-        click.echo(f"Closed in good order at position {found.stop.end}")
+        output.say(f"Closed in good order at position {found.stop.end}")
     elif not found.was_closed:
-        click.echo("Not closed in good order")
+        output.say("Not closed in good order")
 
 
 def _rows(directory: Directory, found: Survey, num_partitions: int) -> dict[int, _Row]:
@@ -218,21 +249,20 @@ def _rows(directory: Directory, found: Survey, num_partitions: int) -> dict[int,
     return rows
 
 
-def _report_rows(found: Survey, rows: dict[int, _Row], *, verbose: bool) -> None:
+def _report_rows(found: Survey, rows: dict[int, _Row], output: Output, *, verbose: bool) -> None:
     total = _Row(*map(sum, zip(_Row(), *rows.values(), strict=True)))
     segments = sum(source.file is not None for source in found.sources)
-    click.echo(
+    output.say(
         f"{segments} segments with {total.batches} batches in {total.size_bytes} bytes can be "
         f"read: {total.entries} entries, of which {total.live_entries} are live, in "
         f"{total.live_bytes} bytes"
     )
-    if verbose:
-        columns = ("PARTITION", "BATCHES", "ENTRIES", "BYTES", "LIVE", "LIVE-BYTES", "END-OFFSET")
+    if verbose or output.form != TABLE:
         names = {NODE_PARTITION: "node"}
-        table(columns, ((names.get(p, p), *row) for p, row in sorted(rows.items())))
+        output.show(_COLUMNS, [(names.get(p, p), *row) for p, row in sorted(rows.items())])
 
 
-def _report_damage(plan: Plan, *, verbose: bool) -> None:
+def _report_damage(plan: Plan, output: Output, *, verbose: bool) -> None:
     """Print what is wrong and where, a line each."""
     lines = [f"{problem.file}: {problem.what}" for problem in plan.problems]
     for damage in plan.damages:
@@ -242,12 +272,16 @@ def _report_damage(plan: Plan, *, verbose: bool) -> None:
         lines.append(f"{file}: {damage.what}")
     told = lines if verbose else lines[:LINES_MAX]
     for line in told:
-        click.echo(clean(line))
+        output.say(line)
     if len(lines) > len(told):
-        click.echo(f"and {len(lines) - len(told)} more; --verbose tells all")
+        output.say(f"and {len(lines) - len(told)} more; --verbose tells all")
 
 
-@log.command()
+@log.command(
+    examples={
+        "Make the log of a stopped daemon as small as it can be:": "log compact --data-dir data"
+    }
+)
 @_DATA_DIR
 @click.option(
     "--segment-bytes",
@@ -304,7 +338,13 @@ def _no_new_folder() -> str:
     raise LogRefused("the folder was emptied meanwhile")
 
 
-@log.command()
+@log.command(
+    "repair",
+    examples={
+        "What would be lost?": "log repair --data-dir data",
+        "Do it, after a copy of the folder was made:": "log repair --data-dir data --accept-loss",
+    },
+)
 @_DATA_DIR
 @click.option("--accept-loss", is_flag=True, help="Do it; what can't be read is lost.")
 @click.option(
@@ -392,7 +432,7 @@ def _plan_repair(directory: Directory, wanted: Wanted) -> _Repair:
     try:
         meta = repaired_meta(plan, wanted, _new_secret)
     except LogRefused as exc:
-        _report_damage(plan, verbose=False)
+        _report_damage(plan, Output(), verbose=False)
         raise LogRefused(f"{exc}{_meta_hint(directory, found)}") from exc
     if found.meta is None:
         for partition, group_id in fence_builder.groups():
@@ -409,7 +449,7 @@ def _plan_repair(directory: Directory, wanted: Wanted) -> _Repair:
 
 def _report_repair(plan: Plan, *, verbose: bool) -> None:
     """Print what is wrong, and what would be lost and kept."""
-    _report_damage(plan, verbose=verbose)
+    _report_damage(plan, Output(), verbose=verbose)
     click.echo(f"Kept: {plan.entries} entries in {plan.batches} batches.")
     if not plan.lost_bytes:
         click.echo("Lost: nothing that the files tell of.")
@@ -432,7 +472,7 @@ def _carry_out(directory: Directory, planned: _Repair) -> None:
             yield partition, [Entry(*fields) for fields in entries]
 
     for name in repair(directory, planned.plan, planned.meta, fences, now_ms):
-        click.echo(clean(f"What it was is kept in {name}"))
+        click.echo(escaped(f"What it was is kept in {name}"))
 
 
 def _meta_hint(directory: Directory, found: Survey) -> str:

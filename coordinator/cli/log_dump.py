@@ -4,13 +4,13 @@ The commands of `log` share what opens the folder and what finds the live entrie
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from coordinator.cli.common import by_topic
-from coordinator.cli.output import clean, end, time_of
+from coordinator.cli.output import CSV, JSON, TABLE, csv_line, end, time_of
 from coordinator.group import records, registry
 from coordinator.log.compaction import LiveCursor, PackedBatch, find_live
 from coordinator.log.directory import Directory, OsDirectory, ReadOnlyDirectory
@@ -26,6 +26,7 @@ from coordinator.log.format import NODE_PARTITION, Batch, Entry
 from coordinator.log.offline.salvage import Damage, Kept, Salvage
 from coordinator.log.offline.survey import Survey, survey
 from coordinator.log.offline.verify import Verified, verify
+from coordinator.names import escaped
 from protocol.consumer import decode_assignment, decode_subscription
 from protocol.messages import LateMember, Rebalance
 
@@ -121,23 +122,26 @@ class Line(NamedTuple):
     is_damage: bool = False
 
 
-def dump_lines(directory: Directory, wanted: Filter, *, as_json: bool) -> Iterator[Line]:
-    """Yield a line for each entry that is wanted, and for all that is wrong."""
+def dump_lines(directory: Directory, wanted: Filter, form: str) -> Iterator[Line]:
+    """Yield a line for each entry that is wanted, and for all that is wrong, in one of the forms.
+
+    They come as they are read: JSON is an object a line, as a whole array may not fit into memory.
+    """
     found = survey(directory)
     num_partitions = partitions_of(found)
+    if form == CSV:
+        yield Line(csv_line(_CSV_COLUMNS), is_entry=False)
     for problem in found.problems:
-        yield _problem_line(problem.file, None, problem.what, as_json=as_json)
+        yield _problem_line(problem.file, None, problem.what, form)
     live = live_of(directory, found, num_partitions) if wanted.tells_live else None
     for item in Salvage(directory, found, num_partitions).read_all():
         if type(item) is Damage:
-            yield _damage_line(item, as_json=as_json)
+            yield _damage_line(item, form)
         elif type(item) is Kept:
-            yield from _entry_lines(item, wanted, live, as_json=as_json)
+            yield from _entry_lines(item, wanted, live, form)
 
 
-def _entry_lines(
-    kept: Kept, wanted: Filter, live: LiveCursor | None, *, as_json: bool
-) -> Iterator[Line]:
+def _entry_lines(kept: Kept, wanted: Filter, live: LiveCursor | None, form: str) -> Iterator[Line]:
     partition = kept.batch.partition
     if wanted.partition not in {None, partition}:
         return
@@ -150,8 +154,7 @@ def _entry_lines(
         ):
             fields = _dumped_fields(kept, offset, entry, is_live)
             if wanted.type_name in {None, fields["type"], str(entry.type)}:
-                text = json.dumps(fields) if as_json else _text(fields)
-                yield Line(text, is_entry=True)
+                yield Line(_FORMATS[form](fields), is_entry=True)
 
 
 def _dumped_fields(kept: Kept, offset: int, entry: Entry, is_live: bool | None) -> dict[str, Any]:
@@ -190,26 +193,47 @@ def _text(fields: dict[str, Any]) -> str:
         where += f" position={fields['position']} flush={fields['flush_start']}"
     live = {None: "", True: " live", False: " dead"}[fields.get("live")]
     content = _text_of(fields["type"], fields["key"], fields["value"])
-    return clean(
+    return escaped(
         f"{where} epoch={fields['leader_epoch']} {_time_text(fields['timestamp_ms'])} "
         f"partition={fields['partition']} offset={fields['offset']}{live} {name} "
         f'"{fields["scope"]}" {content}'.rstrip()
     )
 
 
-def _damage_line(damage: Damage, *, as_json: bool) -> Line:
+def _csv(fields: dict[str, Any]) -> str:
+    content = {name: json.dumps(fields[name]) for name in ("key", "value")}
+    return csv_line([{**fields, **content}.get(name) for name in _CSV_COLUMNS])
+
+
+_CSV_COLUMNS: Final = (
+    *("segment", "byte", "position", "flush_start", "leader_epoch", "timestamp_ms", "partition"),
+    *("offset", "live", "type", "type_number", "version", "scope", "key", "value", "problem"),
+)
+_FORMATS: Final[Mapping[str, Callable[[dict[str, Any]], str]]] = {
+    TABLE: _text,
+    JSON: json.dumps,
+    CSV: _csv,
+}
+
+
+def _damage_line(damage: Damage, form: str) -> Line:
     file = damage.source.file or damage.source.segment.name
     what = f"{damage.what}; the next start cuts it off" if damage.is_torn else damage.what
-    line = _problem_line(file, (damage.start, damage.end), what, as_json=as_json)
+    line = _problem_line(file, (damage.start, damage.end), what, form)
     return line._replace(is_damage=not damage.is_torn)
 
 
-def _problem_line(file: str, at: tuple[int, int] | None, what: str, *, as_json: bool) -> Line:
+def _problem_line(file: str, at: tuple[int, int] | None, what: str, form: str) -> Line:
     start, stop = at or (None, None)
-    if as_json:
+    if form == JSON:
         problem = {"file": file, "byte": start, "end": stop, "what": what}
-        return Line(json.dumps({"problem": _plain(problem)}), is_entry=False, is_damage=True)
-    return Line(clean(f"# {byte_range(file, start, stop)}: {what}"), is_entry=False, is_damage=True)
+        text = json.dumps({"problem": _plain(problem)})
+    elif form == CSV:
+        problem = {"segment": file, "byte": start, "problem": what}
+        text = csv_line([problem.get(name) for name in _CSV_COLUMNS])
+    else:
+        text = escaped(f"# {byte_range(file, start, stop)}: {what}")
+    return Line(text, is_entry=False, is_damage=True)
 
 
 def byte_range(file: str, start: int | None, stop: int | None) -> str:

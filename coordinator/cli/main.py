@@ -1,89 +1,45 @@
-"""``group-coordinator``, also ``python -m coordinator``."""
+"""``group-coordinator``, also ``python -m coordinator``.
 
-import os
-import sys
-from pathlib import Path
+A command is imported when it is wanted: a health check that pings every few seconds pays for
+asking a question, and not for the engine that answers it.
+"""
 
-import click
-import trio
+from typing import Final
 
-from coordinator.cli.groups import groups
-from coordinator.cli.log import log
-from coordinator.cli.node import compact, health, ping, reload
-from coordinator.cli.topics import topics
-from coordinator.config import SETTINGS, ConfigError, load_settings
-from coordinator.log.errors import EXIT_REFUSED
-from coordinator.server.dispatch import SERVER_SOFTWARE
-from coordinator.server.run import serve as serve_daemon
-from coordinator.server.terminal import Bar, configure_logging
+try:
+    import click
+except ModuleNotFoundError as exc:  # The package without extras is the client alone.
+    raise SystemExit(
+        "group-coordinator: the command line needs the daemon's packages: "
+        "pip install 'group-coordinator[server]'"
+    ) from exc
+
+from coordinator import VERSION
+from coordinator.cli.grammar import PROGRAM, Lazy, LazyCommands
+
+_COMMANDS: Final = {
+    "compact": Lazy("coordinator.cli.node", "Compact the offsets log now."),
+    "groups": Lazy("coordinator.cli.groups", "Look at consumer groups, and change them."),
+    "health": Lazy("coordinator.cli.node", "Say how the coordinator is, with its metrics."),
+    "log": Lazy("coordinator.cli.log", "Look at a stopped daemon's folder, and repair it."),
+    "ping": Lazy("coordinator.cli.node", "Say whether a coordinator answers (health checks)."),
+    "reload": Lazy("coordinator.cli.node", "Load a partition of the offsets log again."),
+    "serve": Lazy("coordinator.cli.serve", "Run the daemon."),
+    "settings": Lazy("coordinator.cli.settings", "Print the daemon's settings."),
+    "topics": Lazy("coordinator.cli.topics", "Look at the topic registry, and change it."),
+}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(SERVER_SOFTWARE.partition("/")[2], prog_name="group-coordinator")
+@click.group(
+    cls=LazyCommands,
+    lazy=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    examples={
+        "Run a coordinator on this machine:": "serve --data-dir data",
+        "Which groups are there?": "groups list",
+        "How far behind is a group?": "groups describe billing",
+    },
+)
+@click.version_option(VERSION, prog_name=PROGRAM)
 def main() -> None:
     """Coordinate consumer groups and keep their offsets, on disk before they are acknowledged."""
-
-
-for _command in (groups, log, topics, compact, health, ping, reload):
-    main.add_command(_command)
-
-
-@main.command()
-@click.option(
-    "--listen",
-    multiple=True,
-    metavar="HOST:PORT",
-    help="Where to listen; may be given several times. Port 0 takes a free one.",
-)
-@click.option(
-    "--data-dir",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The folder of the offsets log; made if it isn't there.",
-)
-@click.option(
-    "--config",
-    "toml_path",
-    type=click.Path(path_type=Path),
-    metavar="FILE.toml",
-    help='Settings as quoted keys, such as "group.max.size" = 500.',
-)
-@click.option(
-    "--set", "overrides", multiple=True, metavar="NAME=VALUE", help="One setting; wins over all."
-)
-@click.option(
-    "--leader-epoch-at-least",
-    type=click.IntRange(0, 2**31 - 2),
-    default=0,
-    metavar="N",
-    help="For a restored backup: above every epoch that clients have seen.",
-)
-def serve(
-    listen: tuple[str, ...],
-    data_dir: Path,
-    toml_path: Path | None,
-    overrides: tuple[str, ...],
-    leader_epoch_at_least: int,
-) -> None:
-    """Run the daemon until SIGTERM."""
-    bar = Bar(sys.stderr)
-    configure_logging(around=bar.around)
-    try:
-        settings = load_settings(
-            toml_path=toml_path, environ=os.environ, overrides=overrides, listen=listen
-        )
-    except ConfigError as exc:
-        click.echo(f"group-coordinator: {exc}", err=True)
-        sys.exit(EXIT_REFUSED)
-    status = trio.run(
-        lambda: serve_daemon(settings, data_dir, bar, leader_epoch_at_least=leader_epoch_at_least)
-    )
-    sys.exit(status)
-
-
-@main.command()
-def settings() -> None:
-    """Print every setting with its default and meaning."""
-    for setting in SETTINGS:
-        default = str(setting.default).lower() if setting.default != "" else '""'
-        click.echo(f"{setting.name} = {default}\n    {setting.doc}")

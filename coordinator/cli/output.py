@@ -1,55 +1,155 @@
-"""What commands print: tables for people, JSON for machines, and notes on the standard error."""
+"""What commands print: results on the standard output, and notes on the standard error.
 
+`Output` prints a result in the form that ``--output`` asked for:
+
+* ``table`` is for people. On a terminal it is styled and fitted into the width; elsewhere its
+  columns are as wide as they need, for cut and awk. "-" is what isn't known.
+* ``json`` is an array of objects, the columns' names in lower case as keys; null isn't known.
+* ``csv`` has the same keys as its first line; what isn't known is empty.
+
+None, "" and -1 are "not known": a number that may be -1 is handed over as text. Characters that a
+terminal would obey are escaped everywhere, and nothing in a name is ever taken for markup.
+
+    output.show(("GROUP", "STATE"), rows)                  # a table
+    output.lines("{}: {}", ("GROUP", "STATUS"), rows)      # for people a sentence for each row
+    output.say("Nothing is wrong.")                        # for programs a note
+    output.json(value)                                     # where output.form is JSON
+"""
+
+import csv
+import functools
+import io
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final, NamedTuple, NoReturn, TextIO, TypeVar
 
 import click
 
+from coordinator.names import escaped
 
-def show(columns: Sequence[str], rows: Iterable[Sequence[object]], *, as_json: bool) -> None:
-    """Print *rows* as a table, or as JSON with the columns' names in lower case as keys."""
-    if not as_json:
-        table(columns, rows)
+TABLE: Final = "table"
+JSON: Final = "json"
+CSV: Final = "csv"
+FORMS: Final = (TABLE, JSON, CSV)
+# Styling takes a moment for each cell; nobody reads more lines than this on a terminal.
+_STYLED_ROWS_MAX: Final = 1_000
+# Fewer things are done before anybody would look at a bar.
+_BAR_FROM: Final = 20
+
+T = TypeVar("T")
+
+
+class Table(NamedTuple):
+    """Rows under the names of their columns."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+class Output:
+    """Prints results in one form."""
+
+    def __init__(self, form: str = TABLE) -> None:
+        self.form = form
+
+    def show(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Print *rows* under *columns*."""
+        if self.form == JSON:
+            keys = _keys(columns)
+            self.json([dict(zip(keys, map(_known, row), strict=True)) for row in rows])
+        elif self.form == CSV:
+            for line in (_keys(columns), *rows):
+                click.echo(csv_line(line))
+        else:
+            print_table(Table(columns, list(rows)), sys.stdout)
+
+    def lines(self, text: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Print for people the line ``text.format(*row)`` of each row, else the rows."""
+        if self.form != TABLE:
+            self.show(columns, rows)
+            return
+        for row in rows:
+            click.echo(text.format(*map(_cell, row)))
+
+    def say(self, text: str) -> None:
+        """Print a sentence, which for people belongs to the result, and for programs doesn't."""
+        click.echo(escaped(text), err=self.form != TABLE)
+
+    def json(self, value: Any) -> None:
+        """Print *value*; what is no ASCII is escaped, so that a terminal has nothing to obey."""
+        click.echo(json.dumps(value, indent=2))
+
+
+def prints(command: Callable[..., None]) -> Callable[..., None]:
+    """Take ``--output``, and give *command* an `Output` as its first argument."""
+
+    @click.option(
+        "--output",
+        "form",
+        type=click.Choice(FORMS),
+        default=TABLE,
+        show_default=True,
+        help="For people, or for programs.",
+    )
+    @functools.wraps(command)
+    def printing(*arguments: Any, form: str, **options: Any) -> None:
+        command(Output(form), *arguments, **options)
+
+    return printing
+
+
+def print_table(table: Table, stream: TextIO) -> None:
+    """Print a table for people."""
+    if stream.isatty() and len(table.rows) <= _STYLED_ROWS_MAX:
+        from rich.console import Console  # noqa: PLC0415  # Slow to import, for terminals only.
+
+        Console(file=stream).print(styled(table))
         return
-    keys = [re.sub("[^a-z]+", "_", column.lower()).strip("_") for column in columns]
-    values = [
-        dict(zip(keys, (None if _is_unknown(v) else v for v in row), strict=True)) for row in rows
-    ]
-    show_json(values)
-
-
-def show_json(value: Any) -> None:
-    """Print *value*; what is no ASCII is escaped, so that a terminal has nothing to obey."""
-    click.echo(json.dumps(value, indent=2))
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print *rows* under *columns*, as wide as they need; "-" is what isn't known."""
-    lines = [tuple(columns), *(tuple(_cell(value) for value in row) for row in rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
+    lines = [tuple(table.columns), *(tuple(map(_cell, row)) for row in table.rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(table.columns))]
     for line in lines:
         padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        click.echo("  ".join(padded).rstrip())
+        click.echo("  ".join(padded).rstrip(), file=stream)
+
+
+def styled(table: Table) -> Any:
+    """Return a table for `rich`, numbers to the right."""
+    from rich.table import Table as RichTable  # noqa: PLC0415  # Slow to import.
+    from rich.text import Text  # noqa: PLC0415  # likewise
+
+    result = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for at, column in enumerate(table.columns):
+        is_number = all(type(row[at]) is int or _is_unknown(row[at]) for row in table.rows)
+        result.add_column(Text(column), justify="right" if is_number else "left", overflow="fold")
+    for row in table.rows:
+        # A Text is shown as it is; markup is read in a str only.
+        result.add_row(*(Text(_cell(value)) for value in row))
+    return result
+
+
+def tracked(items: Sequence[T], what: str) -> Iterator[T]:
+    """Yield *items*, and on a terminal show how many are done; *what* says of what."""
+    if len(items) < _BAR_FROM or not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console  # noqa: PLC0415  # Slow to import, for terminals only.
+    from rich.progress import track  # noqa: PLC0415  # likewise
+
+    yield from track(items, what, console=Console(stderr=True), transient=True)
 
 
 def note(text: str) -> None:
     """Say something that is no result."""
-    click.echo(clean(text), err=True)
+    click.echo(escaped(text), err=True)
 
 
-def end(text: str, status: int) -> None:
+def end(text: str, status: int) -> NoReturn:
     """Say why, and end the process with *status*."""
     note(text)
     sys.exit(status)
-
-
-def clean(text: str) -> str:
-    """Return *text* for a terminal, which must not obey names that clients have made up."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def time_of(wall_ms: int) -> str | None:
@@ -59,6 +159,18 @@ def time_of(wall_ms: int) -> str | None:
     return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
+def csv_line(values: Sequence[object]) -> str:
+    """Return a line for a spreadsheet, without its end; what isn't known is empty."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow([_cell(value, unknown="") for value in values])
+    return text.getvalue()
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 group" or "2 groups"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def shortened(names: Sequence[object], limit: int = 5) -> str:
     """Return the first of *names*, and how many more there are."""
     more = len(names) - limit
@@ -66,11 +178,19 @@ def shortened(names: Sequence[object], limit: int = 5) -> str:
     return f"{told} and {more} more" if more > 0 else told
 
 
+def _keys(columns: Sequence[str]) -> list[str]:
+    return [re.sub("[^a-z]+", "_", column.lower()).strip("_") for column in columns]
+
+
 def _is_unknown(value: object) -> bool:
     return value is None or value in ("", -1)
 
 
-def _cell(value: object) -> str:
+def _known(value: object) -> object:
+    return None if _is_unknown(value) else value
+
+
+def _cell(value: object, *, unknown: str = "-") -> str:
     if isinstance(value, Mapping):  # An assignment: the partitions of each topic.
         value = ", ".join(f"{t}({','.join(map(str, p))})" for t, p in value.items())
-    return "-" if _is_unknown(value) else clean(str(value))
+    return unknown if _is_unknown(value) else escaped(str(value))

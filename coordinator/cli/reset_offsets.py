@@ -15,22 +15,27 @@ import click
 from coordinator.cli.common import (
     PARTITIONS_PER_REQUEST,
     AskFailed,
+    Change,
     Coordinator,
-    GroupRefused,
     InDoubt,
     Scope,
     Unreachable,
-    asks,
+    asks_to_change,
     by_topic,
     committed_offsets,
     describe_error,
     described_or_dead,
     for_each,
     groups_asked_for,
+    has_members,
+    missing_group,
+    registered_topics,
     several_groups,
     topic_scope,
 )
-from coordinator.cli.output import clean, note, shortened, table, time_of
+from coordinator.cli.grammar import Command, refuses
+from coordinator.cli.output import Output, counted, note, shortened, time_of
+from coordinator.names import did_you_mean, escaped, quoted
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.messages import EndOffset
@@ -48,6 +53,10 @@ HEAD: Final = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET")
 NO_TIMES: Final = (
     "The coordinator keeps no timestamps of the source's records. Find the offsets of that time at "
     "the source, and name them by --to-offset or --from-file."
+)
+
+EXECUTE_IS_YES: Final = (
+    "Without --yes nothing is changed: on a terminal it asks first, elsewhere it is a dry run."
 )
 
 
@@ -160,29 +169,28 @@ def _clamp(partition: TopicPartition, offset: int, end: EndOffset | None) -> tup
     return offset, ""
 
 
-def _refused(why: str) -> Any:
-    def callback(_ctx: click.Context, _param: click.Parameter, value: object) -> None:
-        if value:
-            raise click.UsageError(why)
-
-    return callback
-
-
-def _knows_no_start(command: Any) -> Any:
-    """Take what Kafka's tool has and this can't, to say why, and what to do instead."""
-    options = {"--to-datetime": NO_TIMES, "--by-duration": NO_TIMES, "--to-earliest": NO_START}
-    for name, why in options.items():
-        command = click.option(
-            name,
-            is_flag=name == "--to-earliest",
-            hidden=True,
-            expose_value=False,
-            callback=_refused(why),
-        )(command)
-    return command
+def _as_kafkas_tool(command: Any) -> Any:
+    """Take what Kafka's tool has and this one hasn't, to say why, and what to do instead."""
+    command = refuses("--to-datetime", NO_TIMES)(command)
+    command = refuses("--by-duration", NO_TIMES)(command)
+    command = refuses("--to-earliest", NO_START, is_flag=True)(command)
+    command = refuses("--execute", EXECUTE_IS_YES, is_flag=True)(command)
+    return refuses("--dry-run", EXECUTE_IS_YES, is_flag=True)(command)
 
 
-@click.command("reset-offsets")
+@click.command(
+    "reset-offsets",
+    cls=Command,
+    examples={
+        "See where a group would begin anew, and be asked:": "groups reset-offsets billing "
+        "--all-topics --to-latest",
+        "Have two partitions read again from a certain offset, in a script:": "groups "
+        "reset-offsets billing --topic orders:0,1 --to-offset 1000 --yes",
+        "Have the last 500 records of each partition read again:": "groups reset-offsets billing "
+        "--topic orders --shift-by -500",
+        "Put it where a file says:": "groups reset-offsets billing --from-file backup.csv",
+    },
+)
 @several_groups
 @click.option("--all-topics", is_flag=True, help="All partitions that the group has committed.")
 @click.option(
@@ -202,18 +210,18 @@ def _knows_no_start(command: Any) -> Any:
 @click.option("--shift-by", type=int, metavar="N", help="So many on; back if negative.")
 @click.option("--to-current", is_flag=True, help="What is committed; else the end.")
 @click.option("--to-latest", is_flag=True, help="The registered end.")
-@_knows_no_start
-@click.option("--dry-run", is_flag=True, help="Only show what would be done (the default).")
-@click.option("--execute", is_flag=True, help="Do it.")
+@_as_kafkas_tool
 @click.option(
     "--export",
-    type=click.Path(dir_okay=False, allow_dash=True),
+    type=click.Path(dir_okay=False, path_type=Path),
     metavar="CSV",
-    help="Write the new offsets for --from-file; - prints them instead of the table.",
+    help="Write the new offsets to a file for --from-file, whether they are made or not.",
 )
-@asks
+@asks_to_change
 def reset_offsets(
     coordinator: Coordinator,
+    output: Output,
+    change: Change,
     group_ids: tuple[str, ...],
     all_groups: bool,
     all_topics: bool,
@@ -223,16 +231,12 @@ def reset_offsets(
     shift_by: int | None,
     to_current: bool,
     to_latest: bool,
-    dry_run: bool,
-    execute: bool,
-    export: str | None,
+    export: Path | None,
 ) -> bool:
     """Put groups without members to other offsets, unless they moved meanwhile.
 
     New offsets are kept between 0 and the registered end, where there is one.
     """
-    if dry_run and execute:
-        raise click.UsageError("Either --dry-run or --execute.")
     if all_topics + bool(topics) + (from_file is not None) != 1:
         raise click.UsageError("Say exactly one of --all-topics, --topic and --from-file.")
     specs = {
@@ -253,13 +257,12 @@ def reset_offsets(
     failed = for_each(wanted_groups, plans.add)
     if export is not None:
         _export(export, plans.resets, with_group=only is None)
-    if execute:
-        return plans.execute(quiet=export == "-") or failed
-    if export != "-" and plans.resets:
-        rows = [(group_id, *reset) for group_id, found in plans.resets.items() for reset in found]
-        table(HEAD, rows)
-    note("Dry run: nothing was changed; --execute does it.")
-    return failed
+    rows = [(group_id, *reset) for group_id, found in plans.resets.items() for reset in found]
+    moved = sum(r.offset != r.committed for found in plans.resets.values() for r in found)
+    if moved:
+        question = f"Reset {counted(moved, 'offset')} of {counted(len(plans.resets), 'group')}?"
+        change.confirm(question, HEAD, rows, failed=failed)
+    return plans.execute(output) or failed
 
 
 class Wanted(NamedTuple):
@@ -290,11 +293,10 @@ class Plans:
         group = self._inactive(group_id)
         committed = committed_offsets(self._coordinator, group_id)
         partitions, spec = self._partitions(group_id, committed)
-        missing = f"Consumer group '{group_id}' does not exist"
         is_missing = group.error == ErrorCode.GROUP_ID_NOT_FOUND
         if not partitions:
             if is_missing:
-                raise GroupRefused(f"{missing}.")
+                raise missing_group(self._coordinator, group_id)
             note(f"{group_id}: there is nothing to reset")
         known = {}
         for partition in partitions:
@@ -306,17 +308,14 @@ class Plans:
         except CannotReset as exc:
             raise AskFailed(str(exc)) from exc
         if is_missing:
-            note(f"{missing}; a reset makes it.")
+            note(f"Consumer group {quoted(group_id)} does not exist; a reset makes it.")
         for warning in warnings:
             note(f"Warning: {group_id}: {warning}")
 
     def _inactive(self, group_id: str) -> m.DescribedGroup:
         group = described_or_dead(self._coordinator, group_id)
         if group.state not in {"Empty", "Dead"}:
-            raise GroupRefused(
-                f"Offsets can only be reset if the group '{group_id}' is inactive, "
-                f"but the current state is {group.state}."
-            )
+            raise has_members(group)
         return group
 
     def _partitions(self, group_id: str, committed: Offsets) -> tuple[set[TopicPartition], Spec]:
@@ -334,18 +333,24 @@ class Plans:
                 count = self._facts.of(topic)[0] or 0
                 numbers = {*range(count), *committed_by_topic.get(topic, ())}
             if not numbers:
-                hint = f"name its partitions, as in --topic {topic}:0,1"
-                raise AskFailed(f"topic {topic} is neither registered nor committed; {hint}")
+                raise self._unknown_topic(topic, committed_by_topic)
             found |= {TopicPartition(topic, number) for number in numbers}
         return found, spec
 
-    def execute(self, *, quiet: bool) -> bool:
+    def _unknown_topic(self, topic: str, committed: Iterable[str]) -> AskFailed:
+        registered = (known.topic for known in registered_topics(self._coordinator))
+        hint = did_you_mean(topic, [*committed, *registered])
+        partitions = f"name its partitions, as in --topic {escaped(topic)[:100]}:0,1"
+        unknown = f"topic {quoted(topic)} is neither registered nor committed"
+        return AskFailed(f"{unknown}.{hint}" if hint else f"{unknown}; {partitions}")
+
+    def execute(self, output: Output) -> bool:
         """Commit what was planned, show what became of it, and return whether some failed."""
         try:
-            failed = for_each(self.resets, self._commit)
+            failed = for_each(self.resets, self._commit, "Resetting")
         finally:
-            if not quiet and self._rows:
-                table((*HEAD, "STATUS"), self._rows)
+            if self._rows:
+                output.show((*HEAD, "STATUS"), self._rows)
         return failed
 
     def _commit(self, group_id: str) -> None:
@@ -394,23 +399,20 @@ def _read(path: Path, group_ids: list[str], only: str | None) -> dict[str, Offse
         with path.open(encoding="utf-8-sig", newline="") as lines:
             return read_csv(lines, group_ids, only)
     except (OSError, ValueError) as exc:
-        raise click.BadParameter(clean(f"{path}: {exc}"), param_hint="--from-file") from exc
+        raise click.BadParameter(f"{path}: {exc}", param_hint="--from-file") from exc
 
 
-def _export(path: str, resets: dict[str, list[Reset]], *, with_group: bool) -> None:
+def _export(path: Path, resets: dict[str, list[Reset]], *, with_group: bool) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for group_id, found in resets.items():
         for topic, partition, _, offset in found:
             group = (group_id,) if with_group else ()
             writer.writerow((*group, topic, partition, offset))
-    if path == "-":
-        click.echo(text.getvalue(), nl=False)
-        return
     try:
-        Path(path).write_text(text.getvalue(), encoding="utf-8")
+        path.write_text(text.getvalue(), encoding="utf-8")
     except OSError as exc:
-        raise AskFailed(f"--export: {exc}; nothing was changed") from exc
+        raise AskFailed(f"--export {path}: {exc.strerror}; nothing was changed") from exc
 
 
 class Facts:
@@ -426,7 +428,7 @@ class Facts:
             request = m.DescribeTopicsRequest((topic,), None, True, "", 1)
             (found,) = self._coordinator.ask(request).topics
             if found.error not in {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
-                raise AskFailed(f"topic {topic}: {describe_error(found.error)}")
+                raise AskFailed(f"topic {quoted(topic)}: {describe_error(found.error)}")
             count = None if found.error else found.partition_count
             self._topics[topic] = count, {end.partition: end for end in found.end_offsets}
         return self._topics[topic]
@@ -453,7 +455,7 @@ def read_csv(lines: Iterable[str], group_ids: list[str], only: str | None) -> di
 
 def _add(found: dict[str, Offsets], group_id: str, partition: TopicPartition, offset: int) -> None:
     if group_id not in found:
-        raise ValueError(f"group {group_id!r} is none of those to reset")
+        raise ValueError(f"group {quoted(group_id)} is none of those to reset")
     if partition in found[group_id]:
         raise ValueError(f"{partition} is there twice")
     found[group_id][partition] = offset

@@ -2,56 +2,121 @@
 
 import click
 
-from coordinator.cli.common import AskFailed, Coordinator, asks, describe_error
-from coordinator.cli.output import table
+from coordinator.cli.common import (
+    PARTITIONS_PER_REQUEST,
+    AskFailed,
+    Change,
+    Coordinator,
+    asks,
+    asks_to_change,
+    describe_error,
+    groups_there,
+    missing_topic,
+    registered_topics,
+)
+from coordinator.cli.grammar import Commands
+from coordinator.cli.output import Output, counted, tracked
+from coordinator.names import quoted
 from protocol import messages as m
+from protocol.errors import ErrorCode
 
-TOPICS_PER_PAGE = 1_000
 
-
-@click.group()
+@click.group(
+    cls=Commands,
+    examples={
+        "Which topics are known, and with how many partitions?": "topics list",
+        "Make one known that has six:": "topics register orders 6",
+    },
+)
 def topics() -> None:
     """Look at the topic registry, and change it."""
 
 
-@topics.command("list")
+@topics.command(
+    "list",
+    examples={
+        "All topics:": "topics list",
+        "Only those whose name begins with orders, for a program:": "topics list "
+        "--pattern 'orders.*' --output json",
+    },
+)
 @click.option("--pattern", default=None, help="Only names that match this RE2 expression.")
 @asks
-def list_topics(coordinator: Coordinator, pattern: str | None) -> None:
+def list_topics(coordinator: Coordinator, output: Output, pattern: str | None) -> None:
     """List all registered topics."""
-    rows: list[tuple[object, ...]] = []
-    after, has_more = "", True
-    while has_more:
-        answer = coordinator.ask(
-            m.DescribeTopicsRequest(None, pattern, True, after, TOPICS_PER_PAGE)
-        )
-        rows += [(t.topic, t.partition_count, len(t.end_offsets)) for t in answer.topics]
-        has_more = answer.has_more and bool(answer.topics)
-        after = answer.topics[-1].topic if answer.topics else ""
-    table(("TOPIC", "#PARTITIONS", "#END-OFFSETS"), rows)
+    found = registered_topics(coordinator, pattern)
+    rows = [(t.topic, t.partition_count, len(t.end_offsets)) for t in found]
+    output.show(("TOPIC", "#PARTITIONS", "#END-OFFSETS"), rows)
 
 
-@topics.command("register")
+@topics.command(
+    "register",
+    examples={
+        "Make a topic known that has six partitions:": "topics register orders 6",
+        "It has grown to twelve; its groups rebalance:": "topics register orders 12",
+    },
+)
 @click.argument("topic")
 @click.argument("partitions", type=click.IntRange(1))
 @asks
-def register_topic(coordinator: Coordinator, topic: str, partitions: int) -> None:
+def register_topic(coordinator: Coordinator, output: Output, topic: str, partitions: int) -> None:
     """Make TOPIC known with so many PARTITIONS, or tell that it has grown."""
     wanted = (m.TopicRegistration(topic, partitions, None),)
     (done,) = coordinator.ask(m.RegisterTopicsRequest(wanted)).topics
-    _finish(topic, done.error, done.message)
+    if done.error:
+        raise AskFailed(f"{quoted(topic)}: {describe_error(done.error, done.message)}")
+    output.lines("ok", ("TOPIC", "PARTITIONS"), [(topic, partitions)])
 
 
-@topics.command("delete")
+@topics.command(
+    "delete",
+    examples={
+        "See what would be forgotten, and be asked:": "topics delete orders",
+        "Do it in a script:": "topics delete orders --yes",
+    },
+)
 @click.argument("topic")
-@asks
-def delete_topic(coordinator: Coordinator, topic: str) -> None:
+@asks_to_change
+def delete_topic(coordinator: Coordinator, output: Output, change: Change, topic: str) -> None:
     """Forget TOPIC, and what groups have committed for it."""
+    request = m.DescribeTopicsRequest((topic,), None, False, "", 1)
+    (found,) = coordinator.ask(request).topics
+    if found.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        raise missing_topic(coordinator, topic)
+    if found.error:
+        raise AskFailed(f"{quoted(topic)}: {describe_error(found.error)}")
+    count = found.partition_count
+    concerned = _committed(coordinator, topic, count)
+    rows: list[tuple[object, ...]] = [(topic, count, *one) for one in concerned.items()]
+    groups = f", and its offsets in {counted(len(concerned), 'group')}" if concerned else ""
+    change.confirm(
+        f"Delete topic {quoted(topic)}{groups}?",
+        ("TOPIC", "#PARTITIONS", "GROUP", "#OFFSETS"),
+        rows or [(topic, count, None, None)],
+    )
     (done,) = coordinator.ask(m.DeleteTopicsRequest((topic,))).topics
-    _finish(topic, done.error, None)
+    if done.error:
+        raise AskFailed(f"{quoted(topic)}: {describe_error(done.error)}")
+    output.lines("ok", ("TOPIC", "STATUS"), [(topic, "deleted")])
 
 
-def _finish(topic: str, error: int, message: str | None) -> None:
-    if error:
-        raise AskFailed(f"{topic}: {describe_error(error, message)}")
-    click.echo("ok")
+def _committed(coordinator: Coordinator, topic: str, partition_count: int) -> dict[str, int]:
+    """Return the groups that have committed offsets of *topic*, with how many."""
+    found: dict[str, int] = {}
+    wanted = m.TopicPartitions(topic, tuple(range(partition_count)))
+    # A larger topic is asked for with all others: a request has room for so many partitions.
+    is_small = partition_count <= PARTITIONS_PER_REQUEST
+    topics_wanted = (wanted,) if is_small else None
+    at_once = max(1, PARTITIONS_PER_REQUEST // partition_count)
+    groups = groups_there(coordinator)
+    chunks = [groups[at : at + at_once] for at in range(0, len(groups), at_once)]
+    for chunk in tracked(chunks, "Looking for offsets"):
+        asked = tuple(m.GroupFetch(group_id, topics_wanted) for group_id in chunk)
+        for group in coordinator.ask(m.OffsetFetchRequest(asked, False)).groups:
+            if group.error:
+                raise AskFailed(f"{quoted(group.group_id)}: {describe_error(group.error)}")
+            for one in group.topics:
+                count = sum(p.offset >= 0 for p in one.partitions)
+                if one.topic == topic and count:
+                    found[group.group_id] = count
+    return found

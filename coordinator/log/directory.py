@@ -59,6 +59,9 @@ class Directory(Protocol):
     def unlock(self) -> None:
         """Let another process have it; idempotent."""
 
+    def undo(self) -> None:
+        """Unlock the folder, and remove what finding and locking it has made."""
+
     def names(self) -> list[str]:
         """Return the names of the regular files in the folder itself, sorted."""
 
@@ -192,24 +195,34 @@ class OsDirectory:
         """
         self._path = Path(path)
         self._lock: int | None = None
+        self._made: list[Path] = []  # The innermost one first.
         try:
-            missing = [p for p in (self._path, *self._path.parents) if not p.exists()]
+            self._made = [p for p in (self._path, *self._path.parents) if not p.exists()]
             self._path.mkdir(parents=True, exist_ok=True)
-            for made in missing:
+            for made in self._made:
                 # A new folder must not vanish together with the first acknowledged commit.
                 _sync_folder(made.parent)
             if not os.access(self._path, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "not readable and writable for this user")
         except OSError as exc:
+            self.undo()
             message = f"the data folder {self._path} can't be used: {exc.strerror}"
             raise LogRefused(message) from exc
 
     def lock(self) -> None:
-        """Take the flock of the lock file, which is never removed."""
-        descriptor = os.open(
-            self._path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE
-        )
-        self._hold(descriptor)
+        """Take the flock of the lock file, which stays unless a start was refused."""
+        path = self._path / LOCK_NAME
+        while True:
+            is_new = not path.exists()
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+            self._hold(descriptor)
+            # Whoever made it may have been refused meanwhile, and have removed it.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                    break
+            self.unlock()
+        if is_new:
+            self._made.insert(0, path)
 
     def _hold(self, descriptor: int) -> None:
         """Take the flock of the open lock file; if that can't be had, close it.
@@ -233,6 +246,18 @@ class OsDirectory:
         if self._lock is not None:
             descriptor, self._lock = self._lock, None
             os.close(descriptor)
+
+    def undo(self) -> None:
+        """Remove the lock file and folders if they are new, then give the flock back."""
+        for made in self._made:
+            # What somebody else has put something into isn't ours any more.
+            with suppress(OSError):
+                if made.is_dir():
+                    made.rmdir()
+                else:
+                    made.unlink()
+        self._made = []
+        self.unlock()
 
     def names(self) -> list[str]:
         """Return the regular files; subfolders such as lost+found are not ours to judge."""
@@ -322,6 +347,7 @@ class ReadOnlyDirectory(OsDirectory):
         """
         self._path = Path(path)
         self._lock: int | None = None
+        self._made: list[Path] = []
         if not os.access(self._path, os.R_OK | os.X_OK):
             raise LogRefused(f"the data folder {self._path} isn't there, or not readable")
 

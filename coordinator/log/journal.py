@@ -22,7 +22,7 @@ from typing import Final
 import msgpack
 
 from coordinator.log.directory import Directory
-from coordinator.log.errors import BatchTooLarge, LogFailed
+from coordinator.log.errors import BatchTooLarge, LogFailed, LogRefused
 from coordinator.log.format import (
     BATCH_BYTES_MAX,
     FORMAT,
@@ -153,6 +153,9 @@ class Journal:
         try:
             directory.lock()
             opened = open_folder(directory, expected)
+        except LogRefused:
+            directory.undo()
+            raise
         except BaseException as exc:
             directory.unlock()
             if isinstance(exc, OSError):

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from msgspec import Raw, structs
 
+from coordinator import VERSION
 from coordinator.config import Settings
 from coordinator.group.core import Caller, Now
 from coordinator.group.shard import GroupShard
@@ -30,7 +31,7 @@ from protocol.messages import (
     find_coordinator_error,
 )
 
-SERVER_SOFTWARE: Final = "group-coordinator/0.1.0"
+SERVER_SOFTWARE: Final = f"group-coordinator/{VERSION}"
 GROUP_KEY_TYPE: Final = 0
 # A group id is checked and hashed once; remembering that takes up to 400 bytes a group.
 GROUPS_KNOWN_MAX: Final = 131_072

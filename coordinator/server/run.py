@@ -1,8 +1,8 @@
 """Start and stop the daemon: the log outermost, sessions inside it, the door innermost.
 
-Start: open and recover the log (the leader epoch rises and is on disk), open the door
-("listening"), load ("ready"). Stop: close the door, unload every shard, which answers what is
-parked, wait for the last flush, write the marker of a clean stop. The clients that are still
+Start: take the addresses, open and recover the log (the leader epoch rises and is on disk), open
+the door ("listening"), load ("ready"). Stop: close the door, unload every shard, which answers what
+is parked, wait for the last flush, write the marker of a clean stop. The clients that are still
 connected see their connection close after their last answer.
 """
 
@@ -131,9 +131,32 @@ def max_connections(settings: Settings) -> int:
 async def serve(
     settings: Settings, data_dir: Path, bar: Bar, *, leader_epoch_at_least: int = 0
 ) -> int:
-    """Run the daemon until SIGTERM or SIGINT; return the process's exit status."""
+    """Run the daemon until SIGTERM or SIGINT; return the process's exit status.
+
+    The addresses come first: a port that is taken must not leave a new data folder behind. Who
+    connects before the log is open waits.
+    """
+    listeners: list[SocketListener] = []
     try:
-        journal = Journal(
+        # One that fails leaves those before it in the list, to be closed.
+        listeners.extend(listen(*address) for address in settings.listener_addresses())
+        journal = _opened(settings, data_dir, leader_epoch_at_least)
+    except OSError as exc:
+        log.critical("refused", reason=f"can't listen on {settings.listeners}: {exc}")
+        journal = EXIT_CANNOT_LISTEN
+    if isinstance(journal, int):
+        for listener in listeners:
+            listener.close()
+        return journal
+    for name, details in journal.recovery_events:
+        log.warning(name, **details)
+    return await _serve_log(settings, journal, data_dir, listeners, bar)
+
+
+def _opened(settings: Settings, data_dir: Path, leader_epoch_at_least: int) -> Journal | int:
+    """Return the log, or the exit status if it can't be opened."""
+    try:
+        return Journal(
             OsDirectory(data_dir),
             num_partitions=settings.offsets_topic_num_partitions,
             segment_bytes=settings.offsets_topic_segment_bytes,
@@ -149,15 +172,6 @@ async def serve(
     except OSError as exc:
         log.critical("refused", reason=f"the data folder {data_dir} can't be used: {exc.strerror}")
         return EXIT_REFUSED
-    for name, details in journal.recovery_events:
-        log.warning(name, **details)
-    try:
-        listeners = [listen(*address) for address in settings.listener_addresses()]
-    except OSError as exc:
-        log.critical("refused", reason=f"can't listen on {settings.listeners}: {exc}")
-        journal.close(clean=True)
-        return EXIT_CANNOT_LISTEN
-    return await _serve_log(settings, journal, data_dir, listeners, bar)
 
 
 async def _serve_log(

@@ -11,6 +11,7 @@ from typing import Any, Final, TextIO
 import structlog
 import trio
 
+from coordinator import names
 from coordinator.runtime.loading import Progress
 
 _VALUE_CHARS_MAX: Final = 512
@@ -83,7 +84,7 @@ def escaped(text: str) -> str:
     """Return *text* without control characters and of bounded length."""
     if len(text) > _VALUE_CHARS_MAX:
         text = text[:_VALUE_CHARS_MAX] + "…"
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+    return names.escaped(text)
 
 
 class Bar:

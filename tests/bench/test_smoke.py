@@ -88,6 +88,12 @@ def test_a_quick_run_of_groups_judges_every_aim(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+def test_a_quick_run_of_the_command_line_judges_every_aim(tmp_path: Path) -> None:
+    """A command that fails would be a quick one."""
+    assert unjudged(quick_run("bench.command_line", tmp_path)) == set()
+
+
+@pytest.mark.integration
 @pytest.mark.spark
 @pytest.mark.nightly
 def test_a_quick_run_of_spark_judges_every_aim_but_that_of_kafka(tmp_path: Path) -> None:

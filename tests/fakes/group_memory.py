@@ -25,25 +25,29 @@ class Memory:
         return m.DescribeGroupsResponse((group,))
 
     def fetch(self, request: m.OffsetFetchRequest) -> m.OffsetFetchResponse:
-        """Return all offsets of a group."""
-        group_id = request.groups[0].group_id
+        """Return all offsets of some groups."""
+        return m.OffsetFetchResponse(tuple(self._fetched(one.group_id) for one in request.groups))
+
+    def _fetched(self, group_id: str) -> m.GroupOffsets:
         topics: dict[str, list[m.PartitionOffset]] = {}
         for (topic, partition), offset in self.offsets.get(group_id, {}).items():
             found = m.PartitionOffset(partition, offset, -1, "", 0)
             topics.setdefault(topic, []).append(found)
-        all_topics = tuple(m.TopicOffsets(t, tuple(p)) for t, p in topics.items())
-        return m.OffsetFetchResponse((m.GroupOffsets(group_id, 0, all_topics),))
+        return m.GroupOffsets(
+            group_id, 0, tuple(m.TopicOffsets(t, tuple(p)) for t, p in topics.items())
+        )
 
     def topic(self, request: m.DescribeTopicsRequest) -> m.DescribeTopicsResponse:
-        """Tell one topic of the registry."""
-        assert request.topics is not None
-        (name,) = request.topics
+        """Tell one topic of the registry, or all."""
+        names = tuple(self.counts) if request.topics is None else request.topics
+        return m.DescribeTopicsResponse(0, None, tuple(map(self._topic, names)), has_more=False)
+
+    def _topic(self, name: str) -> m.DescribedTopic:
         ends = tuple(
             m.EndOffset(p, end, 1_000) for (t, p), end in sorted(self.ends.items()) if t == name
         )
         count = self.counts.get(name)
-        found = m.DescribedTopic(name, 3 if count is None else 0, count or -1, (), ends)
-        return m.DescribeTopicsResponse(0, None, (found,), has_more=False)
+        return m.DescribedTopic(name, 3 if count is None else 0, count or -1, (), ends)
 
     def commit(self, request: m.OffsetCommitRequest) -> m.OffsetCommitResponse:
         """Store offsets, if they are where they are expected."""

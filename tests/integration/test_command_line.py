@@ -1,6 +1,9 @@
 """The commands of operators, as processes against a daemon."""
 
+import os
+import pty
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from protocol.messages import PartitionEnd, ReportEndOffsetsRequest, TopicEnds
-from tests.integration.daemon import daemon, run_cli
+from tests.integration.daemon import ROOT, daemon, run_cli
 
 pytestmark = pytest.mark.integration
 
@@ -31,18 +34,95 @@ def test_a_group_from_its_first_offsets_to_its_end(tmp_path: Path) -> None:
         reset = partial(run, "groups", "reset-offsets", "g", "--topic", "t")
         assert "a reset makes it" in reset("--to-offset", "50").stderr
         assert run("groups", "describe", "g").returncode == 1
-        assert reset("--to-offset", "50", "--execute").stdout.count("reset") == 2
+        assert reset("--to-offset", "50", "--yes").stdout.count("reset") == 2
         described = run("groups", "describe", "g")
         assert [line.split()[3:6] for line in described.stdout.splitlines()[1:]] == [
             ["50", "100", "50"],
             ["40", "40", "0"],
         ]
         assert "has no active members" in described.stderr
-        assert run("groups", "retention", "g", "--set", "never").stdout == "g: never\n"
+        assert run("groups", "retention", "g", "--set", "never", "--yes").stdout == "g: never\n"
         assert "never" in run("groups", "describe", "g", "--state").stdout
-        assert run("groups", "remove-static", "g", "--instance", "i").returncode == 1
-        assert "deleted" in run("groups", "delete-offsets", "g", "--topic", "t:1").stdout
-        assert run("groups", "delete", "g", "h").stdout == "g: deleted\n"
+        assert run("groups", "remove-static", "g", "--instance", "i", "--yes").returncode == 1
+        forget: Command = partial(run, "groups", "delete-offsets", "g", "--topic", "t:1")
+        assert forget().returncode == 3
+        assert "deleted" in forget("--yes").stdout
+        assert run("groups", "delete", "g", "h", "--yes").stdout == "g: deleted\n"
         assert run("groups", "list", "--state", "empty").stdout.count("\n") == 1
         one.stop()
         assert run("groups", "list").returncode == 69
+
+
+def on_a_terminal(answer: str, *arguments: str) -> tuple[int, str]:
+    """Run a command where somebody types *answer*; return its status and what was to be seen."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "coordinator", *arguments]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    os.write(ours, answer.encode())
+    seen = b""
+    try:
+        while data := os.read(ours, 65_536):
+            seen += data
+    except OSError:  # Linux says so where the other end was closed.
+        pass
+    os.close(ours)
+    return process.wait(60), seen.decode()
+
+
+def test_a_person_on_a_terminal_is_asked_and_a_hostile_name_is_only_a_name(tmp_path: Path) -> None:
+    """With a real terminal, which is what rich and the question look at."""
+    with daemon(tmp_path / "data") as one:
+        where = ("--at", f"127.0.0.1:{one.ready().port}")
+        names = ("[bold]x[/bold]", "\u202eevil", "g")
+        for name in names:
+            reset = ("groups", "reset-offsets", name, "--topic", "t:0", "--to-offset", "1")
+            assert run_cli(*reset, *where, "--yes").returncode == 0
+        status, seen = on_a_terminal("n\n", "groups", "delete", *names, *where)
+        assert status == 3
+        assert "Delete 3 groups, with their offsets? [y/N]" in seen
+        assert "[bold]x[/bold]" in seen
+        assert "\\u202eevil" in seen
+        assert "\u202e" not in seen
+        status, seen = on_a_terminal("y\n", "groups", "delete", "--all-groups", *where)
+        assert status == 0
+        assert "g: deleted" in seen
+        assert run_cli("groups", "list", *where).stdout.count("\n") == 1
+        assert one.stop() == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--version",), ("--help",), ("groups", "--help"), ("ping",)]
+)
+def test_a_command_imports_only_what_it_needs(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """A health check runs every few seconds, for as long as a container lives."""
+    code = (
+        "import sys\nfrom coordinator.cli.main import main\n"
+        "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+    )
+
+    def imported(*words: str) -> set[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        return set(done.stderr.split())
+
+    if arguments == ("ping",):
+        with daemon(tmp_path / "data") as one:
+            found = imported(*arguments, "--at", f"127.0.0.1:{one.port}")
+            assert one.stop() == 0
+        assert "coordinator.cli.groups" not in found
+    else:
+        found = imported(*arguments)
+
+    heavy = {"trio", "structlog", "re2", "rich", "msgpack", "asyncio", "difflib"}
+    server = {f"coordinator.{part}" for part in ("server", "runtime", "group", "log")}
+    assert found & (heavy | server) == set()
+    assert "click" in found

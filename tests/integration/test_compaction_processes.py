@@ -188,7 +188,7 @@ def test_the_command_compacts_a_running_daemon(tmp_path: Path) -> None:
 
 def test_the_command_says_when_nobody_is_there() -> None:
     """As the other commands do."""
-    done = run_cli("compact", "--at", "127.0.0.1:1", "--timeout", "2000")
+    done = run_cli("compact", "--at", "127.0.0.1:1", "--timeout", "2")
 
     assert done.returncode == 69
 

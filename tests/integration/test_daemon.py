@@ -74,10 +74,10 @@ def test_ping_says_whether_it_is_there(tmp_path: Path) -> None:
     """A container's health check."""
     with daemon(tmp_path) as one:
         address = f"127.0.0.1:{one.ready().port}"
-        there = run_cli("ping", address)
+        there = run_cli("ping", "--at", address)
         assert (there.returncode, there.stdout) == (0, "ok\n")
         one.stop()
-        gone = run_cli("ping", address)
+        gone = run_cli("ping", "--at", address)
 
         assert gone.returncode == 1
         assert address in gone.stderr

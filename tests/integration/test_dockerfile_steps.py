@@ -114,7 +114,7 @@ def test_the_image_serves_answers_its_health_check_and_stops_on_sigterm(
 def test_the_health_check_fails_where_nobody_listens(image: Path) -> None:
     """A check that cannot fail is none."""
     ping = subprocess.run(
-        in_image(image, "ping", "127.0.0.1:1"), timeout=60, check=False, capture_output=True
+        in_image(image, "ping", "--at", "127.0.0.1:1"), timeout=60, check=False, capture_output=True
     )
 
     assert ping.returncode == 1

@@ -84,7 +84,7 @@ def test_a_daemon_answers_while_it_loads_and_says_how_far_it_is(tmp_path: Path) 
         assert loaded == sorted(loaded)
         assert one.events("ready")[0]["entries"] == entries
 
-        status, told = health(one, "--format", "json")
+        status, told = health(one, "--output", "json")
         assert status == 0
         metrics = json.loads(told)["metrics"]
         assert metrics["groups"] == 2_000

@@ -125,7 +125,7 @@ def test_a_damaged_folder_is_refused_and_repaired_and_served(
     """The whole story, with what an operator sees."""
     member_id, generation = made(tmp_path, clean=clean)
     assert len(segments(tmp_path)) > 2
-    before = cli("dump", tmp_path, "--format", "json")
+    before = cli("dump", tmp_path, "--output", "json")
     assert before.returncode == 0
     entries = [json.loads(line) for line in before.stdout.splitlines()]
     harmed = segments(tmp_path)[1]
@@ -165,7 +165,7 @@ def test_a_damaged_folder_is_refused_and_repaired_and_served(
 
 
 def _dumped(path: Path) -> list[dict[str, object]]:
-    done = cli("dump", path, "--format", "json")
+    done = cli("dump", path, "--output", "json")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

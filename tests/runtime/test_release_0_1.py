@@ -81,7 +81,7 @@ def answers_before(name: str) -> list[Any]:
 def test_every_live_entry_is_dumped_as_before(name: str, tmp_path: Path) -> None:
     """Each record, of every type, and the tail that was torn."""
     shutil.copytree(FOLDER / name, tmp_path / "data")
-    options = ["--data-dir", str(tmp_path / "data"), "--format=json", "--live-only"]
+    options = ["--data-dir", str(tmp_path / "data"), "--output=json", "--live-only"]
 
     done = CliRunner().invoke(main, ["log", "dump", *options])
 

@@ -4,6 +4,7 @@ import socket
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from coordinator.cli.common import retention_ms, retention_text, topic_scope
 from protocol import messages as m
@@ -15,8 +16,10 @@ GONE = m.DescribedGroup(69, "not found", "nobody", "Dead", "", "", -1, ())
 
 
 def described(request: m.DescribeGroupsRequest) -> m.DescribeGroupsResponse:
-    """Know only g."""
-    return m.DescribeGroupsResponse((EMPTY if request.group_ids == ("g",) else GONE,))
+    """Know all but nobody, without members."""
+    (group_id,) = request.group_ids
+    found = structs.replace(EMPTY, group_id=group_id)
+    return m.DescribeGroupsResponse((GONE if group_id == "nobody" else found,))
 
 
 def fetched(request: m.OffsetFetchRequest) -> m.OffsetFetchResponse:
@@ -77,12 +80,12 @@ def line(monkeypatch: pytest.MonkeyPatch) -> CommandLine:
 
 def test_groups_are_deleted_each_for_itself(line: CommandLine) -> None:
     """One that is in use must not keep the others, and must not be missed among them."""
-    done = line.run("groups", "delete", "--all-groups")
+    done = line.run("groups", "delete", "--all-groups", "--yes")
 
     assert done.exit_code == 1
     assert done.stdout == "g: deleted\nh: deleted\n"
     assert done.stderr == "busy: The group still has members. (NON_EMPTY_GROUP)\n"
-    assert line.run("groups", "delete", "g", "g").stdout == "g: deleted\n"
+    assert line.run("groups", "delete", "g", "g", "--yes").stdout == "g: deleted\n"
 
 
 def test_a_broken_connection_ends_the_deleting(line: CommandLine) -> None:
@@ -90,15 +93,16 @@ def test_a_broken_connection_ends_the_deleting(line: CommandLine) -> None:
     line.answers[m.DeleteGroupsRequest] = lambda r: (
         ConnectionResetError("gone") if r.group_ids == ("h",) else deleted(r)
     )
-    done = line.run("groups", "delete", "g", "h", "i")
+    done = line.run("groups", "delete", "g", "h", "i", "--yes")
 
     assert done.exit_code == 69
-    assert (done.stdout, done.stderr) == ("g: deleted\n", "h: 127.0.0.1:1: gone\n")
+    told = "h: No coordinator answers at 127.0.0.1:1: gone\n"
+    assert (done.stdout, done.stderr) == ("g: deleted\n", told)
 
 
 def test_offsets_of_single_partitions_are_deleted(line: CommandLine) -> None:
     """And what was not there is not claimed to be deleted."""
-    done = line.run("groups", "delete-offsets", "g", "--topic", "t:1,7")
+    done = line.run("groups", "delete-offsets", "g", "--topic", "t:1,7", "--yes")
 
     assert done.exit_code == 0
     assert cells(done.stdout) == [["t", "1", "deleted"], ["t", "7", "nothing", "was", "committed"]]
@@ -107,14 +111,15 @@ def test_offsets_of_single_partitions_are_deleted(line: CommandLine) -> None:
 
 def test_offsets_of_whole_topics_are_deleted(line: CommandLine) -> None:
     """Without numbers it is all that are committed; a topic with none is a mistyped one."""
-    done = line.run("groups", "delete-offsets", "g", "--topic", "t", "--topic", "u", "--topic", "v")
+    topics = [word for topic in ("t", "u", "v") for word in ("--topic", topic)]
+    done = line.run("groups", "delete-offsets", "g", *topics, "--yes")
 
     assert done.exit_code == 1
     assert [row[:3] for row in cells(done.stdout)] == [
         ["t", "0", "deleted"], ["t", "1", "deleted"], ["u", "0", "Members"],
     ]  # fmt: skip
     assert "GROUP_SUBSCRIBED_TO_TOPIC" in done.stdout
-    assert done.stderr == "g: nothing is committed of topic v\n"
+    assert done.stderr == "g: nothing is committed of topic 'v'.\n"
 
 
 @pytest.mark.parametrize(
@@ -133,16 +138,25 @@ def test_a_group_that_is_not_there_is_not_made(
 
     assert done.exit_code == 1
     assert done.stderr == "Consumer group 'nobody' does not exist.\n"
-    assert len(line.asked) == 1
+    assert [type(r) for r in line.asked] == [m.DescribeGroupsRequest, m.ListGroupsRequest]
 
 
 def test_static_members_are_removed_together(line: CommandLine) -> None:
     """One rebalance for all of them, and each that isn't there is named."""
-    instances = ("--instance", "i", "--instance", "x", "--instance", "i")
-    done = line.run("groups", "remove-static", "g", *instances, "--reason", "node gone")
+    members = tuple(m.DescribedMember(f"m-{i}", i, "c", "h", b"", b"") for i in ("i", "x"))
+    line.answers[m.DescribeGroupsRequest] = m.DescribeGroupsResponse(
+        (structs.replace(EMPTY, members=members),)
+    )
+    instances = [word for i in ("i", "x", "y", "i") for word in ("--instance", i)]
+    arguments = ("groups", "remove-static", "g", *instances, "--reason", "node gone")
+    dry = line.run(*arguments)
+    done = line.run(*arguments, "--yes")
 
+    assert cells(dry.stdout) == [["i", "m-i", "h", "c", "0"], ["x", "m-x", "h", "c", "0"]]
     assert done.exit_code == 1
-    assert (done.stdout, done.stderr) == ("i: removed\n", "x: nobody is x (UNKNOWN_MEMBER_ID)\n")
+    missing, refused = done.stderr.splitlines()
+    assert (done.stdout, refused) == ("i: removed\n", "x: nobody is x (UNKNOWN_MEMBER_ID)")
+    assert missing == "g: there is no static member 'y'."
     leaving = tuple(m.LeavingMember("", name, "node gone") for name in ("i", "x"))
     assert line.of_type(m.LeaveGroupRequest) == [m.LeaveGroupRequest("g", leaving)]
 
@@ -154,7 +168,7 @@ def test_static_members_are_removed_together(line: CommandLine) -> None:
 )  # fmt: skip
 def test_retention_is_set_in_words(text: str, kept_ms: int | None, line: CommandLine) -> None:
     """Nobody should have to count milliseconds."""
-    done = line.run("groups", "retention", "g", "--set", text)
+    done = line.run("groups", "retention", "g", "--set", text, "--yes")
 
     assert done.stdout == "g: 7d\n"
     assert line.of_type(m.AlterGroupRetentionRequest) == [
@@ -217,8 +231,8 @@ def test_what_names_no_topic_or_partition_is_refused(text: str, line: CommandLin
     assert line.asked == []
 
 
-def test_a_timeout_is_in_milliseconds(monkeypatch: pytest.MonkeyPatch, line: CommandLine) -> None:
-    """As in Kafka's tools, and everywhere else here."""
+def test_a_timeout_is_in_seconds(monkeypatch: pytest.MonkeyPatch, line: CommandLine) -> None:
+    """Of every command, whatever unit other tools have."""
     waits: list[float] = []
 
     def refuse(_: object, *, timeout: float) -> None:
@@ -227,5 +241,7 @@ def test_a_timeout_is_in_milliseconds(monkeypatch: pytest.MonkeyPatch, line: Com
 
     monkeypatch.setattr(socket, "create_connection", refuse)
 
-    assert line.run("groups", "list", "--timeout", "1500").exit_code == 69
-    assert waits == [1.5]
+    done = line.run("groups", "list", "--timeout", "1.5")
+    assert (done.exit_code, waits) == (69, [1.5])
+    told = "No coordinator answers at 127.0.0.1:1: nothing came within 1.5 s\n"
+    assert done.stderr == told

@@ -86,7 +86,7 @@ def run(path: Path, command: str, *options: str) -> Result:
 
 def dumped(path: Path, *options: str) -> list[dict[str, Any]]:
     """Return the lines of a dump in JSON."""
-    done = run(path, "dump", "--format", "json", *options)
+    done = run(path, "dump", "--output", "json", *options)
     assert done.exit_code in {0, 65}, done.output
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -325,7 +325,7 @@ def test_no_command_shows_the_secret(tmp_path: Path, harm: str) -> None:
     hidden = [SECRET.hex()[4:16], repr(SECRET[4:8])[2:-1], *map(str, checks), *map(hex, checks)]
     asked = [
         run(tmp_path, "dump"),
-        run(tmp_path, "dump", "--format", "json"),
+        run(tmp_path, "dump", "--output", "json"),
         run(tmp_path, "verify", "--verbose"),
         run(tmp_path, "repair"),
         run(tmp_path, "repair", "--accept-loss", "--node-id", "1", "--partitions", "4"),

@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable
 
+import click
 import pytest
 import structlog
 import trio
@@ -44,14 +45,14 @@ def command_line(monkeypatch: pytest.MonkeyPatch, answer: object) -> CommandLine
         (structs.replace(READY, error=-1), 1),
     ],
 )
-@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
 def test_the_exit_status_says_how_the_node_is(
     answer: object, status: int, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For health checks, which read nothing else."""
     line = command_line(monkeypatch, answer)
 
-    assert line.run("health", "--format", form).exit_code == status
+    assert line.run("health", "--output", form).exit_code == status
 
 
 def test_health_tells_people_what_is_wrong_and_what_loads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +70,7 @@ def test_health_tells_people_what_is_wrong_and_what_loads(monkeypatch: pytest.Mo
 
 def test_health_tells_programs_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is on the wire, by name."""
-    told = json.loads(command_line(monkeypatch, ILL).run("health", "--format", "json").stdout)
+    told = json.loads(command_line(monkeypatch, ILL).run("health", "--output", "json").stdout)
 
     assert told == {
         "node_id": 1,
@@ -198,4 +199,4 @@ async def test_a_long_load_is_told_about_once_a_second(
 
 def test_the_commands_are_listed() -> None:
     """An operator looks for them in the help."""
-    assert {"health", "reload"} <= set(main.commands)
+    assert {"health", "reload"} <= set(main.list_commands(click.Context(main)))

@@ -248,14 +248,14 @@ def test_programs_get_json(
     arguments: tuple[str, ...], expected: dict[str, Any], line: CommandLine
 ) -> None:
     """Nobody should have to parse a table."""
-    done = line.run("groups", *arguments, "--json")
+    done = line.run("groups", *arguments, "--output", "json")
 
     assert json.loads(done.stdout)[0] == expected
 
 
 def test_what_is_not_known_is_null_in_json(line: CommandLine) -> None:
     """A 0 or a -1 would be added up by somebody."""
-    rows = json.loads(line.run("groups", "lag", "g", "--json").stdout)
+    rows = json.loads(line.run("groups", "lag", "g", "--output", "json").stdout)
 
     assert [row["lag"] for row in rows] == [4, None, None]
     assert rows[2]["consumer_id"] is None
@@ -271,7 +271,7 @@ def test_rebalances_say_why(line: CommandLine) -> None:
     """The question that Kafka's tools leave open."""
     line.answers[m.DescribeRebalancesRequest] = m.DescribeRebalancesResponse(0, None, "g", (WHY,))
     told = line.run("groups", "rebalances", "g").stdout
-    (read,) = json.loads(line.run("groups", "rebalances", "g", "--json").stdout)
+    (read,) = json.loads(line.run("groups", "rebalances", "g", "--output", "json").stdout)
 
     for part in ("1970-01-01T00:00:00+00:00", "4->5", "c-2", "no heartbeat for 10.2 s"):
         assert part in told
@@ -329,7 +329,7 @@ def test_topics_are_registered_listed_and_deleted(line: CommandLine) -> None:
     refused = line.run("topics", "register", "t", "3")
     assert (refused.exit_code, "can't shrink" in refused.stderr) == (1, True)
     assert cells(line.run("topics", "list").output) == [["t", "6", "0"]]
-    assert line.run("topics", "delete", "t").output == "ok\n"
+    assert line.run("topics", "delete", "t", "--yes").output == "ok\n"
 
 
 def test_nobody_there_is_said_in_words() -> None:
@@ -348,4 +348,4 @@ def test_an_end_in_the_middle_names_the_group(line: CommandLine) -> None:
     done = line.run("groups", "describe", "g", "d")
 
     assert done.exit_code == 69
-    assert done.stderr == "g: 127.0.0.1:1: gone\n"
+    assert done.stderr == "g: No coordinator answers at 127.0.0.1:1: gone\n"

@@ -1,0 +1,80 @@
+"""``group-coordinator serve``: the daemon."""
+
+import os
+import sys
+from pathlib import Path
+
+import click
+import trio
+
+from coordinator.cli.grammar import PROGRAM, Command
+from coordinator.cli.output import end
+from coordinator.config import ConfigError, load_settings
+from coordinator.log.errors import EXIT_REFUSED
+from coordinator.server.run import serve as serve_daemon
+from coordinator.server.terminal import Bar, configure_logging
+
+
+@click.command(
+    cls=Command,
+    examples={
+        "Serve this machine, and keep the offsets in the folder data:": "serve --data-dir data",
+        "The same on another port, with sessions of up to an hour:": "serve --data-dir data "
+        "--listen 127.0.0.1:9311 --set group.max.session.timeout.ms=3600000",
+        "Serve other machines, which nothing encrypts:": "serve --data-dir data "
+        "--listen 0.0.0.0:9310 --set allow.plaintext.remote=true "
+        "--set advertised.listeners=coordinator.example:9310",
+    },
+)
+@click.option(
+    "--listen",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Where to listen; may be given several times. Port 0 takes a free one.",
+)
+@click.option(
+    "--data-dir",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder of the offsets log; made if it isn't there.",
+)
+@click.option(
+    "--config",
+    "toml_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE.toml",
+    help='Settings as quoted keys, such as "group.max.size" = 500.',
+)
+@click.option(
+    "--set", "overrides", multiple=True, metavar="NAME=VALUE", help="One setting; wins over all."
+)
+@click.option(
+    "--leader-epoch-at-least",
+    type=click.IntRange(0, 2**31 - 2),
+    default=0,
+    metavar="N",
+    help="For a restored backup: above every epoch that clients have seen.",
+)
+def serve(
+    listen: tuple[str, ...],
+    data_dir: Path,
+    toml_path: Path | None,
+    overrides: tuple[str, ...],
+    leader_epoch_at_least: int,
+) -> None:
+    """Run the daemon until SIGTERM.
+
+    A start that is refused leaves nothing behind.
+    """
+    bar = Bar(sys.stderr)
+    configure_logging(around=bar.around)
+    try:
+        settings = load_settings(
+            toml_path=toml_path, environ=os.environ, overrides=overrides, listen=listen
+        )
+    except ConfigError as exc:
+        end(f"{PROGRAM}: {exc}", EXIT_REFUSED)
+    status = trio.run(
+        lambda: serve_daemon(settings, data_dir, bar, leader_epoch_at_least=leader_epoch_at_least)
+    )
+    sys.exit(status)
