@@ -28,7 +28,7 @@ from client.exceptions import (
 from client.member import Member
 from client.membership import Assignment
 from client.offsets import OffsetAndMetadata
-from client.operators import Lag, PositionTooOld, TopicSource
+from client.operators import GroupSummary, Lag, PositionTooOld, TopicSource
 from protocol.errors import ErrorCode
 from protocol.partition import TopicPartition
 
@@ -45,6 +45,7 @@ __all__ = [
     "CoordinatorUnavailable",
     "ErrorCode",
     "FatalError",
+    "GroupSummary",
     "InvalidAssignment",
     "Lag",
     "Member",

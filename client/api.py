@@ -128,6 +128,7 @@ class Client(OperatorCalls):
         group_instance_id: str | None = None,
         host: str | None = None,
         reason: str | None = None,
+        register: bool = True,
         on_assigned: Callback | None = None,
         on_revoked: Callback | None = None,
         on_lost: Callback | None = None,
@@ -154,6 +155,9 @@ class Client(OperatorCalls):
                 when it was restarted within *session_timeout_ms*. It doesn't leave at the end.
             host: Where this member runs, to be given partitions whose data lie there.
             reason: Why, for the coordinator's log.
+            register: As leader, tell the coordinator's registry what *partitions* says, so that
+                lag can be known. It only ever adds to the registry, and bounds no commits. If it
+                fails, that is logged.
             on_assigned: Called with the partitions that are added.
             on_revoked: Called with those that will be given up; they can still be committed.
             on_lost: Called with those that somebody else has already.
@@ -186,6 +190,7 @@ class Client(OperatorCalls):
             config=config,
             assignors=assignors,
             partitions=partitions,
+            register=register,
             callbacks={
                 Change.GIVEN: on_assigned,
                 Change.REVOKED: on_revoked,

@@ -114,6 +114,7 @@ class BlockingClient(_Facade[Client]):
         group_instance_id: str | None = None,
         host: str | None = None,
         reason: str | None = None,
+        register: bool = True,
         on_assigned: BlockingCallback | None = None,
         on_revoked: BlockingCallback | None = None,
         on_lost: BlockingCallback | None = None,
@@ -136,6 +137,7 @@ class BlockingClient(_Facade[Client]):
             group_instance_id=group_instance_id,
             host=host,
             reason=reason,
+            register=register,
             on_assigned=on_assigned and partial(_call_back, on_assigned),
             on_revoked=on_revoked and partial(_call_back, on_revoked),
             on_lost=on_lost and partial(_call_back, on_lost),
@@ -153,6 +155,7 @@ class BlockingClient(_Facade[Client]):
 
     describe_groups = _blocking(Client.describe_groups)
     list_groups = _blocking(Client.list_groups)
+    summarize_groups = _blocking(Client.summarize_groups)
     delete_groups = _blocking(Client.delete_groups)
     drain_member = _blocking(Client.drain_member)
     remove_static_members = _blocking(Client.remove_static_members)

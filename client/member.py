@@ -56,6 +56,7 @@ from protocol.messages import (
 from protocol.partition import NO_GENERATION, TopicPartition
 
 logger = logging.getLogger("client.commits")  # The name in the guide.
+topics_logger = logging.getLogger("client.topics")  # As is this.
 
 # Told of the member's partitions in the task that calls ``assignment()`` or ``leave()``, and only
 # there.
@@ -68,6 +69,10 @@ Partitions = (
 # A heartbeat that isn't answered for this long makes the client try another connection, even
 # where the session is shorter than three times that: a busy server is not a dead one.
 HEARTBEAT_ATTEMPT_MS_MIN: Final = 3_000
+# The whole group waits for its leader, and can do without lag.
+REGISTER_MS_MAX: Final = 3_000
+TOPICS_NAMED_MAX: Final = 5
+REASON_CHARS_MAX: Final = 500
 
 
 class Member:
@@ -87,6 +92,7 @@ class Member:
         config: MembershipConfig,
         assignors: Sequence[Assignor],
         partitions: Partitions | None,
+        register: bool,
         callbacks: Mapping[Change, Callback | None],
         auto_commit_interval_ms: int | None,
         leave_timeout_ms: int,
@@ -94,7 +100,7 @@ class Member:
         self._client_nursery = nursery
         self._router = router
         self._offset_calls = offset_calls
-        leading = Leading(assignors, partitions, topic_calls)
+        leading = Leading(assignors, partitions, topic_calls, register=register)
         self._machine = Membership(config, leading.user_data)
         self._driver = Driver(self._machine, router, topic_calls, leading)
         auto = auto_commit_interval_ms is not None
@@ -743,6 +749,7 @@ class Leading:
         assignors: Those that the member offers.
         partitions: What the caller knows of partitions; None asks the coordinator's registry.
         topic_calls: Ask it.
+        register: Tell it what the caller knows.
 
     """
 
@@ -751,10 +758,14 @@ class Leading:
         assignors: Sequence[Assignor],
         partitions: Partitions | None,
         topic_calls: TopicCalls,
+        *,
+        register: bool,
     ) -> None:
         self._assignors = {assignor.name: assignor for assignor in assignors}
         self._partitions = partitions
         self._topic_calls = topic_calls
+        self._registers = register and partitions is not None
+        self._registered: dict[str, int] = {}  # What the registry was told.
 
     def user_data(
         self,
@@ -773,7 +784,31 @@ class Leading:
         topics = sorted({topic for member in members for topic in member.topics})
         partitions, hosts = await self._find(topics)
         assignor = self._assignors[action.assignor_name]
-        return write_assignments(run_assignor(assignor, members, partitions, hosts))
+        assignments = write_assignments(run_assignor(assignor, members, partitions, hosts))
+        if self._registers:
+            await self._register(partitions)
+        return assignments
+
+    async def _register(self, partitions: Mapping[str, Sequence[int]]) -> None:
+        """Tell the registry of the topics that are news to it; a failure is only logged.
+
+        Told before the assignment is in force, it makes no group rebalance that reads all of them.
+        """
+        counts = {topic: max(numbers) + 1 for topic, numbers in partitions.items() if numbers}
+        news = {t: count for t, count in counts.items() if self._registered.get(t) != count}
+        if not news:
+            return
+        try:
+            with trio.fail_after(REGISTER_MS_MAX / 1000):
+                await self._topic_calls.register_topics(news, observed=True)
+        except trio.TooSlowError:
+            topics_logger.warning("not registered in %d ms: %s", REGISTER_MS_MAX, _named(news))
+        except CoordinatorError as exc:
+            topics_logger.warning("no lag of %s: %s", _named(news), str(exc)[:REASON_CHARS_MAX])
+            if isinstance(exc, FatalError):
+                self._registered |= news  # The same again would be refused again.
+        else:
+            self._registered |= news
 
     async def _find(
         self, topics: list[str]
@@ -797,3 +832,10 @@ class Leading:
         if inspect.isawaitable(numbers):
             numbers = await numbers
         return sorted(set(numbers))
+
+
+def _named(topics: Iterable[str]) -> str:
+    """Return some topics for a line of a log."""
+    names = sorted(topics)
+    more = f" and {len(names) - TOPICS_NAMED_MAX} more" if len(names) > TOPICS_NAMED_MAX else ""
+    return ", ".join(map(repr, names[:TOPICS_NAMED_MAX])) + more

@@ -21,6 +21,7 @@ PARTITIONS_PER_REQUEST: Final = 10_000
 TOPICS_PER_PAGE: Final = 1_000
 OFFSETS_PER_PAGE: Final = 20_000
 CHANGES_PER_PAGE: Final = 5_000
+GROUPS_PER_PAGE: Final = 2_000
 FOR_EVER: Final = -1
 NO_POSITION: Final = -1
 NO_EXPIRY: Final = -1
@@ -40,6 +41,34 @@ class Lag(NamedTuple):
     end: int | None
     lag: int | None
     owner: str | None
+
+
+class GroupSummary(NamedTuple):
+    """A group in a few numbers. What is not known is None, and never 0.
+
+    Attributes:
+        group: The group id.
+        state: One of Kafka's five names.
+        protocol_type: Such as "consumer"; "" for a group that nobody has joined.
+        members: How many it has.
+        partitions: How many it has committed, or owns.
+        unknown: Of how many of them the lag isn't known.
+        lag: That of all others together; None if there are none.
+        earlier_lag: What it was ``earlier_ms`` ago: the coordinator's memory of some minutes.
+        earlier_ms: How long ago that was.
+        samples: The lag of the last minutes, oldest first.
+    """
+
+    group: str
+    state: str
+    protocol_type: str
+    members: int
+    partitions: int
+    unknown: int
+    lag: int | None
+    earlier_lag: int | None
+    earlier_ms: int | None
+    samples: tuple[int | None, ...]
 
 
 async def group_lag(router: Router, group_id: str) -> dict[TopicPartition, Lag]:
@@ -65,6 +94,21 @@ async def group_lag(router: Router, group_id: str) -> dict[TopicPartition, Lag]:
 
 def _known(number: int) -> int | None:
     return None if number < 0 else number
+
+
+def _summary(group: m.GroupSummary) -> GroupSummary:
+    return GroupSummary(
+        group.group_id,
+        group.state,
+        group.protocol_type,
+        group.members,
+        group.partitions,
+        group.unknown,
+        _known(group.lag),
+        _known(group.earlier_lag),
+        _known(group.earlier_ms),
+        tuple(map(_known, group.samples)),
+    )
 
 
 class TopicSource(NamedTuple):
@@ -121,11 +165,19 @@ class TopicCalls:
                 has_more = len(found) < len(names) and bool(response.topics)
         return found
 
-    async def register_topics(self, topics: Mapping[str, int | TopicSource]) -> None:
+    async def register_topics(
+        self, topics: Mapping[str, int | TopicSource], *, observed: bool = False
+    ) -> None:
         """Tell which topics there are: their number of partitions, or also where they lie.
 
         Repeating it changes nothing. Of a topic that has grown, or that matches a group's
         pattern and is new, the groups concerned rebalance.
+
+        Args:
+            topics: The topics.
+            observed: They are told as a consumer sees them, which may not be all. Then nothing
+                that is registered gets smaller, which is no error either, and a topic that is
+                known only so bounds no commits.
 
         Raises:
             FatalError: Some topics were refused, the others are registered. Code 37: a topic
@@ -142,7 +194,8 @@ class TopicCalls:
                 hosts = tuple(m.PartitionHosts(p, tuple(names)) for p, names in listed if names)
             registrations.append(m.TopicRegistration(topic, source.partition_count, hosts))
         for start in range(0, len(registrations), TOPICS_PER_PAGE):
-            request = m.RegisterTopicsRequest(tuple(registrations[start : start + TOPICS_PER_PAGE]))
+            page = tuple(registrations[start : start + TOPICS_PER_PAGE])
+            request = m.RegisterTopicsRequest(page, observed)
             response = await self._change(request, m.RegisterTopicsResponse, "topics")
             refused = [topic for topic in response.topics if topic.error != ErrorCode.NONE]
             if refused:
@@ -327,6 +380,33 @@ class OperatorCalls(TopicCalls):
         response = await self._router.ask(request, m.ListGroupsResponse)
         _check(response.error, "no list of groups")
         return list(response.groups)
+
+    async def summarize_groups(
+        self, pattern: str | None = None, *, states: Iterable[str] = (), samples: int = 0
+    ) -> list[GroupSummary]:
+        """Return all groups with their members, their lag, and what it was some minutes ago.
+
+        Args:
+            pattern: Only groups whose whole id matches this regular expression of RE2's syntax.
+            states: Only groups in one of these states.
+            samples: How many of the last lags to return of each group, at most: one a minute,
+                for an hour.
+
+        Raises:
+            FatalError: Code 128: *pattern* is no regular expression; 35: the coordinator is too
+                old for this.
+        """
+        found: list[GroupSummary] = []
+        wanted = tuple(states)
+        cursor, has_more = b"", True
+        while has_more:
+            request = m.SummarizeGroupsRequest(pattern, wanted, cursor, GROUPS_PER_PAGE, samples)
+            response = await self._router.ask(request, m.SummarizeGroupsResponse)
+            _check(response.error, "no summary of groups", response.message)
+            found += map(_summary, response.groups)
+            cursor = response.cursor
+            has_more = bool(cursor)
+        return found
 
     async def delete_groups(self, groups: Iterable[str]) -> dict[str, int]:
         """Delete groups without members, with their offsets; return the code per group.

@@ -74,6 +74,7 @@ class ApiKey(IntEnum):
     DESCRIBE_NODE = 1010
     COMPACT_LOG = 1011
     RELOAD_PARTITION = 1012
+    SUMMARIZE_GROUPS = 1013
 
     # Enum's own is written in Python, and keys are looked up several times a request.
     __hash__ = int.__hash__
@@ -1012,6 +1013,9 @@ class RegisterTopicsRequest(Request):
     """Make topics known, or tell that they have grown; repeating it changes nothing."""
 
     topics: RequestArray[TopicRegistration]
+    # Version 1: who tells is a consumer, which knows of so many partitions at least. Fewer than are
+    # registered change nothing then, and a topic that only consumers told of bounds no commits.
+    is_observed: Annotated[bool, Since(1)] = False
 
 
 class RegisteredTopic(ResponsePart):
@@ -1041,14 +1045,15 @@ declare(
     RegisterTopicsResponse,
     problem=_register_problem,
     example=Example(
-        26,
-        "topics become known",
-        0,
+        40,
+        "topics become known, version 1",
+        1,
         RegisterTopicsRequest(
             (
                 TopicRegistration("flights", 2, (PartitionHosts(0, ("host-a", "host-b")),)),
                 TopicRegistration("weather", 1, None),
-            )
+            ),
+            is_observed=False,
         ),
         RegisterTopicsResponse(
             0,
@@ -1542,6 +1547,66 @@ declare(
                 ),
             ),
         ),
+    ),
+)
+
+
+class SummarizeGroupsRequest(Request):
+    """All groups, page by page: their members, how far they are behind, and how that changes.
+
+    Those whose whole id matches ``pattern``, a regular expression of RE2's syntax (None: all), and
+    that are in one of ``states`` (in any case; empty: all). ``cursor`` is empty for the first page,
+    and after that the one of the page before.
+    """
+
+    pattern: TopicPattern | None
+    states: RequestArray[Text]
+    cursor: Cursor
+    max_groups: Count
+    max_samples: Count  # How many of the last lags, a minute apart, to show of each group.
+
+
+class GroupSummary(ResponsePart):
+    """One group of a page. What is not known is -1, and never 0."""
+
+    group_id: Text
+    protocol_type: Text
+    state: Text
+    members: I32
+    partitions: I32  # That it has committed, or owns.
+    unknown: I32  # Those of them of which no lag is known.
+    lag: I64  # Of the others together; -1 if there are none.
+    earlier_lag: I64  # What it was some minutes ago, -1 if that isn't known.
+    earlier_ms: I64  # How long ago that was.
+    samples: ResponseArray[I64]  # The last lags, a minute apart, oldest first.
+
+
+class SummarizeGroupsResponse(Response):
+    """Answer to `SummarizeGroupsRequest`; an empty ``cursor`` says that this was the last page."""
+
+    error: Code
+    message: Text | None
+    groups: ResponseArray[GroupSummary]
+    cursor: bytes
+
+
+declare(
+    ApiKey.SUMMARIZE_GROUPS,
+    SummarizeGroupsRequest,
+    SummarizeGroupsResponse,
+    problem=lambda r: None if r.max_groups else "max_groups is 0",
+    example=Example(
+        41,
+        "how far behind are all groups",
+        0,
+        SummarizeGroupsRequest("etl.*", (), b"", 100, 3),
+        SummarizeGroupsResponse(
+            0,
+            None,
+            (GroupSummary(GROUP, "consumer", "Stable", 1, 2, 1, 8, 20, 150_000, (20, -1, 12)),),
+            b"",
+        ),
+        -1,
     ),
 )
 

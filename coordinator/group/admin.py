@@ -1,9 +1,8 @@
-"""What operators look at and change: groups, members, offsets, lag and rebalances."""
+"""What operators look at and change: groups, members, offsets and rebalances."""
 
 from typing import Final
 
 from coordinator.group.core import TOPICS_NAMED_MAX, Core, Decision, Now, Outcome
-from coordinator.group.group import Group
 from coordinator.group.member import CONSUMER
 from coordinator.group.rebalance import maybe_start_rebalance
 from coordinator.group.records import (
@@ -20,7 +19,6 @@ from protocol.messages import (
     AlterGroupRetentionResponse,
     DescribedGroup,
     DescribedMember,
-    DescribeLagResponse,
     DescribeRebalancesRequest,
     DescribeRebalancesResponse,
     DrainedMember,
@@ -31,9 +29,7 @@ from protocol.messages import (
     OffsetChange,
     OffsetDeleteRequest,
     OffsetDeleteResponse,
-    PartitionLag,
     PartitionResult,
-    TopicLag,
     TopicResult,
     describe_error,
 )
@@ -183,54 +179,6 @@ def describe_rebalances(
     newest = sorted(group.rebalances.values(), key=lambda r: r.number, reverse=True)
     shown = tuple(newest[: max(request.max_rebalances, 0)])
     return DescribeRebalancesResponse(ErrorCode.NONE.value, None, group_id, shown)
-
-
-def describe_lag(core: Core, group_id: str) -> DescribeLagResponse:
-    """Return the lag of every partition that the group has committed or owns.
-
-    What is not known is -1, and never 0: a missing commit, a missing end offset, and so their
-    difference.
-    """
-    group = core.groups.get(group_id)
-    if group is None:
-        error = ErrorCode.GROUP_ID_NOT_FOUND.value
-        return DescribeLagResponse(error, f"Group {group_id} not found.", group_id, ())
-    owners = {
-        topic_partition: member.member_id
-        for member in group.members.values()
-        for topic_partition in member.owned or ()
-    }
-    named: dict[str, set[int]] = {topic: set(found) for topic, found in group.offsets.items()}
-    for topic, partition in owners:
-        named.setdefault(topic, set()).add(partition)
-    topics = [
-        TopicLag(
-            topic,
-            tuple(
-                _lag(core, group, topic, partition, owners.get((topic, partition), ""))
-                for partition in sorted(named[topic])
-            ),
-        )
-        for topic in sorted(named)
-    ]
-    return DescribeLagResponse(ErrorCode.NONE.value, None, group_id, tuple(topics))
-
-
-def _lag(core: Core, group: Group, topic: str, partition: int, member_id: str) -> PartitionLag:
-    stored = group.offset_of(topic, partition)
-    end = core.registry.end_offset(topic, partition)
-    committed_offset = NO_OFFSET if stored is None else stored.offset
-    end_offset = NO_OFFSET if end is None else end.end_offset
-    is_known = stored is not None and end is not None
-    return PartitionLag(
-        partition,
-        committed_offset,
-        end_offset,
-        max(end_offset - committed_offset, 0) if is_known else _UNKNOWN,
-        _UNKNOWN if stored is None else stored.commit_timestamp_ms,
-        _UNKNOWN if end is None else end.reported_ms,
-        member_id,
-    )
 
 
 def offset_change(position: int, timestamp_ms: int, record: Record) -> OffsetChange | None:

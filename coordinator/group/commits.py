@@ -120,7 +120,7 @@ def _examine(
 ) -> tuple[Offsets, tuple[PartitionResult, ...]]:
     """Return the offsets of the partitions that aren't refused, and the results of all."""
     config, topic, items = core.config, named.topic, named.partitions
-    open_partitions = core.registry.topics.get(topic, _UNREGISTERED).open_partitions
+    commit_bound = core.registry.topics.get(topic, _UNREGISTERED).commit_bound
     stored = _NOTHING_STORED.offsets
     offsets_left = config.group_max_offsets
     # What the member may commit; None for everything.
@@ -136,7 +136,7 @@ def _examine(
     results = []
     for item in items:
         partition, metadata, expected = item.partition, item.metadata, item.expected_offset
-        if partition >= open_partitions:
+        if partition >= commit_bound:
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.value
         elif (
             owned is not None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from coordinator.group.history import RunningRebalance
+from coordinator.group.lag_samples import LagSamples
 from coordinator.group.member import Member, PendingId, Timer, TimerKind
 from coordinator.group.records import CommittedOffset, GroupMetadata, MemberMetadata, StoredOffsets
 from coordinator.group.states import GroupState, Trigger, next_state
@@ -43,6 +44,7 @@ class Group:
     # What became of members that are gone, in words.
     removals: dict[str, str] = field(default_factory=dict)
     rebalance: RunningRebalance | None = None
+    lag_samples: LagSamples | None = None  # None: it was never known.
     # What the members of the current generation subscribe to; None if one can't be read.
     subscribed: frozenset[str] | None = frozenset()
     # Versions of the topic registry: up to which the assignment is known to be good, and

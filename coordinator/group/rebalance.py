@@ -37,7 +37,9 @@ be good. It is set when a join phase completes, and lies in the group's record. 
 group becomes Stable, after a load, and when something changes while it is Stable, the newer
 changes are looked at: is one of a topic that the group subscribes to, or has assigned, or of
 one that a member's pattern matches and that the member didn't have on its list when it
-joined? Then the group rebalances; else its assignment is good up to now.
+joined? Then the group rebalances; else its assignment is good up to now. A topic that is new or has
+grown is no news to a group that owns all of its partitions already: it knew before the registry
+did, and its leader may well be who told the registry.
 
 A member finds the topics of its pattern before it joins, so what it knows may be older than
 the join phase. Hence `topics_version` is lowered below the first topic that such a member
@@ -45,7 +47,7 @@ misses. A client that never takes a topic up would so rebalance for ever: a chan
 made this group rebalance once (`topics_triggered`, soft) doesn't count any more.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -58,7 +60,7 @@ from coordinator.group.history import RunningRebalance
 from coordinator.group.member import NOTHING, Member
 from coordinator.group.records import GroupGeneration, GroupMetadata, GroupRebalanced
 from coordinator.group.refusals import rebalancing, seconds
-from coordinator.group.registry import InvalidPattern, Registry
+from coordinator.group.registry import InvalidPattern, Registry, TopicChange
 from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode
 from protocol.messages import JoinGroupResponse, sync_error
@@ -342,23 +344,38 @@ def _topic_changes(registry: Registry, group: Group) -> Iterator[str]:
     known_version = max(group.topics_version, group.topics_triggered)
     subscribed = group.subscribed or frozenset()
     patterns = {pattern for pattern, _ in _patterns(group)}
-    owned: frozenset[str] | None = None  # Most changes are no deletions.
+    owned: dict[str, list[int]] | None = None  # Most changes concern nobody.
     for topic in _candidates(registry, group, patterns, known_version):
         change = registry.change_of(topic, known_version)
         if change is None:
             continue
-        concerns = topic in subscribed
-        if not concerns and change.after:
-            concerns = any(registry.matches(pattern, topic) for pattern in patterns)
-        elif not concerns:
-            owned = _owned_topics(group) if owned is None else owned
-            concerns = topic in owned
-        if concerns:
+        is_wanted = topic in subscribed
+        if not is_wanted and change.after:
+            is_wanted = any(registry.matches(pattern, topic) for pattern in patterns)
+        if not is_wanted and change.after:
+            continue
+        owned = _owned_partitions(group) if owned is None else owned
+        if _is_news(registry, change, owned.get(topic, ()), known_version, is_wanted=is_wanted):
             yield str(change)
     if registry.may_miss_deletions_since(known_version):
         for topic in sorted(subscribed):
             if topic not in registry.topics:
                 yield f"topic {topic} is not registered, and topics were deleted"
+
+
+def _is_news(
+    registry: Registry,
+    change: TopicChange,
+    owned: Collection[int],
+    known_version: int,
+    *,
+    is_wanted: bool,
+) -> bool:
+    """Say whether a topic that is wanted, or deleted, has anything but the partitions *owned*."""
+    if not change.after:
+        return is_wanted or bool(owned)
+    owns_all = sum(partition < change.after for partition in owned) == change.after
+    return not owns_all or registry.may_be_another(change.topic, known_version)
 
 
 def _candidates(
@@ -371,7 +388,7 @@ def _candidates(
     """
     if registry.number_of_changes_since(known_version) <= CHANGES_WALKED:
         return dict.fromkeys(change.topic for change in registry.changes_since(known_version))
-    topics = set(group.subscribed or ()) | _owned_topics(group)
+    topics = {*(group.subscribed or ()), *_owned_partitions(group)}
     for pattern in patterns:
         topics.update(_matching(registry, pattern))
     return sorted(topics)
@@ -394,5 +411,9 @@ def _matching(registry: Registry, pattern: str) -> list[str]:
         return []
 
 
-def _owned_topics(group: Group) -> frozenset[str]:
-    return frozenset(topic for member in group.members.values() for topic, _ in member.owned or ())
+def _owned_partitions(group: Group) -> dict[str, list[int]]:
+    owned: dict[str, list[int]] = {}
+    for member in group.members.values():
+        for topic, partition in member.owned or ():
+            owned.setdefault(topic, []).append(partition)
+    return owned

@@ -24,6 +24,7 @@ from coordinator.group.records import (
     UnknownRecord,
 )
 from protocol.messages import EndOffset, PartitionHosts
+from protocol.partition import INT32_MAX
 
 TOPIC: Final = 1010
 TOPIC_END: Final = 1011
@@ -32,6 +33,9 @@ REGISTRY: Final = 1012
 TOPIC_FORGOTTEN: Final = GROUP_DELETED
 
 RECORD_VERSION: Final = 0
+# Only a topic that bounds no commits is written so: what older code can read, it still can.
+OBSERVED_VERSION: Final = 1
+_VERSIONS: Final = {TOPIC: OBSERVED_VERSION}
 
 # Matching a pattern against 100,000 topics holds everybody up, so what matched is kept for the
 # patterns used last: at most so many, and so many names in all of them.
@@ -53,6 +57,8 @@ class TopicRegistered(NamedTuple):
     hosts: tuple[PartitionHosts, ...]  # By partition.
     is_deleted: bool  # Nobody sees it any more, but offsets of it may still be there.
     version: int  # Of the registry, when the topic's structure last changed.
+    # Only consumers have told of it. They may not know all of it, so it bounds no commits.
+    is_observed: bool = False
 
 
 class EndReported(NamedTuple):
@@ -102,16 +108,43 @@ class TopicChange(NamedTuple):
 
 
 class Topic:
-    """One topic. ``open_partitions`` is what commits are checked against: 0 once it is deleted."""
+    """One topic.
 
-    __slots__ = ("hosts", "is_deleted", "open_partitions", "partition_count", "version")
+    Attributes:
+        open_partitions: How many partitions it has, 0 once it is deleted.
+        commit_bound: Commits are for partitions below it.
+    """
+
+    __slots__ = (
+        "commit_bound",
+        "hosts",
+        "is_deleted",
+        "is_observed",
+        "open_partitions",
+        "partition_count",
+        "version",
+    )
 
     def __init__(self, record: TopicRegistered) -> None:
         self.partition_count = record.partition_count
         self.hosts: tuple[PartitionHosts, ...] = record.hosts
         self.is_deleted = record.is_deleted
         self.version = record.version
+        self.is_observed = record.is_observed
         self.open_partitions = 0 if record.is_deleted else record.partition_count
+        is_open = record.is_observed and not record.is_deleted
+        self.commit_bound = INT32_MAX + 1 if is_open else self.open_partitions
+
+    def record(self, name: str) -> TopicRegistered:
+        """Return the record that leaves it as it is."""
+        return TopicRegistered(
+            name,
+            self.partition_count,
+            self.hosts,
+            self.is_deleted,
+            self.version,
+            self.is_observed,
+        )
 
 
 class HardRegistry(NamedTuple):
@@ -220,10 +253,7 @@ class Registry:
         return HardRegistry(
             self.version,
             self.last_deletion_version,
-            tuple(
-                TopicRegistered(name, t.partition_count, t.hosts, t.is_deleted, t.version)
-                for name, t in sorted(self.topics.items())
-            ),
+            tuple(topic.record(name) for name, topic in sorted(self.topics.items())),
             tuple(
                 EndReported(name, *structs.astuple(ends[partition]))
                 for name, ends in sorted(self.ends.items())
@@ -237,6 +267,10 @@ class Registry:
         """Return how many partitions *topic* has, 0 if it isn't registered."""
         known = self.topics.get(topic)
         return 0 if known is None else known.open_partitions
+
+    def ends_of(self, topic: str) -> Mapping[int, EndOffset]:
+        """Return how far the partitions of *topic* reach, as far as somebody has said."""
+        return self.ends.get(topic, {}) if self.partition_count(topic) else {}
 
     def end_offset(self, topic: str, partition: int) -> EndOffset | None:
         """Return how far one partition reaches, None if nobody has said."""
@@ -264,6 +298,11 @@ class Registry:
         """Return what happened to *topic* after a version, as one change; None if nothing."""
         newer = [c for c in self._by_topic.get(topic, ()) if c.version > since_version]
         return newer[-1]._replace(before=newer[0].before) if newer else None
+
+    def may_be_another(self, topic: str, since_version: int) -> bool:
+        """Say whether *topic* may have been deleted after a version, and then made anew."""
+        newer = (c for c in self._by_topic.get(topic, ()) if c.version > since_version)
+        return self.may_miss_deletions_since(since_version) or any(not c.after for c in newer)
 
     def may_miss_deletions_since(self, version: int) -> bool:
         """Say whether a topic may have been deleted after *version* that no change tells of."""
@@ -344,6 +383,8 @@ def _entry_fields(record: TopicRecord) -> EntryFields:
     if type(record) is TopicRegistered:
         hosts = [(one.partition, one.hosts) for one in record.hosts]
         described = (record.partition_count, hosts, record.is_deleted, record.version)
+        if record.is_observed:
+            return TOPIC, OBSERVED_VERSION, record.topic, (), (*described, True)
         return TOPIC, RECORD_VERSION, record.topic, (), described
     if type(record) is RegistryChanged:
         return REGISTRY, RECORD_VERSION, "", (), tuple(record)
@@ -362,7 +403,7 @@ def read_item(item: Item) -> TopicRecord:
     reader = _READERS.get(type_)
     if reader is None:
         raise UnknownRecord(f"record type {type_} of the registry is not known to this code")
-    if version != RECORD_VERSION:
+    if not RECORD_VERSION <= version <= _VERSIONS.get(type_, RECORD_VERSION):
         raise UnknownRecord(f"record type {type_} has version {version}, newer than this code")
     try:
         return reader(scope, key, value)
@@ -371,9 +412,9 @@ def read_item(item: Item) -> TopicRecord:
 
 
 def _read_topic(topic: str, _key: Any, value: Any) -> TopicRecord:
-    partition_count, hosts, is_deleted, version = value
+    partition_count, hosts, is_deleted, version, *is_observed = value
     listed = tuple(PartitionHosts(partition, tuple(names)) for partition, names in hosts)
-    return TopicRegistered(topic, partition_count, listed, is_deleted, version)
+    return TopicRegistered(topic, partition_count, listed, is_deleted, version, *is_observed)
 
 
 def _read_end(topic: str, key: Any, value: Any) -> TopicRecord:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
+from msgspec import structs
+
 from coordinator.group.core import Caller, Event, Now, Outcome, Reply
 from coordinator.group.registry import (
     EndReported,
@@ -190,9 +192,12 @@ class RegistryShard:
         version = registry.version
         room = REQUEST_HOSTS
         results = []
-        for asked in request.topics:
-            known = registry.topics.get(asked.topic)
-            record, refusal = self._registration(asked, known, version + 1, room)
+        for told in request.topics:
+            known = registry.topics.get(told.topic)
+            asked = _at_least(told, known) if request.is_observed else told
+            record, refusal = self._registration(
+                asked, known, version + 1, room, is_observed=request.is_observed
+            )
             if record is not None:
                 self._emit(outcome, record)
                 version = max(version, record.version)
@@ -207,7 +212,13 @@ class RegistryShard:
         return RegisterTopicsResponse(_OK, tuple(results))
 
     def _registration(
-        self, asked: TopicRegistration, known: Topic | None, version: int, room: int
+        self,
+        asked: TopicRegistration,
+        known: Topic | None,
+        version: int,
+        room: int,
+        *,
+        is_observed: bool,
     ) -> tuple[TopicRegistered | None, _Refusal | None]:
         """Return the record that fulfils *asked* (None: it is so already), or why not."""
         problem = _registration_problem(asked, known)
@@ -216,8 +227,13 @@ class RegistryShard:
         count = asked.partition_count
         hosts = (() if known is None else known.hosts) if asked.hosts is None else asked.hosts
         hosts = tuple(sorted((h for h in hosts if h.hosts), key=lambda h: h.partition))
-        grows = known is None or count > known.partition_count
-        if not grows and known is not None and hosts == known.hosts:
+        is_observed = is_observed and (known is None or known.is_observed)
+        if (
+            known is not None
+            and known.partition_count == count
+            and known.hosts == hosts
+            and known.is_observed == is_observed
+        ):
             return None, None
         if self.storage_full:
             return None, (ErrorCode.STORAGE_FULL, "the disk is nearly full")
@@ -225,8 +241,9 @@ class RegistryShard:
             return None, (ErrorCode.QUOTA_EXCEEDED, f"there are {TOPICS_MAX} topics already")
         if _host_count(hosts) > room:
             return None, (ErrorCode.QUOTA_EXCEEDED, "too many hosts in one request: ask for less")
+        grows = known is None or count > known.partition_count
         made_at = version if grows or known is None else known.version
-        return TopicRegistered(asked.topic, count, hosts, False, made_at), None
+        return TopicRegistered(asked.topic, count, hosts, False, made_at, is_observed), None
 
     def _delete_topics(
         self, request: DeleteTopicsRequest, outcome: Outcome, _now: Now
@@ -312,6 +329,13 @@ class RegistryShard:
         ends = self.registry.ends.get(name, {}) if with_end_offsets else {}
         by_partition = tuple(ends[partition] for partition in sorted(ends))
         return DescribedTopic(name, _OK, known.partition_count, known.hosts, by_partition)
+
+
+def _at_least(told: TopicRegistration, known: Topic | None) -> TopicRegistration:
+    """Return what a consumer told of a topic: nothing that is known gets smaller by it."""
+    if known is None or not 0 < told.partition_count < known.partition_count:
+        return told
+    return structs.replace(told, partition_count=known.partition_count)
 
 
 def _registration_problem(asked: TopicRegistration, known: Topic | None) -> _Refusal | None:

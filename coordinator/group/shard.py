@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from coordinator.group import admin, commits, membership
+from coordinator.group import admin, commits, lag, membership
 from coordinator.group.core import (
     Caller,
     Core,
@@ -78,6 +78,8 @@ class GroupShard:
         kept: See `Core.kept`; to be called when records were appended.
         end_offset: See `Core.end_offset`.
         fetch_offsets: See `commits.fetch`.
+        summaries: See `lag.Summaries.after`.
+        sample_lags: See `lag.sample_lags`.
     """
 
     def __init__(
@@ -91,11 +93,14 @@ class GroupShard:
         self._core = core = Core(config, new_uuid, registry or Registry())
         self._sweeper = Sweeper(core)
         self._scans = Scans(core)
+        self._summaries = lag.Summaries(core)
         # Applies one record of the log; must not be called once `loaded` was.
         self.replay = core.replay
         self.kept = core.kept
         self.end_offset = core.end_offset
         self.fetch_offsets = partial(commits.fetch, core)
+        self.summaries = self._summaries.after
+        self.sample_lags = partial(lag.sample_lags, core)
         # Bound once: this lookup is on the path of every request.
         self._handlers: dict[type, _Handler] = {
             OffsetCommitRequest: partial(commits.commit, core),
@@ -149,7 +154,7 @@ class GroupShard:
 
     def describe_lag(self, group_id: str) -> DescribeLagResponse:
         """Return how far one group is behind, by partition; 69 if there is no such group."""
-        return admin.describe_lag(self._core, group_id)
+        return lag.describe_lag(self._core, group_id)
 
     def describe_rebalances(self, request: DescribeRebalancesRequest) -> DescribeRebalancesResponse:
         """Return why one group rebalanced, newest first; 69 if there is no such group."""
@@ -183,6 +188,7 @@ class GroupShard:
         """Stop serving: answer what is parked with 16, and forget everything."""
         self._sweeper.stop()
         self._scans.stop()
+        self._summaries.stop()
         return unload(self._core, now)
 
     def topics_changed(self, deleted: Iterable[str], now: Now) -> None:

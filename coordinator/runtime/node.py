@@ -4,7 +4,7 @@ Theory of operation
 ===================
 
 Everything that decides runs in the event loop without an await in between: a request, an
-expired deadline, an answer released. Six tasks drive what is not a request:
+expired deadline, an answer released. Seven tasks drive what is not a request:
 
 - The *flusher* takes whatever was appended since it last looked, has it written and synced in
   a worker thread, and tells the shards how far their partitions are durable. While one
@@ -13,6 +13,7 @@ expired deadline, an answer released. Six tasks drive what is not a request:
 - The *reader* reads changes of offsets back from the log, one request after the other, in a worker
   thread of its own.
 - The *compactor* keeps the log small; what takes long about that is done by a child process.
+- The *group lags* answer who asks for the lag of all groups, and note it once a minute.
 - The *reloader* loads partitions again, one after the other, that an operator asked it to.
 - The *janitor* looks twice a second after what need not be exact: answers that have waited
   for the disk too long, and the room that is left on it.
@@ -45,6 +46,7 @@ from coordinator.runtime.calls import Call, Token
 from coordinator.runtime.compactor import Compaction, Compactor
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Flusher
+from coordinator.runtime.group_lags import GroupLags
 from coordinator.runtime.health import Health, StorageWatch
 from coordinator.runtime.loading import Abandoned, Loader, Progress
 from coordinator.runtime.offset_changes import ChangesReader
@@ -132,6 +134,9 @@ class Node:
         self.reloader = Reloader(self)
         self._changes = ChangesReader(
             journal, environment, max_response_bytes=group_config.max_response_bytes
+        )
+        self.group_lags = GroupLags(
+            self.shards, environment.now, max_response_bytes=group_config.max_response_bytes
         )
         self._compactor = Compactor(
             journal,
@@ -289,6 +294,8 @@ class Node:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.flusher.run)
             nursery.start_soon(self._changes.run)
+            nursery.start_soon(self.group_lags.run)
+            nursery.start_soon(self.group_lags.run_sampling)
             nursery.start_soon(self.reloader.run)
             nursery.start_soon(self._timekeeper.run)
             nursery.start_soon(self._compactor.run)
@@ -301,6 +308,7 @@ class Node:
         for runner in reversed(self._runner_of.values()):
             runner.unload(now)
         self._changes.refuse_all(ErrorCode.NOT_COORDINATOR)
+        self.group_lags.refuse_all(ErrorCode.NOT_COORDINATOR)
         self.reloader.refuse_all(ErrorCode.NOT_COORDINATOR)
         await self._compactor.stop()
         await self.flusher.wait_idle()

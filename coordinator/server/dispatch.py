@@ -64,6 +64,7 @@ class Dispatcher:
             m.OffsetFetchRequest: self._offset_fetch,
             m.DescribeGroupsRequest: self._describe_groups,
             m.ListGroupsRequest: self._list_groups,
+            m.SummarizeGroupsRequest: self._summarize_groups,
             m.DeleteGroupsRequest: self._delete_groups,
             m.DescribeLagRequest: self._look_into_group,
             m.DescribeRebalancesRequest: self._look_into_group,
@@ -268,6 +269,17 @@ class Dispatcher:
             if shard.status is Status.ACTIVE and not budget.is_spent:
                 shard.read(None, gather.part(lambda error: error), partial(look, shard), now)
         self._seal(call, gather, budget)
+
+    def _summarize_groups(self, call: Call, request: m.SummarizeGroupsRequest, _now: Now) -> None:
+        if not self._content_is_sound(call, request):
+            return
+        pattern = request.pattern
+        topics = self._node.registry.core.registry
+        problem = None if pattern is None else topics.pattern_problem(pattern)
+        if problem is not None:
+            _refuse(call, _E.INVALID_REGULAR_EXPRESSION, f"pattern {pattern!r}: {problem}")
+        else:
+            self._node.group_lags.submit(call)
 
     def _look_into_group(
         self,

@@ -270,6 +270,7 @@ async def test_a_member_joins_commits_fetches_and_leaves(
     assert group_requests(world.server) == [
         "JoinGroup",
         "JoinGroup",
+        "RegisterTopics",
         "SyncGroup",
         "OffsetCommit",
         "OffsetFetch",

@@ -47,6 +47,7 @@ async def test_everything_is_revoked_before_the_join_and_given_after_it(
     assert group_requests(world.server) == [
         "JoinGroup",
         "JoinGroup",
+        "RegisterTopics",
         "SyncGroup",
         "OffsetCommit",
         "JoinGroup",

@@ -102,7 +102,7 @@ async def test_auto_commit_commits_before_partitions_are_given_up_and_at_the_end
         member.store({T0: 6})
 
     assert committed(world) == [[(0, 5), (1, 8)], [(0, 6), (1, 8)]]
-    assert group_requests(world.server)[3:5] == ["OffsetCommit", "JoinGroup"]
+    assert group_requests(world.server)[4:6] == ["OffsetCommit", "JoinGroup"]
     assert group_requests(world.server)[-2:] == ["OffsetCommit", "LeaveGroup"]
 
 

@@ -18,12 +18,20 @@ from coordinator.group.registry import (
     read_item,
 )
 from coordinator.group.registry_shard import RegistryShard
-from protocol.messages import DescribeTopicsRequest, EndOffset, PartitionHosts
+from protocol.messages import (
+    DescribeTopicsRequest,
+    EndOffset,
+    PartitionHosts,
+    RegisterTopicsRequest,
+    RegisterTopicsResponse,
+    TopicRegistration,
+)
 from tests.group.topics_context import TopicsContext, last_per_key, replayed, topic_roundtrip
 from tests.packed import topic_entry
 
 RECORDS: list[TopicRecord] = [
     TopicRegistered("t", 2, (PartitionHosts(1, ("a", "b")),), False, 7),
+    TopicRegistered("u", 2, (), False, 8, is_observed=True),
     EndReported("t", 1, 2**63 - 1, 1_700),
     RegistryChanged(9, 8),
     TopicForgotten("t"),
@@ -43,6 +51,7 @@ def test_a_topic_is_the_scope_of_its_entries() -> None:
     """So one tombstone takes all of it. Types and keys are on disk for ever."""
     assert [topic_entry(record)[:4] for record in RECORDS] == [
         (1010, 0, "t", ()),
+        (1010, 1, "u", ()),
         (1011, 0, "t", (1,)),
         (1012, 0, "", ()),
         (1001, 0, "t", ()),
@@ -51,7 +60,7 @@ def test_a_topic_is_the_scope_of_its_entries() -> None:
 
 @pytest.mark.parametrize(
     ("type_", "version", "value"),
-    [(1009, 0, ()), (1010, 1, ()), (1, 0, ())],
+    [(1009, 0, ()), (1010, 2, ()), (1011, 1, ()), (1, 0, ())],
 )
 def test_an_unknown_type_or_version_is_refused(type_: int, version: int, value: object) -> None:
     """A newer release wrote it; skipping it would lose state silently."""
@@ -213,6 +222,68 @@ def test_versions_never_go_back_though_topics_are_forgotten() -> None:
         2,
         2,
     )
+
+
+def observe(context: TopicsContext, **counts: int) -> list[int]:
+    """Tell of topics as a consumer sees them; return the registered numbers of partitions."""
+    topics = tuple(TopicRegistration(name, count, None) for name, count in counts.items())
+    response = context.ask(RegisterTopicsRequest(topics, is_observed=True), RegisterTopicsResponse)
+    assert [0] * len(topics) == [topic.error for topic in response.topics]
+    return [topic.partition_count for topic in response.topics]
+
+
+def test_what_a_consumer_tells_of_a_topic_bounds_no_commits() -> None:
+    """It may not know all of it, and others could commit before it said so."""
+    context = TopicsContext()
+
+    assert observe(context, t=2) == [2]
+    assert context.commit("", -1, "t-7") == 0
+    assert context.report("t", {1: 5, 2: 5}) == [0, 3]
+
+    context.crash()
+
+    assert context.commit("", -1, "t-8") == 0
+
+
+def test_what_a_consumer_tells_of_a_topic_makes_nothing_smaller() -> None:
+    """Neither what the source's owner said, nor what another consumer sees."""
+    context = TopicsContext()
+    context.register({"t": 6})
+
+    assert observe(context, t=2, u=3) == [6, 3]
+    assert observe(context, t=8, u=2) == [8, 3]
+
+    written = len(context.topic_records)
+
+    assert observe(context, t=1, u=3) == [8, 3]
+    assert len(context.topic_records) == written
+    assert (context.commit("", -1, "t-8"), context.commit("", -1, "u-8")) == (3, 0)
+
+
+def test_the_owner_of_a_source_has_the_last_word() -> None:
+    """From then on commits are checked, whoever told of the topic before and tells afterwards."""
+    context = TopicsContext()
+    observe(context, t=2)
+    version = context.topics.registry.version
+
+    assert context.register({"t": 1}) == [37]
+    assert context.register({"t": 2}) == [0]
+    assert (context.commit("", -1, "t-2"), context.topics.registry.version) == (3, version)
+    assert observe(context, t=2) == [2]
+    assert context.commit("", -1, "t-2") == 3
+
+
+def test_a_topic_that_a_consumer_told_of_is_deleted_as_any_other() -> None:
+    """Its offsets go, and nobody commits new ones meanwhile."""
+    context = TopicsContext()
+    observe(context, t=2)
+
+    assert context.delete_topics("t") == [0]
+    assert context.commit("", -1, "t-0") == 3
+
+    context.advance(0)
+
+    assert observe(context, t=1) == [1]
 
 
 def test_end_offsets_may_go_back_and_the_same_one_writes_nothing() -> None:

@@ -103,6 +103,43 @@ def test_a_subscribed_topic_that_appears_rebalances_the_group() -> None:
     assert context.why() == "topic flights is new, with 6 partitions"
 
 
+@pytest.mark.parametrize("crash", [False, True], ids=["running", "after a crash"])
+def test_a_topic_is_no_news_to_who_owns_all_of_it(crash: bool) -> None:
+    """Its leader knew before the registry, and may have told it: that must not go in a circle."""
+    context = Readers()
+    context.register({"other": 1})
+    context.run(["flights"])
+    context.rejoin(["flights"])
+    context.register({"flights": 2})  # As the leader does before it assigns.
+    context.assign(["flights-0", "flights-1"])
+
+    assert context.why() == ""
+
+    context.register({"flights": 1, "other": 2})
+    if crash:
+        context.crash()
+
+    assert context.why() == ""
+
+    context.register({"flights": 3})
+
+    assert context.why().startswith("topic flights ")
+
+
+def test_a_topic_that_was_made_anew_is_news_to_who_owns_all_of_it() -> None:
+    """What it has committed is gone, and must not be written again."""
+    context = Readers()
+    context.register({"flights": 2})
+    context.run(["flights"])
+    context.rejoin(["flights"])
+    context.delete_topics("flights")
+    context.topics.forget(["flights"])
+    context.register({"flights": 2})
+    context.assign(["flights-0", "flights-1"])
+
+    assert context.why() == "topic flights was deleted and made anew, with 2 partitions"
+
+
 def test_a_deleted_topic_rebalances_who_subscribes_to_it_or_owns_it() -> None:
     """Its reader must stop."""
     context = Readers()

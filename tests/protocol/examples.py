@@ -207,6 +207,30 @@ _MORE: Final = (
         ),
     ),
     Example(
+        26,
+        "topics become known",
+        0,
+        m.RegisterTopicsRequest(
+            (
+                m.TopicRegistration("flights", 2, (m.PartitionHosts(0, ("host-a", "host-b")),)),
+                m.TopicRegistration("weather", 1, None),
+            )
+        ),
+        m.RegisterTopicsResponse(
+            0,
+            (
+                m.RegisteredTopic("flights", 0, None, 2),
+                m.RegisteredTopic(
+                    "weather",
+                    ErrorCode.INVALID_PARTITIONS,
+                    "topic weather has 4 partitions and can't shrink to 1",
+                    4,
+                ),
+            ),
+        ),
+        -1,
+    ),
+    Example(
         29,
         "topics by name",
         0,

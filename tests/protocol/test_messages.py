@@ -209,6 +209,7 @@ SHAPES: list[tuple[m.Request, tuple[Any, ...]]] = [
     (m.ScanOffsetsRequest(0, b"", 1), (CODE, -1, (), b"", ())),
     (m.ReadOffsetChangesRequest(0, 0, 1), (CODE, (), -1, -1)),
     (m.DescribeLagRequest("g"), (CODE, None, "g", ())),
+    (m.SummarizeGroupsRequest("g", (), b"", 1, 1), (CODE, None, (), b"")),
     (m.AlterGroupRetentionRequest("g", None), (CODE,)),
     (m.CompactLogRequest(), (CODE, None, -1, -1, -1, -1)),
     (m.DescribeNodeRequest(), (CODE, -1, -1, "", (), (), ())),

@@ -33,6 +33,9 @@ OffsetFetch, bad group                 24        24
 DescribeGroups                         14        16
 DescribeGroups, bad group              24        24
 ListGroups                             14        0
+SummarizeGroups                        14        0
+SummarizeGroups, none at a time        42        42
+SummarizeGroups, bad pattern           128       128
 DeleteGroups                           14        16
 DeleteGroups, bad group                24        24
 OffsetDelete                           14        16
@@ -67,6 +70,9 @@ def request_of(asked: str) -> m.Request:
         "OffsetFetch": m.OffsetFetchRequest((m.GroupFetch(group, None),), False),
         "DescribeGroups": m.DescribeGroupsRequest((group,)),
         "ListGroups": m.ListGroupsRequest((), ()),
+        "SummarizeGroups": m.SummarizeGroupsRequest(
+            "(" if "bad pattern" in how else None, (), b"", int("none at a time" not in how), 0
+        ),
         "DeleteGroups": m.DeleteGroupsRequest((group,)),
         "OffsetDelete": m.OffsetDeleteRequest(group, (m.TopicPartitions("t", (0,)),)),
         "DrainMember": m.DrainMemberRequest(group, "c"),

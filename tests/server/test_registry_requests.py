@@ -198,6 +198,7 @@ LOADING: list[m.Request] = [
     m.ScanOffsetsRequest(0, b"", 1, in_columns=True),
     m.ReadOffsetChangesRequest(0, 0, 1),
     m.DescribeLagRequest("g"),
+    m.SummarizeGroupsRequest(None, (), b"", 1, 0),
     m.AlterGroupRetentionRequest("g", None),
     m.OffsetDeleteRequest("g", ()),
     m.CompactLogRequest(),

@@ -1,0 +1,243 @@
+"""How far groups are behind: by partition, all groups in a few numbers, and how that changes.
+
+Theory of operation
+===================
+
+What is not known is -1, and never 0: a missing commit, a missing end offset, and so their
+difference. The lag of a group is the sum over the partitions of which it is known, beside how many
+they are not.
+
+Nothing keeps that sum up to date, as a commit would pay for it. Whoever asks has it added up. That
+may be long, so what goes over all groups is an iterator that pauses whenever its turn is over, and
+goes on when everybody else has had theirs. Groups may come and go meanwhile.
+
+Once a minute the sum of each group is noted, so that it can be said how it changes. Such samples
+are soft: they begin anew with every load.
+"""
+
+import bisect
+import heapq
+from collections.abc import Collection, Generator, Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+from coordinator.group.core import Core
+from coordinator.group.group import Group
+from coordinator.group.lag_samples import MINUTE_MS, UNKNOWN, LagSamples
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    DescribeLagResponse,
+    GroupSummary,
+    PartitionLag,
+    SummarizeGroupsRequest,
+    TopicLag,
+)
+from protocol.partition import INT64_MAX, NO_OFFSET
+
+# Partitions that one turn looks at: half a millisecond. A group takes as long as ten of them.
+TURN_LOOKS: Final = 1_000
+GROUP_LOOKS: Final = 10
+# Names that one turn puts in order.
+TURN_NAMES: Final = 5_000
+
+
+class Turn:
+    """What an iterator over groups may still look at before it pauses."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = TURN_LOOKS
+
+    def is_over_after(self, looks: int) -> bool:
+        """Take note of *looks*; say whether to pause. After that the next turn begins."""
+        self._left -= looks
+        if self._left > 0:
+            return False
+        self._left = TURN_LOOKS
+        return True
+
+
+class TotalLag(NamedTuple):
+    """The lag of a group: of how many partitions, of how many it is unknown, and of the others."""
+
+    partitions: int
+    unknown: int
+    lag: int
+
+
+def total_lag(core: Core, group: Group, turn: Turn) -> Generator[None, None, TotalLag]:
+    """Add up the lag of *group*; pauses whenever *turn* is over."""
+    partitions = unknown = lag = 0
+    for topic, stored in list(group.offsets.items()):
+        ends = core.registry.ends_of(topic)
+        committed = iter(list(stored.offsets.values()))
+        while chunk := list(islice(committed, TURN_LOOKS)):
+            for one in chunk:
+                end = ends.get(one.partition)
+                if end is None:
+                    unknown += 1
+                elif end.end_offset > one.offset:
+                    lag += end.end_offset - one.offset
+            partitions += len(chunk)
+            if turn.is_over_after(len(chunk)):
+                yield
+    for member in list(group.members.values()):
+        owned = iter(member.owned or ())
+        while named := list(islice(owned, TURN_LOOKS)):
+            missing = sum(
+                partition not in group.offsets.get(topic, ()) for topic, partition in named
+            )
+            partitions += missing
+            unknown += missing
+            if turn.is_over_after(len(named)):
+                yield
+    known = partitions - unknown
+    return TotalLag(partitions, unknown, min(lag, INT64_MAX) if known else UNKNOWN)
+
+
+def sample_lags(core: Core, minute: int, turn: Turn) -> Iterator[None]:
+    """Note the lag of each group as that of *minute*; pauses whenever *turn* is over."""
+    for group_id in list(core.groups):
+        group = core.groups.get(group_id)
+        if group is None:
+            continue
+        total = yield from total_lag(core, group, turn)
+        samples = group.lag_samples
+        if total.lag != UNKNOWN:
+            if samples is None:
+                samples = group.lag_samples = LagSamples()
+            samples.put(minute, total.lag)
+        elif samples is not None and samples.is_over(minute):
+            group.lag_samples = None
+        if turn.is_over_after(GROUP_LOOKS):
+            yield
+
+
+class Summaries:
+    """Tells of all groups of a shard in their order, which is made once for all pages.
+
+    Groups that come after the first page are missing in the others.
+    """
+
+    __slots__ = ("_core", "_group_ids")
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._group_ids: list[str] | None = None
+
+    def stop(self) -> None:
+        """Forget the order."""
+        self._group_ids = None
+
+    def after(
+        self, group_id: str, request: SummarizeGroupsRequest, now_ms: int, turn: Turn
+    ) -> Iterator[GroupSummary | None]:
+        """Yield the groups that are asked for, from the one after *group_id* on ("": the first).
+
+        It yields None whenever *turn* is over.
+        """
+        states = frozenset(state.lower() for state in request.states)
+        order = self._group_ids if group_id else None
+        if order is None:
+            order = yield from _in_order(self._core.groups)
+            self._group_ids = order
+        for at in range(bisect.bisect_right(order, group_id), len(order)):
+            group = self._core.groups.get(order[at])
+            if group is not None and self._is_wanted(group, request.pattern, states):
+                total = yield from total_lag(self._core, group, turn)
+                yield _summary(group, total, request.max_samples, now_ms)
+            if turn.is_over_after(GROUP_LOOKS):
+                yield None
+        self._group_ids = None
+
+    def _is_wanted(self, group: Group, pattern: str | None, states: frozenset[str]) -> bool:
+        if states and group.state.value.lower() not in states:
+            return False
+        return pattern is None or self._core.registry.matches(pattern, group.group_id)
+
+
+def _in_order(names: Collection[str]) -> Generator[None, None, list[str]]:
+    """Return *names* sorted; pauses in between."""
+    unsorted = iter(list(names))
+    runs: list[list[str]] = []
+    while run := sorted(islice(unsorted, TURN_NAMES)):
+        runs.append(run)
+        if len(runs) > 1:
+            yield
+    if len(runs) <= 1:
+        return runs[0] if runs else []
+    merged = heapq.merge(*runs)
+    order: list[str] = []
+    while part := list(islice(merged, TURN_NAMES)):
+        order += part
+        yield
+    return order
+
+
+def _summary(group: Group, total: TotalLag, max_samples: int, now_ms: int) -> GroupSummary:
+    samples = group.lag_samples
+    earlier = (UNKNOWN, UNKNOWN)
+    shown: tuple[int, ...] = ()
+    if samples is not None:
+        earlier = samples.earlier(now_ms)
+        shown = samples.last(now_ms // MINUTE_MS, max_samples)
+    return GroupSummary(
+        group.group_id,
+        group.protocol_type,
+        group.state.value,
+        len(group.members),
+        total.partitions,
+        total.unknown,
+        total.lag,
+        *earlier,
+        shown,
+    )
+
+
+def describe_lag(core: Core, group_id: str) -> DescribeLagResponse:
+    """Return the lag of every partition that the group has committed or owns.
+
+    What is not known is -1, and never 0: a missing commit, a missing end offset, and so their
+    difference.
+    """
+    group = core.groups.get(group_id)
+    if group is None:
+        error = ErrorCode.GROUP_ID_NOT_FOUND.value
+        return DescribeLagResponse(error, f"Group {group_id} not found.", group_id, ())
+    owners = {
+        topic_partition: member.member_id
+        for member in group.members.values()
+        for topic_partition in member.owned or ()
+    }
+    named: dict[str, set[int]] = {topic: set(found) for topic, found in group.offsets.items()}
+    for topic, partition in owners:
+        named.setdefault(topic, set()).add(partition)
+    topics = [
+        TopicLag(
+            topic,
+            tuple(
+                _lag(core, group, topic, partition, owners.get((topic, partition), ""))
+                for partition in sorted(named[topic])
+            ),
+        )
+        for topic in sorted(named)
+    ]
+    return DescribeLagResponse(ErrorCode.NONE.value, None, group_id, tuple(topics))
+
+
+def _lag(core: Core, group: Group, topic: str, partition: int, member_id: str) -> PartitionLag:
+    stored = group.offset_of(topic, partition)
+    end = core.registry.end_offset(topic, partition)
+    committed_offset = NO_OFFSET if stored is None else stored.offset
+    end_offset = NO_OFFSET if end is None else end.end_offset
+    is_known = stored is not None and end is not None
+    return PartitionLag(
+        partition,
+        committed_offset,
+        end_offset,
+        max(end_offset - committed_offset, 0) if is_known else UNKNOWN,
+        UNKNOWN if stored is None else stored.commit_timestamp_ms,
+        UNKNOWN if end is None else end.reported_ms,
+        member_id,
+    )

@@ -1,0 +1,166 @@
+"""The lag of all groups, for whoever asks, and once a minute for what is told of its change.
+
+Both go over all groups of the node, which may take long. So they are tasks, which pause whenever
+they have held up everybody else for half a millisecond. One request is answered after the other.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import trio
+
+from coordinator.group.core import Now
+from coordinator.group.lag import Turn
+from coordinator.group.lag_samples import MINUTE_MS
+from coordinator.group.scans import Cursor, decode_cursor
+from coordinator.group.shard import GroupShard
+from coordinator.runtime.calls import Call, Gather
+from coordinator.runtime.shard import ShardRunner, Status
+from protocol.errors import ErrorCode
+from protocol.messages import GroupSummary, SummarizeGroupsRequest, SummarizeGroupsResponse
+
+# Packing the answer holds up everybody else.
+PAGE_GROUPS_MAX: Final = 2_000
+# What a page may take, counted so that it is never less than in the answer; half of the largest
+# answer where that is smaller.
+PAGE_BYTES: Final = 8 * 1024 * 1024
+REQUESTS_WAITING_MAX: Final = 256
+
+_NUMBERS_BYTES: Final = 64
+_SAMPLE_BYTES: Final = 9
+
+Shard = ShardRunner[GroupShard]
+
+
+class GroupLags:
+    """Answers SummarizeGroups, and has the shards note the lag of their groups every minute."""
+
+    def __init__(
+        self, shards: Sequence[Shard], now: Callable[[], Now], *, max_response_bytes: int
+    ) -> None:
+        self._shards = shards
+        self._now = now
+        self._page_bytes = min(PAGE_BYTES, max_response_bytes // 2)
+        self._waiting: deque[tuple[Call, Cursor | None]] = deque()
+        self._wanted = trio.Event()
+
+    def submit(self, call: Call) -> None:
+        """Answer *call*, a SummarizeGroups, soon."""
+        request: Any = call.request
+        try:
+            after = decode_cursor(request.cursor) if request.cursor else None
+        except ValueError:
+            call.fail(ErrorCode.INVALID_REQUEST, -1)
+            return
+        if any(shard.status is Status.LOADING for shard in self._shards):
+            call.fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
+        elif len(self._waiting) >= REQUESTS_WAITING_MAX:
+            call.fail(ErrorCode.QUOTA_EXCEEDED, -1)
+        else:
+            self._waiting.append((call, after))
+            self._wanted.set()
+
+    def refuse_all(self, error: int) -> None:
+        """Answer what waits with *error*."""
+        waiting, self._waiting = self._waiting, deque()
+        for call, _ in waiting:
+            call.fail(error, -1)
+
+    async def run(self) -> None:
+        """Answer until cancelled."""
+        while True:
+            if not self._waiting:
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+                continue
+            call, after = self._waiting.popleft()
+            await self._answer(call, after)
+
+    async def _answer(self, call: Call, after: Cursor | None) -> None:
+        request: Any = call.request
+        page = _Page(request, self._page_bytes)
+
+        def done(shares: list[list[GroupSummary] | int], _epoch: int) -> None:
+            failed = [share for share in shares if isinstance(share, int)]
+            if failed:
+                call.fail(failed[0], -1)
+                return
+            groups = tuple(g for share in shares if not isinstance(share, int) for g in share)
+            cursor = b"" if page.end is None else page.end.encode()
+            call.resolve(SummarizeGroupsResponse(ErrorCode.NONE, None, groups, cursor), -1)
+
+        gather = Gather(done)
+        turn = Turn()
+        for shard in self._shards[0 if after is None else after.partition :]:
+            group_id = "" if after is None else after.group_id
+            after = None
+            share = await self._fill(page, shard, group_id, turn)
+            if share or shard.status is Status.LOADING:
+                _show(gather, shard, share, self._now())
+            if page.end is not None:
+                break
+        gather.seal()
+
+    async def _fill(
+        self, page: "_Page", shard: Shard, after: str, turn: Turn
+    ) -> list[GroupSummary]:
+        """Return the groups of *shard* after *after*, as many as the page has room for."""
+        share: list[GroupSummary] = []
+        for group in shard.core.summaries(after, page.request, self._now().mono_ms, turn):
+            if group is None:
+                await trio.lowlevel.checkpoint()
+                continue
+            if page.has_room(group):
+                share.append(group)
+                after = group.group_id
+            if page.is_full:
+                page.end = Cursor(after, "", shard.partition)
+                break
+        return share
+
+    async def run_sampling(self) -> None:
+        """Have the lag of all groups noted as every minute begins, until cancelled."""
+        turn = Turn()
+        while True:
+            minute = self._now().mono_ms // MINUTE_MS + 1
+            # A little more: in floating point, the minute may read as not quite over.
+            await trio.sleep_until(minute * MINUTE_MS / 1000 + 0.0005)
+            for shard in self._shards:
+                for _ in shard.core.sample_lags(minute, turn):
+                    await trio.lowlevel.checkpoint()
+
+
+class _Page:
+    """What a page has room for: at least one group.
+
+    Attributes:
+        is_full: Whether another one has been refused, or would be.
+        end: Where the next page begins: after this group of this offsets partition.
+    """
+
+    def __init__(self, request: SummarizeGroupsRequest, room: int) -> None:
+        self.request = request
+        self.is_full = False
+        self.end: Cursor | None = None
+        self._groups_left = min(request.max_groups, PAGE_GROUPS_MAX)
+        self._room = room
+        self._is_empty = True
+
+    def has_room(self, group: GroupSummary) -> bool:
+        """Take *group* if it fits, and say so."""
+        names = len(group.group_id) + len(group.protocol_type)  # At most 4 bytes a character.
+        bytes_ = _NUMBERS_BYTES + 4 * names + _SAMPLE_BYTES * len(group.samples)
+        if bytes_ > self._room and not self._is_empty:
+            self.is_full = True
+            return False
+        self._is_empty = False
+        self._room -= bytes_
+        self._groups_left -= 1
+        self.is_full = not self._groups_left
+        return True
+
+
+def _show(gather: Gather, shard: Shard, share: list[GroupSummary], now: Now) -> None:
+    """Add *share* to the answer, once what it shows is durable."""
+    shard.read(None, gather.part(lambda error: error), lambda: share, now)

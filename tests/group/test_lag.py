@@ -1,0 +1,339 @@
+"""The lag of all groups: sums, samples a minute apart, and turns that end soon."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+import pytest
+from hypothesis import given, strategies as st
+
+from coordinator.group import lag
+from coordinator.group.core import GroupConfig
+from coordinator.group.lag import Turn
+from coordinator.group.lag_samples import (
+    CHANGE_MINUTES,
+    MINUTE_MS,
+    SAMPLES_KEPT,
+    UNKNOWN,
+    LagSamples,
+)
+from protocol.messages import GroupSummary, SummarizeGroupsRequest
+from tests.group.context import GROUP, assignment, subscription
+from tests.group.topics_context import TopicsContext
+
+T = TypeVar("T")
+
+
+class Lagging(TopicsContext):
+    """Groups whose lag is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(GroupConfig(group_initial_rebalance_delay_ms=0))
+
+    def committed(self, offsets: Mapping[str, int], group: str = GROUP) -> None:
+        """Commit as a group without members."""
+        offered = [(name, offset, None, None) for name, offset in offsets.items()]
+        assert self.commit_raw("", -1, offered, group).error == 0
+
+    def summaries(
+        self,
+        after: str = "",
+        *,
+        pattern: str | None = None,
+        states: Iterable[str] = (),
+        samples: int = 0,
+    ) -> list[GroupSummary]:
+        """Return all groups after one."""
+        request = SummarizeGroupsRequest(pattern, tuple(states), b"", 100, samples)
+        found = self.shard.summaries(after, request, self.now.mono_ms, Turn())
+        return [one for one in found if one is not None]
+
+    def lags(self, **options: object) -> dict[str, int]:
+        """Return the lag of each group."""
+        return {one.group_id: one.lag for one in self.summaries(**options)}  # type: ignore[arg-type]  # passed on
+
+    def sample(self) -> None:
+        """Let the next minute begin, and note the lag."""
+        minute = self.now.mono_ms // MINUTE_MS + 1
+        self.advance(minute * MINUTE_MS - self.now.mono_ms)
+        assert list(self.shard.sample_lags(minute, Turn())) == []
+
+
+def test_the_lag_of_a_group_is_that_of_the_partitions_of_which_it_is_known() -> None:
+    """Beside how many they are not: unknown is never 0."""
+    context = Lagging()
+    context.register({"t": 4})
+    context.report("t", {0: 10, 1: 3, 3: 7})
+    context.committed({"t-0": 4, "t-1": 5, "t-2": 1, "u-0": 9})
+
+    (one,) = context.summaries()
+
+    assert (one.partitions, one.unknown, one.lag) == (4, 2, 6)
+
+
+def test_a_group_of_which_nothing_is_known_has_no_lag() -> None:
+    """Neither one that nobody reports ends for, nor one that has committed nothing."""
+    context = Lagging()
+    context.register({"t": 1})
+    context.committed({"t-0": 4})
+    context.join(group="new")
+
+    assert context.lags() == {GROUP: UNKNOWN, "new": UNKNOWN}
+
+
+def test_what_is_owned_and_not_committed_counts_as_unknown() -> None:
+    """Nobody knows where its reader began."""
+    context = Lagging()
+    context.register({"t": 3})
+    context.report("t", {0: 10, 1: 10, 2: 10})
+    context.committed({"t-0": 4})
+    member = context.new_id()
+    context.join(member, protocols={"range": subscription("t")})
+    context.advance(0)
+    context.sync(member, context.generation, {member: assignment("t-0", "t-1", "t-2")})
+
+    (one,) = context.summaries()
+
+    assert (one.members, one.state, one.protocol_type) == (1, "Stable", "consumer")
+    assert (one.partitions, one.unknown, one.lag) == (3, 2, 6)
+
+
+def test_a_deleted_topic_has_no_ends() -> None:
+    """It is still there until its offsets are gone."""
+    context = Lagging()
+    context.register({"t": 1})
+    context.report("t", {0: 10})
+    context.committed({"t-0": 4})
+
+    assert context.lags() == {GROUP: 6}
+
+    context.delete_topics("t")
+
+    assert context.lags() == {GROUP: UNKNOWN}
+
+
+def test_a_lag_that_no_number_of_the_protocol_holds_is_the_largest_of_them() -> None:
+    """Ends come from clients, which may report anything."""
+    context = Lagging()
+    context.register({"t": 2})
+    context.report("t", {0: 2**63 - 1, 1: 2**63 - 1})
+    context.committed({"t-0": 0, "t-1": 0})
+    context.sample()
+
+    (one,) = context.summaries(samples=1)
+
+    assert (one.lag, one.samples) == (2**63 - 1, (2**63 - 1,))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["t", "u"]), st.dictionaries(st.integers(0, 3), st.integers(0, 9))
+    ),
+    st.dictionaries(
+        st.sampled_from(["t", "u"]), st.dictionaries(st.integers(0, 3), st.integers(0, 9))
+    ),
+)
+def test_the_sum_is_that_of_the_partitions(
+    ends: dict[str, dict[int, int]], offsets: dict[str, dict[int, int]]
+) -> None:
+    """Two ways to the same number; the one by partition is older."""
+    context = Lagging()
+    context.register({"t": 4, "u": 4})
+    for topic, reported in ends.items():
+        context.report(topic, reported)
+    for topic, committed in offsets.items():
+        context.committed({f"{topic}-{p}": offset for p, offset in committed.items()})
+    lags = [p.lag for t in context.shard.describe_lag(GROUP).topics for p in t.partitions]
+    known = [one for one in lags if one != UNKNOWN]
+
+    assert [(len(lags), len(lags) - len(known), sum(known) if known else UNKNOWN)] * bool(lags) == [
+        (one.partitions, one.unknown, one.lag) for one in context.summaries()
+    ]
+
+
+def test_groups_come_in_their_order_from_one_on_and_filtered() -> None:
+    """A page goes on where the one before has ended."""
+    context = Lagging()
+    for group in ("b", "a", "c-1", "c-2"):
+        context.committed({"t-0": 1}, group)
+    context.join(group="c-2", protocols={"range": subscription("t")})
+    context.advance(0)
+
+    assert list(context.lags()) == ["a", "b", "c-1", "c-2"]
+    assert list(context.lags(after="b")) == ["c-1", "c-2"]
+    assert list(context.lags(after="c")) == ["c-1", "c-2"]
+    assert list(context.lags(pattern="c-.*")) == ["c-1", "c-2"]
+    assert list(context.lags(pattern="c")) == []
+    assert list(context.lags(states=["EMPTY"])) == ["a", "b", "c-1", "c-2"]
+    assert list(context.lags(states=["stable"])) == []
+
+
+# --- samples ----------------------------------------------------------------------------
+
+
+def test_the_lag_of_some_minutes_ago_is_remembered() -> None:
+    """Is it getting better? One number says nothing."""
+    context = Lagging()
+    context.register({"t": 1})
+    context.committed({"t-0": 0})
+    for end in range(8):
+        context.report("t", {0: 10 * end})
+        context.sample()
+    context.advance(30_000)
+
+    (one,) = context.summaries(samples=3)
+
+    assert one.samples == (50, 60, 70)
+    assert (one.lag, one.earlier_lag, one.earlier_ms) == (
+        70,
+        20,
+        CHANGE_MINUTES * MINUTE_MS + 30_000,
+    )
+
+
+def test_a_minute_in_which_the_lag_was_not_known_is_a_gap() -> None:
+    """It is not 0, and neither what it was before."""
+    context = Lagging()
+    context.register({"t": 1})
+    context.committed({"t-0": 0})
+    context.sample()
+    context.report("t", {0: 5})
+    context.sample()
+    context.delete_topics("t")
+    context.sample()
+    context.register({"t": 1})
+    context.report("t", {0: 6})
+    context.committed({"t-0": 0})
+    context.sample()
+
+    (one,) = context.summaries(samples=60)
+
+    assert one.samples == (5, UNKNOWN, 6)
+
+
+def test_a_group_of_which_no_lag_is_known_costs_no_memory() -> None:
+    """A hundred thousand of them may be there."""
+    context = Lagging()
+    context.register({"t": 1})
+    context.committed({"t-0": 0})
+    context.sample()
+
+    assert context.shard.groups[GROUP].lag_samples is None
+
+    context.report("t", {0: 5})
+    context.sample()
+    context.delete_topics("t")
+    context.committed({"u-0": 0})
+    for _ in range(SAMPLES_KEPT):
+        assert context.shard.groups[GROUP].lag_samples is not None
+        context.sample()
+
+    assert context.shard.groups[GROUP].lag_samples is None
+
+
+def test_samples_are_soft() -> None:
+    """After a crash, and of a group that is made anew, nothing is known of before."""
+    context = Lagging()
+    context.register({"t": 1})
+    context.report("t", {0: 5})
+    context.committed({"t-0": 0})
+    context.sample()
+    context.crash()
+
+    (one,) = context.summaries(samples=60)
+
+    assert (one.lag, one.earlier_lag, one.earlier_ms, one.samples) == (5, UNKNOWN, UNKNOWN, ())
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 70), st.integers(0, 9)), max_size=12),
+    st.integers(0, 2 * SAMPLES_KEPT),
+    st.integers(0, 70),
+    st.integers(0, MINUTE_MS - 1),
+)
+def test_samples_are_the_last_minutes_of_a_table(
+    steps: list[tuple[int, int]], later: int, count: int, ms: int
+) -> None:
+    """However many minutes were missed in between, or since."""
+    samples, table, minute = LagSamples(), dict[int, int](), 1_000
+    for missed, value in steps:
+        minute += missed
+        samples.put(minute, value)
+        table[minute] = value
+    if not table:
+        return
+    now = minute + later
+
+    assert len(samples) <= SAMPLES_KEPT
+    shown = samples.last(now, count)
+    newest = max(minute, now - 1)
+    assert shown == tuple(table.get(m, UNKNOWN) for m in range(newest - len(shown) + 1, newest + 1))
+    assert len(shown) <= count
+
+    known = [m for m in table if now - CHANGE_MINUTES <= m]
+    expected = (UNKNOWN, UNKNOWN)
+    if known:
+        expected = (table[min(known)], (now - min(known)) * MINUTE_MS + ms)
+    assert samples.earlier(now * MINUTE_MS + ms) == expected
+
+
+# --- turns ------------------------------------------------------------------------------
+
+
+def _turns(found: Iterable[T | None]) -> int:
+    return sum(one is None for one in found)
+
+
+@pytest.mark.parametrize("walk", ["summaries", "samples"])
+def test_a_turn_ends_soon_whatever_the_groups_are_like(
+    walk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten thousand small groups, and one of ten thousand partitions, hold nobody up."""
+    monkeypatch.setattr(lag, "TURN_LOOKS", 100)
+    monkeypatch.setattr(lag, "TURN_NAMES", 30)
+    context = Lagging()
+    context.register({"t": 1_000})
+    for number in range(100):
+        context.committed({"t-0": 1}, f"g{number:03}")
+    context.committed({f"t-{n}": 1 for n in range(1_000)}, "large")
+    looks: list[int] = []
+    monkeypatch.setattr(Turn, "is_over_after", _counting(Turn.is_over_after, looks))
+    request = SummarizeGroupsRequest(None, (), b"", 1, 0)
+    turns = (
+        _turns(context.shard.summaries("", request, 0, Turn()))
+        if walk == "summaries"
+        else _turns(context.shard.sample_lags(1, Turn()))
+    )
+
+    assert max(looks) <= 100
+    assert turns >= sum(looks) // 200
+    assert sum(looks) == 101 * lag.GROUP_LOOKS + 1_100
+
+
+def _counting(count: Callable[[Turn, int], bool], looks: list[int]) -> Callable[[Turn, int], bool]:
+    def counted(turn: Turn, number: int) -> bool:
+        looks.append(number)
+        return count(turn, number)
+
+    return counted
+
+
+def test_a_group_that_goes_while_it_is_looked_at_spoils_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests are decided between two turns; one may delete the group, or its offsets."""
+    monkeypatch.setattr(lag, "TURN_LOOKS", 10)
+    context = Lagging()
+    context.register({"t": 100})
+    context.committed({f"t-{n}": 1 for n in range(100)}, "a")
+    context.committed({"t-0": 1}, "b")
+    request = SummarizeGroupsRequest(None, (), b"", 1, 0)
+    found = context.shard.summaries("", request, 0, Turn())
+    samples = context.shard.sample_lags(1, Turn())
+    assert next(found) is next(samples) is None
+    for group in ("a", "b"):
+        outcome, error = context.shard.delete_group(group, context.now)
+        assert error == 0
+        context.take(outcome)
+
+    assert [one.group_id for one in found if one is not None] == ["a"]
+    assert {*samples} == {None}
