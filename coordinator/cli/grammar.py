@@ -17,6 +17,7 @@ from coordinator.names import did_you_mean, escaped, quoted
 PROGRAM: Final = "group-coordinator"
 # What is longer repeats an argument of 10 kB.
 _ERROR_CHARS_MAX: Final = 1_000
+_SUMMARY_CHARS_MAX: Final = 200
 
 
 class _WithExamples(click.Command):
@@ -56,6 +57,18 @@ class Commands(_WithExamples, click.Group):
             raise click.UsageError(f"No such command {quoted(name)}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands, each with its whole first sentence."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.summaries(ctx)))
+
+    def summaries(self, ctx: click.Context) -> Iterator[tuple[str, str]]:
+        """Yield each command's name, and what it does."""
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            assert command is not None
+            yield name, command.get_short_help_str(_SUMMARY_CHARS_MAX)
+
 
 class Lazy(NamedTuple):
     """Where a command is, under its own name, and what the list of commands says of it."""
@@ -86,12 +99,10 @@ class LazyCommands(Commands):
         assert isinstance(command, click.Command)
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List them without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, self._lazy[name].summary) for name in self.list_commands(ctx)]
-            )
+    def summaries(self, ctx: click.Context) -> Iterator[tuple[str, str]]:
+        """Yield them without importing any."""
+        for name in self.list_commands(ctx):
+            yield name, self._lazy[name].summary
 
     def make_context(self, *args: Any, **attributes: Any) -> click.Context:
         """Read the command line up to the command."""

@@ -326,7 +326,7 @@ def delete(
         found.append((group_id, group.state, len(committed_offsets(coordinator, group_id))))
 
     failed = for_each(groups_asked_for(coordinator, group_ids, all_groups=all_groups), look)
-    question = f"Delete {counted(len(found), 'group')}, with their offsets?"
+    question = f"Delete {counted(len(found), 'group')} and what was committed there?"
     change.confirm(question, ("GROUP", "STATE", "#OFFSETS"), found, failed=failed)
     deleted: Rows = []
 

@@ -2,8 +2,8 @@
 
 `Output` prints a result in the form that ``--output`` asked for:
 
-* ``table`` is for people. On a terminal it is styled and fitted into the width; elsewhere its
-  columns are as wide as they need, for cut and awk. "-" is what isn't known.
+* ``table`` is for people, and styled on a terminal. Its columns are as wide as they need, for cut
+  and awk. "-" is what isn't known.
 * ``json`` is an array of objects, the columns' names in lower case as keys; null isn't known.
 * ``csv`` has the same keys as its first line; what isn't known is empty.
 
@@ -36,6 +36,7 @@ CSV: Final = "csv"
 FORMS: Final = (TABLE, JSON, CSV)
 # Styling takes a moment for each cell; nobody reads more lines than this on a terminal.
 _STYLED_ROWS_MAX: Final = 1_000
+_LINE_CHARS_MAX: Final = 100_000
 # Fewer things are done before anybody would look at a bar.
 _BAR_FROM: Final = 20
 
@@ -106,7 +107,8 @@ def print_table(table: Table, stream: TextIO) -> None:
     if stream.isatty() and len(table.rows) <= _STYLED_ROWS_MAX:
         from rich.console import Console  # noqa: PLC0415  # Slow to import, for terminals only.
 
-        Console(file=stream).print(styled(table))
+        # Whole lines, however narrow the terminal is: it wraps them itself, and a name stays one.
+        Console(file=stream, width=_LINE_CHARS_MAX).print(styled(table))
         return
     lines = [tuple(table.columns), *(tuple(map(_cell, row)) for row in table.rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(table.columns))]
@@ -116,14 +118,15 @@ def print_table(table: Table, stream: TextIO) -> None:
 
 
 def styled(table: Table) -> Any:
-    """Return a table for `rich`, numbers to the right."""
+    """Return a table for `rich`, numbers to the right; what doesn't fit into a line is cut."""
     from rich.table import Table as RichTable  # noqa: PLC0415  # Slow to import.
     from rich.text import Text  # noqa: PLC0415  # likewise
 
     result = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for at, column in enumerate(table.columns):
         is_number = all(type(row[at]) is int or _is_unknown(row[at]) for row in table.rows)
-        result.add_column(Text(column), justify="right" if is_number else "left", overflow="fold")
+        side: Any = "right" if is_number else "left"
+        result.add_column(Text(column), justify=side, no_wrap=True, overflow="ellipsis")
     for row in table.rows:
         # A Text is shown as it is; markup is read in a str only.
         result.add_row(*(Text(_cell(value)) for value in row))

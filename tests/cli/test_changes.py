@@ -97,7 +97,11 @@ def test_a_person_sees_the_rows_and_the_question_and_says_yes(
 
     assert done.exit_code == 0
     assert [row["status"] for row in json.loads(done.stdout)] == ["deleted", "deleted"]
-    for part in ("GROUP  STATE", "g      Empty  3", "Delete 2 groups, with their offsets? [y/N]"):
+    for part in (
+        "GROUP  STATE",
+        "g      Empty  3",
+        "Delete 2 groups and what was committed there? [y/N]",
+    ):
         assert part in done.stderr
 
 

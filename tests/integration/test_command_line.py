@@ -82,7 +82,7 @@ def test_a_person_on_a_terminal_is_asked_and_a_hostile_name_is_only_a_name(tmp_p
             assert run_cli(*reset, *where, "--yes").returncode == 0
         status, seen = on_a_terminal("n\n", "groups", "delete", *names, *where)
         assert status == 3
-        assert "Delete 3 groups, with their offsets? [y/N]" in seen
+        assert "Delete 3 groups and what was committed there? [y/N]" in seen
         assert "[bold]x[/bold]" in seen
         assert "\\u202eevil" in seen
         assert "\u202e" not in seen
