@@ -4,7 +4,7 @@ import sys
 
 from pyspark.sql import DataFrame, SparkSession
 
-from client.spark import drain_and_stop, register
+from client.spark import register, run_until_stopped
 
 name = sys.argv[1]  # Each driver has a name, and so its own checkpoint and output folder.
 spark = SparkSession.builder.master("local[2]").appName(name).getOrCreate()
@@ -23,8 +23,4 @@ def write(rows: DataFrame, batch: int) -> None:
 
 
 query = orders.writeStream.foreachBatch(write).option("checkpointLocation", f"checkpoints/{name}")
-running = query.start()
-try:
-    running.awaitTermination()
-except KeyboardInterrupt:
-    drain_and_stop(running, timeout=60)  # A planned stop: nothing is processed twice.
+run_until_stopped(query.start())  # Until Ctrl-C: a planned stop, nothing is processed twice.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         DrainTimeout,
         FencedError,
         LogFailed,
+        PythonMismatch,
         StatefulQueryError,
     )
     from client.spark.listener.checkpoint import checkpoint_offsets
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from client.spark.sinks.ranges import SinkError
     from client.spark.sinks.sql import JdbcStaging, SqlSink
     from client.spark.source.data_source import register
-    from client.spark.source.drain import drain_and_stop
+    from client.spark.source.drain import drain_and_stop, run_until_stopped
     from client.spark.source.starting_offsets import (
         KafkaTopicError,
         StartingOffsetsError,
@@ -59,6 +60,7 @@ __all__ = [
     "LogUnavailable",
     "OptionError",
     "PartitionLog",
+    "PythonMismatch",
     "SinkError",
     "SqlSink",
     "StartingOffsetsError",
@@ -66,6 +68,7 @@ __all__ = [
     "checkpoint_offsets",
     "drain_and_stop",
     "register",
+    "run_until_stopped",
     "starting_offsets",
     "starting_offsets_at",
     "write_group_offsets",
@@ -83,7 +86,7 @@ _NAMES: Final = {
     "sinks.ranges": ("SinkError",),
     "sinks.sql": ("JdbcStaging", "SqlSink"),
     "source.data_source": ("register",),
-    "source.drain": ("drain_and_stop",),
+    "source.drain": ("drain_and_stop", "run_until_stopped"),
     "source.starting_offsets": (
         "KafkaTopicError",
         "KafkaUnavailable",

@@ -25,6 +25,10 @@ class CheckpointError(CoordinatedSourceError):
     """A checkpoint can't be read, or belongs to another group or to other topics."""
 
 
+class PythonMismatch(CoordinatedSourceError):
+    """Spark's workers run on another Python than the program; the message says what to set."""
+
+
 class StatefulQueryError(CoordinatedSourceError):
     """The query has state, which doesn't move with a partition."""
 

@@ -279,6 +279,7 @@ class FakeSession:
         self.fetched: list[list[TopicPartition]] = []
         self.rejoins: list[str] = []
         self.left = False
+        self.departed: list[str] = []
         self._owned: tuple[TopicPartition, ...] = ()
         self._owned_in = -1
         self._next: Assignment | None = None
@@ -401,6 +402,13 @@ class FakeSession:
         """Look at what everybody has."""
         listed = {TopicPartition(topic, p) for topic, ps in listing.items() for p in ps}
         return not listed <= self.group.owners.keys()
+
+    def depart(self, reason: str) -> None:
+        """Leave at once, until the next `assignment`; a static member stops its heartbeats."""
+        self.departed.append(reason)
+        self.noticed_loss = True
+        if self.instance is None:
+            self.group.evict(self)
 
     def leave(self) -> None:
         """Leave at once; a static member keeps its place."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
-from client.spark import drain_and_stop, register
+from client.spark import drain_and_stop, register, run_until_stopped
 from tests.integration.spark_support import AppendingSink, local_spark, stream
 
 
@@ -70,7 +70,13 @@ def main() -> None:
     sys.stdin.readline()  # "go"
     sink = HeldSink(Path(given["sink"]))
     query = (
-        stream(spark, given["address"], Path(given["log"]), maxRowsPerPartition="500")
+        stream(
+            spark,
+            given["address"],
+            Path(given["log"]),
+            maxRowsPerPartition="500",
+            **json.loads(given.get("options", "{}")),
+        )
         .writeStream.foreachBatch(dying(given) if "die" in given else sink)
         .option("checkpointLocation", given["checkpoint"])
         .trigger(processingTime="200 milliseconds")
@@ -82,6 +88,10 @@ def main() -> None:
             query.stop()
         case "drain":
             drain_and_stop(query)
+        case "run":
+            run_until_stopped(query)
+        case "await":
+            query.awaitTermination()
         case "watch":
             with suppress(StreamingQueryException):
                 query.awaitTermination()

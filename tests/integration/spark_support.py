@@ -389,11 +389,15 @@ class Driver:
 
     def kill_jvm(self) -> None:
         """SIGKILL the JVM alone, as the kernel does when memory runs out."""
+        self.signal_jvm(signal.SIGKILL)
+
+    def signal_jvm(self, number: int) -> None:
+        """Signal the JVM alone."""
         for status in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
                 pid, name, _, _, pgid = status.read_text().split()[:5]
                 if name == "(java)" and int(pgid) == self._process.pid:
-                    os.kill(int(pid), signal.SIGKILL)
+                    os.kill(int(pid), number)
 
     def wait_rows(self) -> None:
         """Wait until it wrote something new."""
@@ -403,6 +407,10 @@ class Driver:
     def size(self) -> int:
         """Return how much it wrote."""
         return self.sink.stat().st_size if self.sink.exists() else 0
+
+    def errors(self) -> str:
+        """Return what it wrote to its standard error."""
+        return self.sink.with_suffix(".err").read_text()
 
     def ended(self) -> bool:
         """Say whether the process is gone."""

@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -24,12 +25,13 @@ import pytest
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
-from pyspark.sql.streaming.query import StreamingQueryManager
+from pyspark.sql.streaming.query import StreamingQuery, StreamingQueryManager
 
 from client.spark import FolderLogWriter
+from client.spark.source import drain
 from tests.guide import Section, Snippet, sections
 from tests.integration.kafka_support import Broker
-from tests.integration.spark_support import ROOT, Daemon, modules_folder
+from tests.integration.spark_support import ROOT, Daemon, modules_folder, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -76,6 +78,26 @@ def listeners(monkeypatch: pytest.MonkeyPatch, spark: SparkSession) -> Iterator[
         spark.streams.removeListener(listener)
         if callable(close := getattr(listener, "close", None)):
             close()
+
+
+@pytest.fixture
+def control_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Press it when a query that waits for it has made progress."""
+    run_until_stopped = drain.run_until_stopped
+    before = signal.getsignal(signal.SIGINT)
+
+    def pressed(query: StreamingQuery, timeout: float = 60.0) -> None:
+        def press() -> None:
+            wait_until(
+                "a query that waits for Control-C",
+                lambda: signal.getsignal(signal.SIGINT) is not before and bool(query.lastProgress),
+            )
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=press, daemon=True).start()
+        run_until_stopped(query, timeout)
+
+    monkeypatch.setattr(drain, "run_until_stopped", pressed)
 
 
 class World:
@@ -167,7 +189,7 @@ def _orders(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("section", cases())
-@pytest.mark.usefixtures("listeners")
+@pytest.mark.usefixtures("listeners", "control_c")
 def test_the_snippets_of_a_section_run(spark: SparkSession, section: Section, world: World) -> None:
     """Who copies one must not be the first to try it."""
     names: dict[str, Any] = {"__name__": "guide", "spark": spark}

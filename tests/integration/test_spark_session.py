@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -221,6 +222,28 @@ def test_a_wrong_option_fails_before_anything_starts(spark: SparkSession, feeder
     """The message names it."""
     with pytest.raises(Exception, match="option 'maxRowsPerPartition' is 'many'"):
         stream(spark, "127.0.0.1:1", feeder.root, maxRowsPerPartition="many")
+
+
+def test_a_refused_session_timeout_is_said_in_the_first_line(
+    spark: SparkSession, feeder: Feeder, coordinator: Daemon, tmp_path: Path
+) -> None:
+    """With the option and the coordinator's bounds, and without a traceback."""
+    query = (
+        stream(spark, coordinator.address, feeder.root, sessionTimeout="100ms")
+        .writeStream.foreachBatch(AppendingSink(tmp_path / "sink.jsonl"))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+
+    with pytest.raises(StreamingQueryException) as raised:
+        query.awaitTermination(60)
+
+    text = str(raised.value)
+    assert (
+        "option 'sessionTimeout' is 100 ms, which the coordinator refuses" in text.splitlines()[0]
+    )
+    assert "between 500 (group.min.session.timeout.ms)" in text.splitlines()[0]
+    assert "Traceback" not in text
 
 
 def test_a_coordinator_that_is_never_there_ends_the_query_with_its_name(

@@ -1,13 +1,14 @@
 """`drain_and_stop` with a query and a coordinator that do as the test says."""
 
 import json
+import signal
 from collections.abc import Callable
 
 import pytest
 
 from client.exceptions import CoordinatorUnavailable, FatalError
 from client.spark.errors import DrainTimeout
-from client.spark.source.drain import drain, readers_of
+from client.spark.source.drain import drain, readers_of, run_until_stopped, wait_and_drain
 from client.spark.source.stream_offsets import ReaderIdentity, encode_end
 from protocol.errors import ErrorCode
 from protocol.messages import DrainedMember
@@ -178,3 +179,69 @@ def test_sources_without_a_reader_are_passed_over() -> None:
     """A join with a Kafka source, or a first batch's None."""
     assert readers_of({"sources": [{"endOffset": None}, {"endOffset": '{"t":{"0":1}}'}]}) == []
     assert readers_of(None) == []
+
+
+# --- Waiting for Control-C -----------------------------------------------------------------------
+
+
+def test_a_signal_drains_the_query_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line when it begins, one when it is done, and no traceback."""
+    query, asked, clock = FakeQuery("a"), [], Clock()
+
+    def ask_in_a_while() -> None:
+        if clock.now_s > 5:
+            asked.append(signal.SIGINT)
+
+    clock.on_sleep = ask_in_a_while
+    wait_and_drain(query, asked, lambda: run(query, FakeCoordinator(a=2)), clock.sleep)  # type: ignore[arg-type]  # fakes with what is used
+
+    assert not query.isActive
+    assert capsys.readouterr().err.splitlines() == [
+        "stopping after the batch that runs; Control-C again stops at once",
+        "stopped; nothing will run twice",
+    ]
+
+
+def test_a_drain_in_vain_ends_with_a_plain_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who presses Control-C wants an end; the line says what it costs."""
+    query = FakeQuery("a")
+
+    wait_and_drain(query, [signal.SIGTERM], lambda: run(query, FakeCoordinator(a=10_000)))  # type: ignore[arg-type]  # fakes with what is used
+
+    assert not query.isActive
+    assert "the last batch may run again: not drained within 10 s" in capsys.readouterr().err
+
+
+def test_a_query_that_ends_while_it_is_waited_for_is_not_drained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Only its failure is of interest then."""
+    query = FakeQuery("a")
+    query.stop()
+    query.failure = ValueError("broken sink")
+
+    with pytest.raises(ValueError, match="broken sink"):
+        wait_and_drain(query, [], lambda: pytest.fail("drained"))  # type: ignore[arg-type]  # fakes with what is used
+
+    assert capsys.readouterr().err == ""
+
+
+def test_signals_do_nothing_but_ask_and_are_as_before_afterwards() -> None:
+    """An exception out of a handler would break a call to the JVM."""
+    before = signal.getsignal(signal.SIGINT)
+    asked: list[bool] = []
+
+    class Interrupted(FakeQuery):
+        def __getattribute__(self, name: str) -> object:
+            """Be interrupted as soon as somebody looks whether it runs."""
+            if name == "isActive" and not asked:
+                asked.append(True)
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+            return super().__getattribute__(name)
+
+    interrupted = Interrupted()
+    run_until_stopped(interrupted)  # type: ignore[arg-type]  # a fake with what is used
+
+    assert not interrupted.isActive
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,14 +1,18 @@
 """Options: what is wrong must be said by name, before anything starts."""
 
 import os
+import re
 import stat
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies as st
 
+from client.exceptions import FatalError
 from client.spark.options import OptionError, with_secrets
 from client.spark.source.data_source import Refusals
-from client.spark.source.reader_options import parse_options
+from client.spark.source.reader_options import client_id_of, explained, parse_options
+from protocol.errors import ErrorCode
 
 GOOD = {"coordinator": "localhost:9310", "group": "g", "topics": "flights"}
 
@@ -32,14 +36,61 @@ def test_the_defaults_are_as_documented() -> None:
         "on_stateful": "fail",
         "session_timeout_ms": 45_000,
         "rebalance_timeout_ms": 300_000,
+        "max_poll_interval_ms": 300_000,
         "request_timeout_ms": 10_000,
         "coordinator_timeout_ms": 600_000,
         "assignors": ("cooperative",),
         "group_instance_id": None,
+        "client_id": None,
         "host": None,
         "discovery_interval_ms": 5_000,
         "log_timeout_ms": 300_000,
     }
+
+
+def test_who_allows_long_batches_allows_them_before_a_reader_leaves_too() -> None:
+    """A group that has run for years with a long 'rebalanceTimeout' must not lose each batch."""
+    longer = parse_options({**GOOD, "rebalanceTimeout": "30m"})
+    both = parse_options({**GOOD, "rebalanceTimeout": "30m", "maxPollInterval": "10m"})
+
+    assert longer.max_poll_interval_ms == 1_800_000
+    assert both.max_poll_interval_ms == 600_000
+
+
+@pytest.mark.parametrize(
+    ("app_name", "expected"),
+    [
+        ("orders", "spark-orders-0a1b2c3d"),
+        ("Orders to table (v2)", "spark-Orders-to-table-v2-0a1b2c3d"),
+        ("", "spark-0a1b2c3d"),
+        ("../../etc/passwd", "spark-..-..-etc-passwd-0a1b2c3d"),
+        ("\x1b[31mred\n[bold]", "spark-31mred-bold-0a1b2c3d"),
+        ("日本", "spark-0a1b2c3d"),
+        ("x" * 10_000, f"spark-{'x' * 60}-0a1b2c3d"),
+    ],
+)
+def test_a_reader_is_named_after_its_application(app_name: str, expected: str) -> None:
+    """Operators see it in lists, type it into commands, and it names a file."""
+    assert client_id_of(parse_options(GOOD), app_name, "0a1b2c3d") == expected
+
+
+def test_readers_with_a_name_of_ones_own_differ_all_the_same() -> None:
+    """A drain of one of them must not drain the others of the query."""
+    named = parse_options({**GOOD, "clientId": "etl.orders_1"})
+
+    assert client_id_of(named, "orders", "0a1b2c3d") == "etl.orders_1-0a1b2c3d"
+
+
+@given(st.text(), st.sampled_from(["0a1b2c3d", "ffffffff"]))
+def test_whatever_the_application_is_called_its_readers_have_legal_names(
+    app_name: str, unique: str
+) -> None:
+    """A reader that the coordinator refuses because of a title would be a bad joke."""
+    client_id = client_id_of(parse_options(GOOD), app_name, unique)
+
+    assert re.fullmatch(r"spark-[A-Za-z0-9._-]*", client_id)
+    assert client_id.endswith(unique)
+    assert len(client_id) <= 80
 
 
 def test_names_are_taken_in_any_case() -> None:
@@ -104,6 +155,12 @@ def test_lists_are_separated_by_commas() -> None:
         ("groupInstanceId", "a\nb"),
         ("host", " "),
         ("discoveryInterval", "now"),
+        ("maxPollInterval", "0"),
+        ("clientId", ""),
+        ("clientId", "a b"),
+        ("clientId", "../a"),
+        ("clientId", "\x1b[31m"),
+        ("clientId", "a" * 10_000),
     ],
 )
 def test_an_impossible_value_is_named(name: str, value: str) -> None:
@@ -289,3 +346,15 @@ def test_a_folder_of_somebody_else_is_not_believed(
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
 
     assert Refusals(tmp_path).reason("spark-1") is None
+
+
+def test_a_refused_session_timeout_names_the_option() -> None:
+    """The coordinator's bounds are in its answer."""
+    refused = FatalError("between 6000 and 1800000", code=ErrorCode.INVALID_SESSION_TIMEOUT)
+
+    reason = explained(refused, parse_options({**GOOD, "sessionTimeout": "2s"}))
+
+    assert reason == (
+        "option 'sessionTimeout' is 2000 ms, which the coordinator refuses "
+        "(between 6000 and 1800000)"
+    )

@@ -233,6 +233,20 @@ class ReaderCore:
         """Return the log's end of each owned partition as last seen, for the query's progress."""
         return {str(tp): end for tp, end in sorted(self._ownership.ends.items())} or None
 
+    def depart(self, silent_s: float) -> None:
+        """Leave the group, as nobody has asked for *silent_s*; the next call joins it anew.
+
+        Never raises. May be called from another thread, beside no other call.
+        """
+        reason = f"Spark has not asked its reader for {silent_s:.0f} s (option 'maxPollInterval')"
+        if self._ownership.depart(reason):
+            logger.warning(
+                "%s: it leaves group %r, and its batch may run twice. If the JVM was not frozen, "
+                "batches or the trigger interval take longer than the option allows",
+                reason,
+                self._options.group,
+            )
+
     def stop(self) -> None:
         """Leave the group. Never raises; may be called again, and from another thread."""
         self._ownership.leave()

@@ -24,10 +24,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -41,15 +41,19 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
+from client.exceptions import CoordinatorError
+from client.spark.errors import CoordinatedSourceError, LogFailed
 from client.spark.logs.partition_log import PartitionLog, load_log
 from client.spark.options import OptionError, with_secrets
+from client.spark.source.attention import Attention
 from client.spark.source.core import ReaderCore, Task
 from client.spark.source.discovery import matching_topics
+from client.spark.source.interpreters import check_python
 from client.spark.source.log_calls import Watchdog, patience_s
-from client.spark.source.reader_options import ReaderOptions, parse_options
+from client.spark.source.reader_options import ReaderOptions, client_id_of, parse_options
 from client.spark.source.reading import SourceRange, read_range, with_source_columns
 from client.spark.source.session import BlockingSession
-from client.spark.source.stream_offsets import read_end
+from client.spark.source.stream_offsets import OffsetFormatError, read_end
 from client.spark.tables.groups import GroupMembersSource, GroupRebalancesSource
 from client.spark.tables.offset_log import OffsetLogSource
 from client.spark.tables.offset_table import GroupOffsetsSource
@@ -94,12 +98,19 @@ def register(spark: "SparkSession") -> None:
     """Make the formats known to a session, and watch for stateful queries.
 
     They are ``coordinated`` and the tables, such as ``group_offsets``.
+
+    Raises:
+        PythonMismatch: Spark's workers would run on another Python than this program.
+
     """
+    is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+    if not is_connect:
+        check_python(spark.sparkContext.pythonExec)
     if SPARK_SCOPES_FILTERS:
         # Without it Spark refuses to read a source in Python that could take filters.
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     for source in (
-        CoordinatedSource,
+        _named_after(spark.conf.get("spark.app.name", "")),
         GroupOffsetsSource,
         OffsetLogSource,
         GroupMembersSource,
@@ -107,8 +118,13 @@ def register(spark: "SparkSession") -> None:
     ):
         spark.dataSource.register(source)
     # Spark Connect complains at its shutdown about listeners that are still there.
-    if not type(spark).__module__.startswith("pyspark.sql.connect"):
+    if not is_connect:
         spark.streams.addListener(StatefulGuard())
+
+
+def _named_after(app_name: str | None) -> type[DataSource]:
+    """Return the source for one application: Spark tells a reader process nothing else of it."""
+    return type("NamedSource", (CoordinatedSource,), {"app_name": app_name or ""})
 
 
 class RangesPartition(InputPartition):
@@ -122,10 +138,15 @@ class RangesPartition(InputPartition):
 class CoordinatedSource(DataSource):
     """The data source ``coordinated``; see docs/spark.md for its options.
 
+    Attributes:
+        app_name: the Spark application that reads; its readers are named after it.
+
     Raises:
         OptionError: an option is missing, unknown or impossible.
 
     """
+
+    app_name: ClassVar[str] = ""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -150,24 +171,27 @@ class CoordinatedSource(DataSource):
 
     def streamReader(self, schema: StructType) -> "CoordinatedStreamReader":
         """Return the reader; called in planning workers too, so it joins nothing."""
-        return CoordinatedStreamReader(self._options, schema)
+        return CoordinatedStreamReader(self._options, schema, self.app_name)
 
 
 class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Adapts `ReaderCore` to the calls that Spark makes."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType, app_name: str = "") -> None:
         self._options = dict(options)
         self._schema = schema
+        self._app_name = app_name
         self._core: ReaderCore | None = None
+        self._attention: Attention | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle what executors need; the membership stays in the reader process."""
-        return {"_options": self._options, "_schema": self._schema, "_core": None}
+        return {**self.__dict__, "_core": None, "_attention": None}
 
     def initialOffset(self) -> dict[str, Any]:
         """Join the group and return the offset before any batch."""
-        return self._joined().initial_offset()
+        with self._asked() as core:
+            return core.initial_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the option ``maxRowsPerPartition``, which counts per partition."""
@@ -177,7 +201,8 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Commit what has finished, hand over if asked, pin and return the next batch."""
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return dict(self._joined().latest_offset(start, max_rows))
+        with self._asked() as core:
+            return dict(core.latest_offset(start, max_rows))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the log's ends as last seen, for the progress."""
@@ -185,12 +210,14 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note where the log ends now."""
-        self._joined().prepare_available_now()
+        with self._asked() as core:
+            core.prepare_available_now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the ranges of the batch, shared out to tasks."""
-        core, options = self._joined(), parse_options(self._options)
-        ranges = core.partitions(start, end)
+        options = parse_options(self._options)
+        with self._asked() as core:
+            ranges = core.partitions(start, end)
         return warm_partitions(options) if core.warming_up else ranges_partitions(ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -210,11 +237,19 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if self._core is not None:
             self._core.stop()
 
+    @contextmanager
+    def _asked(self) -> Iterator[ReaderCore]:
+        """Do what Spark asks of the core."""
+        with hidden_traceback():
+            core = self._joined()
+            with self._attention or nullcontext():
+                yield core
+
     def _joined(self) -> ReaderCore:
         if self._core is None:
             options = parse_options(self._options)
             # A query that is started twice, or restarted, is another reader each time.
-            client_id = f"spark-{uuid.uuid4().hex}"
+            client_id = client_id_of(options, self._app_name, uuid.uuid4().hex[:8])
             refusals = Refusals()
             core = ReaderCore(
                 options,
@@ -230,9 +265,28 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 warms_up=options.warm_up,
             )
             self._core = core
+            self._attention = Attention(options.max_poll_interval_ms / 1000, core.depart)
+            self._attention.watch()
             gc.freeze()  # Else the collector looks at all that is imported, every few triggers.
             LeaveOnSigterm(core.stop).install()
         return self._core
+
+
+@contextmanager
+def hidden_traceback() -> Iterator[None]:
+    """Have Spark show an error whose message says all by that message alone.
+
+    Else the message follows hundreds of lines about the insides of this package. A log's own
+    error keeps its traceback: its author needs it.
+    """
+    try:
+        yield
+    except LogFailed:
+        raise
+    except (CoordinatedSourceError, CoordinatorError, OptionError, OffsetFormatError) as error:
+        logger.error("the query ends: %s", error)  # noqa: TRY400 - before Spark's own traceback.
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # Spark looks when it handles the exception.
+        raise
 
 
 # --- Tasks ---------------------------------------------------------------------------------

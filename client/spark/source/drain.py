@@ -1,9 +1,12 @@
 """Stopping a query so that nothing is processed twice."""
 
 import logging
+import signal
+import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from client.blocking import connect_blocking
@@ -56,20 +59,97 @@ def drain_and_stop(query: "StreamingQuery", timeout: float = 60.0) -> None:
 
     """
     with ExitStack() as stack:
-        clients: dict[str, DrainClient] = {}
+        drain(query, _clients(stack), timeout, clock=time.monotonic, sleep=time.sleep)
 
-        def client_of(coordinator: str, timeout_ms: int) -> DrainClient:
-            if coordinator not in clients:
-                clients[coordinator] = stack.enter_context(
-                    connect_blocking(
-                        coordinator.split(","),
-                        client_id="spark-drain",
-                        request_timeout_ms=timeout_ms,
-                    )
+
+def _clients(stack: ExitStack) -> ClientOf:
+    """Return what connects to each coordinator once, until the end of *stack*."""
+    clients: dict[str, DrainClient] = {}
+
+    def client_of(coordinator: str, timeout_ms: int) -> DrainClient:
+        if coordinator not in clients:
+            clients[coordinator] = stack.enter_context(
+                connect_blocking(
+                    coordinator.split(","),
+                    client_id="spark-drain",
+                    request_timeout_ms=timeout_ms,
                 )
-            return clients[coordinator]
+            )
+        return clients[coordinator]
 
-        drain(query, client_of, timeout, clock=time.monotonic, sleep=time.sleep)
+    return client_of
+
+
+def run_until_stopped(query: "StreamingQuery", timeout: float = 60.0) -> None:
+    """Wait until *query* ends; at Control-C or SIGTERM drain and stop it first.
+
+    What ``awaitTermination`` is for, without its traps: Spark's own handler of Control-C cancels
+    the batch that runs, and prints tracebacks. A second Control-C, or the end of *timeout*, stops
+    the query at once; then at most its last batch runs again. To be called in the main thread.
+
+    Args:
+        query: a running query over at least one ``coordinated`` source.
+        timeout: how long the drain may take, in seconds, see `drain_and_stop`.
+
+    Raises:
+        StreamingQueryException: the query failed.
+
+    """
+    with _signals_counted() as asked:
+        wait_and_drain(query, asked, lambda: _drain_unless_asked_again(query, timeout, asked))
+
+
+def wait_and_drain(
+    query: "StreamingQuery",
+    asked: list[int],
+    drain_now: Callable[[], None],
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Do what `run_until_stopped` says, with the signals that came so far in *asked*."""
+    while query.isActive and not asked:
+        sleep(POLL_S)
+    if query.isActive:
+        _tell("stopping after the batch that runs; Control-C again stops at once")
+        try:
+            drain_now()
+        except (DrainTimeout, CoordinatorError) as error:
+            query.stop()
+            _tell(f"stopped without handing over, so the last batch may run again: {error}")
+        else:
+            _tell("stopped; nothing will run twice")
+    if (failure := query.exception()) is not None:
+        raise failure
+
+
+def _drain_unless_asked_again(query: "StreamingQuery", timeout_s: float, asked: list[int]) -> None:
+    def sleep(seconds: float) -> None:
+        if len(asked) > 1:
+            raise DrainTimeout("it was asked for a second time")
+        time.sleep(seconds)
+
+    with ExitStack() as stack:
+        drain(query, _clients(stack), timeout_s, clock=time.monotonic, sleep=sleep)
+
+
+@contextmanager
+def _signals_counted() -> Iterator[list[int]]:
+    """Have SIGINT and SIGTERM only noted: raising inside of a call to the JVM would break it."""
+    came: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def drain(

@@ -184,6 +184,10 @@ class Ownership:
         steps = self._planner.plan(there, {}, self._limits(None))
         return {tp for tp, step in steps.items() if step.pinned and step.stop > step.at}
 
+    def depart(self, reason: str) -> bool:
+        """Leave the group, and join it anew when something is asked next; see `Membership`."""
+        return self._membership.depart(reason)
+
     def leave(self) -> None:
         """Leave the group. Never raises; may be called again, and from another thread."""
         self._membership.leave()
@@ -514,6 +518,16 @@ class Membership:
             )
         self.assignment = assignment
         return assignment
+
+    def depart(self, reason: str) -> bool:
+        """Leave the group, to join it anew when something is asked next; say whether we were in it.
+
+        Never raises. May be called from another thread, beside no other call.
+        """
+        if self.session is None:
+            return False
+        self.session.depart(reason)
+        return True
 
     def leave(self) -> None:
         """Leave the group. Never raises; may be called again, and from another thread."""

@@ -32,10 +32,12 @@ KNOWN: Final = (
     "onStateful",
     "sessionTimeout",
     "rebalanceTimeout",
+    "maxPollInterval",
     "requestTimeout",
     "coordinatorTimeout",
     "assignor",
     "groupInstanceId",
+    "clientId",
     "host",
     "discoveryInterval",
     "logTimeout",
@@ -44,7 +46,13 @@ KNOWN: Final = (
 MAX_ROWS_PER_PARTITION: Final = 10_000
 MIN_TASKS: Final = 8
 ROWS_PER_TASK: Final = 50_000
+MAX_POLL_INTERVAL_MS: Final = 300_000  # Kafka's default.
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+# A client id is the name of a file, too, and stands in commands: 'members drain', say.
+_CLIENT_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,100}", re.ASCII)
+_NO_CLIENT_ID: Final = re.compile(r"[^A-Za-z0-9._-]+", re.ASCII)
+_APP_NAME_MAX: Final = 60
 
 # What the option ``assignor`` may name.
 COOPERATIVE: Final = "cooperative"
@@ -73,10 +81,12 @@ class ReaderOptions(NamedTuple):
     on_stateful: str
     session_timeout_ms: int
     rebalance_timeout_ms: int
+    max_poll_interval_ms: int
     request_timeout_ms: int
     coordinator_timeout_ms: int
     assignors: tuple[str, ...]
     group_instance_id: str | None
+    client_id: str | None
     host: str | None
     discovery_interval_ms: int
     log_timeout_ms: int
@@ -91,6 +101,9 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
     """
     values = {name.lower(): value for name, value in options.items()}
     _refuse_unknown(values)
+    rebalance_timeout_ms = _duration_ms(values, "rebalanceTimeout", "5m")
+    # Who lets a batch take longer than Kafka's default says so with either option.
+    max_poll_interval_ms = max(MAX_POLL_INTERVAL_MS, rebalance_timeout_ms)
     parsed = ReaderOptions(
         coordinator=",".join(read_addresses("coordinator", _required(values, "coordinator"))),
         group=_group(values),
@@ -107,11 +120,13 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
         on_fence=_choice(values, "onFence", ("rejoin", "fail")),
         on_stateful=_choice(values, "onStateful", ("fail", "warn")),
         session_timeout_ms=_duration_ms(values, "sessionTimeout", "45s"),
-        rebalance_timeout_ms=_duration_ms(values, "rebalanceTimeout", "5m"),
+        rebalance_timeout_ms=rebalance_timeout_ms,
+        max_poll_interval_ms=_duration_ms(values, "maxPollInterval", f"{max_poll_interval_ms}"),
         request_timeout_ms=_duration_ms(values, "requestTimeout", "10s"),
         coordinator_timeout_ms=_duration_ms(values, "coordinatorTimeout", "10m"),
         assignors=_assignors(values),
         group_instance_id=_name(values, "groupInstanceId"),
+        client_id=_client_id(values),
         host=_name(values, "host"),
         discovery_interval_ms=_duration_ms(values, "discoveryInterval", "5s"),
         log_timeout_ms=_duration_ms(values, "logTimeout", "5m"),
@@ -203,6 +218,33 @@ def _name(values: Mapping[str, str], name: str) -> str | None:
     return value
 
 
+def _client_id(values: Mapping[str, str]) -> str | None:
+    value = values.get("clientid")
+    if value is None:
+        return None
+    if not _CLIENT_ID.fullmatch(value):
+        raise OptionError(
+            f"option 'clientId' is {value[:200]!r}: it must be 1 to 100 of the characters "
+            "A-Z a-z 0-9 . _ -"
+        )
+    return value
+
+
+def client_id_of(options: ReaderOptions, app_name: str, unique: str) -> str:
+    """Return the client id of one reader: what people know it by, and what no other one has.
+
+    Args:
+        options: the checked options of the stream.
+        app_name: the name of the Spark application, which may be any text.
+        unique: different for each reader, also those of one query.
+
+    """
+    if options.client_id is not None:
+        return f"{options.client_id}-{unique}"
+    name = _NO_CLIENT_ID.sub("-", app_name)[:_APP_NAME_MAX].strip("-")
+    return f"spark-{name}-{unique}" if name else f"spark-{unique}"
+
+
 def _max_rows(values: Mapping[str, str], name: str, default: object) -> int | None:
     if values.get(name.lower(), str(default)).strip().lower() == "unlimited":
         return None
@@ -275,6 +317,11 @@ def explained(error: FatalError, options: ReaderOptions) -> str | None:
                 f"the name {options.group_instance_id!r} and has this one's place. Each query "
                 "that runs at the same time needs a name of its own, also two queries over one "
                 f"DataFrame ({error})"
+            )
+        case ErrorCode.INVALID_SESSION_TIMEOUT:
+            return (
+                f"option 'sessionTimeout' is {options.session_timeout_ms} ms, which the "
+                f"coordinator refuses ({error})"
             )
         case ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
             return (

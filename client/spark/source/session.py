@@ -8,6 +8,7 @@ the client's assignors, which `LogAssignor` tells what the log knows.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Final, Protocol
 
 from client.assignors import (
@@ -19,7 +20,7 @@ from client.assignors import (
     StickyAssignor,
 )
 from client.blocking import BlockingClient, BlockingMember, connect_blocking
-from client.exceptions import CoordinatorUnavailable
+from client.exceptions import CoordinatorUnavailable, MemberLost
 from client.membership import Assignment
 from client.offsets import OffsetAndMetadata
 from client.spark.logs.partition_log import PartitionLog
@@ -67,6 +68,12 @@ class ReaderSession(Protocol):
 
     def fetch(self, partitions: Sequence[TopicPartition]) -> Offsets:
         """Return what is stored, for the partitions that have something stored."""
+
+    def depart(self, reason: str) -> None:
+        """Leave the group, to join it anew with the next `assignment`. Never raises.
+
+        What this member had is lost. May be called from another thread, beside no other call.
+        """
 
     def leave(self) -> None:
         """Leave the group and let go of everything; quick, idempotent, never raises.
@@ -132,7 +139,8 @@ class BlockingSession:
         leaders_log = LeadersLog(options, log)
         assignors = assignors_of(options, leaders_log, eager=eager)
         self._options = options
-        self._topics = frozenset(topics)
+        self._topics = tuple(topics)
+        self._departed = ""  # Why, while this member is out of the group.
         self.cooperative = all(assignor.cooperative for assignor in assignors)
         self.losses = 0
         self.listed = leaders_log.listed
@@ -144,33 +152,31 @@ class BlockingSession:
                     request_timeout_ms=options.request_timeout_ms,
                 )
             )
-            member = stack.enter_context(
-                client.join(
-                    options.group,
-                    topics=topics,
-                    partitions=leaders_log.partitions,
-                    session_timeout_ms=options.session_timeout_ms,
-                    rebalance_timeout_ms=options.rebalance_timeout_ms,
-                    assignors=assignors,
-                    group_instance_id=options.group_instance_id,
-                    host=options.host,
-                    reason="a Spark query starts",
-                    on_lost=self._note_loss,
-                )
-            )
             self._client: BlockingClient = client
+            self._join = partial(
+                client.join,
+                options.group,
+                partitions=leaders_log.partitions,
+                session_timeout_ms=options.session_timeout_ms,
+                rebalance_timeout_ms=options.rebalance_timeout_ms,
+                assignors=assignors,
+                group_instance_id=options.group_instance_id,
+                host=options.host,
+                on_lost=self._note_loss,
+            )
+            member = stack.enter_context(self._join(topics=topics, reason="a Spark query starts"))
             self._member: BlockingMember = member
             self._stack = stack.pop_all()
 
     @property
     def rebalance_needed(self) -> bool:
         """Whether the group waits for `assignment`, or has news for it."""
-        return self._member.rebalance_needed
+        return bool(self._departed) or self._member.rebalance_needed
 
     @property
     def lost(self) -> bool:
-        """Whether the group removed this member."""
-        return self._member.lost
+        """Whether the group removed this member, or it left."""
+        return bool(self._departed) or self._member.lost
 
     def assignment(self, timeout_s: float) -> Assignment:
         """Join or rejoin where needed, and wait unless partitions are kept meanwhile.
@@ -179,6 +185,10 @@ class BlockingSession:
             CoordinatorUnavailable: not within *timeout_s*; joining goes on, call again.
 
         """
+        if self._departed:
+            joining = self._join(topics=self._topics, reason="Spark asks its reader again")
+            self._member = self._stack.enter_context(joining)
+            self._departed = ""
         try:
             return self._member.assignment(timeout_s=timeout_s)
         except TimeoutError as error:
@@ -186,6 +196,8 @@ class BlockingSession:
 
     def commit(self, offsets: Offsets, expected: Mapping[TopicPartition, int]) -> None:
         """Store offsets, fenced and conditional."""
+        if self._departed:
+            raise MemberLost(f"this reader has left: {self._departed}")
         self._member.commit(offsets, expected=expected)
 
     def fetch(self, partitions: Sequence[TopicPartition]) -> Offsets:
@@ -195,6 +207,8 @@ class BlockingSession:
     def request_rejoin(self, reason: str, topics: Sequence[str] | None = None) -> None:
         """Ask for a rebalance, to read *topics* from then on."""
         self._member.request_rejoin(reason, topics)
+        if topics is not None:
+            self._topics = tuple(topics)
 
     def others_read(self, before: str) -> bool:
         """Say whether others have partitions of our topics, and nobody has our instance id.
@@ -213,6 +227,14 @@ class BlockingSession:
         assigned = {tp for member in self._described().members for tp in _partitions(member)}
         listed = {TopicPartition(topic, p) for topic, ps in listing.items() for p in ps}
         return not listed <= assigned
+
+    def depart(self, reason: str) -> None:
+        """Leave the group until the next `assignment`. Never raises."""
+        self._departed = reason
+        try:
+            self._member.leave(reason)
+        except Exception as error:  # noqa: BLE001 - no heartbeat is sent any more, that is enough.
+            logger.warning("could not tell the group: %s", error)
 
     def leave(self) -> None:
         """Leave the group and close the connection. Never raises."""
