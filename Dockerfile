@@ -8,7 +8,7 @@ RUN python -m venv /build-env
 RUN /build-env/bin/pip install --no-cache-dir --require-hashes -r requirements-build.lock
 RUN python -m venv /opt/group-coordinator
 RUN /opt/group-coordinator/bin/pip install --no-cache-dir --require-hashes -r requirements-server.lock
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY coordinator coordinator
 COPY client client

@@ -1,6 +1,6 @@
 """The client of the group coordinator: async (trio) here, blocking in `client.blocking`."""
 
-from client import shadowing
+from client import shadowing  # noqa: F401 - First, as it says which file is in the way.
 from client.api import Client, connect
 from client.assignors import (
     AssignmentWarning,
@@ -64,5 +64,3 @@ __all__ = [
     "TopicSource",
     "connect",
 ]
-
-shadowing.warn()

@@ -27,9 +27,9 @@ from protocol.messages import (
     SyncGroupRequest,
     api_of,
 )
+from protocol.version import VERSION
 
 SOFTWARE_NAME: Final = "group-coordinator-python"
-SOFTWARE_VERSION: Final = "0.1.0"
 RECEIVE_BYTES: Final = 64 * 1024
 # A parked JoinGroup may be silent for minutes, so silence alone proves nothing. After this long
 # without a byte while something is awaited, a harmless request is sent; after as long again
@@ -93,7 +93,7 @@ class Connection:
         self._max_request_bytes: int | None = None
         self._not_before_s = -float("inf")
         self._last_heard_s = trio.current_time()
-        self._ping = ApiVersionsRequest("client", SOFTWARE_NAME, SOFTWARE_VERSION)
+        self._ping = ApiVersionsRequest("client", SOFTWARE_NAME, VERSION)
 
     @property
     def is_usable(self) -> bool:
@@ -130,7 +130,7 @@ class Connection:
             ConnectionLost: No answer.
             FatalError: The server doesn't want to talk to this client.
         """
-        request = ApiVersionsRequest(client_id, SOFTWARE_NAME, SOFTWARE_VERSION)
+        request = ApiVersionsRequest(client_id, SOFTWARE_NAME, VERSION)
         self._ping = request
         response = (await self._request(request, 0)).response
         if not isinstance(response, ApiVersionsResponse) or response.error != ErrorCode.NONE:

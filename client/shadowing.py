@@ -1,57 +1,84 @@
-"""Warns of another module ``client`` that would hide this package, such as a stray client.py."""
+"""Looks for other modules that hide this project's packages, such as a stray client.py."""
 
 # A script called client.py, or one with such a file beside it, hides this package from itself
 # and from every Python process that starts in its folder, such as Spark's workers. Once it
 # does, no code of ours runs there. What can be done is to look, whenever this package is
-# imported somewhere, for the file that will do it elsewhere.
+# imported somewhere, for the file that will do it elsewhere. A file protocol.py is worse and
+# easier: this package is found, and what it needs is not, so its import can say why.
 
 import sys
 import warnings
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-PACKAGE_FOLDER: Final = Path(__file__).resolve().parent
+PACKAGES: Final = ("client", "protocol", "coordinator")
+NEEDED: Final = "protocol"  # What this package imports from beside itself.
+ROOT: Final = Path(__file__).resolve().parent.parent
 
 
 class ShadowingWarning(UserWarning):
-    """Some file will hide the package `client` in other processes."""
+    """Some file will hide a package of this project in other processes."""
 
 
-def find(folders: Iterable[str | Path], package: Path = PACKAGE_FOLDER) -> Path | None:
-    """Return the first other module or package ``client`` in *folders*, None if there is none."""
-    for folder in folders:
-        for candidate in (Path(folder) / "client" / "__init__.py", Path(folder) / "client.py"):
-            try:
-                if candidate.is_file() and not _is_ours(candidate, package):
-                    return candidate.resolve()
-            except OSError:
-                continue  # Unreadable folders on sys.path are none of our business.
+def find(folders: Iterable[str | Path], root: Path = ROOT) -> dict[str, Path]:
+    """Return, by package, the first other module of its name in *folders*."""
+    found: dict[str, Path] = {}
+    for folder in map(Path, folders):
+        for package in PACKAGES:
+            if package not in found and (other := _other(folder, package, root)):
+                found[package] = other
+    return found
+
+
+def _other(folder: Path, package: str, root: Path) -> Path | None:
+    # Of a package and a module in one folder Python takes the package.
+    for candidate in (folder / package / "__init__.py", folder / f"{package}.py"):
+        try:
+            if candidate.is_file():
+                return None if _is_ours(candidate, package, root) else candidate.resolve()
+        except OSError:
+            continue  # Unreadable folders on sys.path are none of our business.
     return None
 
 
-def _is_ours(candidate: Path, package: Path) -> bool:
-    if candidate.resolve().parent == package:
+def _is_ours(candidate: Path, package: str, root: Path) -> bool:
+    if candidate.resolve().parent == root / package:
         return True
-    # Another copy of this package, such as a checkout beside an installation.
-    return candidate.name == "__init__.py" and (candidate.parent / Path(__file__).name).is_file()
+    # Another copy of this project, such as a checkout beside an installation.
+    beside = candidate.parent.parent / "client" / Path(__file__).name
+    return candidate.name == "__init__.py" and beside.is_file()
 
 
-def message(found: Path) -> str:
+def message(found: Path, package: str) -> str:
     """Return the one clear sentence, with what to do."""
     return (
-        f"{found} hides group-coordinator's package `client` (in {PACKAGE_FOLDER}) from Python "
+        f"{found} hides group-coordinator's package `{package}` (in {ROOT / package}) from Python "
         f'processes that look there first; they fail with "cannot import name ... from '
-        f"'client'\" or \"'client' is not a package\". Rename that file."
+        f"'{package}'\" or \"'{package}' is not a package\". Rename that file."
     )
 
 
-def warn() -> None:
-    """Warn if the script's own folder or some entry of ``sys.path`` has another `client`."""
+def look() -> None:
+    """Warn of each package that is hidden from others; raise for one that is hidden from us.
+
+    Looked at are the script's own folder and the entries of ``sys.path``.
+
+    Raises:
+        ImportError: this process would get another `protocol`, so this package can't work.
+    """
+    spec = find_spec(NEEDED)
+    here = Path(spec.origin) if spec is not None and spec.origin else None
+    if here is not None and not _is_ours(here, NEEDED, ROOT):
+        raise ImportError(message(here, NEEDED), name=NEEDED, path=str(here))
     folders = [Path(entry or ".") for entry in sys.path]
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if script:
         folders.insert(0, Path(script).parent)
-    found = find(folders)
-    if found is not None:
-        warnings.warn(message(found), ShadowingWarning, stacklevel=3)
+    for package, other in find(folders).items():
+        # Behind this function: this module, the package, and who imports it.
+        warnings.warn(message(other, package), ShadowingWarning, stacklevel=4)
+
+
+look()  # Before the package's other modules import what may be hidden.

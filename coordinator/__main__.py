@@ -1,6 +1,38 @@
-"""``python -m coordinator``."""
+"""``group-coordinator``, also ``python -m coordinator``: says what an installation lacks."""
 
-from coordinator.cli.main import main
+import sys
+from importlib.util import find_spec
+from typing import Final
+
+EXIT_REFUSED: Final = 78  # As of any start that is refused; see docs/operations.md.
+# The modules of the extra "server".
+SERVER_ONLY: Final = frozenset({"click", "outcome", "re2", "rich", "structlog"})
+
+
+def main() -> None:
+    """Run the command line; end with one line, not a traceback, if a package isn't there."""
+    try:
+        # Here, as it needs the extra; its commands import more when they are run.
+        from coordinator.cli.main import main as command_line  # noqa: PLC0415
+
+        command_line(prog_name="group-coordinator")
+    except ImportError as exc:
+        reason = explained(exc)
+        if reason is None:
+            raise
+        print(f"group-coordinator: {reason}", file=sys.stderr)  # noqa: T201 - There is no click.
+        sys.exit(EXIT_REFUSED)
+
+
+def explained(exc: ImportError) -> str | None:
+    """Return what to do about a failed import; None if it is a mistake of this package."""
+    missing = (exc.name or "").partition(".")[0]
+    if missing in SERVER_ONLY:
+        return f"{missing} isn't installed: pip install 'group-coordinator[server]'"
+    if missing == "protocol" and (spec := find_spec(missing)) is not None:
+        return f"{spec.origin} hides the package `protocol` of group-coordinator: rename that file"
+    return None
+
 
 if __name__ == "__main__":
-    main(prog_name="group-coordinator")
+    main()

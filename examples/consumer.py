@@ -6,12 +6,12 @@ from client import OffsetAndMetadata, Rebalanced, connect
 
 
 async def main() -> None:
-    """Read three batches of ten from every partition, then leave the group."""
+    """Read ten more of every partition each second, until Ctrl-C; then leave the group."""
     async with (
         connect("127.0.0.1:9310", client_id="example") as client,
         client.join("readers", topics=["flights"], partitions={"flights": 6}) as member,
     ):
-        for _ in range(3):
+        while True:
             assignment = await member.assignment()  # Joins, or joins again, if that is needed.
             positions = await member.fetch(assignment.partitions)
             for tp in assignment.partitions:
@@ -22,6 +22,10 @@ async def main() -> None:
                 await member.commit(positions)
             except Rebalanced:
                 print("somebody else has these partitions by now; nothing was stored")
+            await trio.sleep(1)
 
 
-trio.run(main)
+try:
+    trio.run(main)
+except* KeyboardInterrupt:
+    print("left the group")

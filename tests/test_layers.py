@@ -79,7 +79,6 @@ LAYERS = {
     "coordinator.server": Layer(
         ours=names(
             "protocol",
-            "coordinator.VERSION",
             "coordinator.config",
             "coordinator.names",
             "coordinator.group",

@@ -4,7 +4,10 @@ import json
 import sys
 from pathlib import Path
 
-import click
+try:
+    import click
+except ModuleNotFoundError:
+    sys.exit("python -m client.kafka_groups needs click: pip install 'group-coordinator[kafka]'")
 
 from client.exceptions import CoordinatorError
 from client.kafka_groups.cluster import KafkaGroupError

@@ -6,16 +6,10 @@ asking a question, and not for the engine that answers it.
 
 from typing import Final
 
-try:
-    import click
-except ModuleNotFoundError as exc:  # The package without extras is the client alone.
-    raise SystemExit(
-        "group-coordinator: the command line needs the daemon's packages: "
-        "pip install 'group-coordinator[server]'"
-    ) from exc
+import click
 
-from coordinator import VERSION
 from coordinator.cli.grammar import PROGRAM, Lazy, LazyCommands
+from protocol.version import VERSION
 
 _COMMANDS: Final = {
     "compact": Lazy("coordinator.cli.node", "Compact the offsets log now."),

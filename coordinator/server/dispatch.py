@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from msgspec import Raw, structs
 
-from coordinator import VERSION
 from coordinator.config import Settings
 from coordinator.group.core import Caller, Now
 from coordinator.group.shard import GroupShard
@@ -30,6 +29,7 @@ from protocol.messages import (
     error_response,
     find_coordinator_error,
 )
+from protocol.version import VERSION
 
 SERVER_SOFTWARE: Final = f"group-coordinator/{VERSION}"
 GROUP_KEY_TYPE: Final = 0

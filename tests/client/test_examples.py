@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -125,13 +126,28 @@ def test_every_example_is_short() -> None:
         assert len(lines) < 60, example.name
 
 
-def test_the_consumer_reads_three_batches_of_every_partition(runner: Runner) -> None:
-    """Whoever pastes it must see it work."""
-    printed = runner.example("consumer.py")
+def test_the_consumer_reads_until_ctrl_c_and_leaves_its_group(runner: Runner) -> None:
+    """Whoever pastes it must see it work, and have an end that is as clean."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-u", "-c", runner.code("consumer.py")],
+        cwd=runner.folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as consumer:
+        assert consumer.stdout is not None
+        printed = [consumer.stdout.readline().strip() for _ in range(12)]
+        consumer.send_signal(signal.SIGINT)
+        rest, errors = consumer.communicate(timeout=60)
 
     for partition in range(6):
         assert f"generation 1: flights-{partition} from 0 to 9" in printed
-        assert f"generation 1: flights-{partition} from 20 to 29" in printed
+        assert f"generation 1: flights-{partition} from 10 to 19" in printed
+    assert (consumer.returncode, errors) == (0, "")
+    assert rest.endswith("left the group\n")
+    with connect_blocking(runner.address) as client:
+        assert [group.state for group in client.describe_groups(["readers"])] == ["Empty"]
 
 
 def test_the_asyncio_program_goes_on_where_the_group_is(runner: Runner) -> None:

@@ -1,21 +1,15 @@
-"""Addresses, the order of commits, and the file that hides the package."""
+"""Addresses, the order of commits, and codes in words."""
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from client import shadowing
 from client.api import parse_addresses
 from client.exceptions import CommitRefused, FatalError, code_text
 from client.offsets import CommitOrder
 from protocol.partition import TopicPartition
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_addresses_as_people_write_them() -> None:
@@ -60,45 +54,6 @@ async def test_a_commit_that_is_given_up_lets_the_next_one_wait_for_the_first(
                 scope.cancel()
 
     assert order == ["first", "last"]
-
-
-def test_a_clients_own_file_called_client_is_named(tmp_path: Path) -> None:
-    """The error that Python gives elsewhere names neither the file nor the cure."""
-    assert shadowing.find([tmp_path, ROOT]) is None
-
-    (tmp_path / "client.py").touch()
-    found = shadowing.find([tmp_path, ROOT])
-
-    assert found == tmp_path / "client.py"
-    assert f"{found} hides" in shadowing.message(found)
-
-
-def test_a_folder_called_client_hides_it_as_well(tmp_path: Path) -> None:
-    """Only a package does: a folder without __init__.py gives way to a real package."""
-    (tmp_path / "client").mkdir()
-
-    assert shadowing.find([tmp_path]) is None
-
-    (tmp_path / "client" / "__init__.py").touch()
-
-    assert shadowing.find([tmp_path]) == tmp_path / "client" / "__init__.py"
-
-    (tmp_path / "client" / "shadowing.py").touch()  # A copy of ours.
-
-    assert shadowing.find([tmp_path]) is None
-
-
-def test_importing_the_package_warns_of_such_a_file(tmp_path: Path) -> None:
-    """Here the package still wins, but Spark's workers start in that folder."""
-    (tmp_path / "client.py").touch()
-    script = tmp_path / "driver.py"
-    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport client\n")
-    done = subprocess.run(
-        [sys.executable, "-W", "always", str(script)], capture_output=True, text=True, check=True
-    )
-
-    assert f"{tmp_path / 'client.py'} hides group-coordinator's package `client`" in done.stderr
-    assert done.stderr.count("Warning") == 1 + done.stderr.count("warnings.warn")
 
 
 def test_codes_print_with_name_number_and_meaning() -> None:

@@ -136,19 +136,22 @@ def listed_messages() -> list[str]:
 
 # What others say, not this package.
 FOREIGN: Final = (
-    "Python worker failed to connect back",
     "CONCURRENT_STREAM_LOG_UPDATE",
+    "DATA_SOURCE_PUSHDOWN_DISABLED",
     "Multiple streaming queries are concurrently using …",
+    "Python worker failed to connect back",
+    "… UNKNOWN_TOPIC_OR_PART …",
 )
 
 
 def fragments(message: str) -> list[str]:
-    """Return the runs of at least three words that must stand in the code as they do here.
+    """Return what of a message must stand in the code as it does here.
 
-    Where one text is put into another, there is a stop of some kind in between.
+    Where one text is put into another, there is a stop of some kind in between. What is left of
+    a message then may be too short to say anything.
     """
     pieces = (piece.strip(" '\",") for piece in STOPS.split(message))
-    return [piece for piece in pieces if len(piece.split()) >= 3]
+    return [piece for piece in pieces if len(piece) > 3]
 
 
 PERCENT: Final = re.compile(r"%[.\d]*[sdgfr]")
