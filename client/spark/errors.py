@@ -13,6 +13,10 @@ class FencedError(CoordinatedSourceError):
     """The group removed this reader, and the option ``onFence`` is ``fail``."""
 
 
+class GroupLossError(CoordinatedSourceError):
+    """The coordinator has forgotten where the group was, and ``onGroupLoss`` is ``error``."""
+
+
 class DataLossError(CoordinatedSourceError):
     """Rows between the committed offset and the log's bounds are gone."""
 

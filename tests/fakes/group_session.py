@@ -20,6 +20,7 @@ from client.exceptions import (
 )
 from client.membership import Assignment
 from client.offsets import OffsetAndMetadata
+from client.spark.source.group_memory import farther
 from protocol.errors import ErrorCode
 from protocol.partition import NO_OFFSET, TopicPartition
 
@@ -45,11 +46,13 @@ class FakeGroup:
         self.joined: set[str] = set()
         self.owners: dict[TopicPartition, str] = {}
         self.former: dict[TopicPartition, str] = {}
-        self.rebalancing = False
+        self.rebalancing = self.is_unassigned = False
         self.drained: set[str] = set()
         self.outage = False
         self.faults: list[Fault] = []
         self.commits: list[dict[TopicPartition, OffsetAndMetadata]] = []
+        self.cluster_id = "cluster-1"
+        self.places: dict[TopicPartition, OffsetAndMetadata] = {}
         self._claims: dict[str, MemberSubscription] = {}
         self._late: list[tuple[FakeSession, str, int, _Request]] = []
         self._ids = 0
@@ -68,6 +71,30 @@ class FakeGroup:
     def reset(self, tp: TopicPartition, offset: int, metadata: str = "") -> None:
         """Store an offset past all checks, as an operator's tool would."""
         self.offsets[tp] = OffsetAndMetadata(offset, metadata)
+
+    def lose(self, *, cluster_id: str | None = None) -> None:
+        """Forget everything, as when the coordinator's folder is gone or the group deleted."""
+        members = list(self.members.values())
+        self.cluster_id = cluster_id or self.cluster_id
+        if cluster_id:
+            self.places = {}
+        self.offsets, self.owners, self.former = {}, {}, {}
+        self.members, self.instances, self._claims = {}, {}, {}
+        self.joined, self.drained, self._late = set(), set(), []
+        self.generation, self.rebalancing = 0, False
+        for session in members:
+            session.noticed_loss = True
+
+    def restart_between_rounds(self) -> None:
+        """Die after a generation was told and before it was assigned, and come back.
+
+        Commits are refused until the next generation is assigned.
+        """
+        self.generation += 1
+        self.is_unassigned = self.rebalancing = True
+        self.joined = set()
+        for session in self.members.values():
+            session.generation = self.generation
 
     def evict(self, session: "FakeSession", *, noticed: bool = True) -> None:
         """Remove a member as its session timeout would; its heartbeat may not know yet."""
@@ -141,6 +168,9 @@ class FakeGroup:
         if session.generation != self.generation:
             session.noticed_loss = True
             raise Rebalanced("ILLEGAL_GENERATION")
+        if self.is_unassigned:
+            session.asked = True
+            raise Rebalanced("REBALANCE_IN_PROGRESS")
         errors = self.apply(session, request)
         if fault is Fault.ANSWER_LOST:
             raise OutcomeUnknown("answer lost")
@@ -208,14 +238,14 @@ class FakeGroup:
 
     def _complete_if_all_joined(self) -> None:
         if not self.members:
-            self.rebalancing = False
+            self.rebalancing = self.is_unassigned = False
             self.owners, self.former = {}, {}
         elif self.joined >= set(self.members):
             self._open_generation()
 
     def _open_generation(self) -> None:
         self.generation += 1
-        self.rebalancing = False
+        self.rebalancing = self.is_unassigned = False
         had, self.leader = self.owners, min(self.members)
         self.members[self.leader].listed = self._listing()
         is_cooperative = any(session.cooperative for session in self.members.values())
@@ -409,6 +439,25 @@ class FakeSession:
         self.noticed_loss = True
         if self.instance is None:
             self.group.evict(self)
+
+    @property
+    def cluster_id(self) -> str:
+        """Which cluster the group is in."""
+        return self.group.cluster_id
+
+    def write_places(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Write down where the group was, for the other readers."""
+        if self.group.outage:
+            raise CoordinatorUnavailable("outage")
+        self.group.places |= farther(offsets, self.group.places)
+
+    def places(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return what was written down."""
+        if self.group.outage:
+            raise CoordinatorUnavailable("outage")
+        return {tp: self.group.places[tp] for tp in partitions if tp in self.group.places}
 
     def leave(self) -> None:
         """Leave at once; a static member keeps its place."""

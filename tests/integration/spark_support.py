@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,6 +120,11 @@ class Daemon:
         self._process.kill()
         self._process.wait()
         self.lines.close()
+
+    def lose(self) -> None:
+        """SIGKILL, and the loss of all that it kept."""
+        self.kill()
+        shutil.rmtree(self._folder)
 
     def evictions(self) -> int:
         """Return how many members were removed because they were not heard from."""

@@ -77,6 +77,9 @@ def test_the_end_offset_describes_itself() -> None:
             "client_id": "me",
             "topics": ["flights"],
             "stateful": "fail",
+            "cluster": "cluster-1",
+            "generation": 1,
+            "at": {"flights": {"0": [0, "gc1:5:0"]}},
         },
     }
 
@@ -473,7 +476,7 @@ def test_the_progress_shows_the_ends_of_what_we_own() -> None:
 def test_an_equal_range_in_a_group_made_anew_is_still_a_new_batch() -> None:
     """Spark takes an equal offset for "nothing new"."""
     group, log = group_and_log({0: 5})
-    query = Query(group, log)
+    query = Query(group, log, onGroupLoss="startingOffsets")
     query.trigger()
     group.evict(query.session)
     group.offsets.clear()
@@ -1409,3 +1412,22 @@ def test_a_reader_waits_where_it_would_have_nothing_else_to_do() -> None:
 
     with pytest.raises(CoordinatorTimeout, match="first assignment"):
         query.core.initial_offset()
+
+
+def test_a_coordinator_that_dies_between_the_rounds_of_a_rebalance_repeats_nothing() -> None:
+    """It takes no commit before the next generation; what moves is committed then, and goes."""
+    group, log = group_and_log({0: 10, 1: 10, 2: 10, 3: 10})
+    query = reader(group, log, assignor="cooperative")
+    query.trigger()
+    other = group.session("other", cooperative=True)
+    other.topics = ("flights",)
+    group.join(other)
+    group.restart_between_rounds()
+
+    query.trigger()
+    group.join(other)
+    query.triggers(4)
+
+    assert {group.offset(tp(p)) for p in range(4)} == {10}
+    assert len(query.session.claim().owned) < 4
+    assert len(query.sunk) == 4

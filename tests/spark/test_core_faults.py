@@ -869,7 +869,8 @@ def test_rows_that_are_gone_are_skipped_on_request(
     assert written[0][1] == (earliest if policy == "earliest" else end)
     assert written[-1][2] == 16
     assert all(before[2] == after[1] for before, after in pairwise(written))
-    resets = (2 if pin else 0) + (end < committed or (bool(pin) and end < 14))
+    # An offset without a pin was stored by somebody else, and counts as a reset.
+    resets = (2 if pin else 1) + (end < committed or (bool(pin) and end < 14))
     assert group.offsets[tp(0)].metadata == f"gc1:16:{resets}"
 
 
@@ -1382,6 +1383,7 @@ def test_a_checkpoint_of_another_group_is_refused(replayed: bool) -> None:
 def test_a_checkpoint_knows_its_group_by_any_address() -> None:
     """Coordinators move."""
     group, log = make({0: 20})
+    group.reset(tp(0), 0, "gc1:5:0")
 
     expect_all(finish(Query(group, log, checkpoint=begun(coordinator="moved:1"))), log.ends)
 

@@ -4,6 +4,7 @@ A world has cooperative readers, eager ones, static ones, or all kinds at once; 
 topics grow and, where readers follow a pattern, become more.
 """
 
+import json
 import logging
 import random
 from collections import Counter
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from client.spark.errors import GroupLossError
 from client.spark.source.core import Task
+from client.spark.source.stream_offsets import decode_end
 from protocol.partition import TopicPartition
 from tests.fakes.group_session import FakeGroup, FakeSession, Fault
 from tests.spark.helpers import Checkpoint, MemoryLog, Query, tp
@@ -51,8 +54,11 @@ class Driver:
 class World:
     """Some drivers, one group, one log, and everything that was ever written."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **given: str) -> None:
         self.rng = rng = random.Random(seed)
+        self.given = given
+        self.losses = 0
+        self.errors: list[RuntimeError] = []
         self.kind = rng.choice(list(Kind))
         self.log = MemoryLog(dict.fromkeys(range(PARTITIONS), 0))
         self.group = FakeGroup([tp(p) for p in range(PARTITIONS)])
@@ -63,7 +69,7 @@ class World:
         self.excuses: Counter[Key] = Counter()
 
     def _options(self, name: str) -> dict[str, str]:
-        given = {"assignor": self.kind.value, "coordinatorTimeout": "11s"}
+        given = {"assignor": self.kind.value, "coordinatorTimeout": "11s", **self.given}
         if self.kind is Kind.MIXED and self.rng.random() < 0.5:
             given["assignor"] = Kind.COOPERATIVE.value
         if self.rng.random() < 0.4:
@@ -85,6 +91,28 @@ class World:
         """Let anything happen for a while."""
         for _ in range(STEPS):
             self._happen()
+
+    def begin(self) -> None:
+        """Let all drivers become members that know of each other's group, before there are rows."""
+        for one in self.group.partitions:
+            if self.given.get("startingOffsets") != "latest":
+                self.feed(one, 1)  # There, only a range puts a partition on record.
+        for _ in range(1_000):
+            for driver in self.drivers:
+                self.step(driver)
+            if all(map(self._is_known, self.drivers)) and (
+                set(self.group.offsets) >= set(self.group.partitions)
+            ):
+                return
+
+    def _is_known(self, driver: Driver) -> bool:
+        done = driver.checkpoint.offsets[: driver.checkpoint.commits]
+        return bool(done) and bool(decode_end(json.loads(done[-1])).memory.cluster)
+
+    def lose(self) -> None:
+        """Have the coordinator forget all: its folder is lost, or the group is deleted."""
+        self.losses += 1
+        self.group.lose(cluster_id=f"cluster-{self.losses}" if self.rng.random() < 0.6 else None)
 
     def heal(self) -> None:
         """End all faults."""
@@ -194,7 +222,9 @@ class World:
                 query.clock.now_s += 1
                 driver.steps = query.steps()
                 next(driver.steps)
-        except RuntimeError:  # The query ended, as by a timeout in a replay: the process is gone.
+        except RuntimeError as error:
+            # The query ended, as by a timeout in a replay: the process is gone.
+            self.errors.append(error)
             self._crash(driver)
         finally:
             driver.busy = False
@@ -279,6 +309,68 @@ def _run_and_check(seed: int) -> None:
     world.run()
 
     _check(world)
+    assert not _refusals(world)
+
+
+def _refusals(world: World) -> list[GroupLossError]:
+    return [error for error in world.errors if isinstance(error, GroupLossError)]
+
+
+@pytest.mark.parametrize("seed", range(90))
+def test_whenever_the_coordinator_forgets_all_no_row_is_lost(seed: int) -> None:
+    """Put back by the readers, from memories and checkpoints, whoever comes first."""
+    _lose_and_check(seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(1_000, 3_000, SEEDS_PER_TEST))
+def test_no_loss_loses_rows_for_many_more_seeds(first: int) -> None:
+    """The rare interleavings."""
+    _run_seeds(first, _lose_and_check)
+
+
+def _lose_and_check(seed: int) -> None:
+    start = random.Random(-seed).choice(["earliest", "latest"])
+    world = World(seed, startingOffsets=start, onGroupLoss="checkpoint")
+    world.begin()
+
+    for _ in range(3):
+        world.stir()
+        world.lose()
+    world.stir()
+    world.finish()
+
+    for one, log_end in world.ends().items():
+        at = 0
+        for _, begin, end in sorted(_key(task) for task in world.written if task.tp == one):
+            assert begin <= at, f"{one}: a gap at {at}"
+            at = max(at, end)
+        assert at == log_end, f"{one}: written up to {at}, the log ends at {log_end}"
+        assert (world.group.offset(one) or 0) == log_end
+    assert not _refusals(world)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whenever_the_coordinator_forgets_all_every_query_says_so(seed: int) -> None:
+    """Nobody goes on by himself, and nothing is committed that would hide the loss."""
+    world = World(seed, startingOffsets="latest")
+    world.begin()
+    world.stir()
+    world.finish()
+    world.lose()
+    world.group.cluster_id = "another"
+    written = len(world.written)
+    for one in world.group.partitions:
+        world.feed(one, 10)
+
+    for _ in range(60):
+        for driver in world.drivers:
+            world.step(driver)
+        world.expire_ghosts()
+
+    assert len(_refusals(world)) >= len(world.drivers)
+    assert not world.group.offsets
+    assert len(world.written) == written
 
 
 @pytest.mark.parametrize("seed", range(60))

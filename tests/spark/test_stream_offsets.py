@@ -5,9 +5,11 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
+from client.offsets import OffsetAndMetadata
 from client.spark.source.stream_offsets import (
     IDENTITY,
     EndOffset,
+    Memory,
     OffsetFormatError,
     Pin,
     Range,
@@ -18,7 +20,7 @@ from client.spark.source.stream_offsets import (
     parse_pin,
     reader_of,
 )
-from protocol.partition import TopicPartition
+from protocol.partition import NO_LEADER_EPOCH, TopicPartition
 
 READER = ReaderIdentity("host:9310", "etl", "spark-1")
 
@@ -35,16 +37,69 @@ READER = ReaderIdentity("host:9310", "etl", "spark-1")
     ),
     topics=st.lists(st.text(min_size=1)),
     stateful=st.sampled_from(["", "fail", "warn"]),
+    memory=st.builds(
+        Memory,
+        st.text(min_size=1),
+        st.integers(0, 2**31 - 1),
+        st.dictionaries(
+            st.builds(TopicPartition, st.text(min_size=1), st.integers(0, 2**31 - 1)),
+            st.builds(
+                OffsetAndMetadata,
+                st.integers(0, 2**60),
+                st.sampled_from(["", "gc1:9:0"]),
+                st.just(NO_LEADER_EPOCH),
+            ),
+        ),
+    ),
 )
 def test_an_end_offset_survives_json(
-    ranges: dict[TopicPartition, Range], topics: list[str], stateful: str
+    ranges: dict[TopicPartition, Range], topics: list[str], stateful: str, memory: Memory
 ) -> None:
     """Spark keeps it as JSON text; any topic name must come back as it was."""
-    end = encode_end(ranges, READER, topics=topics, stateful=stateful)
+    end = encode_end(ranges, READER, topics=topics, stateful=stateful, memory=memory)
 
+    # What was pinned for the ranges is known, whether it is said or not.
+    pinned = {
+        tp: OffsetAndMetadata(one.start, Pin(one.end).to_metadata()) for tp, one in ranges.items()
+    }
     assert decode_end(json.loads(json.dumps(end))) == EndOffset(
-        ranges, READER, tuple(topics), stateful
+        ranges,
+        READER,
+        tuple(topics),
+        stateful,
+        memory._replace(offsets={**pinned, **memory.offsets}),
     )
+
+
+def test_the_offset_of_an_older_release_still_says_where_its_ranges_began() -> None:
+    """A checkpoint outlives releases; that is then all that is known of the group."""
+    end = encode_end({TopicPartition("a", 1): Range(5, 9, 3)}, READER)
+
+    assert decode_end(end).memory == Memory(
+        "", 3, {TopicPartition("a", 1): OffsetAndMetadata(5, "gc1:9:0")}
+    )
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"cluster": 7},
+        {"generation": "x"},
+        {"at": []},
+        {"at": {"flights": 1}},
+        {"at": {"flights": {"x": [1, ""]}}},
+        {"at": {"flights": {"0": [1]}}},
+        {"at": {"flights": {"0": ["many", ""]}}},
+        {"at": {"flights": {"0": 5}}},
+    ],
+)
+def test_a_damaged_memory_is_refused_like_any_other_damage(about: dict[str, object]) -> None:
+    """Half of what a reader knew would look like a group that lost the other half."""
+    end = encode_end({}, READER)
+    end["@"].update(about)
+
+    with pytest.raises(OffsetFormatError, match="did not write"):
+        decode_end(end)
 
 
 @given(

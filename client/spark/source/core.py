@@ -276,9 +276,11 @@ class ReaderCore:
             for tp, step in batch.steps.items()
             if step.stop > step.at
         }
-        if not run and decode_end(start).reader == self.identity:
+        before = decode_end(start)
+        is_published = before.memory.cluster == self._ownership.seen.cluster
+        if not run and before.reader == self.identity and is_published:
             return start
-        # Without ranges this is the one empty batch that publishes who we are.
+        # Without ranges this is the one empty batch that publishes who we are, and where.
         return self._hand(start, run)
 
     def _hand(self, start: Offset, run: dict[TopicPartition, Finished]) -> Offset:
@@ -287,6 +289,7 @@ class ReaderCore:
             self.identity,
             topics=self._options.topics,
             stateful=self._options.on_stateful,
+            memory=self._ownership.seen,
         )
         if end == start:
             # The same range again, as in a group that was deleted and made anew. Spark would
@@ -312,6 +315,7 @@ class ReaderCore:
     def _replay(self, end: Offset) -> None:
         self._check_log_has_expected()
         positions = self._settle()
+        self._ownership.check_places()
         run: dict[TopicPartition, Finished] = {}
         for tp, planned in decode_end(end).ranges.items():
             position = positions.get(tp)
@@ -331,6 +335,8 @@ class ReaderCore:
             before = decode_end(offset)
             check_checkpoint(before, self._options, self._reads)
             self._expected = [tp for tp in before.ranges if self._reads(tp.topic)]
+            if before.reader is not None:
+                self._ownership.remember(before.memory)
             self._is_checkpoint_checked = True
 
     def _check_log_has_expected(self) -> None:

@@ -13,10 +13,12 @@ rules of `planning` to all owned partitions. The rules of `Ownership`:
   after a loss or a conflict. A finished range is then committed only if the coordinator still
   has its start.
 - What was read back is run only after a commit of ours was accepted: a fetch isn't fenced.
+- What was read back is compared with what this reader saw before (`group_memory`): a group that
+  the coordinator has forgotten is not taken for a new one.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from client.exceptions import (
@@ -28,9 +30,10 @@ from client.exceptions import (
     RetriableError,
 )
 from client.membership import Assignment
-from client.spark.errors import CoordinatedSourceError, FencedError, LogFailed
+from client.spark.errors import CoordinatedSourceError, FencedError, GroupLossError, LogFailed
 from client.spark.logs.partition_log import PartitionLog
 from client.spark.source.discovery import Discovery
+from client.spark.source.group_memory import GroupMemory, Loss, listed, refusal
 from client.spark.source.log_calls import LAG_MAX_S, LogCalls
 from client.spark.source.planning import (
     Admission,
@@ -45,8 +48,14 @@ from client.spark.source.planning import (
     plan_partition,
     still_ours,
 )
-from client.spark.source.reader_options import ReaderOptions, explained
+from client.spark.source.reader_options import (
+    ERROR,
+    STARTING_OFFSETS,
+    ReaderOptions,
+    explained,
+)
 from client.spark.source.session import ReaderSession, SessionFactory
+from client.spark.source.stream_offsets import Memory
 from protocol.errors import ErrorCode
 from protocol.partition import NO_GENERATION, TopicPartition
 
@@ -100,6 +109,10 @@ class Ownership:
         self._log = log
         self._planner = Planner(options, log, clock)
         self._membership = Membership(options, log, open_session, clock)
+        self._memory = GroupMemory(clock)
+        self._is_compared = False
+        # What we own, and wait for others to say where they were.
+        self._held: set[TopicPartition] = set()
         # Of what we own, and certain; the others are fetched before anything is planned.
         self._positions: dict[TopicPartition, Position] = {}
         # Fetched, but no commit of ours has shown yet that they are really ours.
@@ -112,6 +125,20 @@ class Ownership:
     def ends(self) -> dict[TopicPartition, int]:
         """The log's end of each owned partition as last seen."""
         return self._planner.ends
+
+    @property
+    def seen(self) -> Memory:
+        """What was last seen of the group, for the next end offset."""
+        return self._memory.seen
+
+    def remember(self, memory: Memory) -> None:
+        """Take over what the checkpoint says of the group, before anything is decided by it."""
+        self._memory.remember(memory)
+        self._is_compared = False
+        self._positions = {}
+        was_there = memory.generation != NO_GENERATION
+        if was_there and self._options.on_group_loss != STARTING_OFFSETS:
+            self._latest_from = frozenset()  # The group isn't new, whatever it looks like.
 
     def finish(self, ranges: Mapping[TopicPartition, Finished]) -> None:
         """Note ranges that this process handed to Spark and whose sink is done."""
@@ -153,6 +180,11 @@ class Ownership:
     def pin_next(self, max_rows: int | None, wait_s: float) -> Batch:
         """Settle, then commit what is finished together with the pins of what comes next."""
         return self._in_rounds(lambda: self._pin_next(max_rows, wait_s))
+
+    def check_places(self) -> None:
+        """Raise `RetriableError` while other readers may know more of what we own."""
+        if self._held:
+            raise RetriableError(f"nobody has said yet where {listed(self._held)} was")
 
     def prove(self, tps: Collection[TopicPartition]) -> None:
         """Have the group confirm, before ranges are run that others have pinned, that we own them.
@@ -201,6 +233,8 @@ class Ownership:
         try:
             assignment = self._settle_once(wait_s)
             steps = self._plan(max_rows)
+        except GroupLossError:
+            raise  # There is nothing to commit to.
         except CoordinatedSourceError:
             # The query ends, but not because of what it has finished: that is committed first.
             if self._finished and self._membership.assignment is not None:
@@ -213,6 +247,7 @@ class Ownership:
             for step in steps.values():
                 if step.waiting:  # Having nothing to run would mean that all is done.
                     raise RetriableError(step.waiting)
+            self.check_places()
         return Batch(assignment.generation, steps)
 
     def _settle_once(self, wait_s: float) -> Assignment:
@@ -243,6 +278,8 @@ class Ownership:
     def _hand_over(self, wait_s: float) -> Assignment:
         membership = self._membership
         session = membership.open()
+        if session is not None and not self._is_compared:
+            self._compare_before_joining(session)
         if self._latest_from is None:
             self._latest_from = self._find_latest_from() if session else frozenset()
         if membership.is_current():
@@ -251,10 +288,7 @@ class Ownership:
         if membership.assignment is not None:
             starts_unset = bool(self._unset_starts(membership.assignment))
             if self._finished or starts_unset:
-                self._refresh(membership.assignment)
-                self._send(self._only_finished())
-            if starts_unset:
-                self._send(self._plan_starts(membership.assignment))
+                self._commit_before_joining(membership.assignment, starts_unset=starts_unset)
             if not membership.keeps:
                 self._forget_positions()
         # A cooperative member hears in here what it loses, and gives it up: no range of it is
@@ -263,6 +297,23 @@ class Ownership:
         kept = frozenset(assignment.partitions)
         self._positions = {tp: known for tp, known in self._positions.items() if tp in kept}
         return assignment
+
+    def _commit_before_joining(self, assignment: Assignment, *, starts_unset: bool) -> None:
+        """Commit what is finished, as far as the group takes commits now.
+
+        A coordinator that was restarted in the middle of a rebalance takes none until the next
+        generation, which waits for this reader. What a cooperative member has stays its own until
+        it hears of that generation, and is committed then, before anything is given up.
+        """
+        self._refresh(assignment)
+        try:
+            self._send(self._only_finished())
+            if starts_unset:
+                self._send(self._plan_starts(assignment))
+        except Rebalanced as error:
+            if not self._membership.keeps or self._is_loss(error):
+                raise
+            logger.info("not committed before joining: %s", error)
 
     def _find_latest_from(self) -> frozenset[TopicPartition]:
         """Return the partitions that begin at the log's end if the group has no offset there.
@@ -290,14 +341,21 @@ class Ownership:
 
     def _moved_on(self, error: Rebalanced) -> None:
         self._in_doubt = None  # Fenced: what was not stored by now never will be.
-        is_lost = isinstance(error, MemberLost) or self._session.lost
-        self._forget_positions()
+        is_lost = self._is_loss(error)
+        if is_lost or not self._membership.keeps:
+            self._forget_positions()
+        else:
+            self._positions = {}  # Still ours, but others may have reset them.
         if is_lost:
+            self._is_compared = False
             if self._options.on_fence == "fail":
                 raise FencedError(
                     f"the group removed this reader ({error}); option 'onFence' is 'fail'"
                 ) from error
             logger.warning("%s; joining again, its last batch may run twice", error)
+
+    def _is_loss(self, error: Rebalanced) -> bool:
+        return isinstance(error, MemberLost) or self._session.lost
 
     def _refused(self, error: CommitRefused) -> None:
         codes = set(error.errors.values())
@@ -322,15 +380,84 @@ class Ownership:
 
     def _refresh(self, assignment: Assignment) -> None:
         unknown = [tp for tp in assignment.partitions if tp not in self._positions]
-        if unknown:
-            stored = self._session.fetch(unknown)
-            self._positions |= {tp: Position.of(stored.get(tp)) for tp in unknown}
-            self._unproven.update(unknown)
+        if self._membership.session is not None:
+            self._read_back(unknown, assignment)
         self._finished = {
             tp: finished
             for tp, finished in self._finished.items()
             if still_ours(finished, self._positions.get(tp))
         }
+
+    def _read_back(self, tps: Sequence[TopicPartition], assignment: Assignment) -> None:
+        """Read where the group is in some owned partitions; put them back where that is lost."""
+        session, memory = self._session, self._memory
+        generation = assignment.generation
+        if generation != memory.seen.generation and memory.is_waiting():
+            tps = assignment.partitions  # Whoever came may know more of those that are back.
+        elif not tps and (session.cluster_id, generation) == memory.seen[:2]:
+            return
+        stored = session.fetch(tps) if tps else {}
+        found = {tp: memory.read(tp, stored.get(tp), generation) for tp in tps}
+        if loss := memory.find_loss(session.cluster_id, generation, found):
+            self._take_loss(loss)
+            found = {tp: memory.read(tp, stored.get(tp), generation) for tp in tps}
+        memory.mine = frozenset(assignment.partitions)
+        back: dict[TopicPartition, Position] = {}
+        self._held = set()
+        if memory.is_lost and tps:
+            back, self._held = memory.to_restore(found, session.places(tps))
+        kept = {tp: p for tp, p in found.items() if tp not in back and tp not in self._held}
+        self._unproven.update(tps)
+        self._positions = {tp: p for tp, p in self._positions.items() if tp not in found} | kept
+        memory.note(session.cluster_id, generation, kept)
+        if back:
+            commit = Commit({}, {})
+            for tp, place in back.items():
+                commit.add(tp, place, found[tp])
+            self._transmit(_InDoubt(commit, unknown=False))
+            for tp, place in sorted(back.items()):
+                logger.warning("%s: the group is put back to %d", tp, place.offset)
+        if memory.is_lost and (unset := [tp for tp in kept if kept[tp].offset is None]):
+            logger.warning("nobody knows where %s was; it is read from its start", listed(unset))
+
+    def _compare_before_joining(self, session: ReaderSession) -> None:
+        """Look, before joining (again), whether the group is still where it was."""
+        memory, topics = self._memory, self._membership.discovery.topics
+        tps = sorted(tp for tp in memory.seen.offsets if tp.topic in topics)
+        if tps:
+            stored = session.fetch(tps)
+            found = {tp: memory.read(tp, stored.get(tp), NO_GENERATION) for tp in tps}
+            if loss := memory.find_loss(session.cluster_id, None, found):
+                self._take_loss(loss)
+        self._is_compared = True
+
+    def _take_loss(self, loss: Loss) -> None:
+        """Go on after a loss as the option says.
+
+        Raises:
+            GroupLossError: it says that the query must end.
+
+        """
+        options, memory = self._options, self._memory
+        policy = options.on_group_loss
+        if policy == ERROR and loss.before.offsets:
+            raise GroupLossError(refusal(loss, options.coordinator, options.group))
+        what = f"the coordinator at {options.coordinator} has forgotten group {options.group!r}"
+        if policy == STARTING_OFFSETS:
+            logger.warning(
+                "%s: %s. Reading goes on with what the group has now, else as option "
+                "'startingOffsets' (%s) says: rows may be skipped, or come again",
+                what,
+                loss,
+                options.starting_offsets,
+            )
+            memory.begin_anew(loss)
+            return
+        # A reader that knows no offsets itself waits for what others know.
+        self._session.write_places(memory.places())
+        logger.warning("%s: %s. It is put back where its readers were", what, loss)
+        memory.put_back(loss, options.session_timeout_ms / 1000)
+        self._latest_from = frozenset()
 
     def _only_finished(self) -> dict[TopicPartition, Step]:
         """Return steps that start nothing. The log is not asked: it may be away, or broken."""
@@ -413,6 +540,8 @@ class Ownership:
             raise
         self._in_doubt = None
         stored = doubt.commit.positions
+        memory = self._memory
+        memory.note(memory.seen.cluster, memory.seen.generation, stored)
         self._unproven.difference_update(stored)
         self._positions |= stored
         self._finished = {

@@ -29,6 +29,7 @@ KNOWN: Final = (
     "onDataLoss",
     "failOnDataLoss",
     "onFence",
+    "onGroupLoss",
     "onStateful",
     "sessionTimeout",
     "rebalanceTimeout",
@@ -58,6 +59,12 @@ _APP_NAME_MAX: Final = 60
 COOPERATIVE: Final = "cooperative"
 ASSIGNORS: Final = (COOPERATIVE, "range", "sticky")
 
+# What the option ``onGroupLoss`` may be.
+ERROR: Final = "error"
+CHECKPOINT: Final = "checkpoint"
+STARTING_OFFSETS: Final = "startingOffsets"
+ON_GROUP_LOSS: Final = (ERROR, CHECKPOINT, STARTING_OFFSETS)
+
 
 class ReaderOptions(NamedTuple):
     """The checked options of one stream; durations in milliseconds.
@@ -78,6 +85,7 @@ class ReaderOptions(NamedTuple):
     starting_timestamp_ms: int | None
     on_data_loss: str
     on_fence: str
+    on_group_loss: str
     on_stateful: str
     session_timeout_ms: int
     rebalance_timeout_ms: int
@@ -118,6 +126,7 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
         starting_timestamp_ms=_starting_timestamp_ms(values),
         on_data_loss=_on_data_loss(values),
         on_fence=_choice(values, "onFence", ("rejoin", "fail")),
+        on_group_loss=_choice(values, "onGroupLoss", ON_GROUP_LOSS),
         on_stateful=_choice(values, "onStateful", ("fail", "warn")),
         session_timeout_ms=_duration_ms(values, "sessionTimeout", "45s"),
         rebalance_timeout_ms=rebalance_timeout_ms,
@@ -298,10 +307,11 @@ def _starting_timestamp_ms(values: Mapping[str, str]) -> int | None:
 
 def _choice(values: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
     value = values.get(name.lower(), choices[0]).strip().lower()
-    if value not in choices:
+    by_value = {choice.lower(): choice for choice in choices}
+    if value not in by_value:
         listed = " or ".join(repr(choice) for choice in choices)
         raise OptionError(f"option '{name}' is {value!r}: it must be {listed}")
-    return value
+    return by_value[value]
 
 
 def _duration_ms(values: Mapping[str, str], name: str, default: str) -> int:

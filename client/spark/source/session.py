@@ -20,15 +20,22 @@ from client.assignors import (
     StickyAssignor,
 )
 from client.blocking import BlockingClient, BlockingMember, connect_blocking
-from client.exceptions import CoordinatorUnavailable, MemberLost
+from client.exceptions import (
+    CommitRefused,
+    CoordinatorUnavailable,
+    MemberLost,
+    RetriableError,
+)
 from client.membership import Assignment
 from client.offsets import OffsetAndMetadata
 from client.spark.logs.partition_log import PartitionLog
 from client.spark.source.discovery import matching_topics
+from client.spark.source.group_memory import farther, places_group
 from client.spark.source.reader_options import COOPERATIVE, ReaderOptions
 from protocol.consumer import decode_assignment
+from protocol.errors import ErrorCode
 from protocol.messages import DescribedGroup, DescribedMember
-from protocol.partition import TopicPartition
+from protocol.partition import NO_OFFSET, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +111,16 @@ class ReaderSession(Protocol):
 
     def unassigned(self, listing: Mapping[str, Sequence[int]]) -> bool:
         """Say whether some of the partitions in *listing* are nobody's in the whole group."""
+
+    @property
+    def cluster_id(self) -> str:
+        """Which cluster answered last; empty before the first answer."""
+
+    def write_places(self, offsets: Offsets) -> None:
+        """Tell the group's other readers, after a loss, where it was; never takes anything back."""
+
+    def places(self, partitions: Sequence[TopicPartition]) -> Offsets:
+        """Return what was written down with `write_places`, by whomever."""
 
 
 # Makes a session for these topics. True: it must hand everything over at each rebalance.
@@ -235,6 +252,36 @@ class BlockingSession:
             self._member.leave(reason)
         except Exception as error:  # noqa: BLE001 - no heartbeat is sent any more, that is enough.
             logger.warning("could not tell the group: %s", error)
+
+    @property
+    def cluster_id(self) -> str:
+        """Which cluster answered last; empty before the first answer."""
+        return self._client.cluster_id
+
+    def write_places(self, offsets: Offsets) -> None:
+        """Write down where the group was, where nobody has written down more.
+
+        Raises:
+            RetriableError: others write at the same time; call again.
+
+        """
+        if not offsets:
+            return
+        group = places_group(self._options.group)
+        known = self._client.fetch_offsets(group, sorted(offsets))
+        if not (news := farther(offsets, known)):
+            return
+        expected = {tp: known[tp].offset if tp in known else NO_OFFSET for tp in news}
+        try:
+            self._client.commit(group, news, expected)
+        except CommitRefused as error:
+            if ErrorCode.OFFSET_CONFLICT in error.errors.values():
+                raise RetriableError(f"{group!r} is being written to: {error}") from error
+            logger.warning("not written to %r, for the other readers: %s", group, error)
+
+    def places(self, partitions: Sequence[TopicPartition]) -> Offsets:
+        """Return what was written down with `write_places`, by whomever."""
+        return self._client.fetch_offsets(places_group(self._options.group), partitions)
 
     def leave(self) -> None:
         """Leave the group and close the connection. Never raises."""

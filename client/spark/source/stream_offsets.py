@@ -5,7 +5,12 @@ needs nothing but the offset, and no code ever subtracts a start from an end::
 
     {"flights-3": {"s": 100, "e": 200, "g": 7},
      "@": {"v": 1, "coordinator": "host:9310", "group": "etl", "client_id": "...",
-           "topics": ["flights"], "stateful": "fail"}}
+           "topics": ["flights"], "stateful": "fail",
+           "cluster": "...", "generation": 7, "at": {"flights": {"3": [100, "gc1:200:0"]}}}}
+
+``cluster``, ``generation`` and ``at`` say what the reader last saw of its group: which cluster it
+was, and where the group was in each partition that this reader ever had. Checkpoints of releases
+before don't have them; what the ranges say is then all that is known.
 
 A pin is the planned end of the range that begins at a committed offset. It is stored as the
 metadata of the commit, ``gc1:<end>:<resets>``; an end equal to the offset means "no range
@@ -17,9 +22,11 @@ from another one of the same name, its identity follows, ``gc1:<end>:<resets>:<i
 import json
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from protocol.partition import TopicPartition
+from client.offsets import OffsetAndMetadata
+from protocol.partition import NO_GENERATION, TopicPartition
 
 READER_KEY: Final = "@"
 FORMAT_VERSION: Final = 1
@@ -67,17 +74,32 @@ class ReaderIdentity(NamedTuple):
     client_id: str
 
 
+class Memory(NamedTuple):
+    """What a reader last saw of its group; *cluster* is empty where that is not known.
+
+    The metadata of its offsets are pins, or empty.
+    """
+
+    cluster: str = ""
+    generation: int = NO_GENERATION
+    offsets: Mapping[TopicPartition, OffsetAndMetadata] = MappingProxyType({})
+
+
+_NO_MEMORY: Final = Memory()
+
+
 class EndOffset(NamedTuple):
     """A decoded end offset; *reader* is None for the initial offset ``{}``.
 
     *topics* are those that the query read, empty if that is not known; *stateful* is what the
-    option ``onStateful`` said.
+    option ``onStateful`` said; *memory* is what the reader knew of its group.
     """
 
     ranges: dict[TopicPartition, Range]
     reader: ReaderIdentity | None
     topics: tuple[str, ...] = ()
     stateful: str = ""
+    memory: Memory = _NO_MEMORY
 
 
 def parse_pin(metadata: str | None) -> Pin | None:
@@ -92,6 +114,7 @@ def encode_end(
     *,
     topics: Sequence[str] = (),
     stateful: str = "",
+    memory: Memory = _NO_MEMORY,
 ) -> dict[str, dict[str, object]]:
     """Return the offset, ready for JSON, of a batch of exactly these ranges; see `EndOffset`."""
     end: dict[str, dict[str, object]] = {
@@ -103,6 +126,15 @@ def encode_end(
         end[READER_KEY]["topics"] = list(topics)
     if stateful:
         end[READER_KEY]["stateful"] = stateful
+    if memory.cluster:
+        end[READER_KEY]["cluster"] = memory.cluster
+    if memory.generation != NO_GENERATION:
+        end[READER_KEY]["generation"] = memory.generation
+    if memory.offsets:
+        at: dict[str, dict[str, list[object]]] = {}
+        for (topic, partition), stored in memory.offsets.items():
+            at.setdefault(topic, {})[str(partition)] = [stored.offset, stored.metadata]
+        end[READER_KEY]["at"] = at
     return end
 
 
@@ -138,6 +170,7 @@ def decode_end(offset: object) -> EndOffset:
         reader,
         tuple(map(str, topics)) if isinstance(topics, list) else (),
         str(about.get("stateful", "")),
+        _decode_memory(about, ranges, offset),
     )
 
 
@@ -197,6 +230,27 @@ def _decode_reader(value: Mapping[object, object], offset: object) -> ReaderIden
     match value.get("coordinator"), value.get("group"), value.get("client_id"):
         case str(coordinator), str(group), str(client_id):
             return ReaderIdentity(coordinator, group, client_id)
+    raise _unreadable(offset)
+
+
+def _decode_memory(
+    about: Mapping[object, object], ranges: Mapping[TopicPartition, Range], offset: object
+) -> Memory:
+    # A range was pinned at its start before it was handed to Spark.
+    offsets = {
+        tp: OffsetAndMetadata(one.start, Pin(one.end).to_metadata()) for tp, one in ranges.items()
+    }
+    generation = max((one.generation for one in ranges.values()), default=NO_GENERATION)
+    match about.get("cluster", ""), about.get("generation", generation), about.get("at", {}):
+        case str(cluster), int(generation), dict(at):
+            try:
+                for topic, places in at.items():
+                    for partition, (place, metadata) in places.items():
+                        tp = TopicPartition(str(topic), int(partition))
+                        offsets[tp] = OffsetAndMetadata(int(place), str(metadata))
+            except (AttributeError, TypeError, ValueError):
+                raise _unreadable(offset) from None
+            return Memory(cluster, generation, offsets)
     raise _unreadable(offset)
 
 

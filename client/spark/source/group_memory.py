@@ -1,0 +1,276 @@
+"""What a reader remembers of its group, and how it finds out that the coordinator has forgotten it.
+
+A coordinator's folder can be lost, a group deleted, its offsets can expire, a backup can be
+restored, and another coordinator can answer at the address. The reader then finds a group without
+offsets, or with older ones, and must not take it for a new one. It compares what it finds with
+what it last saw itself, in this process or, as its checkpoint says, in an earlier one:
+
+- the cluster's id is another one;
+- the generation is a lower one: generations of a group only grow;
+- there is no offset of a partition that had one;
+- an offset lies further back, and nobody has reset it.
+
+Who resets offsets on purpose either raises the counter of resets in the pin (the bulk writer), or
+leaves no pin at all (everybody else's tools). An offset without a pin that somebody else stored is
+therefore counted as a reset by the reader that takes it over. The count is at least the
+generation, so that a reader that knows of no reset before still comes to a higher one.
+
+Each reader knows only the partitions that it had, and the checkpoint of one that was stopped may
+be older than what another reader did since. So after a loss all of them write down what they know
+in a group beside their own, which never has members (`places_group`): there whoever owns a
+partition now finds how far the others were. What a reader had while it ran, at the moment of the
+loss, is certain, and marked as such; with everything else the owner waits for more.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from client.offsets import OffsetAndMetadata
+from client.spark.source.planning import Position
+from client.spark.source.stream_offsets import Memory, parse_pin
+from protocol.group_ids import GROUP_ID_BYTES_MAX
+from protocol.partition import NO_GENERATION, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+PLACES_SUFFIX: Final = ".places"
+
+# Marks, in the place of a leader's epoch, a place that its writer owned when it was lost.
+CERTAIN: Final = 1
+
+# So many partitions are named in a message.
+NAMED_MAX: Final = 3
+
+
+class Loss(NamedTuple):
+    """How a group differs from what a reader last saw of it."""
+
+    before: Memory
+    cluster: str  # As it is now.
+    generation: int | None  # As it is now; None before the reader is a member.
+    missing: tuple[TopicPartition, ...]
+    behind: tuple[tuple[TopicPartition, int], ...]  # With the offsets that are stored now.
+
+    def __str__(self) -> str:
+        """Return what is missing, in words."""
+        found = []
+        if self.is_elsewhere:
+            found.append(f"this is cluster {self.cluster}, it was {self.before.cluster}")
+        if self.is_younger:
+            found.append(
+                f"the group is in generation {self.generation}, it was in {self.before.generation}"
+            )
+        offsets = self.before.offsets
+        if self.missing:
+            was = (f"{tp} (was at {offsets[tp].offset})" for tp in self.missing)
+            found.append(f"there is no offset of {_listing(was, len(self.missing))}")
+        if self.behind:
+            was = (f"{tp} is at {at} (was at {offsets[tp].offset})" for tp, at in self.behind)
+            found.append(_listing(was, len(self.behind)))
+        return "; ".join(found)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another cluster answers."""
+        return bool(self.cluster and self.before.cluster) and self.cluster != self.before.cluster
+
+    @property
+    def is_younger(self) -> bool:
+        """Whether the group was made anew, or is an older copy."""
+        return self.generation is not None and self.generation < self.before.generation
+
+
+def places_group(group: str) -> str:
+    """Return the group in which readers of *group* write down, after a loss, where they were."""
+    if len(group.encode()) + len(PLACES_SUFFIX) <= GROUP_ID_BYTES_MAX:
+        return group + PLACES_SUFFIX
+    return hashlib.sha256(group.encode()).hexdigest() + PLACES_SUFFIX
+
+
+def is_gone(known: Position, stored: Position) -> bool:
+    """Say whether a group is no longer where it was *known* to be, without a reset."""
+    return stored.offset is None or _place(stored) < _place(known)
+
+
+def farther(
+    offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    than: Mapping[TopicPartition, OffsetAndMetadata],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return those of some places that say more than others, or of which those say nothing."""
+    return {
+        tp: value
+        for tp, value in offsets.items()
+        if tp not in than or _worth(value) > _worth(than[tp])
+    }
+
+
+class GroupMemory:
+    """What this reader last saw of its group.
+
+    Args:
+        clock: a monotonic clock in seconds.
+
+    Attributes:
+        seen: what it saw, as its next end offset is to say.
+        is_lost: whether a loss was found in this run, and the group is to be put back.
+        mine: what this reader owns, or owned when it was last a member.
+
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.seen = Memory()
+        self.is_lost = False
+        self._clock = clock
+        self.mine: frozenset[TopicPartition] = frozenset()
+        self._certain: frozenset[TopicPartition] = frozenset()
+        self._owed: set[TopicPartition] = set()  # Lost, and not back yet.
+        self._wait_until_s = 0.0
+        self._resets: dict[TopicPartition, int] = {}
+
+    def remember(self, memory: Memory) -> None:
+        """Take over what a checkpoint says."""
+        self.seen = memory
+        self.mine = frozenset()
+        self._owed = set()
+
+    def read(
+        self, tp: TopicPartition, stored: OffsetAndMetadata | None, generation: int
+    ) -> Position:
+        """Return what is stored for a partition; an offset without a pin counts as a reset."""
+        position = Position.of(stored)
+        if stored is None:
+            return position._replace(resets=self._resets.get(tp, 0))
+        if parse_pin(stored.metadata) is None:
+            known = Position.of(self.seen.offsets.get(tp))
+            return position._replace(resets=max(generation, known.resets + 1))
+        return position
+
+    def find_loss(
+        self, cluster: str, generation: int | None, found: Mapping[TopicPartition, Position]
+    ) -> Loss | None:
+        """Compare what was found with what was seen.
+
+        Args:
+            cluster: the id of the cluster that answers.
+            generation: the group's, None before this reader is a member.
+            found: what is stored for some partitions.
+
+        """
+        offsets = self.seen.offsets.items()
+        known = {tp: Position.of(at) for tp, at in offsets if tp in found and tp not in self._owed}
+        gone = sorted(tp for tp, position in known.items() if is_gone(position, found[tp]))
+        behind = ((tp, found[tp].offset) for tp in gone)
+        loss = Loss(
+            self.seen,
+            cluster,
+            generation,
+            tuple(tp for tp in gone if found[tp].offset is None),
+            tuple((tp, offset) for tp, offset in behind if offset is not None),
+        )
+        return loss if gone or loss.is_elsewhere or loss.is_younger else None
+
+    def put_back(self, loss: Loss, wait_s: float) -> None:
+        """Go on after a loss with what is remembered; the others have so long to say more."""
+        self._accept(loss)
+        self.is_lost = True
+        self._certain, self.mine = self.mine, frozenset()
+        self._owed = set(self.seen.offsets)
+        self._wait_until_s = self._clock() + wait_s
+
+    def begin_anew(self, loss: Loss) -> None:
+        """Go on after a loss with what the group has now.
+
+        Rows that come again have a higher counter of resets than those before.
+        """
+        offsets = dict(self.seen.offsets)
+        for tp in (*loss.missing, *(tp for tp, _ in loss.behind)):
+            self._resets[tp] = Position.of(offsets.pop(tp)).resets + 1
+        self._accept(loss)
+        self.seen = self.seen._replace(offsets=offsets)
+
+    def note(
+        self, cluster: str, generation: int, positions: Mapping[TopicPartition, Position]
+    ) -> None:
+        """Take note of where the group certainly is."""
+        offsets = {
+            tp: OffsetAndMetadata(position.offset, _pin_of(position))
+            for tp, position in positions.items()
+            if position.offset is not None
+        }
+        self.seen = Memory(cluster, generation, {**self.seen.offsets, **offsets})
+        self._owed.difference_update(offsets)
+
+    def places(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return what the group's other readers should know after a loss."""
+        return {
+            tp: stored._replace(leader_epoch=CERTAIN) if tp in self.mine else stored
+            for tp, stored in self.seen.offsets.items()
+        }
+
+    def to_restore(
+        self,
+        found: Mapping[TopicPartition, Position],
+        places: Mapping[TopicPartition, OffsetAndMetadata],
+    ) -> tuple[dict[TopicPartition, Position], set[TopicPartition]]:
+        """Return where partitions are to be put back to, and for which of them to wait.
+
+        Args:
+            found: what is stored for them.
+            places: what all readers have written down.
+
+        """
+        known = {**self.seen.offsets, **farther(places, self.seen.offsets)}
+        best = {tp: Position.of(known[tp]) for tp in found if tp in known}
+        back = {tp: place for tp, place in best.items() if is_gone(place, found[tp])}
+        if not self.is_waiting():
+            return back, set()
+        unset = {tp for tp, position in found.items() if position.offset is None}
+        certain = self._certain | {tp for tp in places if places[tp].leader_epoch == CERTAIN}
+        held = (unset | back.keys()) - certain
+        return {tp: place for tp, place in back.items() if tp not in held}, held
+
+    def is_waiting(self) -> bool:
+        """Say whether the other readers still have time to write down where they were."""
+        return self.is_lost and self._clock() < self._wait_until_s
+
+    def _accept(self, loss: Loss) -> None:
+        generation = NO_GENERATION if loss.generation is None else loss.generation
+        self.seen = self.seen._replace(cluster=loss.cluster, generation=generation)
+
+
+def refusal(loss: Loss, coordinator: str, group: str) -> str:
+    """Return the message of the error that ends the query."""
+    return (
+        f"the coordinator at {coordinator} no longer has what it had of group {group!r}: {loss}. "
+        "Its data folder was lost, replaced or restored from a backup, the group or its offsets "
+        "were deleted or have expired, or another coordinator has this address. Bring the data "
+        "back, or choose with option 'onGroupLoss': 'checkpoint' puts the group back where its "
+        "readers were; 'startingOffsets' goes on with what the group has now, and where it has "
+        "nothing as in a new group (with startingOffsets 'latest' rows are skipped, with "
+        "'earliest' all come again)"
+    )
+
+
+def _place(position: Position) -> tuple[int, int]:
+    return position.resets, -1 if position.offset is None else position.offset
+
+
+def _worth(place: OffsetAndMetadata) -> tuple[int, int, int]:
+    return *_place(Position.of(place)), place.leader_epoch
+
+
+def _pin_of(position: Position) -> str:
+    return "" if parse_pin(position.metadata) is None else position.metadata
+
+
+def _listing(named: Iterable[str], count: int) -> str:
+    shown = [one for one, _ in zip(named, range(NAMED_MAX), strict=False)]
+    more = f" and {count - len(shown)} more" if count > len(shown) else ""
+    return ", ".join(shown) + more
+
+
+def listed(tps: Collection[TopicPartition]) -> str:
+    """Return some partitions for a message, not more than a few of them."""
+    return _listing(map(str, sorted(tps)), len(tps))
