@@ -29,6 +29,14 @@ from coordinator.cli.common import (
     topic_scope,
 )
 from coordinator.cli.grammar import Commands
+from coordinator.cli.group_lags import (
+    lag_table,
+    summarized,
+    takes_pattern,
+    top,
+    trend_columns,
+    trend_of,
+)
 from coordinator.cli.output import JSON, TABLE, Output, counted, note, time_of
 from coordinator.cli.reset_offsets import reset_offsets
 from coordinator.names import did_you_mean, quoted
@@ -49,6 +57,7 @@ CONSUMER: Final = "consumer"
     cls=Commands,
     examples={
         "Which groups are there?": "groups list",
+        "Which are furthest behind, and is it getting better?": "groups top",
         "How far behind is this one?": "groups describe billing",
         "Why did it rebalance?": "groups rebalances billing",
     },
@@ -62,6 +71,7 @@ def groups() -> None:
 
 
 groups.add_command(reset_offsets)
+groups.add_command(top)
 
 
 def _names(what: str, valid: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
@@ -92,23 +102,34 @@ def _filter(what: str, valid: tuple[str, ...]) -> Callable[[F], F]:
 @groups.command(
     "list",
     examples={
-        "Which groups are there, and how are they?": "groups list",
+        "Which groups are there, and how far behind?": "groups list",
         "Those that nobody uses at the moment, for a program:": "groups list --state empty "
         "--output json",
     },
 )
 @_filter("state", STATES)
 @_filter("type", TYPES)
+@takes_pattern
 @asks
 def list_groups(
-    coordinator: Coordinator, output: Output, states: tuple[str, ...], types: tuple[str, ...]
+    coordinator: Coordinator,
+    output: Output,
+    states: tuple[str, ...],
+    types: tuple[str, ...],
+    pattern: str | None,
 ) -> None:
-    """List the groups with their states."""
-    answer = coordinator.ask(m.ListGroupsRequest(states, types))
+    """List the groups with their members, their lag, and how that changes."""
+    found: list[m.GroupSummary] = []
     if types and CLASSIC not in types:
         note("All groups here are of type classic; the protocol type is another thing.")
-    rows = sorted((g.group_id, g.type, g.state, g.protocol_type) for g in answer.groups)
-    output.show(("GROUP", "TYPE", "STATE", "PROTOCOL-TYPE"), rows)
+    else:
+        found = summarized(coordinator, pattern, states)
+    rows = [
+        (g.group_id, CLASSIC, g.state, g.protocol_type, g.members, g.lag, *trend_of(g, output))
+        for g in found
+    ]
+    head = ("GROUP", "TYPE", "STATE", "PROTOCOL-TYPE", "#MEMBERS", "LAG")
+    output.show((*head, *trend_columns(output)), rows)
 
 
 @groups.command(
@@ -117,11 +138,16 @@ def list_groups(
         "How far behind is a group, by partition?": "groups describe billing",
         "Who is in it, and who has which partitions?": "groups describe billing --members "
         "--verbose",
-        "How are all of them, a line each?": "groups describe --all-groups --state",
+        "How are all of them, a line each?": "groups describe --all-groups",
+        "Each partition of all of them:": "groups describe --all-groups --offsets",
     },
 )
 @several_groups
-@click.option("--offsets", is_flag=True, help="How far it has come, and its lag (the default).")
+@click.option(
+    "--offsets",
+    is_flag=True,
+    help="How far it has come, by partition (the default for named groups).",
+)
 @click.option("--members", is_flag=True, help="Who is in it.")
 @click.option("--state", is_flag=True, help="How it is.")
 @click.option("--verbose", is_flag=True, help="Also assignments (members) or times (offsets).")
@@ -136,9 +162,15 @@ def describe_groups(
     state: bool,
     verbose: bool,
 ) -> bool:
-    """Show offsets and lag of groups, or their members, or their state."""
+    """Show offsets and lag of groups, or their members, or their state.
+
+    With --all-groups it is a line for each, unless one of these is asked for.
+    """
     if offsets + members + state > 1:
         raise click.UsageError("At most one of --offsets, --members and --state.")
+    if all_groups and not (group_ids or offsets or members or state or verbose):
+        output.show(*lag_table(summarized(coordinator), output))
+        return False
     wanted = groups_asked_for(coordinator, group_ids, all_groups=all_groups)
     verbose = verbose or output.form != TABLE
     if state:

@@ -19,6 +19,7 @@ from coordinator.cli.output import Output, counted, tracked
 from coordinator.names import quoted
 from protocol import messages as m
 from protocol.errors import ErrorCode
+from protocol.partition import INT32_MAX, INT64_MAX
 
 
 @click.group(
@@ -26,6 +27,7 @@ from protocol.errors import ErrorCode
     examples={
         "Which topics are known, and with how many partitions?": "topics list",
         "Make one known that has six:": "topics register orders 6",
+        "Tell how far its partition 0 reaches:": "topics report-end orders 0 1200",
     },
 )
 def topics() -> None:
@@ -66,6 +68,39 @@ def register_topic(coordinator: Coordinator, output: Output, topic: str, partiti
     if done.error:
         raise AskFailed(f"{quoted(topic)}: {describe_error(done.error, done.message)}")
     output.lines("ok", ("TOPIC", "PARTITIONS"), [(topic, partitions)])
+
+
+@topics.command(
+    "report-end",
+    examples={
+        "The next record of partition 0 will get offset 1200:": "topics report-end orders 0 1200",
+    },
+)
+@click.argument("topic")
+@click.argument("partition", type=click.IntRange(0, INT32_MAX))
+@click.argument("offset", type=click.IntRange(0, INT64_MAX))
+@asks
+def report_end(
+    coordinator: Coordinator, output: Output, topic: str, partition: int, offset: int
+) -> None:
+    """Tell how far PARTITION of TOPIC reaches, for lag: OFFSET is that of its next record."""
+    ends = (m.TopicEnds(topic, (m.PartitionEnd(partition, offset),)),)
+    (answered,) = coordinator.ask(m.ReportEndOffsetsRequest(ends)).topics
+    error = answered.partitions[0].error
+    if error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        raise _missing_partition(coordinator, topic, partition)
+    if error:
+        raise AskFailed(f"{quoted(topic)}: {describe_error(error)}")
+    output.lines("ok", ("TOPIC", "PARTITION", "END-OFFSET"), [(topic, partition, offset)])
+
+
+def _missing_partition(coordinator: Coordinator, topic: str, partition: int) -> AskFailed:
+    request = m.DescribeTopicsRequest((topic,), None, False, "", 1)
+    (found,) = coordinator.ask(request).topics
+    if found.error:
+        return missing_topic(coordinator, topic)
+    there = counted(found.partition_count, "partition")
+    return AskFailed(f"Topic {quoted(topic)} has {there}, and none with the number {partition}.")
 
 
 @topics.command(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from client.blocking import connect_blocking
 from protocol.messages import PartitionEnd, ReportEndOffsetsRequest, TopicEnds
 from tests.integration.daemon import ROOT, daemon, run_cli
 
@@ -51,6 +52,27 @@ def test_a_group_from_its_first_offsets_to_its_end(tmp_path: Path) -> None:
         assert run("groups", "list", "--state", "empty").stdout.count("\n") == 1
         one.stop()
         assert run("groups", "list").returncode == 69
+
+
+def test_the_lag_of_a_plain_consumer_is_there_without_registering_anything(tmp_path: Path) -> None:
+    """Its leader has told of the topic; somebody reports ends, here by hand."""
+    with daemon(tmp_path / "data", "group.initial.rebalance.delay.ms=0") as one:
+        port = one.ready().port
+        run: Command = partial(at, port)
+        with (
+            connect_blocking(f"127.0.0.1:{port}") as client,
+            client.join("readers", ["flights"], {"flights": 2}) as member,
+        ):
+            partitions = member.assignment(timeout_s=60).partitions
+            member.commit(dict.fromkeys(partitions, 10))
+            assert run("topics", "report-end", "flights", "0", "1000").stdout == "ok\n"
+            assert run("topics", "report-end", "flights", "2", "1000").returncode == 1
+            top = run("groups", "top", "--pattern", "read.*")
+
+            assert top.stdout.splitlines()[1].split() == [
+                *("readers", "Stable", "1", "2", "1", "990", "-")
+            ]
+            assert len(client.rebalances("readers")) == 1
 
 
 def on_a_terminal(answer: str, *arguments: str) -> tuple[int, str]:

@@ -55,6 +55,11 @@ def located(request: m.FindCoordinatorRequest) -> m.FindCoordinatorResponse:
 LISTED = m.ListGroupsResponse(
     0, (m.ListedGroup("g", "", "Empty", "classic"), m.ListedGroup("d", "x", "Stable", "classic"))
 )
+SUMMARIES = (
+    m.GroupSummary("g", "", "Empty", 0, 2, 2, -1, -1, -1, ()),
+    m.GroupSummary("d", "x", "Stable", 3, 6, 1, 1200, 1500, 150_000, ()),
+    m.GroupSummary("f", "x", "Stable", 1, 1, 0, 7000, 0, 5_000, ()),
+)
 
 
 @pytest.fixture
@@ -67,6 +72,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> CommandLine:
             m.DescribeLagRequest: lag,
             m.FindCoordinatorRequest: located,
             m.ListGroupsRequest: LISTED,
+            m.SummarizeGroupsRequest: m.SummarizeGroupsResponse(0, None, SUMMARIES, b""),
         },
     )
 
@@ -75,7 +81,61 @@ def test_groups_are_listed(line: CommandLine) -> None:
     """The first question of everybody."""
     rows = cells(line.run("groups", "list").stdout)
 
-    assert rows == [["d", "classic", "Stable", "x"], ["g", "classic", "Empty", "-"]]
+    assert rows == [
+        ["d", "classic", "Stable", "x", "3", "1200", "-300", "in", "2m"],
+        ["f", "classic", "Stable", "x", "1", "7000", "+7000", "in", "5s"],
+        ["g", "classic", "Empty", "-", "0", "-", "-"],
+    ]
+
+
+def test_the_worst_groups_are_on_top(line: CommandLine) -> None:
+    """And those of which nothing is known at the end: that is not a lag of 0."""
+    done = line.run("groups", "top", "--pattern", "[a-z]", "--limit", "2")
+    everything = line.run("groups", "top")
+
+    assert cells(done.stdout) == [
+        ["f", "Stable", "1", "1", "0", "7000", "+7000", "in", "5s"],
+        ["d", "Stable", "3", "6", "1", "1200", "-300", "in", "2m"],
+    ]
+    assert done.stderr == "The worst 2 of 3 groups; --limit shows more.\n"
+    assert line.asked[0] == m.SummarizeGroupsRequest("[a-z]", (), b"", 2_000, 0)
+    assert [row[0] for row in cells(everything.stdout)] == ["f", "d", "g"]
+    assert everything.stderr == ""
+
+
+def test_all_pages_of_groups_are_asked_for(line: CommandLine) -> None:
+    """The worst group may be on the last one."""
+    pages = iter(
+        [
+            m.SummarizeGroupsResponse(0, None, SUMMARIES[:2], b"more"),
+            m.SummarizeGroupsResponse(0, None, SUMMARIES[2:], b""),
+        ]
+    )
+    line.answers[m.SummarizeGroupsRequest] = lambda _request: next(pages)
+
+    assert cells(line.run("groups", "top").stdout)[0][0] == "f"
+    assert [request.cursor for request in line.asked] == [b"", b"more"]
+
+
+def test_a_pattern_that_is_none_is_said_in_the_servers_words(line: CommandLine) -> None:
+    """It alone knows what is wrong with it."""
+    refused = m.SummarizeGroupsResponse(128, "pattern '(': missing )", (), b"")
+    line.answers[m.SummarizeGroupsRequest] = refused
+    done = line.run("groups", "top", "--pattern", "(")
+
+    assert (done.exit_code, "missing )" in done.stderr) == (1, True)
+
+
+def test_all_groups_are_described_in_a_line_each_unless_told_otherwise(line: CommandLine) -> None:
+    """A thousand groups of a thousand partitions are no answer."""
+    done = line.run("groups", "describe", "--all-groups")
+
+    assert [row[0] for row in cells(done.stdout)] == ["d", "f", "g"]
+    assert [type(request) for request in line.asked] == [m.SummarizeGroupsRequest]
+
+    told = line.run("groups", "describe", "--all-groups", "--offsets")
+
+    assert "CURRENT-OFFSET" in told.stdout
 
 
 def test_groups_are_listed_by_state_and_type(line: CommandLine) -> None:
@@ -83,7 +143,7 @@ def test_groups_are_listed_by_state_and_type(line: CommandLine) -> None:
     done = line.run("groups", "list", "--state", "stable, EMPTY", "--type", "Classic")
 
     assert done.exit_code == 0
-    assert line.asked == [m.ListGroupsRequest(("Stable", "Empty"), ("classic",))]
+    assert line.asked == [m.SummarizeGroupsRequest(None, ("Stable", "Empty"), b"", 2_000, 0)]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +273,19 @@ def test_names_from_clients_can_not_command_a_terminal(line: CommandLine) -> Non
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("list",), {"group": "d", "type": "classic", "state": "Stable", "protocol_type": "x"}),
+        (
+            ("list",),
+            {
+                "group": "d",
+                "type": "classic",
+                "state": "Stable",
+                "protocol_type": "x",
+                "members": 3,
+                "lag": 1200,
+                "earlier_lag": 1500,
+                "earlier_ms": 150_000,
+            },
+        ),
         (
             ("describe", "g", "--members"),
             {
@@ -323,6 +395,7 @@ def test_topics_are_registered_listed_and_deleted(line: CommandLine) -> None:
     line.answers[m.RegisterTopicsRequest] = registered
     line.answers[m.DescribeTopicsRequest] = listed
     line.answers[m.DeleteTopicsRequest] = m.DeleteTopicsResponse(0, (m.DeletedTopic("t", 0),))
+    line.answers[m.OffsetFetchRequest] = m.OffsetFetchResponse(())
 
     assert line.run("topics", "register", "t", "6").output == "ok\n"
     line.answers[m.RegisterTopicsRequest] = shrunk
@@ -330,6 +403,40 @@ def test_topics_are_registered_listed_and_deleted(line: CommandLine) -> None:
     assert (refused.exit_code, "can't shrink" in refused.stderr) == (1, True)
     assert cells(line.run("topics", "list").output) == [["t", "6", "0"]]
     assert line.run("topics", "delete", "t", "--yes").output == "ok\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "known", "words"),
+    [
+        (0, 6, "ok"),
+        (3, 6, "Topic 't' has 6 partitions, and none with the number 9."),
+        (3, -1, "Topic 't' is not registered."),
+        (1004, 6, "STORAGE_FULL"),
+    ],
+)
+def test_the_end_of_a_partition_is_reported_by_hand(
+    error: int, known: int, words: str, line: CommandLine
+) -> None:
+    """For scripts, where no program does it."""
+    done = m.TopicResult("t", (m.PartitionResult(9, error),))
+    found = m.DescribedTopic("t", 3 if known < 0 else 0, known, (), ())
+    line.answers[m.ReportEndOffsetsRequest] = m.ReportEndOffsetsResponse(0, (done,))
+    line.answers[m.DescribeTopicsRequest] = m.DescribeTopicsResponse(0, None, (found,), False)
+    result = line.run("topics", "report-end", "t", "9", "1200")
+
+    assert words in result.output
+    assert result.exit_code == bool(error)
+    ends = (m.TopicEnds("t", (m.PartitionEnd(9, 1200),)),)
+    assert line.asked[0] == m.ReportEndOffsetsRequest(ends)
+
+
+@pytest.mark.parametrize("arguments", [("-1", "5"), ("0", "-5"), ("x", "5"), ("0", str(2**63))])
+def test_an_end_that_is_none_is_a_wrong_command_line(
+    arguments: tuple[str, ...], line: CommandLine
+) -> None:
+    """Nothing is asked for it."""
+    assert line.run("topics", "report-end", "t", *arguments).exit_code == 2
+    assert line.asked == []
 
 
 def test_nobody_there_is_said_in_words() -> None:
