@@ -17,6 +17,7 @@ from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -36,6 +37,7 @@ from bench.measures import (
     faster,
     field_at_most,
     percentile,
+    ratio_at_most,
 )
 from bench.peer_jars import spark_jars
 from bench.peers import KAFKA, java_version, missing, peer_serving
@@ -61,6 +63,14 @@ ROWS_PER_RANGE: Final = 10
 _WARM_UP: Final = 3
 _COST_TIMEOUT_S: Final = 180.0
 
+# --- what it costs to report the log's ends ------------------------------------------------------
+
+REPORTED, NOT_REPORTED = "ends_reported", "ends_not_reported"
+ENDS_PARTITIONS: Final = 100
+# One after the other, so that what changes on the machine meanwhile concerns both.
+ENDS_ROUNDS: Final = 3
+ENDS_BATCHES: Final = 60
+
 
 def row_name(source: str, partitions: int) -> str:
     """Return the name of the row of this source at so many partitions."""
@@ -68,7 +78,13 @@ def row_name(source: str, partitions: int) -> str:
 
 
 def measure_cost(
-    spark: SparkSession, source: str, partitions: int, batches: int, folder: Path, address: str
+    spark: SparkSession,
+    source: str,
+    partitions: int,
+    batches: int,
+    folder: Path,
+    address: str,
+    options: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, float | None]:
     """Run so many batches, one right after the other, and return the medians of their times."""
     run = uuid4().hex
@@ -80,6 +96,7 @@ def measure_cost(
         .option("log", LOG)
         .option("log.partitions", str(partitions))
         .option("maxRowsPerPartition", str(ROWS_PER_RANGE))
+        .options(**options)
         .load()
         .writeStream.format("noop")
         .option("checkpointLocation", str(folder / f"checkpoint-{run}"))
@@ -523,8 +540,8 @@ def _wait_until(what: Callable[[], str], condition: Callable[[], bool]) -> None:
 # --- what is measured, what it is held against, and how it is shown ------------------------------
 
 # What ``--only`` chooses from.
-COST, PAUSES, LOGS, TABLES = "cost", "pauses", "logs", "tables"
-PARTS: Final = (COST, LOGS, TABLES, PAUSES)
+COST, ENDS, PAUSES, LOGS, TABLES = "cost", "ends", "pauses", "logs", "tables"
+PARTS: Final = (COST, ENDS, LOGS, TABLES, PAUSES)
 
 _PLAIN, _IN_GROUP = FORMATS
 COST_MS: Final = 30.0
@@ -565,6 +582,8 @@ TITLES: Final[Mapping[str, str]] = {
         for size in COST_SIZES
         for source, what in ((_PLAIN, "no coordinator"), (_IN_GROUP, "coordinated"))
     },
+    REPORTED: f"batch of {ENDS_PARTITIONS} partitions whose ends are reported",
+    NOT_REPORTED: "such a batch without reports",
     **RATE_TITLES,
     **PAUSE_TITLES,
 }
@@ -589,6 +608,9 @@ def _rate_aim(row: str, against: str, bound: float) -> Aim:
 
 _AIMS: Final = (
     *(_cost_aim(size) for size in COST_SIZES),
+    ratio_at_most(
+        REPORTED, NOT_REPORTED, "batch_ms", "a batch whose ends are reported, of one without", 1.02
+    ),
     _rate_aim(FOLDER_LOG, SPARK_FILES, 0.5),
     *(_rate_aim(*rows, 0.5) for rows in FILES_LOG.values()),
     _rate_aim(KAFKA_LOG, SPARK_KAFKA, 0.5),
@@ -601,6 +623,7 @@ def _tables(samples: Samples) -> Mapping[str, Table]:
     medians = Medians(samples)
     return {
         "Coordination of a batch": _cost_table(medians),
+        "Reports of the log's ends": _ends_table(medians),
         "Rows a second": _rate_table(medians),
         "Time without progress": _pause_table(medians),
     }
@@ -621,6 +644,19 @@ def _cost_table(medians: Medians) -> Table:
             for source in (_IN_GROUP, _PLAIN)
         ]
         lines.append((str(size), *values, number(more, 1)))
+    return lines
+
+
+def _ends_table(medians: Medians) -> Table:
+    """Return a line for a batch with reports, and one for a batch without, in ms."""
+    lines: Table = [("ends", "queries", "batch ms", "(spread)", "but its tasks", "plan")]
+    for name in (REPORTED, NOT_REPORTED):
+        if values := medians.values(name, "batch_ms"):
+            spread = between(medians.spread(name, "batch_ms"), 0)
+            fields = ("outside_ms", "latest_offset_ms")
+            others = (number(medians.of(name, field), 1) for field in fields)
+            batch = number(medians.of(name, "batch_ms"), 1)
+            lines.append((TITLES[name], str(len(values)), batch, spread, *others))
     return lines
 
 
@@ -674,6 +710,7 @@ class SparkBench(Bench):
         """
         parts: Mapping[str, Callable[[], None]] = {
             COST: self._cost,
+            ENDS: self._ends,
             LOGS: self._logs,
             TABLES: self._tables,
             PAUSES: lambda: self._pauses(number),
@@ -697,6 +734,17 @@ class SparkBench(Bench):
                     self._spark, source, size, batches, self.folder, self._daemon.address
                 )
                 self.keep(row_name(source, size), sample)
+
+    def _ends(self) -> None:
+        rounds, batches = (1, 2) if self.choice.quick else (ENDS_ROUNDS, ENDS_BATCHES)
+        for _ in range(rounds):
+            for name, reports in ((REPORTED, "true"), (NOT_REPORTED, "false")):
+                options = {"reportEnds": reports, "log.grows": "true"}
+                sample = measure_cost(
+                    *(self._spark, _IN_GROUP, ENDS_PARTITIONS, batches),
+                    *(self.folder, self._daemon.address, options),
+                )
+                self.keep(name, sample)
 
     def _logs(self) -> None:
         spark, address, folders = self._spark, self._daemon.address, self._folders

@@ -6,6 +6,7 @@ into the same tasks: what is measured is the reader.
 """
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -41,11 +42,13 @@ class MadeUpLog(PartitionLog):
     """As many partitions as ``log.partitions`` says, each practically without an end.
 
     ``log.pid_file``: where the reader process leaves its process id.
+    ``log.grows``: "true" if the ends are others each time.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
         self._told = False
+        self._grows = options.get("log.grows") == "true"
 
     def partitions(self, topic: str) -> list[int]:  # noqa: ARG002 - all topics are alike.
         """Return the partitions."""
@@ -56,7 +59,7 @@ class MadeUpLog(PartitionLog):
         if not self._told and (pid_file := self.options.get("log.pid_file")):
             Path(pid_file).write_text(str(os.getpid()), encoding="ascii")
         self._told = True
-        return 0, _END
+        return 0, _END + time.monotonic_ns() if self._grows else _END
 
     def schema(self, topic: str) -> pa.Schema:  # noqa: ARG002 - likewise.
         """Return the columns."""

@@ -1,7 +1,7 @@
 """`connect` and `Client`: the way in."""
 
 import random
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -234,6 +234,10 @@ class Client(OperatorCalls):
             FatalError: Repeating it does not help.
         """
         return await self._offset_calls.fetch(group, partitions, timeout_ms)
+
+    def start_soon(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do *work*, which must not raise, until it is done or the client is closed."""
+        self._nursery.start_soon(work)
 
     async def aclose(self) -> None:
         """Leave all groups and close all connections; `connect` does it at the block's end."""

@@ -199,6 +199,19 @@ class BlockingClient(_Facade[Client]):
         except trio.TooSlowError as exc:
             raise TimeoutError(f"not done within {timeout_s} s") from exc
 
+    @property
+    def inner(self) -> Client:
+        """The async client, for what runs in this client's thread: `run` and `start_soon`."""
+        return self._inner
+
+    def start_soon(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do *work*, which must not raise, in the client's thread until it is done or closed.
+
+        Raises:
+            ClientClosed: The client was closed before.
+        """
+        self.run_sync(partial(self._inner.start_soon, work))
+
     def run_sync(self, call: Callable[[], T]) -> T:
         """Run *call*, which doesn't wait for anything, in the client's thread.
 

@@ -310,6 +310,8 @@ class FakeSession:
         self.rejoins: list[str] = []
         self.left = False
         self.departed: list[str] = []
+        self.noted_topics: dict[str, list[int]] = {}
+        self.noted_ends: dict[TopicPartition, int] = {}
         self._owned: tuple[TopicPartition, ...] = ()
         self._owned_in = -1
         self._next: Assignment | None = None
@@ -432,6 +434,14 @@ class FakeSession:
         """Look at what everybody has."""
         listed = {TopicPartition(topic, p) for topic, ps in listing.items() for p in ps}
         return not listed <= self.group.owners.keys()
+
+    def note_topics(self, partitions: Mapping[str, Sequence[int]]) -> None:
+        """Remember what the registry would be told."""
+        self.noted_topics = {topic: list(listed) for topic, listed in partitions.items()}
+
+    def note_ends(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Remember what the coordinator would be told."""
+        self.noted_ends = dict(ends)
 
     def depart(self, reason: str) -> None:
         """Leave at once, until the next `assignment`; a static member stops its heartbeats."""

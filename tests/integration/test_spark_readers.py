@@ -1,4 +1,4 @@
-"""What a driver's reader tells its group: its name, why it leaves, and goodbye.
+"""What a driver's reader tells its group: where the log ends, why it leaves, and goodbye.
 
 One story with one driver, as starting one is what takes the time.
 """
@@ -18,6 +18,7 @@ from client.spark.source.session import BlockingSession
 from protocol.partition import TopicPartition
 from tests.integration.spark_support import (
     GROUP,
+    NUM_PARTITIONS,
     TOPIC,
     Daemon,
     Driver,
@@ -33,7 +34,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark]
 OPTIONS = {"maxPollInterval": "8s"}
 
 
-def test_a_reader_leaves_a_frozen_jvm_and_stops_at_control_c(
+def test_a_reader_shows_lag_leaves_a_frozen_jvm_and_stops_at_control_c(
     tmp_path: Path, coordinator: Daemon, feeder: Feeder
 ) -> None:
     """As an operator sees it, who did nothing but start the driver."""
@@ -49,6 +50,14 @@ def test_a_reader_leaves_a_frozen_jvm_and_stops_at_control_c(
             driver.tell("run")
             driver.wait_rows()
 
+            ends = {TopicPartition(TOPIC, p): 10 for p in range(NUM_PARTITIONS)}
+            wait_until(
+                "the log's ends",
+                lambda: {tp: one.end for tp, one in group.client.lag(GROUP).items()} == ends,
+            )
+            wait_until(
+                "no lag", lambda: {0} == {one.lag for one in group.client.lag(GROUP).values()}
+            )
             group.wait_members(1)
             assert re.match("spark-tests-[0-9a-f]{8}-", group.member_ids()[0])
 
@@ -109,3 +118,34 @@ def test_a_member_that_left_commits_nothing_before_it_has_joined_anew(
     finally:
         session.leave()
     assert coordinator.evictions() == 0
+
+
+@pytest.mark.parametrize("reports", ["true", "false"])
+def test_ends_are_reported_without_another_rebalance_and_bound_no_commit(
+    coordinator: Daemon, feeder: Feeder, reports: str
+) -> None:
+    """Without Spark: what the reader notes, and what the coordinator knows of it."""
+    log = FolderLog({"path": str(feeder.root)})
+    given = {"coordinator": coordinator.address, "group": GROUP, "topics": TOPIC}
+    options = parse_options({**given, "reportEnds": reports})
+    session = BlockingSession(options, "reader", log, [TOPIC], eager=False)
+    beyond = TopicPartition(TOPIC, NUM_PARTITIONS)
+    try:
+        session.note_topics({TOPIC: list(range(NUM_PARTITIONS))})
+        assigned = session.assignment(30).partitions
+        session.note_ends(dict.fromkeys(assigned, 10))
+    finally:
+        session.leave()  # Tells what is left to tell.
+
+    with group_of(coordinator) as group:
+        group.client.commit(GROUP, {**dict.fromkeys(assigned, 4), beyond: 1})
+        lags = {tp: one.lag for tp, one in group.client.lag(GROUP).items()}
+        triggers = [one.trigger for one in reversed(group.client.rebalances(GROUP))]
+        registered = [one.topic for one in group.client.describe_topics()]
+    if reports == "true":
+        assert lags == {**dict.fromkeys(assigned, 6), beyond: None}
+        assert registered == [TOPIC]
+    else:
+        assert set(lags.values()) == {None}
+        assert registered == []
+    assert triggers == ["member joined", "member left"]

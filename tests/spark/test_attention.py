@@ -149,3 +149,37 @@ def test_a_reader_that_has_not_joined_has_nothing_to_leave(
 
     assert caplog.text == ""
     assert query.trigger()
+
+
+# --- What is noted for the lag -------------------------------------------------------------------
+
+
+def test_a_reader_notes_topics_before_it_joins_and_ends_with_each_plan() -> None:
+    """A topic that is registered after the join would make the group rebalance once more."""
+    group, log = group_and_log({0: 100, 1: 50})
+    query = Query(group, log)
+    query.trigger()
+
+    assert query.session.noted_topics == {"flights": [0, 1]}
+    assert query.session.noted_ends == {tp(0): 100, tp(1): 50}
+
+    log.ends[0] = 200
+    query.trigger()
+    assert query.session.noted_ends == {tp(0): 200, tp(1): 50}
+
+
+def test_an_end_that_the_log_does_not_tell_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be a lag that nobody has measured."""
+    group, log = group_and_log({0: 100, 1: 50})
+    bounds = log.bounds
+
+    def half(topic: str, partition: int) -> tuple[int, int]:
+        if partition:
+            raise OSError("this one can't be asked now")
+        return bounds(topic, partition)
+
+    monkeypatch.setattr(log, "bounds", half)
+    query = Query(group, log)
+    query.trigger()
+
+    assert query.session.noted_ends == {tp(0): 100}

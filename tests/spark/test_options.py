@@ -46,6 +46,7 @@ def test_the_defaults_are_as_documented() -> None:
         "host": None,
         "discovery_interval_ms": 5_000,
         "log_timeout_ms": 300_000,
+        "report_ends": True,
     }
 
 
@@ -158,6 +159,7 @@ def test_lists_are_separated_by_commas() -> None:
         ("host", " "),
         ("discoveryInterval", "now"),
         ("maxPollInterval", "0"),
+        ("reportEnds", "seldom"),
         ("clientId", ""),
         ("clientId", "a b"),
         ("clientId", "../a"),

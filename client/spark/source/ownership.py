@@ -233,6 +233,7 @@ class Ownership:
         try:
             assignment = self._settle_once(wait_s)
             steps = self._plan(max_rows)
+            self._membership.note_ends(self._planner.ends)
         except GroupLossError:
             raise  # There is nothing to commit to.
         except CoordinatedSourceError:
@@ -597,6 +598,7 @@ class Membership:
             self._subscribed = self.discovery.topics
             if self._subscribed:
                 self.session = self._open_session(self.discovery.topics, self._eager)
+                self.session.note_topics(self.discovery.partitions)
         return self.session
 
     def hand_over_all(self) -> None:
@@ -631,7 +633,7 @@ class Membership:
         session = self.session
         if session is None:
             return _NOTHING
-        self.discovery.look_again()  # The group must not wait for the log.
+        self._look(session)  # The group must not wait for the log.
         self._subscribe(session)
         before, losses = self.assignment, self._losses
         assignment = session.assignment(wait_s)
@@ -647,6 +649,11 @@ class Membership:
             )
         self.assignment = assignment
         return assignment
+
+    def note_ends(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Have the coordinator told where partitions end."""
+        if self.session is not None:
+            self.session.note_ends(ends)
 
     def depart(self, reason: str) -> bool:
         """Leave the group, to join it anew when something is asked next; say whether we were in it.
@@ -664,11 +671,15 @@ class Membership:
         if session is not None:
             session.leave()
 
+    def _look(self, session: ReaderSession) -> None:
+        self.discovery.look_again()
+        session.note_topics(self.discovery.partitions)
+
     def _must_rebalance(self, session: ReaderSession, assignment: Assignment) -> bool:
         """Look for new topics and partitions now and then; ask for a rebalance if there are."""
         is_due = self.discovery.is_due
         if is_due:
-            self.discovery.look_again()
+            self._look(session)
         if self._subscribe(session):
             return True
         if not (is_due and assignment.is_leader):

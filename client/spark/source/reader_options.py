@@ -42,6 +42,7 @@ KNOWN: Final = (
     "host",
     "discoveryInterval",
     "logTimeout",
+    "reportEnds",
 )
 
 MAX_ROWS_PER_PARTITION: Final = 10_000
@@ -98,6 +99,7 @@ class ReaderOptions(NamedTuple):
     host: str | None
     discovery_interval_ms: int
     log_timeout_ms: int
+    report_ends: bool
 
 
 def parse_options(options: Mapping[str, str]) -> ReaderOptions:
@@ -139,6 +141,7 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
         host=_name(values, "host"),
         discovery_interval_ms=_duration_ms(values, "discoveryInterval", "5s"),
         log_timeout_ms=_duration_ms(values, "logTimeout", "5m"),
+        report_ends=_choice(values, "reportEnds", ("true", "false")) == "true",
     )
     if parsed.coordinator_timeout_ms <= parsed.session_timeout_ms:
         # A restarted reader waits until its crashed forerunner's session is over.

@@ -7,7 +7,7 @@ the client's assignors, which `LogAssignor` tells what the log knows.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final, Protocol
 
@@ -21,6 +21,7 @@ from client.assignors import (
 )
 from client.blocking import BlockingClient, BlockingMember, connect_blocking
 from client.exceptions import (
+    ClientClosed,
     CommitRefused,
     CoordinatorUnavailable,
     MemberLost,
@@ -30,6 +31,7 @@ from client.membership import Assignment
 from client.offsets import OffsetAndMetadata
 from client.spark.logs.partition_log import PartitionLog
 from client.spark.source.discovery import matching_topics
+from client.spark.source.end_reports import EndReporter
 from client.spark.source.group_memory import farther, places_group
 from client.spark.source.reader_options import COOPERATIVE, ReaderOptions
 from protocol.consumer import decode_assignment
@@ -38,6 +40,9 @@ from protocol.messages import DescribedGroup, DescribedMember
 from protocol.partition import NO_OFFSET, TopicPartition
 
 logger = logging.getLogger(__name__)
+
+# How long the last report of ends may take: Spark waits for nobody.
+FINISH_S: Final = 0.5
 
 _ASSIGNORS: Final[Mapping[str, type[BaseAssignor]]] = {
     COOPERATIVE: CooperativeStickyAssignor,
@@ -122,6 +127,15 @@ class ReaderSession(Protocol):
     def places(self, partitions: Sequence[TopicPartition]) -> Offsets:
         """Return what was written down with `write_places`, by whomever."""
 
+    def note_topics(self, partitions: Mapping[str, Sequence[int]]) -> None:
+        """Have the coordinator told soon which partitions the topics have. Never raises."""
+
+    def note_ends(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Have the coordinator told soon where partitions end. Takes no time; never raises.
+
+        *ends* must not be changed afterwards.
+        """
+
 
 # Makes a session for these topics. True: it must hand everything over at each rebalance.
 SessionFactory = Callable[[Sequence[str], bool], ReaderSession]
@@ -158,6 +172,7 @@ class BlockingSession:
         self._options = options
         self._topics = tuple(topics)
         self._departed = ""  # Why, while this member is out of the group.
+        self._noted_topics: Mapping[str, Sequence[int]] = {}
         self.cooperative = all(assignor.cooperative for assignor in assignors)
         self.losses = 0
         self.listed = leaders_log.listed
@@ -170,6 +185,9 @@ class BlockingSession:
                 )
             )
             self._client: BlockingClient = client
+            self._reporter = EndReporter(client.inner) if options.report_ends else None
+            if self._reporter is not None:
+                client.start_soon(self._reporter.run)
             self._join = partial(
                 client.join,
                 options.group,
@@ -179,6 +197,7 @@ class BlockingSession:
                 assignors=assignors,
                 group_instance_id=options.group_instance_id,
                 host=options.host,
+                register=False,  # Told by the reporter, unless the option says no.
                 on_lost=self._note_loss,
             )
             member = stack.enter_context(self._join(topics=topics, reason="a Spark query starts"))
@@ -245,6 +264,19 @@ class BlockingSession:
         listed = {TopicPartition(topic, p) for topic, ps in listing.items() for p in ps}
         return not listed <= assigned
 
+    def note_topics(self, partitions: Mapping[str, Sequence[int]]) -> None:
+        """Have the coordinator told which partitions the topics have, unless it was already."""
+        if self._reporter is None or partitions == self._noted_topics:
+            return
+        self._noted_topics = partitions
+        with suppress(ClientClosed):
+            self._client.run_sync(partial(self._reporter.note_topics, partitions))
+
+    def note_ends(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Have the coordinator told where partitions end."""
+        if self._reporter is not None:
+            self._reporter.note_ends(ends)
+
     def depart(self, reason: str) -> None:
         """Leave the group until the next `assignment`. Never raises."""
         self._departed = reason
@@ -287,6 +319,9 @@ class BlockingSession:
         """Leave the group and close the connection. Never raises."""
         try:
             self._member.leave(reason="the Spark query stops")
+            if self._reporter is not None:
+                with suppress(TimeoutError, ClientClosed):
+                    self._client.run(self._reporter.finish, timeout_s=FINISH_S)
             self._stack.close()
         except Exception as error:  # noqa: BLE001 - the query has ended, whatever this is.
             logger.warning("could not leave the group: %s", error)

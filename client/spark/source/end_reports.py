@@ -1,0 +1,118 @@
+"""What the coordinator is told of the log: which topics there are, and how far they reach.
+
+It can't know by itself, and without it no tool can show the lag of a group. Topics are registered
+as seen by a consumer: that bounds no commits, and takes nothing away from what others registered.
+
+All of it happens in a task of the client's thread. The reader only leaves a note of what it saw.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from client.exceptions import ClientClosed, FatalError
+from client.operators import TopicCalls
+from protocol.errors import ErrorCode
+from protocol.partition import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+# How often ends are reported, at most.
+PERIOD_S: Final = 1.0
+# How long to wait after a failure: lag is worth no load on a coordinator in trouble.
+RETRY_S: Final = 10.0
+
+
+class EndReporter:
+    """Registers topics, and reports the ends that have changed.
+
+    Args:
+        calls: asks the coordinator.
+
+    """
+
+    def __init__(self, calls: TopicCalls) -> None:
+        self._calls = calls
+        self._counts: dict[str, int] = {}  # How many partitions the log has.
+        self._registered: dict[str, int] = {}  # How many the registry has, at least.
+        self._ends: Mapping[TopicPartition, int] = {}
+        self._reported: dict[TopicPartition, int] = {}
+        self._grown = trio.Event()
+        self._next_report_s = 0.0
+        self._is_failing = False
+
+    def note_topics(self, partitions: Mapping[str, Sequence[int]]) -> None:
+        """Take note of the partitions of each topic; in the client's thread.
+
+        They are registered at once: before a group hears of new partitions in another way, and so
+        shares them out a second time.
+        """
+        counts = {topic: max(listed) + 1 for topic, listed in partitions.items() if listed}
+        if counts != self._counts:
+            self._counts = counts
+            self._grown.set()
+
+    def note_ends(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Take note of ends, which must not be changed afterwards; in any thread."""
+        self._ends = ends
+
+    async def run(self) -> None:
+        """Tell what is noted until the client closes. Raises nothing."""
+        with suppress(ClientClosed):
+            while True:
+                await self._tell()
+                with trio.move_on_at(self._next_report_s):
+                    await self._grown.wait()
+
+    async def finish(self) -> None:
+        """Tell now what is left to tell, before the client closes. Raises nothing."""
+        self._next_report_s = 0.0
+        with suppress(ClientClosed):
+            await self._tell()
+
+    async def _tell(self) -> None:
+        self._grown = trio.Event()
+        try:
+            await self._register()
+            if trio.current_time() >= self._next_report_s:
+                self._next_report_s = trio.current_time() + PERIOD_S
+                await self._report()
+        except ClientClosed:
+            raise
+        except Exception as error:  # noqa: BLE001 - else it would end the membership.
+            self._next_report_s = trio.current_time() + RETRY_S
+            if not self._is_failing:
+                logger.warning("ends are not reported, so no lag is shown; trying again: %s", error)
+            self._is_failing = True
+            return
+        if self._is_failing:
+            logger.info("ends are reported again")
+            self._is_failing = False
+
+    async def _register(self) -> None:
+        wanted = {t: n for t, n in self._counts.items() if self._registered.get(t, 0) < n}
+        if not wanted:
+            return
+        await self._calls.register_topics(wanted, observed=True)
+        self._registered |= wanted
+
+    async def _report(self) -> None:
+        ends = self._ends
+        changed = {
+            tp: end
+            for tp, end in ends.items()
+            if self._reported.get(tp) != end and tp.partition < self._registered.get(tp.topic, 0)
+        }
+        if not changed:
+            return
+        try:
+            await self._calls.report_end_offsets(changed)
+        except FatalError as error:
+            if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                # The registry was emptied, or a topic deleted: all of it is told again.
+                self._registered, self._reported = {}, {}
+            raise
+        self._reported |= changed
