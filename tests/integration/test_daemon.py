@@ -177,6 +177,7 @@ def test_a_port_that_is_taken_ends_it(tmp_path: Path) -> None:
 
         assert done.returncode == 75
         assert "listen" in done.stdout
+        assert not (tmp_path / "b").exists()
 
 
 def test_a_paused_process_evicts_nobody_and_goes_on(tmp_path: Path) -> None:
