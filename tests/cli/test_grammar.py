@@ -18,8 +18,8 @@ Path = tuple[str, ...]
 OFFLINE: Final = {"serve", "settings", "log compact", "log dump", "log repair", "log verify"}
 LOOKS: Final = {
     *("compact", "health", "ping", "reload"),
-    *("groups describe", "groups lag", "groups list", "groups rebalances"),
-    *("topics list", "topics register"),
+    *("groups describe", "groups lag", "groups list", "groups rebalances", "groups top"),
+    *("topics list", "topics register", "topics report-end"),
 }
 CHANGES: Final = {
     *("groups delete", "groups delete-offsets", "groups remove-static", "groups reset-offsets"),
