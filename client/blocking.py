@@ -163,6 +163,7 @@ class BlockingClient(_Facade[Client]):
     rebalances = _blocking(Client.rebalances)
 
     lag = _blocking(Client.lag)
+    alter_offsets = _blocking(Client.alter_offsets)
     delete_offsets = _blocking(Client.delete_offsets)
     set_offsets_retention = _blocking(Client.set_offsets_retention)
     offsets_partition = _blocking(Client.offsets_partition)

@@ -1,17 +1,16 @@
 """What operators, and those who know a source, ask of the coordinator."""
 
-import struct
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-import msgpack
 from msgspec import structs
 
-from client.exceptions import FatalError, code_text, known_code
-from client.offsets import by_topic
+from client.exceptions import FatalError, OutcomeUnknown, code_text, known_code
+from client.offsets import Offsets, by_topic, commit_request
 from client.router import Router
 from protocol import messages as m
-from protocol.errors import ErrorCode
+from protocol.codec import scanned_offsets
+from protocol.errors import ErrorCode, RemoteProtocolError
 from protocol.partition import INT64_MAX, TopicPartition
 
 REBALANCES_MAX: Final = 100
@@ -24,7 +23,6 @@ CHANGES_PER_PAGE: Final = 5_000
 GROUPS_PER_PAGE: Final = 2_000
 FOR_EVER: Final = -1
 NO_POSITION: Final = -1
-NO_EXPIRY: Final = -1
 NODE_PARTITION: Final = 65_535  # The node's own, with the topics: it holds no offsets.
 
 C = TypeVar("C", m.RegisterTopicsResponse, m.DeleteTopicsResponse, m.ReportEndOffsetsResponse)
@@ -265,6 +263,17 @@ class PositionTooOld(FatalError):
     """The changes from this position on are no longer there, or never were: scan anew."""
 
 
+class AlteredOffsets(NamedTuple):
+    """What became of an `alter_offsets`.
+
+    ``codes`` says of each partition 0 for done, or why not: 1009 has an owner, 1003 is not as
+    expected, 3 there is none. ``removed`` names the members that were removed.
+    """
+
+    codes: dict[TopicPartition, int]
+    removed: tuple[str, ...]
+
+
 class OffsetChanges(NamedTuple):
     """Some changes in their order, and where to go on.
 
@@ -335,22 +344,8 @@ def offsets_of_page(page: m.OffsetColumns) -> list[m.ScannedOffset]:
         FatalError: The page is not what the protocol says.
     """
     try:
-        rows = msgpack.Unpacker(max_buffer_size=0)
-        rows.feed(page.rows)
-        counts = struct.unpack(f">{len(page.topics)}I", page.counts)
-        runs = zip(page.group_ids, page.topics, counts, strict=True)
-        names = [(group, topic) for group, topic, count in runs for _ in range(count)]
-        committed_ms = struct.unpack(f">{len(names)}q", page.committed_ms)
-        expire_ms: tuple[int, ...] = (NO_EXPIRY,) * len(names)
-        if page.expire_ms:
-            expire_ms = struct.unpack(f">{len(names)}q", page.expire_ms)
-        return [
-            m.ScannedOffset(*name, partition, offset, leader_epoch, metadata, committed, expires)
-            for name, (partition, offset, leader_epoch, metadata, _), committed, expires in zip(
-                names, rows, committed_ms, expire_ms, strict=True
-            )
-        ]
-    except (ValueError, TypeError, struct.error) as exc:
+        return scanned_offsets(page)
+    except RemoteProtocolError as exc:
         raise FatalError(f"a page of a scan can't be read: {exc}") from exc
 
 
@@ -521,6 +516,56 @@ class OperatorCalls(TopicCalls):
                 for one in topic.partitions:
                     codes[TopicPartition(topic.topic, one.partition)] = known_code(one.error)
         return codes
+
+    async def alter_offsets(
+        self,
+        group: str,
+        offsets: Offsets,
+        expected: Mapping[TopicPartition, int] | None = None,
+        *,
+        remove_owners: bool = False,
+        reason: str | None = None,
+    ) -> AlteredOffsets:
+        """Put a group to other offsets, also while it has members.
+
+        A partition that a member owns, or is giving up, is left alone (1009). With
+        *remove_owners* those members are removed in the same step: they join again by
+        themselves, and whoever gets the partition begins at the new offset.
+
+        Args:
+            group: It is made if it isn't there.
+            offsets: The next offset to read of each partition, at most 10,000.
+            expected: Only where this is committed, -1 for nothing; else 1003. It keeps a call
+                that is repeated for a lost answer from undoing what was committed in between.
+            remove_owners: See above.
+            reason: What to keep in the history of rebalances.
+
+        Raises:
+            FatalError: The group was refused as a whole; nothing was changed.
+            OutcomeUnknown: No definite answer in time. Look at what is committed.
+            ValueError: An offset is none.
+        """
+        asked = commit_request(group, -1, "", None, offsets, expected).topics
+        topics = tuple(
+            m.AlteredTopic(
+                one.topic, tuple(m.AlteredOffset(*structs.astuple(p)) for p in one.partitions)
+            )
+            for one in asked
+        )
+        request = m.AlterOffsetsRequest(group, topics, remove_owners, reason)
+        reply = await self._router.call(request, group_id=group, changes_state=True)
+        response = reply.response
+        assert isinstance(response, m.AlterOffsetsResponse)
+        codes = {
+            TopicPartition(topic.topic, one.partition): known_code(one.error)
+            for topic in response.topics
+            for one in topic.partitions
+        }
+        if reply.after_doubt and (response.error or any(codes.values())):
+            # The refusal is about this attempt; an earlier one may well have been stored.
+            raise OutcomeUnknown(f"offsets of group {group!r}: an earlier attempt was not answered")
+        _check(response.error, f"offsets of group {group!r} can't be altered", response.message)
+        return AlteredOffsets(codes, response.removed_members)
 
     async def set_offsets_retention(self, group: str, retention_ms: int | None) -> None:
         """Keep the group's offsets for *retention_ms* once nobody uses them; -1 is for ever.

@@ -160,6 +160,8 @@ class Settings:
         10_000, "A peer that takes no byte for this long is closed.", low=1
     )
     shutdown_timeout_ms: int = _setting(10_000, "Longest drain after SIGTERM.")
+    # No setting: where those come from, by name with dots, that were not left at their defaults.
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check what one setting alone can't tell."""
@@ -261,11 +263,38 @@ class Setting(NamedTuple):
 
 
 SETTINGS: Final = tuple(
-    Setting(f.name.replace("_", "."), f.name, **f.metadata) for f in fields(Settings)
+    Setting(f.name.replace("_", "."), f.name, **f.metadata) for f in fields(Settings) if f.metadata
 )
 _KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 _BY_ENV: Final = {setting.attribute.upper(): setting.name for setting in SETTINGS}
+
+
+class SettingInForce(NamedTuple):
+    """One setting as it is for a daemon, in words, and where it comes from."""
+
+    name: str
+    value: str
+    default: str
+    origin: str
+
+
+def settings_in_force(settings: Settings) -> list[SettingInForce]:
+    """Return every one of *settings*, in the order of the table."""
+    return [
+        SettingInForce(
+            one.name,
+            text_of(getattr(settings, one.attribute)),
+            text_of(one.default),
+            settings.origins.get(one.name, "default"),
+        )
+        for one in SETTINGS
+    ]
+
+
+def text_of(value: float | str | bool) -> str:
+    """Return the value of a setting as ``--set`` takes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def load_settings(
@@ -277,6 +306,8 @@ def load_settings(
 ) -> Settings:
     """Return the settings from file, environment and command line, later ones winning.
 
+    They know where each comes from; see `settings_in_force`.
+
     Args:
         toml_path: ``--config``.
         environ: The environment; only names with `ENV_PREFIX` are looked at.
@@ -287,9 +318,11 @@ def load_settings(
         ConfigError: A name is unknown or a value impossible.
     """
     values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
     if toml_path is not None:
         for name, raw in _read_toml(toml_path).items():
             values[name] = _value(name, raw, f"in {toml_path}")
+            origins[name] = f"file {toml_path.absolute()}"
     for variable, text in sorted((environ or {}).items()):
         upper_name = variable.removeprefix(ENV_PREFIX)
         if upper_name == variable or _OF_A_SERVICE.fullmatch(f"{upper_name}={text}"):
@@ -299,15 +332,19 @@ def load_settings(
             raise ConfigError(f"the environment has {quoted(variable)}, which is no setting.{hint}")
         env_name = _BY_ENV[upper_name]
         values[env_name] = _value(env_name, _parse(env_name, text), "in the environment")
+        origins[env_name] = f"environment {variable}"
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals:
             raise ConfigError(f"--set {quoted(override)}: expected NAME=VALUE")
         values[name] = _value(name, _parse(name, text), "in --set")
+        origins[name] = "command line --set"
     addresses = list(listen)
     if addresses:
         values["listeners"] = ",".join(addresses)
-    return Settings(**{_BY_NAME[name].attribute: value for name, value in values.items()})
+        origins["listeners"] = "command line --listen"
+    by_attribute = {_BY_NAME[name].attribute: value for name, value in values.items()}
+    return Settings(**by_attribute, origins=origins)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

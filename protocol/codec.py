@@ -14,7 +14,9 @@ msgspec stops at the first thing that is wrong, so `_check_sound` looks at the r
 needs no memory: it skips values instead of making them.
 """
 
+import struct
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
@@ -34,9 +36,12 @@ from protocol.messages import (
     ApiKey,
     BareError,
     Message,
+    OffsetColumns,
+    PartitionOffset,
     Request,
     RequestPart,
     Response,
+    ScannedOffset,
 )
 
 DEPTH_MAX: Final = 8
@@ -329,3 +334,39 @@ RESPONSE_CODECS: Final = Made[tuple[ApiKey, int], ResponseCodec](
     lambda where: ResponseCodec(_api(where).response, where[1])
 )
 BARE_ERROR_CODEC: Final = ResponseCodec(BareError, 0)
+
+
+# --- Pages of a scan --------------------------------------------------------------------
+
+NO_EXPIRY: Final = -1
+
+
+def scanned_offsets(page: OffsetColumns) -> list[ScannedOffset]:
+    """Return the offsets of a page one by one.
+
+    Raises:
+        RemoteProtocolError: The page is not what the protocol says.
+    """
+    decode_row = msgspec.msgpack.Decoder(PartitionOffset).decode
+    try:
+        counts = struct.unpack(f">{len(page.topics)}I", page.counts)
+        runs = zip(page.group_ids, page.topics, counts, strict=True)
+        names = [(group, topic) for group, topic, count in runs for _ in range(count)]
+        sizes = struct.unpack(f">{len(names)}H", page.sizes)
+        committed_ms = struct.unpack(f">{len(names)}q", page.committed_ms)
+        expire_ms: tuple[int, ...] = (NO_EXPIRY,) * len(names)
+        if page.expire_ms:
+            expire_ms = struct.unpack(f">{len(names)}q", page.expire_ms)
+        if sum(sizes) != len(page.rows):
+            raise RemoteProtocolError(f"{len(page.rows)} bytes of rows, {sum(sizes)} were told")
+        rows = memoryview(page.rows)
+        ends = accumulate(sizes)
+        found = [decode_row(rows[e - size : e]) for e, size in zip(ends, sizes, strict=True)]
+    except (ValueError, TypeError, struct.error, msgspec.MsgspecError) as exc:
+        raise RemoteProtocolError(str(exc)) from exc
+    return [
+        ScannedOffset(
+            *name, row.partition, row.offset, row.leader_epoch, row.metadata, committed, expires
+        )
+        for name, row, committed, expires in zip(names, found, committed_ms, expire_ms, strict=True)
+    ]

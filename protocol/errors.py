@@ -56,6 +56,7 @@ class ErrorCode(IntEnum):
     RESPONSE_TOO_LARGE = 1006
     SUPERSEDED = 1007
     POSITION_TOO_OLD = 1008
+    PARTITION_OWNED = 1009
 
 
 class Applied(Enum):
@@ -176,5 +177,8 @@ ERRORS: Final[Mapping[ErrorCode, ErrorInfo]] = {
     ),
     _E.POSITION_TOO_OLD: ErrorInfo(
         _NO, _R.READ_BACK, "The stream of changes no longer reaches back so far; scan anew."
+    ),
+    _E.PARTITION_OWNED: ErrorInfo(
+        _NO, _R.REPORT, "A member of the group owns the partition, or is giving it up."
     ),
 }

@@ -75,6 +75,8 @@ class ApiKey(IntEnum):
     COMPACT_LOG = 1011
     RELOAD_PARTITION = 1012
     SUMMARIZE_GROUPS = 1013
+    ALTER_OFFSETS = 1014
+    DESCRIBE_SETTINGS = 1015
 
     # Enum's own is written in Python, and keys are looked up several times a request.
     __hash__ = int.__hash__
@@ -795,6 +797,89 @@ declare(
         OffsetDeleteRequest(GROUP, (TopicPartitions("flights", (0,)),)),
         OffsetDeleteResponse(
             0, (TopicResult("flights", (PartitionResult(0, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC),)),)
+        ),
+    ),
+)
+
+
+class AlteredOffset(RequestPart):
+    """The next offset to read of one partition, as an operator wants it.
+
+    ``expected_offset``: None = no check, -1 = only if nothing is committed, else only if that is
+    the committed offset.
+    """
+
+    partition: Count
+    offset: Offset
+    leader_epoch: Epoch
+    metadata: Text | None
+    expected_offset: OffsetOrNone | None
+
+
+class AlteredTopic(RequestPart):
+    """The partitions of one topic in an `AlterOffsetsRequest`."""
+
+    topic: TopicName
+    partitions: RequestArray[AlteredOffset]
+
+
+class AlterOffsetsRequest(Request):
+    """Put a group to other offsets, also while it has members; for operators.
+
+    A partition that a member may commit is refused with 1009, unless ``remove_owners``: then
+    those members are removed in the same step, so that nothing of theirs comes after it.
+    """
+
+    group_id: GroupId
+    topics: RequestArray[AlteredTopic]
+    remove_owners: bool
+    reason: Text | None
+
+
+class AlterOffsetsResponse(Response):
+    """Answer to `AlterOffsetsRequest`: an error of the whole group, or one per partition."""
+
+    error: Code
+    message: Text | None
+    topics: ResponseArray[TopicResult]
+    removed_members: ResponseArray[Text]  # Their member ids.
+
+
+def _alter_problem(request: AlterOffsetsRequest) -> str | None:
+    topics = [(t.topic, [p.partition for p in t.partitions]) for t in request.topics]
+    return _repeated(topics, "an AlterOffsets")
+
+
+declare(
+    ApiKey.ALTER_OFFSETS,
+    AlterOffsetsRequest,
+    AlterOffsetsResponse,
+    problem=_alter_problem,
+    example=Example(
+        42,
+        "an operator puts a group with members elsewhere",
+        0,
+        AlterOffsetsRequest(
+            GROUP,
+            (
+                AlteredTopic(
+                    "flights",
+                    (AlteredOffset(0, 40, -1, "", 42), AlteredOffset(2, 7, 5, "batch 3", None)),
+                ),
+            ),
+            False,
+            "wrong rows since 12:00",
+        ),
+        AlterOffsetsResponse(
+            0,
+            None,
+            (
+                TopicResult(
+                    "flights",
+                    (PartitionResult(0, ErrorCode.PARTITION_OWNED), PartitionResult(2, 0)),
+                ),
+            ),
+            (),
         ),
     ),
 )
@@ -1730,5 +1815,46 @@ declare(
         0,
         ReloadPartitionRequest(7),
         ReloadPartitionResponse(0, None, 20_000, 85),
+    ),
+)
+
+
+class DescribeSettingsRequest(Request):
+    """What is this node set to, and where does it have that from? Answered at once."""
+
+
+class NodeSetting(ResponsePart):
+    """One setting: its value, its default, and where the value comes from, all in words."""
+
+    name: Text
+    value: Text
+    default: Text
+    origin: Text  # "default", "file …", "environment …", or "command line …".
+
+
+class DescribeSettingsResponse(Response):
+    """Answer to `DescribeSettingsRequest`; none of the settings is a secret."""
+
+    error: Code
+    settings: ResponseArray[NodeSetting]
+
+
+declare(
+    ApiKey.DESCRIBE_SETTINGS,
+    DescribeSettingsRequest,
+    DescribeSettingsResponse,
+    example=Example(
+        43,
+        "what a node is set to",
+        0,
+        DescribeSettingsRequest(),
+        DescribeSettingsResponse(
+            0,
+            (
+                NodeSetting("group.max.size", "500", "10000", "file /etc/coordinator.toml"),
+                NodeSetting("node.id", "1", "1", "default"),
+            ),
+        ),
+        -1,
     ),
 )

@@ -17,6 +17,7 @@ from coordinator.config import (
     Setting,
     Settings,
     load_settings,
+    settings_in_force,
 )
 from coordinator.server.run import group_config
 
@@ -37,7 +38,7 @@ def test_every_setting_has_its_default_and_a_meaning() -> None:
     for setting in SETTINGS:
         assert getattr(settings, setting.attribute) == setting.default
         assert setting.doc.endswith(".")
-    assert {s.attribute for s in SETTINGS} == {f.name for f in fields(Settings)}
+    assert {s.attribute for s in SETTINGS} == {f.name for f in fields(Settings) if f.metadata}
 
 
 def test_defaults_are_those_of_kafka_where_kafka_has_the_setting() -> None:
@@ -69,6 +70,42 @@ def test_set_wins_over_the_environment_which_wins_over_the_file(tmp_path: Path) 
     assert with_environment.group_max_size == 2
     assert with_all.group_max_size == 3
     assert (with_all.node_id, with_all.max_connections) == (7, 5)
+
+
+def test_each_setting_knows_where_it_comes_from(tmp_path: Path) -> None:
+    """Why isn't it as I set it? What won is named."""
+    path = toml(tmp_path, '"group.max.size" = 1\n"node.id" = 7\n"log.cleaner.enable" = false\n')
+    settings = load_settings(
+        toml_path=path,
+        environ={ENV: "2", "HOME": "x"},
+        overrides=["node.id=3", "listeners=127.0.0.1:1"],
+        listen=["127.0.0.1:2"],
+    )
+    found = {one.name: one for one in settings_in_force(settings)}
+
+    assert list(found) == [setting.name for setting in SETTINGS]
+    assert {name: one[1:] for name, one in found.items() if one.origin != "default"} == {
+        "group.max.size": ("2", "10000", f"environment {ENV}"),
+        "node.id": ("3", "1", "command line --set"),
+        "log.cleaner.enable": ("false", "true", f"file {path}"),
+        "listeners": ("127.0.0.1:2", "127.0.0.1:9310", "command line --listen"),
+    }
+    assert found["log.cleaner.min.cleanable.ratio"][1:] == ("0.5", "0.5", "default")
+
+
+def test_a_file_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks a daemon doesn't know where it was started."""
+    path = toml(tmp_path, '"node.id" = 7\n')
+    monkeypatch.chdir(tmp_path)
+
+    assert load_settings(toml_path=Path(path.name)).origins == {"node.id": f"file {path}"}
+
+
+def test_no_setting_is_a_secret() -> None:
+    """`config show` tells all of them to whoever asks: a secret must be kept elsewhere."""
+    suspicious = [s.name for s in SETTINGS for w in ("password", "secret", "token") if w in s.name]
+
+    assert suspicious == []
 
 
 def test_the_last_of_two_overrides_wins() -> None:

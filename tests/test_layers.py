@@ -93,8 +93,7 @@ LAYERS = {
         ours=names("protocol", "coordinator"),
         others=names("trio", "structlog", "click", "rich", "msgpack", "msgspec"),
     ),
-    # msgpack for the pages of a scan, which hold packed rows.
-    "client": Layer(ours=names("protocol"), others=names("trio", "msgpack", "msgspec")),
+    "client": Layer(ours=names("protocol"), others=names("trio", "msgspec")),
     # Its command line, and the Kafka client behind it, which are imported only when they are used.
     "client.kafka_groups": Layer(
         ours=names("protocol", "client"), others=names("click", "confluent_kafka")

@@ -47,6 +47,7 @@ from coordinator.config import Address, ConfigError
 from coordinator.names import did_you_mean, escaped, quoted
 from protocol import messages as m
 from protocol.connection import ClientConnection
+from protocol.consumer import decode_assignment
 from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError, ProtocolError
 from protocol.messages import ApiVersionsRequest, BareError, Request, Response
 from protocol.partition import INT32_MAX, INT64_MAX, TopicPartition
@@ -62,6 +63,7 @@ TOPICS_PER_PAGE: Final = 1_000
 # Of one request; with the longest names they stay below the largest request.
 PARTITIONS_PER_REQUEST: Final = 2_000
 FOR_EVER: Final = -1
+_CONSUMER: Final = "consumer"
 
 _IN_DOUBT: Final = {code for code, info in ERRORS.items() if info.applied is Applied.UNKNOWN}
 _UNITS_MS: Final = {
@@ -81,7 +83,15 @@ Scope = dict[str, set[int] | None]  # Topics with some of their partitions, None
 
 
 class AskFailed(Exception):
-    """There is no useful answer; the message says why."""
+    """There is no useful answer; the message says why.
+
+    Attributes:
+        code: The coordinator's, 0 where it said none.
+    """
+
+    def __init__(self, message: str, code: int = ErrorCode.NONE) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class GroupRefused(AskFailed):
@@ -177,7 +187,7 @@ def _checked(response: Response) -> Response:
     error = getattr(response, "error", 0)
     if type(response) is BareError or error:
         text = describe_error(error, getattr(response, "message", None))
-        raise InDoubt(text) if error in _IN_DOUBT else AskFailed(text)
+        raise InDoubt(text, error) if error in _IN_DOUBT else AskFailed(text, error)
     return response
 
 
@@ -591,3 +601,13 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     for topic, partition in partitions:
         found.setdefault(topic, []).append(partition)
     return found
+
+
+def assignment_of(
+    group: m.DescribedGroup, member: m.DescribedMember
+) -> dict[str, list[int]] | None:
+    """Return a member's partitions by topic, None where the bytes can't be read."""
+    if group.protocol_type != _CONSUMER and member.assignment:
+        return None
+    assignment = decode_assignment(member.assignment)
+    return None if assignment is None else by_topic(sorted(assignment.partitions))

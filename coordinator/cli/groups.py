@@ -16,6 +16,7 @@ from coordinator.cli.common import (
     Coordinator,
     asks,
     asks_to_change,
+    assignment_of,
     by_topic,
     committed_offsets,
     describe_error,
@@ -41,7 +42,6 @@ from coordinator.cli.output import JSON, TABLE, Output, counted, note, time_of
 from coordinator.cli.reset_offsets import reset_offsets
 from coordinator.names import did_you_mean, quoted
 from protocol import messages as m
-from protocol.consumer import decode_assignment
 from protocol.partition import TopicPartition
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -237,7 +237,7 @@ def _show_members(
 
     def one(group_id: str) -> None:
         group = _noted(coordinator, group_id)
-        found.extend((group_id, x, _assigned(group, x)) for x in group.members)
+        found.extend((group_id, x, assignment_of(group, x)) for x in group.members)
 
     failed = for_each(group_ids, one)
     # Like Kafka's tool: a column for what hardly any group has only where one has it.
@@ -253,14 +253,6 @@ def _show_members(
     head = ("GROUP", "CONSUMER-ID", *instance_head, "HOST", "CLIENT-ID", "#PARTITIONS")
     output.show((*head, "ASSIGNMENT") if verbose else head, rows)
     return failed
-
-
-def _assigned(group: m.DescribedGroup, member: m.DescribedMember) -> dict[str, list[int]] | None:
-    """Return a member's partitions by topic, None where the bytes can't be read."""
-    if group.protocol_type != CONSUMER and member.assignment:
-        return None
-    assignment = decode_assignment(member.assignment)
-    return None if assignment is None else by_topic(sorted(assignment.partitions))
 
 
 def _show_states(coordinator: Coordinator, output: Output, group_ids: Iterable[str]) -> bool:
@@ -428,66 +420,6 @@ def delete_offsets(
                     failed |= bool(one.error)
     finally:
         output.show(("TOPIC", "PARTITION", "STATUS"), rows)
-    return failed
-
-
-@groups.command(
-    "remove-static",
-    examples={
-        "A machine is gone for good, and its members with it:": "groups remove-static billing "
-        "--instance worker-3 --reason 'node gone'",
-    },
-)
-@click.argument("group")
-@click.option(
-    "--instance",
-    "instance_ids",
-    multiple=True,
-    required=True,
-    metavar="ID",
-    help="The member's group instance id; may be given several times.",
-)
-@click.option("--reason", default=None, help="What to keep in the history of rebalances.")
-@asks_to_change
-def remove_static(
-    coordinator: Coordinator,
-    output: Output,
-    change: Change,
-    group: str,
-    instance_ids: tuple[str, ...],
-    reason: str | None,
-) -> bool:
-    """Remove static members of GROUP that won't come back, all in one rebalance."""
-    found = described(coordinator, group)
-    members = {x.group_instance_id: x for x in found.members if x.group_instance_id is not None}
-    failed = False
-    rows: Rows = []
-    for name in dict.fromkeys(instance_ids):
-        if name in members:
-            x = members[name]
-            assigned = _assigned(found, x)
-            count = None if assigned is None else sum(map(len, assigned.values()))
-            rows.append((name, x.member_id, x.client_host, x.client_id, count))
-        else:
-            hint = did_you_mean(name, members)
-            note(f"{group}: there is no static member {quoted(name)}.{hint}")
-            failed = True
-    question = f"Remove {counted(len(rows), 'member')} of group {quoted(group)}?"
-    head = ("GROUP-INSTANCE-ID", "CONSUMER-ID", "HOST", "CLIENT-ID", "#PARTITIONS")
-    change.confirm(question, head, rows, failed=failed)
-    names = [str(row[0]) for row in rows]
-    if not names:
-        return failed
-    leaving = tuple(m.LeavingMember("", name, reason) for name in names)
-    answer: m.LeaveGroupResponse = coordinator.ask(m.LeaveGroupRequest(group, leaving))
-    removed: Rows = []
-    for name, left in zip(names, answer.members, strict=True):
-        if left.error:
-            note(f"{name}: {describe_error(left.error, left.message)}")
-            failed = True
-        else:
-            removed.append((name, "removed"))
-    output.lines("{}: {}", ("GROUP-INSTANCE-ID", "STATUS"), removed)
     return failed
 
 

@@ -13,9 +13,12 @@ from protocol.version import VERSION
 
 _COMMANDS: Final = {
     "compact": Lazy("coordinator.cli.node", "Compact the offsets log now."),
+    "config": Lazy("coordinator.cli.config", "See what a daemon is set to, and why."),
     "groups": Lazy("coordinator.cli.groups", "Look at consumer groups, and change them."),
     "health": Lazy("coordinator.cli.node", "Say how the coordinator is, with its metrics."),
     "log": Lazy("coordinator.cli.log", "Look at a stopped daemon's folder, and repair it."),
+    "members": Lazy("coordinator.cli.members", "Take partitions from members, or remove them."),
+    "offsets": Lazy("coordinator.cli.offsets", "Follow committed offsets, export and import them."),
     "ping": Lazy("coordinator.cli.node", "Say whether a coordinator answers (health checks)."),
     "reload": Lazy("coordinator.cli.node", "Load a partition of the offsets log again."),
     "serve": Lazy("coordinator.cli.serve", "Run the daemon."),

@@ -4,8 +4,6 @@ First a plan is made of what is known of each partition (`plan`), then it is sho
 file, or done (`Plans`).
 """
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -34,12 +32,13 @@ from coordinator.cli.common import (
     topic_scope,
 )
 from coordinator.cli.grammar import Command, refuses
+from coordinator.cli.offset_files import csv_line, read_offsets
 from coordinator.cli.output import Output, counted, note, shortened, time_of
 from coordinator.names import did_you_mean, escaped, quoted
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.messages import EndOffset
-from protocol.partition import INT32_MAX, INT64_MAX, NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
+from protocol.partition import INT64_MAX, NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
 
 Offsets = dict[TopicPartition, int]
 
@@ -394,23 +393,20 @@ class Plans:
 
 
 def _read(path: Path, group_ids: list[str], only: str | None) -> dict[str, Offsets]:
-    try:
-        # Spreadsheets put a byte order mark in front.
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            return read_csv(lines, group_ids, only)
-    except (OSError, ValueError) as exc:
-        raise click.BadParameter(f"{path}: {exc}", param_hint="--from-file") from exc
+    found: dict[str, Offsets] = {group_id: {} for group_id in group_ids}
+    for one in read_offsets(str(path), "--from-file", only, found):
+        found[one.group_id][one.where] = one.offset
+    return found
 
 
 def _export(path: Path, resets: dict[str, list[Reset]], *, with_group: bool) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for group_id, found in resets.items():
-        for topic, partition, _, offset in found:
-            group = (group_id,) if with_group else ()
-            writer.writerow((*group, topic, partition, offset))
+    lines = [
+        csv_line((*((group_id,) if with_group else ()), topic, partition, offset))
+        for group_id, found in resets.items()
+        for topic, partition, _, offset in found
+    ]
     try:
-        path.write_text(text.getvalue(), encoding="utf-8")
+        path.write_text("".join(lines), encoding="utf-8")
     except OSError as exc:
         raise AskFailed(f"--export {path}: {exc.strerror}; nothing was changed") from exc
 
@@ -432,49 +428,3 @@ class Facts:
             count = None if found.error else found.partition_count
             self._topics[topic] = count, {end.partition: end for end in found.end_offsets}
         return self._topics[topic]
-
-
-def read_csv(lines: Iterable[str], group_ids: list[str], only: str | None) -> dict[str, Offsets]:
-    """Return the offsets by group in a file of lines ``[group,]topic,partition,offset``.
-
-    The group may be left out where *only* says which one is meant.
-
-    Raises:
-        ValueError: The file is wrong; the message names the line.
-    """
-    found: dict[str, Offsets] = {group_id: {} for group_id in group_ids}
-    reader = csv.reader(lines, strict=True)
-    try:
-        for row in reader:
-            if row:
-                _add(found, *_line(row, only))
-    except (csv.Error, ValueError) as exc:
-        raise ValueError(f"line {reader.line_num}: {exc}") from exc
-    return found
-
-
-def _add(found: dict[str, Offsets], group_id: str, partition: TopicPartition, offset: int) -> None:
-    if group_id not in found:
-        raise ValueError(f"group {quoted(group_id)} is none of those to reset")
-    if partition in found[group_id]:
-        raise ValueError(f"{partition} is there twice")
-    found[group_id][partition] = offset
-
-
-def _line(row: list[str], only: str | None) -> tuple[str, TopicPartition, int]:
-    columns = [column.strip() for column in row]
-    if len(columns) == 3 and only is not None:
-        columns.insert(0, only)
-    if len(columns) != 4:
-        wanted = "topic,partition,offset" if only else "group,topic,partition,offset"
-        raise ValueError(f"{len(columns)} columns; {wanted} is wanted")
-    group_id, topic, partition, offset = columns
-    where = TopicPartition(topic, _number(partition, INT32_MAX, "partition"))
-    return group_id, where, _number(offset, INT64_MAX, "offset")
-
-
-def _number(text: str, limit: int, what: str) -> int:
-    # isdecimal alone would also take digits of other scripts.
-    if not (text.isascii() and text.isdecimal()) or len(text) > 19 or int(text) > limit:
-        raise ValueError(f"{text!r} is no {what}")
-    return int(text)

@@ -2,8 +2,10 @@
 
 from typing import Final
 
+from coordinator.group.commits import STORAGE_FULL_TEXT, examine
 from coordinator.group.core import TOPICS_NAMED_MAX, Core, Decision, Now, Outcome
-from coordinator.group.member import CONSUMER
+from coordinator.group.group import Group
+from coordinator.group.member import CONSUMER, Member
 from coordinator.group.rebalance import maybe_start_rebalance
 from coordinator.group.records import (
     GroupDeleted,
@@ -12,11 +14,15 @@ from coordinator.group.records import (
     OffsetsCommitted,
     Record,
 )
+from coordinator.group.refusals import with_reason
 from coordinator.group.states import GroupState, Trigger
 from protocol.errors import ErrorCode
 from protocol.messages import (
+    AlteredTopic,
     AlterGroupRetentionRequest,
     AlterGroupRetentionResponse,
+    AlterOffsetsRequest,
+    AlterOffsetsResponse,
     DescribedGroup,
     DescribedMember,
     DescribeRebalancesRequest,
@@ -150,6 +156,77 @@ def delete_offsets(core: Core, request: OffsetDeleteRequest, token: object, now:
         topics = list(dict.fromkeys(r.topic for r in results))[:TOPICS_NAMED_MAX]
         d.event("offsets.removed", count=len(d.outcome.records), topics=topics, reason="on request")
     return d.answer(token, OffsetDeleteResponse(ErrorCode.NONE.value, tuple(results)))
+
+
+def alter_offsets(core: Core, request: AlterOffsetsRequest, token: object, now: Now) -> Outcome:
+    """Put a group to other offsets, whether it has members or not.
+
+    A partition that a member may commit is refused, or, if so asked, that member is removed in
+    the same step. So whoever commits next has begun at the new offset.
+    """
+    d = Decision(core, request.group_id, now)
+    if core.storage_full:
+        error = ErrorCode.STORAGE_FULL.value
+        return d.answer(token, AlterOffsetsResponse(error, STORAGE_FULL_TEXT, (), ()))
+    group = core.groups.get(request.group_id)
+    committers = _Committers(core, group)
+    results: list[TopicResult] = []
+    losers: dict[Member, None] = {}
+    count = 0
+    for named in request.topics:
+        topic, allowed = named.topic, named.partitions
+        if not request.remove_owners:
+            allowed = tuple([p for p in allowed if not committers.of(topic, p.partition)])
+        offsets, found = examine(core, group, None, AlteredTopic(topic, allowed))
+        errors = {one.partition: one.error for one in found}
+        owned = ErrorCode.PARTITION_OWNED.value
+        numbers = [p.partition for p in named.partitions]
+        answers = [PartitionResult(p, errors.get(p, owned)) for p in numbers]
+        results.append(TopicResult(topic, tuple(answers)))
+        if offsets:
+            d.emit(OffsetsCommitted(request.group_id, topic, offsets, d.wall_ms))
+            group = core.groups[request.group_id]
+            losers |= dict.fromkeys(m for p in offsets for m in committers.of(topic, p))
+            count += len(offsets)
+    removed = tuple([member.member_id for member in losers])
+    d.answer(token, AlterOffsetsResponse(ErrorCode.NONE.value, None, tuple(results), removed))
+    if count:
+        detail = with_reason("offsets altered on request", request.reason)
+        topics = list(dict.fromkeys(r.topic for r in results))[:TOPICS_NAMED_MAX]
+        d.event("offsets.altered", count=count, topics=topics, detail=detail)
+        if group is not None and losers:
+            _remove_all(d, group, list(losers), detail)
+    return d.outcome
+
+
+class _Committers:
+    """Which members may commit what, in this generation or as they hand it over."""
+
+    def __init__(self, core: Core, group: Group | None) -> None:
+        self._of: dict[tuple[str, int], list[Member]] = {}
+        self._of_anything = []
+        if group is None:
+            return
+        # As `commits.examine` has it.
+        is_checked = core.config.ownership_check and group.protocol_type == CONSUMER
+        for member in group.members.values():
+            if not is_checked or member.owned is None:
+                self._of_anything.append(member)
+                continue
+            for topic_partition in member.owned | member.former:
+                self._of.setdefault(topic_partition, []).append(member)
+
+    def of(self, topic: str, partition: int) -> list[Member]:
+        """Return the members that may commit a partition."""
+        return [*self._of.get((topic, partition), ()), *self._of_anything]
+
+
+def _remove_all(d: Decision, group: Group, members: list[Member], detail: str) -> None:
+    """Take *members* out, with one rebalance for all of them."""
+    for member in members:
+        d.remove(group, member, "offsets altered", detail)
+    detail += f" ({len(members)} members removed)"
+    maybe_start_rebalance(d, group, Trigger.MEMBER_LOST, "offsets altered", members[0], detail)
 
 
 def alter_retention(

@@ -13,6 +13,7 @@ from coordinator.group.states import GroupState
 from protocol.errors import ErrorCode
 from protocol.fields import TEXT_BYTES_MAX
 from protocol.messages import (
+    AlteredTopic,
     GroupFetch,
     GroupOffsets,
     OffsetCommitRequest,
@@ -41,6 +42,8 @@ _NOTHING_STORED: Final = StoredOffsets()
 _ACCEPTED: Final = tuple([PartitionResult(partition, _OK) for partition in range(1_000)])
 _ACCEPTED_MAX: Final = len(_ACCEPTED)
 
+STORAGE_FULL_TEXT: Final = "the disk is full or too slow, new offsets are refused"
+
 # What an offset takes in an answer, at most.
 _OFFSET_BYTES_MAX: Final = 32 + TEXT_BYTES_MAX
 
@@ -61,7 +64,7 @@ def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) ->
     wall_ms = core.wall_ms(now)
     answered = []
     for named in topics:
-        offsets, results = _examine(core, group, member, named)
+        offsets, results = examine(core, group, member, named)
         answered.append(TopicResult(named.topic, results))
         if offsets:
             record = OffsetsCommitted(group_id, named.topic, offsets, wall_ms)
@@ -109,16 +112,19 @@ def committer(
 
 def _message(group: Group | None, request: OffsetCommitRequest, error: int, now: Now) -> str | None:
     if error == _FULL:
-        return "the disk is full or too slow, new offsets are refused"
+        return STORAGE_FULL_TEXT
     if error == _UNKNOWN_GROUP:
         return "there is no such group"
     return member_refusal(group, error, request, now.mono_ms)
 
 
-def _examine(
-    core: Core, group: Group | None, member: Member | None, named: TopicCommit
+def examine(
+    core: Core, group: Group | None, member: Member | None, named: TopicCommit | AlteredTopic
 ) -> tuple[Offsets, tuple[PartitionResult, ...]]:
-    """Return the offsets of the partitions that aren't refused, and the results of all."""
+    """Return the offsets of the partitions that aren't refused, and the results of all.
+
+    Without a *member* nothing is asked about owners.
+    """
     config, topic, items = core.config, named.topic, named.partitions
     commit_bound = core.registry.topics.get(topic, _UNREGISTERED).commit_bound
     stored = _NOTHING_STORED.offsets

@@ -31,6 +31,7 @@ from coordinator.group.states import Trigger
 from protocol.errors import ErrorCode
 from protocol.messages import (
     AlterGroupRetentionRequest,
+    AlterOffsetsRequest,
     DescribedGroup,
     DescribeLagResponse,
     DescribeRebalancesRequest,
@@ -110,6 +111,7 @@ class GroupShard:
             DrainMemberRequest: partial(admin.drain, core),
             OffsetDeleteRequest: partial(admin.delete_offsets, core),
             AlterGroupRetentionRequest: partial(admin.alter_retention, core),
+            AlterOffsetsRequest: partial(admin.alter_offsets, core),
         }
 
     @property
@@ -130,7 +132,7 @@ class GroupShard:
 
         Raises:
             KeyError: The request is none of JoinGroup, SyncGroup, Heartbeat, LeaveGroup,
-                OffsetCommit, DrainMember, OffsetDelete and AlterGroupRetention.
+                OffsetCommit, DrainMember, OffsetDelete, AlterGroupRetention and AlterOffsets.
         """
         self._core.latest = None
         if type(request) is JoinGroupRequest:

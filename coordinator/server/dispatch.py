@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Raw, structs
 
-from coordinator.config import Settings
+from coordinator.config import Settings, settings_in_force
 from coordinator.group.core import Caller, Now
 from coordinator.group.shard import GroupShard
 from coordinator.runtime.calls import Call, Gather, Token
@@ -76,6 +76,7 @@ class Dispatcher:
             m.ReadOffsetChangesRequest: self._read_changes,
             m.CompactLogRequest: self._compact_log,
             m.DescribeNodeRequest: self._describe_node,
+            m.DescribeSettingsRequest: self._describe_settings,
             m.ReloadPartitionRequest: self._reload_partition,
         }
 
@@ -168,6 +169,12 @@ class Dispatcher:
 
     def _describe_node(self, call: Call, _request: m.DescribeNodeRequest, _now: Now) -> None:
         call.resolve(self._node.describe(self._settings.node_id), -1)
+
+    def _describe_settings(
+        self, call: Call, _request: m.DescribeSettingsRequest, _now: Now
+    ) -> None:
+        found = tuple(m.NodeSetting(*setting) for setting in settings_in_force(self._settings))
+        call.resolve(m.DescribeSettingsResponse(_E.NONE, found), -1)
 
     # --- answers over several groups ----------------------------------------------------
 

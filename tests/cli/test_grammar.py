@@ -20,9 +20,11 @@ LOOKS: Final = {
     *("compact", "health", "ping", "reload"),
     *("groups describe", "groups lag", "groups list", "groups rebalances", "groups top"),
     *("topics list", "topics register", "topics report-end"),
+    *("config show", "offsets export", "offsets watch"),
 }
 CHANGES: Final = {
-    *("groups delete", "groups delete-offsets", "groups remove-static", "groups reset-offsets"),
+    *("groups delete", "groups delete-offsets", "groups reset-offsets"),
+    *("members drain", "members remove", "offsets import"),
     *("groups retention", "topics delete"),
 }
 PRINT_ROWS: Final = {*LOOKS, *CHANGES, "settings", "log dump", "log verify"}

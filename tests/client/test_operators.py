@@ -5,7 +5,15 @@ from hypothesis import given, strategies as st
 from msgspec import structs
 from trio.testing import MockClock
 
-from client import ErrorCode, FatalError, OutcomeUnknown, RetriableError, TopicPartition, operators
+from client import (
+    ErrorCode,
+    FatalError,
+    OffsetAndMetadata,
+    OutcomeUnknown,
+    RetriableError,
+    TopicPartition,
+    operators,
+)
 from client.operators import Lag, OffsetChanges, PositionTooOld, TopicSource, offsets_of_page
 from protocol import messages as m
 from protocol.messages import ApiKey, PartitionResult, TopicResult
@@ -126,6 +134,29 @@ async def test_a_retention_is_for_ever_or_a_time_or_the_setting(
         for request in world.server.requests(m.AlterGroupRetentionRequest)
         if isinstance(request, m.AlterGroupRetentionRequest)
     ]
+
+
+async def test_offsets_are_altered_with_all_that_is_known_of_them(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """A refusal after a lost answer may be of what the lost one has done."""
+    answer = m.AlterOffsetsResponse(
+        0, None, (m.TopicResult("t", (m.PartitionResult(0, 1009),)),), ("m",)
+    )
+    world.server.script(m.AlterOffsetsRequest, Answer(answer), Drop(applied=False), Answer(answer))
+    async with world.connect() as client:
+        done = await client.alter_offsets(
+            "g", {T0: OffsetAndMetadata(5, "m", 3)}, {T0: -1}, remove_owners=True, reason="why"
+        )
+        with pytest.raises(OutcomeUnknown, match="an earlier attempt was not answered"):
+            await client.alter_offsets("g", {T0: 5})
+        with pytest.raises(ValueError, match="is no offset"):
+            await client.alter_offsets("g", {T0: -5})
+
+    assert done == ({T0: 1009}, ("m",))
+    first = world.server.requests(m.AlterOffsetsRequest)[0]
+    altered = m.AlteredOffset(0, 5, 3, "m", -1)
+    assert first == m.AlterOffsetsRequest("g", (m.AlteredTopic("t", (altered,)),), True, "why")
 
 
 async def test_static_members_are_removed_by_their_instance_ids(

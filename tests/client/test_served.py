@@ -12,6 +12,7 @@ from client import (
     ErrorCode,
     FatalError,
     Lag,
+    MemberLost,
     OffsetAndMetadata,
     PositionTooOld,
     RangeAssignor,
@@ -126,6 +127,33 @@ async def test_offsets_of_a_topic_that_is_read_cannot_be_deleted(autojump_clock:
             assert await member.fetch() == {T0: OffsetAndMetadata(1)}
         with pytest.raises(FatalError, match="GROUP_ID_NOT_FOUND"):
             await client.delete_offsets("nobody", [T0])
+
+
+async def test_a_group_with_members_is_put_elsewhere(autojump_clock: MockClock) -> None:
+    """What nobody owns beside them; what a member owns with the member taken out and back in."""
+    async with (
+        served() as here,
+        here.connect() as operator,
+        here.connect("reader") as client,
+        client.join("g", ["t"], {"t": 1}) as member,
+    ):
+        await member.assignment()
+        await member.commit({T0: 5})
+        first = member.member_id
+        refused = await operator.alter_offsets("g", {T0: 50, T1: OffsetAndMetadata(7, "m")})
+        assert refused == ({T0: 1009, T1: 0}, ())
+        wrong = await operator.alter_offsets("g", {T0: 50}, {T0: 4}, remove_owners=True)
+        assert wrong == ({T0: 1003}, ())
+        done = await operator.alter_offsets(
+            "g", {T0: 50}, {T0: 5}, remove_owners=True, reason="wrong rows"
+        )
+        assert done == ({T0: 0}, (first,))
+        with pytest.raises(MemberLost, match="offsets altered on request: wrong rows"):
+            await member.commit({T0: 6})
+        await member.assignment()
+        assert member.member_id != first
+        assert await member.fetch([T0]) == {T0: OffsetAndMetadata(50)}
+        await member.commit({T0: 51})
 
 
 async def test_a_retention_of_its_own_is_shown_with_the_group(autojump_clock: MockClock) -> None:

@@ -360,6 +360,17 @@ def drain_member(here: Scene, who: str, _how: set[str]) -> Answer:
     return response.error, "DrainMember has no words"
 
 
+def alter_offsets(here: Scene, who: str, how: set[str]) -> Answer:
+    """AlterOffsets of what a member owns, or of nobody's."""
+    topic, partition = OWNED.get(who.removesuffix("'s"), "trains-0").split("-")
+    expected = 99 if "wrong" in how else None
+    altered = m.AlteredOffset(int(partition), 7, -1, None, expected)
+    named = (m.AlteredTopic(topic, (altered,)),)
+    request = m.AlterOffsetsRequest(GROUP, named, "removed" in how, None)
+    response = here.context.answer(here.context.send(request), m.AlterOffsetsResponse)
+    return response.topics[0].partitions[0].error, "AlterOffsets has no words"
+
+
 def alter_group_retention(here: Scene, who: str, _how: set[str]) -> Answer:
     """AlterGroupRetention."""
     retention_ms = {"an hour": 3_600_000, "for ever": -1, "the setting": None}[who]
@@ -392,6 +403,7 @@ APIS: Final[Mapping[str, Callable[[Scene, str, set[str]], Answer]]] = {
     "DeleteGroups": delete_groups,
     "OffsetDelete": offset_delete,
     "DrainMember": drain_member,
+    "AlterOffsets": alter_offsets,
     "AlterGroupRetention": alter_group_retention,
     "DescribeRebalances": describe_rebalances,
     "DescribeLag": describe_lag,

@@ -207,6 +207,17 @@ DrainMember                       missing    Empty      Prep       Compl      St
   static                          69         25         0          0>Prep     0>Prep
   somebody                        69         25         25         25         25
 
+AlterOffsets                      missing    Empty      Prep       Compl      Stable
+  nobody's                        0>Empty    0          0          0          0
+  nobody's, wrong                 1003       1003       1003       1003       1003
+  nobody's, connect               0>Empty    0          1009       1009       1009
+  nobody's, unreadable            0>Empty    0          0          0          0
+  leader's                        0>Empty    0          1009       1009       1009
+  leader's, first                 .          .          0          0          .
+  leader's, removed               0>Empty    0          0          0>Prep     0>Prep
+  leader's, removed, wrong        1003       1003       1003       1003       1003
+  static's, removed               0>Empty    0          0          0>Prep     0>Prep
+
 AlterGroupRetention               missing    Empty      Prep       Compl      Stable
   an hour                         69         0          0          0          0
   for ever                        69         0          0          0          0
@@ -222,7 +233,7 @@ DescribeLag                       missing    Empty      Prep       Compl      St
 GROUP_KINDS = {"full", "first", "connect", "unreadable"}
 
 # What an answer with one of these codes must not have changed.
-NOTHING_DONE = {22, 23, 25, 26, 27, 68, 69, 81, 82, 86, 12, 42, 1002, 1003}
+NOTHING_DONE = {22, 23, 25, 26, 27, 68, 69, 81, 82, 86, 12, 42, 1002, 1003, 1009}
 # Clients show these to people: the answer says in words what is wrong. (A heartbeat's 27 is on
 # the hot path and comes by the thousand; the JoinGroup that follows says why.)
 IN_WORDS = {22, 25, 27, 82}

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec import structs
 
-from client.operators import NO_EXPIRY, offsets_of_page
+from client.operators import offsets_of_page
 from coordinator.group import scans
 from coordinator.group.admin import offset_change
 from coordinator.group.records import GroupGeneration
 from coordinator.group.scans import Cursor, decode_cursor
+from protocol.codec import NO_EXPIRY
 from protocol.messages import (
     OffsetChange,
     OffsetColumns,

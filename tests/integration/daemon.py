@@ -37,11 +37,12 @@ class Daemon:
         *,
         limit: str = "",
         prefix: Sequence[str] = (),
+        port: int = 0,
     ) -> None:
         self.lines: list[dict[str, Any]] = []
         self.stray: list[str] = []
         options = [word for s in (*ALWAYS, *settings) for word in ("--set", s)]
-        serve = ["serve", "--listen", "127.0.0.1:0", "--data-dir", str(data_dir)]
+        serve = ["serve", "--listen", f"127.0.0.1:{port}", "--data-dir", str(data_dir)]
         limited = ["prlimit", limit] if limit else prefix
         self.process = subprocess.Popen(
             [*limited, sys.executable, "-m", "coordinator", *serve, *options],
@@ -121,10 +122,10 @@ class Daemon:
 
 @contextmanager
 def daemon(
-    data_dir: Path, *settings: str, limit: str = "", prefix: Sequence[str] = ()
+    data_dir: Path, *settings: str, limit: str = "", prefix: Sequence[str] = (), port: int = 0
 ) -> Iterator[Daemon]:
     """Run a daemon; it is killed at the end if it is still there."""
-    one = Daemon(data_dir, settings, limit=limit, prefix=prefix)
+    one = Daemon(data_dir, settings, limit=limit, prefix=prefix, port=port)
     try:
         yield one
     finally:

@@ -44,7 +44,7 @@ def test_a_group_from_its_first_offsets_to_its_end(tmp_path: Path) -> None:
         assert "has no active members" in described.stderr
         assert run("groups", "retention", "g", "--set", "never", "--yes").stdout == "g: never\n"
         assert "never" in run("groups", "describe", "g", "--state").stdout
-        assert run("groups", "remove-static", "g", "--instance", "i", "--yes").returncode == 1
+        assert run("members", "remove", "g", "--instance", "i", "--yes").returncode == 1
         forget: Command = partial(run, "groups", "delete-offsets", "g", "--topic", "t:1")
         assert forget().returncode == 3
         assert "deleted" in forget("--yes").stdout

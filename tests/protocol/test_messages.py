@@ -211,6 +211,8 @@ SHAPES: list[tuple[m.Request, tuple[Any, ...]]] = [
     (m.DescribeLagRequest("g"), (CODE, None, "g", ())),
     (m.SummarizeGroupsRequest("g", (), b"", 1, 1), (CODE, None, (), b"")),
     (m.AlterGroupRetentionRequest("g", None), (CODE,)),
+    (m.AlterOffsetsRequest("g", (), False, None), (CODE, None, (), ())),
+    (m.DescribeSettingsRequest(), (CODE, ())),
     (m.CompactLogRequest(), (CODE, None, -1, -1, -1, -1)),
     (m.DescribeNodeRequest(), (CODE, -1, -1, "", (), (), ())),
     (m.ReloadPartitionRequest(0), (CODE, None, -1, -1)),

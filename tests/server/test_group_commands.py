@@ -49,17 +49,6 @@ def deleted(request: m.DeleteGroupsRequest) -> m.DeleteGroupsResponse:
     return m.DeleteGroupsResponse((m.DeletedGroup(group_id, 68 if group_id == "busy" else 0),))
 
 
-def left(request: m.LeaveGroupRequest) -> m.LeaveGroupResponse:
-    """Remove all but x."""
-    return m.LeaveGroupResponse(
-        0,
-        tuple(
-            m.LeftMember("", i, *((25, "nobody is x") if i == "x" else (0, None)))
-            for i in [member.group_instance_id for member in request.members]
-        ),
-    )
-
-
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """Return a command line with a coordinator that does most of it."""
@@ -72,7 +61,6 @@ def line(monkeypatch: pytest.MonkeyPatch) -> CommandLine:
             m.OffsetFetchRequest: fetched,
             m.OffsetDeleteRequest: forgotten,
             m.DeleteGroupsRequest: deleted,
-            m.LeaveGroupRequest: left,
             m.AlterGroupRetentionRequest: m.AlterGroupRetentionResponse(0),
         },
     )
@@ -126,7 +114,6 @@ def test_offsets_of_whole_topics_are_deleted(line: CommandLine) -> None:
     "arguments",
     [
         ("delete-offsets", "nobody", "--topic", "t"),
-        ("remove-static", "nobody", "--instance", "i"),
         ("retention", "nobody", "--set", "never"),
     ],
 )
@@ -139,26 +126,6 @@ def test_a_group_that_is_not_there_is_not_made(
     assert done.exit_code == 1
     assert done.stderr == "Consumer group 'nobody' does not exist.\n"
     assert [type(r) for r in line.asked] == [m.DescribeGroupsRequest, m.ListGroupsRequest]
-
-
-def test_static_members_are_removed_together(line: CommandLine) -> None:
-    """One rebalance for all of them, and each that isn't there is named."""
-    members = tuple(m.DescribedMember(f"m-{i}", i, "c", "h", b"", b"") for i in ("i", "x"))
-    line.answers[m.DescribeGroupsRequest] = m.DescribeGroupsResponse(
-        (structs.replace(EMPTY, members=members),)
-    )
-    instances = [word for i in ("i", "x", "y", "i") for word in ("--instance", i)]
-    arguments = ("groups", "remove-static", "g", *instances, "--reason", "node gone")
-    dry = line.run(*arguments)
-    done = line.run(*arguments, "--yes")
-
-    assert cells(dry.stdout) == [["i", "m-i", "h", "c", "0"], ["x", "m-x", "h", "c", "0"]]
-    assert done.exit_code == 1
-    missing, refused = done.stderr.splitlines()
-    assert (done.stdout, refused) == ("i: removed\n", "x: nobody is x (UNKNOWN_MEMBER_ID)")
-    assert missing == "g: there is no static member 'y'."
-    leaving = tuple(m.LeavingMember("", name, "node gone") for name in ("i", "x"))
-    assert line.of_type(m.LeaveGroupRequest) == [m.LeaveGroupRequest("g", leaving)]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,9 @@ OffsetDelete                           14        16
 OffsetDelete, bad group                24        24
 DrainMember                            14        16
 DrainMember, bad group                 24        24
+AlterOffsets                           14        16
+AlterOffsets, twice                    42        42
+AlterOffsets, bad group                24        24
 AlterGroupRetention                    14        16
 AlterGroupRetention, bad group         24        24
 DescribeRebalances                     14        16
@@ -49,6 +52,7 @@ DescribeRebalances, bad group          24        24
 DescribeLag                            14        16
 DescribeLag, bad group                 24        24
 """
+ALTERED = m.AlteredOffset(0, 5, -1, "", None)
 LINES = [line.rsplit(maxsplit=2) for line in TABLE.splitlines()[2:]]
 ROWS = [
     (asked, state, int(code))
@@ -76,6 +80,12 @@ def request_of(asked: str) -> m.Request:
         "DeleteGroups": m.DeleteGroupsRequest((group,)),
         "OffsetDelete": m.OffsetDeleteRequest(group, (m.TopicPartitions("t", (0,)),)),
         "DrainMember": m.DrainMemberRequest(group, "c"),
+        "AlterOffsets": m.AlterOffsetsRequest(
+            group,
+            (m.AlteredTopic("t", (ALTERED,) * (2 if "twice" in how else 1)),),
+            remove_owners=False,
+            reason=None,
+        ),
         "AlterGroupRetention": m.AlterGroupRetentionRequest(group, -1),
         "DescribeRebalances": m.DescribeRebalancesRequest(group, 1),
         "DescribeLag": m.DescribeLagRequest(group),

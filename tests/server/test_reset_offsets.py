@@ -281,7 +281,7 @@ def test_an_export_that_can_not_be_written_ends_before_the_reset(
         ("t,0,-1\n", "line 1: '-1' is no offset"),
         (f"t,0,{2**63}\n", "is no offset"),
         ("t,0,\u0661\n", "is no offset"),
-        ("other,t,0,1\n", "line 1: group 'other' is none of those to reset"),
+        ("other,t,0,1\n", "line 1: group 'other' is none of those asked for"),
         ("t,0,1\n\x1b[2J,0,1,2,3\n", "line 2: 5 columns"),
         ('"t,0,1\n', "line 1: unexpected end of data"),
     ],
