@@ -64,6 +64,7 @@ bench: $(INSTALLED) java $(if $(QUICK),,peers) ## Speed and memory, beside peers
 	$(BIN)/python -m bench.run $(if $(QUICK),--quick)
 	$(BIN)/python -m bench.groups $(if $(QUICK),--quick)
 	$(BIN)/python -m bench.command_line $(if $(QUICK),--quick)
+	$(BIN)/python -m bench.operators $(if $(QUICK),--quick)
 	$(BIN)/python -m bench.spark $(if $(QUICK),--quick)
 
 # Kafka, ZooKeeper and Spark's connectors. What can't be had is skipped by the tests and the

@@ -38,7 +38,7 @@ from protocol.partition import INT64_MAX, NO_OFFSET
 TURN_LOOKS: Final = 1_000
 GROUP_LOOKS: Final = 10
 # Names that one turn puts in order.
-TURN_NAMES: Final = 5_000
+TURN_NAMES: Final = 1_000
 
 
 class Turn:

@@ -1,7 +1,9 @@
 """What the lag of a group was in each of the last minutes: soft, and forgotten with the group."""
 
-from array import array
+import struct
 from typing import Final
+
+from msgspec import Struct
 
 UNKNOWN: Final = -1
 
@@ -11,27 +13,29 @@ SAMPLES_KEPT: Final = 60
 # How the lag changes is told by the oldest sample of so many minutes.
 CHANGE_MINUTES: Final = 5
 
+_SAMPLE_BYTES: Final = 8
+_UNKNOWN: Final = UNKNOWN.to_bytes(_SAMPLE_BYTES, signed=True)
 
-class LagSamples:
-    """The lag of one group in each of the last minutes, `UNKNOWN` where it wasn't known."""
 
-    __slots__ = ("_lags", "_minute")
+class LagSamples(Struct, eq=False, gc=False):
+    """The lag of one group in each of the last minutes, `UNKNOWN` where it wasn't known.
 
-    def __init__(self) -> None:
-        self._lags = array("q")
-        self._minute = 0  # Of the newest.
+    Packed, as the garbage collector would walk over a hundred thousand lists or arrays.
+    """
+
+    _packed: bytes = b""  # 8 bytes for each minute, big-endian, the oldest first.
+    _minute: int = 0  # Of the newest.
 
     def __len__(self) -> int:
         """Return how many minutes there are."""
-        return len(self._lags)
+        return len(self._packed) // _SAMPLE_BYTES
 
     def put(self, minute: int, lag: int) -> None:
         """Note the *lag* of a *minute* that is later than those that were noted."""
-        missed = min(minute - self._minute - 1, SAMPLES_KEPT) if self._lags else 0
-        self._lags.extend([UNKNOWN] * missed)
-        self._lags.append(lag)
+        missed = min(minute - self._minute - 1, SAMPLES_KEPT) if self._packed else 0
+        packed = self._packed + _UNKNOWN * missed + lag.to_bytes(_SAMPLE_BYTES, signed=True)
+        self._packed = packed[-SAMPLES_KEPT * _SAMPLE_BYTES :]
         self._minute = minute
-        del self._lags[:-SAMPLES_KEPT]
 
     def is_over(self, minute: int) -> bool:
         """Say whether the newest is too old to be shown in *minute*."""
@@ -43,14 +47,17 @@ class LagSamples:
         The oldest comes first. The sample of *minute* itself may not have been taken yet.
         """
         missed = minute - 1 - self._minute
-        lags = [*self._lags, *[UNKNOWN] * min(missed, SAMPLES_KEPT)]
+        lags = [*self._lags(), *[UNKNOWN] * min(missed, SAMPLES_KEPT)]
         return tuple(lags[-min(count, SAMPLES_KEPT) :]) if count else ()
 
     def earlier(self, now_ms: int) -> tuple[int, int]:
         """Return what the lag was some minutes ago, and how long ago; or twice `UNKNOWN`."""
-        now_minute = now_ms // MINUTE_MS
-        for minute in range(now_minute - CHANGE_MINUTES, self._minute + 1):
-            at = len(self._lags) - 1 - (self._minute - minute)
-            if at >= 0 and self._lags[at] != UNKNOWN:
-                return self._lags[at], now_ms - minute * MINUTE_MS
+        lags = self._lags()
+        for minute in range(now_ms // MINUTE_MS - CHANGE_MINUTES, self._minute + 1):
+            at = len(lags) - 1 - (self._minute - minute)
+            if at >= 0 and lags[at] != UNKNOWN:
+                return lags[at], now_ms - minute * MINUTE_MS
         return UNKNOWN, UNKNOWN
+
+    def _lags(self) -> tuple[int, ...]:
+        return struct.unpack(f">{len(self)}q", self._packed)

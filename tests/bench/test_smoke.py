@@ -94,6 +94,12 @@ def test_a_quick_run_of_the_command_line_judges_every_aim(tmp_path: Path) -> Non
 
 
 @pytest.mark.integration
+def test_a_quick_run_of_operators_judges_every_aim(tmp_path: Path) -> None:
+    """The table must show the worst of as many groups as there are."""
+    assert unjudged(quick_run("bench.operators", tmp_path)) == set()
+
+
+@pytest.mark.integration
 @pytest.mark.spark
 @pytest.mark.nightly
 def test_a_quick_run_of_spark_judges_every_aim_but_that_of_kafka(tmp_path: Path) -> None:
