@@ -1,10 +1,11 @@
-"""One Spark driver of the demo: reads its share of the flights and writes them to Parquet.
+"""One Spark driver of the demo: reads its share of the flights, writes to the one Delta table.
 
 It prints what it does as JSON lines. ``drain`` on its standard input makes it finish, hand over
 everything and stop; the end of its standard input means that the demo is gone.
 """
 
 import json
+import logging
 import os
 import queue
 import signal
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 import click
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from client.spark import drain_and_stop, register
+from client.spark import DeltaSink, drain_and_stop, register
+from client.spark.sinks import ranges
 from client.spark.source.stream_offsets import reader_of
 from demo.names import GROUP, TOPIC, Folders
 from demo.spark_session import spark_session
@@ -36,20 +37,29 @@ def emit(event: str, **fields: object) -> None:
     sys.stdout.flush()
 
 
-class BatchWriter:
-    """Writes each batch to a folder of its own, so that doing it again replaces it."""
+class LeftOut(logging.Handler):
+    """Tells of each range that comes again, and that the sink leaves out."""
 
-    def __init__(self, out: Path) -> None:
-        self._out = out
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass on what the sink logs."""
+        match record.args:
+            case (ranges.PartitionKey() as key, int(start), int(end), _):
+                emit("range.left_out", partition=key.partition, rows=end - start)
+
+
+class BatchWriter:
+    """Writes each batch to the table that all drivers share."""
+
+    def __init__(self, table: Path) -> None:
+        self._sink = DeltaSink(table, GROUP)
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Write *rows*, the batch with the number *batch*."""
         emit("batch.begun", batch=batch)
-        folder = self._out / f"batch={batch}"
-        rows.write.mode("overwrite").parquet(str(folder))
-        # The row counts stand at the end of each file; nothing is read twice for this.
-        written = sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
-        emit("batch.written", batch=batch, rows=written)
+        rows.persist()
+        self._sink(rows, batch)
+        emit("batch.written", batch=batch, rows=rows.count())
+        rows.unpersist()
 
 
 def start_query(
@@ -71,7 +81,7 @@ def start_query(
     )
     return (
         flights.writeStream.queryName(name)
-        .foreachBatch(BatchWriter(folders.out / name))
+        .foreachBatch(BatchWriter(folders.table))
         .option("checkpointLocation", str(folders.checkpoints / name))
         .trigger(processingTime="1 second")
         .start()
@@ -105,6 +115,8 @@ def main(name: str, coordinator: str, home: Path) -> None:
     """Run the driver NAME until it is told to drain."""
     commands: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=read_commands, args=(commands,), daemon=True).start()
+    ranges.logger.addHandler(LeftOut())
+    ranges.logger.setLevel(logging.INFO)
     emit("starting", pid=os.getpid())
     folders = Folders(home)
     spark = spark_session(name, cores=1, scratch=folders.run / "scratch" / name)

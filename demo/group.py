@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from client.offsets import OffsetAndMetadata
-from demo.judge import Eviction
 from demo.names import FLIGHTS, NUM_PARTITIONS, TOPIC
 from demo.processes import Line
 from demo.view import Driver, Partition, Snapshot
@@ -15,6 +14,13 @@ from protocol.partition import TopicPartition
 LEFT = "left"
 
 
+class Eviction(NamedTuple):
+    """A member that the coordinator removed, and which driver it was."""
+
+    driver: str
+    reason: str
+
+
 class DriverState(NamedTuple):
     """What a driver's own events have told so far."""
 
@@ -22,6 +28,7 @@ class DriverState(NamedTuple):
     batches: int = 0
     rows: int = 0
     client_id: str = ""
+    left_out: int = 0  # Rows that came again, and were in the table.
 
     def after(self, line: Line) -> "DriverState":
         """Return the state after one more event."""
@@ -34,6 +41,8 @@ class DriverState(NamedTuple):
                 return self._replace(
                     batches=self.batches + 1, rows=self.rows + int(line.fields["rows"])
                 )
+            case "range.left_out":
+                return self._replace(left_out=self.left_out + int(line.fields["rows"]))
             case "drained" | "failed":
                 return self._replace(status=line.event)
         return self

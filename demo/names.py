@@ -26,5 +26,5 @@ class Folders:
         self.log = self.run / "log"
         self.coordinator = self.run / "coordinator"
         self.checkpoints = self.run / "checkpoints"
-        self.out = self.run / "out"
+        self.table = self.run / "table"
         self.logs = self.run / "logs"

@@ -3,7 +3,7 @@
 import queue
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -14,8 +14,7 @@ from client.spark.logs.folder import FolderLogWriter
 from demo.dataset import ARCHIVE, check_complete, extract_csv, parse
 from demo.driver import SESSION_TIMEOUT_MS
 from demo.feeder import Feed, Feeder
-from demo.group import DriverState, evictions, snapshot
-from demo.judge import Verdict, Written, judge
+from demo.group import DriverState, Eviction, evictions, snapshot
 from demo.names import FLIGHTS, GROUP, NUM_PARTITIONS, TOPIC, Folders
 from demo.processes import Child, Children, Line
 from demo.view import NOTHING, Snapshot, View
@@ -194,7 +193,7 @@ class Stage:
 class KillMidBatch:
     """Kills a driver's whole process group in the moment in which it has just written a batch.
 
-    That is the worst one: the rows are in the output, and nobody has told the coordinator yet.
+    That is the worst one: the rows are in the table, and nobody has told the coordinator yet.
     It happens in the thread that reads the driver's output, to lose no time.
     """
 
@@ -263,7 +262,8 @@ def play(stage: Stage) -> None:
     batch, rows = killer.batch.fields["batch"], killer.batch.fields["rows"]
     tell(
         f"SIGKILL for the process group of {victim}, which has written batch {batch} of {rows:,} "
-        f"flights and not committed it; its session timeout is {SESSION_TIMEOUT_MS / 1000} s"
+        "flights to the table and not told the coordinator; its session timeout is "
+        f"{SESSION_TIMEOUT_MS / 1000} s"
     )
     took_s = stage.wait(f"{survivor} has taken over", lambda: shared_by(survivor))
     tell(f"{survivor} owns all partitions, {took_s:.1f} s after the kill")
@@ -284,53 +284,46 @@ def play(stage: Stage) -> None:
 
 
 def check(stage: Stage) -> bool:
-    """Check the output with Spark, tell what was found, and return whether all is well."""
+    """Check the table with Spark, tell what was found, and return whether all is well."""
     tell = stage.view.tell
-    assert stage.feeder is not None
-    tell("the output is checked with Spark")
+    tell("the table is checked with Spark")
     stage.start_verifier()
     facts = stage.verified().fields
     evicted = evictions(stage.events, stage.drivers)
-    verdict = judge(
-        [Written(*row) for row in facts["written"]], evicted, dict(enumerate(stage.feeder.ends))
+    generations = sum(line.event == "group.generation" for line in stage.events)
+    reasons = [f"{eviction.driver} ({eviction.reason})" for eviction in evicted]
+    tell(f"generations: {generations}; evictions: {len(evicted)}, {', '.join(reasons)}")
+    for name, state in stage.drivers.items():
+        again = f", {state.left_out:,} of them there already and left out" if state.left_out else ""
+        tell(f"{name}: {state.status}, {state.batches} batches, {state.rows:,} rows{again}")
+    tell(
+        f"the table has {facts['rows']:,} rows, {facts['different']:,} different ones, after "
+        f"{facts['versions']} commits"
     )
-    problems = [*verdict.problems]
-    for count, said in (
-        (facts["missing"], "flights are missing in the output"),
-        (facts["foreign"], "rows of the output are no flights of the data set"),
-    ):
-        if count:
-            problems.append(f"{count:,} {said}")
-    if not facts["flights"] == facts["kept"] == verdict.distinct_rows == FLIGHTS:
-        problems.append(
-            f"without repeated ranges {facts['kept']:,} rows remain, {verdict.distinct_rows:,} by "
-            f"their bounds, of {facts['flights']:,} flights"
-        )
-    if not evicted:
-        problems.append("the coordinator recorded no eviction of the killed driver")
-    _tell_verdict(stage, verdict, evicted_count=len(evicted))
+    problems = wrong(facts, evicted)
     for problem in problems:
         tell(f"WRONG: {problem}")
     return not problems
 
 
-def _tell_verdict(stage: Stage, verdict: Verdict, *, evicted_count: int) -> None:
-    tell = stage.view.tell
-    generations = [line for line in stage.events if line.event == "group.generation"]
-    reasons = [
-        f"{eviction.driver} ({eviction.reason})"
-        for eviction in evictions(stage.events, stage.drivers)
-    ]
-    tell(f"generations: {len(generations)}; evictions: {evicted_count}, {', '.join(reasons)}")
-    for name, state in stage.drivers.items():
-        tell(f"{name}: {state.status}, {state.batches} batches, {state.rows:,} rows")
-    tell(f"rows in the output: {verdict.rows:,}, of them written again: {verdict.repeated_rows:,}")
-    for batch in verdict.repeated:
-        tell(
-            f"  batch {batch.batch} of {batch.driver} was in flight when it was evicted: "
-            f"{batch.ranges} ranges, {batch.rows:,} rows, done again with the same bounds"
+def wrong(facts: Mapping[str, int], evicted: Collection[Eviction]) -> list[str]:
+    """Return what is not as it must be: each flight is in the table, and none twice."""
+    problems = [
+        f"{facts[count]:,} {said}"
+        for count, said in (
+            ("missing", "flights are missing in the table"),
+            ("foreign", "rows of the table are too many, or no flights of the data set"),
         )
-    tell(f"without repeated ranges: {verdict.distinct_rows:,} rows")
+        if facts[count]
+    ]
+    problems += [
+        f"{count}: {facts[count]:,} in place of {FLIGHTS:,}"
+        for count in ("flights", "rows", "different")
+        if facts[count] != FLIGHTS
+    ]
+    if not evicted:
+        problems.append("the coordinator recorded no eviction of the killed driver")
+    return problems
 
 
 @contextmanager
@@ -362,5 +355,5 @@ def run(folders: Folders) -> int:
             if error.__cause__ is not None:
                 view.tell(f"because of {error.__cause__!r}")
             passed = False
-        view.tell(f"{'PASSED' if passed else 'FAILED'}; outputs and logs are in {folders.run}")
+        view.tell(f"{'PASSED' if passed else 'FAILED'}; table and logs are in {folders.run}")
     return 0 if passed else 1

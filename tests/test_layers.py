@@ -110,6 +110,7 @@ LAYERS = {
             "trio",
             "click",
             "confluent_kafka",
+            "deltalake",
         ),
     ),
 }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from client.spark.logs.folder import FolderLog, FolderLogWriter
     from client.spark.logs.partition_log import LogError, LogUnavailable, PartitionLog
     from client.spark.options import OptionError
-    from client.spark.sinks.folder import FolderSink
+    from client.spark.sinks.delta import DeltaSink
     from client.spark.sinks.ranges import SinkError
     from client.spark.sinks.sql import JdbcStaging, SqlSink
     from client.spark.source.data_source import register
@@ -46,11 +46,11 @@ __all__ = [
     "CoordinatedSourceError",
     "CoordinatorTimeout",
     "DataLossError",
+    "DeltaSink",
     "DrainTimeout",
     "FencedError",
     "FolderLog",
     "FolderLogWriter",
-    "FolderSink",
     "GroupLossError",
     "GroupOffsetListener",
     "JdbcStaging",
@@ -84,7 +84,7 @@ _NAMES: Final = {
     "logs.folder": ("FolderLog", "FolderLogWriter"),
     "logs.partition_log": ("LogError", "LogUnavailable", "PartitionLog"),
     "options": ("OptionError",),
-    "sinks.folder": ("FolderSink",),
+    "sinks.delta": ("DeltaSink",),
     "sinks.ranges": ("SinkError",),
     "sinks.sql": ("JdbcStaging", "SqlSink"),
     "source.data_source": ("register",),

@@ -3,8 +3,7 @@
 from msgspec import structs
 
 from client.offsets import OffsetAndMetadata
-from demo.group import DriverState, evictions, owners, snapshot
-from demo.judge import Eviction
+from demo.group import DriverState, Eviction, evictions, owners, snapshot
 from demo.names import TOPIC
 from demo.processes import Line
 from protocol.consumer import Assignment, encode_assignment
@@ -72,16 +71,17 @@ def test_a_driver_state_follows_its_events() -> None:
         ("started", {}),
         ("reader", {"client_id": "spark-1"}),
         ("batch.begun", {"batch": 0}),
+        ("range.left_out", {"partition": 1, "rows": 12}),
         ("batch.written", {"batch": 0, "rows": 30}),
         ("drained", {}),
     ):
         state = state.after(Line("one", event, fields))
 
-    assert state == DriverState("drained", 1, 30, "spark-1")
+    assert state == DriverState("drained", 1, 30, "spark-1", 12)
 
 
 def test_who_left_was_not_evicted() -> None:
-    """Only an eviction may explain a repeated batch."""
+    """Only an eviction shows that the kill was noticed."""
     events = [
         removed("spark-1", "left"),
         Line("coordinator", "group.generation", {"generation": 2}),

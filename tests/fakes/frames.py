@@ -2,12 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple, Self
-from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -55,35 +52,6 @@ class Level(NamedTuple):
     useDisk: bool  # noqa: N815 - Spark's name.
 
 
-class Writer:
-    """Writes Parquet as Spark does: some files of some tasks, with names of their own."""
-
-    def __init__(self, rows: pa.Table) -> None:
-        self.rows = rows
-        self._by: tuple[str, ...] = ()
-
-    def option(self, _name: str, _value: object) -> Self:
-        """Take an option."""
-        return self
-
-    def partitionBy(self, *columns: str) -> Self:  # noqa: N802 - Spark's name.
-        """Make sub-folders."""
-        self._by = columns
-        return self
-
-    def parquet(self, path: str) -> None:
-        """Write one file per sub-folder."""
-        groups: dict[str, list[Row]] = {"": []}
-        for row in self.rows.to_pylist():
-            folder = "/".join(f"{name}={row[name]}" for name in self._by)
-            groups.setdefault(folder, []).append(row)
-        for folder, rows in groups.items():
-            target = Path(path.removeprefix("file://")) / folder
-            target.mkdir(parents=True, exist_ok=True)
-            table = pa.Table.from_pylist(rows, self.rows.schema).drop_columns(list(self._by))
-            pq.write_table(table, target / f"part-{uuid4().hex}.parquet")
-
-
 class Frame:
     """Some rows."""
 
@@ -100,11 +68,6 @@ class Frame:
     def schema(self) -> StructType:
         """The types."""
         return from_arrow_schema(self.rows.schema)
-
-    @property
-    def write(self) -> Writer:
-        """A writer."""
-        return Writer(self.rows)
 
     def __getitem__(self, name: str) -> Condition:
         return Condition(lambda row: row[name])
@@ -125,6 +88,17 @@ class Frame:
     def collect(self) -> list[tuple[Any, ...]]:
         """Return the rows."""
         return [tuple(row.values()) for row in self.rows.to_pylist()]
+
+    def sortWithinPartitions(self, *names: str) -> "Frame":  # noqa: N802 - Spark's name.
+        """Order the rows of each task."""
+        return Frame(self.rows.sort_by([(name.strip("`"), "ascending") for name in names]))
+
+    def mapInArrow(  # noqa: N802 - Spark's name.
+        self, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], _schema: str
+    ) -> "Frame":
+        """Run the one task that these rows are; what sinks return has one column of texts."""
+        found = [row for batch in function(iter(self.rows.to_batches())) for row in batch[0]]
+        return Frame(pa.table({"found": pa.array([row.as_py() for row in found], pa.string())}))
 
     def count(self) -> int:
         """Return how many rows there are."""
@@ -175,10 +149,3 @@ def batch_of(*ranges: tuple[int, int, int, int], topic: str = "events") -> Any:
         for offset in range(start, end)
     ]
     return Frame(pa.Table.from_pylist(rows, SCHEMA))
-
-
-def folder_offsets(files: list[Path]) -> Iterator[tuple[int, int]]:
-    """Yield (partition, offset) of each row in the files."""
-    for file in files:
-        for row in pq.ParquetFile(file).read(["partition", "offset"]).to_pylist():
-            yield row["partition"], row["offset"]

@@ -1,4 +1,4 @@
-"""One Spark driver that writes to a folder and to a database, both shared by all drivers."""
+"""One Spark driver that writes to a Delta table and a database, both shared by all drivers."""
 
 import json
 import sqlite3
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from client.spark import FolderSink, SqlSink, drain_and_stop, register
+from client.spark import DeltaSink, SqlSink, drain_and_stop, register
 from tests.integration.spark_support import GROUP, AppendingSink, local_spark, stream
 
 
@@ -26,14 +26,14 @@ def main() -> None:
     register(spark)
     print(json.dumps({"event": "prepared"}), flush=True)  # noqa: T201 - It is the protocol.
     sys.stdin.readline()  # "go"
-    folder = FolderSink(given["out"], group=GROUP)
-    table = SqlSink(partial(connect, given["db"]), table="events", group=GROUP)
+    table = DeltaSink(given["out"], GROUP)
+    database = SqlSink(partial(connect, given["db"]), table="events", group=GROUP)
     seen = AppendingSink(Path(given["sink"]))
 
     def write(batch: DataFrame, batch_id: int) -> None:
         batch.persist()
-        folder(batch, batch_id)
         table(batch, batch_id)
+        database(batch, batch_id)
         seen(batch, batch_id)
         batch.unpersist()
 

@@ -14,7 +14,7 @@ from client.spark.logs.kafka_log import KafkaLog
 from client.spark.logs.partition_log import LogError, LogUnavailable
 from client.spark.logs.testkit import CHECKS, Check, LogSubject
 from client.spark.options import OptionError
-from client.spark.sinks import FolderSink, SinkError
+from client.spark.sinks import DeltaSink, SinkError
 from protocol.partition import TopicPartition
 from tests.fakes.frames import batch_of
 from tests.integration.kafka_support import ANSWER_S, Broker
@@ -158,8 +158,8 @@ def test_markers_and_aborted_rows_are_no_gap_to_a_sink(
     kafka.create(topic, 1)
     _transactions(kafka, topic).commit_transaction(ANSWER_S)
     log = {"log": "kafka", "kafka.bootstrap.servers": kafka.address}
-    sink = FolderSink(tmp_path / "a", group="g", log=log)
-    short = FolderSink(tmp_path / "b", group="g", log=log)
+    sink = DeltaSink(tmp_path / "a", "g", log=log)
+    short = DeltaSink(tmp_path / "b", "g", log=log)
 
     sink(batch_of((0, 0, 5, 1), topic=topic), 0)
     sink(batch_of((0, 10, 13, 1), topic=topic), 1)

@@ -1,4 +1,4 @@
-"""Several Spark drivers, killed and frozen, write to one folder and to one database."""
+"""Several Spark drivers, killed and frozen, write to one Delta table and to one database."""
 
 import random
 import signal
@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from deltalake import DeltaTable
 
-from client.spark.sinks import SqlSink, read
+from client.spark.sinks import SqlSink
 from tests.integration.spark_support import GROUP, Driver, Feeder, daemon, group_of, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.nightly]
@@ -22,9 +22,7 @@ KILLS = 2
 FIRST_BATCH_S = 300.0
 
 
-def test_whoever_dies_or_sleeps_each_row_is_in_each_sink_once(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_whoever_dies_or_sleeps_each_row_is_in_each_sink_once(tmp_path: Path) -> None:
     """The promise of the sinks, with SIGKILL at any moment and a late writer."""
     rng = random.Random(3)
     db = tmp_path / "sink.db"
@@ -79,8 +77,8 @@ def test_whoever_dies_or_sleeps_each_row_is_in_each_sink_once(
             assert driver.lines.wait("stopped")["failure"] is None
 
     everything = Counter((p, offset) for p, end in ends.items() for offset in range(end))
-    in_folder = read(spark, out).select("partition", "offset").collect()
-    assert Counter(map(tuple, in_folder)) == everything
+    rows = DeltaTable(out).to_pyarrow_table(columns=["partition", "offset"])
+    assert Counter(zip(*(each.to_pylist() for each in rows.columns), strict=True)) == everything
     with sqlite3.connect(db) as looked:
         in_table = looked.execute("SELECT partition, offset FROM events").fetchall()
     looked.close()

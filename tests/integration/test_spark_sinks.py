@@ -1,7 +1,6 @@
 """The sinks on real Spark: every way in which a range can come twice, or not at all."""
 
 import sqlite3
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,12 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.peers import free_port
-from client.spark import FolderSink, JdbcStaging, SinkError, SqlSink
-from client.spark.sinks import compact, each_range, history, live_files, positions, read, vacuum
+from client.spark import DeltaSink, JdbcStaging, SinkError, SqlSink
+from client.spark.sinks import each_range
 from tests.integration.postgres_support import Postgres, needs_jdbc, needs_postgres, postgres
 from tests.integration.spark_support import TOPIC, Daemon, Feeder, group_of, stream
 
@@ -35,38 +35,65 @@ def batch_of(spark: SparkSession, *ranges: tuple[int, int, int, int]) -> DataFra
     return spark.createDataFrame(rows, f"{columns}, range_end long, generation int")
 
 
-def offsets(rows: DataFrame) -> dict[int, list[int]]:
-    """Return the offsets of each partition, sorted, repeats included."""
+def in_table(path: Path) -> dict[int, list[int]]:
+    """Return the offsets of each partition in a Delta table, sorted, repeats included."""
     found: dict[int, list[int]] = {}
-    for partition, offset in sorted(rows.select("partition", "offset").collect()):
-        found.setdefault(partition, []).append(offset)
+    rows = DeltaTable(path).to_pyarrow_table(columns=["partition", "offset"])
+    for row in rows.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist():
+        found.setdefault(row["partition"], []).append(row["offset"])
     return found
 
 
-def test_a_folder_takes_each_range_once_whoever_brings_it(
+def test_a_delta_table_takes_each_range_once_whoever_brings_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """A new owner, a late one, a restart with a new checkpoint: none repeats a row."""
-    FolderSink(tmp_path, group=GROUP, fsync=False)(batch_of(spark, (0, 0, 3, 1), (1, 5, 7, 1)), 0)
-    again = FolderSink(tmp_path, group=GROUP, fsync=False)
+    given: dict[str, Any] = {"fsync": False, "partition_by": ["partition"], "files_per_batch": 1}
+    DeltaSink(tmp_path, GROUP, **given)(batch_of(spark, (0, 0, 3, 1), (1, 5, 7, 1)), 0)
+    again = DeltaSink(tmp_path, GROUP, **given)
     again(batch_of(spark, (0, 3, 6, 2), (1, 5, 7, 2)), 0)
     again(batch_of(spark, (0, 0, 3, 1)), 1)
 
-    assert offsets(read(spark, tmp_path)) == {0: list(range(6)), 1: [5, 6]}
+    assert in_table(tmp_path) == {0: list(range(6)), 1: [5, 6]}
+    assert len(DeltaTable(tmp_path).file_uris()) == 3
 
 
 @nightly
-def test_all_drivers_of_a_group_share_one_folder_and_each_row_is_in_it_once(
+def test_spark_sees_the_rows_as_it_wrote_them(spark: SparkSession, tmp_path: Path) -> None:
+    """Executors write what Arrow makes of Spark's types; each must come back."""
+    batch = batch_of(spark, (0, 0, 3, 1)).selectExpr(
+        "*",
+        "timestamp_seconds(offset) AS at",
+        "cast('2026-01-02 03:04:05.678901' AS timestamp_ntz) AS local",
+        "date_add(date'1969-12-31', cast(offset AS int)) AS day",
+        "cast(offset / 3 AS decimal(20, 5)) AS price",
+        "named_struct('a', offset, 'b', array(name, null)) AS pair",
+        "map(name, offset) AS pairs",
+        "cast(name AS binary) AS raw",
+        "cast('nan' AS double) AS ratio",
+        "cast(null AS string) AS nothing",
+    )
+
+    DeltaSink(tmp_path, GROUP)(batch, 0)
+
+    written = spark.read.parquet(*DeltaTable(tmp_path).file_uris()).select(batch.columns)
+    assert written.schema.toNullable() == batch.schema.toNullable()
+    assert repr(sorted(written.collect())) == repr(sorted(batch.collect()))
+
+
+@nightly
+def test_all_drivers_of_a_group_share_one_table_and_each_row_is_in_it_once(
     spark: SparkSession, coordinator: Daemon, feeder: Feeder, tmp_path: Path
 ) -> None:
-    """The promise: a checkpoint that is lost repeats nothing, in the same folder."""
+    """The promise: a checkpoint that is lost repeats nothing, in the same table."""
     feeder.append(25)
     out = tmp_path / "out"
+    sink = DeltaSink(out, GROUP, fsync=False)
 
     for checkpoint in ("one", "two"):
         query = (
             stream(spark, coordinator.address, feeder.root, maxRowsPerPartition="10")
-            .writeStream.foreachBatch(FolderSink(out, group=GROUP, fsync=False))
+            .writeStream.foreachBatch(sink)
             .option("checkpointLocation", str(tmp_path / checkpoint))
             .trigger(availableNow=True)
             .start()
@@ -83,8 +110,8 @@ def test_all_drivers_of_a_group_share_one_folder_and_each_row_is_in_it_once(
                     },
                 )
 
-    assert offsets(read(spark, out)) == {p: list(range(end)) for p, end in feeder.ends().items()}
-    assert {key.partition: at.end for key, at in positions(out).items()} == feeder.ends()
+    assert in_table(out) == {p: list(range(end)) for p, end in feeder.ends().items()}
+    assert {key.partition: end for key, end in sink.positions().items()} == feeder.ends()
 
 
 @nightly
@@ -274,41 +301,6 @@ def test_executors_write_large_batches_to_sqlite_by_jdbc(
 
 
 @nightly
-def test_a_folder_is_compacted_and_vacuumed_while_it_is_written_and_read(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """A file per batch and task is too many after a day."""
-    sink = FolderSink(
-        tmp_path, group=GROUP, partition_by=["partition"], files_per_batch=1, fsync=False
-    )
-    for number in range(4):
-        at = 3 * number
-        sink(batch_of(spark, (0, at, at + 3, 1), (1, at, at + 3, 1)), number)
-    assert len(live_files(tmp_path)) == 8
-    before = read(spark, tmp_path)
-    everything = {0: list(range(12)), 1: list(range(12))}
-
-    assert compact(spark, tmp_path, fsync=False) == 8
-
-    assert len(live_files(tmp_path)) == 2
-    assert offsets(read(spark, tmp_path)) == everything
-    assert offsets(before) == everything  # Who began before still has its files.
-    assert offsets(read(spark, tmp_path, version=2)) == {p: list(range(6)) for p in range(2)}
-    assert compact(spark, tmp_path) == 0
-    assert [version.kind for version in history(tmp_path, 2)] == ["compact", "compact"]
-
-    def later() -> float:
-        return live_files(tmp_path)[0].stat().st_mtime + timedelta(days=8).total_seconds()
-
-    assert vacuum(tmp_path, clock=later).files == 8
-    assert offsets(read(spark, tmp_path)) == everything
-    sink(batch_of(spark, (0, 12, 13, 1)), 9)
-    assert positions(tmp_path).keys() == sink.positions().keys()
-    assert offsets(read(spark, tmp_path))[0] == list(range(13))
-    assert read(spark, tmp_path).columns == batch_of(spark, (0, 0, 1, 1)).columns
-
-
-@nightly
 def test_ranges_whose_rows_are_all_filtered_out_are_no_gap(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -317,28 +309,21 @@ def test_ranges_whose_rows_are_all_filtered_out_are_no_gap(
     def odd(rows: DataFrame) -> DataFrame:
         return rows.where("offset % 2 = 1 AND offset < 5")
 
-    sink = FolderSink(tmp_path, group=GROUP, transform=odd, fsync=False)
+    sink = DeltaSink(tmp_path, GROUP, transform=odd, fsync=False)
     for number in range(3):
         sink(batch_of(spark, (0, 4 * number, 4 * number + 4, 1)), number)
 
-    assert offsets(read(spark, tmp_path)) == {0: [1, 3]}
+    assert in_table(tmp_path) == {0: [1, 3]}
     with pytest.raises(SinkError, match="hand it to the sink as transform="):
         sink(batch_of(spark, (0, 16, 20, 1)), 3)
 
 
 @nightly
 def test_a_sink_of_ones_own_gets_one_frame_per_range(spark: SparkSession) -> None:
-    """For Delta, and for stores with idempotent writes."""
+    """For stores with idempotent writes."""
     found = {
         each.key: each.rows.count()
         for each in each_range(batch_of(spark, (0, 0, 3, 1), (1, 5, 9, 1)), GROUP)
     }
 
     assert found == {f"g/{TOPIC}/0/3": 3, f"g/{TOPIC}/1/9": 4}
-
-
-@nightly
-def test_an_empty_folder_is_said_to_be_one(spark: SparkSession, tmp_path: Path) -> None:
-    """Before the first batch, a path error of Spark would say less."""
-    with pytest.raises(SinkError, match="no rows of a FolderSink yet"):
-        read(spark, tmp_path)

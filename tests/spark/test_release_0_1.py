@@ -17,11 +17,9 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from client.spark import FolderSink, SqlSink, checkpoint_offsets, register
-from client.spark.sinks import history, live_files, positions
+from client.spark import SqlSink, checkpoint_offsets, register
 from tests.fakes.frames import batch_of
 from tests.integration.daemon import daemon
 
@@ -54,11 +52,6 @@ def before(name: str) -> Any:
 def in_json(offsets: Mapping[Any, int]) -> dict[str, int]:
     """Return offsets by partition, with keys that JSON has."""
     return {f"{key.topic}-{key.partition}": offset for key, offset in offsets.items()}
-
-
-def ends_of(folder: Path) -> dict[str, int]:
-    """Return up to where a table of files has each partition."""
-    return in_json({key: stored.end for key, stored in positions(folder).items()})
 
 
 @contextmanager
@@ -118,12 +111,11 @@ def test_checkpoints_tell_how_far_their_queries_are(old: Path) -> None:
 def test_a_batch_that_was_planned_is_replayed_as_it_was_and_the_next_one_follows(
     old: Path, address: str
 ) -> None:
-    """The end offset says its ranges, the pins agree, and a sink that has them takes none again."""
+    """The end offset says its ranges, and the pins agree."""
     checkpoint, committed = old / "source/checkpoint", before("source")["committed"]
     start, end = logged(checkpoint, 2), logged(checkpoint, 3)
     planned = {key: (value["s"], value["e"]) for key, value in end.items() if key != "@"}
     assert {key: (at, int(pin.split(":")[1])) for key, (at, pin) in committed.items()} == planned
-    assert ends_of(old / "source/table") == {key: stop for key, (_, stop) in planned.items()}
 
     with reading(address, old / "source/log", maxRowsPerPartition="10") as reader:
         replayed = rows_of(reader, start, end, "id")
@@ -177,26 +169,6 @@ def test_every_row_of_a_log_of_files_has_the_offset_that_it_had(
 
 
 # --- sinks --------------------------------------------------------------------------------------
-
-
-def test_a_table_of_files_has_its_history_and_takes_what_follows(old: Path) -> None:
-    """Its manifest is read from a snapshot and changes; a known range is not taken again."""
-    folder, told = old / "folder", before("folder")
-    assert [list(version) for version in history(folder)] == told["history"]
-    assert sorted(str(Path(p).relative_to(folder)) for p in live_files(folder)) == told["live"]
-    assert ends_of(folder) == told["positions"]
-
-    sink = FolderSink(folder, group=GROUP, fsync=False)
-    sink(batch_of((0, 3, 6, 2), (1, 7, 9, 3)), 3)
-    sink(batch_of((0, 6, 8, 4)), 4)
-
-    assert ends_of(folder) == told["positions"] | {"events-0": 8}
-    rows = pq.ParquetDataset([str(path) for path in live_files(folder)]).read()
-    found = sorted(zip(*(rows[name].to_pylist() for name in ("partition", "offset")), strict=True))
-    assert found == [
-        *((0, offset) for offset in range(8)),
-        *((1, offset) for offset in range(5, 9)),
-    ]
 
 
 def test_a_table_of_a_database_has_its_positions_and_takes_what_follows(

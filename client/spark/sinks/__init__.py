@@ -1,21 +1,27 @@
 """Sinks for ``foreachBatch`` that take each range of a coordinated source once."""
 
-from client.spark.sinks.folder import FolderSink
+from typing import TYPE_CHECKING
+
 from client.spark.sinks.ranges import RangeBatch, SinkError, each_range
 from client.spark.sinks.sql import JdbcStaging, SqlSink
-from client.spark.sinks.table import compact, history, live_files, positions, read, vacuum
+
+if TYPE_CHECKING:
+    from client.spark.sinks.delta import DeltaSink
 
 __all__ = [
-    "FolderSink",
+    "DeltaSink",
     "JdbcStaging",
     "RangeBatch",
     "SinkError",
     "SqlSink",
-    "compact",
     "each_range",
-    "history",
-    "live_files",
-    "positions",
-    "read",
-    "vacuum",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name != "DeltaSink":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Only here, as it needs a library that who writes to a database may not have.
+    from client.spark.sinks.delta import DeltaSink  # noqa: PLC0415
+
+    return DeltaSink

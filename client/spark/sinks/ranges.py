@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from enum import Enum
 from functools import partial, reduce
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, get_args
+from urllib.parse import unquote
 
 from client.spark.logs.partition_log import LogError, LogUnavailable, load_log
 from client.spark.options import with_secrets
@@ -60,6 +61,23 @@ class PartitionKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition} of group {self.group!r}"
+
+    @property
+    def app_id(self) -> str:
+        """Its name as an application transaction of a Delta table."""
+        return f"{_without_slashes(self.group)}/{_without_slashes(self.topic)}/{self.partition}"
+
+    @classmethod
+    def of_app_id(cls, app_id: str) -> "PartitionKey | None":
+        """Return whose name that is; None if it is nobody's."""
+        match app_id.split("/"):
+            case [group, topic, partition] if partition.isdecimal() and partition.isascii():
+                return cls(unquote(group), unquote(topic), int(partition))
+        return None
+
+
+def _without_slashes(name: str) -> str:
+    return name.replace("%", "%25").replace("/", "%2F")
 
 
 class SinkRange(NamedTuple):
@@ -227,8 +245,8 @@ class RangeBatch(NamedTuple):
 
     def delta_options(self) -> dict[str, str]:
         """Return the writer options with which a Delta table takes each range once."""
-        one = self.range
-        return {"txnAppId": f"{self.group}/{one.topic}/{one.partition}", "txnVersion": str(one.end)}
+        key = PartitionKey(self.group, self.range.topic, self.range.partition)
+        return {"txnAppId": key.app_id, "txnVersion": str(self.range.end)}
 
 
 def each_range(batch: "DataFrame", group: str) -> Iterator[RangeBatch]:
