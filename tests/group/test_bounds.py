@@ -191,7 +191,7 @@ def test_patterns_are_counted_also_after_a_restart() -> None:
 
 
 def test_the_protocol_says_how_many_partitions_a_request_may_name() -> None:
-    """One number for commits, deletions and reports."""
+    """One number for commits, deletions, reports and what operators alter."""
     text = (Path(__file__).parents[2] / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
 
-    assert text.count(f"ore than {REQUEST_PARTITIONS_MAX:,} partitions") == 3
+    assert text.count(f"ore than {REQUEST_PARTITIONS_MAX:,} partitions") == 4
