@@ -32,6 +32,7 @@ from client.spark.source.data_source import (
     pack_ranges,
     ranges_partitions,
     warm_partitions,
+    take_off,
 )
 from client.spark.source.reader_options import parse_options
 from client.spark.source.reading import SourceRange, with_source_columns
@@ -241,6 +242,18 @@ def test_a_stateful_query_is_reported_once_a_run(
 
     assert caplog.text.count("dedupe") == 1
     assert Refusals(tmp_path).reason("spark-1") is None  # As its option says, or an older release.
+
+
+def test_spark_tells_the_guard_nothing_after_the_program() -> None:
+    """It would print a trace; and a session that has ended before must not make one, either."""
+    guard, listeners = StatefulGuard(), [object()]
+    listeners.append(guard)
+    spark: Any = SimpleNamespace(streams=SimpleNamespace(removeListener=listeners.remove))
+
+    take_off(spark, guard)
+    take_off(spark, guard)  # list.remove raises, as an ended session does.
+
+    assert guard not in listeners
 
 
 def test_a_stateful_query_is_told_to_end(tmp_path: Path) -> None:

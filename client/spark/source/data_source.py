@@ -13,6 +13,7 @@ process, then leaves a note in `Refusals`, with which the reader fails on its ne
 the second batch, or after a few where they follow each other at once.
 """
 
+import atexit
 import gc
 import heapq
 import logging
@@ -119,7 +120,15 @@ def register(spark: "SparkSession") -> None:
         spark.dataSource.register(source)
     # Spark Connect complains at its shutdown about listeners that are still there.
     if not is_connect:
-        spark.streams.addListener(StatefulGuard())
+        guard = StatefulGuard()
+        spark.streams.addListener(guard)
+        atexit.register(take_off, spark, guard)
+
+
+def take_off(spark: "SparkSession", guard: StreamingQueryListener) -> None:
+    """Have Spark tell *guard* nothing more: it prints a trace if this process is gone by then."""
+    with suppress(Exception):  # The session, or all of Spark, has ended before.
+        spark.streams.removeListener(guard)
 
 
 def _named_after(app_name: str | None) -> type[DataSource]:
