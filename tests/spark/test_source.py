@@ -31,8 +31,8 @@ from client.spark.source.data_source import (
     StatefulGuard,
     pack_ranges,
     ranges_partitions,
-    warm_partitions,
     take_off,
+    warm_partitions,
 )
 from client.spark.source.reader_options import parse_options
 from client.spark.source.reading import SourceRange, with_source_columns
