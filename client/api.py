@@ -45,9 +45,11 @@ async def connect(
     Raises:
         CoordinatorUnavailable: None of the addresses answered in time.
         FatalError: Somebody answered who is no coordinator for this client.
+        RuntimeError: This is no trio program.
         ValueError: An address is none.
     """
     addresses = parse_addresses(address)
+    _check_trio()
     failure: BaseException | None = None
     async with trio.open_nursery() as outer:
         background = await _open_background(outer)
@@ -73,6 +75,16 @@ async def connect(
             background.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+def _check_trio() -> None:
+    try:
+        trio.lowlevel.current_task()
+    except RuntimeError:
+        raise RuntimeError(
+            "client.connect works in trio programs only; use client.aio.connect with asyncio, "
+            "and client.blocking.connect_blocking in ordinary threads"
+        ) from None
 
 
 async def _open_background(outer: trio.Nursery) -> trio.Nursery:

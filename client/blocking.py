@@ -15,7 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import trio
 
@@ -24,8 +24,8 @@ from client.assignors import Assignor, RangeAssignor
 from client.exceptions import ClientClosed
 from client.member import Member
 from client.membership import Assignment
-from client.offsets import Offsets
 from client.operators import ColumnScan, offsets_of_page
+from client.thread import ClientFacade, ClientThread, Connecting, Facade, MemberFacade
 from protocol.messages import OffsetColumns, ScannedOffset
 from protocol.partition import TopicPartition
 
@@ -40,10 +40,8 @@ logger = logging.getLogger(__name__)
 _this_thread = threading.local()
 
 
-class _Facade(Generic[A_co]):
+class _Blocking(Facade[A_co]):
     """Something async, which lives in the client's thread, for callers in other threads."""
-
-    _inner: A_co
 
     def run(self, call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Run *call* in the client's thread and return what it returns."""
@@ -52,38 +50,37 @@ class _Facade(Generic[A_co]):
 
 def _blocking(
     method: Callable[Concatenate[A_co, P], Awaitable[T]],
-) -> Callable[Concatenate[_Facade[A_co], P], T]:
+) -> Callable[Concatenate[_Blocking[A_co], P], T]:
     """Return *method* without ``await``."""
 
     @wraps(method)
-    def call(facade: _Facade[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(facade: _Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return facade.run(partial(method, facade._inner, *args, **kwargs))  # noqa: SLF001
 
     return call
 
 
-class BlockingClient(_Facade[Client]):
+class BlockingClient(ClientFacade, _Blocking[Client]):
     """A `client.api.Client` in a thread of its own; use `connect_blocking` as ``with``."""
 
-    def __init__(self, connecting: Callable[[], Any]) -> None:
+    def __init__(self, connecting: Connecting) -> None:
         """Take what makes the async client's context manager."""
-        self._connecting = connecting
-        self._token: trio.lowlevel.TrioToken
-        self._stop: trio.Event
-        self._abandoned = False
         self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="group-client", daemon=True)
+        self._thread = ClientThread(
+            connecting, opened=lambda: self._ready.put(None), ended=self._ready.put
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()
         try:
             failure = self._ready.get()
         except BaseException:  # Such as Control-C while connecting.
-            self._abandoned = True
+            self._thread.stop()
             raise
         if failure is not None:
             self._thread.join()
             raise failure
+        self._inner = self._thread.client
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,14 +88,8 @@ class BlockingClient(_Facade[Client]):
 
     def close(self) -> None:
         """Leave all groups (each within the leave timeout) and end the thread."""
-        with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._stop.set)
+        self._thread.stop()
         self._thread.join()
-
-    @property
-    def cluster_id(self) -> str:
-        """See `client.api.Client.cluster_id`."""
-        return self._inner.cluster_id
 
     @contextmanager
     def join(
@@ -194,11 +185,13 @@ class BlockingClient(_Facade[Client]):
             ClientClosed: The client was closed before or meanwhile.
         """
         try:
-            return trio.from_thread.run(_with_timeout, call, timeout_s, trio_token=self._token)
-        except (trio.RunFinishedError, trio.Cancelled) as exc:
-            raise ClientClosed("the client is closed") from exc
-        except trio.TooSlowError as exc:
-            raise TimeoutError(f"not done within {timeout_s} s") from exc
+            return trio.from_thread.run(
+                _with_timeout, call, timeout_s, trio_token=self._thread.token
+            )
+        except (trio.RunFinishedError, trio.Cancelled):
+            raise ClientClosed("the client is closed") from None
+        except trio.TooSlowError:
+            raise TimeoutError(f"not done within {timeout_s} s") from None
 
     @property
     def inner(self) -> Client:
@@ -220,23 +213,9 @@ class BlockingClient(_Facade[Client]):
             ClientClosed: The client was closed before.
         """
         try:
-            return trio.from_thread.run_sync(call, trio_token=self._token)
-        except trio.RunFinishedError as exc:
-            raise ClientClosed("the client is closed") from exc
-
-    def _run(self) -> None:
-        try:
-            trio.run(self._serve)
-        except BaseException as exc:  # noqa: BLE001 - handed to the thread that connects.
-            self._ready.put(exc)
-
-    async def _serve(self) -> None:
-        self._stop = trio.Event()
-        self._token = trio.lowlevel.current_trio_token()
-        async with self._connecting() as self._inner:
-            self._ready.put(None)
-            if not self._abandoned:
-                await self._stop.wait()
+            return trio.from_thread.run_sync(call, trio_token=self._thread.token)
+        except trio.RunFinishedError:
+            raise ClientClosed("the client is closed") from None
 
 
 class BlockingColumnScan:
@@ -261,7 +240,7 @@ class BlockingColumnScan:
             yield from offsets_of_page(page)
 
 
-class BlockingMember(_Facade[Member]):
+class BlockingMember(MemberFacade, _Blocking[Member]):
     """A `client.member.Member` for ordinary threads; made by `BlockingClient.join`."""
 
     def __init__(self, client: BlockingClient, member: Member) -> None:
@@ -280,31 +259,6 @@ class BlockingMember(_Facade[Member]):
     def run(self, call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
         """See `BlockingClient.run`."""
         return self._client.run(call, timeout_s)
-
-    @property
-    def group_id(self) -> str:
-        """The group."""
-        return self._inner.group_id
-
-    @property
-    def member_id(self) -> str:
-        """See `client.member.Member.member_id`."""
-        return self._inner.member_id
-
-    @property
-    def generation(self) -> int:
-        """See `client.member.Member.generation`."""
-        return self._inner.generation
-
-    @property
-    def rebalance_needed(self) -> bool:
-        """See `client.member.Member.rebalance_needed`. Doesn't block."""
-        return self._inner.rebalance_needed
-
-    @property
-    def lost(self) -> bool:
-        """See `client.member.Member.lost`. Doesn't block."""
-        return self._inner.lost
 
     def assignment(self, timeout_s: float | None = None) -> Assignment:
         """See `client.member.Member.assignment`.
@@ -331,10 +285,6 @@ class BlockingMember(_Facade[Member]):
     fetch = _blocking(Member.fetch)
     lag = _blocking(Member.lag)
     request_rejoin = _blocking(Member.request_rejoin)
-
-    def store(self, offsets: Offsets) -> None:
-        """See `client.member.Member.store`."""
-        self._client.run_sync(partial(self._inner.store, offsets))
 
     def leave(self, reason: str | None = None, *, remove: bool = False) -> bool:
         """See `client.member.Member.leave`."""

@@ -45,14 +45,29 @@ class ConnectionLost(Exception):
     Internal: the retry loop turns it into what users see.
 
     Attributes:
+        address: "host:port"; empty if it is about several.
         maybe_sent: False if the request surely did not leave this machine.
+        cause: What the system said, if it did.
 
     """
 
-    def __init__(self, message: str, *, maybe_sent: bool = True) -> None:
-        """Take a message for people."""
+    def __init__(
+        self,
+        message: str,
+        address: str = "",
+        *,
+        maybe_sent: bool = True,
+        cause: OSError | None = None,
+    ) -> None:
+        """Take a message for people, which names the address."""
+        self.address = address
         self.maybe_sent = maybe_sent
+        self.cause = cause
         super().__init__(message)
+
+    def before_sending(self) -> "ConnectionLost":
+        """Return the same, of a time at which the request itself was not sent yet."""
+        return ConnectionLost(str(self), self.address, maybe_sent=False, cause=self.cause)
 
 
 class _Waiter:
@@ -157,7 +172,8 @@ class Connection:
 
     async def _request(self, request: Request, version: int) -> ResponseEvent:
         if self._lost_because is not None:
-            raise ConnectionLost(f"{self.address}: {self._lost_because}", maybe_sent=False)
+            text = f"{self.address}: {self._lost_because}"
+            raise ConnectionLost(text, self.address, maybe_sent=False)
         try:
             correlation_id, data = self._protocol.send(request, version)
         except LocalProtocolError as exc:
@@ -179,7 +195,7 @@ class Connection:
         finally:
             self._waiters.pop(correlation_id, None)
         if waiter.answer is None:
-            raise ConnectionLost(f"{self.address}: {waiter.lost}")
+            raise ConnectionLost(f"{self.address}: {waiter.lost}", self.address)
         response = waiter.answer.response
         if isinstance(response, BareError) and response.error == ErrorCode.UNSUPPORTED_VERSION:
             raise FatalError(

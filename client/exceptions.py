@@ -33,7 +33,18 @@ class RetriableError(CoordinatorError):
 
 
 class CoordinatorUnavailable(RetriableError):
-    """No coordinator could be reached, or it was loading, until the deadline passed."""
+    """No coordinator could be reached, or it was loading, until the deadline passed.
+
+    Attributes:
+        cause: What the system said of the last attempt, such as a ConnectionRefusedError; None if
+            it said nothing. It isn't chained: the message has it in words.
+
+    """
+
+    def __init__(self, message: str, *, cause: OSError | None = None) -> None:
+        """Take a sentence for people, and what the system said."""
+        self.cause = cause
+        super().__init__(message)
 
 
 class OutcomeUnknown(CoordinatorError):

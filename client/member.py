@@ -3,6 +3,7 @@
 import inspect
 import logging
 import math
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -278,7 +279,7 @@ class Member:
         """Take note that everything before *offsets* was processed, to be committed later.
 
         `commit` without arguments does that, and auto-commit, if it is on: every interval, and
-        before partitions are given up.
+        before partitions are given up. Waits for nothing, and may be called in any thread.
 
         Raises:
             Rebalanced: Some are not this member's now; nothing was stored.
@@ -415,6 +416,8 @@ class Commits:
     _auto: bool
     _stored: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     _order: CommitOrder = field(default_factory=CommitOrder)
+    # Only `store` is called in other threads: once a record, so it can't go through this one.
+    _storing: threading.Lock = field(default_factory=threading.Lock)
 
     def store(self, offsets: Offsets) -> None:
         """See `client.member.Member.store`."""
@@ -423,7 +426,9 @@ class Commits:
             listed = ", ".join(map(str, sorted(strangers)))
             raise Rebalanced(f"not this member's (any more), and not stored: {listed}")
         commit_request("", NO_GENERATION, "", None, offsets, None)  # Refuses what is no offset.
-        self._stored |= {tp: with_metadata(value) for tp, value in offsets.items()}
+        entries = {tp: with_metadata(value) for tp, value in offsets.items()}
+        with self._storing:
+            self._stored |= entries
 
     async def commit(
         self,
@@ -442,7 +447,8 @@ class Commits:
         """Commit what is stored of *partitions*."""
         self._check_kept()
         owned = frozenset(partitions)
-        offsets = {tp: entry for tp, entry in self._stored.items() if tp in owned}
+        with self._storing:
+            offsets = {tp: entry for tp, entry in self._stored.items() if tp in owned}
         if not offsets:
             return
         try:
@@ -475,12 +481,15 @@ class Commits:
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop what was stored of *partitions*: they are given up, or committed otherwise."""
-        for tp in partitions:
-            self._stored.pop(tp, None)
+        with self._storing:
+            for tp in partitions:
+                self._stored.pop(tp, None)
 
     def _forget_if_unchanged(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        # Otherwise the caller is further by now.
-        self.forget([tp for tp, entry in offsets.items() if self._stored.get(tp) is entry])
+        with self._storing:
+            for tp, entry in offsets.items():
+                if self._stored.get(tp) is entry:  # Otherwise the caller is further by now.
+                    del self._stored[tp]
 
     async def run_auto_commit(self, interval_ms: int) -> None:
         """Commit what is stored every *interval_ms*, for ever."""

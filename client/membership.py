@@ -402,7 +402,8 @@ class Membership:
         """Take note that *request* got no answer, or one that retries could not cure, in time."""
         if isinstance(request, HeartbeatRequest):
             self._heartbeat_over(request, now_ms)
-            if isinstance(error, FatalError) and self._is_current(request):
+            has_left = self.state is State.LEFT
+            if isinstance(error, FatalError) and self._is_current(request) and not has_left:
                 return self._fail(error)
             return []  # The session may live on: the coordinator's word is what counts.
         if request is not self._awaited:
@@ -554,8 +555,8 @@ class Membership:
         return [GaveUp(error)]
 
     def _fail(self, error: FatalError) -> list[Action]:
+        self.failure = error  # First: other threads look at the state.
         self.state = State.FAILED
-        self.failure = error
         self.rebalance_needed = True
         self._awaited = None
         self.hand_over.lose()

@@ -20,6 +20,7 @@ from client.exceptions import (
     code_text,
     error_info,
 )
+from client.outages import Outages, in_words, one_line, refusals_of
 from protocol.connection import ResponseEvent
 from protocol.errors import ErrorCode, Remedy
 from protocol.messages import (
@@ -64,7 +65,7 @@ _VERDICTS: Final = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Call:
     """One request on its way through attempts."""
 
@@ -77,6 +78,7 @@ class _Call:
     failures: int = 0
     in_doubt: bool = False
     last_trouble: str = "no attempt was made"
+    cause: OSError | None = None
     refused: bool = False
 
 
@@ -122,6 +124,7 @@ class Router:
         self._loading_since_s: dict[str, float] = {}
         self._first_address = 0
         self._is_closed = False
+        self._outages = Outages()
         self.cluster_id = ""
 
     def close(self) -> None:
@@ -173,13 +176,16 @@ class Router:
             attempt_ms,
             self.deadline_s(timeout_ms),
         )
-        while True:
-            reply = await self._attempt(call)
-            if reply is not None:
-                return reply
-            call.failures += 1
-            if not await self.pause(call.failures, call.deadline_s):
-                raise self._out_of_time(call)
+        try:
+            while True:
+                reply = await self._attempt(call)
+                if reply is not None:
+                    return reply
+                call.failures += 1
+                if not await self.pause(call.failures, call.deadline_s):
+                    raise self._out_of_time(call)
+        finally:
+            self._outages.gone(call)
 
     async def ask(
         self,
@@ -219,17 +225,24 @@ class Router:
         """
         deadline_s = self.deadline_s(None)
         failures = 0
-        while True:
-            try:
-                await self._connect_any(deadline_s)
-            except ConnectionLost as exc:
+        caller = object()
+        try:
+            while True:
+                try:
+                    connection = await self._connect_any(deadline_s, caller)
+                except ConnectionLost as exc:
+                    trouble = exc
+                else:
+                    self._outages.answered(connection.address, caller, trio.current_time())
+                    return
                 failures += 1
                 if not await self.pause(failures, deadline_s):
-                    raise CoordinatorUnavailable(f"no coordinator answers: {exc}") from exc
-            else:
-                return
+                    text = one_line(f"no coordinator answers: {trouble}")
+                    raise CoordinatorUnavailable(text, cause=trouble.cause)
+        finally:
+            self._outages.gone(caller)
 
-    async def _connect_any(self, deadline_s: float) -> Connection:
+    async def _connect_any(self, deadline_s: float, caller: object) -> Connection:
         """Return a connection to some node, trying every known address once.
 
         Raises:
@@ -239,28 +252,31 @@ class Router:
         addresses = [a for a, c in self._connections.items() if c.is_usable]
         start = self._first_address
         addresses += [*self._bootstrap[start:], *self._bootstrap[:start]]
-        troubles = []
+        troubles: list[ConnectionLost] = []
         for address in dict.fromkeys(addresses):
             try:
                 connection = await self._connect(address, deadline_s)
             except ConnectionLost as exc:
-                troubles.append(str(exc))
+                self._failed(exc, caller)
+                troubles.append(exc)
                 if address == self._bootstrap[self._first_address]:
                     # Begin with another one next time: this one may take long to fail.
                     self._first_address = (self._first_address + 1) % len(self._bootstrap)
             else:
                 return connection
-        raise ConnectionLost("; ".join(troubles), maybe_sent=False)
+        text = "; ".join(map(str, troubles))
+        raise ConnectionLost(text, maybe_sent=False, cause=troubles[-1].cause)
 
     def _out_of_time(self, call: _Call) -> Exception:
         what = type(call.request).__name__.removesuffix("Request")
         where = "" if call.group_id is None else f" of group {call.group_id!r}"
-        text = f"{what}{where}: gave up after {call.failures} attempts; last: {call.last_trouble}"
+        tried = f"gave up after {call.failures} attempts; last: {call.last_trouble}"
+        text = one_line(f"{what}{where}: {tried}")
         if call.in_doubt and call.changes_state:
             return OutcomeUnknown(text)
         if call.refused:
             return RetriableError(text)
-        return CoordinatorUnavailable(text)
+        return CoordinatorUnavailable(text, cause=call.cause)
 
     async def _attempt(self, call: _Call) -> Reply | None:
         """Try once; None means that another try may help."""
@@ -270,30 +286,42 @@ class Router:
             connection = await self._connection_for(call)
             event = await self._ask(connection, call)
         except ConnectionLost as exc:
-            call.last_trouble = str(exc)
+            if self._is_closed:
+                raise ClientClosed("the client is closed") from None
+            self._failed(exc, call)
+            call.last_trouble, call.cause = str(exc), exc.cause
             call.in_doubt |= exc.maybe_sent
             if call.group_id is not None:
                 self._coordinators.pop(call.group_id, None)
-            if self._is_closed:
-                raise ClientClosed("the client is closed") from exc
             return None
-        return self._judge(call, event, connection)
+        reply = self._judge(call, event, connection)
+        if reply is None:
+            self._outages.failed(connection.address, call.last_trouble, call, trio.current_time())
+        else:
+            self._outages.answered(connection.address, call, trio.current_time())
+        return reply
+
+    def _failed(self, lost: ConnectionLost, caller: object) -> None:
+        if lost.address:  # Otherwise it is of several, and each was told of.
+            self._outages.failed(lost.address, str(lost), caller, trio.current_time())
 
     async def _connection_for(self, call: _Call) -> Connection:
         # Finding and connecting must leave time for the request itself.
         deadline_s = min(call.deadline_s, trio.current_time() + ATTEMPT_MS_MAX / 1000)
         if call.group_id is None:
-            return await self._connect_any(deadline_s)
+            return await self._connect_any(deadline_s, call)
         address = self._coordinators.get(call.group_id)
         if address is None:
-            address = await self._find(call.group_id, deadline_s)
+            address = await self._find(call.group_id, deadline_s, call)
         return await self._connect(address, deadline_s)
 
     async def _ask(self, connection: Connection, call: _Call) -> ResponseEvent:
         with trio.move_on_at(call.deadline_s) as throttled:
             await connection.wait_for_turn()
         if throttled.cancelled_caught:
-            raise ConnectionLost(f"{connection.address} asked to wait longer", maybe_sent=False)
+            raise ConnectionLost(
+                f"{connection.address} asked to wait longer", connection.address, maybe_sent=False
+            )
         began_s = trio.current_time()
         allowed_s = min(call.attempt_ms / 1000, max(0.0, call.deadline_s - began_s))
         allowed_s += call.parked_ms / 1000
@@ -309,7 +337,9 @@ class Router:
         # Whatever hangs there hangs for the other callers, too; and only on a new connection
         # can the same request be sent again without the two overtaking each other.
         connection.close("an answer did not come in time")
-        raise ConnectionLost(f"{connection.address} did not answer within {allowed_s:.1f} s")
+        raise ConnectionLost(
+            f"{connection.address} did not answer within {allowed_s:.1f} s", connection.address
+        )
 
     def _judge(self, call: _Call, event: ResponseEvent, connection: Connection) -> Reply | None:
         group_id, response = call.group_id, event.response
@@ -366,14 +396,14 @@ class Router:
         self._epochs[group_id] = epoch
         return True
 
-    async def _find(self, group_id: str, deadline_s: float) -> Address:
+    async def _find(self, group_id: str, deadline_s: float, caller: object) -> Address:
         """Ask any node who coordinates *group_id*.
 
         Raises:
             ConnectionLost: Nobody answered, or nobody knows at the moment.
             FatalError: The group id is refused.
         """
-        connection = await self._connect_any(deadline_s)
+        connection = await self._connect_any(deadline_s, caller)
         request = FindCoordinatorRequest(KEY_TYPE_GROUP, (group_id,))
         allowed_s = max(0.0, deadline_s - trio.current_time())
         try:
@@ -381,23 +411,22 @@ class Router:
                 await connection.wait_for_turn()
                 response = (await connection.request(request)).response
         except ConnectionLost as exc:
-            raise ConnectionLost(str(exc), maybe_sent=False) from exc
+            raise exc.before_sending() from exc
         if scope.cancelled_caught:
             connection.close("an answer did not come in time")
             text = f"{connection.address} did not answer within {allowed_s:.1f} s"
-            raise ConnectionLost(text, maybe_sent=False)
+            raise ConnectionLost(text, connection.address, maybe_sent=False)
         code = error_of(response, group_id)
         if code != ErrorCode.NONE or not isinstance(response, FindCoordinatorResponse):
             if code is not None and verdict(code) is Verdict.DONE:
                 raise FatalError(f"no coordinator for {group_id!r}: {code_text(code)}", code=code)
             text = "nonsense" if code is None else code_text(code)
-            raise ConnectionLost(
-                f"{connection.address} can't find the coordinator: {text}", maybe_sent=False
-            )
+            text = f"{connection.address} can't find the coordinator: {text}"
+            raise ConnectionLost(text, connection.address, maybe_sent=False)
         found = response.coordinators[0]
         if not self._epoch_is_fresh(group_id, found.leader_epoch):
             text = f"{connection.address} named a coordinator of an old epoch"
-            raise ConnectionLost(text, maybe_sent=False)
+            raise ConnectionLost(text, connection.address, maybe_sent=False)
         self._coordinators[group_id] = (found.host, found.port)
         return found.host, found.port
 
@@ -420,16 +449,18 @@ class Router:
                         self.cluster_id = connection.cluster_id
                     return connection
         except ConnectionLost as exc:
-            # Only ApiVersions was sent so far.
-            raise ConnectionLost(str(exc), maybe_sent=False) from exc
+            raise exc.before_sending() from exc  # Only ApiVersions was sent so far.
         text = f"{name} could not be connected within {allowed_s:.1f} s"
-        raise ConnectionLost(text, maybe_sent=False)
+        raise ConnectionLost(text, name, maybe_sent=False)
 
     async def _open(self, address: Address, name: str) -> Connection:
         try:
             stream = await self._open_stream(*address)
         except (OSError, trio.BrokenResourceError) as exc:
-            raise ConnectionLost(f"{name} could not be connected: {exc}") from exc
+            refusals = refusals_of(exc)
+            why = in_words(refusals) or str(exc) or type(exc).__name__
+            text = f"{name} could not be connected: {why}"
+            raise ConnectionLost(text, name, cause=next(iter(refusals), None)) from exc
         connection = Connection(stream, name)
         if self._is_closed:  # The nursery may be gone; nobody would close the stream.
             await trio.aclose_forcefully(stream)

@@ -1,32 +1,37 @@
-"""The same group from an asyncio program: the blocking client in a thread."""
+"""A consumer in an asyncio program, until Ctrl-C: then it leaves the group at once."""
 
 import asyncio
+from contextlib import suppress
 
 from client import OffsetAndMetadata, Rebalanced
-from client.blocking import BlockingMember, connect_blocking
+from client.aio import Member, connect
 
 
-async def consume(member: BlockingMember) -> None:
-    """Read one batch of ten from every partition."""
-    assignment = await asyncio.to_thread(member.assignment)
-    positions = await asyncio.to_thread(member.fetch, assignment.partitions)
+async def consume(member: Member) -> None:
+    """Read a batch of ten from every partition."""
+    async with asyncio.timeout(60):
+        assignment = await member.assignment()  # Joins, or joins again, if that is needed.
+    positions = await member.fetch(assignment.partitions)
     for tp in assignment.partitions:
         start = positions[tp].offset if tp in positions else 0
         print(f"generation {assignment.generation}: {tp} from {start} to {start + 9}")
-        positions[tp] = OffsetAndMetadata(start + 10)
+        positions[tp] = OffsetAndMetadata(start + 10)  # The next offset to read.
     try:
-        await asyncio.to_thread(member.commit, positions)
+        await member.commit(positions)
     except Rebalanced:
         print("somebody else has these partitions by now; nothing was stored")
 
 
-def main() -> None:
-    """Connect in an ordinary thread; heartbeats go on in one of the client's own."""
-    with (
-        connect_blocking("127.0.0.1:9310", client_id="example") as client,
+async def main() -> None:
+    """Read a batch every second; what else the program does goes on meanwhile."""
+    async with (
+        connect("127.0.0.1:9310", client_id="example") as client,
         client.join("readers", topics=["flights"], partitions={"flights": 6}) as member,
     ):
-        asyncio.run(consume(member))
+        while True:
+            await consume(member)
+            await asyncio.sleep(1)
 
 
-main()
+with suppress(KeyboardInterrupt):
+    asyncio.run(main())

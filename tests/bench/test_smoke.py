@@ -56,6 +56,12 @@ def unjudged(content: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.integration
+def test_a_quick_run_of_the_clients_forms_judges_its_aims(tmp_path: Path) -> None:
+    """Each form commits, and what it was told is what is stored."""
+    assert unjudged(quick_run("bench.clients", tmp_path)) == set()
+
+
+@pytest.mark.integration
 def test_a_quick_run_judges_every_aim_that_needs_no_peer(tmp_path: Path) -> None:
     """A row that is missing, or misspelt, would leave its aims unjudged."""
     content = quick_run("bench.run", tmp_path)

@@ -110,7 +110,7 @@ def test_closing_ends_calls_that_are_under_way() -> None:
     client: BlockingClient
     with connect_to(server) as client, client.join("g", ["t"], {"t": 1}) as member:
         member.assignment()
-        hanging = client.run_sync(trio.Event)
+        hanging = client.run(_event)
         server.script(m.OffsetCommitRequest, Hold(hanging))
 
         def commit() -> None:
@@ -130,6 +130,10 @@ def test_closing_ends_calls_that_are_under_way() -> None:
         with pytest.raises(ClientClosed):
             client.list_groups()
         assert not member.leave()
+
+
+async def _event() -> trio.Event:
+    return trio.Event()
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -157,7 +161,7 @@ def test_leave_soon_does_not_need_the_lock_that_another_thread_holds() -> None:
     server = ScriptedServer()
     with connect_to(server) as client, client.join("g", ["t"], {"t": 1}) as member:
         member.assignment()
-        lock = client.run_sync(trio.lowlevel.current_trio_token)._reentry_queue.lock
+        lock = client._thread.token._reentry_queue.lock
         with lock:  # As if the signal came in the middle of run_sync_soon.
             done = queue.SimpleQueue[bool]()
             # Another thread, as an RLock lets its own thread through.

@@ -91,6 +91,30 @@ class Runner:
             assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
+    def interrupted(self, code: str, words: str) -> list[str]:
+        """Run *code* until it prints *words*, then press Ctrl-C; return the lines that it prints.
+
+        It must end with status 0, and with nothing on standard error.
+        """
+        with subprocess.Popen(
+            [sys.executable, "-u", "-W", "error", "-c", code],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLES}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            printed = []
+            for line in process.stdout:
+                printed.append(line.rstrip())
+                if words in line:
+                    break
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate(timeout=60)
+        assert (0, "") == (process.returncode, errors)
+        return [*printed, *rest.splitlines()]
+
     def example(self, example: str, *, crash: str = "") -> list[str]:
         """Run an example."""
         return self.run(self.code(example), crash=crash)
@@ -151,13 +175,16 @@ def test_the_consumer_reads_until_ctrl_c_and_leaves_its_group(runner: Runner) ->
 
 
 def test_the_asyncio_program_goes_on_where_the_group_is(runner: Runner) -> None:
-    """The offsets are the group's, whichever client committed them."""
+    """Ctrl-C ends it without a word, it has left by then, and the offsets are the group's."""
     code = runner.code("asyncio_program.py").replace('"readers"', '"asyncio-readers"')
 
-    first, second = runner.run(code), runner.run(code)
+    for generation in (1, 3):  # Leaving is a rebalance, too.
+        committed = runner.committed("asyncio-readers").get(TopicPartition("flights", 5), 0)
+        printed = runner.interrupted(code, f"flights-5 from {committed + 10}")
 
-    assert "flights-5 from 0 to 9" in "\n".join(first)
-    assert "flights-5 from 10 to 19" in "\n".join(second)
+        assert f"generation {generation}: flights-5 from {committed} to" in "\n".join(printed)
+        with connect_blocking(runner.address) as client:
+            assert [one.state for one in client.describe_groups(["asyncio-readers"])] == ["Empty"]
 
 
 def test_at_most_once_loses_in_a_crash_and_repeats_nothing(runner: Runner) -> None:

@@ -1,0 +1,144 @@
+"""What the forms for threads and for asyncio share: the client in a thread of its own."""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Final, Generic, TypeVar
+
+import trio
+
+from client.api import Client
+from client.member import Member
+from client.offsets import Offsets
+
+A_co = TypeVar("A_co", covariant=True)
+
+Connecting = Callable[[], AbstractAsyncContextManager[Client]]
+THREAD_NAME: Final = "group-client"
+
+
+class ClientThread:
+    """A daemon thread with a trio run, in which a client lives from `start` until `stop`.
+
+    Attributes:
+        client: The client, once *opened* was called.
+
+    """
+
+    client: Client
+
+    def __init__(
+        self,
+        connecting: Connecting,
+        *,
+        opened: Callable[[], object],
+        ended: Callable[[BaseException | None], object],
+    ) -> None:
+        """Take what connects, and whom to tell. Both are told in the new thread.
+
+        Args:
+            connecting: Makes the client's context manager.
+            opened: Called when the client is connected.
+            ended: Called when the run is over, with why if something was raised.
+        """
+        self._connecting = connecting
+        self._opened = opened
+        self._ended = ended
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope = trio.CancelScope()
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+
+    @property
+    def token(self) -> trio.lowlevel.TrioToken:
+        """How other threads reach the run, once it has begun."""
+        assert self._token is not None
+        return self._token
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Leave all groups (each within the leave timeout), close all connections, end.
+
+        May be called at any time, from any thread.
+        """
+        self._is_stopped = True
+        if self._token is not None:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._scope.cancel)
+
+    def join(self) -> None:
+        """Wait for the end."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        failure = None
+        try:
+            trio.run(self._serve)
+        except BaseException as exc:  # noqa: BLE001 - handed to whoever connects.
+            failure = exc
+        self._ended(failure)
+
+    async def _serve(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        if self._is_stopped:  # Before there was a token to stop it with.
+            self._scope.cancel()
+        with self._scope:
+            async with self._connecting() as self.client:
+                self._opened()
+                await trio.sleep_forever()
+
+
+class Facade(Generic[A_co]):
+    """Something of the client's thread, for callers elsewhere."""
+
+    _inner: A_co
+
+
+class ClientFacade(Facade[Client]):
+    """What a client has besides its calls."""
+
+    @property
+    def cluster_id(self) -> str:
+        """See `client.Client.cluster_id`."""
+        return self._inner.cluster_id
+
+
+class MemberFacade(Facade[Member]):
+    """What a member has besides its calls. Nothing here waits."""
+
+    @property
+    def group_id(self) -> str:
+        """The group."""
+        return self._inner.group_id
+
+    @property
+    def member_id(self) -> str:
+        """See `client.Member.member_id`."""
+        return self._inner.member_id
+
+    @property
+    def generation(self) -> int:
+        """See `client.Member.generation`."""
+        return self._inner.generation
+
+    @property
+    def rebalance_needed(self) -> bool:
+        """See `client.Member.rebalance_needed`."""
+        return self._inner.rebalance_needed
+
+    @property
+    def lost(self) -> bool:
+        """See `client.Member.lost`."""
+        return self._inner.lost
+
+    @property
+    def has_left(self) -> bool:
+        """See `client.Member.has_left`."""
+        return self._inner.has_left
+
+    def store(self, offsets: Offsets) -> None:
+        """See `client.Member.store`."""
+        self._inner.store(offsets)
