@@ -9,6 +9,7 @@ import json
 import shutil
 import signal
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -59,6 +60,8 @@ def reading(address: str, path: Path, **options: str) -> Iterator[Any]:
     """Return the coordinated source's reader, as Spark makes it in a query's reader process."""
     formats: list[Any] = []
     spark: Any = SimpleNamespace(
+        conf={},
+        sparkContext=SimpleNamespace(pythonExec=sys.executable),
         dataSource=SimpleNamespace(register=formats.append),
         streams=SimpleNamespace(addListener=lambda _listener: None),
     )
