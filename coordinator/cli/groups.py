@@ -50,7 +50,6 @@ Rows = list[tuple[object, ...]]
 STATES: Final = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead")
 CLASSIC: Final = "classic"
 TYPES: Final = (CLASSIC, "consumer")
-CONSUMER: Final = "consumer"
 
 
 @click.group(

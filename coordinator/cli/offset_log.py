@@ -17,7 +17,10 @@ compaction, can only be followed by a scan of what is there; so can another coor
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from msgspec import structs
+
 from coordinator.cli.common import AskFailed, Coordinator, describe_error
+from coordinator.cli.grammar import PROGRAM
 from protocol import messages as m
 from protocol.codec import scanned_offsets
 from protocol.errors import ERRORS, ErrorCode, ProtocolError, Remedy
@@ -141,14 +144,7 @@ class Scan:
                     raise AskFailed(f"a page of offsets can't be read: {exc}") from exc
             if not answer.cursor:
                 return
-            request = m.ScanOffsetsRequest(
-                request.offsets_partition,
-                answer.cursor,
-                request.max_offsets,
-                in_columns=True,
-                group_ids=request.group_ids,
-                topics=request.topics,
-            )
+            request = structs.replace(request, cursor=answer.cursor)
 
 
 def read_changes(
@@ -262,8 +258,7 @@ class Feed:
         Raises:
             AskFailed: The coordinator can't be asked, or not at the moment.
         """
-        name = "group-coordinator"
-        answer: m.ApiVersionsResponse = coordinator.ask(m.ApiVersionsRequest(name, name, ""))
+        answer: m.ApiVersionsResponse = coordinator.ask(m.ApiVersionsRequest(PROGRAM, PROGRAM, ""))
         if answer.cluster_id == self._cluster_id:
             return
         groups = offsets_partitions(coordinator, self._group_ids)
