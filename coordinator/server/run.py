@@ -137,13 +137,15 @@ async def serve(
     connects before the log is open waits.
     """
     listeners: list[SocketListener] = []
+    journal: Journal | int
     try:
         # One that fails leaves those before it in the list, to be closed.
         listeners.extend(listen(*address) for address in settings.listener_addresses())
-        journal = _opened(settings, data_dir, leader_epoch_at_least)
     except OSError as exc:
         log.critical("refused", reason=f"can't listen on {settings.listeners}: {exc}")
         journal = EXIT_CANNOT_LISTEN
+    else:
+        journal = _opened(settings, data_dir, leader_epoch_at_least)
     if isinstance(journal, int):
         for listener in listeners:
             listener.close()
