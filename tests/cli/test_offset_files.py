@@ -16,6 +16,7 @@ from coordinator.cli.offset_files import (
     write_offsets,
 )
 from coordinator.cli.output import CSV, JSON
+from tests.fakes.command_line import Terminal
 
 NAMES = st.text(min_size=1, max_size=20).filter(
     lambda name: all(ord(c) >= 0x20 and not 0x7F <= ord(c) <= 0x9F for c in name)
@@ -57,11 +58,6 @@ def test_an_export_is_csv_as_anybody_reads_it(offsets: list[FileOffset]) -> None
 
 def test_on_a_terminal_nothing_is_obeyed() -> None:
     """Metadata is whatever a client sent."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     stream = Terminal()
     write_offsets([FileOffset("g", "t", 0, 1, -1, "\x1b[2J")], CSV, stream)
 

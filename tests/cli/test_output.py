@@ -15,18 +15,11 @@ from coordinator.cli.common import AskFailed, show
 from coordinator.cli.main import main
 from coordinator.cli.output import Output, Table, print_table, tracked
 from coordinator.names import QUOTED_CHARS_MAX, did_you_mean, escaped, quoted
+from tests.fakes.command_line import Terminal
 
 NAMES = st.text(min_size=1, max_size=20).filter(lambda name: name not in {"-", ""})
 ROWS = st.lists(st.tuples(NAMES, st.integers(0) | st.none()), max_size=5)
 COLUMNS = ("GROUP-ID", "#MEMBERS")
-
-
-class Terminal(io.StringIO):
-    """Somebody looks at it."""
-
-    def isatty(self) -> bool:
-        """Say so."""
-        return True
 
 
 def printed(form: str, rows: list[tuple[str, int | None]]) -> str:

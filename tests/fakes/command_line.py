@@ -1,5 +1,6 @@
 """The command line against a coordinator in memory that answers as told."""
 
+import io
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -76,6 +77,14 @@ class CommandLine:
     def of_type(self, kind: type) -> list[Any]:
         """Return the requests of one kind."""
         return [request for request in self.asked if type(request) is kind]
+
+
+class Terminal(io.StringIO):
+    """Somebody looks at it."""
+
+    def isatty(self) -> bool:
+        """Say so."""
+        return True
 
 
 def cells(text: str) -> list[list[str]]:
