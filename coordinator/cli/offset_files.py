@@ -245,15 +245,22 @@ def write_offsets(offsets: Iterable[FileOffset], form: str, stream: TextIO) -> N
     is_terminal = stream.isatty()
     for one in offsets:
         if form == JSON:
-            # What is no ASCII is escaped, so that a terminal has nothing to obey.
-            stream.write(json.dumps(dict(zip(COLUMNS, one, strict=True))) + "\n")
+            stream.write(json_line(COLUMNS, one))
         else:
-            row = csv_line(one)
-            stream.write(escaped(row[:-1]) + "\n" if is_terminal else row)
+            stream.write(csv_line(one, for_terminal=is_terminal))
 
 
-def csv_line(row: Iterable[object]) -> str:
-    r"""Return a line of CSV, ended by "\n"; texts with line ends of any kind are quoted."""
+def csv_line(row: Iterable[object], *, for_terminal: bool = False) -> str:
+    r"""Return a line of CSV, ended by "\n"; texts with line ends of any kind are quoted.
+
+    It is exact, but for a terminal, which must not obey what is in it.
+    """
     line = io.StringIO()
     csv.writer(line, lineterminator="\r\n").writerow(row)
-    return line.getvalue().removesuffix("\r\n") + "\n"
+    text = line.getvalue().removesuffix("\r\n")
+    return (escaped(text) if for_terminal else text) + "\n"
+
+
+def json_line(names: Iterable[str], row: Iterable[object]) -> str:
+    """Return an object in one line; what is no ASCII is escaped: a terminal has nothing to obey."""
+    return json.dumps(dict(zip(names, row, strict=True))) + "\n"

@@ -1,6 +1,5 @@
 """``group-coordinator offsets``: follow committed offsets, and move them in files."""
 
-import json
 import os
 import select
 import sys
@@ -9,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 import click
 from msgspec import structs
@@ -26,7 +25,7 @@ from coordinator.cli.common import (
 )
 from coordinator.cli.grammar import Commands
 from coordinator.cli.import_offsets import import_offsets
-from coordinator.cli.offset_files import COLUMNS, FileOffset, csv_line, write_offsets
+from coordinator.cli.offset_files import COLUMNS, FileOffset, csv_line, json_line, write_offsets
 from coordinator.cli.offset_log import (
     SCAN,
     Feed,
@@ -178,6 +177,7 @@ class EventLines:
     """Makes a line of each event."""
 
     _HEAD: Final = ("TIME", "KIND", "GROUP", "TOPIC", "PARTITION", "OFFSET", "METADATA")
+    _KEYS: Final = ("time", *OffsetEvent._fields[1:])
     _METADATA_CHARS_MAX: Final = 60
 
     def __init__(self, form: str) -> None:
@@ -190,7 +190,7 @@ class EventLines:
         if self._form == JSON:
             return ""
         if self._form == CSV:
-            return csv_line(("time", *OffsetEvent._fields[1:]))
+            return csv_line(self._KEYS)
         return self._padded(self._HEAD)
 
     def of(self, event: OffsetEvent) -> str:
@@ -207,20 +207,14 @@ class EventLines:
             return self._padded((when, event.kind, *where, metadata))
         values = (when, *event[1:])
         if self._form == CSV:
-            row = csv_line(values)
-            return escaped(row[:-1]) + "\n" if sys.stdout.isatty() else row
-        return json_line(dict(zip(("time", *OffsetEvent._fields[1:]), values, strict=True)))
+            return csv_line(values, for_terminal=sys.stdout.isatty())
+        return json_line(self._KEYS, values)
 
     def _padded(self, row: Sequence[object]) -> str:
         cells = ["-" if cell is None else escaped(str(cell)) for cell in row]
         self._widths = [max(w, len(c)) for w, c in zip(self._widths, cells, strict=True)]
         padded = (cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True))
         return "  ".join(padded).rstrip() + "\n"
-
-
-def json_line(value: Any) -> str:
-    """Return *value* in one line; what is no ASCII is escaped: a terminal has nothing to obey."""
-    return json.dumps(value) + "\n"
 
 
 # --- export -----------------------------------------------------------------------------
