@@ -103,7 +103,7 @@ def import_offsets(
     terms = Terms(remove_owners, overwrite, reason, expected)
     work = Import(coordinator, terms)
     failed = for_each(by_group, lambda group_id: work.plan(group_id, by_group[group_id]))
-    failed |= work.tell_owned()
+    work.tell_owned()
     planned = [one for found in work.plans.values() for one in found]
     moving = [one for one in planned if one.is_moving]
     failed |= any(not one.is_moving and one.status != UNCHANGED for one in planned)
@@ -147,8 +147,7 @@ class Import:
         self._coordinator = coordinator
         self._terms = terms
         self.plans: dict[str, list[Planned]] = {}
-        self._owners: dict[str, None] = {}  # Client ids of those that are in the way.
-        self._owned = 0
+        self._in_the_way: list[str] = []  # The owner's client id, for each partition left out.
 
     def plan(self, group_id: str, rows: Sequence[FileOffset]) -> None:
         """Plan for one group.
@@ -214,18 +213,18 @@ class Import:
             return Planned(row, committed, TO_IMPORT, is_moving=True)
         if self._terms.remove_owners:
             return Planned(row, committed, f"{TO_IMPORT}, removes {owner}", is_moving=True)
-        self._owners[owner] = None
-        self._owned += 1
+        self._in_the_way.append(owner)
         return Planned(row, committed, f"owned by {owner}", is_moving=False)
 
-    def tell_owned(self) -> bool:
-        """Say which members are in the way, if any, and what helps; return whether any is."""
-        if self._owned:
+    def tell_owned(self) -> None:
+        """Say which members are in the way, if any, and what helps."""
+        if self._in_the_way:
+            partitions = counted(len(self._in_the_way), "partition")
+            owners = shortened(list(dict.fromkeys(self._in_the_way)))
             note(
-                f"{counted(self._owned, 'partition')} can't be imported while members own them: "
-                f"{shortened(list(self._owners))}. Stop or drain these, or say --remove-owners."
+                f"{partitions} can't be imported while members own them: {owners}. Stop or drain "
+                "these, or say --remove-owners."
             )
-        return self._owned > 0
 
     def execute(self, output: Output) -> bool:
         """Import what was planned, show what became of it, and return whether some failed."""
