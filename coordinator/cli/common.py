@@ -468,20 +468,22 @@ def described(coordinator: Coordinator, group_id: str) -> m.DescribedGroup:
 
 def missing_group(coordinator: Coordinator, group_id: str) -> GroupRefused:
     """Return the error about a group that isn't there, with the names that are near."""
-    try:
-        hint = did_you_mean(group_id, groups_there(coordinator))
-    except AskFailed:  # It was a help only.
-        hint = ""
+    hint = _hint(group_id, lambda: groups_there(coordinator))
     return GroupRefused(f"Consumer group {quoted(group_id)} does not exist.{hint}")
 
 
 def missing_topic(coordinator: Coordinator, topic: str) -> AskFailed:
     """Return the error about a topic that nobody registered, with the names that are near."""
-    try:
-        hint = did_you_mean(topic, (known.topic for known in registered_topics(coordinator)))
-    except AskFailed:  # It was a help only.
-        hint = ""
+    hint = _hint(topic, lambda: (known.topic for known in registered_topics(coordinator)))
     return AskFailed(f"Topic {quoted(topic)} is not registered.{hint}")
+
+
+def _hint(name: str, ask_for_known: Callable[[], Iterable[str]]) -> str:
+    """Return `did_you_mean`, empty where the known names can't be asked for."""
+    try:
+        return did_you_mean(name, ask_for_known())
+    except AskFailed:  # It was a help only.
+        return ""
 
 
 def has_members(group: m.DescribedGroup) -> GroupRefused:
@@ -515,6 +517,20 @@ def registered_topics(
         yield from answer.topics
         has_more = answer.has_more and bool(answer.topics)
         after = answer.topics[-1].topic if answer.topics else ""
+
+
+def described_topic(
+    coordinator: Coordinator, topic: str, *, with_ends: bool = False
+) -> m.DescribedTopic:
+    """Return a topic, one that isn't registered with error 3; its ends only if they are wanted.
+
+    Raises:
+        AskFailed: It can't be asked for.
+    """
+    request = m.DescribeTopicsRequest((topic,), None, with_ends, "", 1)
+    answer: m.DescribeTopicsResponse = coordinator.ask(request)
+    (found,) = answer.topics
+    return found
 
 
 def described_or_dead(coordinator: Coordinator, group_id: str) -> m.DescribedGroup:
@@ -603,6 +619,11 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     return found
 
 
+def as_topics(partitions: Iterable[TopicPartition]) -> tuple[m.TopicPartitions, ...]:
+    """Return partitions by topic as requests name them, in the order given."""
+    return tuple(m.TopicPartitions(t, tuple(p)) for t, p in by_topic(partitions).items())
+
+
 def assignment_of(
     group: m.DescribedGroup, member: m.DescribedMember
 ) -> dict[str, list[int]] | None:
@@ -611,3 +632,8 @@ def assignment_of(
         return None
     assignment = decode_assignment(member.assignment)
     return None if assignment is None else by_topic(sorted(assignment.partitions))
+
+
+def partition_count(assigned: dict[str, list[int]] | None) -> int | None:
+    """Return how many partitions an assignment has, None for one that can't be read."""
+    return None if assigned is None else sum(map(len, assigned.values()))

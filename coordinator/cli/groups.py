@@ -14,6 +14,7 @@ from coordinator.cli.common import (
     AskFailed,
     Change,
     Coordinator,
+    as_topics,
     asks,
     asks_to_change,
     assignment_of,
@@ -24,6 +25,7 @@ from coordinator.cli.common import (
     for_each,
     groups_asked_for,
     has_members,
+    partition_count,
     retention_ms,
     retention_text,
     several_groups,
@@ -245,7 +247,7 @@ def _show_members(
     rows: Rows = []
     for group_id, x, assigned in found:
         instance = (x.group_instance_id,) if has_static else ()
-        count = None if assigned is None else sum(map(len, assigned.values()))
+        count = partition_count(assigned)
         row = (group_id, x.member_id, *instance, x.client_host, x.client_id, count)
         rows.append((*row, assigned) if verbose else row)
     instance_head = ("GROUP-INSTANCE-ID",) if has_static else ()
@@ -409,8 +411,7 @@ def delete_offsets(
     try:
         for at in range(0, len(wanted), PARTITIONS_PER_REQUEST):
             chunk = wanted[at : at + PARTITIONS_PER_REQUEST]
-            asked = tuple(m.TopicPartitions(t, tuple(p)) for t, p in by_topic(chunk).items())
-            for topic in coordinator.ask(m.OffsetDeleteRequest(group, asked)).topics:
+            for topic in coordinator.ask(m.OffsetDeleteRequest(group, as_topics(chunk))).topics:
                 for one in topic.partitions:
                     is_there = TopicPartition(topic.topic, one.partition) in committed
                     done = "deleted" if is_there else "nothing was committed"

@@ -18,8 +18,8 @@ from coordinator.cli.common import (
     Coordinator,
     InDoubt,
     Unreachable,
+    as_topics,
     asks_to_change,
-    by_topic,
     describe_error,
     described_or_dead,
     for_each,
@@ -185,8 +185,7 @@ class Import:
         """Return what the group has committed of the partitions of *rows*."""
         found: dict[TopicPartition, m.PartitionOffset] = {}
         for at in range(0, len(rows), PARTITIONS_PER_REQUEST):
-            wanted = by_topic(row.where for row in rows[at : at + PARTITIONS_PER_REQUEST])
-            topics = tuple(m.TopicPartitions(t, tuple(p)) for t, p in wanted.items())
+            topics = as_topics(row.where for row in rows[at : at + PARTITIONS_PER_REQUEST])
             request = m.OffsetFetchRequest((m.GroupFetch(group_id, topics),), False)
             (answer,) = self._coordinator.ask(request).groups
             if answer.error:

@@ -21,6 +21,7 @@ from coordinator.cli.common import (
     assignment_of,
     describe_error,
     described,
+    partition_count,
 )
 from coordinator.cli.grammar import Commands
 from coordinator.cli.output import Output, counted, note
@@ -117,7 +118,7 @@ def _drained(
             if exc.code in _GONE:
                 return {}
             raise
-        counts = {x.member_id: partition_count(found, x) for x in found.members}
+        counts = {x.member_id: partition_count(assignment_of(found, x)) for x in found.members}
         status = {
             x.member_id: "drained" if x.drained else f"still owns {_words(counts.get(x.member_id))}"
             for x in answer.members
@@ -211,14 +212,8 @@ def remove(
 
 
 def _row(group: m.DescribedGroup, x: m.DescribedMember) -> tuple[object, ...]:
-    count = partition_count(group, x)
+    count = partition_count(assignment_of(group, x))
     return (x.member_id, x.group_instance_id, x.client_host, x.client_id, count)
-
-
-def partition_count(group: m.DescribedGroup, member: m.DescribedMember) -> int | None:
-    """Return how many partitions a member owns, None where that can't be read."""
-    found = assignment_of(group, member)
-    return None if found is None else sum(map(len, found.values()))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ file, or done (`Plans`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,7 @@ from coordinator.cli.common import (
     committed_offsets,
     describe_error,
     described_or_dead,
+    described_topic,
     for_each,
     groups_asked_for,
     has_members,
@@ -338,7 +340,7 @@ class Plans:
 
     def _unknown_topic(self, topic: str, committed: Iterable[str]) -> AskFailed:
         registered = (known.topic for known in registered_topics(self._coordinator))
-        hint = did_you_mean(topic, [*committed, *registered])
+        hint = did_you_mean(topic, chain(committed, registered))
         partitions = f"name its partitions, as in --topic {escaped(topic)[:100]}:0,1"
         unknown = f"topic {quoted(topic)} is neither registered nor committed"
         return AskFailed(f"{unknown}.{hint}" if hint else f"{unknown}; {partitions}")
@@ -421,8 +423,7 @@ class Facts:
     def of(self, topic: str) -> tuple[int | None, dict[int, EndOffset]]:
         """Return how many partitions there are, None if that isn't known, and their ends."""
         if topic not in self._topics:
-            request = m.DescribeTopicsRequest((topic,), None, True, "", 1)
-            (found,) = self._coordinator.ask(request).topics
+            found = described_topic(self._coordinator, topic, with_ends=True)
             if found.error not in {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
                 raise AskFailed(f"topic {quoted(topic)}: {describe_error(found.error)}")
             count = None if found.error else found.partition_count

@@ -10,6 +10,7 @@ from coordinator.cli.common import (
     asks,
     asks_to_change,
     describe_error,
+    described_topic,
     groups_there,
     missing_topic,
     registered_topics,
@@ -95,8 +96,7 @@ def report_end(
 
 
 def _missing_partition(coordinator: Coordinator, topic: str, partition: int) -> AskFailed:
-    request = m.DescribeTopicsRequest((topic,), None, False, "", 1)
-    (found,) = coordinator.ask(request).topics
+    found = described_topic(coordinator, topic)
     if found.error:
         return missing_topic(coordinator, topic)
     there = counted(found.partition_count, "partition")
@@ -114,8 +114,7 @@ def _missing_partition(coordinator: Coordinator, topic: str, partition: int) -> 
 @asks_to_change
 def delete_topic(coordinator: Coordinator, output: Output, change: Change, topic: str) -> None:
     """Forget TOPIC, and what groups have committed for it."""
-    request = m.DescribeTopicsRequest((topic,), None, False, "", 1)
-    (found,) = coordinator.ask(request).topics
+    found = described_topic(coordinator, topic)
     if found.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         raise missing_topic(coordinator, topic)
     if found.error:
