@@ -48,10 +48,6 @@ from client.spark.sinks.ranges import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Somebody else's commit comes between ours at most so often in a row; each time that other one
-# got on.
-_TRIES_MAX: Final = 1_000
-
 _CODECS: Final = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 
 _PARTITION_TYPES: Final = (
@@ -96,7 +92,7 @@ class DeltaSink(RangeSink):
         ValueError: an argument is impossible.
     """
 
-    tries_max = _TRIES_MAX
+    tries_max = 1_000
 
     def __init__(
         self,
@@ -179,7 +175,7 @@ class DeltaSink(RangeSink):
         transactions: dict[str, int] = {}
         for key, (before, after) in moved.items():
             transactions |= transactions_of(key, before, after)
-        for _ in range(_TRIES_MAX):
+        for _ in range(self.tries_max):
             stored = positions_of(log.transactions)
             if any(stored.get(key) != before for key, (before, _) in moved.items()):
                 return False

@@ -19,6 +19,7 @@ from its last checkpoint on when a driver begins, and then each new commit once.
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow.fs as pa_fs
@@ -30,7 +31,7 @@ from pyspark.sql.types import StructField, StructType
 
 from client.spark.disk import fsync_path
 from client.spark.sinks.delta_files import Written, file_system, local_folder
-from client.spark.sinks.ranges import PartitionKey, SinkError, Stored
+from client.spark.sinks.ranges import NO_NUMBER, PartitionKey, SinkError, Stored
 
 LOG_FOLDER: Final = "_delta_log"
 
@@ -38,7 +39,6 @@ LOG_FOLDER: Final = "_delta_log"
 _OLD_LOG_FOLDER: Final = "_log"
 
 _FORGOTTEN: Final = -1
-_NONE: Final = -1
 _PARTS: Final = ("start", "generation", "late")
 
 # Features of tables whose rows need nothing that this writer doesn't do, unless the table's
@@ -79,8 +79,8 @@ def transactions_of(
 
 
 def _parts(stored: Stored) -> dict[str, int]:
-    late = _NONE if stored.late_end is None else stored.late_end
-    return dict(zip(_PARTS, (stored.start, stored.generation, late), strict=True))
+    start, _, generation, late = stored.numbers()
+    return dict(zip(_PARTS, (start, generation, late), strict=True))
 
 
 def positions_of(transactions: Mapping[str, int]) -> dict[PartitionKey, Stored]:
@@ -93,9 +93,9 @@ def positions_of(transactions: Mapping[str, int]) -> dict[PartitionKey, Stored]:
         key = PartitionKey.of_app_id(app_id)
         if key is not None and end != _FORGOTTEN:
             start, generation, late = (
-                transactions.get(f"{app_id}/{name}", _NONE) for name in _PARTS
+                transactions.get(f"{app_id}/{name}", NO_NUMBER) for name in _PARTS
             )
-            found[key] = Stored(start, end, generation, None if late == _NONE else late)
+            found[key] = Stored.of_numbers(start, end, generation, late)
     return found
 
 
@@ -114,7 +114,6 @@ class TableLog:
         self.transactions: dict[str, int] = {}
         self._options = dict(storage_options)
         self._folder = local_folder(uri) if fsync else None
-        self._files: pa_fs.FileSystem | None = None
         self._table: DeltaTable | None = None
         self._newest: tuple[int | None, int | None] | None = None  # Of the newest commit's file.
         self._read_to = -1  # The version up to which transactions were read.
@@ -311,11 +310,9 @@ class TableLog:
 
     # --- files -----------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def _store(self) -> pa_fs.FileSystem:
-        if self._files is None:
-            self._files = file_system(self.uri, self._options)
-        return self._files
+        return file_system(self.uri, self._options)
 
     def _read(self, path: str) -> bytes:
         with self._store.open_input_file(path) as file:

@@ -45,6 +45,9 @@ OnReset = Literal["error", "skip", "append"]
 
 Transform = Callable[["DataFrame"], "DataFrame"]
 
+# What stores that have only numbers hold where there is none.
+NO_NUMBER: Final = -1
+
 RANGE_COLUMNS: Final = ("topic", "partition", "range_start", "range_end", "generation")
 
 
@@ -97,6 +100,16 @@ class Stored(NamedTuple):
     end: int
     generation: int
     late_end: int | None = None
+
+    def numbers(self) -> tuple[int, int, int, int]:
+        """Return it as a store has it that holds only numbers."""
+        late_end = NO_NUMBER if self.late_end is None else self.late_end
+        return self.start, self.end, self.generation, late_end
+
+    @classmethod
+    def of_numbers(cls, start: int, end: int, generation: int, late_end: int) -> "Stored":
+        """Return what such a store has."""
+        return cls(start, end, generation, None if late_end == NO_NUMBER else late_end)
 
 
 # Says whether a log has no rows of a topic's partition from one offset to another.

@@ -56,7 +56,6 @@ LEFT_OVER_S: Final = 24 * 3600
 NOT_DROPPED: Final = "the staging table %s is not dropped yet"
 _KEYS: Final = ("group_id", "topic", "partition_id")
 _VALUES: Final = ("range_start", "range_end", "generation", "late_end")
-_NO_LATE_END: Final = -1
 
 
 class Dialect(NamedTuple):
@@ -121,16 +120,14 @@ class Positions(NamedTuple):
             f"SELECT {columns} FROM {self.dialect.name(self.table)} WHERE {of_group}", (group,)
         )
         return {
-            PartitionKey(group, topic, partition): Stored(
-                start, end, generation, None if late == _NO_LATE_END else late
-            )
-            for topic, partition, start, end, generation, late in cursor.fetchall()
+            PartitionKey(group, topic, partition): Stored.of_numbers(*numbers)
+            for topic, partition, *numbers in cursor.fetchall()
         }
 
     def move(self, cursor: Cursor, key: PartitionKey, decision: Decision) -> bool:
         """Set a position if it is still what it was; say whether."""
         name = self.dialect.name(self.table)
-        after = _values(decision.after)
+        after = decision.after.numbers()
         if decision.before is None:
             columns = ", ".join((*_KEYS, *_VALUES))
             marks = ", ".join(self.dialect.parameters(len(_KEYS) + len(_VALUES)))
@@ -146,7 +143,7 @@ class Positions(NamedTuple):
         unchanged = " AND ".join(self.dialect.equal((*_KEYS, *_VALUES), first=1 + len(_VALUES)))
         cursor.execute(
             f"UPDATE {name} SET {setting} WHERE {unchanged}",
-            (*after, *key, *_values(decision.before)),
+            (*after, *key, *decision.before.numbers()),
         )
         return bool(cursor.rowcount == 1)
 
@@ -154,11 +151,6 @@ class Positions(NamedTuple):
         """Forget a position."""
         where = " AND ".join(self.dialect.equal(_KEYS))
         cursor.execute(f"DELETE FROM {self.dialect.name(self.table)} WHERE {where}", tuple(key))
-
-
-def _values(stored: Stored) -> tuple[int, int, int, int]:
-    late_end = _NO_LATE_END if stored.late_end is None else stored.late_end
-    return stored.start, stored.end, stored.generation, late_end
 
 
 @dataclass(frozen=True, slots=True)
