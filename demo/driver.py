@@ -56,10 +56,9 @@ class BatchWriter:
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Write *rows*, the batch with the number *batch*."""
         emit("batch.begun", batch=batch)
-        rows.persist()
-        self._sink(rows, batch)
-        emit("batch.written", batch=batch, rows=rows.count())
-        rows.unpersist()
+        with ranges.persisted(rows):
+            self._sink(rows, batch)
+            emit("batch.written", batch=batch, rows=rows.count())
 
 
 def start_query(
