@@ -1,6 +1,7 @@
 """The sinks on real Spark: every way in which a range can come twice, or not at all."""
 
 import sqlite3
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from client.spark import DeltaSink, JdbcStaging, SinkError, SqlSink
 from client.spark.sinks import each_range
 from tests.integration.postgres_support import Postgres, needs_jdbc, needs_postgres, postgres
 from tests.integration.spark_support import TOPIC, Daemon, Feeder, group_of, stream
+from tests.spark.delta_support import offsets
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 nightly = pytest.mark.nightly
@@ -35,12 +37,11 @@ def batch_of(spark: SparkSession, *ranges: tuple[int, int, int, int]) -> DataFra
     return spark.createDataFrame(rows, f"{columns}, range_end long, generation int")
 
 
-def in_table(path: Path) -> dict[int, list[int]]:
-    """Return the offsets of each partition in a Delta table, sorted, repeats included."""
+def by_partition(rows: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """Return the offsets of each partition, sorted, repeats included."""
     found: dict[int, list[int]] = {}
-    rows = DeltaTable(path).to_pyarrow_table(columns=["partition", "offset"])
-    for row in rows.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist():
-        found.setdefault(row["partition"], []).append(row["offset"])
+    for partition, offset in sorted(rows):
+        found.setdefault(partition, []).append(offset)
     return found
 
 
@@ -54,7 +55,7 @@ def test_a_delta_table_takes_each_range_once_whoever_brings_it(
     again(batch_of(spark, (0, 3, 6, 2), (1, 5, 7, 2)), 0)
     again(batch_of(spark, (0, 0, 3, 1)), 1)
 
-    assert in_table(tmp_path) == {0: list(range(6)), 1: [5, 6]}
+    assert by_partition(offsets(tmp_path)) == {0: list(range(6)), 1: [5, 6]}
     assert len(DeltaTable(tmp_path).file_uris()) == 3
 
 
@@ -110,7 +111,7 @@ def test_all_drivers_of_a_group_share_one_table_and_each_row_is_in_it_once(
                     },
                 )
 
-    assert in_table(out) == {p: list(range(end)) for p, end in feeder.ends().items()}
+    assert by_partition(offsets(out)) == {p: list(range(end)) for p, end in feeder.ends().items()}
     assert {key.partition: end for key, end in sink.positions().items()} == feeder.ends()
 
 
@@ -143,11 +144,7 @@ def make_table(path: Path) -> None:
 def table_offsets(path: Path) -> dict[int, list[int]]:
     """Return the offsets of each partition, sorted, repeats included."""
     db = sqlite3.connect(path)
-    found: dict[int, list[int]] = {}
-    for partition, offset in db.execute(
-        "SELECT partition, offset FROM events ORDER BY partition, offset"
-    ):
-        found.setdefault(partition, []).append(offset)
+    found = by_partition(db.execute("SELECT partition, offset FROM events").fetchall())
     db.close()
     return found
 
@@ -313,7 +310,7 @@ def test_ranges_whose_rows_are_all_filtered_out_are_no_gap(
     for number in range(3):
         sink(batch_of(spark, (0, 4 * number, 4 * number + 4, 1)), number)
 
-    assert in_table(tmp_path) == {0: [1, 3]}
+    assert by_partition(offsets(tmp_path)) == {0: [1, 3]}
     with pytest.raises(SinkError, match="hand it to the sink as transform="):
         sink(batch_of(spark, (0, 16, 20, 1)), 3)
 

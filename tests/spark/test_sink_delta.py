@@ -21,12 +21,13 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pyspark.sql.types import FloatType, StructField, StructType
 
-from client.spark.sinks import DeltaSink, SinkError
+from client.spark.sinks import DeltaSink, SinkError, delta_files
 from client.spark.sinks.delta import check_columns
 from client.spark.sinks.delta_files import Writer, Written, partition_value, split, statistics
 from client.spark.sinks.delta_log import TableLog, positions_of, transactions_of
 from client.spark.sinks.ranges import PartitionKey, Stored
 from tests.fakes.frames import SCHEMA, Frame, batch_of
+from tests.spark.delta_support import offsets
 
 KEY = PartitionKey("g", "events", 0)
 COLUMNS = ("topic", "partition", "offset", "range_start", "range_end", "generation")
@@ -36,12 +37,6 @@ NOW_S = 1_800_000_000.0
 def sink_of(path: Path, group: str = "g", **given: Any) -> DeltaSink:
     """Return a driver's sink; another driver has another one."""
     return DeltaSink(path, group, fsync=False, **given)
-
-
-def offsets(path: Path) -> list[tuple[int, int]]:
-    """Return partition and offset of each row, sorted, repeats included."""
-    rows = DeltaTable(path).to_pyarrow_table(columns=["partition", "offset"])
-    return sorted(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
 
 def stored(path: Path) -> dict[PartitionKey, Stored]:
@@ -359,7 +354,7 @@ VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "broken": (pa.float64(), [1.5, math.nan, 0.0]),
     "day": (pa.date32(), [date(2026, 1, 2), date(1969, 1, 1), None]),
     "at": (pa.timestamp("us", "Europe/Berlin"), [datetime(2026, 1, 2, 3, tzinfo=UTC), None, None]),
-    "local": (pa.timestamp("us"), [datetime(2026, 1, 2, 3, 4, 5, 6), None, None]),  # noqa: DTZ001
+    "local": (pa.timestamp("us"), [datetime(2026, 1, 2, 3, 4, 5, 6), None, None]),  # noqa: DTZ001 - Of no zone.
     "text": (pa.string(), ["b" * 40, "a" * 40, None]),
     "raw": (pa.binary(), [b"x", None, None]),
     "empty": (pa.string(), [None, None, None]),
@@ -483,8 +478,7 @@ def test_a_long_task_writes_several_row_groups_and_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory is bounded; the bounds of the groups come together."""
-    files = import_module("client.spark.sinks.delta_files")
-    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(delta_files, "ROW_GROUP_BYTES", 1)
     rows = batch_of((0, 0, 9, 1)).rows
     batches = pa.Table.from_batches(rows.to_batches(max_chunksize=2))
 
@@ -662,13 +656,13 @@ def test_a_column_that_must_not_be_null_is_not(tmp_path: Path) -> None:
 
     with pytest.raises(SinkError, match="have no column 'id'"):
         sink_of(tmp_path)(batch, 0)
-    for ids in ([1, None], [1, 2]):
-        frame: Any = Frame(batch.rows.append_column("id", pa.array(ids, pa.int64())))
-        if None in ids:
-            with pytest.raises(SinkError, match="column 'id' has nulls"):
-                sink_of(tmp_path)(frame, 0)
-        else:
-            sink_of(tmp_path)(frame, 0)
+
+    def with_ids(*ids: int | None) -> Any:
+        return Frame(batch.rows.append_column("id", pa.array(ids, pa.int64())))
+
+    with pytest.raises(SinkError, match="column 'id' has nulls"):
+        sink_of(tmp_path)(with_ids(1, None), 0)
+    sink_of(tmp_path)(with_ids(1, 2), 0)
     assert offsets(tmp_path) == [(0, 0), (0, 1)]
 
 
