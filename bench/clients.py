@@ -10,7 +10,7 @@ from typing import Final
 from bench.client_load import ASYNCIO, TRIO, UVLOOP, ClientPlan
 from bench.command import Bench, Benchmark, command
 from bench.measures import Medians, Samples, faster
-from bench.processes import DAEMON_SETTINGS, daemon, run_json
+from bench.processes import DAEMON_NOTES, daemon, run_json
 from bench.report import Table, between, number
 
 _FORMS: Final = {
@@ -90,15 +90,11 @@ class ClientBench(Bench):
 main = command(
     Benchmark(
         module="bench.clients",
-        help="Measure the client's forms, and write the results.\n\n"
-        "Exit status 1: something failed, or an answer was wrong. A missed aim is no failure.",
+        help="Measure the client's forms, and write the results.",
         name="clients",
         repetitions=5,
         make=ClientBench,
-        settings=lambda _quick: {
-            "daemon": "defaults, " + ", ".join(DAEMON_SETTINGS),
-            "durability": "fdatasync before every acknowledgement",
-        },
+        settings=lambda _quick: DAEMON_NOTES,
         titles=_TITLES,
         aims=_AIMS,
         tables=_tables,

@@ -128,10 +128,15 @@ python_option: Final = click.option(
 )
 
 
+_EXIT_STATUS: Final = (
+    "Exit status 1: something failed, or an answer was wrong. A missed aim is no failure."
+)
+
+
 def command(benchmark: Benchmark) -> click.Command:
     """Return the command that runs *benchmark*, and writes and shows its results."""
 
-    @click.command(help=benchmark.help)
+    @click.command(help=f"{benchmark.help}\n\n{_EXIT_STATUS}")
     @click.option(
         "--quick", is_flag=True, help="One small repetition (also QUICK=1): a smoke test."
     )

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from bench.command import Bench, Benchmark, command
 from bench.measures import Medians, Samples, field_at_most, percentile
-from bench.processes import DAEMON_SETTINGS, ProcessError, daemon, on_core
+from bench.processes import DAEMON_NOTES, ProcessError, daemon, on_core
 from bench.report import Table, fields_table
 
 _RUNS: Final = 11
@@ -99,14 +99,13 @@ def tables(samples: Samples) -> dict[str, Table]:
 main = command(
     Benchmark(
         module="bench.command_line",
-        help="Measure what the commands cost, and write the results.\n\n"
-        "Exit status 1: something failed. A missed aim is no failure.",
+        help="Measure what the commands cost, and write the results.",
         name="command-line",
         repetitions=3,
         make=CommandLineBench,
         settings=lambda quick: {
             "runs of each command in a repetition": _RUNS_QUICK if quick else _RUNS,
-            "daemon": "defaults, " + ", ".join(DAEMON_SETTINGS),
+            **DAEMON_NOTES,
         },
         titles=TITLES,
         aims=AIMS,

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from bench.command import Bench, Benchmark, command
 from bench.group_load import ENDURANCE, HEARTBEATS, REBALANCES, GroupPlan
 from bench.measures import Aim, Medians, Samples, at_most, field_at_most
-from bench.processes import DAEMON_SETTINGS, daemon, run_json
+from bench.processes import DAEMON_NOTES, daemon, run_json
 from bench.report import Table, between, fields_table, number
 
 
@@ -233,15 +233,11 @@ class GroupBench(Bench):
 main = command(
     Benchmark(
         module="bench.groups",
-        help="Measure large and many groups, and the sticky assignor, and write the results.\n\n"
-        "Exit status 1: something failed, or an answer was wrong. A missed aim is no failure.",
+        help="Measure large and many groups, and the sticky assignor, and write the results.",
         name="groups",
         repetitions=3,
         make=GroupBench,
-        settings=lambda _quick: {
-            "daemon": "defaults, " + ", ".join(DAEMON_SETTINGS),
-            "durability": "fdatasync before every acknowledgement",
-        },
+        settings=lambda _quick: DAEMON_NOTES,
         titles=_TITLES,
         aims=_AIMS,
         tables=_tables,

@@ -17,7 +17,7 @@ from bench.dialects import TOPIC, first_offset
 from bench.fill import FillPlan
 from bench.measures import Medians, Samples, at_most, field_at_most
 from bench.processes import (
-    DAEMON_SETTINGS,
+    DAEMON_NOTES,
     ProcessError,
     Server,
     cpu_ns,
@@ -206,15 +206,11 @@ def _children_s() -> float:
 main = command(
     Benchmark(
         module="bench.operators",
-        help="Measure what operators do, and write the results.\n\n"
-        "Exit status 1: something failed, or an answer was wrong. A missed aim is no failure.",
+        help="Measure what operators do, and write the results.",
         name="operators",
         repetitions=3,
         make=OperatorBench,
-        settings=lambda _quick: {
-            "daemon": "defaults, " + ", ".join(DAEMON_SETTINGS),
-            "durability": "fdatasync before every acknowledgement",
-        },
+        settings=lambda _quick: DAEMON_NOTES,
         titles=_TITLES,
         aims=_AIMS,
         tables=_tables,

@@ -17,7 +17,12 @@ _SERVER_CORE: Final = 0
 _LOAD_CORE: Final = 1
 # A member that is alone in its group need not wait for others; a machine's disk may be nearly full,
 # which is not what this is about. All else is as by default.
-DAEMON_SETTINGS: Final = ("group.initial.rebalance.delay.ms=0", "storage.reserve.bytes=0")
+_DAEMON_SETTINGS: Final = ("group.initial.rebalance.delay.ms=0", "storage.reserve.bytes=0")
+# What a page of results says of it.
+DAEMON_NOTES: Final = {
+    "daemon": "defaults, " + ", ".join(_DAEMON_SETTINGS),
+    "durability": "fdatasync before every acknowledgement",
+}
 _START_S: Final = 120
 _STOP_S: Final = 60
 _RUN_S: Final = 900
@@ -153,12 +158,12 @@ def daemon(
     Args:
         folder: Made if it isn't there.
         core: Where it runs.
-        settings: What differs from the defaults, besides `DAEMON_SETTINGS`.
+        settings: What differs from the defaults, besides `_DAEMON_SETTINGS`.
         checkout: Whose code it runs, with this interpreter and its packages; None: as this process.
         module: What runs the daemon, and what that is told first.
     """
     arguments = ["serve", "--listen", "127.0.0.1:0", "--data-dir", str(folder.absolute())]
-    for setting in (*DAEMON_SETTINGS, *settings):
+    for setting in (*_DAEMON_SETTINGS, *settings):
         arguments += ["--set", setting]
     return serving(
         [sys.executable, "-m", *module, *arguments],

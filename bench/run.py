@@ -25,7 +25,7 @@ from bench.measures import NS_PER_S
 from bench.peer_jars import version_of
 from bench.peers import KAFKA, PEERS, PROGRAMS, java_version, missing, peer_serving
 from bench.processes import (
-    DAEMON_SETTINGS,
+    DAEMON_NOTES,
     ProcessError,
     Server,
     beside,
@@ -415,8 +415,7 @@ def _settings(quick: bool) -> dict[str, str | float]:
         f"one each {_CHURN['interval_s']} s",
         "much in memory": f"{scale.filled.groups:,} groups x {scale.filled.partitions}",
         "large log": f"{scale.big_log.groups:,} groups x {scale.big_log.partitions}",
-        "daemon": "defaults, " + ", ".join(DAEMON_SETTINGS),
-        "durability": "fdatasync before every acknowledgement",
+        **DAEMON_NOTES,
         "fsync floor record, bytes": RECORD_BYTES,
         **peers,
     }
@@ -426,8 +425,7 @@ main = command(
     Benchmark(
         module="bench.run",
         help="Measure the coordinator against its peers, a bare echo and the disk, and write the "
-        "results.\n\n"
-        "Exit status 1: something failed, or an answer was wrong. A missed aim is no failure.",
+        "results.",
         name="latest",
         repetitions=5,
         make=RunBench,

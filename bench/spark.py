@@ -41,7 +41,7 @@ from bench.measures import (
 )
 from bench.peer_jars import spark_jars
 from bench.peers import KAFKA, java_version, missing, peer_serving
-from bench.processes import DAEMON_SETTINGS, ProcessError, Server, daemon, run_json
+from bench.processes import DAEMON_NOTES, ProcessError, Server, daemon, run_json
 from bench.report import Table, between, number
 from bench.spark_driver import ROOT, batches_of, session
 from bench.spark_sources import LOG, TOPIC, MadeUpTable, PlainSource
@@ -844,7 +844,7 @@ def _settings(quick: bool) -> Mapping[str, str | float]:
     amount = QUICK if quick else FULL
     return {
         "cores": f"Spark local[{_CORES}] and the daemon share them; not pinned",
-        "daemon": "defaults, " + ", ".join(DAEMON_SETTINGS),
+        **DAEMON_NOTES,
         "rows in the logs": f"{amount.rows:,}, {ROWS_PARTITIONS} partitions",
         "offsets in the table": f"{amount.offsets:,}",
     }
@@ -853,8 +853,7 @@ def _settings(quick: bool) -> Mapping[str, str | float]:
 main = command(
     Benchmark(
         module="bench.spark",
-        help="Measure the client in Spark, and write the results.\n\n"
-        "Exit status 1: something failed, or rows were wrong. A missed aim is no failure.",
+        help="Measure the client in Spark, and write the results.",
         name="spark",
         repetitions=3,
         make=SparkBench,

@@ -11,6 +11,7 @@ since the epoch.
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, dataclass_transform
 
 from msgspec import Struct, structs
@@ -661,11 +662,18 @@ def _repeated(topics: Iterable[tuple[str, Sequence[int]]], what: str) -> str | N
     return None
 
 
+def _repeated_items(
+    request: "OffsetCommitRequest | AlterOffsetsRequest | ReportEndOffsetsRequest", what: str
+) -> str | None:
+    topics = [(t.topic, [p.partition for p in t.partitions]) for t in request.topics]
+    return _repeated(topics, what)
+
+
 def _commit_problem(request: OffsetCommitRequest) -> str | None:
     topics = request.topics
     if len(topics) == 1 and len(topics[0].partitions) == 1:
         return None  # Nearly every commit of a small group.
-    return _repeated([(t.topic, [p.partition for p in t.partitions]) for t in topics], "a commit")
+    return _repeated_items(request, "a commit")
 
 
 declare(
@@ -845,16 +853,11 @@ class AlterOffsetsResponse(Response):
     removed_members: ResponseArray[Text]  # Their member ids.
 
 
-def _alter_problem(request: AlterOffsetsRequest) -> str | None:
-    topics = [(t.topic, [p.partition for p in t.partitions]) for t in request.topics]
-    return _repeated(topics, "an AlterOffsets")
-
-
 declare(
     ApiKey.ALTER_OFFSETS,
     AlterOffsetsRequest,
     AlterOffsetsResponse,
-    problem=_alter_problem,
+    problem=partial(_repeated_items, what="an AlterOffsets"),
     example=Example(
         42,
         "an operator puts a group with members elsewhere",
@@ -1296,16 +1299,11 @@ class ReportEndOffsetsResponse(Response):
     topics: ResponseArray[TopicResult]
 
 
-def _report_problem(request: ReportEndOffsetsRequest) -> str | None:
-    topics = [(t.topic, [p.partition for p in t.partitions]) for t in request.topics]
-    return _repeated(topics, "a ReportEndOffsets")
-
-
 declare(
     ApiKey.REPORT_END_OFFSETS,
     ReportEndOffsetsRequest,
     ReportEndOffsetsResponse,
-    problem=_report_problem,
+    problem=partial(_repeated_items, what="a ReportEndOffsets"),
     example=Example(
         30,
         "how far partitions reach",

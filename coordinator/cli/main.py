@@ -22,7 +22,7 @@ _COMMANDS: Final = {
     "ping": Lazy("coordinator.cli.node", "Say whether a coordinator answers (health checks)."),
     "reload": Lazy("coordinator.cli.node", "Load a partition of the offsets log again."),
     "serve": Lazy("coordinator.cli.serve", "Run the daemon."),
-    "settings": Lazy("coordinator.cli.settings", "Print the daemon's settings."),
+    "settings": Lazy("coordinator.cli.config", "Print the daemon's settings."),
     "topics": Lazy("coordinator.cli.topics", "Look at the topic registry, and change it."),
 }
 

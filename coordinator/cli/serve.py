@@ -1,16 +1,13 @@
 """``group-coordinator serve``: the daemon."""
 
-import os
 import sys
 from pathlib import Path
 
 import click
 import trio
 
-from coordinator.cli.grammar import PROGRAM, Command
-from coordinator.cli.output import end
-from coordinator.config import ConfigError, load_settings
-from coordinator.log.errors import EXIT_REFUSED
+from coordinator.cli.config import loaded, settings_of_start
+from coordinator.cli.grammar import Command
 from coordinator.server.run import serve as serve_daemon
 from coordinator.server.terminal import Bar, configure_logging
 
@@ -26,27 +23,12 @@ from coordinator.server.terminal import Bar, configure_logging
         "--set advertised.listeners=coordinator.example:9310",
     },
 )
-@click.option(
-    "--listen",
-    multiple=True,
-    metavar="HOST:PORT",
-    help="Where to listen; may be given several times. Port 0 takes a free one.",
-)
+@settings_of_start
 @click.option(
     "--data-dir",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
     help="The folder of the offsets log; made if it isn't there.",
-)
-@click.option(
-    "--config",
-    "toml_path",
-    type=click.Path(path_type=Path),
-    metavar="FILE.toml",
-    help='Settings as quoted keys, such as "group.max.size" = 500.',
-)
-@click.option(
-    "--set", "overrides", multiple=True, metavar="NAME=VALUE", help="One setting; wins over all."
 )
 @click.option(
     "--leader-epoch-at-least",
@@ -68,12 +50,7 @@ def serve(
     """
     bar = Bar(sys.stderr)
     configure_logging(around=bar.around)
-    try:
-        settings = load_settings(
-            toml_path=toml_path, environ=os.environ, overrides=overrides, listen=listen
-        )
-    except ConfigError as exc:
-        end(f"{PROGRAM}: {exc}", EXIT_REFUSED)
+    settings = loaded(listen, toml_path, overrides)
     status = trio.run(
         lambda: serve_daemon(settings, data_dir, bar, leader_epoch_at_least=leader_epoch_at_least)
     )

@@ -21,15 +21,10 @@ def memory() -> Memory:
 @pytest.fixture
 def line(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """Return a command line with a coordinator over *memory*."""
-    groups = tuple(m.ListedGroup(g, "consumer", s, "classic") for g, s in memory.states.items())
     return CommandLine(
         monkeypatch,
         {
-            m.ListGroupsRequest: m.ListGroupsResponse(0, groups),
-            m.DescribeGroupsRequest: memory.describe,
-            m.OffsetFetchRequest: memory.fetch,
-            m.DescribeTopicsRequest: memory.topic,
-            m.OffsetCommitRequest: memory.commit,
+            **memory.answers(),
             m.DeleteGroupsRequest: lambda r: m.DeleteGroupsResponse(
                 tuple(m.DeletedGroup(group_id, 0) for group_id in r.group_ids)
             ),

@@ -1,5 +1,8 @@
 """A few groups in memory, with as much of a coordinator as the command line asks for."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from protocol import messages as m
 from protocol.messages import PartitionResult, TopicResult
 
@@ -15,6 +18,17 @@ class Memory:
         }
         self.counts = {"t": 3}
         self.ends = {("t", 0): 100, ("t", 1): 55}
+
+    def answers(self) -> Mapping[type[m.Request], Any]:
+        """Return what a command line gets, by request."""
+        groups = tuple(m.ListedGroup(g, "consumer", s, "classic") for g, s in self.states.items())
+        return {
+            m.ListGroupsRequest: m.ListGroupsResponse(0, groups),
+            m.DescribeGroupsRequest: self.describe,
+            m.OffsetFetchRequest: self.fetch,
+            m.DescribeTopicsRequest: self.topic,
+            m.OffsetCommitRequest: self.commit,
+        }
 
     def describe(self, request: m.DescribeGroupsRequest) -> m.DescribeGroupsResponse:
         """Tell only the state."""

@@ -23,17 +23,7 @@ def memory() -> Memory:
 @pytest.fixture
 def line(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """Return a command line with a coordinator over *memory*."""
-    groups = tuple(m.ListedGroup(g, "consumer", s, "classic") for g, s in memory.states.items())
-    return CommandLine(
-        monkeypatch,
-        {
-            m.ListGroupsRequest: m.ListGroupsResponse(0, groups),
-            m.DescribeGroupsRequest: memory.describe,
-            m.OffsetFetchRequest: memory.fetch,
-            m.DescribeTopicsRequest: memory.topic,
-            m.OffsetCommitRequest: memory.commit,
-        },
-    )
+    return CommandLine(monkeypatch, memory.answers())
 
 
 def test_a_reset_is_a_dry_run_unless_told_to_do_it(line: CommandLine, memory: Memory) -> None:
