@@ -46,7 +46,7 @@ check: $(INSTALLED) ## Format, lint, types, layers, tidiness (under a minute)
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py
 
 .PHONY: test
-test: $(INSTALLED) java peers ## All tests: real processes, real Spark, a smoke run of the benchmark (about 6 minutes)
+test: $(INSTALLED) java peers ## All tests: real processes, real Spark, a smoke run of the benchmark (about 10 minutes)
 	$(BIN)/python -m pytest -q -n auto -m "not integration and not spark and not nightly"
 	@tools/beside \
 		"$(BIN)/python -m pytest -q -m 'spark and not nightly'" \
