@@ -3,16 +3,21 @@
 The server makes a `Call` per request and hands it down; the core keeps it as an opaque
 token. An answer is prepared when it is decided and sent, once, when it may be seen. A request
 over several shards is split: each shard gets a `Part`, and the last one to be sent answers the
-call.
+call. What takes long is done by a task, and waits for it in a `CallQueue`.
 """
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any, Generic, Protocol, TypeVar
 
+import trio
 from msgspec import Struct
 
 from protocol import messages as m
 from protocol.messages import error_response
+
+T = TypeVar("T")
 
 
 class Token(Protocol):
@@ -105,3 +110,53 @@ class Gather:
     def _finish(self) -> None:
         if self._sealed and self._missing == 0:
             self._done(self._shares, self._epoch)
+
+
+def gather_lists(call: Call, answer: Callable[[tuple[Any, ...]], m.Response]) -> Gather:
+    """Return what joins the lists of all shards; *answer* makes the response out of them.
+
+    A share that is a number is an error, and the first one is the answer to all of *call*.
+    """
+
+    def done(shares: list[Any], _epoch: int) -> None:
+        for share in shares:
+            if isinstance(share, int):
+                call.fail(share, -1)
+                return
+        call.resolve(answer(tuple(chain.from_iterable(shares))), -1)
+
+    return Gather(done)
+
+
+class CallQueue(Generic[T]):
+    """Calls that wait for a task, which takes one after the other, each with what it needs."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Call, T]] = deque()
+        self._wanted = trio.Event()
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[tuple[Call, T]]:
+        """Yield those that wait, the next one first."""
+        return iter(self._waiting)
+
+    def put(self, call: Call, item: T) -> None:
+        """Have *call* wait behind the others."""
+        self._waiting.append((call, item))
+        self._wanted.set()
+
+    async def take(self) -> tuple[Call, T]:
+        """Return the next one, as soon as there is one."""
+        while not self._waiting:
+            self._wanted = trio.Event()
+            await self._wanted.wait()
+        return self._waiting.popleft()
+
+    def refuse_all(self, error: int) -> None:
+        """Answer what waits with *error*."""
+        waiting, self._waiting = self._waiting, deque()
+        for call, _ in waiting:
+            call.fail(error, -1)

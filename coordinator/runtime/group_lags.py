@@ -4,7 +4,6 @@ Both go over all groups of the node, which may take long. So they are tasks, whi
 they have held up everybody else for half a millisecond. One request is answered after the other.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from coordinator.group.lag import Turn
 from coordinator.group.lag_samples import MINUTE_MS
 from coordinator.group.scans import Cursor, decode_cursor
 from coordinator.group.shard import GroupShard
-from coordinator.runtime.calls import Call, Gather
+from coordinator.runtime.calls import Call, CallQueue, Gather, gather_lists
 from coordinator.runtime.shard import ShardRunner, Status
 from protocol.errors import ErrorCode
 from protocol.messages import GroupSummary, SummarizeGroupsRequest, SummarizeGroupsResponse
@@ -42,8 +41,7 @@ class GroupLags:
         self._shards = shards
         self._now = now
         self._page_bytes = min(PAGE_BYTES, max_response_bytes // 2)
-        self._waiting: deque[tuple[Call, Cursor | None]] = deque()
-        self._wanted = trio.Event()
+        self._queue: CallQueue[Cursor | None] = CallQueue()
 
     def submit(self, call: Call) -> None:
         """Answer *call*, a SummarizeGroups, soon."""
@@ -55,42 +53,29 @@ class GroupLags:
             return
         if any(shard.status is Status.LOADING for shard in self._shards):
             call.fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
-        elif len(self._waiting) >= REQUESTS_WAITING_MAX:
+        elif len(self._queue) >= REQUESTS_WAITING_MAX:
             call.fail(ErrorCode.QUOTA_EXCEEDED, -1)
         else:
-            self._waiting.append((call, after))
-            self._wanted.set()
+            self._queue.put(call, after)
 
     def refuse_all(self, error: int) -> None:
         """Answer what waits with *error*."""
-        waiting, self._waiting = self._waiting, deque()
-        for call, _ in waiting:
-            call.fail(error, -1)
+        self._queue.refuse_all(error)
 
     async def run(self) -> None:
         """Answer until cancelled."""
         while True:
-            if not self._waiting:
-                self._wanted = trio.Event()
-                await self._wanted.wait()
-                continue
-            call, after = self._waiting.popleft()
-            await self._answer(call, after)
+            await self._answer(*await self._queue.take())
 
     async def _answer(self, call: Call, after: Cursor | None) -> None:
         request: Any = call.request
         page = _Page(request, self._page_bytes)
 
-        def done(shares: list[list[GroupSummary] | int], _epoch: int) -> None:
-            failed = [share for share in shares if isinstance(share, int)]
-            if failed:
-                call.fail(failed[0], -1)
-                return
-            groups = tuple(g for share in shares if not isinstance(share, int) for g in share)
+        def answer(groups: tuple[GroupSummary, ...]) -> SummarizeGroupsResponse:
             cursor = b"" if page.end is None else page.end.encode()
-            call.resolve(SummarizeGroupsResponse(ErrorCode.NONE, None, groups, cursor), -1)
+            return SummarizeGroupsResponse(ErrorCode.NONE, None, groups, cursor)
 
-        gather = Gather(done)
+        gather = gather_lists(call, answer)
         turn = Turn()
         for shard in self._shards[0 if after is None else after.partition :]:
             group_id = "" if after is None else after.group_id

@@ -27,7 +27,6 @@ Time, threads and the rounds in which requests are handled come in from outside,
 round has one of its own: whoever keeps it for its peer wakes the poller.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
@@ -42,7 +41,7 @@ from coordinator.group.shard import GroupShard
 from coordinator.log.errors import LogError
 from coordinator.log.format import NODE_PARTITION
 from coordinator.log.journal import Journal
-from coordinator.runtime.calls import Call, Token
+from coordinator.runtime.calls import Call, CallQueue, Token
 from coordinator.runtime.compactor import Compaction, Compactor
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Flusher
@@ -370,15 +369,15 @@ class Reloader:
 
     def __init__(self, node: "Node") -> None:
         self._node = node
-        self._waiting: deque[Call] = deque()
+        self._queue: CallQueue[int] = CallQueue()  # Each with its partition.
         self._at_work = -1
-        self._wanted = trio.Event()
 
     def submit(self, call: Call) -> None:
         """Unload the partition of *call*, a valid ReloadPartition; answer when it is loaded."""
-        partition = _partition(call)
+        request: Any = call.request
+        partition: int = request.offsets_partition
         status = self._node.shards[partition].status
-        waiting = (self._at_work, *map(_partition, self._waiting))
+        waiting = (self._at_work, *(other for _, other in self._queue))
         if status is Status.LOADING or partition in waiting:
             call.fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
         elif self._node.draining:
@@ -386,24 +385,16 @@ class Reloader:
         else:
             if status is Status.ACTIVE:
                 self._node.unload(partition)
-            self._waiting.append(call)
-            self._wanted.set()
+            self._queue.put(call, partition)
 
     def refuse_all(self, error: int) -> None:
         """Answer what waits with *error*."""
-        waiting, self._waiting = self._waiting, deque()
-        for call in waiting:
-            call.fail(error, -1)
+        self._queue.refuse_all(error)
 
     async def run(self) -> None:
         """Load until cancelled."""
         while True:
-            if not self._waiting:
-                self._wanted = trio.Event()
-                await self._wanted.wait()
-                continue
-            call = self._waiting.popleft()
-            self._at_work = _partition(call)
+            call, self._at_work = await self._queue.take()
             try:
                 progress = await self._node.load_partition(self._at_work)
             except Abandoned:
@@ -418,12 +409,6 @@ class Reloader:
                 call.resolve(done, -1)
             finally:
                 self._at_work = -1
-
-
-def _partition(call: Call) -> int:
-    request: Any = call.request
-    partition: int = request.offsets_partition
-    return partition
 
 
 class TopicPurges:

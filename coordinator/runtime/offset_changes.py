@@ -4,17 +4,14 @@ A position may lie far back, so reading blocks, and runs in a thread of its own:
 the other, each bounded, so that any number of readers costs the flusher next to nothing.
 """
 
-from collections import deque
 from typing import Final
-
-import trio
 
 from coordinator.group.admin import offset_change
 from coordinator.group.records import GROUP_DELETED, OFFSET_COMMITTED, from_entry
 from coordinator.log.errors import LogError
 from coordinator.log.format import Entry
 from coordinator.log.journal import Journal
-from coordinator.runtime.calls import Call
+from coordinator.runtime.calls import Call, CallQueue
 from coordinator.runtime.environment import Environment
 from protocol.errors import ErrorCode
 from protocol.messages import OffsetChange, ReadOffsetChangesRequest, ReadOffsetChangesResponse
@@ -34,11 +31,10 @@ _CHANGE_BYTES: Final = 64
 class ChangesRead:
     """One request for changes, from a position up to what is durable now."""
 
-    __slots__ = ("_bytes_left", "_journal", "call", "changes", "end", "next_position", "request")
+    __slots__ = ("_bytes_left", "_journal", "changes", "end", "next_position", "request")
 
     def __init__(self, call: Call, journal: Journal, end: int, answer_bytes: int) -> None:
         assert type(call.request) is ReadOffsetChangesRequest
-        self.call = call
         self.request = call.request
         self.end = end
         self.changes: list[OffsetChange] = []
@@ -98,41 +94,33 @@ class ChangesReader:
         self._answer_bytes = min(ANSWER_BYTES_MAX, max_response_bytes // 2)
         self._run_reading = environment.run_reading
         self._emit_event = environment.emit_event
-        self._waiting: deque[ChangesRead] = deque()
-        self._wanted = trio.Event()
+        self._queue: CallQueue[ChangesRead] = CallQueue()
 
     def submit(self, call: Call, end: int) -> None:
         """Answer *call*, a ReadOffsetChanges that is valid, with changes before offset *end*."""
-        if len(self._waiting) >= READS_WAITING_MAX:
+        if len(self._queue) >= READS_WAITING_MAX:
             call.fail(ErrorCode.QUOTA_EXCEEDED, -1)
             return
-        self._waiting.append(ChangesRead(call, self._journal, end, self._answer_bytes))
-        self._wanted.set()
+        self._queue.put(call, ChangesRead(call, self._journal, end, self._answer_bytes))
 
     def refuse_all(self, error: int) -> None:
         """Answer what waits with *error*."""
-        waiting, self._waiting = self._waiting, deque()
-        for read in waiting:
-            read.call.fail(error, -1)
+        self._queue.refuse_all(error)
 
     async def run(self) -> None:
         """Read until cancelled."""
         while True:
-            if not self._waiting:
-                self._wanted = trio.Event()
-                await self._wanted.wait()
-                continue
-            read = self._waiting.popleft()
+            call, read = await self._queue.take()
             try:
                 await self._run_reading(read.run)
             except LogError as exc:
                 # Memory is whole, so groups are served on; a start will refuse this log.
                 self._emit_event("log.unreadable", {"reason": str(exc)})
-                read.call.fail(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
+                call.fail(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
             else:
                 compacted_below = self._journal.compacted_below
                 if read.request.position < compacted_below.get(read.request.offsets_partition, 0):
                     # A compaction has come between, and what was read may lack tombstones.
-                    read.call.fail(ErrorCode.POSITION_TOO_OLD, -1)
+                    call.fail(ErrorCode.POSITION_TOO_OLD, -1)
                 else:
-                    read.call.resolve(read.answer(), -1)
+                    call.resolve(read.answer(), -1)

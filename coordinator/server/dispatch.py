@@ -15,7 +15,7 @@ from msgspec import Raw, structs
 from coordinator.config import Settings, settings_in_force
 from coordinator.group.core import Caller, Now
 from coordinator.group.shard import GroupShard
-from coordinator.runtime.calls import Call, Gather, Token
+from coordinator.runtime.calls import Call, Gather, Token, gather_lists
 from coordinator.runtime.coordination import Coordination
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import ShardRunner, Status
@@ -259,18 +259,10 @@ class Dispatcher:
             call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
             return
 
-        def answer(shares: list[tuple[m.ListedGroup, ...] | int], _epoch: int) -> None:
-            failed = [share for share in shares if isinstance(share, int)]
-            if failed:
-                call.fail(failed[0], -1)
-                return
-            groups = tuple(g for share in shares if not isinstance(share, int) for g in share)
-            call.resolve(m.ListGroupsResponse(_E.NONE, groups), -1)
-
         def look(shard: ShardRunner[GroupShard]) -> tuple[m.ListedGroup, ...]:
             return budget.for_groups(shard.core.list_groups(request))
 
-        gather = Gather(answer)
+        gather = gather_lists(call, partial(m.ListGroupsResponse, _E.NONE))
         budget = Budget(self._settings.response_max_bytes)
         for shard in self._node.shards:
             if shard.status is Status.ACTIVE and not budget.is_spent:
