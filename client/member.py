@@ -45,6 +45,7 @@ from client.offsets import (
     with_metadata,
 )
 from client.operators import Lag, TopicCalls, group_lag
+from client.outages import one_line
 from client.router import ATTEMPT_MS_MAX, Router
 from protocol.errors import ErrorCode, Remedy
 from protocol.messages import (
@@ -73,7 +74,6 @@ HEARTBEAT_ATTEMPT_MS_MIN: Final = 3_000
 # The whole group waits for its leader, and can do without lag.
 REGISTER_MS_MAX: Final = 3_000
 TOPICS_NAMED_MAX: Final = 5
-REASON_CHARS_MAX: Final = 500
 
 
 class Member:
@@ -813,7 +813,7 @@ class Leading:
         except trio.TooSlowError:
             topics_logger.warning("not registered in %d ms: %s", REGISTER_MS_MAX, _named(news))
         except CoordinatorError as exc:
-            topics_logger.warning("no lag of %s: %s", _named(news), str(exc)[:REASON_CHARS_MAX])
+            topics_logger.warning("no lag of %s: %s", _named(news), one_line(str(exc)))
             if isinstance(exc, FatalError):
                 self._registered |= news  # The same again would be refused again.
         else:

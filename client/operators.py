@@ -94,6 +94,14 @@ def _known(number: int) -> int | None:
     return None if number < 0 else number
 
 
+def _codes_of(topics: Iterable[m.TopicResult]) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic.topic, one.partition): known_code(one.error)
+        for topic in topics
+        for one in topic.partitions
+    }
+
+
 def _summary(group: m.GroupSummary) -> GroupSummary:
     return GroupSummary(
         group.group_id,
@@ -512,9 +520,7 @@ class OperatorCalls(TopicCalls):
                 request, m.OffsetDeleteResponse, group, changes_state=True
             )
             _check(response.error, f"offsets of group {group!r} can't be deleted")
-            for topic in response.topics:
-                for one in topic.partitions:
-                    codes[TopicPartition(topic.topic, one.partition)] = known_code(one.error)
+            codes |= _codes_of(response.topics)
         return codes
 
     async def alter_offsets(
@@ -556,11 +562,7 @@ class OperatorCalls(TopicCalls):
         reply = await self._router.call(request, group_id=group, changes_state=True)
         response = reply.response
         assert isinstance(response, m.AlterOffsetsResponse)
-        codes = {
-            TopicPartition(topic.topic, one.partition): known_code(one.error)
-            for topic in response.topics
-            for one in topic.partitions
-        }
+        codes = _codes_of(response.topics)
         if reply.after_doubt and (response.error or any(codes.values())):
             # The refusal is about this attempt; an earlier one may well have been stored.
             raise OutcomeUnknown(f"offsets of group {group!r}: an earlier attempt was not answered")
