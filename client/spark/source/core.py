@@ -276,12 +276,15 @@ class ReaderCore:
             for tp, step in batch.steps.items()
             if step.stop > step.at
         }
-        before = decode_end(start)
-        is_published = before.memory.cluster == self._ownership.seen.cluster
-        if not run and before.reader == self.identity and is_published:
+        if not run and self._is_published(start):
             return start
         # Without ranges this is the one empty batch that publishes who we are, and where.
         return self._hand(start, run)
+
+    def _is_published(self, start: Offset) -> bool:
+        before = decode_end(start)
+        is_known = before.memory.cluster == self._ownership.seen.cluster
+        return before.reader == self.identity and is_known
 
     def _hand(self, start: Offset, run: dict[TopicPartition, Finished]) -> Offset:
         end = encode_end(
