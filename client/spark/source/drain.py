@@ -58,26 +58,27 @@ def drain_and_stop(query: "StreamingQuery", timeout: float = 60.0) -> None:
         StreamingQueryException: the query failed meanwhile.
 
     """
+    _connect_and_drain(query, timeout, time.sleep)
+
+
+def _connect_and_drain(
+    query: "StreamingQuery", timeout_s: float, sleep: Callable[[float], None]
+) -> None:
     with ExitStack() as stack:
-        drain(query, _clients(stack), timeout, clock=time.monotonic, sleep=time.sleep)
+        clients: dict[str, DrainClient] = {}
 
-
-def _clients(stack: ExitStack) -> ClientOf:
-    """Return what connects to each coordinator once, until the end of *stack*."""
-    clients: dict[str, DrainClient] = {}
-
-    def client_of(coordinator: str, timeout_ms: int) -> DrainClient:
-        if coordinator not in clients:
-            clients[coordinator] = stack.enter_context(
-                connect_blocking(
-                    coordinator.split(","),
-                    client_id="spark-drain",
-                    request_timeout_ms=timeout_ms,
+        def client_of(coordinator: str, timeout_ms: int) -> DrainClient:
+            if coordinator not in clients:
+                clients[coordinator] = stack.enter_context(
+                    connect_blocking(
+                        coordinator.split(","),
+                        client_id="spark-drain",
+                        request_timeout_ms=timeout_ms,
+                    )
                 )
-            )
-        return clients[coordinator]
+            return clients[coordinator]
 
-    return client_of
+        drain(query, client_of, timeout_s, clock=time.monotonic, sleep=sleep)
 
 
 def run_until_stopped(query: "StreamingQuery", timeout: float = 60.0) -> None:
@@ -127,8 +128,7 @@ def _drain_unless_asked_again(query: "StreamingQuery", timeout_s: float, asked: 
             raise DrainTimeout("it was asked for a second time")
         time.sleep(seconds)
 
-    with ExitStack() as stack:
-        drain(query, _clients(stack), timeout_s, clock=time.monotonic, sleep=sleep)
+    _connect_and_drain(query, timeout_s, sleep)
 
 
 @contextmanager
