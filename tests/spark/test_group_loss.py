@@ -18,7 +18,7 @@ from client.spark.source.group_memory import (
 from client.spark.source.planning import Position
 from client.spark.source.stream_offsets import Memory
 from protocol.group_ids import GROUP_ID_BYTES_MAX, group_id_error
-from protocol.partition import TopicPartition
+from protocol.partition import NO_GENERATION, TopicPartition
 from tests.fakes.group_session import FakeGroup
 from tests.spark.helpers import Checkpoint, Clock, MemoryLog, Query, group_and_log, ranges, tp
 
@@ -34,7 +34,6 @@ def reader(group: FakeGroup, log: MemoryLog, **given: Any) -> Query:
 
 def after_waiting(query: Query) -> list[tuple[int, int, int]]:
     """Let a restarted reader wait for what others know; return the ranges that it runs then."""
-    query.clock.on_sleep = lambda: None
     query.trigger()
     query.clock.now_s += SESSION_S
     return ranges(query.triggers(5))
@@ -501,7 +500,7 @@ def test_a_loss_of_very_many_partitions_has_a_short_message() -> None:
     offsets = {tp(p): OffsetAndMetadata(5, "gc1:5:0") for p in range(1_000)}
     memory.remember(Memory("c", 1, offsets))
 
-    loss = memory.find_loss("c", None, dict.fromkeys(offsets, Position(None)))
+    loss = memory.find_loss("c", NO_GENERATION, dict.fromkeys(offsets, Position(None)))
 
     assert str(loss) == (
         "there is no offset of flights-0 (was at 5), flights-1 (was at 5), flights-2 (was at 5) "

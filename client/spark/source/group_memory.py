@@ -25,6 +25,7 @@ loss, is certain, and marked as such; with everything else the owner waits for m
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 from client.offsets import OffsetAndMetadata
@@ -49,7 +50,7 @@ class Loss(NamedTuple):
 
     before: Memory
     cluster: str  # As it is now.
-    generation: int | None  # As it is now; None before the reader is a member.
+    generation: int  # As it is now; none before the reader is a member.
     missing: tuple[TopicPartition, ...]
     behind: tuple[tuple[TopicPartition, int], ...]  # With the offsets that are stored now.
 
@@ -79,7 +80,7 @@ class Loss(NamedTuple):
     @property
     def is_younger(self) -> bool:
         """Whether the group was made anew, or is an older copy."""
-        return self.generation is not None and self.generation < self.before.generation
+        return self.generation != NO_GENERATION and self.generation < self.before.generation
 
 
 def places_group(group: str) -> str:
@@ -148,13 +149,13 @@ class GroupMemory:
         return position
 
     def find_loss(
-        self, cluster: str, generation: int | None, found: Mapping[TopicPartition, Position]
+        self, cluster: str, generation: int, found: Mapping[TopicPartition, Position]
     ) -> Loss | None:
         """Compare what was found with what was seen.
 
         Args:
             cluster: the id of the cluster that answers.
-            generation: the group's, None before this reader is a member.
+            generation: the group's, `NO_GENERATION` before this reader is a member.
             found: what is stored for some partitions.
 
         """
@@ -236,8 +237,7 @@ class GroupMemory:
         return self.is_lost and self._clock() < self._wait_until_s
 
     def _accept(self, loss: Loss) -> None:
-        generation = NO_GENERATION if loss.generation is None else loss.generation
-        self.seen = self.seen._replace(cluster=loss.cluster, generation=generation)
+        self.seen = self.seen._replace(cluster=loss.cluster, generation=loss.generation)
 
 
 def refusal(loss: Loss, coordinator: str, group: str) -> str:
@@ -266,7 +266,7 @@ def _pin_of(position: Position) -> str:
 
 
 def _listing(named: Iterable[str], count: int) -> str:
-    shown = [one for one, _ in zip(named, range(NAMED_MAX), strict=False)]
+    shown = list(islice(named, NAMED_MAX))
     more = f" and {count - len(shown)} more" if count > len(shown) else ""
     return ", ".join(shown) + more
 

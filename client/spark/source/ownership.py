@@ -280,7 +280,7 @@ class Ownership:
         membership = self._membership
         session = membership.open()
         if session is not None and not self._is_compared:
-            self._compare_before_joining(session)
+            self._compare_before_joining()
         if self._latest_from is None:
             self._latest_from = self._find_latest_from() if session else frozenset()
         if membership.is_current():
@@ -397,11 +397,7 @@ class Ownership:
             tps = assignment.partitions  # Whoever came may know more of those that are back.
         elif not tps and (session.cluster_id, generation) == memory.seen[:2]:
             return
-        stored = session.fetch(tps) if tps else {}
-        found = {tp: memory.read(tp, stored.get(tp), generation) for tp in tps}
-        if loss := memory.find_loss(session.cluster_id, generation, found):
-            self._take_loss(loss)
-            found = {tp: memory.read(tp, stored.get(tp), generation) for tp in tps}
+        found = self._compare(tps, generation)
         memory.mine = frozenset(assignment.partitions)
         back: dict[TopicPartition, Position] = {}
         self._held = set()
@@ -421,16 +417,26 @@ class Ownership:
         if memory.is_lost and (unset := [tp for tp in kept if kept[tp].offset is None]):
             logger.warning("nobody knows where %s was; it is read from its start", listed(unset))
 
-    def _compare_before_joining(self, session: ReaderSession) -> None:
+    def _compare_before_joining(self) -> None:
         """Look, before joining (again), whether the group is still where it was."""
-        memory, topics = self._memory, self._membership.discovery.topics
-        tps = sorted(tp for tp in memory.seen.offsets if tp.topic in topics)
+        topics = self._membership.discovery.topics
+        tps = sorted(tp for tp in self._memory.seen.offsets if tp.topic in topics)
         if tps:
-            stored = session.fetch(tps)
-            found = {tp: memory.read(tp, stored.get(tp), NO_GENERATION) for tp in tps}
-            if loss := memory.find_loss(session.cluster_id, None, found):
-                self._take_loss(loss)
+            self._compare(tps, NO_GENERATION)
         self._is_compared = True
+
+    def _compare(
+        self, tps: Sequence[TopicPartition], generation: int
+    ) -> dict[TopicPartition, Position]:
+        """Return where the group is in some partitions, after a loss has been dealt with."""
+        session, memory = self._session, self._memory
+        stored = session.fetch(tps) if tps else {}
+        found = {tp: memory.read(tp, stored.get(tp), generation) for tp in tps}
+        loss = memory.find_loss(session.cluster_id, generation, found)
+        if loss is None:
+            return found
+        self._take_loss(loss)
+        return {tp: memory.read(tp, stored.get(tp), generation) for tp in tps}
 
     def _take_loss(self, loss: Loss) -> None:
         """Go on after a loss as the option says.
