@@ -104,6 +104,7 @@ class World:
                 set(self.group.offsets) >= set(self.group.partitions)
             ):
                 return
+        raise AssertionError("the drivers do not get to work")
 
     def _is_known(self, driver: Driver) -> bool:
         done = driver.checkpoint.offsets[: driver.checkpoint.commits]
