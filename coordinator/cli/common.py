@@ -371,12 +371,21 @@ def show(output: Output, look: Callable[[], Table], every_s: float | None) -> No
         output.show(*table)
         return
     try:
-        if output.form == TABLE and sys.stdout.isatty():
+        if output.form == TABLE and _can_redraw():
             _redraw(table, look, every_s)
         else:
             _repeat(output, table, look, every_s)
     except KeyboardInterrupt:
         return
+
+
+def _can_redraw() -> bool:
+    """Say whether the terminal can be drawn over; where it can't, rich shows only the end."""
+    if not sys.stdout.isatty():
+        return False
+    from rich.console import Console  # noqa: PLC0415  # Slow to import, for terminals only.
+
+    return not Console().is_dumb_terminal
 
 
 def _repeat(output: Output, table: Table, look: Callable[[], Table], every_s: float) -> None:

@@ -151,6 +151,7 @@ def test_watching_on_a_terminal_draws_over_what_was_there(
     looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last table stays."""
+    monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     show(Output(), looks, 1.0)
@@ -158,6 +159,20 @@ def test_watching_on_a_terminal_draws_over_what_was_there(
     assert "[red]gone\\x1b[2J" in terminal.getvalue()
     assert "two" in terminal.getvalue().rpartition("GROUP")[2]
     assert "\x1b[2J" not in terminal.getvalue()
+
+
+def test_watching_on_a_terminal_that_only_prints_shows_one_table_below_the_other(
+    looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell in an editor draws over nothing; there the tables came only at the end."""
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    show(Output(), looks, 1.0)
+
+    assert terminal.getvalue().count("GROUP") == 2
+    assert "one" in terminal.getvalue()
+    assert "two" in terminal.getvalue()
 
 
 def test_a_first_look_that_fails_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
