@@ -56,6 +56,7 @@ from protocol.messages import (
     SyncGroupResponse,
 )
 from protocol.partition import NO_GENERATION, TopicPartition
+from protocol.text import some_of
 
 logger = logging.getLogger("client.commits")  # The name in the guide.
 topics_logger = logging.getLogger("client.topics")  # As is this.
@@ -845,6 +846,4 @@ class Leading:
 
 def _named(topics: Iterable[str]) -> str:
     """Return some topics for a line of a log."""
-    names = sorted(topics)
-    more = f" and {len(names) - TOPICS_NAMED_MAX} more" if len(names) > TOPICS_NAMED_MAX else ""
-    return ", ".join(map(repr, names[:TOPICS_NAMED_MAX])) + more
+    return some_of([repr(topic) for topic in sorted(topics)], TOPICS_NAMED_MAX)

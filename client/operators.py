@@ -11,6 +11,7 @@ from client.router import Router
 from protocol import messages as m
 from protocol.codec import scanned_offsets
 from protocol.errors import ErrorCode, RemoteProtocolError
+from protocol.group_ids import NODE_PARTITION
 from protocol.partition import INT64_MAX, TopicPartition
 
 REBALANCES_MAX: Final = 100
@@ -23,7 +24,6 @@ CHANGES_PER_PAGE: Final = 5_000
 GROUPS_PER_PAGE: Final = 2_000
 FOR_EVER: Final = -1
 NO_POSITION: Final = -1
-NODE_PARTITION: Final = 65_535  # The node's own, with the topics: it holds no offsets.
 
 C = TypeVar("C", m.RegisterTopicsResponse, m.DeleteTopicsResponse, m.ReportEndOffsetsResponse)
 

@@ -4,7 +4,8 @@ import sys
 from importlib.util import find_spec
 from typing import Final
 
-EXIT_REFUSED: Final = 78  # As of any start that is refused; see docs/operations.md.
+from coordinator.log.errors import EXIT_REFUSED
+
 # The modules of the extra "server".
 SERVER_ONLY: Final = frozenset({"click", "outcome", "re2", "rich", "structlog"})
 

@@ -5,6 +5,7 @@ from functools import lru_cache
 from operator import mul
 from typing import Final
 
+NODE_PARTITION: Final = 0xFFFF  # The node's own, with the topics: no group belongs to it.
 GROUP_ID_BYTES_MAX: Final = 255
 NAME_BYTES_MAX: Final = 255
 

@@ -12,6 +12,7 @@ import pytest
 from client import connection
 from client.shadowing import PACKAGES
 from coordinator import __main__ as entry
+from coordinator.log.errors import EXIT_REFUSED
 from coordinator.server.dispatch import SERVER_SOFTWARE
 from protocol.version import VERSION
 from tests.guide import ROOT
@@ -125,7 +126,7 @@ def test_a_daemon_without_its_extra_says_what_to_install(missing: str, tmp_path:
     done = python(f"{code}\nfrom coordinator.__main__ import main; main()")
 
     assert (done.returncode, done.stdout, done.stderr) == (
-        *(entry.EXIT_REFUSED, ""),
+        *(EXIT_REFUSED, ""),
         f"group-coordinator: {missing} isn't installed: pip install 'group-coordinator[server]'\n",
     )
     assert not (tmp_path / "data").exists()

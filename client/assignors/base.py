@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Protocol
 from protocol import consumer
 from protocol.messages import JoinGroupMember, MemberAssignment
 from protocol.partition import INT32_MAX, NO_GENERATION, TopicPartition
+from protocol.text import some_of
 
 _WANTS_NOTHING: Final = consumer.Subscription(())
 _NAMED_MAX: Final = 5
@@ -285,7 +286,4 @@ def _takes_three(assignor: Assignor) -> bool:
 
 
 def _some(things: Iterable[str] | Iterable[int]) -> str:
-    ordered = sorted(things)
-    named = ", ".join(map(repr, ordered[:_NAMED_MAX]))
-    more = len(ordered) - _NAMED_MAX
-    return f"{named} and {more} more" if more > 0 else named
+    return some_of([repr(thing) for thing in sorted(things)], _NAMED_MAX)

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from client.exceptions import RetriableError
 from client.offsets import OffsetAndMetadata, Offsets
 from protocol.partition import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
+from protocol.text import some_of
 
 TIMEOUT_S: Final = 10.0
 
@@ -264,6 +265,4 @@ def _text(exc: BaseException) -> str:
 
 
 def _listed(errors: Mapping[TopicPartition, str], most: int = 5) -> str:
-    shown = [f"{tp}: {why}" for tp, why in sorted(errors.items())[:most]]
-    more = len(errors) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return some_of([f"{tp}: {why}" for tp, why in sorted(errors.items())], most)

@@ -24,8 +24,7 @@ loss, is certain, and marked as such; with everything else the owner waits for m
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 from client.offsets import OffsetAndMetadata
@@ -33,6 +32,7 @@ from client.spark.source.planning import Position
 from client.spark.source.stream_offsets import Memory, parse_pin
 from protocol.group_ids import GROUP_ID_BYTES_MAX
 from protocol.partition import NO_GENERATION, TopicPartition
+from protocol.text import some_of
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +66,12 @@ class Loss(NamedTuple):
         offsets = self.before.offsets
         if self.missing:
             was = (f"{tp} (was at {offsets[tp].offset})" for tp in self.missing)
-            found.append(f"there is no offset of {_listing(was, len(self.missing))}")
+            found.append(
+                f"there is no offset of {some_of(was, NAMED_MAX, count=len(self.missing))}"
+            )
         if self.behind:
             was = (f"{tp} is at {at} (was at {offsets[tp].offset})" for tp, at in self.behind)
-            found.append(_listing(was, len(self.behind)))
+            found.append(some_of(was, NAMED_MAX, count=len(self.behind)))
         return "; ".join(found)
 
     @property
@@ -265,12 +267,6 @@ def _pin_of(position: Position) -> str:
     return "" if parse_pin(position.metadata) is None else position.metadata
 
 
-def _listing(named: Iterable[str], count: int) -> str:
-    shown = list(islice(named, NAMED_MAX))
-    more = f" and {count - len(shown)} more" if count > len(shown) else ""
-    return ", ".join(shown) + more
-
-
 def listed(tps: Collection[TopicPartition]) -> str:
     """Return some partitions for a message, not more than a few of them."""
-    return _listing(map(str, sorted(tps)), len(tps))
+    return some_of(sorted(tps), NAMED_MAX)

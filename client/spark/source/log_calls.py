@@ -34,6 +34,7 @@ from client.spark.source.planning import Seen
 from client.spark.source.reader_options import ReaderOptions
 from client.spark.source.stream_offsets import IDENTITY
 from protocol.partition import TopicPartition
+from protocol.text import some_of
 
 logger = logging.getLogger(__name__)
 
@@ -230,8 +231,7 @@ class LogCalls(PartitionLog):
         if not ordered:
             return ()
         if self._has_all_bounds:
-            more = f" and {len(ordered) - 1} more" if len(ordered) > 1 else ""
-            what = f"{ordered[0]}{more}: all_bounds()"
+            what = f"{some_of(ordered, 1)}: all_bounds()"
             return [Call(what, lambda: self._bounds_at_once(ordered))]
         # Made once: there may be thousands of partitions, on each trigger.
         return [self._bounds_calls.get(tp) or self._call_for_bounds(tp) for tp in ordered]

@@ -32,6 +32,7 @@ from protocol.errors import ErrorCode
 from protocol.fields import REQUEST_BYTES_MAX, REQUEST_PARTITIONS_MAX, TOPIC_BYTES_MAX
 from protocol.group_ids import group_id_error, name_error
 from protocol.partition import INT32_MAX, INT64_MAX, NO_GENERATION, NO_LEADER_EPOCH, TopicPartition
+from protocol.text import some_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -341,11 +342,11 @@ def check(results: Sequence[GroupResult], how: How) -> None:
     if not bad:
         return
     told = [result for result in bad if result.message] or bad
-    listed = "; ".join(f"{one.group!r}: {one.message}" for one in told[:_EXAMPLES])
-    more = f"; and {len(told) - _EXAMPLES} more" if len(told) > _EXAMPLES else ""
+    each = (f"{one.group!r}: {one.message}" for one in told)
+    listed = some_of(each, _EXAMPLES, count=len(told), between="; ")
     written = sum(result.status == "written" for result in results)
     raise BulkWriteError(
-        f"of {len(results)} groups {len(bad)} were not written and {written} were: {listed}{more}"
+        f"of {len(results)} groups {len(bad)} were not written and {written} were: {listed}"
     )
 
 
