@@ -222,8 +222,9 @@ class Address(NamedTuple):
             ConfigError: It isn't one; the message names *setting*.
         """
         host, colon, port = text.strip().rpartition(":")
-        if not colon or not host or not port.isdecimal() or int(port) > 0xFFFF:
-            raise ConfigError(f"{setting}: {text.strip()!r} is not host:port")
+        is_address = colon and _is_host(host) and port.isdecimal() and int(port) <= 0xFFFF
+        if not is_address:
+            raise ConfigError(f"{setting}: {quoted(text.strip())} is not host:port")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     @property
@@ -242,6 +243,14 @@ class Address(NamedTuple):
     def __str__(self) -> str:
         """Return ``host:port``."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _is_host(host: str) -> bool:
+    """Say whether it can be looked up; whether it is there is another thing."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def _ip(host: str) -> IPv4Address | IPv6Address | None:
@@ -365,7 +374,8 @@ def setting_named(name: str) -> Setting:
     """
     if name not in _BY_NAME:
         hint = did_you_mean(name, _BY_NAME)
-        if not hint and "." not in name:
+        is_beginning = any(one.startswith(f"{name}.") for one in _BY_NAME)
+        if "." not in name and (is_beginning or not hint):
             hint = " In a TOML file, write the whole name in quotes."
         raise ConfigError(f"there is no setting {quoted(name)}.{hint}")
     return _BY_NAME[name]

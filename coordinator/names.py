@@ -11,6 +11,8 @@ QUOTED_CHARS_MAX: Final = 100
 # Comparing with so many names takes a moment; with all of a large cluster's it may take seconds.
 COMPARED_MAX: Final = 10_000
 SUGGESTIONS_MAX: Final = 3
+# So much of a name may be all that somebody remembers; with less it is any of them.
+_BEGINNING_CHARS_MIN: Final = 3
 
 
 def escaped(text: str) -> str:
@@ -34,7 +36,10 @@ def did_you_mean(name: str, known: Iterable[str], shown: Callable[[str], str] = 
     from difflib import get_close_matches  # noqa: PLC0415
 
     candidates = {other.casefold(): other for other in islice(known, COMPARED_MAX)}
-    near = get_close_matches(name.casefold(), candidates, SUGGESTIONS_MAX)
+    folded = name.casefold()
+    near = get_close_matches(folded, candidates, SUGGESTIONS_MAX)
+    if not near and len(name) >= _BEGINNING_CHARS_MIN:
+        near = [one for one in candidates if one.startswith(folded)][:SUGGESTIONS_MAX]
     if not near:
         return ""
     return f" Did you mean {' or '.join(shown(candidates[one]) for one in near)}?"

@@ -31,7 +31,7 @@ from typing import Any, Final, Self, TypeVar
 
 import click
 
-from coordinator.cli.grammar import PROGRAM
+from coordinator.cli.grammar import PROGRAM, refuses
 from coordinator.cli.output import (
     TABLE,
     Output,
@@ -49,6 +49,8 @@ from protocol import messages as m
 from protocol.connection import ClientConnection
 from protocol.consumer import decode_assignment
 from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError, ProtocolError
+from protocol.fields import TOPIC_BYTES_MAX
+from protocol.group_ids import GROUP_ID_BYTES_MAX, name_error
 from protocol.messages import ApiVersionsRequest, BareError, Request, Response
 from protocol.partition import INT32_MAX, INT64_MAX, TopicPartition
 
@@ -233,6 +235,28 @@ class _AddressType(click.ParamType[Address]):
 ADDRESS: Final = _AddressType()
 
 
+class _NameType(click.ParamType[str]):
+    """A name as the coordinator takes it; what it would refuse isn't asked for."""
+
+    def __init__(self, name: str, max_bytes: int) -> None:
+        self.name = name
+        self._max_bytes = max_bytes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        try:
+            why = name_error(text, self._max_bytes)
+        except UnicodeEncodeError:  # Bytes of the command line that were none.
+            why = "it is no UTF-8"
+        if why:
+            self.fail(f"the {self.name} {quoted(text)} is not legal: {why}.", param, ctx)
+        return text
+
+
+GROUP: Final = _NameType("group", GROUP_ID_BYTES_MAX)
+TOPIC: Final = _NameType("topic", TOPIC_BYTES_MAX)
+
+
 class Change:
     """What a command is about to change."""
 
@@ -303,6 +327,7 @@ def asks(
         help="How long to wait for each answer.",
         show_default=True,
     )
+    @refuses("--bootstrap-server", "The coordinator is named by --at HOST:PORT.")
     @prints
     @functools.wraps(command)
     def asking(
@@ -424,7 +449,9 @@ def _redraw(table: Table, look: Callable[[], Table], every_s: float) -> None:
 def several_groups(command: F) -> F:
     """Take groups by name, or all; for `groups_asked_for`."""
     all_groups = click.option("--all-groups", is_flag=True, help="All groups that are there.")
-    return click.argument("group_ids", nargs=-1, metavar="GROUP...")(all_groups(command))
+    command = refuses("--group", "Name groups without an option, or say --all-groups.")(command)
+    groups = click.argument("group_ids", nargs=-1, metavar="GROUP...", type=GROUP)
+    return groups(all_groups(command))
 
 
 def groups_asked_for(
@@ -477,17 +504,17 @@ def described(coordinator: Coordinator, group_id: str) -> m.DescribedGroup:
 
 def missing_group(coordinator: Coordinator, group_id: str) -> GroupRefused:
     """Return the error about a group that isn't there, with the names that are near."""
-    hint = _hint(group_id, lambda: groups_there(coordinator))
+    hint = hint_for(group_id, lambda: groups_there(coordinator))
     return GroupRefused(f"Consumer group {quoted(group_id)} does not exist.{hint}")
 
 
 def missing_topic(coordinator: Coordinator, topic: str) -> AskFailed:
     """Return the error about a topic that nobody registered, with the names that are near."""
-    hint = _hint(topic, lambda: (known.topic for known in registered_topics(coordinator)))
+    hint = hint_for(topic, lambda: (known.topic for known in registered_topics(coordinator)))
     return AskFailed(f"Topic {quoted(topic)} is not registered.{hint}")
 
 
-def _hint(name: str, ask_for_known: Callable[[], Iterable[str]]) -> str:
+def hint_for(name: str, ask_for_known: Callable[[], Iterable[str]]) -> str:
     """Return `did_you_mean`, empty where the known names can't be asked for."""
     try:
         return did_you_mean(name, ask_for_known())
@@ -569,6 +596,7 @@ def topic_scope(texts: Iterable[str]) -> Scope:
         if match is None:
             raise click.BadParameter(f"{text!r} names no topic; t or t:0,1", param_hint="--topic")
         topic, listed = match.groups()
+        TOPIC.convert(topic, None, None)
         partitions = {int(p) for p in listed.split(",")} if listed else None
         if partitions and max(partitions) > INT32_MAX:
             raise click.BadParameter(f"{text!r} is no partition", param_hint="--topic")

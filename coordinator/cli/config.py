@@ -20,6 +20,7 @@ from coordinator.config import (
     settings_in_force,
 )
 from coordinator.log.errors import EXIT_REFUSED
+from coordinator.names import did_you_mean, quoted
 from protocol import messages as m
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,10 +77,12 @@ def config() -> None:
     examples={
         "What is the running coordinator set to, and why?": "config show",
         "Only what somebody has changed:": "config show --changed",
+        "Only one of them:": "config show group.max.size",
         "What would this file make of a start, with this machine's environment?": "config show "
         "--config coordinator.toml --set group.max.size=500",
     },
 )
+@click.argument("names", nargs=-1, metavar="[NAME]...")
 @settings_of_start
 @click.option(
     "--start", is_flag=True, help="What a start would take with the environment of this command."
@@ -89,13 +92,14 @@ def config() -> None:
 def show(
     coordinator: Coordinator,
     output: Output,
+    names: tuple[str, ...],
     toml_path: Path | None,
     overrides: tuple[str, ...],
     listen: tuple[str, ...],
     start: bool,
     changed: bool,
 ) -> None:
-    """Show the settings of the running coordinator, and where each comes from.
+    """Show the settings of the running coordinator, or those named, and where each comes from.
 
     That is "default", a file, a variable of the environment, or the command line. None of the
     settings is a secret. With --config, --set, --listen or --start nobody is asked: it is what a
@@ -110,10 +114,15 @@ def show(
     else:
         answer: m.DescribeSettingsResponse = coordinator.ask(m.DescribeSettingsRequest())
         found = [(one.name, one.value, one.default, one.origin) for one in answer.settings]
+    known = {name for name, *_ in found}
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise click.UsageError(f"there is no setting {quoted(name)}.{hint}")
     rows = [
         (name, value, origin, default)
         for name, value, default, origin in found
-        if not changed or origin != "default"
+        if (not names or name in names) and (not changed or origin != "default")
     ]
     output.show(("NAME", "VALUE", "ORIGIN", "DEFAULT"), rows)
 

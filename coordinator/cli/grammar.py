@@ -5,10 +5,10 @@ English to the command that does it, without the program's name. The outermost g
 module of a command only when that command is wanted (`LazyCommands`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
@@ -18,6 +18,8 @@ PROGRAM: Final = "group-coordinator"
 # What is longer repeats an argument of 10 kB.
 _ERROR_CHARS_MAX: Final = 1_000
 _SUMMARY_CHARS_MAX: Final = 200
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _WithExamples(click.Command):
@@ -56,6 +58,17 @@ class Commands(_WithExamples, click.Group):
             hint = did_you_mean(name, self.list_commands(ctx))
             raise click.UsageError(f"No such command {quoted(name)}.{hint}", ctx)
         return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options in front of a command, which other tools have in the place of it."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as exc:
+            name = exc.option_name.lstrip("-")
+            if name not in self.list_commands(ctx):
+                raise
+            why = f"{quoted(name)} is a command, and no option."
+            raise click.UsageError(why, ctx) from exc
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands, each with its whole first sentence."""
@@ -120,6 +133,8 @@ def _errors_for_a_terminal() -> Iterator[None]:
     """Escape and shorten what errors repeat of the command line, which a script may have filled."""
     try:
         yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise  # Its message is the help.
     except click.ClickException as exc:
         message = escaped(exc.message)
         if len(message) > _ERROR_CHARS_MAX:
@@ -128,7 +143,7 @@ def _errors_for_a_terminal() -> Iterator[None]:
         raise
 
 
-def refuses(name: str, why: str, *, is_flag: bool = False) -> Any:
+def refuses(name: str, why: str, *, is_flag: bool = False) -> Callable[[F], F]:
     """Take an option that other tools have and this one can't, to say *why*, and what to do."""
 
     def callback(_ctx: click.Context, _param: click.Parameter, value: object) -> None:

@@ -10,6 +10,7 @@ import click
 from msgspec import structs
 
 from coordinator.cli.common import (
+    GROUP,
     PARTITIONS_PER_REQUEST,
     AskFailed,
     Change,
@@ -45,6 +46,7 @@ from coordinator.cli.reset_offsets import reset_offsets
 from coordinator.names import did_you_mean, quoted
 from protocol import messages as m
 from protocol.partition import TopicPartition
+from protocol.text import some_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 Rows = list[tuple[object, ...]]
@@ -198,14 +200,33 @@ def describe_lag(
     return _show_offsets(coordinator, output, wanted, verbose=output.form != TABLE)
 
 
-def _noted(coordinator: Coordinator, group_id: str) -> m.DescribedGroup:
-    """Return a group, and tell what is special about its state."""
-    found = described(coordinator, group_id)
-    if found.state == "Empty":
-        note(f"Consumer group {quoted(group_id)} has no active members.")
-    elif found.state in {"PreparingRebalance", "CompletingRebalance"}:
-        note(f"Warning: Consumer group {quoted(group_id)} is rebalancing.")
-    return found
+def _for_each_described(
+    coordinator: Coordinator, group_ids: Iterable[str], work: Callable[[m.DescribedGroup], None]
+) -> bool:
+    """Do *work* for each group, tell what is special about their states, and whether any failed."""
+    idle: list[str] = []
+    rebalancing: list[str] = []
+
+    def one(group_id: str) -> None:
+        found = described(coordinator, group_id)
+        if found.state == "Empty":
+            idle.append(group_id)
+        elif found.state in {"PreparingRebalance", "CompletingRebalance"}:
+            rebalancing.append(group_id)
+        work(found)
+
+    failed = for_each(group_ids, one)
+    _note_state(idle, "", "has no active members", "have no active members")
+    _note_state(rebalancing, "Warning: ", "is rebalancing", "are rebalancing")
+    return failed
+
+
+def _note_state(group_ids: list[str], before: str, how: str, how_they_are: str) -> None:
+    if len(group_ids) == 1:
+        note(f"{before}Consumer group {quoted(group_ids[0])} {how}.")
+    elif group_ids:
+        named = some_of(map(quoted, group_ids), count=len(group_ids))
+        note(f"{before}{len(group_ids)} consumer groups {how_they_are}: {named}.")
 
 
 def _show_offsets(
@@ -213,21 +234,21 @@ def _show_offsets(
 ) -> bool:
     rows: Rows = []
 
-    def one(group_id: str) -> None:
-        members = {x.member_id: x for x in _noted(coordinator, group_id).members}
-        for topic in coordinator.ask(m.DescribeLagRequest(group_id)).topics:
+    def one(group: m.DescribedGroup) -> None:
+        members = {x.member_id: x for x in group.members}
+        for topic in coordinator.ask(m.DescribeLagRequest(group.group_id)).topics:
             for p in topic.partitions:
                 owner = members.get(p.member_id)
                 host, client_id = (owner.client_host, owner.client_id) if owner else ("", "")
                 numbers = (p.partition, p.committed_offset, p.end_offset, p.lag)
                 times = (time_of(p.commit_timestamp_ms), time_of(p.end_reported_ms))
-                row = (group_id, topic.topic, *numbers, p.member_id, host, client_id)
+                row = (group.group_id, topic.topic, *numbers, p.member_id, host, client_id)
                 rows.append((*row, *times) if verbose else row)
 
-    failed = for_each(group_ids, one)
+    failed = _for_each_described(coordinator, group_ids, one)
     head = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG")
     tail = ("COMMITTED", "END-REPORTED") if verbose else ()
-    output.show((*head, "CONSUMER-ID", "HOST", "CLIENT-ID", *tail), rows)
+    output.show((*head, "CONSUMER-ID", "HOST", "CLIENT-ID", *tail), rows, failed=failed)
     return failed
 
 
@@ -236,11 +257,10 @@ def _show_members(
 ) -> bool:
     found: list[tuple[str, m.DescribedMember, dict[str, list[int]] | None]] = []
 
-    def one(group_id: str) -> None:
-        group = _noted(coordinator, group_id)
-        found.extend((group_id, x, assignment_of(group, x)) for x in group.members)
+    def one(group: m.DescribedGroup) -> None:
+        found.extend((group.group_id, x, assignment_of(group, x)) for x in group.members)
 
-    failed = for_each(group_ids, one)
+    failed = _for_each_described(coordinator, group_ids, one)
     # Like Kafka's tool: a column for what hardly any group has only where one has it.
     is_any_static = any(member.group_instance_id is not None for _, member, _ in found)
     has_static = output.form != TABLE or is_any_static
@@ -252,22 +272,22 @@ def _show_members(
         rows.append((*row, assigned) if verbose else row)
     instance_head = ("GROUP-INSTANCE-ID",) if has_static else ()
     head = ("GROUP", "CONSUMER-ID", *instance_head, "HOST", "CLIENT-ID", "#PARTITIONS")
-    output.show((*head, "ASSIGNMENT") if verbose else head, rows)
+    output.show((*head, "ASSIGNMENT") if verbose else head, rows, failed=failed)
     return failed
 
 
 def _show_states(coordinator: Coordinator, output: Output, group_ids: Iterable[str]) -> bool:
     rows: Rows = []
 
-    def one(group_id: str) -> None:
-        found = _noted(coordinator, group_id)
-        retained = retention_text(found.offsets_retention_ms)
-        facts = (found.state, len(found.members), found.generation_id, retained)
-        rows.append((group_id, _where(coordinator, group_id), found.protocol_name, *facts))
+    def one(group: m.DescribedGroup) -> None:
+        retained = retention_text(group.offsets_retention_ms)
+        facts = (group.state, len(group.members), group.generation_id, retained)
+        where = _where(coordinator, group.group_id)
+        rows.append((group.group_id, where, group.protocol_name, *facts))
 
-    failed = for_each(group_ids, one)
+    failed = _for_each_described(coordinator, group_ids, one)
     head = ("GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE", "#MEMBERS")
-    output.show((*head, "GENERATION", "RETENTION"), rows)
+    output.show((*head, "GENERATION", "RETENTION"), rows, failed=failed)
     return failed
 
 
@@ -285,7 +305,7 @@ def _where(coordinator: Coordinator, group_id: str) -> str:
         "Only the last time:": "groups rebalances billing --limit 1",
     },
 )
-@click.argument("group")
+@click.argument("group", type=GROUP)
 @click.option("--limit", default=20, type=click.IntRange(1, 100), help="The newest so many.")
 @asks
 def describe_rebalances(coordinator: Coordinator, output: Output, group: str, limit: int) -> None:
@@ -376,7 +396,7 @@ def delete(
         "--topic orders:0,1 --yes",
     },
 )
-@click.argument("group")
+@click.argument("group", type=GROUP)
 @click.option(
     "--topic",
     "topics",
@@ -419,7 +439,7 @@ def delete_offsets(
                     rows.append((topic.topic, one.partition, said))
                     failed |= bool(one.error)
     finally:
-        output.show(("TOPIC", "PARTITION", "STATUS"), rows)
+        output.show(("TOPIC", "PARTITION", "STATUS"), rows, failed=failed)
     return failed
 
 
@@ -443,7 +463,7 @@ def _kept(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int
         "--yes",
     },
 )
-@click.argument("group")
+@click.argument("group", type=GROUP)
 @click.option(
     "--set",
     "kept",

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import click
 
 from coordinator.cli.common import (
+    GROUP,
     PARTITIONS_PER_REQUEST,
     AskFailed,
     Change,
@@ -26,10 +27,11 @@ from coordinator.cli.common import (
 )
 from coordinator.cli.grammar import Command
 from coordinator.cli.offset_files import FileOffset, read_offsets
-from coordinator.cli.output import Output, counted, note, shortened
+from coordinator.cli.output import Output, counted, note
 from coordinator.names import quoted
 from protocol import messages as m
 from protocol.partition import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
+from protocol.text import some_of
 
 UNCHANGED: Final = "unchanged"
 TO_IMPORT: Final = "to import"
@@ -54,7 +56,7 @@ Key = tuple[str, TopicPartition]
     },
 )
 @click.argument("path", metavar="FILE", type=click.Path(dir_okay=False, allow_dash=True))
-@click.argument("group_ids", nargs=-1, metavar="[GROUP]...")
+@click.argument("group_ids", nargs=-1, metavar="[GROUP]...", type=GROUP)
 @click.option(
     "--remove-owners",
     is_flag=True,
@@ -103,6 +105,7 @@ def import_offsets(
     terms = Terms(remove_owners, overwrite, reason, expected)
     work = Import(coordinator, terms)
     failed = for_each(by_group, lambda group_id: work.plan(group_id, by_group[group_id]))
+    work.tell_missing()
     work.tell_owned()
     planned = [one for found in work.plans.values() for one in found]
     moving = [one for one in planned if one.is_moving]
@@ -147,6 +150,7 @@ class Import:
         self._coordinator = coordinator
         self._terms = terms
         self.plans: dict[str, list[Planned]] = {}
+        self._missing: list[str] = []
         self._in_the_way: list[str] = []  # The owner's client id, for each partition left out.
 
     def plan(self, group_id: str, rows: Sequence[FileOffset]) -> None:
@@ -159,7 +163,7 @@ class Import:
             raise AskFailed("the file has nothing of this group")
         group = described_or_dead(self._coordinator, group_id)
         if group.error:
-            note(f"Consumer group {quoted(group_id)} does not exist; an import makes it.")
+            self._missing.append(group_id)
         owners = self._owners_of(group)
         stored = self._stored(group_id, rows)
         self.plans[group_id] = [
@@ -215,11 +219,19 @@ class Import:
         self._in_the_way.append(owner)
         return Planned(row, committed, f"owned by {owner}", is_moving=False)
 
+    def tell_missing(self) -> None:
+        """Say which groups aren't there yet, if any."""
+        if len(self._missing) == 1:
+            note(f"Consumer group {quoted(self._missing[0])} does not exist; an import makes it.")
+        elif self._missing:
+            groups = some_of(map(quoted, self._missing), count=len(self._missing))
+            note(f"{len(self._missing)} groups do not exist; an import makes them: {groups}")
+
     def tell_owned(self) -> None:
         """Say which members are in the way, if any, and what helps."""
         if self._in_the_way:
             partitions = counted(len(self._in_the_way), "partition")
-            owners = shortened(list(dict.fromkeys(self._in_the_way)))
+            owners = some_of(list(dict.fromkeys(self._in_the_way)))
             note(
                 f"{partitions} can't be imported while members own them: {owners}. Stop or drain "
                 "these, or say --remove-owners."
@@ -273,10 +285,10 @@ class Import:
             }
             removed += answer.removed_members
         if removed:
-            note(f"{group_id}: removed {shortened(removed)}")
+            note(f"{group_id}: removed {some_of(removed)}")
         refused = [f"{where}: {text}" for where, text in status.items() if text != IMPORTED]
         if refused:
-            raise AskFailed(f"not imported: {shortened(refused)}")
+            raise AskFailed(f"not imported: {some_of(refused)}")
 
     def _request(self, group_id: str, chunk: Iterable[Planned]) -> m.AlterOffsetsRequest:
         topics: dict[str, list[m.AlteredOffset]] = {}

@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 
 from coordinator.cli.common import (
+    GROUP,
     AskFailed,
     Change,
     Coordinator,
@@ -57,7 +58,7 @@ def members() -> None:
         "--wait 60",
     },
 )
-@click.argument("group")
+@click.argument("group", type=GROUP)
 @click.argument("client_id", metavar="CLIENT-ID")
 @click.option(
     "--wait",
@@ -143,7 +144,7 @@ def _words(count: int | None) -> str:
         "loader-1-6a1f0c5e-3f0b-4a57-9a55-0f6a3c1d2b7e",
     },
 )
-@click.argument("group")
+@click.argument("group", type=GROUP)
 @click.argument("member_ids", nargs=-1, metavar="[MEMBER-ID]...")
 @click.option(
     "--instance",

@@ -27,6 +27,7 @@ from coordinator.names import escaped, quoted
 from protocol.fields import TEXT_BYTES_MAX, TOPIC_BYTES_MAX
 from protocol.group_ids import group_id_error, name_error
 from protocol.partition import INT32_MAX, INT64_MAX, NO_LEADER_EPOCH, TopicPartition
+from protocol.text import some_of
 
 COLUMNS: Final = ("group", "topic", "partition", "offset", "leader_epoch", "metadata")
 _REQUIRED: Final = ("topic", "partition", "offset")
@@ -106,9 +107,7 @@ def parse_offsets(
             continue
         found.append(one)
     if errors:
-        more = len(errors) - _ERRORS_TOLD_MAX
-        told = errors[:_ERRORS_TOLD_MAX] + ([f"and {more} more lines"] if more > 0 else [])
-        raise ValueError("; ".join(told))
+        raise ValueError(some_of(errors, _ERRORS_TOLD_MAX, between="; "))
     return found
 
 

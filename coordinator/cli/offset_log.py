@@ -24,10 +24,10 @@ from coordinator.cli.grammar import PROGRAM
 from protocol import messages as m
 from protocol.codec import scanned_offsets
 from protocol.errors import ERRORS, ErrorCode, ProtocolError, Remedy
+from protocol.group_ids import NODE_PARTITION
 
 OFFSETS_PER_PAGE: Final = 20_000
 CHANGES_PER_PAGE: Final = 2_000
-NODE_PARTITION: Final = 65_535  # The node's own, with the topics: it holds no offsets.
 # So often a compaction may overtake a scan before it is given up.
 SCANS_MAX: Final = 5
 _GROUPS_PER_REQUEST: Final = 1_000

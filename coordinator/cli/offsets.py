@@ -4,16 +4,18 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Any, Final, TextIO, TypeVar
 
 import click
 from msgspec import structs
 
 from coordinator.cli.common import (
+    GROUP,
+    TOPIC,
     AskFailed,
     Coordinator,
     Unreachable,
@@ -37,6 +39,8 @@ from coordinator.cli.offset_log import (
 from coordinator.cli.output import CSV, JSON, TABLE, Output, counted, note, time_of
 from coordinator.names import escaped
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 FOLLOW_S: Final = 0.5
 AWAY_S_MAX: Final = 5.0
 
@@ -56,6 +60,11 @@ def offsets() -> None:
 offsets.add_command(import_offsets)
 
 
+def _only(what: str, type_: click.ParamType[str]) -> Callable[[F], F]:
+    several = "Only this one; may be given several times."
+    return click.option(f"--{what}", f"{what}s", multiple=True, type=type_, help=several)
+
+
 # --- watch ------------------------------------------------------------------------------
 
 
@@ -68,8 +77,8 @@ offsets.add_command(import_offsets)
         "For a program, one JSON object a line:": "offsets watch --output json",
     },
 )
-@click.option("--group", "groups", multiple=True, help="Only this one; may be given several times.")
-@click.option("--topic", "topics", multiple=True, help="Only this one; may be given several times.")
+@_only("group", GROUP)
+@_only("topic", TOPIC)
 @click.option(
     "--from",
     "start",
@@ -229,7 +238,7 @@ class EventLines:
     },
 )
 @several_groups
-@click.option("--topic", "topics", multiple=True, help="Only this one; may be given several times.")
+@_only("topic", TOPIC)
 @click.option(
     "--file",
     "path",

@@ -56,16 +56,24 @@ class Output:
     def __init__(self, form: str = TABLE) -> None:
         self.form = form
 
-    def show(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Print *rows* under *columns*."""
+    def show(
+        self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, failed: bool = False
+    ) -> None:
+        """Print *rows* under *columns*.
+
+        Args:
+            columns: Their names.
+            rows: Of cells.
+            failed: Something was told to be wrong; people need no empty table besides.
+        """
         if self.form == JSON:
             keys = _keys(columns)
             self.json([dict(zip(keys, map(_known, row), strict=True)) for row in rows])
         elif self.form == CSV:
             for line in (_keys(columns), *rows):
                 click.echo(csv_line(line))
-        else:
-            print_table(Table(columns, list(rows)), sys.stdout)
+        elif (found := list(rows)) or not failed:
+            print_table(Table(columns, found), sys.stdout)
 
     def lines(self, text: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Print for people the line ``text.format(*row)`` of each row, else the rows."""
@@ -118,18 +126,20 @@ def print_table(table: Table, stream: TextIO) -> None:
 
 
 def styled(table: Table) -> Any:
-    """Return a table for `rich`, numbers to the right; what doesn't fit into a line is cut."""
+    """Return a table for `rich`, numbers to the right; names that don't fit into a line are cut."""
     from rich.table import Table as RichTable  # noqa: PLC0415  # Slow to import.
     from rich.text import Text  # noqa: PLC0415  # likewise
 
+    # A Text is shown as it is; markup is read in a str only.
+    text = functools.partial(Text, no_wrap=True, overflow="ellipsis")
     result = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for at, column in enumerate(table.columns):
         is_number = all(type(row[at]) is int or _is_unknown(row[at]) for row in table.rows)
         side: Any = "right" if is_number else "left"
-        result.add_column(Text(column), justify=side, no_wrap=True, overflow="ellipsis")
+        # Rich takes room from columns that may wrap, as long as it can. None does: see `text`.
+        result.add_column(text(column), justify=side, no_wrap=is_number)
     for row in table.rows:
-        # A Text is shown as it is; markup is read in a str only.
-        result.add_row(*(Text(_cell(value)) for value in row))
+        result.add_row(*(text(_cell(value)) for value in row))
     return result
 
 
@@ -172,13 +182,6 @@ def csv_line(values: Sequence[object]) -> str:
 def counted(number: int, noun: str) -> str:
     """Return "1 group" or "2 groups"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def shortened(names: Sequence[object], limit: int = 5) -> str:
-    """Return the first of *names*, and how many more there are."""
-    more = len(names) - limit
-    told = ", ".join(map(str, names[:limit]))
-    return f"{told} and {more} more" if more > 0 else told
 
 
 def _keys(columns: Sequence[str]) -> list[str]:

@@ -28,6 +28,7 @@ from coordinator.cli.common import (
     for_each,
     groups_asked_for,
     has_members,
+    hint_for,
     missing_group,
     registered_topics,
     several_groups,
@@ -35,16 +36,19 @@ from coordinator.cli.common import (
 )
 from coordinator.cli.grammar import Command, refuses
 from coordinator.cli.offset_files import csv_line, read_offsets
-from coordinator.cli.output import Output, counted, note, shortened, time_of
-from coordinator.names import did_you_mean, escaped, quoted
+from coordinator.cli.output import Output, counted, note, time_of
+from coordinator.names import escaped, quoted
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.messages import EndOffset
 from protocol.partition import INT64_MAX, NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
+from protocol.text import some_of
 
 Offsets = dict[TopicPartition, int]
 
-NO_END: Final = "no end offset is registered (ReportEndOffsets), so name one by --to-offset"
+NO_END: Final = (
+    "nobody has reported the end (topics report-end does), so name an offset by --to-offset"
+)
 NO_COMMIT: Final = "no offset is committed"
 NO_START: Final = (
     "The coordinator does not know where the partitions of a source begin. If that is offset 0, "
@@ -146,9 +150,7 @@ def plan(known: Mapping[TopicPartition, Known], spec: Spec) -> tuple[list[Reset]
             warnings += [warning] if warning else []
         resets.append(Reset(*partition, facts.committed, offset))
     if troubles:
-        raise CannotReset(
-            "; ".join(f"{shortened(where)}: {why}" for why, where in troubles.items())
-        )
+        raise CannotReset("; ".join(f"{some_of(where)}: {why}" for why, where in troubles.items()))
     return resets, warnings
 
 
@@ -339,10 +341,10 @@ class Plans:
         return found, spec
 
     def _unknown_topic(self, topic: str, committed: Iterable[str]) -> AskFailed:
-        registered = (known.topic for known in registered_topics(self._coordinator))
-        hint = did_you_mean(topic, chain(committed, registered))
+        known = registered_topics(self._coordinator)
+        hint = hint_for(topic, lambda: chain(committed, (one.topic for one in known)))
         partitions = f"name its partitions, as in --topic {escaped(topic)[:100]}:0,1"
-        unknown = f"topic {quoted(topic)} is neither registered nor committed"
+        unknown = f"Topic {quoted(topic)} is neither registered nor committed"
         return AskFailed(f"{unknown}.{hint}" if hint else f"{unknown}; {partitions}")
 
     def execute(self, output: Output) -> bool:
@@ -377,7 +379,7 @@ class Plans:
             if text not in {"reset", "unchanged"}
         ]
         if refused:
-            raise AskFailed(shortened(refused))
+            raise AskFailed(some_of(refused))
 
     def _commit_some(self, group_id: str, resets: list[Reset]) -> dict[tuple[str, int], str]:
         topics: dict[str, list[m.PartitionCommit]] = {}

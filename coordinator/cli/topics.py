@@ -4,6 +4,7 @@ import click
 
 from coordinator.cli.common import (
     PARTITIONS_PER_REQUEST,
+    TOPIC,
     AskFailed,
     Change,
     Coordinator,
@@ -11,12 +12,13 @@ from coordinator.cli.common import (
     asks_to_change,
     describe_error,
     described_topic,
+    for_each,
     groups_there,
     missing_topic,
     registered_topics,
 )
 from coordinator.cli.grammar import Commands
-from coordinator.cli.output import Output, counted, tracked
+from coordinator.cli.output import Output, counted, time_of, tracked
 from coordinator.names import quoted
 from protocol import messages as m
 from protocol.errors import ErrorCode
@@ -27,6 +29,7 @@ from protocol.partition import INT32_MAX, INT64_MAX
     cls=Commands,
     examples={
         "Which topics are known, and with how many partitions?": "topics list",
+        "How far does one of them reach?": "topics describe orders",
         "Make one known that has six:": "topics register orders 6",
         "Tell how far its partition 0 reaches:": "topics report-end orders 0 1200",
     },
@@ -53,13 +56,55 @@ def list_topics(coordinator: Coordinator, output: Output, pattern: str | None) -
 
 
 @topics.command(
+    "describe",
+    examples={
+        "How far does each partition reach, and since when is that known?": "topics describe "
+        "orders",
+    },
+)
+@click.argument("names", nargs=-1, required=True, metavar="TOPIC...", type=TOPIC)
+@asks
+def describe_topics(coordinator: Coordinator, output: Output, names: tuple[str, ...]) -> bool:
+    """Show the partitions of topics, and how far each reaches as somebody has reported."""
+    rows: list[tuple[object, ...]] = []
+
+    def one(topic: str) -> None:
+        found = _registered(coordinator, topic, with_ends=True)
+        ends = {end.partition: end for end in found.end_offsets}
+        for number in range(found.partition_count):
+            end = ends.get(number)
+            facts = (None, None) if end is None else (end.end_offset, time_of(end.reported_ms))
+            rows.append((topic, number, *facts))
+
+    failed = for_each(dict.fromkeys(names), one)
+    output.show(("TOPIC", "PARTITION", "LOG-END-OFFSET", "END-REPORTED"), rows, failed=failed)
+    return failed
+
+
+def _registered(
+    coordinator: Coordinator, topic: str, *, with_ends: bool = False
+) -> m.DescribedTopic:
+    """Return a topic that is registered.
+
+    Raises:
+        AskFailed: It isn't, or can't be asked for.
+    """
+    found = described_topic(coordinator, topic, with_ends=with_ends)
+    if found.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        raise missing_topic(coordinator, topic)
+    if found.error:
+        raise AskFailed(f"{quoted(topic)}: {describe_error(found.error)}")
+    return found
+
+
+@topics.command(
     "register",
     examples={
         "Make a topic known that has six partitions:": "topics register orders 6",
         "It has grown to twelve; its groups rebalance:": "topics register orders 12",
     },
 )
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.argument("partitions", type=click.IntRange(1))
 @asks
 def register_topic(coordinator: Coordinator, output: Output, topic: str, partitions: int) -> None:
@@ -77,7 +122,7 @@ def register_topic(coordinator: Coordinator, output: Output, topic: str, partiti
         "The next record of partition 0 will get offset 1200:": "topics report-end orders 0 1200",
     },
 )
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.argument("partition", type=click.IntRange(0, INT32_MAX))
 @click.argument("offset", type=click.IntRange(0, INT64_MAX))
 @asks
@@ -96,9 +141,7 @@ def report_end(
 
 
 def _missing_partition(coordinator: Coordinator, topic: str, partition: int) -> AskFailed:
-    found = described_topic(coordinator, topic)
-    if found.error:
-        return missing_topic(coordinator, topic)
+    found = _registered(coordinator, topic)
     there = counted(found.partition_count, "partition")
     return AskFailed(f"Topic {quoted(topic)} has {there}, and none with the number {partition}.")
 
@@ -110,16 +153,11 @@ def _missing_partition(coordinator: Coordinator, topic: str, partition: int) -> 
         "Do it in a script:": "topics delete orders --yes",
     },
 )
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @asks_to_change
 def delete_topic(coordinator: Coordinator, output: Output, change: Change, topic: str) -> None:
     """Forget TOPIC, and what groups have committed for it."""
-    found = described_topic(coordinator, topic)
-    if found.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        raise missing_topic(coordinator, topic)
-    if found.error:
-        raise AskFailed(f"{quoted(topic)}: {describe_error(found.error)}")
-    count = found.partition_count
+    count = _registered(coordinator, topic).partition_count
     concerned = _committed(coordinator, topic, count)
     rows: list[tuple[object, ...]] = [(topic, count, *one) for one in concerned.items()]
     groups = f", and its offsets in {counted(len(concerned), 'group')}" if concerned else ""

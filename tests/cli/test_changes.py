@@ -174,7 +174,7 @@ def test_the_words_of_other_tools_are_answered_with_ours(option: str, line: Comm
         (("delete-offsets", "g", "--topic", "tt"), "nothing is committed of topic 'tt'. Did you"),
         (
             ("reset-offsets", "g", "--topic", "tt", "--to-offset", "1"),
-            "topic 'tt' is neither registered nor committed. Did you mean 't'?",
+            "Topic 'tt' is neither registered nor committed. Did you mean 't'?",
         ),
     ],
 )
@@ -194,3 +194,20 @@ def test_a_suggestion_that_can_not_be_had_keeps_no_answer_back(line: CommandLine
     done = line.run("groups", "describe", "buzy")
 
     assert done.stderr == "Consumer group 'buzy' does not exist.\n"
+
+
+def test_a_topic_that_is_unknown_is_told_where_topics_can_not_be_listed(
+    line: CommandLine,
+) -> None:
+    """So it is with a topic: what the listing fails of is no answer to the question."""
+    found = m.DescribeTopicsResponse(0, None, (m.DescribedTopic("tt", 3, -1, (), ()),), False)
+    line.answers[m.DescribeTopicsRequest] = lambda request: (
+        m.BareError(1006) if request.topics is None else found
+    )
+    done = line.run("groups", "reset-offsets", "g", "--topic", "uu", "--to-offset", "1")
+
+    assert done.exit_code == 1
+    assert done.stderr == (
+        "g: Topic 'uu' is neither registered nor committed; "
+        "name its partitions, as in --topic uu:0,1\n"
+    )

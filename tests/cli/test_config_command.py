@@ -40,6 +40,18 @@ def test_a_running_coordinator_says_what_it_is_set_to(line: CommandLine) -> None
     assert first["origin"] == "file /etc/coordinator.toml"
 
 
+def test_the_settings_that_are_named_are_shown_or_the_ones_that_were_meant(
+    line: CommandLine,
+) -> None:
+    """As `settings` has it."""
+    named = line.run("config", "show", "cluster.id", "listeners")
+    misspelt = line.run("config", "show", "listners")
+
+    assert [row[0] for row in cells(named.stdout)] == ["listeners", "cluster.id"]
+    assert misspelt.exit_code == 2
+    assert "there is no setting 'listners'. Did you mean 'listeners'?" in misspelt.stderr
+
+
 def test_an_older_coordinator_is_told_as_such(line: CommandLine) -> None:
     """It doesn't know the question."""
     line.answers[m.DescribeSettingsRequest] = m.BareError(35)

@@ -19,7 +19,7 @@ OFFLINE: Final = {"serve", "settings", "log compact", "log dump", "log repair", 
 LOOKS: Final = {
     *("compact", "health", "ping", "reload"),
     *("groups describe", "groups lag", "groups list", "groups rebalances", "groups top"),
-    *("topics list", "topics register", "topics report-end"),
+    *("topics describe", "topics list", "topics register", "topics report-end"),
     *("config show", "offsets export", "offsets watch"),
 }
 CHANGES: Final = {
@@ -140,6 +140,7 @@ def test_the_list_of_commands_says_of_each_what_it_is() -> None:
         (["groups", "lst"], "'list'"),
         (["grouqs"], "'groups'"),
         (["groups", "delete-ofsets"], "'delete-offsets'"),
+        (["groups", "reset"], "'reset-offsets'"),
     ],
 )
 def test_a_misspelt_command_is_answered_with_the_one_that_was_meant(
@@ -150,6 +151,87 @@ def test_a_misspelt_command_is_answered_with_the_one_that_was_meant(
 
     assert done.exit_code == 2
     assert f"Did you mean {meant}" in done.stderr
+
+
+@pytest.mark.parametrize("path", [["groups"], ["topics"], []], ids=" ".join)
+def test_a_subject_without_a_command_is_answered_with_its_help(path: list[str]) -> None:
+    """In as many lines as with --help: it is no name that somebody made up."""
+    bare = CliRunner().invoke(main, path)
+    asked = CliRunner().invoke(main, [*path, "--help"])
+
+    assert bare.exit_code == 2
+    assert bare.stderr == asked.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["groups", "--describe", "--group", "g"], "'describe' is a command, and no option."),
+        (["groups", "describe", "--group", "g"], "Name groups without an option"),
+        (["groups", "list", "--bootstrap-server", "h:1"], "--at HOST:PORT"),
+        (["topics", "describe", "t", "--bootstrap-server", "h:1"], "--at HOST:PORT"),
+    ],
+)
+def test_a_command_line_of_kafkas_tools_is_answered_with_ours(
+    arguments: list[str], words: str
+) -> None:
+    """Fingers remember it."""
+    done = CliRunner().invoke(main, arguments)
+
+    assert done.exit_code == 2
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("name", ["", "a\x1b[31m", "x" * 10_000, "\udcff"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "groups describe NAME",
+        "groups delete ok NAME",
+        "groups delete-offsets NAME --topic t",
+        "groups rebalances NAME",
+        "groups retention NAME",
+        "members drain NAME c",
+        "members remove NAME m",
+        "offsets export NAME",
+        "offsets export g --topic NAME",
+        "offsets import - NAME",
+        "offsets watch --group NAME",
+        "offsets watch --topic NAME",
+        "topics delete NAME",
+        "topics describe NAME",
+        "topics register NAME 3",
+        "topics report-end NAME 0 1",
+    ],
+)
+def test_a_name_that_can_not_be_is_a_wrong_command_line(words: str, name: str) -> None:
+    """The coordinator would say so in terms of its wire protocol, and after looking for it."""
+    done = CliRunner().invoke(main, [word.replace("NAME", name) for word in words.split()])
+
+    assert done.exit_code == 2
+    assert "is not legal: it is" in done.stderr or "it contains control characters" in done.stderr
+    assert len(done.stderr) < 1_000
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31m", "x" * 10_000 + ":0", "\udcff"])
+def test_a_topic_with_partitions_is_as_legal_as_one_alone(name: str) -> None:
+    """`t:0,1` is read by hand."""
+    done = CliRunner().invoke(main, ["groups", "delete-offsets", "g", "--topic", name])
+
+    assert done.exit_code == 2
+    assert "is not legal: it" in done.stderr
+    assert len(done.stderr) < 1_000
+
+
+@pytest.mark.parametrize("host", ["x" * 100, "a..b", "\udcff"])
+def test_a_host_that_nobody_can_look_up_is_a_wrong_command_line(host: str) -> None:
+    """Python says so in a traceback."""
+    asked = CliRunner().invoke(main, ["ping", "--at", f"{host}:9310"])
+    served = CliRunner().invoke(main, ["serve", "--data-dir", "d", "--listen", f"{host}:9310"])
+
+    assert (asked.exit_code, served.exit_code) == (2, 78)
+    assert "is not HOST:PORT" in asked.stderr
+    assert "is not host:port" in served.stderr
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,17 @@ def test_without_yes_it_is_a_dry_run(file: File) -> None:
     assert file.alters() == []
 
 
+def test_many_groups_that_are_not_there_are_told_in_one_line(file: File) -> None:
+    """All of them are missing where a new coordinator gets what an old one had."""
+    done = file.run("group,topic,partition,offset\n" + "".join(f"n{n},t,0,1\n" for n in range(7)))
+
+    told, *_ = done.stderr.splitlines()
+    assert told == (
+        "7 groups do not exist; an import makes them: 'n0', 'n1', 'n2', 'n3', 'n4' and 2 more"
+    )
+    assert done.stderr.count("do not exist") == done.stderr.count("exist")
+
+
 def test_offsets_are_imported_with_epochs_and_metadata(file: File, groups: Groups) -> None:
     """And only those that differ, where they are as they were shown."""
     head = "group,topic,partition,offset,leader_epoch,metadata\n"

@@ -9,7 +9,8 @@ from hypothesis import given, strategies as st
 from coordinator.cli.common import AskFailed, Coordinator, Unreachable
 from coordinator.cli.offset_log import SCANS_MAX, Feed, OffsetEvent, read_all
 from coordinator.config import Address
-from protocol import messages as m
+from coordinator.log import format as log_format
+from protocol import group_ids, messages as m
 from tests.fakes.offsets_log import Key, OffsetsLog
 
 Step = tuple[str, str, str, int, int]
@@ -286,3 +287,8 @@ def test_a_broken_page_is_an_error(page_size: int) -> None:
     log.answers[m.ScanOffsetsRequest] = broken
     with pytest.raises(AskFailed, match="can't be read"):
         read_all(Asking(log), 0, None, None)
+
+
+def test_the_nodes_own_partition_has_one_number() -> None:
+    """The log, which knows no protocol, and its readers, which know no log, each write it down."""
+    assert group_ids.NODE_PARTITION == log_format.NODE_PARTITION

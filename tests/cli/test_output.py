@@ -10,10 +10,11 @@ import time
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, strategies as st
+from rich.console import Console
 
 from coordinator.cli.common import AskFailed, show
 from coordinator.cli.main import main
-from coordinator.cli.output import Output, Table, print_table, tracked
+from coordinator.cli.output import Output, Table, print_table, styled, tracked
 from coordinator.names import QUOTED_CHARS_MAX, did_you_mean, escaped, quoted
 from tests.fakes.command_line import Terminal
 
@@ -81,6 +82,20 @@ def test_a_hostile_name_commands_no_terminal_that_is_styled_for() -> None:
     assert "\\x1b[2Jevil" in terminal.getvalue()
     assert "\x1b[2J" not in terminal.getvalue()
     assert "\u202e" not in terminal.getvalue()
+
+
+def test_a_narrow_terminal_cuts_names_and_no_numbers() -> None:
+    """Whoever watches a lag in a corner of the screen watches numbers."""
+    table = Table(("GROUP", "STATE", "#MEMBERS", "LAG"), [("g" * 80, "Stable", 12, 1_234_567)])
+    terminal = Terminal()
+    Console(file=terminal, width=40).print(styled(table))
+
+    head, row, end = terminal.getvalue().split("\n")
+    assert "#MEMBERS" in head
+    assert "LAG" in head
+    assert row.split()[-2:] == ["12", "1234567"]
+    assert len(row) <= 40
+    assert end == ""
 
 
 def test_many_rows_are_not_styled() -> None:

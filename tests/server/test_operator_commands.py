@@ -222,10 +222,33 @@ def test_what_is_special_about_a_group_is_noted(view: str, line: CommandLine) ->
 
     assert done.exit_code == 1
     assert done.stderr.splitlines() == [
+        "Consumer group 'nobody' does not exist.",
         "Consumer group 'e' has no active members.",
         "Warning: Consumer group 'p' is rebalancing.",
-        "Consumer group 'nobody' does not exist.",
     ]
+
+
+def test_what_is_special_about_many_groups_is_noted_in_one_line(line: CommandLine) -> None:
+    """Nobody finds a table below 2,000 notes."""
+    idle = [f"e{number}" for number in range(8)]
+    line.answers[m.DescribeGroupsRequest] = lambda request: m.DescribeGroupsResponse(
+        (structs.replace(GROUPS["e"], group_id=request.group_ids[0]),)
+    )
+
+    assert line.run("groups", "describe", *idle).stderr == (
+        "8 consumer groups have no active members: 'e0', 'e1', 'e2', 'e3', 'e4' and 3 more.\n"
+    )
+
+
+@pytest.mark.parametrize("view", ["--offsets", "--members", "--state"])
+def test_a_refusal_stands_alone(view: str, line: CommandLine) -> None:
+    """A head without rows would say that there is something to look at; programs still get it."""
+    alone = line.run("groups", "describe", "nobody", view)
+    for_programs = line.run("groups", "describe", "nobody", view, "--output", "json")
+
+    assert (alone.exit_code, alone.stdout) == (1, "")
+    assert alone.stderr == "Consumer group 'nobody' does not exist.\n"
+    assert (for_programs.exit_code, json.loads(for_programs.stdout)) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -403,6 +426,17 @@ def test_topics_are_registered_listed_and_deleted(line: CommandLine) -> None:
     assert (refused.exit_code, "can't shrink" in refused.stderr) == (1, True)
     assert cells(line.run("topics", "list").output) == [["t", "6", "0"]]
     assert line.run("topics", "delete", "t", "--yes").output == "ok\n"
+
+
+def test_a_topic_is_described_by_partition(line: CommandLine) -> None:
+    """What is reported for each, and when: a lag of "-" has its reason here."""
+    found = m.DescribedTopic("t", 0, 2, (), (m.EndOffset(1, 1_200, 2_000),))
+    line.answers[m.DescribeTopicsRequest] = m.DescribeTopicsResponse(0, None, (found,), False)
+
+    assert cells(line.run("topics", "describe", "t").output) == [
+        ["t", "0", "-", "-"],
+        ["t", "1", "1200", "1970-01-01T00:00:02+00:00"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,10 @@ def test_no_offset_is_over_the_largest(line: CommandLine) -> None:
     ("arguments", "why"),
     [
         (("--topic", "t", "--shift-by", "1"), "g: t-2: no offset is committed"),
-        (("--topic", "u", "--to-latest"), "g: u-0: no end offset is registered"),
-        (("--topic", "t:2", "--to-current"), "g: t-2: no end offset is registered"),
+        (("--topic", "u", "--to-latest"), "g: u-0: nobody has reported the end"),
+        (("--topic", "t:2", "--to-current"), "g: t-2: nobody has reported the end"),
         (("--topic", "t:3,9", "--to-offset", "1"), "g: t-3, t-9: the topic has 3 partitions"),
-        (("--topic", "x", "--to-offset", "1"), "topic 'x' is neither registered nor committed"),
+        (("--topic", "x", "--to-offset", "1"), "Topic 'x' is neither registered nor committed"),
     ],
 )
 def test_a_group_is_reset_whole_or_not_at_all(
