@@ -18,7 +18,6 @@ from pyspark.sql.types import (
     BooleanType,
     DataType,
     DateType,
-    DecimalType,
     FractionalType,
     IntegralType,
     MapType,
@@ -50,10 +49,10 @@ if TYPE_CHECKING:
 
 _CODECS: Final = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 
+# Not decimals: the library misreads negative ones with a fraction, and then the whole table.
 _PARTITION_TYPES: Final = (
     BooleanType,
     DateType,
-    DecimalType,
     IntegralType,
     StringType,
     TimestampNTZType,

@@ -1,7 +1,8 @@
 """The Parquet files of a Delta table: how executors write them, and what the log says of them.
 
-Folders are for people's eyes: which partition a file belongs to stands in the log, so a value
-that no file system would take as a name is only shortened here.
+Which partition a file belongs to stands in the log. But some readers, such as Polars, take it from
+the folders' names. So these have the values whole, escaped as by other writers, unless they are
+longer than any file system takes.
 """
 
 import json
@@ -14,7 +15,7 @@ from decimal import Decimal
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import url2pathname
 
 import pyarrow as pa
@@ -45,8 +46,9 @@ _HIGHEST_CHARACTER: Final = "\U0010ffff"
 # More digits than these are rounded by whoever reads JSON numbers as floats.
 _DIGITS_MAX: Final = 15
 
-_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
-_NAME_CHARACTERS: Final = 50
+# The most that file systems take.
+_NAME_BYTES: Final = 255
+_CUT_ESCAPE: Final = re.compile("%.?$")
 _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 
 PartitionValues = dict[str, str | None]
@@ -197,15 +199,13 @@ def partition_value(value: object) -> str | None:
             return value.isoformat(" ", "microseconds")
         case datetime():
             return _in_utc(value)
-        case Decimal():
-            return f"{value:f}"
         case _:
             return str(value)
 
 
 def _folder(item: tuple[str, str | None]) -> str:
-    name, value = (_NOT_IN_NAMES.sub("_", text or _NULL_FOLDER)[:_NAME_CHARACTERS] for text in item)
-    return f"{name}={value}"
+    name = "=".join(quote(text or _NULL_FOLDER, safe="") for text in item)
+    return _CUT_ESCAPE.sub("", name[:_NAME_BYTES])
 
 
 def statistics(
