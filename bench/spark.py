@@ -22,9 +22,11 @@ from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from bench.command import Bench, Benchmark, Choice, command
@@ -45,11 +47,32 @@ from bench.processes import DAEMON_NOTES, ProcessError, Server, daemon, run_json
 from bench.report import Table, between, number
 from bench.spark_driver import ROOT, batches_of, session
 from bench.spark_sources import LOG, TOPIC, MadeUpTable, PlainSource
-from client.spark import FolderLogWriter, register
+from client.spark import DeltaSink, FolderLogWriter, register
 
 # Of each event, in a repetition: with three of them, a few more than twenty.
 PAUSE_CYCLES: Final = 7
 _CORES: Final = 2
+
+# --- where rows go -------------------------------------------------------------------------------
+
+# Has a query write to a folder.
+Sink = Callable[[DataStreamWriter, Path], DataStreamWriter]
+
+
+def nowhere(writer: DataStreamWriter, _folder: Path) -> DataStreamWriter:
+    """Throw the rows away."""
+    return writer.format("noop")
+
+
+def to_parquet(writer: DataStreamWriter, folder: Path) -> DataStreamWriter:
+    """Write the rows with Spark's own sink."""
+    return writer.format("parquet").option("path", str(folder))
+
+
+def to_delta(writer: DataStreamWriter, folder: Path) -> DataStreamWriter:
+    """Write the rows to a table of ours, with its defaults."""
+    return writer.foreachBatch(DeltaSink(folder, "bench"))
+
 
 # --- what coordination costs a batch -------------------------------------------------------------
 
@@ -85,10 +108,11 @@ def measure_cost(
     folder: Path,
     address: str,
     options: Mapping[str, str] = MappingProxyType({}),
+    sink: Sink = nowhere,
 ) -> dict[str, float | None]:
     """Run so many batches, one right after the other, and return the medians of their times."""
     run = uuid4().hex
-    query = (
+    writer = (
         spark.readStream.format(source)
         .option("coordinator", address)
         .option("group", f"cost-{run}")
@@ -98,10 +122,9 @@ def measure_cost(
         .option("maxRowsPerPartition", str(ROWS_PER_RANGE))
         .options(**options)
         .load()
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(folder / f"checkpoint-{run}"))
-        .start()
+        .writeStream.option("checkpointLocation", str(folder / f"checkpoint-{run}"))
     )
+    query = sink(writer, folder / f"written-{run}").start()
     try:
         done = batches_of(query, _WARM_UP + batches, _COST_TIMEOUT_S)
     finally:
@@ -257,25 +280,28 @@ def spark_kafka(spark: SparkSession, kafka: str) -> DataFrame:
     )
 
 
-def read_all(rows: DataFrame, folder: Path, expected: int) -> dict[str, float | None]:
-    """Read what is there in one go and throw it away; return seconds and rows a second.
+def read_all(
+    rows: DataFrame, folder: Path, expected: int, sink: Sink = nowhere
+) -> dict[str, float | None]:
+    """Read what is there in one go and hand it to a sink; return seconds and rows a second.
 
     The time is that of the batches: a query's start, and a group's, are not in it.
     """
-    query = (
-        rows.writeStream.format("noop")
-        .option("checkpointLocation", str(folder / f"checkpoint-{uuid4().hex}"))
-        .trigger(availableNow=True)
-        .start()
-    )
+    run = uuid4().hex
+    writer = rows.writeStream.option("checkpointLocation", str(folder / f"checkpoint-{run}"))
+    written = folder / f"written-{run}"
+    query = sink(writer, written).trigger(availableNow=True).start()
     try:
         if not query.awaitTermination(int(_READ_TIMEOUT_S)):
             raise ProcessError(f"rows were not read in {_READ_TIMEOUT_S:.0f} s")
         done = batches_of(query, 1, timeout_s=10)
     finally:
         query.stop()
+    rows_read = sum(batch["numInputRows"] for batch in done)
+    if sink is to_delta:  # Which may read a batch more than once.
+        rows_read = DeltaTable(written).count()
     return rate(
-        sum(batch["numInputRows"] for batch in done),
+        rows_read,
         sum(batch["durationMs"]["triggerExecution"] for batch in done) / 1000,
         expected,
     )
@@ -540,11 +566,13 @@ def _wait_until(what: Callable[[], str], condition: Callable[[], bool]) -> None:
 # --- what is measured, what it is held against, and how it is shown ------------------------------
 
 # What ``--only`` chooses from.
-COST, ENDS, PAUSES, LOGS, TABLES = "cost", "ends", "pauses", "logs", "tables"
-PARTS: Final = (COST, ENDS, LOGS, TABLES, PAUSES)
+COST, ENDS, PAUSES, LOGS, SINKS, TABLES = "cost", "ends", "pauses", "logs", "sinks", "tables"
+PARTS: Final = (COST, ENDS, LOGS, SINKS, TABLES, PAUSES)
 
 _PLAIN, _IN_GROUP = FORMATS
 COST_MS: Final = 30.0
+SINK_PARTITIONS: Final = 6
+SINK_MS: Final = 300.0
 # The first join of a new process: its JVM compiles and its workers start.
 COLD_JOIN: Final = "cold_join"
 PAUSE_TITLES: Final[Mapping[str, str]] = {
@@ -562,6 +590,9 @@ FILES_LOG: Final[Mapping[str, tuple[str, str]]] = {
     "parquet": ("files_log_parquet", SPARK_FILES),
 }
 KAFKA_LOG, SPARK_KAFKA = "kafka_log", "spark_kafka"
+# A log that is written on, and a small batch; each to a sink of ours and of Spark's own.
+DELTA_SINK, PARQUET_SINK = "delta_sink", "spark_parquet_sink"
+DELTA_BATCH, PARQUET_BATCH = "delta_batch", "parquet_batch"
 GROUP_OFFSETS, MADE_UP_TABLE = "group_offsets", "made_up_table"
 RATE_TITLES: Final[Mapping[str, str]] = {
     FOLDER_LOG: "folder log",
@@ -573,6 +604,8 @@ RATE_TITLES: Final[Mapping[str, str]] = {
     "spark_text": "Spark's file source, text",
     KAFKA_LOG: "Kafka log",
     SPARK_KAFKA: "Spark's Kafka source",
+    DELTA_SINK: "folder log into DeltaSink",
+    PARQUET_SINK: "folder log into Spark's Parquet sink",
     GROUP_OFFSETS: "group_offsets",
     MADE_UP_TABLE: "a reader that makes up such rows",
 }
@@ -585,6 +618,8 @@ TITLES: Final[Mapping[str, str]] = {
     REPORTED: f"batch of {ENDS_PARTITIONS} partitions whose ends are reported",
     NOT_REPORTED: "such a batch without reports",
     **RATE_TITLES,
+    DELTA_BATCH: f"batch of {SINK_PARTITIONS} partitions into DeltaSink",
+    PARQUET_BATCH: f"batch of {SINK_PARTITIONS} partitions into Spark's Parquet sink",
     **PAUSE_TITLES,
 }
 
@@ -594,6 +629,13 @@ def cost_ms(medians: Medians, size: int, field: str = "outside_ms") -> float | N
     with_it = medians.of(row_name(_IN_GROUP, size), field)
     without = medians.of(row_name(_PLAIN, size), field)
     return None if with_it is None or without is None else with_it - without
+
+
+def sink_ms(medians: Medians) -> float | None:
+    """Return how much longer a small batch is into our sink."""
+    ours = medians.of(DELTA_BATCH, "batch_ms")
+    theirs = medians.of(PARQUET_BATCH, "batch_ms")
+    return None if ours is None or theirs is None else ours - theirs
 
 
 def _cost_aim(size: int) -> Aim:
@@ -614,6 +656,8 @@ _AIMS: Final = (
     _rate_aim(FOLDER_LOG, SPARK_FILES, 0.5),
     *(_rate_aim(*rows, 0.5) for rows in FILES_LOG.values()),
     _rate_aim(KAFKA_LOG, SPARK_KAFKA, 0.5),
+    _rate_aim(DELTA_SINK, PARQUET_SINK, 0.8),
+    at_most("sink_ms", "DeltaSink, more a batch than Spark's Parquet sink", sink_ms, SINK_MS, "ms"),
     field_at_most(GROUP_OFFSETS, "seconds", "a million offsets as a table, warm", 2.0, "s"),
     _rate_aim(GROUP_OFFSETS, MADE_UP_TABLE, 0.8),
 )
@@ -625,6 +669,7 @@ def _tables(samples: Samples) -> Mapping[str, Table]:
         "Coordination of a batch": _cost_table(medians),
         "Reports of the log's ends": _ends_table(medians),
         "Rows a second": _rate_table(medians),
+        "Small batches into a sink": _sinks_table(medians),
         "Time without progress": _pause_table(medians),
     }
 
@@ -670,6 +715,17 @@ def _rate_table(medians: Medians) -> Table:
     return lines
 
 
+def _sinks_table(medians: Medians) -> Table:
+    """Return a line a sink: how long a small batch takes."""
+    lines: Table = [("sink", "batch ms", "(spread)", "but its tasks")]
+    for name in (DELTA_BATCH, PARQUET_BATCH):
+        if (batch := medians.of(name, "batch_ms")) is not None:
+            spread = between(medians.spread(name, "batch_ms"), 0)
+            outside = number(medians.of(name, "outside_ms"), 0)
+            lines.append((TITLES[name], number(batch, 0), spread, outside))
+    return lines
+
+
 def _pause_table(medians: Medians) -> Table:
     """Return a line an event: how its pauses are distributed, in seconds."""
     lines: Table = [
@@ -712,6 +768,7 @@ class SparkBench(Bench):
             COST: self._cost,
             ENDS: self._ends,
             LOGS: self._logs,
+            SINKS: self._sinks,
             TABLES: self._tables,
             PAUSES: lambda: self._pauses(number),
         }
@@ -746,6 +803,19 @@ class SparkBench(Bench):
                 )
                 self.keep(name, sample)
 
+    def _sinks(self) -> None:
+        spark, address, folders = self._spark, self._daemon.address, self._folders
+        batches = (QUICK_COST_SIZES if self.choice.quick else COST_SIZES)[SINK_PARTITIONS]
+        for rates, small, sink in (
+            (PARQUET_SINK, PARQUET_BATCH, to_parquet),
+            (DELTA_SINK, DELTA_BATCH, to_delta),
+        ):
+            self._read(rates, lambda: folder_log(spark, folders, address), sink)
+            sample = measure_cost(
+                *(spark, _IN_GROUP, SINK_PARTITIONS, batches, self.folder, address), sink=sink
+            )
+            self.keep(small, sample)
+
     def _logs(self) -> None:
         spark, address, folders = self._spark, self._daemon.address, self._folders
         for form, (ours, theirs) in FILES_LOG.items():
@@ -757,9 +827,9 @@ class SparkBench(Bench):
         self._read(SPARK_KAFKA, lambda: spark_kafka(spark, kafka))
         self._read(KAFKA_LOG, lambda: kafka_log(spark, kafka, address))
 
-    def _read(self, name: str, rows: Callable[[], DataFrame]) -> None:
+    def _read(self, name: str, rows: Callable[[], DataFrame], sink: Sink = nowhere) -> None:
         for _ in range(self._times(name)):
-            sample = read_all(rows(), self.folder, self._amount.rows)
+            sample = read_all(rows(), self.folder, self._amount.rows, sink)
         self.keep(name, sample)
 
     def _tables(self) -> None:
