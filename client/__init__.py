@@ -30,6 +30,7 @@ from client.membership import Assignment
 from client.offsets import OffsetAndMetadata
 from client.operators import GroupSummary, Lag, PositionTooOld, TopicSource
 from protocol.errors import ErrorCode
+from protocol.offset_feed import OffsetEvent
 from protocol.partition import TopicPartition
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "MemberLost",
     "MemberSubscription",
     "OffsetAndMetadata",
+    "OffsetEvent",
     "OutcomeUnknown",
     "PositionTooOld",
     "RangeAssignor",

@@ -8,7 +8,7 @@ in the event loop. A call that is cancelled is cancelled over there, and ends on
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar, copy_context
 from functools import partial, wraps
@@ -20,6 +20,7 @@ from client import api
 from client.exceptions import ClientClosed
 from client.member import Member as TrioMember
 from client.membership import Assignment
+from client.offset_watch import OffsetWatch as TrioOffsetWatch, Paged
 from client.operators import ColumnScan as TrioColumnScan, offsets_of_page
 from client.thread import ClientFacade, ClientThread, Connecting, Facade, MemberFacade
 from protocol.messages import ScannedOffset
@@ -373,6 +374,17 @@ class Client(ClientFacade, _Aio[api.Client]):
         scan = self._inner.scan_offset_columns(offsets_partition, group_ids, topics)
         return ColumnScan(self._bridge, scan)
 
+    def watch_offsets(
+        self,
+        groups: Iterable[str] | None = None,
+        topics: Iterable[str] | None = None,
+        *,
+        from_beginning: bool = False,
+    ) -> "OffsetWatch":
+        """See `client.Client.watch_offsets`."""
+        watch = self._inner.watch_offsets(groups, topics, from_beginning=from_beginning)
+        return OffsetWatch(self._bridge, watch)
+
 
 class ColumnScan(_Aio[TrioColumnScan]):
     """A `client.operators.ColumnScan` for asyncio programs: for ``async for``, once."""
@@ -388,6 +400,17 @@ class ColumnScan(_Aio[TrioColumnScan]):
         while page := await self.page():
             for offset in offsets_of_page(page):
                 yield offset
+
+
+class OffsetWatch(_Aio[TrioOffsetWatch], Paged):
+    """A `client.offset_watch.OffsetWatch` for asyncio programs: for ``async for``."""
+
+    def __init__(self, bridge: _Bridge, inner: TrioOffsetWatch) -> None:
+        """Use `Client.watch_offsets` instead."""
+        _Aio.__init__(self, bridge, inner)
+        Paged.__init__(self)
+
+    page = _aio(TrioOffsetWatch.page)
 
 
 class Member(MemberFacade, _Aio[TrioMember]):

@@ -12,6 +12,7 @@ import queue
 import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
@@ -24,9 +25,11 @@ from client.assignors import Assignor, RangeAssignor
 from client.exceptions import ClientClosed
 from client.member import Member
 from client.membership import Assignment
+from client.offset_watch import OffsetWatch
 from client.operators import ColumnScan, offsets_of_page
 from client.thread import ClientFacade, ClientThread, Connecting, Facade, MemberFacade
 from protocol.messages import OffsetColumns, ScannedOffset
+from protocol.offset_feed import OffsetEvent
 from protocol.partition import TopicPartition
 
 A_co = TypeVar("A_co", covariant=True)
@@ -177,6 +180,17 @@ class BlockingClient(ClientFacade, _Blocking[Client]):
         scan = self._inner.scan_offset_columns(offsets_partition, group_ids, topics)
         return BlockingColumnScan(self, scan)
 
+    def watch_offsets(
+        self,
+        groups: Iterable[str] | None = None,
+        topics: Iterable[str] | None = None,
+        *,
+        from_beginning: bool = False,
+    ) -> "BlockingOffsetWatch":
+        """See `client.Client.watch_offsets`."""
+        watch = self._inner.watch_offsets(groups, topics, from_beginning=from_beginning)
+        return BlockingOffsetWatch(self, watch)
+
     def run(self, call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Run *call* in the client's thread and return what it returns.
 
@@ -238,6 +252,32 @@ class BlockingColumnScan:
     def __iter__(self) -> Iterator[ScannedOffset]:
         while page := self.page():
             yield from offsets_of_page(page)
+
+
+class BlockingOffsetWatch:
+    """A `client.offset_watch.OffsetWatch` for ordinary threads: for ``for``."""
+
+    def __init__(self, client: BlockingClient, watch: OffsetWatch) -> None:
+        """Use `BlockingClient.watch_offsets` instead."""
+        self._client = client
+        self._watch = watch
+        self._rest: deque[OffsetEvent] = deque()
+
+    def page(self, timeout_s: float | None = None) -> list[OffsetEvent]:
+        """See `client.offset_watch.OffsetWatch.page`.
+
+        Raises:
+            TimeoutError: Nothing has happened within *timeout_s*. Nothing is lost; call again.
+        """
+        return self._client.run(self._watch.page, timeout_s)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> OffsetEvent:
+        if not self._rest:
+            self._rest.extend(self.page())
+        return self._rest.popleft()
 
 
 class BlockingMember(MemberFacade, _Blocking[Member]):

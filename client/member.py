@@ -44,7 +44,7 @@ from client.offsets import (
     commit_request,
     with_metadata,
 )
-from client.operators import Lag, TopicCalls, group_lag
+from client.operators import Lag, TopicCalls, group_lag, names_of
 from client.outages import one_line
 from client.router import ATTEMPT_MS_MAX, Router
 from protocol.errors import ErrorCode, Remedy
@@ -272,7 +272,7 @@ class Member:
         if topics is not None and self._machine.config.topic_pattern is not None:
             raise ValueError("a member that reads a pattern can't be given topics")
         await trio.lowlevel.checkpoint()
-        names = None if topics is None else tuple(sorted(set(topics)))
+        names = None if topics is None else tuple(sorted(set(names_of(topics, "topics"))))
         self._machine.request_rejoin(reason, names)
         self._driver.notify()
 

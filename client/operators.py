@@ -6,12 +6,13 @@ from typing import Final, NamedTuple, TypeVar
 from msgspec import structs
 
 from client.exceptions import FatalError, OutcomeUnknown, code_text, known_code
+from client.offset_watch import OffsetWatch
 from client.offsets import Offsets, by_topic, commit_request
 from client.router import Router
 from protocol import messages as m
 from protocol.codec import scanned_offsets
 from protocol.errors import ErrorCode, RemoteProtocolError
-from protocol.group_ids import NODE_PARTITION
+from protocol.offset_feed import OFFSETS_PER_PAGE, log_ends
 from protocol.partition import INT64_MAX, TopicPartition
 
 REBALANCES_MAX: Final = 100
@@ -19,7 +20,6 @@ REBALANCES_MAX: Final = 100
 PARTITIONS_PER_REQUEST: Final = 10_000
 # An answer holds 16 MiB: enough for so many topics of a few hundred partitions each.
 TOPICS_PER_PAGE: Final = 1_000
-OFFSETS_PER_PAGE: Final = 20_000
 CHANGES_PER_PAGE: Final = 5_000
 GROUPS_PER_PAGE: Final = 2_000
 FOR_EVER: Final = -1
@@ -152,7 +152,7 @@ class TopicCalls:
         """
         if topics is not None and pattern is not None:
             raise ValueError("describe topics by their names or by a pattern, not by both")
-        names = None if topics is None else tuple(dict.fromkeys(topics))
+        names = None if topics is None else tuple(dict.fromkeys(names_of(topics, "topics")))
         found: list[m.DescribedTopic] = []
         size, has_more = TOPICS_PER_PAGE, names != ()
         while has_more:
@@ -219,7 +219,7 @@ class TopicCalls:
         Raises:
             OutcomeUnknown: No definite answer in time; describe the topics to find out.
         """
-        names = tuple(dict.fromkeys(topics))
+        names = tuple(dict.fromkeys(names_of(topics, "topics")))
         codes: dict[str, int] = {}
         for start in range(0, len(names), TOPICS_PER_PAGE):
             request = m.DeleteTopicsRequest(names[start : start + TOPICS_PER_PAGE])
@@ -320,8 +320,8 @@ class ColumnScan:
             b"",
             OFFSETS_PER_PAGE,
             in_columns=True,
-            group_ids=None if group_ids is None else tuple(group_ids),
-            topics=None if topics is None else tuple(topics),
+            group_ids=None if group_ids is None else names_of(group_ids, "group_ids"),
+            topics=None if topics is None else names_of(topics, "topics"),
         )
 
     async def __aiter__(self) -> AsyncIterator[m.ScannedOffset]:
@@ -368,7 +368,7 @@ class OperatorCalls(TopicCalls):
         A group that isn't there has error 69 and state "Dead".
         """
         described: list[m.DescribedGroup] = []
-        for group in groups:
+        for group in names_of(groups, "groups"):
             response = await self._router.ask(
                 m.DescribeGroupsRequest((group,)), m.DescribeGroupsResponse, group
             )
@@ -379,7 +379,7 @@ class OperatorCalls(TopicCalls):
         self, states: Iterable[str] = (), types: Iterable[str] = ()
     ) -> list[m.ListedGroup]:
         """Return all groups of the node, or those in the given states and of the given types."""
-        request = m.ListGroupsRequest(tuple(states), tuple(types))
+        request = m.ListGroupsRequest(names_of(states, "states"), names_of(types, "types"))
         response = await self._router.ask(request, m.ListGroupsResponse)
         _check(response.error, "no list of groups")
         return list(response.groups)
@@ -400,7 +400,7 @@ class OperatorCalls(TopicCalls):
                 old for this.
         """
         found: list[GroupSummary] = []
-        wanted = tuple(states)
+        wanted = names_of(states, "states")
         cursor, has_more = b"", True
         while has_more:
             request = m.SummarizeGroupsRequest(pattern, wanted, cursor, GROUPS_PER_PAGE, samples)
@@ -420,7 +420,7 @@ class OperatorCalls(TopicCalls):
             OutcomeUnknown: No definite answer in time; describe the group to find out.
         """
         codes: dict[str, int] = {}
-        for group in dict.fromkeys(groups):
+        for group in dict.fromkeys(names_of(groups, "groups")):
             request = m.DeleteGroupsRequest((group,))
             response = await self._router.ask(
                 request, m.DeleteGroupsResponse, group, changes_state=True
@@ -454,7 +454,7 @@ class OperatorCalls(TopicCalls):
         For those that will not come back: a static member doesn't leave when it ends, and keeps
         its partitions until its session does. 0 is done; 25: the group has no such member.
         """
-        names = dict.fromkeys(instance_ids)
+        names = dict.fromkeys(names_of(instance_ids, "instance_ids"))
         return await self._remove(group, {n: m.LeavingMember("", n, reason) for n in names})
 
     async def remove_members(
@@ -465,7 +465,7 @@ class OperatorCalls(TopicCalls):
         Those that live find out at their next heartbeat, and join again as new members, at what
         is committed by then. 0 is done; 25: the group has no such member (any more).
         """
-        names = dict.fromkeys(member_ids)
+        names = dict.fromkeys(names_of(member_ids, "member_ids"))
         return await self._remove(group, {n: m.LeavingMember(n, None, reason) for n in names})
 
     async def _remove(self, group: str, leaving: dict[str, m.LeavingMember]) -> dict[str, int]:
@@ -602,8 +602,7 @@ class OperatorCalls(TopicCalls):
         """Return where the log of each offsets partition ends, what isn't on disk yet included."""
         response = await self._router.ask(m.DescribeNodeRequest(), m.DescribeNodeResponse)
         _check(response.error, "the node can't be described")
-        ends = {one.offsets_partition: one.end_offset for one in response.partitions}
-        return {number: ends[number] for number in sorted(ends) if number != NODE_PARTITION}
+        return log_ends(response)
 
     def scan_offset_columns(
         self,
@@ -645,6 +644,47 @@ class OperatorCalls(TopicCalls):
             raise PositionTooOld(f"{what}: {code_text(response.error)}", code=response.error)
         _check(response.error, what)
         return OffsetChanges(response.changes, response.next_position, response.end_position)
+
+    def watch_offsets(
+        self,
+        groups: Iterable[str] | None = None,
+        topics: Iterable[str] | None = None,
+        *,
+        from_beginning: bool = False,
+    ) -> OffsetWatch:
+        """Follow what is committed and removed, of some groups and topics or of all (None).
+
+        ``async for`` yields events without end. It outlives restarts of the coordinator, and goes
+        on where it was. Where the log no longer has what came meanwhile, or another cluster
+        answers, that is logged, and an event "scan" comes: everything known of its
+        ``offsets_partition`` is void, and what is there follows as "found".
+
+        Args:
+            groups: Only these.
+            topics: Only these, and groups that are deleted.
+            from_beginning: Such a scan of everything comes first; otherwise it begins now,
+                which is when the first event is asked for.
+
+        Raises:
+            TypeError: *groups* or *topics* is one name.
+        """
+        return OffsetWatch(
+            self._router,
+            None if groups is None else names_of(groups, "groups"),
+            None if topics is None else names_of(topics, "topics"),
+            from_beginning=from_beginning,
+        )
+
+
+def names_of(names: Iterable[str], what: str) -> tuple[str, ...]:
+    """Return *names*.
+
+    Raises:
+        TypeError: They are one name, whose letters would be taken for names.
+    """
+    if isinstance(names, str):
+        raise TypeError(f"{what} must be a sequence of names, not {names!r}")
+    return tuple(names)
 
 
 def _check(code: int, what: str, message: str | None = None) -> None:

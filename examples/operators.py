@@ -5,7 +5,6 @@ import trio
 from client import TopicPartition, connect
 
 T0, T1 = TopicPartition("clicks", 0), TopicPartition("clicks", 1)
-Key = tuple[str, str, int]
 
 
 async def main() -> None:
@@ -21,24 +20,20 @@ async def main() -> None:
         for rebalance in await client.rebalances("watched", limit=2):
             print(f"rebalance {rebalance.number}: {rebalance.reason}")
 
-        where = await client.offsets_partition("watched")
-        scan = client.scan_offset_columns(where)
-        offsets: dict[Key, int] = {
-            (one.group_id, one.topic, one.partition): one.offset async for one in scan
-        }
         await client.commit("watched", {T0: 20})
         await client.delete_offsets("watched", [T1])
-        changes = await client.offset_changes(where, scan.position)
-        for change in changes.changes:
-            match change.kind:
-                case "committed":
-                    offsets[change.group_id, change.topic, change.partition] = change.offset
-                case "removed":
-                    offsets.pop((change.group_id, change.topic, change.partition), None)
-                case "group deleted":
-                    for key in [key for key in offsets if key[0] == change.group_id]:
-                        del offsets[key]
-        print({key: offset for key, offset in offsets.items() if key[0] == "watched"})
+        known: dict[TopicPartition, int] = {}
+        with trio.move_on_after(2):
+            async for event in client.watch_offsets(["watched"], from_beginning=True):
+                tp = TopicPartition(event.topic or "", event.partition or 0)
+                match event.kind:
+                    case "found" | "committed":
+                        known[tp] = event.offset or 0
+                    case "removed":
+                        known.pop(tp, None)
+                    case "scan" | "group deleted":
+                        known.clear()
+        print({str(tp): offset for tp, offset in known.items()})
 
 
 trio.run(main)

@@ -8,14 +8,12 @@ alone it is no state that ever was. With the changes from its first page's posit
 last page's, it is exactly what was committed at that position: that is `read_all`, for a file that
 can be trusted.
 
-`Feed` goes on from there. Once a round it asks where the logs end, which is one request, and reads
-those that have grown. It keeps a position for each partition, so it doesn't matter whether the
-coordinator was away meanwhile. A position that the log no longer reaches back to, after a
-compaction, can only be followed by a scan of what is there; so can another coordinator's log.
+`Feed` goes on from there; the rules are those of `protocol.offset_feed`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Final, NamedTuple
+from contextlib import suppress
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -24,43 +22,25 @@ from coordinator.cli.grammar import PROGRAM
 from protocol import messages as m
 from protocol.codec import scanned_offsets
 from protocol.errors import ERRORS, ErrorCode, ProtocolError, Remedy
-from protocol.group_ids import NODE_PARTITION
+from protocol.offset_feed import (
+    CHANGES_PER_PAGE,
+    COMMITTED,
+    OFFSETS_PER_PAGE,
+    REMOVED,
+    OffsetEvent,
+    OffsetFeed,
+    Steps,
+    is_wanted,
+    log_ends,
+)
 
-OFFSETS_PER_PAGE: Final = 20_000
-CHANGES_PER_PAGE: Final = 2_000
 # So often a compaction may overtake a scan before it is given up.
 SCANS_MAX: Final = 5
 _GROUPS_PER_REQUEST: Final = 1_000
 
-COMMITTED: Final = "committed"
-REMOVED: Final = "removed"
-GROUP_DELETED: Final = "group deleted"
-# Not of the log: what a scan begins, and what it found.
-SCAN: Final = "scan"
-FOUND: Final = "found"
-
 _PASSES: Final = frozenset(
     code for code, info in ERRORS.items() if info.remedy in {Remedy.RETRY, Remedy.FIND_COORDINATOR}
 )
-
-
-class OffsetEvent(NamedTuple):
-    """Something that happened to committed offsets, or that a scan found.
-
-    A ``scan`` of an offsets partition says that everything known of it is void: what is there
-    follows as ``found``. None is what an event has not.
-    """
-
-    timestamp_ms: int | None
-    kind: str
-    group_id: str | None
-    topic: str | None
-    partition: int | None
-    offset: int | None
-    leader_epoch: int | None
-    metadata: str | None
-    offsets_partition: int
-    position: int
 
 
 def passes(exc: AskFailed) -> bool:
@@ -77,27 +57,25 @@ def offsets_partitions(
         AskFailed: A group's name is not legal, or it can't be asked for.
     """
     if group_ids is None:
-        return dict.fromkeys(sorted(log_ends(coordinator)))
+        return dict.fromkeys(log_ends(coordinator.ask(m.DescribeNodeRequest())))
     found: dict[int, list[str] | None] = {}
     for at in range(0, len(group_ids), _GROUPS_PER_REQUEST):
         request = m.FindCoordinatorRequest(0, tuple(group_ids[at : at + _GROUPS_PER_REQUEST]))
-        for one in coordinator.ask(request).coordinators:
-            if one.error:
-                raise AskFailed(describe_error(one.error, one.message), one.error)
+        for one in _found(coordinator, request).coordinators:
             groups = found.setdefault(one.offsets_partition, [])
             assert groups is not None
             groups.append(one.group_id)
     return dict(sorted(found.items()))
 
 
-def log_ends(coordinator: Coordinator) -> dict[int, int]:
-    """Return where the log of each offsets partition ends, what isn't on disk yet included."""
-    answer: m.DescribeNodeResponse = coordinator.ask(m.DescribeNodeRequest())
-    return {
-        one.offsets_partition: one.end_offset
-        for one in answer.partitions
-        if one.offsets_partition != NODE_PARTITION
-    }
+def _found(
+    coordinator: Coordinator, request: m.FindCoordinatorRequest
+) -> m.FindCoordinatorResponse:
+    answer: m.FindCoordinatorResponse = coordinator.ask(request)
+    for one in answer.coordinators:
+        if one.error:
+            raise AskFailed(describe_error(one.error, one.message), one.error)
+    return answer
 
 
 class Scan:
@@ -219,16 +197,8 @@ def _read_once(
     return [found[key] for key in sorted(found)]
 
 
-def is_wanted(
-    change: m.OffsetChange, group_ids: Collection[str] | None, topics: Collection[str] | None
-) -> bool:
-    """Say whether *change* is about one of the groups, and may be about one of the topics."""
-    is_of_group = group_ids is None or change.group_id in group_ids
-    return is_of_group and (topics is None or not change.topic or change.topic in topics)
-
-
 class Feed:
-    """What happens to committed offsets, from now on or with what there is in front.
+    """What happens to committed offsets, as `protocol.offset_feed.OffsetFeed` knows it.
 
     Each round is a `connect`, and then `events`, which yields what is new. A round may end with an
     error: the next one goes on where it was.
@@ -243,14 +213,7 @@ class Feed:
         tell: Callable[[str], None],
     ) -> None:
         """Follow these groups and topics, None for all; *tell* is told why there is a scan."""
-        self._group_ids = group_ids
-        self._topics = topics
-        self._from_beginning = from_beginning
-        self._tell = tell
-        self._cluster_id: str | None = None
-        # Which partitions are followed, with their groups, and from where; None must be scanned.
-        self._groups: dict[int, list[str] | None] = {}
-        self._positions: dict[int, int | None] = {}
+        self._feed = OffsetFeed(group_ids, topics, from_beginning=from_beginning, tell=tell)
 
     def connect(self, coordinator: Coordinator) -> None:
         """See who is there: where to begin, or whether it is another coordinator by now.
@@ -258,24 +221,10 @@ class Feed:
         Raises:
             AskFailed: The coordinator can't be asked, or not at the moment.
         """
-        answer: m.ApiVersionsResponse = coordinator.ask(m.ApiVersionsRequest(PROGRAM, PROGRAM, ""))
-        if answer.cluster_id == self._cluster_id:
-            return
-        groups = offsets_partitions(coordinator, self._group_ids)
-        positions: dict[int, int | None] = dict.fromkeys(groups)
-        if self._cluster_id is not None:
-            self._tell(
-                f"Another coordinator answers, of the cluster {answer.cluster_id}: what it has "
-                "is scanned anew."
-            )
-        elif not self._from_beginning:
-            for number in groups:
-                # A scan of nothing: it is answered once its position is on disk.
-                scan = Scan(coordinator, number, (), ())
-                list(scan)
-                positions[number] = scan.start
-        self._groups, self._positions = groups, positions
-        self._cluster_id = answer.cluster_id
+        hello = m.ApiVersionsRequest(PROGRAM, PROGRAM, "")
+        answer: m.ApiVersionsResponse = coordinator.ask(hello)
+        for _ in _answered(self._feed.connect(answer.cluster_id), coordinator):
+            raise AssertionError
 
     def events(self, coordinator: Coordinator) -> Iterator[OffsetEvent]:
         """Yield what has happened since the last round.
@@ -283,75 +232,31 @@ class Feed:
         Raises:
             AskFailed: The coordinator can't be asked, or not at the moment.
         """
-        ends = log_ends(coordinator)
-        for number, position in self._positions.items():
-            if position is None:
-                yield from self._scan(coordinator, number)
-            elif ends.get(number, position) != position:
-                yield from self._changes(coordinator, number, position)
+        return _answered(self._feed.events(), coordinator)
 
-    def _scan(self, coordinator: Coordinator, number: int) -> Iterator[OffsetEvent]:
-        scan = Scan(coordinator, number, self._groups[number], self._topics)
-        is_begun = False
-        for one in scan:
-            if not is_begun:
-                yield _scan_begins(number, scan.start)
-                is_begun = True
-            yield OffsetEvent(
-                one.commit_timestamp_ms,
-                FOUND,
-                one.group_id,
-                one.topic,
-                one.partition,
-                one.offset,
-                one.leader_epoch,
-                one.metadata,
-                number,
-                scan.start,
-            )
-        if not is_begun:
-            yield _scan_begins(number, scan.start)
-        self._positions[number] = scan.start
 
-    def _changes(
-        self, coordinator: Coordinator, number: int, position: int
-    ) -> Iterator[OffsetEvent]:
-        is_more = True
-        while is_more:
+def _answered(steps: Steps, coordinator: Coordinator) -> Iterator[OffsetEvent]:
+    answer: Any = None
+    with suppress(StopIteration):
+        while True:
             try:
-                page = read_changes(coordinator, number, position)
-            except AskFailed as exc:
-                if exc.code != ErrorCode.POSITION_TOO_OLD:
-                    raise
-                self._tell(
-                    f"The log of offsets partition {number} no longer has the changes from "
-                    f"{position} on: what is committed is scanned anew."
-                )
-                yield from self._scan(coordinator, number)
-                return
-            for one in page.changes:
-                if is_wanted(one, self._groups[number], self._topics):
-                    yield _event_of(number, one)
-            self._positions[number] = position = page.next_position
-            is_more = position < page.end_position
+                step = steps.send(answer)
+            except ProtocolError as exc:
+                raise AskFailed(f"a page of offsets can't be read: {exc}") from exc
+            answer = None
+            if isinstance(step, OffsetEvent):
+                yield step
+            else:
+                answer = _answer(coordinator, step)
 
 
-def _scan_begins(number: int, position: int) -> OffsetEvent:
-    return OffsetEvent(None, SCAN, None, None, None, None, None, None, number, position)
-
-
-def _event_of(number: int, change: m.OffsetChange) -> OffsetEvent:
-    is_group = change.kind == GROUP_DELETED
-    is_offset = change.kind == COMMITTED
-    return OffsetEvent(
-        change.timestamp_ms,
-        change.kind,
-        change.group_id,
-        None if is_group else change.topic,
-        None if is_group else change.partition,
-        change.offset if is_offset else None,
-        change.leader_epoch if is_offset else None,
-        change.metadata if is_offset else None,
-        number,
-        change.position,
-    )
+def _answer(coordinator: Coordinator, request: m.Request) -> m.Response:
+    if isinstance(request, m.FindCoordinatorRequest):
+        return _found(coordinator, request)
+    try:
+        answer: m.Response = coordinator.ask(request)
+    except AskFailed as exc:
+        if exc.code != ErrorCode.POSITION_TOO_OLD:
+            raise
+        return m.ReadOffsetChangesResponse(exc.code, (), -1, -1)
+    return answer

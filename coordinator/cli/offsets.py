@@ -28,16 +28,10 @@ from coordinator.cli.common import (
 from coordinator.cli.grammar import Commands
 from coordinator.cli.import_offsets import import_offsets
 from coordinator.cli.offset_files import COLUMNS, FileOffset, csv_line, json_line, write_offsets
-from coordinator.cli.offset_log import (
-    SCAN,
-    Feed,
-    OffsetEvent,
-    offsets_partitions,
-    passes,
-    read_all,
-)
+from coordinator.cli.offset_log import Feed, offsets_partitions, passes, read_all
 from coordinator.cli.output import CSV, JSON, TABLE, Output, counted, note, time_of
 from coordinator.names import escaped
+from protocol.offset_feed import SCAN, OffsetEvent
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from coordinator.cli.common import AskFailed, Coordinator, Unreachable
-from coordinator.cli.offset_log import SCANS_MAX, Feed, OffsetEvent, read_all
+from coordinator.cli.offset_log import SCANS_MAX, Feed, read_all
 from coordinator.config import Address
 from coordinator.log import format as log_format
 from protocol import group_ids, messages as m
+from protocol.offset_feed import OffsetEvent
 from tests.fakes.offsets_log import Key, OffsetsLog
 
 Step = tuple[str, str, str, int, int]

@@ -26,6 +26,8 @@ from client import (
 from client.thread import THREAD_NAME
 from protocol import messages as m
 from tests.client.threads import T0, T1
+from tests.fakes.log_server import LogServer
+from tests.fakes.offsets_log import OffsetsLog
 from tests.fakes.scan_pages import page_of
 from tests.fakes.scripted_server import Answer, Hang, ScriptedServer, group_requests
 
@@ -458,6 +460,27 @@ def test_a_scan_is_for_async_for(run: Run) -> None:
             scan = client.scan_offset_columns(7)
             assert [5] == [one.offset async for one in scan]
             assert (await client.offset_changes(7, scan.position, 3)).next_position == 6
+
+    run(main())
+
+
+def test_what_happens_to_offsets_is_for_async_for(run: Run) -> None:
+    """A loop that is left, or times out, is gone on with by the next one."""
+    log = OffsetsLog()
+    log.commit("g", "t", 0, 5)
+
+    async def main() -> None:
+        async with connect_to(LogServer(log)) as client:
+            watch = client.watch_offsets(["g"], from_beginning=True)
+            async for event in watch:
+                assert event.kind == "scan"
+                break
+            assert [5] == [(await anext(watch)).offset]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await watch.page()
+            log.remove("g", "t", 0)
+            assert ["removed"] == [event.kind for event in await watch.page()]
 
     run(main())
 

@@ -22,6 +22,8 @@ from client.blocking import BlockingClient, BlockingMember
 from client.operators import Lag
 from protocol import messages as m
 from tests.client.threads import T0, T1, connect_to, in_threads
+from tests.fakes.log_server import LogServer
+from tests.fakes.offsets_log import OffsetsLog
 from tests.fakes.scan_pages import page_of
 from tests.fakes.scripted_server import Answer, Hang, Hold, ScriptedServer, group_requests
 
@@ -317,6 +319,22 @@ def test_an_error_of_an_operators_call_is_raised_in_the_thread_that_made_it() ->
             client.report_end_offsets({T0: 1})
 
         assert caught.value.code == 42
+
+
+def test_what_happens_to_offsets_is_for_an_ordinary_loop() -> None:
+    """A loop that is left is gone on with by the next one; waiting can have an end."""
+    log = OffsetsLog()
+    log.commit("g", "t", 0, 5)
+    with connect_to(LogServer(log)) as client:
+        watch = client.watch_offsets(["g"], from_beginning=True)
+        for event in watch:
+            assert event.kind == "scan"
+            break
+        assert [5] == [next(watch).offset]
+        with pytest.raises(TimeoutError):
+            watch.page(timeout_s=0)
+        log.remove("g", "t", 0)
+        assert ["removed"] == [event.kind for event in watch.page()]
 
 
 def test_insight_into_groups_is_there_too() -> None:

@@ -289,13 +289,13 @@ def test_an_assignor_of_ones_own_decides(runner: Runner) -> None:
 
 
 def test_operators_see_lag_rebalances_and_offsets(runner: Runner) -> None:
-    """The scan with its changes is what is committed, to the offset."""
+    """What is watched is what is committed, to the offset."""
     assert runner.example("operators.py") == [
         "clicks-0: committed 15, end 20, lag 5",
         "clicks-1: committed 15, end None, lag None",
         "rebalance 2: left",
         "rebalance 1: member joined: a look",
-        "{('watched', 'clicks', 0): 20}",
+        "{'clicks-0': 20}",
     ]
 
 

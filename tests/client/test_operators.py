@@ -1,11 +1,14 @@
 """What operators ask about groups, offsets and topics. The clock is virtual."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 from hypothesis import given, strategies as st
 from msgspec import structs
 from trio.testing import MockClock
 
 from client import (
+    Client,
     ErrorCode,
     FatalError,
     OffsetAndMetadata,
@@ -546,3 +549,30 @@ async def test_end_offsets_are_reported_by_partition(
     assert world.server.requests(m.ReportEndOffsetsRequest) == [
         m.ReportEndOffsetsRequest((m.TopicEnds("t", (m.PartitionEnd(0, 0), m.PartitionEnd(1, 7))),))
     ]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.delete_topics("tt"),
+        lambda client: client.describe_topics("tt"),
+        lambda client: client.delete_groups("gg"),
+        lambda client: client.describe_groups("gg"),
+        lambda client: client.remove_members("g", "mm"),
+        lambda client: client.remove_static_members("g", "ii"),
+        lambda client: client.list_groups("Stable"),
+        lambda client: client.summarize_groups(states="Stable"),
+    ],
+)
+async def test_the_letters_of_one_name_are_not_taken_for_names(
+    autojump_clock: MockClock, world: World, ask: Callable[[Client], Awaitable[object]]
+) -> None:
+    """A topic "t" would be deleted, and its offsets, by whoever meant "tt"."""
+    async with world.connect() as client:
+        asked = len(world.server.seen)
+        with pytest.raises(TypeError, match="must be a sequence of names, not '"):
+            await ask(client)
+        with pytest.raises(TypeError, match="topics must be a sequence of names, not 'tt'"):
+            client.watch_offsets(topics="tt")
+
+    assert len(world.server.seen) == asked
