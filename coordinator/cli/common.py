@@ -414,6 +414,7 @@ def _can_redraw() -> bool:
 
 
 def _repeat(output: Output, table: Table, look: Callable[[], Table], every_s: float) -> None:
+    told = ""
     output.show(*table)
     while True:
         sys.stdout.flush()
@@ -421,8 +422,10 @@ def _repeat(output: Output, table: Table, look: Callable[[], Table], every_s: fl
         try:
             table = look()
         except AskFailed as exc:
-            note(str(exc))
+            if told != (told := str(exc)):
+                note(told)
             continue
+        told = ""
         if output.form == TABLE:
             click.echo()
         output.show(*table)

@@ -3,6 +3,7 @@
 The columns and notes are those of kafka-consumer-groups.sh where it has the table.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
@@ -340,8 +341,11 @@ def describe_rebalances(coordinator: Coordinator, output: Output, group: str, li
 
 
 def _why(rebalance: m.Rebalance) -> str:
-    """Return what happened and why; most reasons begin with what happened."""
+    """Return what happened and why; most reasons begin with what happened, or its last word."""
     trigger, reason = rebalance.trigger, rebalance.reason
+    before, _, last = trigger.rpartition(" ")
+    if before and re.match(rf"{re.escape(last)}\b", reason):
+        return f"{before} {reason}"
     return reason if reason.startswith(trigger) else ": ".join(filter(None, (trigger, reason)))
 
 

@@ -165,8 +165,10 @@ def _clamp(partition: TopicPartition, offset: int, end: EndOffset | None) -> tup
         return 0, f"{partition}: {offset} is below 0, so 0"
     if end is not None and offset > end.end_offset:
         reported = time_of(end.reported_ms)
-        why = f"beyond the end {end.end_offset} (reported {reported})"
-        return end.end_offset, f"{partition}: {offset} is {why}, so {end.end_offset}"
+        return end.end_offset, (
+            f"{partition}: {offset} is beyond the end {end.end_offset} (reported {reported}), "
+            f"so {end.end_offset}"
+        )
     if offset > INT64_MAX:
         return INT64_MAX, f"{partition}: {offset} is no offset, so {INT64_MAX}"
     return offset, ""

@@ -162,6 +162,17 @@ def test_watching_without_a_terminal_prints_one_table_after_the_other(
     assert told.err == "[red]gone\\x1b[2J\n"
 
 
+def test_an_outage_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A night of it would fill the file that the watch is written to."""
+    looks = Looks("one", *[AskFailed("gone")] * 3, AskFailed("loading"), "two", AskFailed("gone"))
+    monkeypatch.setattr(time, "sleep", looks.sleep)
+    show(Output(), looks, 1.0)
+
+    assert capsys.readouterr().err.splitlines() == ["gone", "loading", "gone"]
+
+
 def test_watching_on_a_terminal_draws_over_what_was_there(
     looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

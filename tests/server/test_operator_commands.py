@@ -374,16 +374,19 @@ def test_rebalances_say_why(line: CommandLine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "why"),
+    ("trigger", "reason", "why"),
     [
-        ("no heartbeat for 10.2 s", "session expired: no heartbeat for 10.2 s"),
-        ("session expired after all", "session expired after all"),
-        ("", "session expired"),
+        ("session expired", "no heartbeat for 10.2 s", "session expired: no heartbeat for 10.2 s"),
+        ("session expired", "session expired after all", "session expired after all"),
+        ("session expired", "", "session expired"),
+        ("member left", "left: too slow", "member left: too slow"),
+        ("member left", "left (and 1 more)", "member left (and 1 more)"),
+        ("member left", "leftovers", "member left: leftovers"),
     ],
 )
-def test_what_happened_is_said_once(reason: str, why: str, line: CommandLine) -> None:
+def test_what_happened_is_said_once(trigger: str, reason: str, why: str, line: CommandLine) -> None:
     """Saying "member joined" twice makes people look for a difference."""
-    rebalance = structs.replace(WHY, reason=reason)
+    rebalance = structs.replace(WHY, trigger=trigger, reason=reason)
     answer = m.DescribeRebalancesResponse(0, None, "g", (rebalance,))
     line.answers[m.DescribeRebalancesRequest] = answer
 
