@@ -22,16 +22,14 @@ def templates() -> list[re.Pattern[str]]:
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.JoinedStr):
-                    parts = [getattr(part, "value", None) for part in node.values]
+                    values = (x.value if isinstance(x, ast.Constant) else "" for x in node.values)
+                    texts = list(map(str, values))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    parts = re.split(r"(\{.*?\})", node.value)
-                    parts = [None if part.startswith("{") else part for part in parts]
+                    texts = re.sub(r"\{.*?\}", "\0\0", node.value).split("\0")
                 else:
                     continue
-                texts = [part if isinstance(part, str) else None for part in parts]
-                letters = "".join(filter(None, texts))
-                if sum(map(str.isalpha, letters)) >= _LETTERS_MIN:
-                    found.add("".join(".+?" if t is None else re.escape(t) for t in texts))
+                if sum(map(str.isalpha, "".join(texts))) >= _LETTERS_MIN:
+                    found.add("".join(re.escape(text) or ".+?" for text in texts))
     return [re.compile(rf"(.+: )?{pattern}( .+)?") for pattern in found]
 
 
