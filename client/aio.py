@@ -192,6 +192,8 @@ class _Bridge:
         """
         if self._is_closed:
             raise _closed()
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("a client of client.aio belongs to the event loop it was made in")
         end: asyncio.Future[T] = self._loop.create_future()
         call = _Call(work, self.back, end)
         if is_cancelled:
@@ -292,8 +294,8 @@ def _aio(
     """Return *method* for tasks of the event loop."""
 
     @wraps(method)
-    async def call(facade: _Aio[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        bridge, inner = facade._bridge, facade._inner  # noqa: SLF001
+    async def call(self: _Aio[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        bridge, inner = self._bridge, self._inner
         return await bridge.run(partial(method, inner, *args, **kwargs))
 
     return call
@@ -322,8 +324,8 @@ def _joining(
     """Return *join* for tasks of the event loop; the caller's functions are called there."""
 
     @wraps(join)
-    def joining(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> "Member":
-        bridge, inner = client._bridge, client._inner  # noqa: SLF001
+    def joining(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> "Member":
+        bridge, inner = self._bridge, self._inner
         bound = _JOIN.bind(inner, *args, **kwargs)
         for name in _FUNCTIONS:
             if callable(function := bound.arguments.get(name)):

@@ -16,7 +16,7 @@ from client.router import OpenStream, Router
 from protocol.partition import NO_GENERATION, TopicPartition
 
 REQUEST_TIMEOUT_MS = 30_000
-LEAVE_TIMEOUT_MS = 1_000
+LEAVE_TIMEOUT_MS = 700  # A program that is cancelled ends within a second, exit included.
 
 
 @asynccontextmanager
@@ -46,9 +46,12 @@ async def connect(
         CoordinatorUnavailable: None of the addresses answered in time.
         FatalError: Somebody answered who is no coordinator for this client.
         RuntimeError: This is no trio program.
-        ValueError: An address is none.
+        ValueError: An argument makes no sense.
     """
     addresses = parse_addresses(address)
+    _check_connect(
+        client_id, request_timeout_ms=request_timeout_ms, leave_timeout_ms=leave_timeout_ms
+    )
     _check_trio()
     failure: BaseException | None = None
     async with trio.open_nursery() as outer:
@@ -75,6 +78,14 @@ async def connect(
             background.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+def _check_connect(client_id: object, **times_ms: object) -> None:
+    if not isinstance(client_id, str) or not client_id:
+        raise ValueError(f"client_id must be a name, not {client_id!r}")
+    for name, ms in times_ms.items():
+        if not isinstance(ms, int | float) or not ms >= 0:
+            raise ValueError(f"{name} must be a number of milliseconds, not {ms!r}")
 
 
 def _check_trio() -> None:
@@ -179,7 +190,7 @@ class Client(OperatorCalls):
         Raises:
             ValueError: An argument makes no sense.
         """
-        _check_join(topics, pattern, assignors, auto_commit_interval_ms)
+        _check_join(group, topics, pattern, assignors, auto_commit_interval_ms)
         config = MembershipConfig(
             group_id=group,
             topics=tuple(sorted(set(topics or ()))),
@@ -261,19 +272,26 @@ class Client(OperatorCalls):
 
 
 def _check_join(
-    topics: Sequence[str] | None,
+    group: object,
+    topics: Sequence[object] | None,
     pattern: str | None,
-    assignors: Sequence[Assignor],
+    assignors: Sequence[object],
     auto_commit_interval_ms: int | None,
 ) -> None:
+    if not isinstance(group, str) or not group:
+        raise ValueError(f"a group id is a text, not {group!r}")
     if (topics is None) == (pattern is None):
         raise ValueError("a member reads either topics or a pattern")
-    if pattern is None and (isinstance(topics, str) or not topics):
+    is_one = isinstance(topics, str)
+    if pattern is None and (is_one or not topics or not all(isinstance(t, str) for t in topics)):
         raise ValueError(f"topics must be a sequence of names, not {topics!r}")
     if pattern == "":
         raise ValueError("an empty pattern matches no topic")
     if not assignors:
         raise ValueError("a member must offer at least one assignor")
+    for one in assignors:
+        if isinstance(one, str | type) or not hasattr(one, "assign"):
+            raise ValueError(f"an assignor is an object such as RangeAssignor(), not {one!r}")
     if auto_commit_interval_ms is not None and auto_commit_interval_ms <= 0:
         raise ValueError("auto_commit_interval_ms must be positive, or None for no auto-commit")
 
@@ -289,14 +307,20 @@ def parse_addresses(address: str | Sequence[str]) -> list[tuple[str, int]]:
     Raises:
         ValueError: One of them is neither, or there is none.
     """
-    texts = [address] if isinstance(address, str) else list(address)
+    texts = _texts(address)
     if not texts:
         raise ValueError("at least one address is needed")
     return [_parse(text) for text in texts]
 
 
-def _parse(text: str) -> tuple[str, int]:
-    host, colon, port = text.strip().rpartition(":")
+def _texts(address: object) -> list[object]:
+    if isinstance(address, str | bytes) or not isinstance(address, Iterable):
+        return [address]
+    return list(address)
+
+
+def _parse(text: object) -> tuple[str, int]:
+    host, colon, port = text.strip().rpartition(":") if isinstance(text, str) else ("", "", "")
     host = host.removeprefix("[").removesuffix("]")
     if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
         raise ValueError(f"{text!r} is not of the form host:port")

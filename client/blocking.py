@@ -57,8 +57,8 @@ def _blocking(
     """Return *method* without ``await``."""
 
     @wraps(method)
-    def call(facade: _Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return facade.run(partial(method, facade._inner, *args, **kwargs))  # noqa: SLF001
+    def call(self: _Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.run(partial(method, self._inner, *args, **kwargs))
 
     return call
 

@@ -177,7 +177,7 @@ class Connection:
         try:
             correlation_id, data = self._protocol.send(request, version)
         except LocalProtocolError as exc:
-            raise FatalError(f"the request can't be sent: {exc}") from exc
+            raise FatalError(f"the request can't be sent: {exc}") from None
         if (
             self._max_request_bytes is not None
             and len(data) - 4 > self._max_request_bytes

@@ -16,15 +16,24 @@ class CoordinatorError(Exception):
     Attributes:
         group_code: The wire code with which the group answered a member, where one is behind it.
         group_message: What the coordinator said about that code, if it said anything.
+        cause: What the system said of the last attempt, such as a ConnectionRefusedError, where
+            time is up; None if it said nothing. It isn't ``__cause__``: Python would print that
+            as a traceback of its own in front, and the message has it in words.
 
     """
 
     def __init__(
-        self, message: str, *, group_code: int | None = None, group_message: str | None = None
+        self,
+        message: str,
+        *,
+        group_code: int | None = None,
+        group_message: str | None = None,
+        cause: OSError | None = None,
     ) -> None:
         """Take a sentence for people."""
         self.group_code = group_code
         self.group_message = group_message
+        self.cause = cause
         super().__init__(message)
 
 
@@ -33,18 +42,7 @@ class RetriableError(CoordinatorError):
 
 
 class CoordinatorUnavailable(RetriableError):
-    """No coordinator could be reached, or it was loading, until the deadline passed.
-
-    Attributes:
-        cause: What the system said of the last attempt, such as a ConnectionRefusedError; None if
-            it said nothing. It isn't chained: the message has it in words.
-
-    """
-
-    def __init__(self, message: str, *, cause: OSError | None = None) -> None:
-        """Take a sentence for people, and what the system said."""
-        self.cause = cause
-        super().__init__(message)
+    """No coordinator could be reached, or it was loading, until the deadline passed."""
 
 
 class OutcomeUnknown(CoordinatorError):
@@ -81,6 +79,10 @@ class CommitRefused(CoordinatorError):
         self.maybe_stored = maybe_stored
         listed = ", ".join(f"{tp}: {code_text(code)}" for tp, code in sorted(errors.items()))
         super().__init__(f"the commit was refused for {listed}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Have pickle make it of what it was made of, not of its text."""
+        return type(self), (self.errors,), vars(self)
 
 
 class FatalError(CoordinatorError):

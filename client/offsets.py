@@ -182,7 +182,7 @@ def commit_request(
     for tp in sorted(offsets):
         value = offsets[tp]
         offset, metadata, leader_epoch = with_metadata(value)
-        if isinstance(offset, bool) or not 0 <= offset <= INT64_MAX:
+        if type(offset) is not int or not 0 <= offset <= INT64_MAX:
             raise ValueError(f"{offset!r} is no offset (of {tp})")
         topic, partition = tp
         topics.setdefault(topic, []).append(

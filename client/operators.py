@@ -238,7 +238,7 @@ class TopicCalls:
         """
         entries = sorted(ends.items())
         for tp, end in entries:
-            if isinstance(end, bool) or not 0 <= end <= INT64_MAX:
+            if type(end) is not int or not 0 <= end <= INT64_MAX:
                 raise ValueError(f"{end!r} is no end offset (of {tp})")
         refused: dict[TopicPartition, int] = {}
         for start in range(0, len(entries), PARTITIONS_PER_REQUEST):

@@ -206,7 +206,7 @@ class Router:
     def deadline_s(self, timeout_ms: float | None) -> float:
         """Return when *timeout_ms* from now is, by trio's clock; None: the request timeout."""
         timeout_ms = self.request_timeout_ms if timeout_ms is None else timeout_ms
-        return trio.current_time() + timeout_ms / 1000
+        return _now_s() + timeout_ms / 1000
 
     async def pause(self, failures: int, deadline_s: float = math.inf) -> bool:
         """Pause after the *failures*-th failure in a row; say whether there is time for it."""
@@ -273,7 +273,7 @@ class Router:
         tried = f"gave up after {call.failures} attempts; last: {call.last_trouble}"
         text = one_line(f"{what}{where}: {tried}")
         if call.in_doubt and call.changes_state:
-            return OutcomeUnknown(text)
+            return OutcomeUnknown(text, cause=call.cause)
         if call.refused:
             return RetriableError(text)
         return CoordinatorUnavailable(text, cause=call.cause)
@@ -281,7 +281,7 @@ class Router:
     async def _attempt(self, call: _Call) -> Reply | None:
         """Try once; None means that another try may help."""
         self.check_open()
-        call.refused = False
+        call.refused, call.cause = False, None
         try:
             connection = await self._connection_for(call)
             event = await self._ask(connection, call)
@@ -472,6 +472,15 @@ class Router:
             connection.close("the handshake failed")
             raise
         return connection
+
+
+def _now_s() -> float:
+    try:
+        return trio.current_time()
+    except RuntimeError:
+        raise RuntimeError(
+            "a client of client.connect works in its trio program only; see client.aio for asyncio"
+        ) from None
 
 
 def error_of(response: Response, group_id: str | None) -> int | None:

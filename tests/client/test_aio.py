@@ -502,6 +502,20 @@ def test_all_of_the_api_is_there(form: type, inner: type) -> None:
             ], name
 
 
+def test_a_client_is_of_one_event_loop(run: Run) -> None:
+    """The call isn't made, instead of made without anybody who gets its answer."""
+    server = ScriptedServer()
+
+    async def main() -> None:
+        async with connect_to(server) as client:
+            with pytest.raises(RuntimeError, match="belongs to the event loop it was made in"):
+                await asyncio.to_thread(asyncio.run, client.commit("g", {T0: 1}))
+
+    run(main())
+
+    assert server.requests(m.OffsetCommitRequest) == []
+
+
 async def test_the_asyncio_form_says_so_in_a_trio_program() -> None:
     """Instead of asyncio's own "no running event loop"."""
     with pytest.raises(RuntimeError, match=r"use client\.connect with trio"):

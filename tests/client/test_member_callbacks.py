@@ -14,6 +14,7 @@ from client import (
     MemberLost,
     TopicPartition,
 )
+from client.api import LEAVE_TIMEOUT_MS
 from protocol import messages as m
 from tests.client.conftest import World
 from tests.client.members import Told, join, joined, rebalance, synced
@@ -272,7 +273,7 @@ async def test_the_end_of_the_block_waits_for_the_caller_to_finish(
     assert group_requests(world.server)[-2:] == ["OffsetCommit", "LeaveGroup"]
 
 
-async def test_a_program_that_is_cancelled_has_a_second_for_its_callback(
+async def test_a_program_that_is_cancelled_has_the_leave_timeout_for_its_callback(
     autojump_clock: MockClock, world: World
 ) -> None:
     """Control-C ends it soon, but what is quick is still done, the commit as well."""
@@ -292,7 +293,7 @@ async def test_a_program_that_is_cancelled_has_a_second_for_its_callback(
             await member.assignment()
             await trio.sleep_forever()
 
-    assert trio.current_time() == pytest.approx(6)
+    assert trio.current_time() == pytest.approx(5 + LEAVE_TIMEOUT_MS / 1000)
     assert group_requests(world.server)[-2:] == ["OffsetCommit", "LeaveGroup"]
 
 

@@ -1,5 +1,6 @@
 """What the client's log says of an outage: one line when it begins, one when it is over."""
 
+import errno
 import logging
 import socket
 
@@ -8,7 +9,14 @@ import trio
 from hypothesis import given, strategies as st
 from trio.testing import MockClock
 
-from client import CoordinatorUnavailable, RetrySettings, TopicPartition, connect
+from client import (
+    CoordinatorUnavailable,
+    ErrorCode,
+    OutcomeUnknown,
+    RetrySettings,
+    TopicPartition,
+    connect,
+)
 from client.outages import CHARS_MAX, Outages, in_words, one_line, refusals_of
 from protocol import messages as m
 from tests.client.conftest import World
@@ -146,6 +154,36 @@ async def test_a_call_that_gives_up_has_nothing_chained_to_it(
 
     assert caught.value.__context__ is None
     assert "\n" not in str(caught.value)
+
+
+async def test_the_cause_is_the_last_attempts(
+    autojump_clock: MockClock, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit keeps it, too, whose outcome is unknown; a refusal of before is no cause."""
+
+    async def refuse(*_: object) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+
+    async with world.connect(request_timeout_ms=5_000) as client:
+        await client.list_groups()
+        world.server.script(m.OffsetCommitRequest, Drop())
+        monkeypatch.setattr(client._router, "_open_stream", refuse)
+        with pytest.raises(OutcomeUnknown, match="Connection refused") as caught:
+            await client.commit("g", {T0: 1})
+        assert isinstance(caught.value.cause, ConnectionRefusedError)
+
+        async def come_back() -> None:
+            await trio.sleep(2)
+            monkeypatch.undo()
+
+        world.server.script(m.OffsetFetchRequest, *[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 99)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(come_back)
+            with pytest.raises(CoordinatorUnavailable, match="LOAD") as loading:
+                await client.fetch_offsets("g")
+
+    assert loading.value.cause is None
 
 
 @given(
