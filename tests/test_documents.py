@@ -1,6 +1,7 @@
 """What the guides show of a terminal is what the program says."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -15,6 +16,7 @@ _PAGES: Final = ("README.md", "docs/operations.md", "docs/client.md")
 _TABLE: Final = re.compile(r"\S  +\S")
 
 
+@functools.cache
 def templates() -> list[re.Pattern[str]]:
     """Return every text of the program as a pattern, with anything where a value stands."""
     found = set()

@@ -436,17 +436,21 @@ def _redraw(table: Table, look: Callable[[], Table], every_s: float) -> None:
     from rich.live import Live  # noqa: PLC0415  # likewise
     from rich.text import Text  # noqa: PLC0415  # likewise
 
-    with Live(styled(table), auto_refresh=False) as live:
-        live.refresh()
+    with Live(auto_refresh=False) as live:
+
+        def drawn() -> Any:
+            return styled(table, live.console.width)
+
+        live.update(drawn(), refresh=True)
         while True:
             time.sleep(every_s)
             try:
                 table = look()
             except AskFailed as exc:
                 # On top, as the lines at the end may not fit.
-                live.update(Group(Text(escaped(str(exc))), styled(table)), refresh=True)
+                live.update(Group(Text(escaped(str(exc))), drawn()), refresh=True)
             else:
-                live.update(styled(table), refresh=True)
+                live.update(drawn(), refresh=True)
 
 
 def several_groups(command: F) -> F:

@@ -98,6 +98,8 @@ def import_offsets(
     for row in read_offsets(path, "FILE", only):
         if not group_ids or row.group_id in by_group:
             by_group.setdefault(row.group_id, []).append(row)
+    if not by_group:
+        note(f"{path}: there are no offsets in it")
     expected = None
     if before is not None:
         found = read_offsets(before, "--unless-changed-since", only)
@@ -255,7 +257,7 @@ class Import:
         try:
             failed = for_each(self.plans, one, "Importing")
         finally:
-            output.show(HEAD, rows)
+            output.show(HEAD, rows, failed=not self.plans)
         return failed
 
     def _alter(self, group_id: str, status: dict[TopicPartition, str]) -> None:

@@ -35,6 +35,7 @@ DRAIN_POLL_S: Final = 0.5
 REASON: Final = "removed by an operator"
 HEAD: Final = ("CONSUMER-ID", "GROUP-INSTANCE-ID", "HOST", "CLIENT-ID", "#PARTITIONS")
 
+_STAY_ASKED: Final = "They stay asked: the same command goes on waiting."
 _GONE: Final = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND})
 
 
@@ -91,13 +92,18 @@ def drain(
         note("Nobody else is in the group: the partitions will have no owner.")
     question = f"Drain {counted(len(asked), 'member')} of group {quoted(group)}?"
     change.confirm(question, HEAD, [_row(found, x) for x in asked])
-    with progress() as tell:
-        left = _drained(coordinator, m.DrainMemberRequest(group, client_id), wait_s, tell)
+    try:
+        with progress() as tell:
+            left = _drained(coordinator, m.DrainMemberRequest(group, client_id), wait_s, tell)
+    except KeyboardInterrupt:
+        note("")  # Behind the terminal's ^C.
+        note(_STAY_ASKED)
+        return True
     rows = [(x.member_id, left.get(x.member_id, "left the group")) for x in asked]
     output.lines("{}: {}", ("CONSUMER-ID", "STATUS"), rows)
     is_late = any(status not in {"drained", "left the group"} for _, status in rows)
     if is_late:
-        note(f"Not done within {wait_s:g} s. They stay asked: the same command goes on waiting.")
+        note(f"Not done within {wait_s:g} s. {_STAY_ASKED}")
     return is_late
 
 

@@ -37,6 +37,8 @@ FORMS: Final = (TABLE, JSON, CSV)
 # Styling takes a moment for each cell; nobody reads more lines than this on a terminal.
 _STYLED_ROWS_MAX: Final = 1_000
 _LINE_CHARS_MAX: Final = 100_000
+# So much of a column's name tells it from the others.
+_HEAD_CHARS_MIN: Final = 5
 # Fewer things are done before anybody would look at a bar.
 _BAR_FROM: Final = 20
 
@@ -125,21 +127,30 @@ def print_table(table: Table, stream: TextIO) -> None:
         click.echo("  ".join(padded).rstrip(), file=stream)
 
 
-def styled(table: Table) -> Any:
-    """Return a table for `rich`, numbers to the right; names that don't fit into a line are cut."""
+def styled(table: Table, width: int = _LINE_CHARS_MAX) -> Any:
+    """Return a table for `rich`, numbers to the right; what doesn't fit into *width* is cut.
+
+    First the names of columns of numbers, then names, and numbers last.
+    """
     from rich.table import Table as RichTable  # noqa: PLC0415  # Slow to import.
     from rich.text import Text  # noqa: PLC0415  # likewise
 
     # A Text is shown as it is; markup is read in a str only.
     text = functools.partial(Text, no_wrap=True, overflow="ellipsis")
     result = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    cells = [tuple(map(_cell, row)) for row in table.rows]
+    widths = [max(map(len, column)) for column in zip(table.columns, *cells, strict=True)]
+    is_narrow = sum(widths) + 2 * len(widths) > width
     for at, column in enumerate(table.columns):
         is_number = all(type(row[at]) is int or _is_unknown(row[at]) for row in table.rows)
+        head = text(column)
+        if is_number and is_narrow:
+            head.truncate(max(_HEAD_CHARS_MIN, *(len(row[at]) for row in cells), 0))
         side: Any = "right" if is_number else "left"
         # Rich takes room from columns that may wrap, as long as it can. None does: see `text`.
-        result.add_column(text(column), justify=side, no_wrap=is_number)
-    for row in table.rows:
-        result.add_row(*(text(_cell(value)) for value in row))
+        result.add_column(head, justify=side, no_wrap=is_number)
+    for row in cells:
+        result.add_row(*map(text, row))
     return result
 
 

@@ -141,6 +141,14 @@ def test_without_yes_it_is_a_dry_run(file: File) -> None:
     assert file.alters() == []
 
 
+@pytest.mark.parametrize("text", ["", "group,topic,partition,offset\n"])
+def test_a_file_without_offsets_is_told_as_such(text: str, file: File) -> None:
+    """An export that failed may have left one."""
+    done = file.run(text, "--yes")
+
+    assert (done.exit_code, done.stderr.endswith(": there are no offsets in it\n")) == (0, True)
+
+
 def test_many_groups_that_are_not_there_are_told_in_one_line(file: File) -> None:
     """All of them are missing where a new coordinator gets what an old one had."""
     done = file.run("group,topic,partition,offset\n" + "".join(f"n{n},t,0,1\n" for n in range(7)))

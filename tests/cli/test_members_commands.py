@@ -98,6 +98,26 @@ def test_a_drain_that_takes_too_long_is_told(line: CommandLine) -> None:
     assert len(line.of_type(m.DrainMemberRequest)) == 5
 
 
+def test_who_stops_waiting_for_a_drain_is_told_that_it_goes_on(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C takes nothing back, and "Aborted!" would say so."""
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("coordinator.cli.members.time.sleep", interrupted)
+    line.answers[m.DrainMemberRequest] = drained(**{"a-1": False})
+    done = line.run("members", "drain", "g", "loader", "--yes")
+
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "a-1 still owns 2 partitions",
+        "",
+        "They stay asked: the same command goes on waiting.",
+    ]
+
+
 @pytest.mark.parametrize("error", [25, 69])
 def test_a_member_that_leaves_meanwhile_is_done(line: CommandLine, error: int) -> None:
     """It owns nothing any more, which is what was wanted."""

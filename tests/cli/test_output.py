@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import re
 import sys
 import time
 
@@ -88,12 +89,11 @@ def test_a_narrow_terminal_cuts_names_and_no_numbers() -> None:
     """Whoever watches a lag in a corner of the screen watches numbers."""
     table = Table(("GROUP", "STATE", "#MEMBERS", "LAG"), [("g" * 80, "Stable", 12, 1_234_567)])
     terminal = Terminal()
-    Console(file=terminal, width=40).print(styled(table))
+    Console(file=terminal, width=40).print(styled(table, 40))
 
     head, row, end = terminal.getvalue().split("\n")
-    assert "#MEMBERS" in head
-    assert "LAG" in head
-    assert row.split()[-2:] == ["12", "1234567"]
+    assert re.search("GROUP .* #MEM… .* LAG", re.sub(r"\x1b\[\d*m", "", head))
+    assert re.fullmatch("g{9,}… +Stable +12 +1234567 *", row)
     assert len(row) <= 40
     assert end == ""
 
