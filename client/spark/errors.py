@@ -1,5 +1,23 @@
 """What ends a query, with messages that say what to do. None of these is retried by Spark."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def message_alone(*errors: type[Exception]) -> Iterator[None]:
+    """Have Spark show these errors by their message alone; also as a decorator.
+
+    Else the message comes last, after a traceback about the insides of this package. For Spark's
+    Python processes only, each of which ends with the error.
+    """
+    try:
+        yield
+    except errors:
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # Spark looks when it handles the exception.
+        raise
+
 
 class CoordinatedSourceError(RuntimeError):
     """Base class of what the coordinated source raises."""

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import logging
 import random
 import threading
 from collections.abc import Collection, Iterator
@@ -51,7 +52,9 @@ from tests.spark.helpers import (
 # --- The coordinator is away, forgets to answer, or removes the reader ---------------------
 
 
-def test_an_outage_makes_triggers_idle_and_nothing_is_lost() -> None:
+def test_an_outage_makes_triggers_idle_and_nothing_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """An exception would end the query."""
     group, log = group_and_log({0: 30})
     query = Query(group, log)
@@ -60,12 +63,16 @@ def test_an_outage_makes_triggers_idle_and_nothing_is_lost() -> None:
 
     assert query.triggers(20) == []
     assert group.offset(tp(0)) == 0
+    # At first, and then the longer it takes the less often.
+    assert caplog.text.count("no new batch, trying again: ") == 5
     assert max(query.clock.slept) == PAUSE_MAX_S
     assert query.clock.slept[:3] == [0.1, 0.2, 0.4]
 
     group.outage = False
+    caplog.set_level(logging.INFO)
     assert ranges(query.triggers(3)) == [(0, 10, 20), (0, 20, 30)]
     assert group.offset(tp(0)) == 30
+    assert caplog.text.count(f"batches go on, after {sum(query.clock.slept):.1f} s") == 1
 
 
 def test_after_an_outage_the_pauses_start_short_again() -> None:
@@ -316,7 +323,9 @@ def test_the_first_offset_waits_for_the_coordinator_and_then_gives_up() -> None:
     group.outage = True
     query = Query(group, log)
 
-    with pytest.raises(CoordinatorTimeout, match=r"within 30 s \(option 'coordinatorTimeout'\)"):
+    with pytest.raises(
+        CoordinatorTimeout, match=r"waited 30 s in vain .* \(option 'coordinatorTimeout', coord"
+    ):
         query.trigger()
     assert 30 <= query.clock.now_s < 30 + PAUSE_MAX_S
 
@@ -805,7 +814,10 @@ def test_a_topic_made_anew_ends_the_query_although_its_offsets_fit() -> None:
 @pytest.mark.parametrize(("policy", "written"), [("earliest", [(0, 0, 10)]), ("latest", [])])
 @pytest.mark.parametrize("unfinished", [False, True])
 def test_a_topic_made_anew_is_another_one_to_sinks(
-    policy: str, written: list[tuple[int, int, int]], unfinished: bool
+    policy: str,
+    written: list[tuple[int, int, int]],
+    unfinished: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The counter of resets tells its rows from the old ones with the same offsets."""
     group, log = make({0: 15})
@@ -819,6 +831,8 @@ def test_a_topic_made_anew_is_another_one_to_sinks(
 
     assert ranges(query.triggers(2 if unfinished else 1))[:1] == written
     assert group.offsets[tp(0)].metadata.endswith(":1:new")
+    goes_on = f"goes on at {0 if policy == 'earliest' else 12} (option 'onDataLoss' is '{policy}')"
+    assert caplog.text.count(goes_on) == 1
     assert [finish(query)[-1].range.end] == ([12] if policy == "earliest" else [15])
     assert group.offset(tp(0)) == 12
 
@@ -852,9 +866,14 @@ def test_rows_that_are_gone_end_the_query_by_default(
 @pytest.mark.parametrize(("committed", "earliest", "end"), OUT_OF_BOUNDS)
 @pytest.mark.parametrize("pin", ["", "gc1:14:2"])
 def test_rows_that_are_gone_are_skipped_on_request(
-    committed: int, earliest: int, end: int, policy: str, pin: str
+    committed: int,
+    earliest: int,
+    end: int,
+    policy: str,
+    pin: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """From the first row that is there, or from the next one that comes."""
+    """From the first row that is there, or from the next one that comes; and never silently."""
     group, log = make({0: end})
     log.starts[0] = earliest
     group.reset(tp(0), committed, pin)
@@ -866,8 +885,11 @@ def test_rows_that_are_gone_are_skipped_on_request(
 
     written = ranges(finish(query))
 
-    assert written[0][1] == (earliest if policy == "earliest" else end)
+    begin = earliest if policy == "earliest" else end
+    assert written[0][1] == begin
     assert written[-1][2] == 16
+    assert caplog.text.count(f"the log holds {earliest} to {end}. ") == 1
+    assert caplog.text.count(f"Reading goes on at {begin} (option 'onDataLoss'") == 1
     assert all(before[2] == after[1] for before, after in pairwise(written))
     # An offset without a pin was stored by somebody else, and counts as a reset.
     resets = (2 if pin else 1) + (end < committed or (bool(pin) and end < 14))

@@ -2,13 +2,20 @@
 
 import json
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
 
 from client.exceptions import CoordinatorUnavailable, FatalError
 from client.spark.errors import DrainTimeout
-from client.spark.source.drain import drain, readers_of, run_until_stopped, wait_and_drain
+from client.spark.source.drain import (
+    drain,
+    readers_of,
+    run_until_stopped,
+    unless_asked_again,
+    wait_and_drain,
+)
 from client.spark.source.stream_offsets import ReaderIdentity, encode_end
 from protocol.errors import ErrorCode
 from protocol.messages import DrainedMember
@@ -210,6 +217,26 @@ def test_a_drain_in_vain_ends_with_a_plain_stop(capsys: pytest.CaptureFixture[st
 
     assert not query.isActive
     assert "the last batch may run again: not drained within 10 s" in capsys.readouterr().err
+
+
+def test_a_second_signal_does_not_wait_for_a_coordinator_that_is_away() -> None:
+    """It stops at once, as the line says: a question to nobody takes ten seconds."""
+    answered, asked = threading.Event(), [signal.SIGINT, signal.SIGINT]
+
+    with pytest.raises(DrainTimeout, match="a second time"):
+        unless_asked_again(lambda: [None, answered.wait()][0], asked)  # type: ignore[arg-type]  # signals are numbers
+
+    answered.set()
+
+
+def test_what_ends_a_drain_reaches_who_asked_for_it() -> None:
+    """Else a query that failed meanwhile would look as if it had stopped."""
+
+    def fail() -> None:
+        raise ValueError("broken sink")
+
+    with pytest.raises(ValueError, match="broken sink"):
+        unless_asked_again(fail, [signal.SIGINT])
 
 
 def test_a_query_that_ends_while_it_is_waited_for_is_not_drained(

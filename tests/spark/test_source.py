@@ -1,13 +1,17 @@
 """The adapter, as far as it goes without a Spark session."""
 
 import json
+import logging
+import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -29,6 +33,7 @@ from client.spark.source.data_source import (
     RangesPartition,
     Refusals,
     StatefulGuard,
+    log_to_stderr,
     pack_ranges,
     ranges_partitions,
     take_off,
@@ -148,6 +153,29 @@ def test_a_wrong_option_is_refused_when_the_source_is_made(source_options: dict[
     """That is at ``load()``, in the user's own stack."""
     with pytest.raises(OptionError, match="option 'group' is missing"):
         CoordinatedSource({**source_options, "group": ""})
+    assert os.environ["SPARK_HIDE_TRACEBACK"]  # The message is the first that Spark shows.
+
+
+def test_a_read_that_is_no_stream_says_what_to_use(source_options: dict[str, str]) -> None:
+    """Spark would only say that something is not implemented."""
+    made = CoordinatedSource(source_options)
+
+    with pytest.raises(OptionError, match=r"is a stream: use spark\.readStream"):
+        made.reader(made.schema())
+
+
+def test_a_reader_says_when_and_who(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a driver's standard error several readers speak, and Spark between them."""
+    package = logging.Logger("client")  # noqa: LOG001 - without the handlers of pytest.
+
+    log_to_stderr("spark-100%-1 (group g\n)", package)
+    log_to_stderr("a second query of one process", package)
+    package.info("batches go on")
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d INFO spark-100%-1 \(group g\\n\): batches go on", line
+    )
 
 
 @pytest.mark.parametrize("missing", [-1, 1])
@@ -248,12 +276,16 @@ def test_spark_tells_the_guard_nothing_after_the_program() -> None:
     """It would print a trace; and a session that has ended before must not make one, either."""
     guard, listeners = StatefulGuard(), [object()]
     listeners.append(guard)
-    spark: Any = SimpleNamespace(streams=SimpleNamespace(removeListener=listeners.remove))
+    spark: Any = MagicMock()
+    spark.streams.removeListener = listeners.remove
+    heard = spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty
+    heard.side_effect = lambda _: listeners.index(guard)  # Before it is taken off.
 
     take_off(spark, guard)
-    take_off(spark, guard)  # list.remove raises, as an ended session does.
+    take_off(spark, guard)  # Both raise, as an ended session does.
 
     assert guard not in listeners
+    assert heard.call_count == 2
 
 
 def test_a_stateful_query_is_told_to_end(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ class ReaderCore:
         self._returned_at_s: float | None = None
         self._deadline_s: float | None = None
         self._failures = 0
+        self._failing_since_s = 0.0
 
     # --- What Spark calls ----------------------------------------------------------------
 
@@ -262,9 +263,10 @@ class ReaderCore:
         try:
             end = self._next_batch(start, max_rows)
         except (RetriableError, OutcomeUnknown) as error:
-            logger.warning("no new batch, trying again: %s", error)
-            self._pause()
+            self._pause("no new batch, trying again: %s", error)
             return start
+        if self._failures:
+            logger.info("batches go on, after %.1f s", self._clock() - self._failing_since_s)
         self._failures = 0
         return end
 
@@ -372,11 +374,11 @@ class ReaderCore:
                 except (RetriableError, OutcomeUnknown) as error:
                     if self._clock() >= deadline_s:
                         raise CoordinatorTimeout(
-                            f"no answer about {what} within {timeout_s:g} s (option "
-                            f"'coordinatorTimeout') from {self.identity.coordinator}: {error}"
+                            f"waited {timeout_s:g} s in vain for {what} (option "
+                            "'coordinatorTimeout', coordinator "
+                            f"{self.identity.coordinator}): {error}"
                         ) from error
-                    logger.warning("waiting for %s: %s", what, error)
-                    self._pause()
+                    self._pause(f"waiting for {what}: %s", error)
                 else:
                     self._failures = 0
                     return result
@@ -390,8 +392,13 @@ class ReaderCore:
         # The others hand over between their batches, within the rebalance timeout.
         return (self._options.rebalance_timeout_ms + self._options.request_timeout_ms) / 1000
 
-    def _pause(self) -> None:
+    def _pause(self, message: str, error: CoordinatorError) -> None:
+        """Wait before the next try; say so, the longer it takes the less often."""
+        if not self._failures:
+            self._failing_since_s = self._clock()
         self._failures += 1
+        if self._failures.bit_count() == 1:  # At 1, 2, 4, 8, …
+            logger.warning(message, error)
         self._sleep(backoff(self._failures, PAUSE_MIN_S, PAUSE_MAX_S))
 
     def _warn_of_long_batch(self) -> None:

@@ -31,7 +31,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -43,8 +48,9 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from client.exceptions import CoordinatorError
-from client.spark.errors import CoordinatedSourceError, LogFailed
-from client.spark.logs.partition_log import PartitionLog, load_log
+from client.outages import one_line
+from client.spark.errors import CoordinatedSourceError, LogFailed, message_alone
+from client.spark.logs.partition_log import LogError, PartitionLog, load_log
 from client.spark.options import OptionError, with_secrets
 from client.spark.source.attention import Attention
 from client.spark.source.core import ReaderCore, Task
@@ -73,6 +79,7 @@ if TYPE_CHECKING:
     )
 
 logger = logging.getLogger(__name__)
+PACKAGE_LOGGER: Final = logging.getLogger("client")
 
 FORMAT_NAME: Final = "coordinated"
 
@@ -93,6 +100,10 @@ _AFTER: Final = (
 # Spark itself waits for nobody; a coordinator that doesn't answer in this time finds out by the
 # session timeout.
 LEAVE_WAIT_S: Final = 1.0
+
+
+# How long the end of a program waits for what Spark has to tell its listeners.
+UNHEARD_MS_MAX: Final = 1_000
 
 
 def register(spark: "SparkSession") -> None:
@@ -126,7 +137,12 @@ def register(spark: "SparkSession") -> None:
 
 
 def take_off(spark: "SparkSession", guard: StreamingQueryListener) -> None:
-    """Have Spark tell *guard* nothing more: it prints a trace if this process is gone by then."""
+    """Have Spark tell *guard* nothing more: it prints a trace if this process is gone by then.
+
+    The end of a query that was stopped just now may be on its way.
+    """
+    with suppress(Exception):
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(UNHEARD_MS_MAX)  # noqa: SLF001 - there is no other way.
     with suppress(Exception):  # The session, or all of Spark, has ended before.
         spark.streams.removeListener(guard)
 
@@ -160,13 +176,15 @@ class CoordinatedSource(DataSource):
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         self._options = {name.lower(): value for name, value in options.items()}
-        parse_options(self._options)
+        with message_alone(OptionError):
+            parse_options(self._options)
 
     @classmethod
     def name(cls) -> str:
         """Return the name for ``spark.readStream.format``."""
         return FORMAT_NAME
 
+    @message_alone(OptionError, LogError)
     def schema(self) -> StructType:
         """Return topic, partition, offset, the topics' own columns, and those of the range."""
         columns = _value_schema(_load(self._options), parse_options(self._options))
@@ -177,6 +195,19 @@ class CoordinatedSource(DataSource):
                 "are the source's own; rename them in the log"
             )
         return StructType([*_BEFORE, *from_arrow_schema(columns).fields, *_AFTER])
+
+    @message_alone(OptionError)
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's way.
+        """Say that this is a stream.
+
+        Raises:
+            OptionError: always.
+
+        """
+        raise OptionError(
+            "the format 'coordinated' is a stream: use spark.readStream, with "
+            ".trigger(availableNow=True) for a run that ends when all is read"
+        )
 
     def streamReader(self, schema: StructType) -> "CoordinatedStreamReader":
         """Return the reader; called in planning workers too, so it joins nothing."""
@@ -259,6 +290,7 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             options = parse_options(self._options)
             # A query that is started twice, or restarted, is another reader each time.
             client_id = client_id_of(options, self._app_name, uuid.uuid4().hex[:8])
+            log_to_stderr(f"{client_id} (group {options.group})")
             refusals = Refusals()
             core = ReaderCore(
                 options,
@@ -283,10 +315,9 @@ class CoordinatedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
 @contextmanager
 def hidden_traceback() -> Iterator[None]:
-    """Have Spark show an error whose message says all by that message alone.
+    """Have Spark show an error whose message says all by that message alone, and log it before.
 
-    Else the message follows hundreds of lines about the insides of this package. A log's own
-    error keeps its traceback: its author needs it.
+    A log's own error keeps its traceback: its author needs it.
     """
     try:
         yield
@@ -294,8 +325,8 @@ def hidden_traceback() -> Iterator[None]:
         raise
     except (CoordinatedSourceError, CoordinatorError, OptionError, OffsetFormatError) as error:
         logger.error("the query ends: %s", error)  # noqa: TRY400 - before Spark's own traceback.
-        os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # Spark looks when it handles the exception.
-        raise
+        with message_alone(Exception):
+            raise
 
 
 # --- Tasks ---------------------------------------------------------------------------------
@@ -364,6 +395,25 @@ def _value_schema(log: PartitionLog, options: ReaderOptions) -> pa.Schema:
                 "with a stream each"
             )
     return columns
+
+
+# --- What the reader process says ----------------------------------------------------------
+
+
+def log_to_stderr(who: str, package: logging.Logger = PACKAGE_LOGGER) -> None:
+    """Have the reader process log lines that look like Spark's, unless somebody set up others.
+
+    Python's own last resort shows warnings only, and neither when nor who: in a driver's standard
+    error lines of several readers stand between Spark's.
+    """
+    if package.hasHandlers():
+        return
+    handler = logging.StreamHandler()
+    who = one_line(who).replace("%", "%%")
+    layout = f"%(asctime)s %(levelname)s {who}: %(message)s"
+    handler.setFormatter(logging.Formatter(layout, "%y/%m/%d %H:%M:%S"))
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)
 
 
 # --- The end of the reader process ---------------------------------------------------------

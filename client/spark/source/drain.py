@@ -3,9 +3,11 @@
 import logging
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -58,12 +60,6 @@ def drain_and_stop(query: "StreamingQuery", timeout: float = 60.0) -> None:
         StreamingQueryException: the query failed meanwhile.
 
     """
-    _connect_and_drain(query, timeout, time.sleep)
-
-
-def _connect_and_drain(
-    query: "StreamingQuery", timeout_s: float, sleep: Callable[[float], None]
-) -> None:
     with ExitStack() as stack:
         clients: dict[str, DrainClient] = {}
 
@@ -78,7 +74,7 @@ def _connect_and_drain(
                 )
             return clients[coordinator]
 
-        drain(query, client_of, timeout_s, clock=time.monotonic, sleep=sleep)
+        drain(query, client_of, timeout, clock=time.monotonic, sleep=time.sleep)
 
 
 def run_until_stopped(query: "StreamingQuery", timeout: float = 60.0) -> None:
@@ -97,7 +93,8 @@ def run_until_stopped(query: "StreamingQuery", timeout: float = 60.0) -> None:
 
     """
     with _signals_counted() as asked:
-        wait_and_drain(query, asked, lambda: _drain_unless_asked_again(query, timeout, asked))
+        drain_now = partial(drain_and_stop, query, timeout)
+        wait_and_drain(query, asked, lambda: unless_asked_again(drain_now, asked))
 
 
 def wait_and_drain(
@@ -122,13 +119,31 @@ def wait_and_drain(
         raise failure
 
 
-def _drain_unless_asked_again(query: "StreamingQuery", timeout_s: float, asked: list[int]) -> None:
-    def sleep(seconds: float) -> None:
+def unless_asked_again(drain_now: Callable[[], None], asked: list[int]) -> None:
+    """Do *drain_now* in a thread, and leave it behind when a second signal comes.
+
+    A question to a coordinator that is away takes seconds, and can't be interrupted.
+
+    Raises:
+        DrainTimeout: a second signal came first, or from *drain_now*, as all that it raises.
+
+    """
+    failures: list[Exception] = []
+
+    def work() -> None:
+        try:
+            drain_now()
+        except Exception as error:  # noqa: BLE001 - raised below.
+            failures.append(error)
+
+    thread = threading.Thread(target=work, name="drain", daemon=True)
+    thread.start()
+    while thread.is_alive():
         if len(asked) > 1:
             raise DrainTimeout("it was asked for a second time")
-        time.sleep(seconds)
-
-    _connect_and_drain(query, timeout_s, sleep)
+        thread.join(POLL_S)
+    if failures:
+        raise failures[0]
 
 
 @contextmanager

@@ -795,7 +795,10 @@ class Planner:
         return self._admission.admit(steps, positions)
 
     def started(self, steps: Mapping[TopicPartition, Step]) -> None:
-        """Note that the ranges of these steps may start."""
+        """Note that the ranges of these steps may start; say which rows they leave out."""
+        for step in steps.values():
+            if step.lost:
+                logger.warning("%s", step.lost)
         self._admission.served(steps)
 
     def forget(self) -> None:

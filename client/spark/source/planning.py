@@ -106,6 +106,7 @@ class Step(NamedTuple):
     needs: Position
     waiting: str = ""  # Why rows that should come next can't be had now.
     pinned: bool = False  # The range was begun before, with these bounds.
+    lost: str = ""  # Which rows are gone, and where it goes on without them.
 
 
 class Commit(NamedTuple):
@@ -150,7 +151,7 @@ def plan_partition(
         DataLossError: rows that should come next are gone and that is to fail.
 
     """
-    pinned = None
+    pinned, lost = None, ""
     if finished is not None:
         at = finished.range.end
     elif position.offset is not None:
@@ -170,13 +171,15 @@ def plan_partition(
         ):
             kept = _kept(position, at, pinned, from_latest=from_latest)
             return Step(at, at, kept, waiting=f"{due}, but the log ends at {seen.end}")
+        lost = f"{due}, but the log holds {seen.earliest} to {seen.end}. {loss}"
         if limits.on_data_loss == "error":
             raise DataLossError(
-                f"{due}, but the log holds {seen.earliest} to {seen.end}. {loss}. Reset the "
-                "group's offsets, or set option 'onDataLoss' to 'earliest' (go on at the first "
-                "row that is there) or 'latest' (skip what is there)"
+                f"{lost}. Reset the group's offsets (group-coordinator groups reset-offsets), or "
+                "set option 'onDataLoss' to 'earliest' (go on at the first row that is there) or "
+                "'latest' (skip what is there)"
             )
         at = seen.end if limits.on_data_loss == "latest" else seen.earliest
+        lost += f". Reading goes on at {at} (option 'onDataLoss' is '{limits.on_data_loss}')"
         # Rows of a log made anew are others than those that had these offsets before.
         resets = position.resets + (loss != _DELETED)
         position, pinned = Position.pinned(position.offset, at, resets, identity), None
@@ -185,10 +188,10 @@ def plan_partition(
     if limits.max_rows is not None:
         stop = min(stop, at + limits.max_rows)
     if not limits.plan_ranges or at >= target or (pinned is None and stop <= at):
-        return Step(at, at, _kept(position, at, pinned, from_latest=from_latest))
+        return Step(at, at, _kept(position, at, pinned, from_latest=from_latest), lost=lost)
     if pinned is not None:
         return Step(at, pinned, position, pinned=True)  # Exactly the range that was begun before.
-    return Step(at, stop, _pinned(at, stop, position, identity))
+    return Step(at, stop, _pinned(at, stop, position, identity), lost=lost)
 
 
 def hold_partition(position: Position, finished: Finished | None, why: str) -> Step:

@@ -22,6 +22,8 @@ from pyspark.sql.types import StructType
 
 from client.blocking import BlockingClient
 from client.operators import PositionTooOld
+from client.spark.errors import message_alone
+from client.spark.options import OptionError
 from client.spark.tables.columns import as_batch, page_columns
 from client.spark.tables.options import TableOptions, Target, Wanted, name_parts
 from client.spark.tables.table_source import MAX_TASKS, TableSource, client_of
@@ -121,7 +123,8 @@ class OffsetLogSource(TableSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self._options = parse_options(options)
+        with message_alone(OptionError):
+            self._options = parse_options(options)
 
     def streamReader(self, schema: StructType) -> "OffsetLogReader":  # noqa: ARG002 - Spark's way.
         """Return the reader; it asks nothing yet."""

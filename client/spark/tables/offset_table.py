@@ -8,6 +8,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from client.spark.errors import message_alone
 from client.spark.options import OptionError
 from client.spark.tables.bulk import GroupOffsetsWriter, parse_options
 from client.spark.tables.columns import as_batch, page_columns
@@ -82,6 +83,7 @@ class GroupOffsetsSource(BatchSource):
         "pushFilters",
     )
 
+    @message_alone(OptionError)
     def writer(self, schema: StructType, overwrite: bool) -> GroupOffsetsWriter:  # noqa: ARG002 - Spark's way.
         """Return what writes offsets; see `client.spark.tables.bulk`."""
         if overwrite:

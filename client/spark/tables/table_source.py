@@ -22,6 +22,9 @@ from pyspark.sql.types import StructType
 
 from client.api import connect
 from client.blocking import BlockingClient
+from client.exceptions import CoordinatorError
+from client.spark.errors import message_alone
+from client.spark.options import OptionError
 from client.spark.tables.options import SPARK_SCOPES_FILTERS, TableOptions, Target, Wanted, push
 from client.spark.worker_memory import settle
 
@@ -65,6 +68,7 @@ class TableReader(DataSourceReader):
         self.wanted = wanted
         self.max_tasks = max_tasks
 
+    @message_alone(CoordinatorError)
     def partitions(self) -> Sequence[InputPartition]:
         """Return the tasks; none if nothing can be wanted."""
         return [] if self.wanted.is_nothing else self.tasks()
@@ -126,6 +130,7 @@ class BatchSource(TableSource):
     option_names: ClassVar[Sequence[str]]
     readers: ClassVar[tuple[type[TableReader], type[PushesFilters]]]  # Plain, and pushing.
 
+    @message_alone(OptionError)
     def reader(self, schema: StructType) -> TableReader:  # noqa: ARG002 - Spark's way.
         """Return what plans and reads; with filters pushed down where that is safe."""
         options = TableOptions(self.options, self.option_names)
