@@ -84,7 +84,7 @@ def sections_of(page: str, text: str) -> list[Section]:
     return [Section(page, title, tuple(snippets)) for title, snippets in found if snippets]
 
 
-def sections() -> list[Section]:
-    """Return the guide's sections with snippets."""
-    name = GUIDE.relative_to(ROOT).as_posix()
-    return sections_of(name, GUIDE.read_text(encoding="utf-8"))
+def sections(page: Path = GUIDE) -> list[Section]:
+    """Return the sections with snippets of a page, else of the guide."""
+    name = page.relative_to(ROOT).as_posix()
+    return sections_of(name, page.read_text(encoding="utf-8"))
