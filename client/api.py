@@ -20,6 +20,7 @@ LEAVE_TIMEOUT_MS = 700  # A program that is cancelled ends within a second, exit
 
 
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection
 async def connect(
     address: str | Sequence[str],
     *,
@@ -67,14 +68,16 @@ async def connect(
         )
         client = Client(background, router, leave_timeout_ms)
         try:
-            await router.start()
-            yield client
+            try:
+                await router.start()
+                yield client
+            finally:
+                await client.aclose()
         except BaseException as exc:  # noqa: BLE001 - raised again below, whatever it is.
             # A nursery would wrap what its block raises into an exception group, and
             # `except Rebalanced` around the caller's block would miss it.
             failure = exc
         finally:
-            await client.aclose()
             background.cancel_scope.cancel()
     if failure is not None:
         raise failure
@@ -107,6 +110,7 @@ async def _open_background(outer: trio.Nursery) -> trio.Nursery:
     background: trio.Nursery | None = None
     opened = trio.Event()
 
+    @trio.lowlevel.enable_ki_protection
     async def hold_open() -> None:
         nonlocal background
         with trio.CancelScope(shield=True):
@@ -262,13 +266,16 @@ class Client(OperatorCalls):
         """Do *work*, which must not raise, until it is done or the client is closed."""
         self._nursery.start_soon(work)
 
+    @trio.lowlevel.enable_ki_protection
     async def aclose(self) -> None:
         """Leave all groups and close all connections; `connect` does it at the block's end."""
-        with trio.CancelScope(shield=True):  # Bounded: each leaves within leave_timeout_ms.
-            async with trio.open_nursery() as nursery:
-                for member in self._members:
-                    nursery.start_soon(member.leave)
-        self._router.close()
+        try:
+            with trio.CancelScope(shield=True):  # Bounded: each leaves within leave_timeout_ms.
+                async with trio.open_nursery() as nursery:
+                    for member in self._members:
+                        nursery.start_soon(member.leave)
+        finally:
+            self._router.close()
 
 
 def _check_join(

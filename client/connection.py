@@ -6,6 +6,11 @@ Theory of operation
 Three tasks share a connection: one reads, one writes, one watches that the peer is alive. A
 caller only leaves bytes in the outbox and waits for its own answer. So a caller that is
 cancelled can't tear a frame that is half sent, and nobody waits for anybody else's answer.
+
+trio raises KeyboardInterrupt in whatever task runs when Ctrl-C is pressed. A task of the client's
+own that died of it would take the connection away before the group is left. So those tasks, and
+what must be undone in the caller's, are protected (`trio.lowlevel.enable_ki_protection`): the
+caller gets it at the next checkpoint instead.
 """
 
 from collections.abc import Awaitable, Callable
@@ -125,6 +130,7 @@ class Connection:
                 waiter.done.set()
         self._scope.cancel()
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
         """Move bytes until the connection ends or is closed. Raises nothing."""
         try:
@@ -225,6 +231,7 @@ class Connection:
             )
         return min(newest, offered[1])
 
+    @trio.lowlevel.enable_ki_protection
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
@@ -261,6 +268,7 @@ class Connection:
             self._outbox.clear()
             await self._stream.send_all(data)
 
+    @trio.lowlevel.enable_ki_protection
     async def _watch(self) -> None:
         while True:
             await trio.sleep(SILENCE_S)

@@ -113,7 +113,9 @@ class Member:
         self._asking = trio.Lock()
         self._is_telling = False
         self._is_leaving = False
+        self._goodbye: Goodbye | None = None
 
+    @trio.lowlevel.enable_ki_protection
     async def __aenter__(self) -> Self:
         self._router.check_open()
         await self._client_nursery.start(self._driver.run)
@@ -122,6 +124,7 @@ class Member:
             self._driver.start_soon(auto_commit)
         return self
 
+    @trio.lowlevel.enable_ki_protection
     async def __aexit__(self, *_: object) -> None:
         await self.leave()
 
@@ -340,6 +343,7 @@ class Member:
         """Return how far the group is behind, per partition; see `client.operators.group_lag`."""
         return await group_lag(self._router, self.group_id)
 
+    @trio.lowlevel.enable_ki_protection
     async def leave(self, reason: str | None = None, *, remove: bool = False) -> bool:
         """Leave the group, so that the others needn't wait for the session to end.
 
@@ -356,8 +360,14 @@ class Member:
             if not self.has_left and self._driver.is_running:
                 await self._wind_up()
         finally:
-            confirmed = await self._say_goodbye(reason, remove=remove)
-        return confirmed
+            if self._goodbye is None:
+                self._goodbye = Goodbye()
+                self._client_nursery.start_soon(
+                    partial(self._say_goodbye, self._goodbye, reason, remove=remove)
+                )
+            with trio.CancelScope(shield=True):
+                await self._goodbye.done.wait()
+        return self._goodbye.confirmed
 
     async def _wind_up(self) -> None:
         """Tell the caller that its partitions go, and commit what is stored."""
@@ -376,23 +386,28 @@ class Member:
             except CoordinatorError as exc:
                 logger.warning("before leaving group %r: %s", self.group_id, exc)
 
-    async def _say_goodbye(self, reason: str | None, *, remove: bool) -> bool:
+    @trio.lowlevel.enable_ki_protection
+    async def _say_goodbye(self, goodbye: "Goodbye", reason: str | None, *, remove: bool) -> None:
+        """Leave, in a task of its own: Ctrl-C ends only the wait for it."""
         actions = self._machine.leave(reason, remove=remove)
         self._driver.stop()
-        confirmed = False
-        with trio.move_on_after(self._leave_timeout_ms / 1000, shield=True):
-            for action in actions:
-                if not isinstance(action, Send):
-                    self._driver.settle(action)
-                    continue
-                # Without an answer the session ends by itself.
-                with suppress(CoordinatorError):
-                    await self._router.call(
-                        action.request, group_id=self.group_id, timeout_ms=self._leave_timeout_ms
-                    )
-                    confirmed = True
+        try:
+            with trio.move_on_after(self._leave_timeout_ms / 1000):
+                for action in actions:
+                    if not isinstance(action, Send):
+                        self._driver.settle(action)
+                        continue
+                    # Without an answer the session ends by itself.
+                    with suppress(CoordinatorError):
+                        await self._router.call(
+                            action.request,
+                            group_id=self.group_id,
+                            timeout_ms=self._leave_timeout_ms,
+                        )
+                        goodbye.confirmed = True
+        finally:
             self._driver.notify()
-        return confirmed
+            goodbye.done.set()
 
 
 @dataclass(eq=False)
@@ -492,6 +507,7 @@ class Commits:
                 if self._stored.get(tp) is entry:  # Otherwise the caller is further by now.
                     del self._stored[tp]
 
+    @trio.lowlevel.enable_ki_protection
     async def run_auto_commit(self, interval_ms: int) -> None:
         """Commit what is stored every *interval_ms*, for ever."""
         while True:
@@ -533,6 +549,7 @@ class Commits:
         else:
             await self._send(offsets, expected, timeout_ms)
 
+    @trio.lowlevel.enable_ki_protection
     async def _commit_through(
         self,
         offsets: Offsets,
@@ -612,6 +629,14 @@ class Join:
         self.error: Exception | None = None
 
 
+class Goodbye:
+    """One leave under way, or done."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.confirmed = False
+
+
 @dataclass(eq=False)
 class Driver:
     """The tasks of one member. `run` must be started in a nursery, and is ended by `stop`."""
@@ -630,6 +655,7 @@ class Driver:
         """Whether `run` was started."""
         return self._tasks is not None
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Send heartbeats in time, and do what `do` is told, until `stop`."""
         with self._scope:
@@ -702,6 +728,7 @@ class Driver:
         """Wait until something has happened to the machine."""
         await self._changed.wait()
 
+    @trio.lowlevel.enable_ki_protection
     async def _send(self, action: Send) -> None:
         await self._pause(action.rejoins)
         request = action.request
@@ -724,6 +751,7 @@ class Driver:
         assert isinstance(response, JoinGroupResponse | SyncGroupResponse | HeartbeatResponse)
         self.do(self._machine.answered(request, response, _now_ms()))
 
+    @trio.lowlevel.enable_ki_protection
     async def _resolve(self, action: Resolve) -> None:
         await self._pause(action.rejoins)
         try:
@@ -734,6 +762,7 @@ class Driver:
             topics = sorted(one.topic for one in found if one.error == ErrorCode.NONE)
             self.do(self._machine.resolved(action.number, tuple(topics)))
 
+    @trio.lowlevel.enable_ki_protection
     async def _compute(self, action: Compute) -> None:
         try:
             assignments = await self._leading.compute(action)

@@ -89,6 +89,7 @@ class OffsetCalls:
         self._router = router
         self._order = CommitOrder()
 
+    @trio.lowlevel.enable_ki_protection
     async def commit(self, request: OffsetCommitRequest, timeout_ms: int | None) -> None:
         """Send *request* until its outcome is known; see `client.member.Member.commit`."""
         partitions = [

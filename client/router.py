@@ -138,6 +138,7 @@ class Router:
         if self._is_closed:
             raise ClientClosed("the client is closed")
 
+    @trio.lowlevel.enable_ki_protection
     async def call(
         self,
         request: Request,

@@ -51,8 +51,9 @@ async def test_an_outage_makes_two_lines_however_long_it_lasts(
         world.server.unreachable = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.commit, "g", {T0: 2})
+            await trio.sleep(1)  # Whoever sends while it closes may notice it in other words.
             nursery.start_soon(client.fetch_offsets, "h")
-            await trio.sleep(60)
+            await trio.sleep(59)
             world.server.unreachable = False
 
     (first, began), (second, ended) = lines(caplog)
