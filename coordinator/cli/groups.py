@@ -27,6 +27,7 @@ from coordinator.cli.common import (
     for_each,
     groups_asked_for,
     has_members,
+    missing_group,
     partition_count,
     retention_ms,
     retention_text,
@@ -46,6 +47,7 @@ from coordinator.cli.output import JSON, TABLE, Output, counted, note, time_of
 from coordinator.cli.reset_offsets import reset_offsets
 from coordinator.names import did_you_mean, quoted
 from protocol import messages as m
+from protocol.errors import ErrorCode
 from protocol.partition import TopicPartition
 from protocol.text import some_of
 
@@ -311,7 +313,14 @@ def _where(coordinator: Coordinator, group_id: str) -> str:
 @asks
 def describe_rebalances(coordinator: Coordinator, output: Output, group: str, limit: int) -> None:
     """Tell why GROUP rebalanced, the newest first."""
-    answer = coordinator.ask(m.DescribeRebalancesRequest(group, limit))
+    try:
+        answer: m.DescribeRebalancesResponse = coordinator.ask(
+            m.DescribeRebalancesRequest(group, limit)
+        )
+    except AskFailed as exc:
+        if exc.code == ErrorCode.GROUP_ID_NOT_FOUND:
+            raise missing_group(coordinator, group) from exc
+        raise
     if output.form == JSON:
         output.json(
             [

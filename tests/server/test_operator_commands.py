@@ -397,7 +397,7 @@ def test_what_happened_is_said_once(trigger: str, reason: str, why: str, line: C
 @pytest.mark.parametrize(
     ("response", "words"),
     [
-        (m.DescribeRebalancesResponse(69, "Group g not found.", "g", ()), "Group g not found."),
+        (m.DescribeRebalancesResponse(69, "no", "g", ()), "Consumer group 'g' does not exist."),
         (m.DescribeRebalancesResponse(14, None, "g", ()), "is being loaded"),
         (m.BareError(1006), "RESPONSE_TOO_LARGE"),
     ],
