@@ -509,7 +509,8 @@ class Commits:
 
     @trio.lowlevel.enable_ki_protection
     async def run_auto_commit(self, interval_ms: int) -> None:
-        """Commit what is stored every *interval_ms*, for ever."""
+        """Commit what is stored every *interval_ms*, for ever; a failure is logged once."""
+        failed_with: type[CoordinatorError] | None = None
         while True:
             await trio.sleep(interval_ms / 1000)
             if self._machine.lost:
@@ -519,7 +520,12 @@ class Commits:
             except Rebalanced:
                 pass  # The next `assignment` tells the caller.
             except CoordinatorError as exc:
-                logger.warning("auto-commit in group %r: %s", self._machine.config.group_id, exc)
+                if type(exc) is not failed_with:
+                    failed_with = type(exc)
+                    group = self._machine.config.group_id
+                    logger.warning("auto-commit in group %r: %s; trying again", group, exc)
+            else:
+                failed_with = None
 
     def _check_kept(self) -> None:
         """Raise why there is nothing to commit, if that is so."""

@@ -271,7 +271,8 @@ class Router:
     def _out_of_time(self, call: _Call) -> Exception:
         what = type(call.request).__name__.removesuffix("Request")
         where = "" if call.group_id is None else f" of group {call.group_id!r}"
-        tried = f"gave up after {call.failures} attempts; last: {call.last_trouble}"
+        times = f"{call.failures} attempt{'s' if call.failures > 1 else ''}"
+        tried = f"gave up after {times}; last: {call.last_trouble}"
         text = one_line(f"{what}{where}: {tried}")
         if call.in_doubt and call.changes_state:
             return OutcomeUnknown(text, cause=call.cause)

@@ -20,7 +20,7 @@ from client import (
 from client.outages import CHARS_MAX, Outages, in_words, one_line, refusals_of
 from protocol import messages as m
 from tests.client.conftest import World
-from tests.fakes.scripted_server import Drop
+from tests.fakes.scripted_server import Drop, Hang
 
 T0 = TopicPartition("t", 0)
 
@@ -155,6 +155,14 @@ async def test_a_call_that_gives_up_has_nothing_chained_to_it(
 
     assert caught.value.__context__ is None
     assert "\n" not in str(caught.value)
+
+
+async def test_a_single_attempt_is_no_attempts(autojump_clock: MockClock, world: World) -> None:
+    """Which is what a hanging coordinator comes to."""
+    async with world.connect(request_timeout_ms=500) as client:
+        world.server.script(m.OffsetFetchRequest, Hang())
+        with pytest.raises(CoordinatorUnavailable, match="gave up after 1 attempt;"):
+            await client.fetch_offsets("g")
 
 
 async def test_the_cause_is_the_last_attempts(
