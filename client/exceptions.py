@@ -127,7 +127,10 @@ def error_info(code: int) -> ErrorInfo | None:
 def code_text(code: int, message: str | None = None) -> str:
     """Return name, number and meaning of *code*, and what the coordinator said about it."""
     info = error_info(code)
-    text = (
-        f"{ErrorCode(code).name} ({code}): {info.meaning}" if info else f"unknown error code {code}"
-    )
+    if info is None:
+        text = f"unknown error code {code}"
+    else:
+        text = f"{ErrorCode(code).name} ({code}): {info.meaning}"
+        if message is not None and message.lower() == info.meaning.rstrip(".").lower():
+            return text  # It says the same.
     return f"{text} {message}" if message else text

@@ -97,6 +97,8 @@ def test_codes_print_with_name_number_and_meaning() -> None:
     """Whoever reads a log should not need the table."""
     assert code_text(22).startswith("ILLEGAL_GENERATION (22): ")
     assert code_text(4711) == "unknown error code 4711"
+    assert code_text(69, "there is no such group").lower().count("no such group") == 1
+    assert code_text(69, "it was deleted").endswith("There is no such group. it was deleted")
     refused = CommitRefused({TopicPartition("t", 1): 12, TopicPartition("t", 0): 4711})
     assert str(refused).startswith("the commit was refused for t-0: unknown error code 4711, t-1: ")
     assert FatalError("x", code=82).code == 82

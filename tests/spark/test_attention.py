@@ -96,8 +96,10 @@ def test_others_take_over_and_who_comes_back_commits_nothing_that_it_lost(assign
     assert all(request[tp(0)].offset >= 10 for request in group.commits[2:] if tp(0) in request)
 
 
-def test_who_comes_back_alone_goes_on_without_a_repeat() -> None:
-    """A trigger interval longer than the option costs a join each time, and no more."""
+def test_who_comes_back_alone_goes_on_without_a_repeat(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A trigger interval longer than the option costs a join each time, and each line names it."""
     group, log = group_and_log({0: 100, 1: 100})
     query = Query(group, log)
     for _ in range(4):
@@ -108,6 +110,9 @@ def test_who_comes_back_alone_goes_on_without_a_repeat() -> None:
 
     assert ranges(query.sunk)[:4] == [(0, 0, 10), (1, 0, 10), (0, 10, 20), (1, 10, 20)]
     assert len(set(ranges(query.sunk))) == len(query.sunk)
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == 8
+    assert all("(option 'maxPollInterval')" in line for line in lines)
 
 
 def test_a_commit_in_doubt_is_not_repeated_by_who_has_left() -> None:
@@ -134,7 +139,7 @@ def test_a_query_that_is_to_fail_when_fenced_fails() -> None:
 
     silent(query)
 
-    with pytest.raises(FencedError, match="onFence"):
+    with pytest.raises(FencedError, match=r"left the group: Spark has not asked .*onFence"):
         query.trigger()
 
 

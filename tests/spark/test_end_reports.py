@@ -165,9 +165,12 @@ async def test_a_closed_client_ends_it_without_a_word(
 
 
 async def test_a_coordinator_that_forgot_is_told_again(
-    autojump_clock: MockClock, nursery: trio.Nursery
+    autojump_clock: MockClock, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its folder was lost, or somebody deleted the topic, which the log still has."""
+    """Its folder was lost, or somebody deleted the topic, which the log still has.
+
+    At once, and nobody need be told: what there is to say, the reader says of its group.
+    """
     registry = Registry()
     reporter = running(nursery, registry)
     reporter.note_topics({FLIGHTS: [0, 1]})
@@ -176,10 +179,27 @@ async def test_a_coordinator_that_forgot_is_told_again(
 
     registry.counts, registry.ends = {}, {}
     reporter.note_ends({tp(0): 9, tp(1): 8})
-    await trio.sleep(2 + 2 * RETRY_S)
+    await trio.sleep(2)
 
     assert registry.counts == {FLIGHTS: 2}
     assert registry.ends == {tp(0): 9, tp(1): 8}
+    assert caplog.text == ""
+
+
+async def test_a_topic_that_nobody_takes_is_said_and_tried_again_later(
+    autojump_clock: MockClock, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A deletion that is going on would else be fought."""
+    registry = Registry()
+    reporter = running(nursery, registry)
+    reporter.note_topics({FLIGHTS: [0]})
+    reporter.note_ends({tp(0): 7})
+    await trio.sleep(3)
+    registry.error = FatalError("gone", code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    reporter.note_ends({tp(0): 9})
+    await trio.sleep(2 * RETRY_S)
+
+    assert caplog.text.count("no lag is shown; trying again: gone") == 1
 
 
 async def test_what_is_left_is_told_at_the_end(autojump_clock: MockClock) -> None:

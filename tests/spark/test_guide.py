@@ -136,6 +136,7 @@ def listed_messages() -> list[str]:
 
 # What others say, not this package.
 FOREIGN: Final = (
+    "'client' is not a package",
     "CONCURRENT_STREAM_LOG_UPDATE",
     "DATA_SOURCE_PUSHDOWN_DISABLED",
     "Multiple streaming queries are concurrently using …",

@@ -99,7 +99,7 @@ class EndReporter:
         await self._calls.register_topics(wanted, observed=True)
         self._registered |= wanted
 
-    async def _report(self) -> None:
+    async def _report(self, *, again: bool = False) -> None:
         ends = self._ends
         changed = {
             tp: end
@@ -111,8 +111,13 @@ class EndReporter:
         try:
             await self._calls.report_end_offsets(changed)
         except FatalError as error:
-            if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                # The registry was emptied, or a topic deleted: all of it is told again.
-                self._registered, self._reported = {}, {}
-            raise
+            if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            # The registry was emptied, or a topic deleted: all of it is told again.
+            self._registered, self._reported = {}, {}
+            if again:
+                raise
+            await self._register()
+            await self._report(again=True)
+            return
         self._reported |= changed

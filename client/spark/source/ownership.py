@@ -63,6 +63,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Why what a reader had is somebody else's, unless it left by itself.
+REMOVED: Final = "the group removed this reader"
+
 # Rounds of rejoining within one trigger; a group that changes faster gets the next trigger.
 ROUNDS_MAX: Final = 5
 
@@ -350,9 +353,7 @@ class Ownership:
         if is_lost:
             self._is_compared = False
             if self._options.on_fence == "fail":
-                raise FencedError(
-                    f"the group removed this reader ({error}); option 'onFence' is 'fail'"
-                ) from error
+                raise FencedError(f"{error}; option 'onFence' is 'fail'") from error
             logger.warning("%s; joining again, its last batch may run twice", error)
 
     def _is_loss(self, error: Rebalanced) -> bool:
@@ -589,6 +590,7 @@ class Membership:
         self._listed: dict[str, list[int]] = {}
         self._losses = 0
         self._eager = False
+        self._why_lost = REMOVED
         self._seen_in = self._complete_in = NO_GENERATION
 
     @property
@@ -626,7 +628,7 @@ class Membership:
         if session is None or assignment is None:
             return False
         if (session.lost or session.losses != self._losses) and assignment.partitions:
-            raise MemberLost("the group removed this reader")
+            raise MemberLost(self._why_lost)
         return not session.rebalance_needed and not self._must_rebalance(session, assignment)
 
     def join(self, wait_s: float) -> Assignment:
@@ -644,9 +646,10 @@ class Membership:
         before, losses = self.assignment, self._losses
         assignment = session.assignment(wait_s)
         self._losses = session.losses
+        self._why_lost = REMOVED
         if before is not None and before.partitions and session.losses != losses:
             self.assignment = None
-            raise MemberLost("the group removed this reader")
+            raise MemberLost(REMOVED)
         if before is None or before.generation != assignment.generation:
             logger.info(
                 "generation %d: this reader owns %s",
@@ -668,6 +671,7 @@ class Membership:
         """
         if self.session is None:
             return False
+        self._why_lost = f"this reader left the group: {reason}"
         self.session.depart(reason)
         return True
 
