@@ -225,7 +225,7 @@ def _remove_all(d: Decision, group: Group, members: list[Member], detail: str) -
     """Take *members* out, with one rebalance for all of them."""
     for member in members:
         d.remove(group, member, "offsets altered", detail)
-    detail += f" ({len(members)} members removed)"
+    detail += f" (members removed: {len(members)})"
     maybe_start_rebalance(d, group, Trigger.MEMBER_LOST, "offsets altered", members[0], detail)
 
 

@@ -92,7 +92,7 @@ def test_owners_are_removed_in_the_same_step() -> None:
     assert context.offset().offset == 70
     (newest, *_) = context.rebalances()
     assert newest.trigger == "offsets altered"
-    assert newest.reason == "offsets altered on request: wrong rows (1 members removed)"
+    assert newest.reason == "offsets altered on request: wrong rows (members removed: 1)"
     assert context.events_named("offsets.altered") == [
         {
             "group": GROUP,
