@@ -208,6 +208,11 @@ class BlockingClient(ClientFacade, _Blocking[Client]):
             raise TimeoutError(f"not done within {timeout_s} s") from None
 
     @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked from the one that the client is in."""
+        return self._thread.is_forked
+
+    @property
     def inner(self) -> Client:
         """The async client, for what runs in this client's thread: `run` and `start_soon`."""
         return self._inner
@@ -339,8 +344,11 @@ class BlockingMember(MemberFacade, _Blocking[Member]):
         """Leave the group from a signal handler; return whether it was done within *wait_s*.
 
         Takes no lock and waits for no other call, so it may interrupt anything, itself
-        included: one byte goes through a socket to the client's thread.
+        included: one byte goes through a socket to the client's thread. In a process that was
+        forked from the member's, which may have inherited the handler, it does nothing.
         """
+        if self._client.is_forked:
+            return True
         try:
             self._signal_side.send(b"L")
         except BlockingIOError:

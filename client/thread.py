@@ -1,5 +1,6 @@
 """What the forms for threads and for asyncio share: the client in a thread of its own."""
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
@@ -8,6 +9,7 @@ from typing import Final, Generic, TypeVar
 import trio
 
 from client.api import Client
+from client.exceptions import ClientClosed
 from client.member import Member
 from client.offsets import Offsets
 
@@ -47,13 +49,25 @@ class ClientThread:
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
         self._is_stopped = False
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     @property
     def token(self) -> trio.lowlevel.TrioToken:
-        """How other threads reach the run, once it has begun."""
+        """How other threads reach the run, once it has begun.
+
+        Raises:
+            ClientClosed: This process is a fork of the one with the thread: nobody would answer.
+        """
+        if self.is_forked:
+            raise ClientClosed("the client is in the process that this one was forked from")
         assert self._token is not None
         return self._token
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether the thread is another process's, which has the same sockets."""
+        return os.getpid() != self._pid
 
     def start(self) -> None:
         """Begin to connect."""
@@ -65,7 +79,7 @@ class ClientThread:
         May be called at any time, from any thread.
         """
         self._is_stopped = True
-        if self._token is not None:
+        if self._token is not None and not self.is_forked:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._scope.cancel)
 

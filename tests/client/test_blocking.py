@@ -1,6 +1,7 @@
 """The blocking facade, from ordinary threads: calls, callbacks and stored offsets."""
 
 import inspect
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -173,6 +174,25 @@ def test_leave_soon_does_not_need_the_lock_that_another_thread_holds() -> None:
             assert done.get(timeout=60)
 
             thread.join()
+
+
+def test_a_fork_can_neither_use_nor_end_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would answer; and a pool's worker has its parent's handlers, and its sockets."""
+    server = ScriptedServer()
+    with connect_to(server) as client, client.join("g", ["t"], {"t": 2}) as member:
+        member.assignment()
+        with monkeypatch.context() as fork:
+            fork.setattr(os, "getpid", lambda: -1)
+            with pytest.raises(ClientClosed, match="forked"):
+                client.list_groups()
+            with pytest.raises(ClientClosed, match="forked"):
+                member.commit({T0: 1})
+            assert member.leave_soon()
+        member.commit({T0: 2})
+
+        assert server.requests(m.LeaveGroupRequest) == []
+
+    assert [2] == [entry.offset for entry in server.offsets.values()]
 
 
 def test_a_callers_interrupt_is_no_wrapped_exception() -> None:
