@@ -3,8 +3,10 @@
 import json
 import math
 import os
+import pickle
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -22,7 +24,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pyspark.sql.types import DecimalType, FloatType, StructField, StructType
 
-from client.spark.sinks import DeltaSink, SinkError, delta_files
+from client.spark.sinks import DeltaSink, SinkError, delta_files, delta_log
 from client.spark.sinks.delta import check_columns
 from client.spark.sinks.delta_files import Writer, Written, partition_value, split, statistics
 from client.spark.sinks.delta_log import TableLog, positions_of, transactions_of
@@ -215,6 +217,18 @@ def test_positions_are_read_from_checkpoints_when_old_commits_are_gone(tmp_path:
     assert asleep.positions() == expected
 
 
+def test_a_checkpoint_that_somebody_has_just_written_moves_the_table_to_it(tmp_path: Path) -> None:
+    """Else the positions would be newer than the table that a commit is decided on."""
+    for number in range(4):
+        sink_of(tmp_path)(batch_of((0, number, number + 1, 1)), 0)
+    DeltaTable(tmp_path).create_checkpoint()
+    seen = DeltaTable(tmp_path, version=2)
+
+    TableLog(str(tmp_path), {}, fsync=False)._begin(seen)
+
+    assert seen.version() == 4
+
+
 def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
     """Positions that are not known could mean rows twice."""
     sink = sink_of(tmp_path)
@@ -265,6 +279,68 @@ def test_two_drivers_may_bring_a_new_column_at_once(
     sink_of(tmp_path, merge_schema=True)(batch_of((0, 3, 5, 1)), 1)
 
     assert len(offsets(tmp_path)) == 7
+
+
+def test_two_drivers_may_bring_different_new_columns_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slower one must add its own afterwards, or its values would be lost."""
+    sink_of(tmp_path)(batch_of((0, 0, 3, 1)).select(*COLUMNS), 0)
+    add = TableLog.add_columns
+    other = batch_of((1, 0, 2, 1)).select(*COLUMNS).rows
+    more: Any = Frame(other.append_column("more", pa.array([1, 2], pa.int64())))
+    others = iter([sink_of(tmp_path, merge_schema=True)])
+
+    def add_late(log: TableLog, fields: Any) -> None:
+        for other in others:
+            other(more, 0)
+        add(log, fields)
+
+    monkeypatch.setattr(TableLog, "add_columns", add_late)
+    sink_of(tmp_path, merge_schema=True)(batch_of((0, 3, 5, 1)), 1)
+
+    found = DeltaTable(tmp_path).to_pyarrow_table().sort_by([("partition", "ascending")])
+    assert sorted(name for name in found["name"].to_pylist() if name) == ["n3", "n4"]
+    assert [value for value in found["more"].to_pylist() if value] == [1, 2]
+
+
+def test_a_table_that_gets_another_form_while_a_batch_is_written_is_looked_at_anew(
+    tmp_path: Path,
+) -> None:
+    """The files that are there already have the old columns."""
+    sink_of(tmp_path)(batch_of((0, 0, 3, 1)), 0)
+    rows = batch_of((0, 0, 3, 1)).rows
+    changed = rows.set_column(3, "name", rows["offset"])
+
+    def overwrite() -> float:
+        write_deltalake(tmp_path, changed, mode="overwrite", schema_mode="overwrite")
+        return NOW_S
+
+    with pytest.raises(SinkError, match="column 'name' is string, but bigint in"):
+        sink_of(tmp_path, clock=overwrite)(batch_of((0, 3, 5, 1)), 1)
+    assert len(offsets(tmp_path)) == 3
+
+
+def test_a_sink_may_be_sent_elsewhere_after_it_was_used(tmp_path: Path) -> None:
+    """Spark Connect sends it to its server; what the library holds can't go with it."""
+    sink = sink_of(tmp_path)
+    sink(batch_of((0, 0, 3, 1)), 0)
+
+    pickle.loads(pickle.dumps(sink))(batch_of((0, 3, 5, 1)), 1)
+
+    assert offsets(tmp_path) == [(0, at) for at in range(5)]
+
+
+def test_a_task_writes_one_file_for_each_partition_of_the_table(tmp_path: Path) -> None:
+    """However their rows are mixed; else there would be a file for each change."""
+    rows = batch_of((0, 0, 6, 1)).rows
+    mixed: Any = Frame(rows.set_column(3, "name", pa.array(["a", "b", None] * 2, pa.string())))
+    batches = pa.Table.from_batches(mixed.rows.to_batches(max_chunksize=1))
+
+    mixed = Frame(batches)
+    sink_of(tmp_path, partition_by=["name"])(mixed, 0)
+
+    assert len(list(tmp_path.glob("name=*/*.parquet"))) == 3
 
 
 def test_partitions_of_the_table_are_made_as_told(tmp_path: Path) -> None:
@@ -536,6 +612,26 @@ def test_rows_and_their_commit_are_on_disk_before_the_batch_is_done(
     assert {path.stat().st_ino in synced for path in needed} == {fsync}
 
 
+def test_a_checkpoint_is_on_disk_before_the_commits_that_it_replaces_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was there before isn't looked at again: a log has thousands of commits."""
+    sink = DeltaSink(tmp_path, "g")
+    sink(batch_of((0, 0, 3, 1)), 0)
+    DeltaTable(tmp_path).alter.set_table_properties({"delta.checkpointInterval": "5"})
+    sink(batch_of((0, 3, 4, 1)), 1)
+    synced: list[str] = []
+    monkeypatch.setattr(delta_log, "fsync_path", lambda path: synced.append(path.name))
+    before = {path.name for path in (tmp_path / "_delta_log").iterdir()}
+
+    sink(batch_of((0, 4, 5, 1)), 2)
+
+    written = {path.name for path in (tmp_path / "_delta_log").iterdir()} - before
+    assert written == {f"{4:020d}.json", f"{4:020d}.checkpoint.parquet", "_last_checkpoint"}
+    assert written <= set(synced)
+    assert not before & set(synced)
+
+
 # --- what can be wrong --------------------------------------------------------------------------
 
 
@@ -590,6 +686,24 @@ def test_files_that_stay_on_other_machines_are_no_batch(
     assert stored(tmp_path / "t") == {}
 
 
+def test_a_file_that_is_cut_off_is_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor's machine lost power, and the driver's didn't."""
+    write = Writer.write
+
+    def cut(writer: Writer, batches: Iterator[Any]) -> Iterator[Any]:
+        yield from write(writer, batches)
+        for file in tmp_path.glob("*.parquet"):
+            os.truncate(file, 10)
+
+    monkeypatch.setattr(Writer, "write", cut)
+
+    with pytest.raises(SinkError, match="is not there, or is cut off"):
+        sink_of(tmp_path)(batch_of((0, 0, 3, 1)), 0)
+    assert stored(tmp_path) == {}
+
+
 def test_rows_that_a_task_lost_are_noticed(tmp_path: Path) -> None:
     """What is counted is what is there."""
 
@@ -601,6 +715,21 @@ def test_rows_that_a_task_lost_are_noticed(tmp_path: Path) -> None:
     with pytest.raises(SinkError, match="2 of 3 rows are there"):
         sink_of(tmp_path)(batch, 0)
     assert stored(tmp_path) == {}
+
+
+def test_a_store_that_does_not_answer_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library draws a tree of causes in color."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("Generic S3 error\n  \x1b[31m↳\x1b[0m refused")
+
+    monkeypatch.setattr(delta_log, "DeltaTable", fail)
+
+    with pytest.raises(SinkError, match=r"can't be reached: Generic S3 error refused$") as caught:
+        sink_of(tmp_path)(batch_of((0, 0, 3, 1)), 0)
+    assert "Traceback" not in "".join(traceback.format_exception(caught.value)).partition("\n")[2]
 
 
 def test_a_table_that_is_deleted_behind_the_sinks_back_is_missed(tmp_path: Path) -> None:
@@ -626,6 +755,21 @@ def test_a_table_that_is_deleted_while_a_batch_is_written_gets_no_commit(tmp_pat
     with pytest.raises(SinkError, match="was a Delta table, and is none any more"):
         sink_of(path, clock=delete)(batch_of((0, 3, 5, 1)), 1)
     assert not list(path.glob("_delta_log/*"))
+
+
+def test_a_table_that_is_made_anew_while_a_batch_is_written_gets_no_commit(tmp_path: Path) -> None:
+    """Even if it is as many versions old: the batch would be the next one."""
+    path = tmp_path / "t"
+    sink_of(path)(batch_of((0, 0, 3, 1)), 0)
+
+    def make_anew() -> float:
+        shutil.rmtree(path / "_delta_log")
+        sink_of(path)(batch_of((1, 0, 1, 1)), 0)
+        return NOW_S
+
+    with pytest.raises(SinkError, match="is another table than before"):
+        sink_of(path, clock=make_anew)(batch_of((0, 3, 5, 1)), 1)
+    assert offsets(path) == [(1, 0)]
 
 
 def test_a_table_that_was_made_anew_is_another_one(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def split(
 def _equal(column: pa.Array, value: object) -> pa.Array:
     if value is None:
         return pc.is_null(column)
-    return pc.fill_null(pc.equal(column, pa.scalar(value, column.type)), False)
+    return pc.equal(column, pa.scalar(value, column.type))  # Null where it is null: no such row.
 
 
 def partition_value(value: object) -> str | None:

@@ -17,9 +17,11 @@ from its last checkpoint on when a driver begins, and then each new commit once.
 """
 
 import json
-import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from itertools import count
 from typing import Any, Final
 
 import pyarrow.fs as pa_fs
@@ -34,9 +36,12 @@ from client.spark.sinks.delta_files import Written, file_system, local_folder
 from client.spark.sinks.ranges import NO_NUMBER, PartitionKey, SinkError, Stored
 
 LOG_FOLDER: Final = "_delta_log"
+_LAST_CHECKPOINT: Final = "_last_checkpoint"
 
 # What the folders of the release before have, which had a format of their own.
 _OLD_LOG_FOLDER: Final = "_log"
+
+_DRAWING: Final = re.compile(r"\x1b\[\d+m|↳")
 
 _FORGOTTEN: Final = -1
 _PARTS: Final = ("start", "generation", "late")
@@ -150,7 +155,10 @@ class TableLog:
             if self._table is not None:
                 self._follow(self._table)
         except DeltaError as error:
-            raise SinkError(f"{self.uri} can't be read as a Delta table: {error}") from error
+            what = _in_one_line(error)
+            raise SinkError(f"{self.uri} can't be read as a Delta table: {what}") from None
+        except OSError as error:
+            raise SinkError(f"{self.uri} can't be reached: {_in_one_line(error)}") from None
 
     def create(self, schema: StructType, partition_by: Sequence[str]) -> None:
         """Make the table, unless somebody else does so at the same time; then look at it.
@@ -172,7 +180,8 @@ class TableLog:
         except (DeltaError, ValueError) as error:
             self.refresh()
             if self._table is None:
-                raise SinkError(f"{self.uri} can't be made as a Delta table: {error}") from error
+                what = _in_one_line(error)
+                raise SinkError(f"{self.uri} can't be made as a Delta table: {what}") from None
         else:
             self.refresh()
 
@@ -185,7 +194,8 @@ class TableLog:
         except (DeltaError, ValueError) as error:
             self.refresh()
             if self.version == version:
-                raise SinkError(f"{self.uri} takes no new columns: {error}") from error
+                what = _in_one_line(error)
+                raise SinkError(f"{self.uri} takes no new columns: {what}") from None
         else:
             self.refresh()
 
@@ -219,7 +229,7 @@ class TableLog:
         except DeltaError as error:
             self.refresh()
             if self.version == version:  # A conflict with nobody is none.
-                raise SinkError(f"{self.uri} refuses the batch: {error}") from error
+                raise SinkError(f"{self.uri} refuses the batch: {_in_one_line(error)}") from None
             return False
         self._fsync_log(version)
         return True
@@ -227,13 +237,13 @@ class TableLog:
     def _open(self) -> None:
         try:
             table = DeltaTable(self.uri, storage_options=self._options)
-        except TableNotFoundError as error:
+        except TableNotFoundError:
             if self._table is not None:
                 raise SinkError(
                     f"{self.uri} was a Delta table, and is none any more: it was deleted, or "
                     "moved. Nothing was written. Bring it back; or restart the query, which then "
                     "begins a new table with the rows that the group reads next"
-                ) from error
+                ) from None
             self._refuse_old_folder()
             return
         old = self._table
@@ -289,7 +299,7 @@ class TableLog:
         """Read what the last checkpoint says, if there is one."""
         self.transactions, self._read_to = {}, -1
         try:
-            version = json.loads(self._read(f"{LOG_FOLDER}/_last_checkpoint"))["version"]
+            version = json.loads(self._read(f"{LOG_FOLDER}/{_LAST_CHECKPOINT}"))["version"]
         except FileNotFoundError:
             return
         while version > table.version():  # Somebody has just written it.
@@ -328,15 +338,27 @@ class TableLog:
         return self._stat(f"{LOG_FOLDER}/{self.version:020d}.json")
 
     def _fsync_log(self, version: int) -> None:
-        """Put the commits behind *version* on disk, and what the library made of them."""
+        """Put the commits behind *version* on disk, and the checkpoint that may follow one."""
         if self._folder is None:
             return
         log = self._folder / LOG_FOLDER
-        newer = f"{version + 1:020d}"
-        for entry in os.scandir(log):
-            if entry.name[:20] >= newer and entry.is_file():
-                fsync_path(log / entry.name)
+        names = [_LAST_CHECKPOINT]
+        for number in count(version + 1):
+            if not (log / f"{number:020d}.json").exists():
+                break
+            names += [f"{number:020d}.json", f"{number:020d}.checkpoint.parquet"]
+        for name in names:
+            with suppress(FileNotFoundError):
+                fsync_path(log / name)
         fsync_path(log)
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return what the library says, without the picture that it makes of the causes.
+
+    Errors with these words hide the library's own: Spark shows the tracebacks of a whole chain.
+    """
+    return " ".join(_DRAWING.sub("", str(error)).split())
 
 
 def _transactions_in(commit: bytes) -> list[dict[str, Any]]:
