@@ -310,10 +310,11 @@ def test_a_table_that_gets_another_form_while_a_batch_is_written_is_looked_at_an
     """The files that are there already have the old columns."""
     sink_of(tmp_path)(batch_of((0, 0, 3, 1)), 0)
     rows = batch_of((0, 0, 3, 1)).rows
-    changed = rows.set_column(3, "name", rows["offset"])
+    changes = iter([rows.set_column(3, "name", rows["offset"])])
 
     def overwrite() -> float:
-        write_deltalake(tmp_path, changed, mode="overwrite", schema_mode="overwrite")
+        for changed in changes:
+            write_deltalake(tmp_path, changed, mode="overwrite", schema_mode="overwrite")
         return NOW_S
 
     with pytest.raises(SinkError, match="column 'name' is string, but bigint in"):
