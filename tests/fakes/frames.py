@@ -1,6 +1,5 @@
 """A DataFrame as ``foreachBatch`` hands it over, without Spark: only what the sinks use of it."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
@@ -81,9 +80,10 @@ class Frame:
         """Project."""
         return Frame(self.rows.select(list(names)))
 
-    def groupBy(self, *names: str) -> "Grouped":  # noqa: N802 - Spark's name.
-        """Put rows with equal values together."""
-        return Grouped(self.select(*names).rows)
+    def distinct(self) -> "Frame":
+        """Leave out rows that are there already."""
+        kept = {tuple(row.values()): row for row in self.rows.to_pylist()}
+        return Frame(pa.Table.from_pylist([*kept.values()], self.rows.schema))
 
     def collect(self) -> list[tuple[Any, ...]]:
         """Return the rows."""
@@ -115,22 +115,6 @@ class Frame:
     def unpersist(self) -> None:
         """Note it."""
         self.storageLevel = Level(useMemory=False, useDisk=False)
-
-
-class Grouped:
-    """Rows by their values."""
-
-    def __init__(self, rows: pa.Table) -> None:
-        self.rows = rows
-
-    def count(self) -> Frame:
-        """Return each one's values, and how many there are of it."""
-        counted = Counter(tuple(row.values()) for row in self.rows.to_pylist())
-        names = [*self.rows.column_names, "count"]
-        rows = [dict(zip(names, (*row, count), strict=True)) for row, count in counted.items()]
-        return Frame(
-            pa.Table.from_pylist(rows, self.rows.schema.append(pa.field("count", pa.int64())))
-        )
 
 
 def batch_of(*ranges: tuple[int, int, int, int], topic: str = "events") -> Any:

@@ -8,8 +8,10 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from client.spark.sinks import DeltaSink, SinkError, delta_files, delta_log
 from client.spark.sinks.delta import check_columns
 from client.spark.sinks.delta_files import Writer, Written, partition_value, split, statistics
 from client.spark.sinks.delta_log import TableLog, positions_of, transactions_of
-from client.spark.sinks.ranges import PartitionKey, Stored
+from client.spark.sinks.ranges import RANGE_COLUMNS, PartitionKey, Stored
 from tests.fakes.frames import SCHEMA, Frame, batch_of
 from tests.spark.delta_support import offsets
 
@@ -85,6 +87,101 @@ def test_a_batch_whose_rows_are_all_dropped_still_moves_the_position(tmp_path: P
 
     assert stored(tmp_path)[KEY].end == 5
     assert offsets(tmp_path) == []
+
+
+class Observed(Frame):
+    """Rows that tell when they are read, and to which something happens after each time."""
+
+    def __init__(self, rows: pa.Table, after: Callable[[], object] = lambda: None) -> None:
+        super().__init__(rows)
+        self.reads = 0
+        self._after = after
+
+    def mapInArrow(self, function: Any, schema: str) -> Frame:  # noqa: N802 - Spark's name.
+        """Read them."""
+        self.reads += 1
+        found = super().mapInArrow(function, schema)
+        self._after()
+        return found
+
+    def distinct(self) -> Frame:
+        """Read them."""
+        raise AssertionError("the ranges were looked for in a job of its own")
+
+    def persist(self) -> None:
+        """Keep them."""
+        raise AssertionError("the batch was kept, and is read once")
+
+
+def files_of(path: Path) -> tuple[int, int]:
+    """Return how many files are in the table, and how many in its folder."""
+    return len(DeltaTable(path).file_uris()), len(list(path.rglob("part-*.parquet")))
+
+
+def test_a_batch_is_read_once_and_not_kept(tmp_path: Path) -> None:
+    """To keep it, and to look for its ranges first, takes twice as long as to write it."""
+    batch: Any = Observed(batch_of((0, 0, 3, 1), (1, 5, 7, 1)).rows)
+
+    sink_of(tmp_path)(batch, 0)
+
+    assert batch.reads == 1
+    assert stored(tmp_path) == {
+        KEY: Stored(0, 3, 1),
+        KEY._replace(partition=1): Stored(5, 7, 1),
+    }
+
+
+def test_of_a_batch_with_a_range_that_comes_again_only_the_others_are_written(
+    tmp_path: Path,
+) -> None:
+    """A driver that takes over brings the last range of another one beside its own next one."""
+    sink_of(tmp_path)(batch_of((0, 0, 3, 1), (1, 0, 2, 1)), 0)
+    sink_of(tmp_path)(batch_of((0, 0, 3, 2), (1, 2, 4, 2)), 0)
+
+    assert offsets(tmp_path) == [(0, 0), (0, 1), (0, 2), *((1, at) for at in range(4))]
+    assert files_of(tmp_path) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("again", "error"),
+    [((0, 0, 3, 2), None), ((0, 4, 6, 1), "come next, but"), (None, "two range")],
+)
+def test_rows_that_were_written_in_vain_are_deleted(
+    tmp_path: Path, again: tuple[int, int, int, int] | None, error: str | None
+) -> None:
+    """A query that is restarted again and again would fill the disk with them."""
+    sink_of(tmp_path)(batch_of((0, 0, 3, 1)), 0)
+    batch = batch_of(again) if again else batch_of((0, 3, 4, 1), (0, 4, 5, 1))
+
+    with pytest.raises(SinkError, match=error) if error else nullcontext():
+        sink_of(tmp_path)(batch, 1)
+
+    assert offsets(tmp_path) == [(0, 0), (0, 1), (0, 2)]
+    assert files_of(tmp_path) == (1, 1)
+
+
+def test_a_driver_that_is_overtaken_while_it_writes_looks_afterwards(tmp_path: Path) -> None:
+    """What it knew of the table when it began is old by then."""
+    owner, late = sink_of(tmp_path), sink_of(tmp_path)
+    owner(batch_of((0, 0, 1, 1), (1, 0, 1, 1)), 0)
+    late.positions()
+    overtake = partial(owner, batch_of((0, 1, 3, 2)), 1)
+    batch: Any = Observed(batch_of((0, 1, 3, 1), (1, 1, 2, 1)).rows, after=overtake)
+
+    late(batch, 1)
+
+    assert offsets(tmp_path) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    assert files_of(tmp_path) == (3, 3)
+
+
+def test_a_transform_may_hide_the_ranges(tmp_path: Path) -> None:
+    """They are looked for before it."""
+    sink = sink_of(tmp_path, transform=lambda rows: rows.select("partition", "offset"))
+
+    sink(batch_of((0, 0, 3, 1)), 0)
+    sink(batch_of((0, 0, 3, 1), (1, 0, 1, 1)), 1)
+
+    assert offsets(tmp_path) == [(0, 0), (0, 1), (0, 2), (1, 0)]
 
 
 def overtaking(*batches: Any, by: DeltaSink) -> Callable[[], float]:
@@ -589,6 +686,24 @@ def test_a_long_task_writes_several_row_groups_and_one_file(
     assert statistics(metadata, SCHEMA, set())["numRecords"] == 9
 
 
+@pytest.mark.parametrize("partition_by", [(), ("partition",)])
+def test_files_tell_of_all_ranges_that_a_task_has_read(
+    tmp_path: Path, partition_by: tuple[str, ...]
+) -> None:
+    """One that is missed would look like a gap later, and its rows would be there already."""
+    rows = batch_of((0, 0, 3, 1), (1, 5, 7, 2)).rows
+    writer = Writer(str(tmp_path), {}, partition_by, "zstd", False, RANGE_COLUMNS)
+
+    found = [
+        Written(*json.loads(text.as_py()))
+        for batch in writer.write(iter(rows.to_batches(max_chunksize=2)))
+        for text in batch["written"]
+    ]
+
+    told = {tuple(one) for file in found for one in file.ranges}
+    assert told == {("events", 0, 0, 3, 1), ("events", 1, 5, 7, 2)}
+
+
 @pytest.mark.parametrize("fsync", [True, False])
 def test_rows_and_their_commit_are_on_disk_before_the_batch_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
@@ -702,19 +817,6 @@ def test_a_file_that_is_cut_off_is_no_batch(
 
     with pytest.raises(SinkError, match="is not there, or is cut off"):
         sink_of(tmp_path)(batch_of((0, 0, 3, 1)), 0)
-    assert stored(tmp_path) == {}
-
-
-def test_rows_that_a_task_lost_are_noticed(tmp_path: Path) -> None:
-    """What is counted is what is there."""
-
-    class Losing(Frame):
-        def mapInArrow(self, function: Any, schema: str) -> Frame:  # noqa: N802 - Spark's name.
-            return Frame(self.rows.slice(1)).mapInArrow(function, schema)
-
-    batch: Any = Losing(batch_of((0, 0, 3, 1)).rows)
-    with pytest.raises(SinkError, match="2 of 3 rows are there"):
-        sink_of(tmp_path)(batch, 0)
     assert stored(tmp_path) == {}
 
 
@@ -956,6 +1058,15 @@ class TableMachine(RuleBasedStateMachine):
         self.drivers[driver](self._batch(self.generation), 0)
         self.generation += same
         self.at += self.size
+
+    @rule(driver=st.integers(0, 2))
+    def takes_over(self, driver: int) -> None:
+        """The last range comes once more, in a batch with the next range of another partition."""
+        if self.at:
+            again = (0, self.at - self.size, self.at, self.generation)
+            following = (1, self.others, self.others + 1, self.generation)
+            self.drivers[driver](batch_of(again, following), 0)
+            self.others += 1
 
     @rule(driver=st.integers(0, 2))
     def comes_again(self, driver: int) -> None:

@@ -19,9 +19,9 @@ from client.spark.sinks.ranges import (
     Stored,
     Verdict,
     checked_policy,
-    counted_ranges,
     decide,
     each_range,
+    ranges_of,
 )
 from tests.fakes.frames import Frame, batch_of
 
@@ -186,16 +186,13 @@ def test_the_ranges_of_a_batch_are_found_once_each() -> None:
     """They are the key under which the sink knows the rows."""
     batch = batch_of((1, 5, 8, 2), (0, 0, 3, 2))
 
-    assert list(counted_ranges(batch).items()) == [
-        (one(0, 3, 2), 3),
-        (SinkRange("events", 1, 5, 8, 2), 3),
-    ]
+    assert ranges_of(batch) == [one(0, 3, 2), SinkRange("events", 1, 5, 8, 2)]
 
 
 def test_a_batch_without_the_range_columns_is_refused_with_the_way_out() -> None:
     """A projection before the sink is the usual mistake."""
     with pytest.raises(SinkError, match=r"no column 'range_end', 'generation'.*transform="):
-        counted_ranges(batch_of((0, 0, 1, 1)).select("topic", "partition", "offset", "range_start"))
+        ranges_of(batch_of((0, 0, 1, 1)).select("topic", "partition", "offset", "range_start"))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +206,7 @@ def test_a_batch_without_the_range_columns_is_refused_with_the_way_out() -> None
 def test_ranges_that_no_batch_can_have_are_refused(ranges: list[Any], words: str) -> None:
     """A union of two groups' sources would mix up their positions."""
     with pytest.raises(SinkError, match=words):
-        counted_ranges(batch_of(*ranges))
+        ranges_of(batch_of(*ranges))
 
 
 def test_a_sink_of_ones_own_gets_the_ranges_with_their_rows_and_keys() -> None:

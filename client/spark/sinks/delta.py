@@ -1,9 +1,12 @@
 """A Delta table that takes each range once, from all drivers of a group.
 
-The executors write the rows of a batch to Parquet files, which nobody counts yet. Then the driver
-commits them to the table's log, together with the new positions, in one transaction. A driver that
-dies before leaves files that a vacuum deletes; one that dies after leaves a range that is known
-when it comes again.
+The executors write the rows of a batch to Parquet files, which nobody counts yet, and tell of
+which ranges they are. Then the driver decides about the ranges, and commits the files to the
+table's log, together with the new positions, in one transaction. If only some of the ranges are
+new, as after a crash of another driver, the rows of these are written once more, to other files.
+
+A driver that dies before the commit leaves files that a vacuum deletes; one that dies after it
+leaves ranges that are known when they come again.
 """
 
 import json
@@ -31,6 +34,7 @@ from pyspark.sql.types import (
 from client.spark.sinks.delta_files import WRITTEN_SCHEMA, Writer, Written
 from client.spark.sinks.delta_log import TableLog, positions_of, transactions_of
 from client.spark.sinks.ranges import (
+    RANGE_COLUMNS,
     Decision,
     OnGap,
     OnReset,
@@ -40,8 +44,9 @@ from client.spark.sinks.ranges import (
     SinkRange,
     Stored,
     Transform,
-    Verdict,
+    check_range_columns,
     checked_policy,
+    checked_ranges,
 )
 
 if TYPE_CHECKING:
@@ -134,6 +139,38 @@ class DeltaSink(RangeSink):
         """Spark Connect sends the sink to the server; the table is opened there."""
         return {**self.__dict__, "_log": None}
 
+    def __call__(self, batch: "DataFrame", batch_id: int) -> None:
+        """Write the ranges of *batch* that are new, all or none of them.
+
+        Raises:
+            SinkError: a range must not be taken, or the batch doesn't fit.
+
+        """
+        if self._transform is not None:  # It may drop ranges, or the columns that tell of them.
+            super().__call__(batch, batch_id)
+            return
+        check_range_columns(batch)
+        log = self._opened()
+        log.refresh()
+        self._fit_table(log, batch)
+        files = self._write(batch)
+        unused = True
+
+        def store(rows: "DataFrame | None", changed: Mapping[PartitionKey, Decision]) -> bool:
+            nonlocal unused
+            if rows is not batch:
+                return self._store(rows, changed)
+            unused = False
+            return self._store(rows, changed, files)
+
+        try:
+            ranges = checked_ranges(SinkRange(*one) for file in files for one in file.ranges)
+            self._take(batch, batch_id, ranges, store)
+        finally:
+            # Those of a commit that failed stay: it may count, and only its answer was lost.
+            if unused:
+                log.delete(files)
+
     def _opened(self) -> TableLog:
         if self._log is None:
             self._log = TableLog(self._where, self._storage_options, fsync=self._fsync)
@@ -148,15 +185,20 @@ class DeltaSink(RangeSink):
         self,
         rows: "DataFrame | None",
         changed: Mapping[PartitionKey, Decision],
-        counted: Mapping[SinkRange, int],
+        files: Sequence[Written] | None = None,
     ) -> bool:
-        files: list[Written] = []
         log = self._opened()
         if rows is not None:
-            self._fit_table(log, StructType([StructField(f.name, f.dataType) for f in rows.schema]))
-            files = self._write(log, rows)
-            self._check_count(files, changed, counted)
-        return self._commit(log, files, {key: (d.before, d.after) for key, d in changed.items()})
+            self._fit_table(log, rows)
+            if files is None:
+                files = self._write(rows)
+            for field in log.schema or ():
+                if not field.nullable and any(file.has_nulls(field.name) for file in files):
+                    raise SinkError(
+                        f"column {field.name!r} has nulls, and {self._where} takes none there"
+                    )
+        moved = {key: (d.before, d.after) for key, d in changed.items()}
+        return self._commit(log, files or [], moved)
 
     def _forget(self, keys: Collection[PartitionKey]) -> bool:
         log = self._opened()
@@ -181,57 +223,47 @@ class DeltaSink(RangeSink):
             if form != (log.schema, log.partition_by):
                 return False
             if lost := log.missing(files):
-                raise _missing_rows(self._where, f"file {lost[0]!r} is not there, or is cut off")
+                raise SinkError(
+                    f"{self._where}: Spark wrote the rows, but file {lost[0]!r} is not there, or "
+                    "is cut off; nothing was counted. The path must be the same place for the "
+                    "driver and all executors, and a vacuum must spare files that are younger "
+                    "than the longest batch"
+                )
             if log.commit(files, transactions, at_ms=int(self._clock() * 1000)):
                 return True
             log.refresh()
         return False
 
-    def _write(self, log: TableLog, rows: "DataFrame") -> list[Written]:
+    def _write(self, rows: "DataFrame") -> list[Written]:
         """Let the executors write the rows to where they will count."""
         if self._files_per_batch is not None:
             rows = rows.coalesce(self._files_per_batch)
         if self._partition_by:
             rows = rows.sortWithinPartitions(*(f"`{name}`" for name in self._partition_by))
         writer = Writer(
-            self._where, self._storage_options, self._partition_by, self._compression, self._fsync
+            self._where,
+            self._storage_options,
+            self._partition_by,
+            self._compression,
+            self._fsync,
+            RANGE_COLUMNS if self._transform is None else (),
         )
         found = rows.mapInArrow(writer.write, WRITTEN_SCHEMA).collect()
-        files = [Written(*json.loads(text)) for (text,) in found]
-        required = [field.name for field in log.schema or () if not field.nullable]
-        for name in required:
-            if any(file.has_nulls(name) for file in files):
-                raise SinkError(f"column {name!r} has nulls, and {self._where} takes none there")
-        return files
+        return [Written(*json.loads(text)) for (text,) in found]
 
-    def _check_count(
-        self,
-        files: Sequence[Written],
-        changed: Mapping[PartitionKey, Decision],
-        counted: Mapping[SinkRange, int],
-    ) -> None:
-        """Raise `SinkError` unless all rows are in the files, as far as their number is known."""
-        written = [d for d in changed.values() if d.verdict is Verdict.WRITE]
-        if self._transform is not None or any(d.from_offset != d.range.start for d in written):
-            return
-        found = sum(file.rows for file in files)
-        expected = sum(counted[d.range] for d in written)
-        if found != expected:
-            raise _missing_rows(self._where, f"{found} of {expected} rows are there")
-
-    def _fit_table(self, log: TableLog, rows: StructType) -> None:
+    def _fit_table(self, log: TableLog, rows: "DataFrame") -> None:
         """Make the table if there is none, and see whether it takes such rows."""
-        rows = rows.toNullable()
-        check_columns(rows, self._partition_by)
+        columns = StructType([StructField(f.name, f.dataType) for f in rows.schema]).toNullable()
+        check_columns(columns, self._partition_by)
         if log.schema is None:
-            log.create(rows, self._partition_by)
+            log.create(columns, self._partition_by)
         assert log.schema is not None
         if self._partition_by != log.partition_by:
             raise SinkError(
                 f"partition_by is {list(self._partition_by)}, but {self._where} has "
                 f"{list(log.partition_by)}; it stays as the first batch had it"
             )
-        if added := new_columns(log.schema, rows, self._where, grow=self._merge_schema):
+        if added := new_columns(log.schema, columns, self._where, grow=self._merge_schema):
             log.add_columns(added)
             self._fit_table(log, rows)  # Somebody else may have added others.
 
@@ -293,11 +325,3 @@ def new_columns(old: StructType, rows: StructType, where: str, *, grow: bool) ->
             "merge_schema=True to add new columns, or drop them in transform="
         )
     return added
-
-
-def _missing_rows(where: str, found: str) -> SinkError:
-    return SinkError(
-        f"{where}: Spark wrote the rows, but {found}; nothing was counted. The path must be the "
-        "same place for the driver and all executors, and a vacuum must spare files that are "
-        "younger than the longest batch"
-    )

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import reduce
@@ -55,13 +55,18 @@ PartitionValues = dict[str, str | None]
 
 
 class Written(NamedTuple):
-    """A file: where below the table, how large, for which partition, and what is in it."""
+    """A file: where below the table, how large, for which partition, and what is in it.
+
+    Its rows may be of any of the *ranges*, each the values of `Writer.range_columns`; None of them
+    are known without such columns.
+    """
 
     path: str
     bytes: int
     rows: int
     partition_values: PartitionValues
     stats: str
+    ranges: Sequence[Sequence[Any]]
 
     def has_nulls(self, column: str) -> bool:
         """Say whether a column of the table is null somewhere."""
@@ -91,18 +96,20 @@ class Writer(NamedTuple):
     partition_by: tuple[str, ...]
     compression: str
     fsync: bool
+    range_columns: tuple[str, ...] = ()
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write a file, or one for each partition; the rows of a partition come in a row."""
         files = file_system(self.uri, self.storage_options)
         file: _File | None = None
         for batch in batches:
+            ranges = [tuple(row.values()) for row in _distinct(batch, self.range_columns)]
             for values, rows in split(batch, self.partition_by):
                 if file is None or file.values != values:
                     if file is not None:
                         yield self._finish(file)
                     file = _File(files, values, rows.schema, self.compression)
-                file.add(rows)
+                file.add(rows, ranges)
         if file is not None:
             yield self._finish(file)
 
@@ -137,8 +144,10 @@ class _File:
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._with_nan: set[str] = set()
+        self._ranges: set[tuple[Any, ...]] = set()
 
-    def add(self, rows: pa.RecordBatch) -> None:
+    def add(self, rows: pa.RecordBatch, ranges: Iterable[tuple[Any, ...]]) -> None:
+        self._ranges.update(ranges)
         self._held.append(rows)
         self._held_bytes += rows.nbytes
         for field in rows.schema:
@@ -155,7 +164,7 @@ class _File:
         self._stream.close()
         (metadata,) = self._metadata
         stats = json.dumps(statistics(metadata, self._schema, self._with_nan))
-        return Written(self._path, size, metadata.num_rows, self.values, stats)
+        return Written(self._path, size, metadata.num_rows, self.values, stats, list(self._ranges))
 
     def _write_group(self) -> None:
         rows = pa.Table.from_batches(self._held)
@@ -172,14 +181,22 @@ def split(
     if not partition_by:
         yield {}, batch
         return
-    keys = pa.Table.from_batches([batch]).select(list(partition_by))
     rows = batch.drop_columns(list(partition_by))
-    for key in keys.group_by(list(partition_by), use_threads=False).aggregate([]).to_pylist():
+    for key in _distinct(batch, partition_by):
         equal = [_equal(batch[name], key[name]) for name in partition_by]
         yield (
             {name: partition_value(key[name]) for name in partition_by},
             rows.filter(reduce(pc.and_, equal)),
         )
+
+
+def _distinct(batch: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the values that some rows have together in these columns."""
+    if not names:
+        return []
+    columns = pa.Table.from_batches([batch]).select(list(names))
+    found = columns.group_by(list(names), use_threads=False).aggregate([])
+    return found.to_pylist()  # type: ignore[no-any-return]
 
 
 def _equal(column: pa.Array, value: object) -> pa.Array:

@@ -203,6 +203,12 @@ class TableLog:
         """Return the files that are not there, or not as large as they were written."""
         return [file.path for file in files if self._stat(file.path)[0] != file.bytes]
 
+    def delete(self, files: Iterable[Written]) -> None:
+        """Delete files that no commit has named; those that can't be are left to a vacuum."""
+        with suppress(OSError):
+            for file in files:
+                self._store.delete_file(file.path)
+
     def commit(
         self, files: Sequence[Written], transactions: Mapping[str, int], *, at_ms: int
     ) -> bool:

@@ -25,7 +25,7 @@ lost. Whoever gives the log's options to a sink lets it look.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial, reduce
@@ -277,17 +277,25 @@ def each_range(batch: "DataFrame", group: str) -> Iterator[RangeBatch]:
 
     """
     with persisted(batch):
-        for one in counted_ranges(batch):
+        for one in ranges_of(batch):
             yield RangeBatch(group, one, _from(batch, {(one.topic, one.partition): one.start}))
 
 
-def counted_ranges(batch: "DataFrame") -> dict[SinkRange, int]:
-    """Return the ranges of a batch, at most one per partition, and how many rows each has.
+def ranges_of(batch: "DataFrame") -> list[SinkRange]:
+    """Look for the ranges of a batch, in a job of its own; at most one per partition.
 
     Raises:
         SinkError: the batch isn't one of the coordinated source.
 
     """
+    check_range_columns(batch)
+    return checked_ranges(
+        SinkRange(*row) for row in batch.select(*RANGE_COLUMNS).distinct().collect()
+    )
+
+
+def check_range_columns(batch: "DataFrame") -> None:
+    """Raise `SinkError` unless the batch has the columns that tell its ranges."""
     missing = [name for name in (*RANGE_COLUMNS, "offset") if name not in batch.columns]
     if missing:
         raise SinkError(
@@ -295,12 +303,18 @@ def counted_ranges(batch: "DataFrame") -> dict[SinkRange, int]:
             "range once needs the columns of the coordinated source. Leave them in the query, "
             "and hand what shapes the rows to the sink as transform="
         )
-    counted = {
-        SinkRange(*row[:-1]): int(row[-1])
-        for row in batch.groupBy(*RANGE_COLUMNS).count().collect()
-    }
+
+
+def checked_ranges(found: Iterable[SinkRange]) -> list[SinkRange]:
+    """Return the ranges that were found in a batch, in order, each once.
+
+    Raises:
+        SinkError: no batch of the coordinated source has such ranges.
+
+    """
+    ranges = set(found)
     partitions = set()
-    for one in counted:
+    for one in ranges:
         if None in one or not 0 <= one.start < one.end:
             raise SinkError(
                 f"the batch has rows with the range {tuple(one)}, which the coordinated source "
@@ -312,7 +326,7 @@ def counted_ranges(batch: "DataFrame") -> dict[SinkRange, int]:
                 "source a query, and each group a sink, of its own"
             )
         partitions.add((one.topic, one.partition))
-    return dict(sorted(counted.items()))
+    return sorted(ranges)
 
 
 @contextmanager
@@ -326,6 +340,10 @@ def persisted(batch: "DataFrame") -> Iterator[None]:
     finally:
         if not already:
             batch.unpersist()
+
+
+# What `RangeSink._store` does.
+Store = Callable[["DataFrame | None", Mapping[PartitionKey, Decision]], bool]
 
 
 class RangeSink(ABC):
@@ -368,18 +386,22 @@ class RangeSink(ABC):
 
         """
         with persisted(batch):
-            counted = counted_ranges(batch)
-            ranges = {PartitionKey(self.group, one.topic, one.partition): one for one in counted}
-            for _ in range(self.tries_max):
-                stored = self._stored()
-                decisions = {
-                    key: decide(key, one, stored.get(key), self._policy)
-                    for key, one in ranges.items()
-                }
-                changed = {key: d for key, d in decisions.items() if d.changes}
-                if not changed or self._store(self._rows(batch, decisions), changed, counted):
-                    log_skipped(decisions)
-                    return
+            self._take(batch, batch_id, ranges_of(batch), self._store)
+
+    def _take(
+        self, batch: "DataFrame", batch_id: int, ranges: Collection[SinkRange], store: Store
+    ) -> None:
+        """Store what is new of these ranges, decided anew as long as somebody else is faster."""
+        by_key = {PartitionKey(self.group, one.topic, one.partition): one for one in ranges}
+        for _ in range(self.tries_max):
+            stored = self._stored()
+            decisions = {
+                key: decide(key, one, stored.get(key), self._policy) for key, one in by_key.items()
+            }
+            changed = {key: d for key, d in decisions.items() if d.changes}
+            if not changed or store(self._rows(batch, decisions), changed):
+                log_skipped(decisions)
+                return
         raise SinkError(
             f"{self._where}: other drivers keep writing the ranges of batch {batch_id}; do two "
             "groups of the same name write here?"
@@ -415,12 +437,7 @@ class RangeSink(ABC):
         """Return the newest positions."""
 
     @abstractmethod
-    def _store(
-        self,
-        rows: "DataFrame | None",
-        changed: Mapping[PartitionKey, Decision],
-        counted: Mapping[SinkRange, int],
-    ) -> bool:
+    def _store(self, rows: "DataFrame | None", changed: Mapping[PartitionKey, Decision]) -> bool:
         """Write rows (None for none) and positions; return False if a position moved meanwhile."""
 
     @abstractmethod
@@ -430,7 +447,7 @@ class RangeSink(ABC):
     def _rows(
         self, batch: "DataFrame", decisions: Mapping[PartitionKey, Decision]
     ) -> "DataFrame | None":
-        """Return the rows that are to be written; None if no range is."""
+        """Return the rows that are to be written; None if no range is, *batch* if all are."""
         starts = {
             (d.range.topic, d.range.partition): d.from_offset
             for d in decisions.values()

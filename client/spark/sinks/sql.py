@@ -28,7 +28,6 @@ from client.spark.sinks.ranges import (
     PartitionKey,
     RangeSink,
     SinkError,
-    SinkRange,
     Stored,
     Transform,
     checked_policy,
@@ -364,12 +363,7 @@ class SqlSink(RangeSink):
             db.commit()
         return True
 
-    def _store(
-        self,
-        rows: "DataFrame | None",
-        changed: Mapping[PartitionKey, Decision],
-        counted: Mapping[SinkRange, int],  # noqa: ARG002 - The database counts what was staged.
-    ) -> bool:
+    def _store(self, rows: "DataFrame | None", changed: Mapping[PartitionKey, Decision]) -> bool:
         if rows is None:
             return self._transact(changed, lambda _cursor, _dialect: None)
         if self._staging is not None:
