@@ -271,9 +271,13 @@ def export(
             write_offsets(found, form, stream)
             seen.update(one.group_id for one in found)
             count += len(found)
+        absent = [g for g in wanted or () if g not in seen]
+        failed = for_each(absent, partial(_tell_empty, coordinator))
+        if failed and not count:
+            raise click.exceptions.Exit(1)  # What the file held is better than nothing.
     if path is not None:
         note(f"{counted(count, 'offset')} of {counted(len(seen), 'group')} in {path}")
-    return for_each([g for g in wanted or () if g not in seen], partial(_tell_empty, coordinator))
+    return failed
 
 
 def _tell_empty(coordinator: Coordinator, group_id: str) -> None:

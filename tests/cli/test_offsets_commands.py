@@ -215,6 +215,24 @@ def test_some_groups_and_topics_are_exported(line: CommandLine) -> None:
     assert line.run("offsets", "export").exit_code == 2
 
 
+def test_a_misspelt_group_leaves_the_earlier_export_as_it_is(
+    line: CommandLine, tmp_path: Path
+) -> None:
+    """An export that found nothing would have replaced the only copy by an empty one."""
+    path = tmp_path / "offsets.csv"
+    path.write_text("an earlier export", encoding="utf-8")
+
+    done = line.run("offsets", "export", "nobody", "--file", str(path))
+
+    assert (done.exit_code, done.stderr) == (1, "Consumer group 'nobody' does not exist.\n")
+    assert [(one.name, one.read_text("utf-8")) for one in tmp_path.iterdir()] == [
+        ("offsets.csv", "an earlier export")
+    ]
+    done = line.run("offsets", "export", "g", "nobody", "--file", str(path))
+    assert done.exit_code == 1
+    assert "g,t,1,60" in path.read_text("utf-8")
+
+
 def test_a_file_that_can_not_be_written_is_told(line: CommandLine, tmp_path: Path) -> None:
     """Before anything is read."""
     done = line.run("offsets", "export", "g", "--file", str(tmp_path / "no" / "x.csv"))
