@@ -13,6 +13,7 @@ from client.membership import Change, MembershipConfig
 from client.offsets import OffsetAndMetadata, OffsetCalls, Offsets, commit_request
 from client.operators import OperatorCalls
 from client.router import OpenStream, Router
+from protocol.group_ids import NAME_BYTES_MAX, name_error
 from protocol.partition import NO_GENERATION, TopicPartition
 
 REQUEST_TIMEOUT_MS = 30_000
@@ -86,9 +87,16 @@ async def connect(
 def _check_connect(client_id: object, **times_ms: object) -> None:
     if not isinstance(client_id, str) or not client_id:
         raise ValueError(f"client_id must be a name, not {client_id!r}")
+    _check_name("client_id", client_id)
     for name, ms in times_ms.items():
         if not isinstance(ms, int | float) or not ms >= 0:
             raise ValueError(f"{name} must be a number of milliseconds, not {ms!r}")
+
+
+def _check_name(what: str, name: str) -> None:
+    if (wrong := name_error(name, NAME_BYTES_MAX)) is not None:
+        shown = f"{name[:100]}…" if len(name) > 100 else name
+        raise ValueError(f"{what} {shown!r} is not legal: {wrong}")
 
 
 def _check_trio() -> None:
@@ -195,6 +203,8 @@ class Client(OperatorCalls):
             ValueError: An argument makes no sense.
         """
         _check_join(group, topics, pattern, assignors, auto_commit_interval_ms)
+        if group_instance_id is not None:
+            _check_name("group_instance_id", group_instance_id)
         config = MembershipConfig(
             group_id=group,
             topics=tuple(sorted(set(topics or ()))),

@@ -342,6 +342,24 @@ async def test_the_greeting_comes_first_with_the_client_id(
     assert first.client_id == "driver-7"
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("a\nb", "it contains control characters"), ("x" * 256, "it is longer than 255 bytes")],
+)
+async def test_a_name_that_can_not_be_sent_is_refused_where_it_is_given(
+    name: str, wrong: str, autojump_clock: MockClock, world: World
+) -> None:
+    """A place in a request and a regular expression told nobody which argument was meant."""
+    with pytest.raises(ValueError, match=f"^client_id '.*is not legal: {wrong}") as caught:
+        async with world.connect(client_id=name):
+            pass
+    assert len(str(caught.value)) < 200
+    async with world.connect() as client:
+        with pytest.raises(ValueError, match=f"^group_instance_id '.*is not legal: {wrong}"):
+            async with client.join("g", ["t"], group_instance_id=name):
+                pass
+
+
 async def test_a_request_that_the_server_would_not_take_is_not_sent(
     autojump_clock: MockClock, world: World
 ) -> None:
