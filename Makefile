@@ -46,7 +46,7 @@ check: $(INSTALLED) ## Format, lint, types, layers, tidiness (under a minute)
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py
 
 .PHONY: test
-test: $(INSTALLED) java peers ## All tests: real processes, real Spark, a smoke run of the benchmark (about 10 minutes)
+test: $(INSTALLED) java peers browser ## All tests: real processes, real Spark, a smoke run of the benchmark (about 10 minutes)
 	$(BIN)/python -m pytest -q -n auto -m "not integration and not spark and not nightly"
 	@tools/beside \
 		"$(BIN)/python -m pytest -q -m 'spark and not nightly'" \
@@ -55,7 +55,7 @@ test: $(INSTALLED) java peers ## All tests: real processes, real Spark, a smoke 
 .PHONY: nightly
 nightly: export EXAMPLES_FACTOR := $(EXAMPLES_FACTOR_NIGHTLY)
 nightly: export SIM_SEEDS := $(SIM_SEEDS_NIGHTLY)
-nightly: $(INSTALLED) java peers ## The long versions: more examples, more seeds, more kills
+nightly: $(INSTALLED) java peers browser ## The long versions: more examples, more seeds, more kills
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=7200
 	$(BIN)/python -m tests.kill_loop --cycles $(KILL_CYCLES_NIGHTLY)
 
@@ -66,6 +66,12 @@ bench: $(INSTALLED) java $(if $(QUICK),,peers) ## Speed and memory, beside peers
 	$(BIN)/python -m bench.command_line $(if $(QUICK),--quick)
 	$(BIN)/python -m bench.operators $(if $(QUICK),--quick)
 	$(BIN)/python -m bench.spark $(if $(QUICK),--quick)
+
+# A browser for the page, and Prometheus for metrics and alerts, where the system has packages of
+# them and they may be installed. Tests without them are skipped, and say so.
+.PHONY: browser
+browser:
+	-@tools/install-browser
 
 # Kafka, ZooKeeper and Spark's connectors. What can't be had is skipped by the tests and the
 # benchmark, which say so.
@@ -88,7 +94,7 @@ $(FLIGHTS): demo/flights.lock | $(INSTALLED)
 .PHONY: lock
 lock: ## Refresh the three lock files (needs pip-tools on the PATH)
 	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --extra dev --extra server --extra spark --extra delta \
-		--extra kafka --output-file requirements.lock pyproject.toml
+		--extra kafka --extra metrics --output-file requirements.lock pyproject.toml
 	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --extra server \
 		--output-file requirements-server.lock pyproject.toml
 	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --only-build-deps --all-build-deps \

@@ -7,7 +7,9 @@ from typing import Final
 from coordinator.log.errors import EXIT_REFUSED
 
 # The modules of the extra "server".
-SERVER_ONLY: Final = frozenset({"click", "outcome", "re2", "rich", "structlog"})
+SERVER_ONLY: Final = frozenset(
+    {"click", "h11", "outcome", "prometheus_client", "re2", "rich", "structlog"}
+)
 
 
 def main() -> None:

@@ -37,14 +37,20 @@ class ConfigError(Exception):
     """A setting is unknown or impossible; the message names it and says why."""
 
 
-def _setting(default: Any, doc: str, *, low: float = 0, high: float = INT32_MAX) -> Any:
-    """Declare a setting; *low* and *high* are included, and for numbers only."""
-    return field(
-        default=default, metadata={"default": default, "doc": doc, "low": low, "high": high}
-    )
+def _setting(
+    default: Any, doc: str, *, low: float = 0, high: float = INT32_MAX, live: bool = False
+) -> Any:
+    """Declare a setting; *low* and *high* are included, and for numbers only.
+
+    A *live* one may change while the daemon runs.
+    """
+    metadata = {"default": default, "doc": doc, "low": low, "high": high, "live": live}
+    return field(default=default, metadata=metadata)
 
 
 _MIB: Final = 1024 * 1024
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("auto", "json", "text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +123,11 @@ class Settings:
         "the log's live data plus two segments.",
         low=-1,
         high=2**62,
+        live=True,
     )
-    max_connections: int = _setting(10_000, "Open connections; more are closed at once.", low=1)
+    max_connections: int = _setting(
+        10_000, "Open connections; more are closed at once.", low=1, live=True
+    )
     # Both must leave room in a batch of the log (32 MiB): a commit's repeats group and topic for
     # each entry, and a group's record holds all assignments besides its members.
     socket_request_max_bytes: int = _setting(
@@ -160,6 +169,28 @@ class Settings:
         10_000, "A peer that takes no byte for this long is closed.", low=1
     )
     shutdown_timeout_ms: int = _setting(10_000, "Longest drain after SIGTERM.")
+    http_listeners: str = _setting(
+        "", "Addresses for metrics, health and the page, host:port, comma-separated; empty = none."
+    )
+    http_allowed_hosts: str = _setting(
+        "", "More host names that an HTTP request may ask for; *. in front: all below.", live=True
+    )
+    http_max_connections: int = _setting(
+        1_500, "Open HTTP connections; more are closed at once.", low=1
+    )
+    http_max_event_streams: int = _setting(1_000, "Pages that are told what changes.")
+    metrics_max_series: int = _setting(
+        50_000, "Series of groups and topics in one scrape, the worst groups first.", live=True
+    )
+    log_level: str = _setting(
+        "info", "The least that is logged: debug, info, warning or error.", live=True
+    )
+    log_format: str = _setting(
+        "auto", "How lines are written: json, text, or auto: text on a terminal.", live=True
+    )
+    log_file: str = _setting(
+        "", "Where lines go instead of standard output; reopened at SIGHUP.", live=True
+    )
     # No setting: where those come from, by name with dots, that were not left at their defaults.
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -179,17 +210,27 @@ class Settings:
             raise ConfigError(
                 "offsets.retention.minutes: 0 is neither -1 (for ever) nor at least 1"
             )
+        _check_choice("log.level", self.log_level, LOG_LEVELS)
+        _check_choice("log.format", self.log_format, LOG_FORMATS)
+        self._check_addresses()
+
+    def _check_addresses(self) -> None:
         for address in self.listener_addresses():
             if address.is_wildcard and not self.advertised_listeners:
                 raise ConfigError(
                     f"listeners: {address} is a wildcard, which clients can't connect to; set "
                     "advertised.listeners to the host:port that they can"
                 )
-            if not address.is_loopback and not self.allow_plaintext_remote:
-                raise ConfigError(
-                    f"listeners: {address} is not a loopback address and nothing on the "
-                    "connection is encrypted; set allow.plaintext.remote=true if you mean it"
-                )
+        for setting, addresses in (
+            ("listeners", self.listener_addresses()),
+            ("http.listeners", self.http_addresses()),
+        ):
+            for address in addresses:
+                if not address.is_loopback and not self.allow_plaintext_remote:
+                    raise ConfigError(
+                        f"{setting}: {address} is not a loopback address and nothing on the "
+                        "connection is encrypted; set allow.plaintext.remote=true if you mean it"
+                    )
         if self.advertised_listeners:
             advertised = Address.parse("advertised.listeners", self.advertised_listeners)
             if advertised.is_wildcard or not advertised.port or set(advertised.host) & set(", "):
@@ -200,7 +241,19 @@ class Settings:
 
     def listener_addresses(self) -> tuple["Address", ...]:
         """Return where to listen."""
-        return tuple(Address.parse("listeners", part) for part in self.listeners.split(","))
+        return Address.parse_all("listeners", self.listeners)
+
+    def http_addresses(self) -> tuple["Address", ...]:
+        """Return where to answer HTTP; nowhere by default."""
+        return (
+            Address.parse_all("http.listeners", self.http_listeners) if self.http_listeners else ()
+        )
+
+
+def _check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        listed = ", ".join(choices[:-1])
+        raise ConfigError(f"{setting}: {quoted(value)} is not {listed} or {choices[-1]}")
 
 
 def is_cluster_id(text: str) -> bool:
@@ -226,6 +279,11 @@ class Address(NamedTuple):
         if not is_address:
             raise ConfigError(f"{setting}: {quoted(text.strip())} is not host:port")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    @classmethod
+    def parse_all(cls, setting: str, text: str) -> tuple["Address", ...]:
+        """Return the addresses in *text*, which commas part; see `parse`."""
+        return tuple(cls.parse(setting, part) for part in text.split(","))
 
     @property
     def is_wildcard(self) -> bool:
@@ -269,6 +327,7 @@ class Setting(NamedTuple):
     doc: str
     low: float
     high: float
+    live: bool
 
 
 SETTINGS: Final = tuple(

@@ -87,6 +87,31 @@ LAYERS = {
         ),
         others=names("trio", "structlog", "outcome", "msgspec"),
     ),
+    # Imported only where http.listeners are set: who has none pays nothing for it.
+    "coordinator.server.run": Layer(
+        ours=names(
+            "protocol",
+            "coordinator.config",
+            "coordinator.names",
+            "coordinator.group",
+            "coordinator.log",
+            "coordinator.runtime",
+            "coordinator.server",
+            "coordinator.http",
+        ),
+        others=names("trio", "structlog", "outcome", "msgspec"),
+    ),
+    "coordinator.http": Layer(
+        ours=names(
+            "protocol",
+            "coordinator.config",
+            "coordinator.names",
+            "coordinator.group",
+            "coordinator.runtime",
+            "coordinator.server",
+        ),
+        others=names("trio", "structlog", "msgspec", "h11", "prometheus_client"),
+    ),
     "coordinator.config": Layer(ours=names("protocol", "coordinator.group", "coordinator.names")),
     # The rest of the daemon: its command line, which is free to use all of it.
     "coordinator": Layer(
@@ -97,6 +122,9 @@ LAYERS = {
     # Its command line, and the Kafka client behind it, which are imported only when they are used.
     "client.kafka_groups": Layer(
         ours=names("protocol", "client"), others=names("click", "confluent_kafka")
+    ),
+    "client.metrics": Layer(
+        ours=names("protocol", "client"), others=names("trio", "prometheus_client")
     ),
     "client.spark": Layer(
         ours=names("protocol", "client"),

@@ -14,6 +14,7 @@ import trio
 
 from coordinator.group.core import Now
 from coordinator.runtime.poller import Poller
+from coordinator.runtime.telemetry import Telemetry
 
 Work = Callable[[], None]
 RunBlocking = Callable[[Work], Awaitable[None]]
@@ -43,6 +44,8 @@ class Environment:
         after_load: Called when what was loaded is there to stay.
         metrics: Name -> what to call for the value of the moment. Whoever counts something
             declares it here. Names end in their unit; what only grows ends in ``_total``.
+        telemetry: What is counted as it goes.
+        clock_s: How time passes, as finely as is known: for how long something took.
     """
 
     poller: Poller
@@ -54,6 +57,8 @@ class Environment:
     submit: Submit
     after_load: Callable[[], None] = lambda: None
     metrics: dict[str, Callable[[], float]] = field(default_factory=dict)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    clock_s: Callable[[], float] = trio.current_time
 
     def now(self) -> Now:
         """Return the time."""

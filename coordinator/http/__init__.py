@@ -1,0 +1,1 @@
+"""The HTTP listener: metrics, health, JSON, and the page. Read-only."""
