@@ -1,9 +1,10 @@
 """What is wrong with this node, part by part, and when new data is refused for the disk's sake."""
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from coordinator.log.journal import Journal
-from coordinator.runtime.environment import EmitEvent, Environment
+from coordinator.runtime.environment import Environment
 
 
 class Health:
@@ -11,22 +12,146 @@ class Health:
 
     Attributes:
         problems: Part ("compaction", "storage") -> what is wrong with it, for the operator.
+        since_ms: Since when the part has had a problem, whichever; wall clock.
     """
 
-    def __init__(self, emit_event: EmitEvent) -> None:
-        self._emit_event = emit_event
+    def __init__(self, environment: Environment) -> None:
+        self._emit_event = environment.emit_event
+        self._wall_clock_ms = environment.wall_clock_ms
         self.problems: dict[str, str] = {}
+        self.since_ms: dict[str, int] = {}
 
     def report(self, part: str, problem: str | None) -> None:
         """Note how *part* is; None is well. What changes is told as an event, once."""
         if self.problems.get(part) == problem:
             return
         if problem is None:
-            del self.problems[part]
+            del self.problems[part], self.since_ms[part]
             self._emit_event("health.recovered", {"part": part})
         else:
             self.problems[part] = problem
+            self.since_ms.setdefault(part, self._wall_clock_ms())
             self._emit_event("health.problem", {"part": part, "problem": problem})
+
+
+LOADING: Final = "loading"
+DISK: Final = "disk"
+STORAGE: Final = "storage"
+COMPACTION: Final = "compaction"
+STOPPING: Final = "stopping"
+PARTS: Final = (LOADING, DISK, STORAGE, COMPACTION, STOPPING)
+
+
+class Check(NamedTuple):
+    """How one part is.
+
+    Attributes:
+        reason: What is wrong, for the operator; None if it is well.
+        since_ms: Since when, by the wall clock; None if it is well.
+        done: How far the load is, from 0 to 1; None if none goes on.
+    """
+
+    part: str
+    ok: bool
+    reason: str | None = None
+    since_ms: int | None = None
+    done: float | None = None
+
+
+class Load(NamedTuple):
+    """A load that goes on, or has yet to begin: what there is to read, and what of it is done."""
+
+    done_bytes: int
+    total_bytes: int
+    entries: int
+    partitions: int
+    partitions_served: int
+
+    def done(self) -> float:
+        """Return the share that is done; 0 before it is known how much there is."""
+        return self.done_bytes / self.total_bytes if self.total_bytes else 0.0
+
+    def __str__(self) -> str:
+        percent = int(100 * self.done())
+        served = f"{self.partitions_served} of {self.partitions} partitions"
+        return f"{percent} % of the log: {served}, {self.entries:,} entries"
+
+
+class Checks:
+    """Looks at each part of a node, for whoever restarts it, or sends it traffic."""
+
+    def __init__(
+        self,
+        health: Health,
+        environment: Environment,
+        *,
+        commit_timeout_ms: int,
+        load: Callable[[], Load | None],
+        is_draining: Callable[[], bool],
+    ) -> None:
+        """Make it; *load* returns None once everything is served."""
+        self._health = health
+        self._telemetry = environment.telemetry
+        self._clock_s = environment.clock_s
+        self._wall_clock_ms = environment.wall_clock_ms
+        self._commit_timeout_ms = commit_timeout_ms
+        self._load = load
+        self._is_draining = is_draining
+        self._since_ms: dict[str, int] = {}  # Of what is no problem that was reported.
+
+    def look(self) -> tuple[Check, ...]:
+        """Return how each of `PARTS` is now."""
+        return (
+            self._loading(),
+            self._disk(),
+            self._reported(STORAGE),
+            self._reported(COMPACTION),
+            self._noted(STOPPING, "it was told to stop" if self._is_draining() else None),
+        )
+
+    def _loading(self) -> Check:
+        # A node that stops serves nothing any more, which is no load.
+        load = None if self._is_draining() else self._load()
+        if LOADING in self._health.problems:
+            return self._reported(LOADING)
+        check = self._noted(LOADING, None if load is None else str(load))
+        return check if load is None else check._replace(done=load.done())
+
+    def _disk(self) -> Check:
+        began_s = self._telemetry.flush_began_s
+        if began_s is None:
+            return Check(DISK, ok=True)
+        took_ms = int((self._clock_s() - began_s) * 1000)
+        if took_ms <= self._commit_timeout_ms:
+            return Check(DISK, ok=True)
+        reason = (
+            f"a flush has been on its way for {took_ms / 1000:.1f} s, longer than "
+            f"offsets.commit.timeout.ms ({self._commit_timeout_ms})"
+        )
+        return Check(DISK, ok=False, reason=reason, since_ms=self._wall_clock_ms() - took_ms)
+
+    def _reported(self, part: str) -> Check:
+        problem = self._health.problems.get(part)
+        return Check(part, problem is None, problem, self._health.since_ms.get(part))
+
+    def _noted(self, part: str, reason: str | None) -> Check:
+        """Return the check of a *part* of which nobody notes since when it is as it is."""
+        if reason is None:
+            self._since_ms.pop(part, None)
+            return Check(part, ok=True)
+        since_ms = self._since_ms.setdefault(part, self._wall_clock_ms())
+        return Check(part, ok=False, reason=reason, since_ms=since_ms)
+
+
+def status_of(checks: tuple[Check, ...]) -> str:
+    """Return "ready", "loading", "unhealthy" or "stopping": all of *checks* in one word."""
+    wrong = {check.part: check for check in checks if not check.ok}
+    if STOPPING in wrong:
+        return "stopping"
+    loading = wrong.pop(LOADING, None)
+    if wrong or (loading is not None and loading.done is None):
+        return "unhealthy"
+    return "ready" if loading is None else "loading"
 
 
 # A disk that hangs answers no commit, but its clients send the next ones all the same: what waits
@@ -80,7 +205,7 @@ class StorageWatch:
         was_full, self.is_full = self.is_full, free < reserve
         is_slow = self._journal.open_bytes > UNWRITTEN_BYTES_MAX
         self.refuses = self.is_full or is_slow
-        self._health.report("storage", _IS_FULL if self.is_full else _IS_SLOW if is_slow else None)
+        self._health.report(STORAGE, _IS_FULL if self.is_full else _IS_SLOW if is_slow else None)
         if was_full == self.is_full:
             return False
         name = "storage.full" if self.is_full else "storage.has_room"

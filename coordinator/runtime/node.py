@@ -46,7 +46,7 @@ from coordinator.runtime.compactor import Compaction, Compactor
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Flusher
 from coordinator.runtime.group_lags import GroupLags
-from coordinator.runtime.health import Health, StorageWatch
+from coordinator.runtime.health import Checks, Health, Load, StorageWatch
 from coordinator.runtime.loading import Abandoned, Loader, Progress
 from coordinator.runtime.offset_changes import ChangesReader
 from coordinator.runtime.shard import GROUP_CODEC, TOPIC_CODEC, ShardRunner, Status
@@ -66,6 +66,7 @@ class Node:
 
     Attributes:
         health: What is wrong with it.
+        checks: How each part of it is.
         started: Whether it has been loaded, after which single partitions may be loaded again.
         draining: Whether it comes to its end.
     """
@@ -90,7 +91,7 @@ class Node:
         self._started_ms = 0  # Monotonic; since when the tasks run.
         self._environment = environment
         self._emit_event = environment.emit_event
-        self.health = Health(environment.emit_event)
+        self.health = Health(environment)
         self._storage = StorageWatch(
             journal,
             self.health,
@@ -129,6 +130,13 @@ class Node:
             health=self.health,
             environment=environment,
             activated=self._activated,
+        )
+        self.checks = Checks(
+            self.health,
+            environment,
+            commit_timeout_ms=commit_timeout_ms,
+            load=self._load_of_the_moment,
+            is_draining=lambda: self.draining,
         )
         self.reloader = Reloader(self)
         self._changes = ChangesReader(
@@ -219,6 +227,17 @@ class Node:
         is_loaded = status is Status.ACTIVE
         loaded_offset = end_offset if is_loaded else self.loader.loaded_offset(number)
         return m.NodePartition(number, status.value, loaded_offset, end_offset)
+
+    def _load_of_the_moment(self) -> Load | None:
+        """Return how far the load is, None once every partition is served."""
+        served = self._count(Status.ACTIVE) + (self.registry.status is Status.ACTIVE)
+        if served == len(self._runner_of):
+            return None
+        progress = self.loader.progress
+        if progress is None:
+            return Load(0, 0, 0, len(self._runner_of), served)
+        sizes = (progress.done_bytes, progress.total_bytes, progress.entries)
+        return Load(*sizes, len(self._runner_of), served)
 
     def _count(self, status: Status) -> int:
         return sum(shard.status is status for shard in self.shards)

@@ -1,0 +1,194 @@
+"""What the HTTP listener can be asked: declared once, for the door and for OpenAPI."""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from coordinator.http import views
+from coordinator.http.routes import Answer, HttpRequest, Refused, Route, Streaming
+from coordinator.names import did_you_mean, quoted
+from protocol.version import VERSION
+
+TEXT_CHARS_MAX: Final = 255
+_DIGITS_MAX: Final = 18
+_REF: Final = "#/components/schemas/{name}"
+_CURSOR_CHARS_MAX: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a query.
+
+    Attributes:
+        default: What holds without it; a number says that it is one.
+        choices: What it may be; empty for any.
+        many: Whether it may be given again for more.
+    """
+
+    name: str
+    meaning: str
+    default: str | int = ""
+    low: int = 0
+    high: int = 0
+    choices: tuple[str, ...] = ()
+    many: bool = False
+    max_chars: int = TEXT_CHARS_MAX
+
+    def read(self, text: str) -> str | int:
+        """Return what *text* says. Raises Refused if it can't be."""
+        if isinstance(self.default, int):
+            # Digits alone: int() also takes spaces, signs, and digits of other scripts.
+            is_number = text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
+            if not is_number or not self.low <= int(text) <= self.high:
+                raise Refused(
+                    400, f"{self.name}: {quoted(text)} is no number from {self.low} to {self.high}"
+                )
+            return int(text)
+        if self.choices and text not in self.choices:
+            known = ", ".join(self.choices)
+            raise Refused(400, f"{self.name}: {quoted(text)} is not one of {known}")
+        if len(text) > self.max_chars:
+            raise Refused(400, f"{self.name} has more than {self.max_chars} characters")
+        return text
+
+    def document(self) -> dict[str, Any]:
+        """Return it as OpenAPI shows it."""
+        schema: dict[str, Any] = {"type": "string", "maxLength": self.max_chars}
+        if isinstance(self.default, int):
+            schema = {"type": "integer", "minimum": self.low, "maximum": self.high}
+        elif self.choices:
+            schema = {"type": "string", "enum": list(self.choices)}
+        if self.default != "":
+            schema["default"] = self.default
+        if self.many:
+            schema = {"type": "array", "items": schema}
+        return {
+            "name": self.name,
+            "in": "query",
+            "required": False,
+            "description": self.meaning,
+            "schema": schema,
+        }
+
+
+CURSOR: Final = Parameter(
+    "cursor", "where this page begins, from the `next` of another", max_chars=_CURSOR_CHARS_MAX
+)
+
+
+class Query:
+    """The parameters of one request, checked."""
+
+    def __init__(self, parameters: Sequence[Parameter], given: Mapping[str, Sequence[str]]) -> None:
+        """Read what is *given*. Raises Refused for what isn't known, or can't be."""
+        known = {parameter.name: parameter for parameter in parameters}
+        self._values: dict[str, tuple[str | int, ...]] = {}
+        for name, texts in given.items():
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise Refused(400, f"there is no parameter {quoted(name)} here.{hint}")
+            if len(texts) > 1 and not known[name].many:
+                raise Refused(400, f"{name} is given {len(texts)} times")
+            self._values[name] = tuple(known[name].read(text) for text in texts)
+        self._defaults = {name: parameter.default for name, parameter in known.items()}
+
+    def number(self, name: str) -> int:
+        """Return the value of a number."""
+        value = self._values.get(name, (self._defaults[name],))[0]
+        assert isinstance(value, int)
+        return value
+
+    def text(self, name: str) -> str:
+        """Return the value of a text."""
+        return str(self._values.get(name, (self._defaults[name],))[0])
+
+    def many(self, name: str) -> tuple[str, ...]:
+        """Return all values of a text that may be given again."""
+        return tuple(map(str, self._values.get(name, ())))
+
+
+Asked = Callable[[HttpRequest, Query], Awaitable[Answer | Streaming]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One path, and what it answers.
+
+    Attributes:
+        answer: The type of the body; None for a stream of events.
+        parameters: None takes any query, and looks at none of it.
+        also: More statuses that have the same body.
+    """
+
+    template: str
+    summary: str
+    asked: Asked
+    answer: type[msgspec.Struct] | None
+    parameters: tuple[Parameter, ...] | None = ()
+    is_quick: bool = False
+    also: tuple[int, ...] = ()
+
+    def route(self) -> Route:
+        """Return the route that reads the query, and asks."""
+
+        async def handle(request: HttpRequest) -> Answer | Streaming:
+            given = {} if self.parameters is None else request.query
+            return await self.asked(request, Query(self.parameters or (), given))
+
+        return Route(self.template, handle, self.is_quick)
+
+    def document(self) -> dict[str, Any]:
+        """Return it as OpenAPI shows it, its answer by reference."""
+        names = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in re.findall(r"\{(\w+)\}", self.template)
+        ]
+        content: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
+        if self.answer is not None:
+            reference = {"$ref": _REF.format(name=self.answer.__name__)}
+            content = {"application/json": {"schema": reference}}
+        shown = {"description": self.summary, "content": content}
+        operation_id = re.sub(r"\W+", "_", self.template).strip("_")
+        return {
+            "get": {
+                "operationId": operation_id,
+                "summary": self.summary,
+                "parameters": [*names, *(p.document() for p in self.parameters or ())],
+                "responses": {
+                    "200": shown,
+                    **{str(status): shown for status in self.also},
+                    "default": {"$ref": "#/components/responses/Problem"},
+                },
+            }
+        }
+
+
+def document(operations: Sequence[Operation]) -> dict[str, Any]:
+    """Return the OpenAPI document of *operations*."""
+    answers = {operation.answer for operation in operations if operation.answer is not None}
+    types: list[type[msgspec.Struct]] = [*answers, *views.OF_EVENTS, views.Problem]
+    types = sorted(set(types), key=lambda kind: kind.__name__)
+    _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
+    problem = {"schema": {"$ref": _REF.format(name="Problem")}}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "group-coordinator",
+            "version": VERSION,
+            "description": "Read-only. A new release adds fields, and takes none away within v1.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": {operation.template: operation.document() for operation in operations},
+        "components": {
+            "schemas": schemas,
+            "responses": {
+                "Problem": {
+                    "description": "It can't be answered: what is wrong, in words (RFC 9457)",
+                    "content": {"application/problem+json": problem},
+                }
+            },
+        },
+    }
