@@ -36,7 +36,7 @@ import select
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -50,6 +50,16 @@ OnReady = Callable[[int], None]
 # A list longer than this is fetched in parts; the system goes around among what is ready.
 EVENTS_MAX: Final = 512
 SLICE_S: Final = 0.002
+
+
+class Rests(Protocol):
+    """Who is less urgent than others, and lets them go first after each round."""
+
+    def begin(self) -> None:
+        """A round begins."""
+
+    async def pause(self) -> None:
+        """Return when the next one may."""
 
 
 class _Runnable(trio.abc.Instrument):
@@ -77,9 +87,15 @@ class Poller:
         in_round: Whether a round is on, so that its end will come before trio's other tasks run.
     """
 
-    def __init__(self, stay_s: float = 0) -> None:
-        """Make it; *stay_s* is how long it waits for more outside of trio, while much comes."""
+    def __init__(self, stay_s: float = 0, slice_s: float = SLICE_S) -> None:
+        """Make it.
+
+        Args:
+            stay_s: How long it waits for more outside of trio, while much comes.
+            slice_s: How long a round may take before other tasks have their turn.
+        """
         self._stay_s = stay_s
+        self._slice_s = slice_s
         self._epoll = select.epoll()
         self._watched: dict[int, OnReady] = {}
         self._arriving: dict[int, OnReady] = {}  # Watched since the list below was fetched.
@@ -135,8 +151,11 @@ class Poller:
             self.call_soon(done.set)
             await done.wait()
 
-    async def run(self, at_round_end: Callable[[], None]) -> None:
-        """Call back until cancelled, and *at_round_end* after each round; raises what they do."""
+    async def run(self, at_round_end: Callable[[], None], rests: Rests | None = None) -> None:
+        """Call back until cancelled, and *at_round_end* after each round; raises what they do.
+
+        With *rests* it is that which says when the next round may begin.
+        """
         clock = trio.lowlevel.current_clock().current_time
         fd = self._epoll.fileno()
         others = _Runnable()
@@ -148,12 +167,12 @@ class Poller:
                 is_due = self._ready or self._soon
                 if is_due or (stays and (others.tasks or clock() >= until_s)):
                     await trio.lowlevel.checkpoint()
-                    until_s = clock() + SLICE_S
+                    until_s = clock() + self._slice_s
                 elif not stays:
                     since_s = clock()
                     await trio.lowlevel.wait_readable(fd)
                     now_s = clock()
-                    until_s = now_s + SLICE_S
+                    until_s = now_s + self._slice_s
                     is_short = now_s - since_s < self._stay_s
                     stays, was_short = is_short and was_short, is_short
                 if not self._ready:
@@ -162,12 +181,16 @@ class Poller:
                     if not (self._ready or self._soon):
                         stays = was_short = False
                         continue
+                if rests is not None:
+                    rests.begin()
                 self.in_round = True
                 try:
                     self._round(clock)
                     at_round_end()
                 finally:
                     self.in_round = False
+                if rests is not None:
+                    await rests.pause()
         finally:
             trio.lowlevel.remove_instrument(others)
 
@@ -181,7 +204,7 @@ class Poller:
 
     def _round(self, clock: Callable[[], float]) -> None:
         ready, soon, watched = self._ready, self._soon, self._watched
-        until_s = clock() + SLICE_S
+        until_s = clock() + self._slice_s
         for _ in range(len(soon)):
             soon.popleft()()
         while ready:

@@ -125,7 +125,10 @@ def max_connections(settings: Settings) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return settings.max_connections
-    return max(1, min(settings.max_connections, soft - RESERVED_DESCRIPTORS))
+    others = RESERVED_DESCRIPTORS
+    if settings.http_listeners:
+        others += settings.http_max_connections
+    return max(1, min(settings.max_connections, soft - others))
 
 
 async def serve(
@@ -136,13 +139,15 @@ async def serve(
     The addresses come first: a port that is taken must not leave a new data folder behind. Who
     connects before the log is open waits.
     """
+    addresses = (*settings.listener_addresses(), *settings.http_addresses())
     listeners: list[SocketListener] = []
     journal: Journal | int
     try:
         # One that fails leaves those before it in the list, to be closed.
-        listeners.extend(listen(*address) for address in settings.listener_addresses())
+        listeners.extend(listen(*address) for address in addresses)
     except OSError as exc:
-        log.critical("refused", reason=f"can't listen on {settings.listeners}: {exc}")
+        failed = addresses[len(listeners)]
+        log.critical("refused", reason=f"can't listen on {failed}: {exc}")
         journal = EXIT_CANNOT_LISTEN
     else:
         journal = _opened(settings, data_dir, leader_epoch_at_least)
@@ -185,6 +190,8 @@ async def _serve_log(
 ) -> int:
     environment = real_environment()
     node = make_node(settings, journal, environment, ChildProcess(data_dir).run)
+    native_listeners = listeners[: len(settings.listener_addresses())]
+    http_listeners = listeners[len(native_listeners) :]
     leader = _leader(settings, listeners[0], journal.leader_epoch)
     server = Server(
         node=node,
@@ -198,8 +205,10 @@ async def _serve_log(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.run)
-            nursery.start_soon(server.run, list[Listener](listeners))
-            for address, listener in zip(settings.listener_addresses(), listeners, strict=True):
+            nursery.start_soon(server.run, list[Listener](native_listeners))
+            for address, listener in zip(
+                settings.listener_addresses(), native_listeners, strict=True
+            ):
                 log.info(
                     "listening",
                     host=address.host,
@@ -208,6 +217,8 @@ async def _serve_log(
                     leader_epoch=journal.leader_epoch,
                     software=SERVER_SOFTWARE,
                 )
+            if http_listeners:
+                _start_http(nursery, settings, http_listeners, node, server, environment)
             nursery.start_soon(_load, node, bar)
             await _wait_for_stop_signal()
             log.info("stopping")
@@ -222,6 +233,27 @@ async def _serve_log(
             journal.close(clean=clean)
     log.info("stopped", clean=clean)
     return 0
+
+
+def _start_http(
+    nursery: trio.Nursery,
+    settings: Settings,
+    listeners: list[SocketListener],
+    node: Node,
+    server: Server,
+    environment: Environment,
+) -> None:
+    from coordinator.http.run import start_http  # noqa: PLC0415 - who has none pays nothing for it
+
+    start_http(
+        nursery,
+        settings=settings,
+        listeners=listeners,
+        node=node,
+        dispatcher=server.dispatcher,
+        environment=environment,
+        warn=server.sessions.warn,
+    )
 
 
 async def _load(node: Node, bar: Bar) -> None:

@@ -1,19 +1,22 @@
 """The door: accepts connections, and closes those that overstay."""
 
 import errno
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
 
 import structlog
 import trio
 
 from coordinator.config import Settings
+from coordinator.group.core import Now
 from coordinator.runtime.coordination import Coordination
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.node import Node
+from coordinator.runtime.poller import Poller
 from coordinator.runtime.timekeeper import LATE_MS
 from coordinator.server.dispatch import Dispatcher
-from coordinator.server.session import Sessions
-from coordinator.server.transport import Listener
+from coordinator.server.session import Deadlines, Sessions
+from coordinator.server.transport import Listener, Transport
 
 log: Final = structlog.get_logger()
 
@@ -50,7 +53,7 @@ class Server:
             flusher=node.flusher,
             max_connections=max_connections,
         )
-        self._node = node
+        self._now = environment.now
         self._poller = environment.poller
 
     async def run(self, listeners: list[Listener]) -> None:
@@ -58,8 +61,8 @@ class Server:
         try:
             async with trio.open_nursery() as nursery:
                 for listener in listeners:
-                    nursery.start_soon(self._accept_for_ever, listener)
-                nursery.start_soon(self._sweep_for_ever)
+                    nursery.start_soon(accept_for_ever, listener, self.sessions.begin)
+                nursery.start_soon(sweep_for_ever, self.sessions, self._poller, self._now)
                 nursery.start_soon(self._poller.run, self.sessions.end_round)
         finally:
             for session in self.sessions:
@@ -71,36 +74,52 @@ class Server:
         while any(session.has_unsent for session in self.sessions):  # noqa: ASYNC110 - an event per answer, to be looked at once in a daemon's life, costs more
             await trio.sleep(SENT_POLL_S)
 
-    async def _accept_for_ever(self, listener: Listener) -> None:
-        while True:
-            try:
-                transport = await listener.accept()
-            except trio.ClosedResourceError:
-                return
-            except OSError as exc:
-                if exc.errno not in _NO_ROOM | _BROKEN_PEER:
-                    raise
-                log.warning("accept.paused", reason=exc.strerror)
-                await trio.sleep(ACCEPT_PAUSE_S)
-                continue
-            self.sessions.begin(transport)
 
-    async def _sweep_for_ever(self) -> None:
-        """Close who overstays, once a second."""
-        now = self._node.now
-        while True:
-            planned_ms = now().mono_ms + int(SWEEP_PERIOD_S * 1000)
-            await trio.sleep(SWEEP_PERIOD_S)
-            late_ms = now().mono_ms - planned_ms
-            if late_ms > LATE_MS:
-                # The process was stopped or starved: no peer is to blame for that time.
-                for session in self.sessions:
-                    session.deadlines.shift(late_ms)
-                continue
-            # What is readable is read before anyone is called silent (see `Timekeeper`).
-            await self._poller.caught_up()
-            now_ms = now().mono_ms
-            for session in self.sessions:
-                reason = session.overdue(now_ms)
-                if reason is not None:
-                    session.close_because(reason)
+async def accept_for_ever(listener: Listener, begin: Callable[[Transport], None]) -> None:
+    """Hand every connection to *begin*, until the listener is closed."""
+    while True:
+        try:
+            transport = await listener.accept()
+        except trio.ClosedResourceError:
+            return
+        except OSError as exc:
+            if exc.errno not in _NO_ROOM | _BROKEN_PEER:
+                raise
+            log.warning("accept.paused", reason=exc.strerror)
+            await trio.sleep(ACCEPT_PAUSE_S)
+            continue
+        begin(transport)
+
+
+class Sweepable(Protocol):
+    """A connection that may overstay."""
+
+    deadlines: Deadlines
+
+    def overdue(self, now_ms: int) -> str | None:
+        """Return why the connection must end now, or None."""
+
+    def close_because(self, reason: str) -> None:
+        """End it, and say why."""
+
+
+async def sweep_for_ever(
+    sessions: Iterable[Sweepable], poller: Poller, now: Callable[[], Now]
+) -> None:
+    """Close who overstays, once a second."""
+    while True:
+        planned_ms = now().mono_ms + int(SWEEP_PERIOD_S * 1000)
+        await trio.sleep(SWEEP_PERIOD_S)
+        late_ms = now().mono_ms - planned_ms
+        if late_ms > LATE_MS:
+            # The process was stopped or starved: no peer is to blame for that time.
+            for session in sessions:
+                session.deadlines.shift(late_ms)
+            continue
+        # What is readable is read before anyone is called silent (see `Timekeeper`).
+        await poller.caught_up()
+        now_ms = now().mono_ms
+        for session in sessions:
+            reason = session.overdue(now_ms)
+            if reason is not None:
+                session.close_because(reason)

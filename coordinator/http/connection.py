@@ -1,0 +1,415 @@
+"""One HTTP connection: bytes in, requests out, answers back. HTTP itself is h11's.
+
+Theory of operation
+===================
+
+Like a session of the native listener, this one is no task: its transport calls it back. It takes
+one request at a time; what the peer sends meanwhile stays in the socket, or in h11 if it came in
+the same read. The answer's parts are sent as they are, as fast as the peer takes them; then comes
+the next request.
+
+An event stream never ends by itself, so it needs no framing: its answer lasts until the connection
+closes, and one frame of bytes is the same for all peers.
+
+After a refusal that ends the connection, what the peer still sends is read and dropped for a
+while: closing at once would have the system throw away the answer, too.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Final, Protocol
+
+import h11
+import structlog
+
+from coordinator.config import Settings
+from coordinator.group.core import Now
+from coordinator.http.guard import SECURITY_HEADERS
+from coordinator.http.router import METHODS, problem, unless_known
+from coordinator.http.routes import Answer, HttpRequest, Refused, Streaming
+from coordinator.runtime.poller import Poller
+from coordinator.server.session import Deadlines
+from coordinator.server.transport import NETWORK_ERRORS, Transport
+
+log: Final = structlog.get_logger()
+
+Warn = Callable[..., None]  # `Sessions.warn`: event, peer, and more by name.
+
+HEAD_BYTES_MAX: Final = 16 * 1024
+STREAM_UNSENT_BYTES_MAX: Final = 256 * 1024
+# What is shorter leaves in one send; what is longer is cut, never joined.
+_SEND_BYTES: Final = 64 * 1024
+# After so much others have their turn.
+_TURN_BYTES: Final = 256 * 1024
+_BYTES_PER_SENT_SECOND: Final = 64 * 1024
+_DROPPED_BYTES_MAX: Final = 1024 * 1024
+_DROP_TIMEOUT_MS: Final = 2_000
+
+
+class Owner(Protocol):
+    """What all connections share, as one needs it."""
+
+    settings: Settings
+    poller: Poller
+
+    @property
+    def warn(self) -> Warn:
+        """Log what a peer did, but not every time."""
+
+    def now(self) -> Now:
+        """Return the time."""
+
+    def date(self) -> str:
+        """Return the time of day as a header has it."""
+
+    def ask(self, session: "HttpSession", target: str, headers: Mapping[str, str]) -> None:
+        """Have the request answered, now or later."""
+
+    def count(self, route_name: str, status: int) -> None:
+        """Count an answer."""
+
+    def follows(self, session: "HttpSession") -> None:
+        """Note that *session* follows events from now on."""
+
+    def waits(self, session: "HttpSession") -> None:
+        """Note that *session* has to wait for its peer; who does so longest makes room."""
+
+    def waits_no_more(self, session: "HttpSession") -> None:
+        """Note that the peer has taken all."""
+
+    def forget(self, session: "HttpSession") -> None:
+        """Note that *session* has ended."""
+
+
+class HttpSession:
+    """One peer.
+
+    Attributes:
+        unsent_bytes: What waits for the peer to take it.
+        deadlines: Until when it must have done something.
+        route_name: The template of the request under way, as answers are counted by.
+    """
+
+    def __init__(self, owner: Owner, transport: Transport, now_ms: int) -> None:
+        self._owner = owner
+        self.transport = transport
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+        self._request: h11.Request | None = None  # Read, and not answered to the end.
+        self.route_name = ""
+        self._stream: Streaming | None = None
+        self._unsent: deque[bytes] = deque()
+        self._sent_of_first = 0
+        self.unsent_bytes = 0
+        self._is_writing = False  # The poller tells when the peer takes more.
+        self._is_reading = True
+        self._is_last = False  # Close after what is unsent.
+        self._dropped_bytes: int | None = None  # What was read since nothing is taken any more.
+        self.is_closed = False
+        self.deadlines = Deadlines(owner.settings, now_ms)
+        self._answer_ms = 0  # When an answer must be sent to its end.
+
+    # --- reading ------------------------------------------------------------------------
+
+    def readable(self) -> None:
+        """Read once, and take the request that this completes."""
+        if self._request is not None and self._stream is None and self._dropped_bytes is None:
+            self._want(reading=False, writing=self._is_writing)
+            return
+        try:
+            data = self.transport.receive_now()
+        except NETWORK_ERRORS:
+            self.close()
+            return
+        if data is None:
+            return
+        if self._stream is not None or self._dropped_bytes is not None:
+            self._drop(data)
+            return
+        try:
+            self._http.receive_data(data)
+            self._next(is_end=not data)
+        except Exception as exc:  # noqa: BLE001 - one session's bug must not end the others
+            self._fail(exc)
+
+    def writable(self) -> None:
+        """Send more of what the peer didn't take before."""
+        self._send()
+
+    def broken(self) -> None:
+        """Nothing can be sent any more."""
+        self.close()
+
+    def _drop(self, data: bytes) -> None:
+        if self._dropped_bytes is not None:
+            self._dropped_bytes += len(data)
+        if not data or (self._dropped_bytes or 0) > _DROPPED_BYTES_MAX:
+            self.close()
+
+    def _next(self, *, is_end: bool = False) -> None:
+        """Take the next request out of what has come."""
+        try:
+            event = self._http.next_event()
+            if isinstance(event, h11.Request):
+                self._request = event
+                refused = _refusal_of_head(event)
+                if refused is not None:
+                    self._refuse_rest(refused)
+                    return
+                event = self._http.next_event()
+        except h11.RemoteProtocolError as exc:
+            # What h11 says behind a colon repeats what came.
+            self._refuse_rest(Refused(exc.error_status_hint, str(exc).partition(":")[0]))
+            return
+        if isinstance(event, h11.EndOfMessage):
+            self._ask()
+        elif isinstance(event, h11.ConnectionClosed) or is_end:
+            self.close()
+        elif self._http.trailing_data[0]:
+            self.deadlines.inside_frame(0, self._owner.now().mono_ms)
+
+    def _refuse_rest(self, refused: Refused) -> None:
+        """Answer that *refused*, and take nothing more."""
+        self._dropped_bytes = 0
+        self._answer(problem(refused))
+
+    def _ask(self) -> None:
+        self.deadlines.not_reading()
+        request = self._request
+        assert request is not None
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in request.headers:
+            name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        self._owner.ask(self, request.target.decode("ascii"), headers)
+
+    # --- answering ----------------------------------------------------------------------
+
+    def answer(self, request: HttpRequest, answer: Answer | Streaming) -> None:
+        """Send what the request gets; the peer may be gone meanwhile."""
+        if self.is_closed:
+            return
+        if isinstance(answer, Answer):
+            self._answer(unless_known(answer, request))
+        else:
+            self._begin_stream(answer)
+
+    def refuse(self, refused: Refused) -> None:
+        """Answer that the request was *refused*, and go on."""
+        if not self.is_closed:
+            self._answer(problem(refused))
+
+    def _answer(self, answer: Answer) -> None:
+        has_body = answer.status != HTTPStatus.NOT_MODIFIED
+        length = sum(len(part) for part in answer.body)
+        headers = self._headers(answer.headers)
+        if has_body:
+            headers["content-type"] = answer.content_type
+            headers["content-length"] = str(length)
+        if answer.etag is not None:
+            headers["etag"] = answer.etag
+        if self._dropped_bytes is not None:
+            headers["connection"] = "close"
+        self._owner.count(self.route_name, answer.status)
+        head = self._http.send(
+            h11.Response(
+                status_code=answer.status,
+                headers=list(headers.items()),
+                reason=HTTPStatus(answer.status).phrase,
+            )
+        )
+        parts: list[bytes] = []
+        if has_body and length and not self._is_head():
+            for part in answer.body:
+                sent = self._http.send_with_data_passthrough(h11.Data(data=part)) or ()
+                parts.extend(sent)
+        self._http.send(h11.EndOfMessage())
+        if length + len(head) <= _SEND_BYTES:
+            parts = [b"".join((head, *parts))]
+        else:
+            parts.insert(0, head)
+        self._is_last = self._http.our_state is h11.MUST_CLOSE or self._dropped_bytes is not None
+        now_ms = self._owner.now().mono_ms
+        self._answer_ms = (
+            now_ms + self._owner.settings.send_timeout_ms + length * 1000 // _BYTES_PER_SENT_SECOND
+        )
+        self._put(parts)
+
+    def _headers(self, more: Mapping[str, str]) -> dict[str, str]:
+        return {
+            "date": self._owner.date(),
+            **SECURITY_HEADERS,
+            "cache-control": "no-cache",
+            **more,
+        }
+
+    def _is_head(self) -> bool:
+        return self._request is not None and self._request.method == b"HEAD"
+
+    def _begin_stream(self, streaming: Streaming) -> None:
+        headers = self._headers(
+            {
+                "content-type": "text/event-stream",
+                "cache-control": "no-store",
+                "connection": "close",
+                "x-accel-buffering": "no",  # nginx would keep events back.
+            }
+        )
+        self._owner.count(self.route_name, HTTPStatus.OK)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = f"HTTP/1.1 200 OK\r\n{lines}\r\n".encode("latin-1")
+        if self._is_head():
+            self._is_last = True
+            self._put([head])
+            return
+        self._stream = streaming
+        self._owner.follows(self)
+        self._want(reading=True, writing=self._is_writing)  # The end shows that the peer left.
+        self._put([head])
+        if not self.is_closed:
+            streaming.begin(self)
+
+    # --- the peer of an event stream ----------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody is there."""
+        return not self.is_closed
+
+    def send(self, frame: bytes) -> None:
+        """Send *frame*, or queue it behind what the peer has not taken."""
+        if self.is_closed:
+            return
+        if self.unsent_bytes + len(frame) > STREAM_UNSENT_BYTES_MAX:
+            self.close_because("too many events wait behind a slow read")
+        else:
+            self._put([frame])
+
+    # --- sending ------------------------------------------------------------------------
+
+    def _put(self, parts: list[bytes]) -> None:
+        self._unsent.extend(parts)
+        self.unsent_bytes += sum(len(part) for part in parts)
+        if not self._is_writing:
+            self._send()
+
+    def _send(self) -> None:
+        """Send as much as the peer takes, up to a turn's share."""
+        unsent = self._unsent
+        had_bytes = self.unsent_bytes
+        try:
+            while unsent and had_bytes - self.unsent_bytes < _TURN_BYTES:
+                first, begin = unsent[0], self._sent_of_first
+                piece = first
+                if begin or len(first) > _SEND_BYTES:
+                    piece = first[begin : begin + _SEND_BYTES]
+                sent = self.transport.send_now(piece)
+                self.unsent_bytes -= sent
+                self._sent_of_first += sent
+                if self._sent_of_first == len(first):
+                    unsent.popleft()
+                    self._sent_of_first = 0
+                if sent < len(piece):
+                    break
+        except NETWORK_ERRORS:
+            self.close()
+            return
+        if not unsent:
+            self._all_sent()
+            return
+        if self.unsent_bytes < had_bytes or not self._is_writing:
+            self.deadlines.sending(self._owner.now().mono_ms)
+        if not self._is_writing:
+            self._want(reading=self._is_reading, writing=True)
+            self._owner.waits(self)
+
+    def _all_sent(self) -> None:
+        if self._is_writing:
+            self._want(reading=self._is_reading, writing=False)
+            self._owner.waits_no_more(self)
+        if self._stream is not None:
+            return
+        if self._dropped_bytes is not None:
+            self._want(reading=True, writing=False)
+            self._answer_ms = self._owner.now().mono_ms + _DROP_TIMEOUT_MS
+        elif self._is_last:
+            self.close()
+        else:
+            self._request = None
+            self.route_name = ""
+            self._http.start_next_cycle()
+            self.deadlines.between_frames(self._owner.now().mono_ms)
+            self._want(reading=True, writing=False)
+            if self._http.trailing_data[0]:
+                self._owner.poller.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Take what an earlier read has brought."""
+        if self.is_closed or self._request is not None:
+            return
+        try:
+            self._next()
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._fail(exc)
+
+    def _fail(self, exc: Exception) -> None:
+        log.error("session.failed", peer=self.transport.peer, exc_info=exc)
+        self.close()
+
+    def _want(self, *, reading: bool, writing: bool) -> None:
+        self._is_reading, self._is_writing = reading, writing
+        self.transport.want(reading=reading, writing=writing)
+
+    # --- the end --------------------------------------------------------------------------
+
+    def overdue(self, now_ms: int) -> str | None:
+        """Return why the connection must end now, or None."""
+        if self._is_writing:
+            if now_ms >= self.deadlines.send_ms:
+                return "it takes no answers"
+            if self._stream is None and now_ms >= self._answer_ms:
+                return "it takes its answer too slowly"
+            return None
+        if self._dropped_bytes is not None:
+            return "its request was refused" if now_ms >= self._answer_ms else None
+        if self._request is not None or now_ms < self.deadlines.read_ms:
+            return None
+        if self.deadlines.is_reading_frame:
+            return "it stopped in the middle of a request"
+        return "it is idle"
+
+    def close_because(self, reason: str) -> None:
+        """End the connection, and say why in the log."""
+        self._owner.warn("connection.closed", self.transport.peer, reason=reason)
+        self.close()
+
+    def close(self) -> None:
+        """End the connection, and the stream on it. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.transport.close()
+        self._unsent.clear()
+        self.unsent_bytes = 0
+        self._owner.forget(self)
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.end(self)
+
+
+def _refusal_of_head(request: h11.Request) -> Refused | None:
+    """Return why nothing more is taken after this head, or None."""
+    if request.method.decode("ascii") not in METHODS:
+        return Refused(HTTPStatus.METHOD_NOT_ALLOWED, "everything here is read-only: GET and HEAD")
+    head_bytes = len(request.target)
+    for name, value in request.headers:
+        head_bytes += len(name) + len(value) + 4
+        has_body = name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        if has_body:
+            return Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a request has no body here")
+    if head_bytes > HEAD_BYTES_MAX:
+        return Refused(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"the head of the request has more than {HEAD_BYTES_MAX} bytes",
+        )
+    return None

@@ -1,0 +1,57 @@
+"""How HTTP leaves the event loop to commits.
+
+Theory of operation
+===================
+
+Whatever works for HTTP does so in pieces of about half a millisecond: a round of its poller, or a
+stretch of a handler between two calls of `Pace.pause`. All of them go through one turnstile, first
+come, first served, so each pass of trio's loop has at most one such piece in it, however many
+handlers there are. And if clients have asked something since the piece before, whoever stands in
+the turnstile sleeps there for four times as long as the pieces since took: a flood of HTTP gets a
+fifth of the loop at most, and each request of a client waits for one piece at most.
+
+Nobody holds anything while working: a handler may wait for something else, or end, without a word.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+# How much longer the rest is than the work.
+REST: Final = 4
+# What came between two pauses without a `begin` may have been others' work: count no more of it.
+PIECE_MAX_S: Final = 0.002
+
+
+class Pace:
+    """The turnstile; see above."""
+
+    def __init__(self, requests: Callable[[], int], clock_s: Callable[[], float]) -> None:
+        """Make it.
+
+        Args:
+            requests: A number that grows whenever clients ask something.
+            clock_s: How work is measured: the processor's time of this thread, best.
+        """
+        self._requests = requests
+        self._clock_s = clock_s
+        self._seen = requests()
+        self._since_s = clock_s()
+        self._worked_s = 0.0
+        self._turnstile = trio.Lock()
+
+    def begin(self) -> None:
+        """Begin to work after a wait for something else than `pause`."""
+        self._since_s = self._clock_s()
+
+    async def pause(self) -> None:
+        """Return when the next piece may begin; call it after each half a millisecond."""
+        self._worked_s += min(self._clock_s() - self._since_s, PIECE_MAX_S)
+        async with self._turnstile:
+            worked_s, self._worked_s = self._worked_s, 0.0
+            seen, self._seen = self._seen, self._requests()
+            # Taking the lock let everybody else have a turn already.
+            if seen != self._seen:
+                await trio.sleep(REST * worked_s)
+        self._since_s = self._clock_s()

@@ -1,0 +1,136 @@
+"""Which route answers a path, and how answers and refusals look. Pure."""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Final, NamedTuple
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+from coordinator.http.routes import Answer, HttpRequest, Refused, Route
+
+PARAMETERS_MAX: Final = 64
+METHODS: Final = frozenset({"GET", "HEAD"})
+OTHER: Final = "other"  # Stands for all paths without a route, where answers are counted.
+
+
+class Target(NamedTuple):
+    """What a request line asks for; *authority* only where it stands there, as for a proxy."""
+
+    path: str
+    query: str
+    authority: str | None
+
+
+def split_target(text: str) -> Target:
+    """Return the parts of *text*, the target of a request line.
+
+    Raises:
+        Refused: It is neither a path nor a URL.
+    """
+    authority = None
+    if text[:7].lower() == "http://":
+        authority, _, text = text[7:].partition("/")
+        text = f"/{text}"
+    if not text.startswith("/"):
+        raise Refused(400, "the target of the request is not a path")
+    path, _, query = text.partition("?")
+    return Target(path, query, authority)
+
+
+def query_of(text: str) -> Mapping[str, Sequence[str]]:
+    """Return the parameters in *text*.
+
+    Raises:
+        Refused: They are too many, or no UTF-8.
+    """
+    if not text:
+        return {}
+    try:
+        return parse_qs(
+            text, keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX
+        )
+    except UnicodeDecodeError:
+        raise Refused(400, "the query is not UTF-8") from None
+    except ValueError:
+        raise Refused(400, f"the query has more than {PARAMETERS_MAX} parameters") from None
+
+
+class Router:
+    """The routes of one listener."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        """Take *routes*, whose templates must differ; a plain one is found before one with names.
+
+        Raises:
+            ValueError: Two have one template.
+        """
+        self._plain: dict[str, Route] = {}
+        # By how many segments they have: each with its segments, None for a name.
+        self._named: dict[int, list[tuple[tuple[str | None, ...], tuple[str, ...], Route]]] = {}
+        templates = [route.template for route in routes]
+        if len(set(templates)) < len(templates):
+            raise ValueError(f"two routes have one template: {sorted(templates)}")
+        for route in routes:
+            if "{" not in route.template:
+                self._plain[route.template] = route
+                continue
+            segments = route.template.split("/")
+            names = tuple(part[1:-1] for part in segments if part.startswith("{"))
+            pattern = tuple(None if part.startswith("{") else part for part in segments)
+            self._named.setdefault(len(segments), []).append((pattern, names, route))
+
+    def find(self, path: str) -> tuple[Route, Mapping[str, str]]:
+        """Return the route of *path*, and what stands where its template has names.
+
+        It is cut at its slashes before it is decoded, so a name may have some.
+
+        Raises:
+            Refused: There is none.
+        """
+        route = self._plain.get(path)
+        if route is not None:
+            return route, {}
+        try:
+            segments = [unquote(part, errors="strict") for part in path.split("/")]
+        except UnicodeDecodeError:
+            raise Refused(400, "the path is not UTF-8") from None
+        for pattern, names, named in self._named.get(len(segments), ()):
+            pairs = list(zip(pattern, segments, strict=True))
+            if all(wanted in {None, part} for wanted, part in pairs):
+                found = [part for wanted, part in pairs if wanted is None]
+                if all(found):
+                    return named, dict(zip(names, found, strict=True))
+        raise Refused(404, "there is nothing at this path")
+
+
+def problem(refused: Refused) -> Answer:
+    """Return *refused* as RFC 9457 has it."""
+    body = {
+        "type": "about:blank",
+        "title": HTTPStatus(refused.status).phrase,
+        "status": refused.status,
+        "detail": refused.detail,
+    }
+    headers = {"cache-control": "no-store"}
+    if refused.retry_after_s is not None:
+        headers["retry-after"] = str(refused.retry_after_s)
+    if refused.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["allow"] = ", ".join(sorted(METHODS))
+    return Answer(
+        status=refused.status,
+        content_type="application/problem+json",
+        body=(msgspec.json.encode(body),),
+        headers=headers,
+    )
+
+
+def unless_known(answer: Answer, request: HttpRequest) -> Answer:
+    """Return *answer*, or 304 where the peer has it already (RFC 9110, weak comparison)."""
+    known = request.headers.get("if-none-match")
+    if known is None or answer.etag is None or answer.status != HTTPStatus.OK:
+        return answer
+    tags = [tag.strip().removeprefix("W/") for tag in known.split(",")]
+    if known.strip() != "*" and answer.etag.removeprefix("W/") not in tags:
+        return answer
+    return Answer(status=HTTPStatus.NOT_MODIFIED, etag=answer.etag, headers=answer.headers)

@@ -1,0 +1,249 @@
+"""The HTTP door: all connections, what they share, and the handlers under way."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from email.utils import formatdate
+from typing import Final
+
+import structlog
+import trio
+from h11 import LocalProtocolError
+
+from coordinator.config import Settings
+from coordinator.http.connection import HttpSession, Warn
+from coordinator.http.guard import refusal
+from coordinator.http.pace import Pace
+from coordinator.http.router import OTHER, Router, query_of, split_target
+from coordinator.http.routes import HttpRequest, Refused, Route, Streaming
+from coordinator.runtime.environment import Environment
+from coordinator.runtime.poller import Poller
+from coordinator.server.server import accept_for_ever, sweep_for_ever
+from coordinator.server.transport import Listener, Transport
+
+log: Final = structlog.get_logger()
+
+SLICE_S: Final = 0.0005
+UNDER_WAY_MAX: Final = 16
+WAITING_MAX: Final = 64
+# Of all answers that their peers don't take; a scrape of 100,000 series has 12 MB.
+UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
+_STREAMS_RETRY_S: Final = 10
+
+
+class HttpSessions:
+    """All HTTP connections of this process.
+
+    Attributes:
+        streams: Those that follow events.
+    """
+
+    def __init__(
+        self,
+        *,
+        environment: Environment,
+        settings: Settings,
+        routes: Sequence[Route],
+        pace: Pace,
+        warn: Warn,
+        allowed_hosts: Callable[[], Collection[str]],
+    ) -> None:
+        """Make it.
+
+        Args:
+            environment: Of the node; its poller is not used, as commits go first there.
+            settings: Limits and deadlines.
+            routes: Who answers what.
+            pace: When handlers and connections may work.
+            warn: As `Sessions.warn` of the native listener.
+            allowed_hosts: Returns the names that may be asked for just now; see `guard`.
+        """
+        self.now = environment.now
+        self.settings = settings
+        self.poller = Poller(slice_s=SLICE_S)
+        self.streams: dict[HttpSession, None] = {}
+        self.warn = warn
+        self._router = Router(routes)
+        self._pace = pace
+        self._allowed_hosts = allowed_hosts
+        self._wall_clock_ms = environment.wall_clock_ms
+        self._answered = environment.telemetry.http
+        self._all: dict[HttpSession, None] = {}
+        self._unsent: dict[HttpSession, None] = {}  # Who has yet to take an answer, by age.
+        self._under_way = 0
+        self._waiting: dict[HttpSession, tuple[Route, HttpRequest]] = {}
+        self._failed_requests = 0
+        self._nursery: trio.Nursery | None = None
+        self._date = (-1, "")
+        environment.metrics.update(
+            http_connections=lambda: len(self._all),
+            http_event_streams=lambda: len(self.streams),
+        )
+
+    def __iter__(self) -> Iterator[HttpSession]:
+        """Return the sessions of the moment; each may end meanwhile."""
+        return iter(list(self._all))
+
+    async def run(self, listeners: Sequence[Listener]) -> None:
+        """Serve the *listeners* until cancelled; then every session ends."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for listener in listeners:
+                    paced = _PacedListener(listener, self._pace)
+                    nursery.start_soon(accept_for_ever, paced, self.begin)
+                nursery.start_soon(sweep_for_ever, self, self.poller, self.now)
+                nursery.start_soon(self.poller.run, _nothing, self._pace)
+        finally:
+            for session in self:
+                session.close()
+            self.poller.close()
+
+    # --- connections --------------------------------------------------------------------
+
+    def begin(self, transport: Transport) -> None:
+        """Start a session on *transport*, or close it when there are too many."""
+        if len(self._all) >= self.settings.http_max_connections:
+            self._turn_away(transport, "http.max.connections")
+            return
+        session = HttpSession(self, transport, self.now().mono_ms)
+        try:
+            transport.attach(self.poller, session)
+        except OSError as exc:
+            self._turn_away(transport, str(exc.strerror))
+            return
+        self._all[session] = None
+
+    def _turn_away(self, transport: Transport, reason: str) -> None:
+        self.warn("connection.refused", transport.peer, reason=reason)
+        transport.close()
+
+    def forget(self, session: HttpSession) -> None:
+        """Note that *session* has ended."""
+        for register in (self._all, self._unsent, self._waiting, self.streams):
+            register.pop(session, None)
+
+    def follows(self, session: HttpSession) -> None:
+        """Note that *session* follows events from now on."""
+        self.streams[session] = None
+
+    def waits(self, session: HttpSession) -> None:
+        """Note that *session* has to wait for its peer; who does so longest makes room."""
+        self._unsent[session] = None
+        while (
+            len(self._unsent) > 1 and sum(s.unsent_bytes for s in self._unsent) > UNSENT_BYTES_MAX
+        ):
+            next(iter(self._unsent)).close_because("too many answers wait behind slow reads")
+
+    def waits_no_more(self, session: HttpSession) -> None:
+        """Note that it has all."""
+        self._unsent.pop(session, None)
+
+    # --- requests -----------------------------------------------------------------------
+
+    def ask(self, session: HttpSession, target: str, headers: Mapping[str, str]) -> None:
+        """Have the request answered, now or later."""
+        session.route_name = OTHER
+        try:
+            path, query, authority = split_target(target)
+            if authority is not None:
+                headers = {**headers, "host": authority}
+            route, names = self._router.find(path)
+            session.route_name = route.template
+            refused = refusal(headers, self._allowed_hosts(), route)
+            if refused is not None:
+                raise refused
+            parameters = query_of(query)
+        except Refused as exc:
+            session.refuse(exc)
+            return
+        request = HttpRequest(
+            path=path,
+            names=names,
+            query=parameters,
+            headers=headers,
+            peer=session.transport.peer,
+        )
+        if route.is_quick or self._under_way < UNDER_WAY_MAX:
+            self._start(session, route, request)
+        elif len(self._waiting) < WAITING_MAX:
+            self._waiting[session] = (route, request)
+        else:
+            session.refuse(Refused(503, "too many requests are under way", retry_after_s=1))
+
+    def _start(self, session: HttpSession, route: Route, request: HttpRequest) -> None:
+        assert self._nursery is not None
+        if not route.is_quick:
+            self._under_way += 1
+        self._nursery.start_soon(self._handle, session, route, request)
+
+    async def _handle(self, session: HttpSession, route: Route, request: HttpRequest) -> None:
+        if not route.is_quick:
+            await self._pace.pause()
+        try:
+            answer = await route.handler(request)
+            if isinstance(answer, Streaming) and self._has_too_many_streams():
+                full = "there are http.max.event.streams streams already"
+                session.refuse(Refused(503, full, retry_after_s=_STREAMS_RETRY_S))
+            else:
+                session.answer(request, answer)
+        except Refused as exc:
+            session.refuse(exc)
+        except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
+            self._failed(session, route, exc)
+        if not route.is_quick:
+            self._under_way -= 1
+            if self._waiting:
+                following = next(iter(self._waiting))
+                self._start(following, *self._waiting.pop(following))
+
+    def _has_too_many_streams(self) -> bool:
+        return len(self.streams) >= self.settings.http_max_event_streams
+
+    def _failed(self, session: HttpSession, route: Route, exc: Exception) -> None:
+        """Log a bug with a number of its own, which is all that the peer is told."""
+        self._failed_requests += 1
+        log.error(
+            "http.failed",
+            error_id=self._failed_requests,
+            route=route.template,
+            peer=session.transport.peer,
+            exc_info=exc,
+        )
+        try:
+            session.refuse(Refused(500, f"error {self._failed_requests} in the daemon's log"))
+        except LocalProtocolError:  # The answer itself is what can't be sent.
+            session.close()
+
+    def count(self, route_name: str, status: int) -> None:
+        """Count an answer."""
+        key = (route_name, status)
+        self._answered[key] = self._answered.get(key, 0) + 1
+
+    def date(self) -> str:
+        """Return the time of day as a header has it."""
+        second = self._wall_clock_ms() // 1000
+        if self._date[0] != second:
+            self._date = (second, formatdate(second, usegmt=True))
+        return self._date[1]
+
+
+class _PacedListener:
+    """A listener whose crowds of connections come at the pace of all HTTP."""
+
+    def __init__(self, listener: Listener, pace: Pace) -> None:
+        self._listener = listener
+        self._pace = pace
+
+    async def accept(self) -> Transport:
+        """Return the next connection."""
+        await self._pace.pause()
+        transport = await self._listener.accept()
+        self._pace.begin()
+        return transport
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+
+def _nothing() -> None:
+    """Do nothing at a round's end: answers leave as they are ready."""
