@@ -240,7 +240,7 @@ class HttpSession:
             "date": self._owner.date(),
             **SECURITY_HEADERS,
             "cache-control": "no-cache",
-            **more,
+            **{name.lower(): value for name, value in more.items()},
         }
 
     def _is_head(self) -> bool:
