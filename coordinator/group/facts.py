@@ -1,6 +1,33 @@
-"""A group in numbers, for whoever shows or exports them. Pure; -1 is what is not known."""
+"""A group in numbers, for whoever shows or exports them. Pure; -1 is what is not known.
 
-from typing import NamedTuple
+Whatever may be long is an iterator that yields None whenever its turn is over, and goes on when
+everybody else has had theirs. Groups may change, come and go meanwhile. What is shown may not be
+durable yet.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Final, NamedTuple
+
+from coordinator.group import history
+from coordinator.group.core import Core
+from coordinator.group.group import Group
+from coordinator.group.lag import (
+    BEHIND_LOOKS,
+    GROUP_LOOKS,
+    TURN_LOOKS,
+    Behind,
+    Turn,
+    in_order,
+    total_lag,
+)
+from coordinator.group.lag_samples import SAMPLES_KEPT, UNKNOWN
+from coordinator.group.member import NOTHING
+from coordinator.group.registry import Registry
+from protocol.partition import NO_OFFSET
+
+WAITING_FOR_MAX: Final = 20
 
 
 class GroupFacts(NamedTuple):
@@ -43,8 +70,9 @@ class PartitionFacts(NamedTuple):
     end: int
     lag: int
     lag_seconds: float
-    committed_ms: int
-    end_reported_ms: int
+    committed_ms: int  # Wall clock, both.
+    end_reported_ms: int  # When it was last told, changed or not.
+    metadata: str = ""
 
 
 class MemberFacts(NamedTuple):
@@ -77,3 +105,302 @@ class RunningFacts(NamedTuple):
     join_ms: int
     sync_ms: int
     waiting_for: tuple[str, ...]  # At most 20 member ids.
+
+
+class TopicEndFacts(NamedTuple):
+    """A registered topic, whoever reads it."""
+
+    topic: str
+    partition_count: int
+    end_sum: int  # Of the partitions of which an end was told; -1 if there is none.
+    told_ms: int  # Wall clock: when the end that waits longest was last told, changed or not.
+
+
+def facts(core: Core, now_ms: int, turn: Turn) -> Iterator[GroupFacts | None]:
+    """Yield each group once, in no order, and None whenever *turn* is over.
+
+    Groups that come meanwhile may be missing.
+    """
+    for group_id in list(core.groups):
+        group = core.groups.get(group_id)
+        if group is None:
+            continue
+        yield from _group_facts(core, group, now_ms, turn)
+        if turn.is_over_after(GROUP_LOOKS):
+            yield None
+
+
+def facts_of(core: Core, group_id: str, now_ms: int, turn: Turn) -> Iterator[GroupFacts | None]:
+    """Yield the same for one group, nothing if there is none."""
+    group = core.groups.get(group_id)
+    if group is not None:
+        yield from _group_facts(core, group, now_ms, turn)
+
+
+def _group_facts(core: Core, group: Group, now_ms: int, turn: Turn) -> Iterator[GroupFacts | None]:
+    total = yield from total_lag(core, group, turn, now_ms=now_ms)
+    samples = group.lag_samples
+    earlier = (UNKNOWN, UNKNOWN) if samples is None else samples.earlier(now_ms)
+    idle = 0
+    members = iter(list(group.members.values()))
+    while chunk := list(islice(members, TURN_LOOKS)):
+        idle += sum(member.owned == NOTHING for member in chunk)
+        if turn.is_over_after(len(chunk)):
+            yield None
+    yield GroupFacts(
+        group.group_id,
+        group.protocol_type,
+        group.protocol or "",
+        group.state.value,
+        group.generation,
+        len(group.members),
+        idle,
+        total.partitions,
+        total.unknown,
+        total.lag,
+        _seconds(total.behind_ms),
+        *earlier,
+    )
+
+
+def group_curve(core: Core, group_id: str, minute: int) -> tuple[int, ...]:
+    """Return the lags of a group in the last hour, a minute apart, up to *minute*."""
+    group = core.groups.get(group_id)
+    samples = None if group is None else group.lag_samples
+    return () if samples is None else samples.last(minute, SAMPLES_KEPT)
+
+
+def curve(core: Core, group_id: str, topic: str, partition: int, minute: int) -> tuple[int, ...]:
+    """Return the same for a partition of a group; -1 for a minute in which it wasn't known."""
+    group = core.groups.get(group_id)
+    stored = None if group is None else group.offsets.get(topic)
+    curves = None if stored is None else stored.curves
+    return () if curves is None else curves.last(partition, minute)
+
+
+class _Owners:
+    """Who owns what: the partitions of each topic with the id of their member."""
+
+    def __init__(self) -> None:
+        self.by_topic: dict[str, dict[int, str]] = {}
+
+    def gather(self, group: Group, topic: str | None, turn: Turn) -> Iterator[None]:
+        """Look at all members; at one topic of theirs if there is one given."""
+        for member in list(group.members.values()):
+            owned = iter(member.owned or ())
+            while chunk := list(islice(owned, TURN_LOOKS)):
+                for name, partition in chunk:
+                    if topic is None or name == topic:
+                        self.by_topic.setdefault(name, {})[partition] = member.member_id
+                if turn.is_over_after(len(chunk)):
+                    yield
+            if turn.is_over_after(1):
+                yield
+
+
+def topic_facts(core: Core, group_id: str, now_ms: int, turn: Turn) -> Iterator[TopicFacts | None]:
+    """Yield the topics of a group by name, and None whenever *turn* is over.
+
+    They are those of which it has committed or owns a partition.
+    """
+    group = core.groups.get(group_id)
+    if group is None:
+        return
+    owners = _Owners()
+    for _ in owners.gather(group, None, turn):
+        yield None
+    order = yield from in_order(group.offsets.keys() | owners.by_topic.keys())
+    for topic in order:
+        yield from _topic_facts(core, group, topic, owners.by_topic.get(topic, {}), now_ms, turn)
+        if turn.is_over_after(GROUP_LOOKS):
+            yield None
+
+
+def _topic_facts(
+    core: Core, group: Group, topic: str, owners: Mapping[int, str], now_ms: int, turn: Turn
+) -> Iterator[TopicFacts | None]:
+    stored = group.offsets.get(topic)
+    ends = core.registry.ends_of(topic)
+    offset_sum = lag = known = 0
+    behind = Behind()
+    committed = iter([] if stored is None else list(stored.offsets.values()))
+    while chunk := list(islice(committed, TURN_LOOKS)):
+        for one in chunk:
+            offset_sum += one.offset
+            end = ends.get(one.partition)
+            if end is not None:
+                known += 1
+                lag += max(end.end_offset - one.offset, 0)
+        if turn.is_over_after(len(chunk)):
+            yield None
+        yield from behind.look(core.registry, topic, chunk, now_ms, turn)
+    partitions = len(owners.keys() | (() if stored is None else stored.offsets.keys()))
+    yield TopicFacts(
+        topic,
+        partitions,
+        len(set(owners.values())),
+        len(owners),
+        offset_sum,
+        lag if known else UNKNOWN,
+        _seconds(behind.ms if known else UNKNOWN),
+    )
+
+
+def partition_facts(
+    core: Core,
+    group_id: str,
+    now_ms: int,
+    turn: Turn,
+    *,
+    topic: str | None = None,
+    after: tuple[str, int] | None = None,
+) -> Iterator[PartitionFacts | None]:
+    """Yield the partitions that a group has committed or owns, by topic and number.
+
+    It yields None whenever *turn* is over.
+
+    Args:
+        core: Whose group it is.
+        group_id: Of no group: nothing is yielded.
+        now_ms: Monotonic.
+        turn: How long to look without a pause.
+        topic: Of this topic alone.
+        after: Begin after this partition.
+    """
+    group = core.groups.get(group_id)
+    if group is None:
+        return
+    owners = _Owners()
+    for _ in owners.gather(group, topic, turn):
+        yield None
+    names = group.offsets.keys() | owners.by_topic.keys()
+    order = yield from in_order(names if topic is None else names & {topic})
+    for name in order:
+        if after is not None and name < after[0]:
+            continue
+        owned = owners.by_topic.get(name, {})
+        stored = group.offsets.get(name)
+        committed = () if stored is None else stored.offsets.keys()
+        first = after[1] + 1 if after is not None and name == after[0] else 0
+        numbers = yield from in_order(owned.keys() | committed)
+        for partition in numbers[bisect_left(numbers, first) :]:
+            yield _partition_facts(core, group, name, partition, owned.get(partition, ""), now_ms)
+            if turn.is_over_after(BEHIND_LOOKS):
+                yield None
+
+
+def _partition_facts(
+    core: Core, group: Group, topic: str, partition: int, owner: str, now_ms: int
+) -> PartitionFacts:
+    stored = group.offset_of(topic, partition)
+    end = core.registry.end_offset(topic, partition)
+    ends_history = core.registry.ends_history
+    lag, behind_ms = UNKNOWN, UNKNOWN
+    if stored is not None and end is not None:
+        lag = max(end.end_offset - stored.offset, 0)
+        behind_ms = ends_history.behind_ms(topic, end, stored.offset, now_ms)
+    return PartitionFacts(
+        topic,
+        partition,
+        owner,
+        NO_OFFSET if stored is None else stored.offset,
+        NO_OFFSET if end is None else end.end_offset,
+        lag,
+        _seconds(behind_ms),
+        UNKNOWN if stored is None else stored.commit_timestamp_ms,
+        UNKNOWN if end is None else ends_history.told_ms(topic, end),
+        "" if stored is None else stored.metadata,
+    )
+
+
+def member_facts(
+    core: Core, group_id: str, now_ms: int, turn: Turn
+) -> Iterator[MemberFacts | None]:
+    """Yield the members of a group as they joined, and None whenever *turn* is over."""
+    group = core.groups.get(group_id)
+    if group is None:
+        return
+    for member in list(group.members.values()):
+        lag, known = 0, False
+        owned = iter(member.owned or ())
+        while chunk := list(islice(owned, TURN_LOOKS)):
+            for topic, partition in chunk:
+                stored = group.offsets.get(topic)
+                one = None if stored is None else stored.offsets.get(partition)
+                end = core.registry.ends_of(topic).get(partition)
+                if one is not None and end is not None:
+                    known = True
+                    lag += max(end.end_offset - one.offset, 0)
+            if turn.is_over_after(len(chunk)):
+                yield None
+        yield MemberFacts(
+            member.member_id,
+            member.group_instance_id,
+            member.client_id,
+            member.client_host,
+            member.member_id == group.leader,
+            max(now_ms - member.heard_ms, 0),
+            member.session_timeout_ms,
+            len(member.owned or ()),
+            lag if known else UNKNOWN,
+            member.drained,
+            history.JOIN if member.join else history.SYNC if member.sync else "",
+        )
+        if turn.is_over_after(1):
+            yield None
+
+
+def running(core: Core, group_id: str, now_ms: int) -> RunningFacts | None:
+    """Return the rebalance that a group is in, None if it is in none."""
+    group = core.groups.get(group_id)
+    if group is None or group.rebalance is None:
+        return None
+    report = group.rebalance.report(0, group.generation, "", now_ms)
+    is_join = group.rebalance.completed_ms is None
+    return RunningFacts(
+        report.started_ms,
+        report.trigger,
+        report.member_id,
+        report.client_id,
+        report.client_host,
+        report.reason,
+        report.old_generation,
+        history.JOIN if is_join else history.SYNC,
+        report.join_ms,
+        report.sync_ms,
+        tuple(islice(_missing(group, is_join=is_join), WAITING_FOR_MAX)),
+    )
+
+
+def _missing(group: Group, *, is_join: bool) -> Iterator[str]:
+    for member in group.members.values():
+        if member.join is None if is_join else not member.synced:
+            yield member.member_id
+    if is_join:
+        yield from group.pending
+
+
+def topic_end_facts(registry: Registry, turn: Turn) -> Iterator[TopicEndFacts | None]:
+    """Yield all topics by name, and None whenever *turn* is over."""
+    order = yield from in_order(registry.topics)
+    for topic in order:
+        count = registry.partition_count(topic)
+        if not count:
+            continue
+        end_sum = known = 0
+        told_ms = UNKNOWN
+        ends = iter(list(registry.ends_of(topic).values()))
+        while chunk := list(islice(ends, TURN_LOOKS)):
+            end_sum += sum(end.end_offset for end in chunk)
+            known += len(chunk)
+            oldest_ms = min(registry.ends_history.told_ms(topic, end) for end in chunk)
+            told_ms = oldest_ms if told_ms == UNKNOWN else min(told_ms, oldest_ms)
+            if turn.is_over_after(len(chunk)):
+                yield None
+        yield TopicEndFacts(topic, count, end_sum if known else UNKNOWN, told_ms)
+        if turn.is_over_after(1):
+            yield None
+
+
+def _seconds(ms: int) -> float:
+    return float(UNKNOWN) if ms == UNKNOWN else ms / 1000

@@ -11,24 +11,30 @@ Nothing keeps that sum up to date, as a commit would pay for it. Whoever asks ha
 may be long, so what goes over all groups is an iterator that pauses whenever its turn is over, and
 goes on when everybody else has had theirs. Groups may come and go meanwhile.
 
-Once a minute the sum of each group is noted, so that it can be said how it changes. Such samples
-are soft: they begin anew with every load.
+Once a minute the sum of each group is noted, so that it can be said how it changes, the lag of each
+of its partitions, and how far each partition reaches. Such samples are soft: they begin anew with
+every load.
 """
 
 import bisect
 import heapq
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from coordinator.group.core import Core
+from coordinator.group.core import Core, Now
 from coordinator.group.group import Group
 from coordinator.group.lag_samples import MINUTE_MS, UNKNOWN, LagSamples
+from coordinator.group.minutes import LagCurves
+from coordinator.group.records import StoredOffsets
+from coordinator.group.registry import Registry
 from protocol.errors import ErrorCode
 from protocol.messages import (
     DescribeLagResponse,
+    EndOffset,
     GroupSummary,
     PartitionLag,
+    PartitionOffset,
     SummarizeGroupsRequest,
     TopicLag,
 )
@@ -37,8 +43,13 @@ from protocol.partition import INT64_MAX, NO_OFFSET
 # Partitions that one turn looks at: half a millisecond. A group takes as long as ten of them.
 TURN_LOOKS: Final = 1_000
 GROUP_LOOKS: Final = 10
+# To find out how long a partition is behind takes as long as so many looks.
+BEHIND_LOOKS: Final = 3
 # Names that one turn puts in order.
 TURN_NAMES: Final = 1_000
+
+
+T = TypeVar("T", int, str)
 
 
 class Turn:
@@ -59,16 +70,32 @@ class Turn:
 
 
 class TotalLag(NamedTuple):
-    """The lag of a group: of how many partitions, of how many it is unknown, and of the others."""
+    """The lag of a group: of how many partitions, of how many it is unknown, and of the others.
+
+    Attributes:
+        behind_ms: That of the partition which is furthest behind in time, if it was asked for.
+    """
 
     partitions: int
     unknown: int
     lag: int
+    behind_ms: int
 
 
-def total_lag(core: Core, group: Group, turn: Turn) -> Generator[None, None, TotalLag]:
-    """Add up the lag of *group*; pauses whenever *turn* is over."""
+def total_lag(
+    core: Core, group: Group, turn: Turn, *, now_ms: int | None = None, minute: int | None = None
+) -> Generator[None, None, TotalLag]:
+    """Add up the lag of *group*; pauses whenever *turn* is over.
+
+    Args:
+        core: Whose group it is.
+        group: It may change, or go, while this pauses.
+        turn: How long to look without a pause.
+        now_ms: Look for how long it is behind in time, too.
+        minute: Note the lag of each partition as that of this minute.
+    """
     partitions = unknown = lag = 0
+    behind = Behind()
     for topic, stored in list(group.offsets.items()):
         ends = core.registry.ends_of(topic)
         committed = iter(list(stored.offsets.values()))
@@ -82,18 +109,88 @@ def total_lag(core: Core, group: Group, turn: Turn) -> Generator[None, None, Tot
             partitions += len(chunk)
             if turn.is_over_after(len(chunk)):
                 yield
+            if minute is not None:
+                _note_curves(stored, chunk, ends, minute)
+            if now_ms is not None:
+                yield from behind.look(core.registry, topic, chunk, now_ms, turn)
+    missing = yield from _count_uncommitted(group, turn)
+    partitions += missing
+    unknown += missing
+    known = partitions - unknown
+    lag = min(lag, INT64_MAX) if known else UNKNOWN
+    return TotalLag(partitions, unknown, lag, behind.ms if known else UNKNOWN)
+
+
+def _count_uncommitted(group: Group, turn: Turn) -> Generator[None, None, int]:
+    """Return how many partitions are owned of which nothing is committed."""
+    missing = 0
     for member in list(group.members.values()):
         owned = iter(member.owned or ())
         while named := list(islice(owned, TURN_LOOKS)):
-            missing = sum(
+            missing += sum(
                 partition not in group.offsets.get(topic, ()) for topic, partition in named
             )
-            partitions += missing
-            unknown += missing
             if turn.is_over_after(len(named)):
                 yield
-    known = partitions - unknown
-    return TotalLag(partitions, unknown, min(lag, INT64_MAX) if known else UNKNOWN)
+    return missing
+
+
+class Behind:
+    """How long some partitions are behind: as long as the one that is furthest."""
+
+    __slots__ = ("_any_unknown", "_ms")
+
+    def __init__(self) -> None:
+        self._ms = 0
+        self._any_unknown = False
+
+    @property
+    def ms(self) -> int:
+        """The result; `UNKNOWN` if none that lags is known."""
+        return UNKNOWN if self._any_unknown and not self._ms else self._ms
+
+    def note(self, ms: int) -> None:
+        """Take one more partition into account."""
+        if ms > self._ms:
+            self._ms = ms
+        elif ms == UNKNOWN:
+            self._any_unknown = True
+
+    def look(
+        self,
+        registry: Registry,
+        topic: str,
+        committed: Iterable[PartitionOffset],
+        now_ms: int,
+        turn: Turn,
+    ) -> Iterator[None]:
+        """Take partitions of *topic* into account; pauses whenever *turn* is over."""
+        ends, behind_ms = registry.ends_of(topic), registry.ends_history.behind_ms
+        for one in committed:
+            end = ends.get(one.partition)
+            if end is not None and end.end_offset > one.offset:
+                self.note(behind_ms(topic, end, one.offset, now_ms))
+                if turn.is_over_after(BEHIND_LOOKS):
+                    yield
+
+
+def _note_curves(
+    stored: StoredOffsets,
+    committed: Iterable[PartitionOffset],
+    ends: Mapping[int, EndOffset],
+    minute: int,
+) -> None:
+    lags = [
+        (one.partition, max(end.end_offset - one.offset, 0))
+        for one in committed
+        if (end := ends.get(one.partition)) is not None
+    ]
+    if lags:
+        if stored.curves is None:
+            stored.curves = LagCurves()
+        stored.curves.put(minute, lags)
+    elif stored.curves is not None and stored.curves.is_over(minute):
+        stored.curves = None
 
 
 def sample_lags(core: Core, minute: int, turn: Turn) -> Iterator[None]:
@@ -102,7 +199,7 @@ def sample_lags(core: Core, minute: int, turn: Turn) -> Iterator[None]:
         group = core.groups.get(group_id)
         if group is None:
             continue
-        total = yield from total_lag(core, group, turn)
+        total = yield from total_lag(core, group, turn, minute=minute)
         samples = group.lag_samples
         if total.lag != UNKNOWN:
             if samples is None:
@@ -111,6 +208,19 @@ def sample_lags(core: Core, minute: int, turn: Turn) -> Iterator[None]:
         elif samples is not None and samples.is_over(minute):
             group.lag_samples = None
         if turn.is_over_after(GROUP_LOOKS):
+            yield
+
+
+def sample_ends(registry: Registry, minute: int, now: Now, turn: Turn) -> Iterator[None]:
+    """Note how far each topic reaches as *minute* begins; pauses whenever *turn* is over."""
+    for topic in list(registry.ends):
+        ends = iter(list(registry.ends_of(topic).values()))
+        while chunk := list(islice(ends, TURN_LOOKS)):
+            if registry.partition_count(topic):  # It may have gone meanwhile.
+                registry.ends_history.sample(topic, chunk, minute, *now)
+            if turn.is_over_after(len(chunk)):
+                yield
+        if turn.is_over_after(1):
             yield
 
 
@@ -140,7 +250,7 @@ class Summaries:
         states = frozenset(state.lower() for state in request.states)
         order = self._group_ids if group_id else None
         if order is None:
-            order = yield from _in_order(self._core.groups)
+            order = yield from in_order(self._core.groups)
             self._group_ids = order
         for at in range(bisect.bisect_right(order, group_id), len(order)):
             group = self._core.groups.get(order[at])
@@ -157,10 +267,10 @@ class Summaries:
         return pattern is None or self._core.registry.matches(pattern, group.group_id)
 
 
-def _in_order(names: Collection[str]) -> Generator[None, None, list[str]]:
+def in_order(names: Collection[T]) -> Generator[None, None, list[T]]:
     """Return *names* sorted; pauses in between."""
     unsorted = iter(list(names))
-    runs: list[list[str]] = []
+    runs: list[list[T]] = []
     while run := sorted(islice(unsorted, TURN_NAMES)):
         runs.append(run)
         if len(runs) > 1:
@@ -168,7 +278,7 @@ def _in_order(names: Collection[str]) -> Generator[None, None, list[str]]:
     if len(runs) <= 1:
         return runs[0] if runs else []
     merged = heapq.merge(*runs)
-    order: list[str] = []
+    order: list[T] = []
     while part := list(islice(merged, TURN_NAMES)):
         order += part
         yield

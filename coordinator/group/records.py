@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, msgpack, structs
 
+from coordinator.group.minutes import LagCurves
 from protocol.messages import LateMember, PartitionOffset, Rebalance
 
 NO_EXPIRY: Final = -1
@@ -39,12 +40,14 @@ class StoredOffsets:
 
     Attributes:
         offsets: By partition; nobody but `put` and `remove` changes them.
+        curves: Soft: how far the group was behind, None if that was never known.
     """
 
-    __slots__ = ("_committed_ms", "_expire_ms", "_times", "offsets")
+    __slots__ = ("_committed_ms", "_expire_ms", "_times", "curves", "offsets")
 
     def __init__(self) -> None:
         self.offsets: Offsets = {}
+        self.curves: LagCurves | None = None
         # When the latest commit was that named all partitions that have an offset, and by partition
         # the times of those that came later.
         self._committed_ms = 0

@@ -16,6 +16,7 @@ import msgpack
 import re2
 from msgspec import structs
 
+from coordinator.group.ends_history import EndsHistory
 from coordinator.group.records import (
     GROUP_DELETED,
     EntryFields,
@@ -204,6 +205,7 @@ class Registry:
         # Deletions up to this version may be missing in the changes.
         self._complete_since = 0
         self._kept: dict[str, _Matches] = {}  # By pattern, the one used last at the end.
+        self.ends_history = EndsHistory()
 
     def replay(self, record: TopicRecord) -> TopicChange | None:
         """Apply one record; return what it means for groups, None if nothing. It can't fail."""
@@ -219,6 +221,7 @@ class Registry:
         elif type(record) is TopicForgotten:
             self.topics.pop(record.topic, None)
             self.ends.pop(record.topic, None)
+            self.ends_history.forget(record.topic)
             self._names = None
         return None
 

@@ -7,11 +7,13 @@ forgotten (`forget`).
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
 from msgspec import structs
 
+from coordinator.group import facts, lag
 from coordinator.group.core import Caller, Event, Now, Outcome, Reply
 from coordinator.group.registry import (
     EndReported,
@@ -65,10 +67,17 @@ _Refusal = tuple[ErrorCode, str]
 
 
 class RegistryShard:
-    """The same shape as `GroupShard` for whoever runs it: `replay`, `loaded`, then the rest."""
+    """The same shape as `GroupShard` for whoever runs it: `replay`, `loaded`, then the rest.
+
+    Attributes:
+        sample_ends: See `lag.sample_ends`.
+        topic_facts: See `facts.topic_end_facts`.
+    """
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
+        self.sample_ends = partial(lag.sample_ends, registry)
+        self.topic_facts = partial(facts.topic_end_facts, registry)
         self.storage_full = False
         self._changes: list[TopicChange] = []
         self._end_offset = 0
@@ -266,6 +275,7 @@ class RegistryShard:
         self, request: ReportEndOffsetsRequest, outcome: Outcome, now: Now
     ) -> ReportEndOffsetsResponse:
         registry = self.registry
+        history = registry.ends_history
         results = []
         for ends in request.topics:
             topic = ends.topic
@@ -277,12 +287,14 @@ class RegistryShard:
                 before = registry.end_offset(topic, partition)
                 if partition >= count:
                     error = _UNKNOWN_TOPIC
-                elif before is None or before.end_offset != end_offset:
-                    if self.storage_full:
-                        error = _FULL
-                    else:
-                        record = EndReported(topic, partition, end_offset, now.wall_ms)
-                        self._emit(outcome, record)
+                elif before is not None and before.end_offset == end_offset:
+                    history.told(topic, before, before, *now)
+                elif self.storage_full:
+                    error = _FULL
+                else:
+                    record = EndReported(topic, partition, end_offset, now.wall_ms)
+                    self._emit(outcome, record)
+                    history.told(topic, registry.ends[topic][partition], before, *now)
                 checked.append(PartitionResult(partition, error))
             results.append(TopicResult(topic, tuple(checked)))
         return ReportEndOffsetsResponse(_OK, tuple(results))

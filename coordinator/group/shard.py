@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from coordinator.group import admin, commits, lag, membership
+from coordinator.group import admin, commits, facts, lag, membership
 from coordinator.group.core import (
     Caller,
     Core,
@@ -81,6 +81,8 @@ class GroupShard:
         fetch_offsets: See `commits.fetch`.
         summaries: See `lag.Summaries.after`.
         sample_lags: See `lag.sample_lags`.
+        facts: See `facts`; likewise ``facts_of``, ``topic_facts``, ``partition_facts``,
+            ``member_facts``, ``running``, ``curve`` and ``group_curve``.
     """
 
     def __init__(
@@ -102,6 +104,14 @@ class GroupShard:
         self.fetch_offsets = partial(commits.fetch, core)
         self.summaries = self._summaries.after
         self.sample_lags = partial(lag.sample_lags, core)
+        self.facts = partial(facts.facts, core)
+        self.facts_of = partial(facts.facts_of, core)
+        self.topic_facts = partial(facts.topic_facts, core)
+        self.partition_facts = partial(facts.partition_facts, core)
+        self.member_facts = partial(facts.member_facts, core)
+        self.running = partial(facts.running, core)
+        self.curve = partial(facts.curve, core)
+        self.group_curve = partial(facts.group_curve, core)
         # Bound once: this lookup is on the path of every request.
         self._handlers: dict[type, _Handler] = {
             OffsetCommitRequest: partial(commits.commit, core),

@@ -143,7 +143,10 @@ class Node:
             journal, environment, max_response_bytes=group_config.max_response_bytes
         )
         self.group_lags = GroupLags(
-            self.shards, environment.now, max_response_bytes=group_config.max_response_bytes
+            self.registry,
+            self.shards,
+            environment.now,
+            max_response_bytes=group_config.max_response_bytes,
         )
         self._compactor = Compactor(
             journal,

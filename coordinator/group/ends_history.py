@@ -1,0 +1,175 @@
+"""How far partitions reached in each of the last minutes: what a lag in seconds is read off.
+
+Theory of operation
+===================
+
+No record is ever seen here, but whoever reads a topic says how far it reaches. The end of each
+partition is kept as it was when each of the last 60 minutes began, beside when the end of the
+moment was reported. That is a curve that never falls. It passed a committed offset at some
+time: there the record lies that is to be read next, and so long the group is behind. Between two
+points the curve is a straight line. What was sampled between two reports is put on the line
+between those, once the second one comes.
+
+Before the first minute there is one point more: what the end was before the first report that
+changed it. After a load that is the last one in the log. So two reports are enough.
+
+Who has committed less than the oldest point is behind for at least as long as that is old. An end
+that goes back is that of another topic with the same name: its past is forgotten.
+
+All times are monotonic, so a clock that is set moves no lag; but the time of the day is kept of
+when an end was last told at all. The log has that of the last change only, as nothing is logged for
+an end that stays.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Final
+
+from coordinator.group.lag_samples import MINUTE_MS, SAMPLES_KEPT, UNKNOWN
+from coordinator.group.minutes import Block, Minutes
+from protocol.messages import EndOffset
+
+# Behind the minutes of a column.
+_CHANGED: Final = SAMPLES_KEPT  # When the end of the moment was first told.
+_TOLD: Final = SAMPLES_KEPT + 1  # When it was last told, by the clock of the day.
+_FIRST_MS: Final = SAMPLES_KEPT + 2
+_FIRST_END: Final = SAMPLES_KEPT + 3
+
+
+class _Ends(Minutes):
+    COLUMN = array("q", [UNKNOWN]) * (SAMPLES_KEPT + 4)
+    CARRIES = True
+
+    __slots__ = ()
+
+
+class EndsHistory:
+    """The ends of all topics. Soft: it begins anew with every load."""
+
+    __slots__ = ("_topics",)
+
+    def __init__(self) -> None:
+        self._topics: dict[str, _Ends] = {}
+
+    def forget(self, topic: str) -> None:
+        """Forget a topic."""
+        self._topics.pop(topic, None)
+
+    def told(
+        self, topic: str, end: EndOffset, before: EndOffset | None, mono_ms: int, wall_ms: int
+    ) -> None:
+        """Note that *end* was told now, and *before* (it may be the same) the time before."""
+        ends = self._of(topic)
+        block, at = ends.find(end.partition) or _make(ends, before or end, mono_ms, wall_ms)
+        cells = block.cells
+        cells[at + _TOLD] = wall_ms
+        if before is None or before.end_offset == end.end_offset:
+            return
+        if end.end_offset < before.end_offset:
+            cells[at : at + SAMPLES_KEPT] = _NO_SAMPLES
+            cells[at + _FIRST_END] = UNKNOWN
+        else:
+            if cells[at + _FIRST_END] == UNKNOWN:
+                cells[at + _FIRST_MS] = cells[at + _CHANGED]
+                cells[at + _FIRST_END] = before.end_offset
+            _straighten(block, at, before.end_offset, end.end_offset, mono_ms)
+        cells[at + _CHANGED] = mono_ms
+
+    def sample(
+        self, topic: str, ends: Iterable[EndOffset], minute: int, mono_ms: int, wall_ms: int
+    ) -> None:
+        """Note *ends* of a topic as they are when *minute* begins, which is about now."""
+        kept = self._of(topic)
+        for end in ends:
+            if kept.find(end.partition) is None:
+                _make(kept, end, mono_ms, wall_ms)
+        kept.put(minute, [(end.partition, end.end_offset) for end in ends])
+
+    def _of(self, topic: str) -> _Ends:
+        found = self._topics.get(topic)
+        if found is None:
+            found = self._topics[topic] = _Ends()
+        return found
+
+    def told_ms(self, topic: str, end: EndOffset) -> int:
+        """Return when *end* was last told, by the clock of the day."""
+        ends = self._topics.get(topic)
+        found = None if ends is None else ends.find(end.partition)
+        if found is None:
+            return end.reported_ms
+        block, at = found
+        cells: array[int] = block.cells
+        return max(end.reported_ms, cells[at + _TOLD])
+
+    def behind_ms(self, topic: str, end: EndOffset, committed: int, now_ms: int) -> int:
+        """Return how long ago *topic* passed a committed offset, `UNKNOWN` if that isn't known.
+
+        It is 0 if nothing is left to do; *end* is that of the moment.
+        """
+        if committed >= end.end_offset:
+            return 0
+        ends = self._topics.get(topic)
+        found = None if ends is None else ends.find(end.partition)
+        if found is None:
+            return UNKNOWN
+        passed_ms = _passed_ms(*found, committed, end.end_offset, now_ms)
+        return UNKNOWN if passed_ms is None else max(now_ms - passed_ms, 0)
+
+
+_NO_SAMPLES: Final = _Ends.COLUMN[:SAMPLES_KEPT]
+
+
+def _make(ends: _Ends, end: EndOffset, mono_ms: int, wall_ms: int) -> tuple[Block, int]:
+    """Make the column of a partition of which *end* is the latest that was told."""
+    block, at = ends.make(end.partition, mono_ms // MINUTE_MS)
+    block.cells[at + _CHANGED] = mono_ms - max(wall_ms - end.reported_ms, 0)
+    return block, at
+
+
+def _straighten(block: Block, at: int, before: int, end: int, now_ms: int) -> None:
+    """Put the newest sample, if it was taken between two reports, on the line between them.
+
+    Who reports ends once a minute would else be up to a minute late. But a topic that stood still
+    for longer did stand still: its reporter tells of changes only.
+    """
+    cells: array[int] = block.cells
+    sampled_ms, changed_ms = block.minute * MINUTE_MS, cells[at + _CHANGED]
+    slot = at + block.minute % SAMPLES_KEPT
+    if 0 < sampled_ms - changed_ms <= MINUTE_MS and sampled_ms <= now_ms and cells[slot] == before:
+        more = (end - before) * (sampled_ms - changed_ms) // (now_ms - changed_ms)
+        cells[slot] = before + more
+
+
+def _passed_ms(block: Block, at: int, committed: int, end: int, now_ms: int) -> int | None:
+    """Return when the column at *at* passed *committed*, which is below *end*."""
+    cells: array[int] = block.cells
+    newest_ms = block.minute * MINUTE_MS
+    slot = block.minute % SAMPLES_KEPT
+    # How many minutes, from the oldest, were not above it. Those that aren't known come first,
+    # and are below everything. The ring is two ascending runs.
+    turn = at + slot + 1
+    if cells[at] <= committed:
+        below = bisect_right(cells, committed, at, turn) - at + SAMPLES_KEPT - 1 - slot
+    else:
+        below = bisect_right(cells, committed, turn, at + SAMPLES_KEPT) - turn
+    changed_ms = cells[at + _CHANGED]
+    # The first point above it.
+    if below == SAMPLES_KEPT:
+        after, after_ms = end, changed_ms
+    else:
+        after = cells[at + (turn - at + below) % SAMPLES_KEPT]
+        after_ms = newest_ms - (SAMPLES_KEPT - 1 - below) * MINUTE_MS
+        if after == end:
+            after_ms = min(after_ms, changed_ms)
+    # The last that isn't.
+    before = cells[at + (slot + below) % SAMPLES_KEPT] if below else UNKNOWN
+    before_ms = newest_ms - (SAMPLES_KEPT - below) * MINUTE_MS
+    if before == UNKNOWN:
+        if not below or cells[at + _FIRST_END] == UNKNOWN:
+            return after_ms if below < SAMPLES_KEPT else None
+        before, before_ms = cells[at + _FIRST_END], cells[at + _FIRST_MS]
+        if before > committed:
+            return before_ms
+    after_ms = min(max(after_ms, before_ms), now_ms)
+    return before_ms + (after_ms - before_ms) * (committed - before) // (after - before)

@@ -1,0 +1,207 @@
+"""A lag in seconds, read off the curve of ends."""
+
+from itertools import pairwise
+
+from hypothesis import given, strategies as st
+
+from coordinator.group.ends_history import EndsHistory
+from coordinator.group.lag_samples import MINUTE_MS, SAMPLES_KEPT, UNKNOWN
+from protocol.messages import EndOffset
+
+# By which the clock of the day is ahead of the other.
+WALL_MS = 1_700_000_000_000
+
+
+class Curve:
+    """The history of some partitions, told of and sampled as a node does it."""
+
+    def __init__(self, mono_ms: int = 1_000 * MINUTE_MS) -> None:
+        self.history = EndsHistory()
+        self.mono_ms = mono_ms
+        self.ends: dict[int, EndOffset] = {}
+
+    def report(self, end_offset: int, partition: int = 0) -> None:
+        """Tell of an end, as a client does."""
+        before = self.ends.get(partition)
+        wall_ms = self.mono_ms + WALL_MS
+        if before is None or before.end_offset != end_offset:
+            self.ends[partition] = EndOffset(partition, end_offset, wall_ms)
+        self.history.told("t", self.ends[partition], before, self.mono_ms, wall_ms)
+
+    def advance(self, by_ms: int) -> None:
+        """Let time pass, and take the samples that are due."""
+        until_ms = self.mono_ms + by_ms
+        while (due_ms := (self.mono_ms // MINUTE_MS + 1) * MINUTE_MS) <= until_ms:
+            self.mono_ms = due_ms
+            ends = list(self.ends.values())
+            self.history.sample("t", ends, due_ms // MINUTE_MS, due_ms, due_ms + WALL_MS)
+        self.mono_ms = until_ms
+
+    def restart(self) -> None:
+        """Forget what is soft."""
+        self.history = EndsHistory()
+
+    def behind_ms(self, committed: int, partition: int = 0) -> int:
+        """Return how long one partition is behind."""
+        return self.history.behind_ms("t", self.ends[partition], committed, self.mono_ms)
+
+
+def test_a_steady_topic_is_read_off_exactly() -> None:
+    """Ten records a second: who has not read the last thousand is 100 seconds behind."""
+    curve = Curve()
+    for second in range(2 * 60 * 60):
+        curve.report(10 * second)
+        curve.advance(1_000)
+    end = 10 * (2 * 60 * 60 - 1)
+
+    assert curve.behind_ms(end) == 0
+    assert curve.behind_ms(end + 5) == 0
+    assert curve.behind_ms(end - 10) == 2_000
+    assert curve.behind_ms(end - 1_000) == 101_000
+    assert curve.behind_ms(end - 30_000) == 3_001_000
+
+
+def test_two_reports_are_enough() -> None:
+    """Nobody waits for a minute to begin to see the first seconds."""
+    curve = Curve()
+    curve.report(100)
+
+    assert curve.behind_ms(100) == 0
+    assert curve.behind_ms(99) == UNKNOWN
+
+    curve.advance(10_000)
+    curve.report(200)
+
+    assert [curve.behind_ms(c) for c in (200, 175, 150, 100, 0)] == [
+        0,
+        2_500,
+        5_000,
+        10_000,
+        10_000,
+    ]
+
+
+def test_what_stood_in_the_log_before_a_restart_is_a_point() -> None:
+    """Else every deployment would hide for a minute who is behind."""
+    curve = Curve()
+    curve.report(100)
+    curve.restart()
+
+    assert curve.behind_ms(99) == UNKNOWN
+
+    curve.advance(10_000)
+    curve.report(200)
+
+    assert curve.behind_ms(150) == 5_000
+
+
+def test_a_topic_that_stands_still_keeps_the_time_of_its_last_record() -> None:
+    """The record that is left waits as long as nothing follows it."""
+    curve = Curve()
+    curve.report(0)
+    curve.advance(30_000)
+    curve.report(10)
+    curve.advance(20 * MINUTE_MS)
+    curve.report(10)
+
+    assert curve.behind_ms(9) == 20 * MINUTE_MS + 3_000
+    assert curve.history.told_ms("t", curve.ends[0]) == curve.mono_ms + WALL_MS
+
+    curve.advance(5 * SAMPLES_KEPT * MINUTE_MS)
+
+    assert curve.behind_ms(9) == (5 * SAMPLES_KEPT + 20) * MINUTE_MS
+
+
+def test_who_is_behind_by_more_than_is_kept_is_so_at_least() -> None:
+    """A lower bound that rises by a second each second is what an alert needs."""
+    curve = Curve()
+    for minute in range(3 * SAMPLES_KEPT):
+        curve.report(minute)
+        curve.advance(MINUTE_MS)
+    curve.advance(15_000)
+
+    assert curve.behind_ms(0) == (SAMPLES_KEPT - 1) * MINUTE_MS + 15_000
+
+
+def test_a_topic_that_was_made_anew_has_no_past() -> None:
+    """Offsets of another topic say nothing about this one."""
+    curve = Curve()
+    for minute in range(5):
+        curve.report(100 * minute)
+        curve.advance(MINUTE_MS)
+    curve.report(3)
+
+    assert curve.behind_ms(1) == UNKNOWN
+
+    curve.advance(10_000)
+    curve.report(13)
+
+    assert curve.behind_ms(8) == 5_000
+
+    curve.history.forget("t")
+
+    assert curve.behind_ms(8) == UNKNOWN
+
+
+def test_partitions_have_columns_of_their_own_whatever_their_numbers_are() -> None:
+    """Most topics have the first few; one of a host has some in between."""
+    curve = Curve()
+    partitions = [0, 1, 127, 128, 5_000, 99_999]
+    for step in range(3):
+        for factor, partition in enumerate(partitions[: 2 * step + 2], 1):
+            curve.report(step * factor * 60, partition)
+        curve.advance(MINUTE_MS)
+
+    for factor, partition in enumerate(partitions[:4], 1):
+        newest = 2 * factor * 60
+        assert curve.behind_ms(newest - factor, partition) == 61_000
+    assert curve.behind_ms(1, 99_999) == MINUTE_MS
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3 * MINUTE_MS), st.integers(0, 50)), max_size=60),
+    st.integers(0, 70 * MINUTE_MS),
+)
+def test_who_has_read_more_is_never_further_behind(
+    steps: list[tuple[int, int]], later_ms: int
+) -> None:
+    """And nobody is behind by more than there is a past, or by less than since the last change."""
+    curve = Curve()
+    start_ms = curve.mono_ms
+    end = 0
+    curve.report(end)
+    for wait_ms, more in steps:
+        curve.advance(wait_ms)
+        end += more
+        curve.report(end)
+    changed_ms = curve.ends[0].reported_ms - WALL_MS
+    curve.advance(later_ms)
+    behind = [curve.behind_ms(committed) for committed in range(end + 2)]
+
+    assert all(a >= b for a, b in pairwise(behind))
+    assert behind[-2:] == [0, 0]
+    assert all(
+        one == UNKNOWN or curve.mono_ms - changed_ms <= one <= curve.mono_ms - start_ms
+        for one in behind[:end]
+    )
+
+
+@given(
+    st.integers(1, 1_000),
+    st.lists(st.integers(1, MINUTE_MS), min_size=1, max_size=80),
+    st.integers(0, 10**9),
+)
+def test_a_straight_line_is_exact_whenever_it_was_reported(
+    rate: int, waits_ms: list[int], back: int
+) -> None:
+    """What is between two points is guessed by a line: on a line that is no guess."""
+    curve = Curve()
+    start_ms = curve.mono_ms
+    curve.report(0)
+    for wait_ms in waits_ms:
+        curve.advance(wait_ms)
+        curve.report((curve.mono_ms - start_ms) * rate)
+    committed = max(curve.ends[0].end_offset - back, 0)
+    exact_ms = min(back // rate, curve.mono_ms - start_ms)
+    if exact_ms < (SAMPLES_KEPT - 1) * MINUTE_MS:
+        assert abs(curve.behind_ms(committed) - exact_ms) <= 1
