@@ -47,7 +47,9 @@ class Pace:
 
     async def pause(self) -> None:
         """Return when the next piece may begin; call it after each half a millisecond."""
-        self._worked_s += min(self._clock_s() - self._since_s, PIECE_MAX_S)
+        now_s = self._clock_s()
+        self._worked_s += min(now_s - self._since_s, PIECE_MAX_S)
+        self._since_s = now_s
         async with self._turnstile:
             worked_s, self._worked_s = self._worked_s, 0.0
             seen, self._seen = self._seen, self._requests()

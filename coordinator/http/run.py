@@ -9,9 +9,10 @@ import structlog
 import trio
 
 from coordinator.config import Address, Settings
+from coordinator.http import health
 from coordinator.http.connection import Warn
 from coordinator.http.pace import Pace
-from coordinator.http.routes import Answer, HttpRequest, Route
+from coordinator.http.routes import Route
 from coordinator.http.server import HttpSessions
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.node import Node
@@ -49,20 +50,16 @@ def start_http(
 
 def _routes(
     settings: Settings,  # noqa: ARG001 - for the rooms to come
-    node: Node,  # noqa: ARG001
+    node: Node,
     dispatcher: Dispatcher,  # noqa: ARG001
     environment: Environment,  # noqa: ARG001
     pace: Pace,  # noqa: ARG001
 ) -> list[Route]:
     """Return everything that is answered."""
     return [
-        # Here come the routes of metrics, api, events, page and health, each with a star.
-        Route("/livez", _alive, is_quick=True),
+        # Here come the routes of metrics, api, events and page, each with a star.
+        *health.routes(node),
     ]
-
-
-async def _alive(_request: HttpRequest) -> Answer:
-    return Answer(content_type="text/plain; charset=utf-8", body=(b"ok\n",))
 
 
 def _allowed_hosts(settings: Settings) -> Collection[str]:

@@ -1,0 +1,498 @@
+"""Peers that are slow, many, odd, or gone."""
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, strategies as st
+
+from coordinator.http.routes import Answer, EventStream, HttpRequest, Refused, Route, Streaming
+from coordinator.http.server import UNDER_WAY_MAX, WAITING_MAX
+from tests.fakes.transport import MemoryTransport
+from tests.http.listener import Listener, get, listener, replies, text
+
+LONG = b"x" * 1_000_000
+
+
+async def settle() -> None:
+    """Let everybody who can do something do it."""
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_a_request_may_come_byte_by_byte(autojump_clock: object) -> None:
+    """The network cuts where it likes."""
+    async with listener(text("/x", b"whole")) as here:
+        peer = here.connect()
+        for byte in get("/x") * 2:
+            peer.put(bytes([byte]))
+            await settle()
+
+        assert [b"whole", b"whole"] == [reply.body for reply in replies(peer)]
+
+
+async def test_a_head_gets_the_headers_of_a_get_alone(autojump_clock: object) -> None:
+    """The length, too: a monitor may ask for nothing else."""
+    async with listener(text("/x", b"body")) as here:
+        [reply] = await here.ask(get("/x", method="HEAD"), method="HEAD")
+
+    assert (200, b"", "4") == (reply.status, reply.body, reply.headers["content-length"])
+
+
+async def test_what_the_peer_has_is_not_sent_and_the_connection_goes_on(
+    autojump_clock: object,
+) -> None:
+    """A page that asks every second gets a few bytes."""
+    async with listener(text("/x", b"body", etag='"v1"')) as here:
+        known, changed = await here.ask(
+            get("/x", 'If-None-Match: "v1"'), get("/x", 'If-None-Match: "v0"')
+        )
+
+    assert (304, b"", '"v1"') == (known.status, known.body, known.headers["etag"])
+    assert "content-length" not in known.headers
+    assert (200, b"body") == (changed.status, changed.body)
+
+
+@pytest.mark.parametrize(
+    "request_bytes", [get("/x", version="1.0"), get("/x", "Connection: close")]
+)
+async def test_the_connection_closes_when_the_peer_wants_it(
+    autojump_clock: object, request_bytes: bytes
+) -> None:
+    """HTTP/1.0 does always."""
+    async with listener(text("/x", b"body")) as here:
+        peer = here.connect()
+        peer.put(request_bytes)
+        await settle()
+
+        assert peer.closed
+        assert b"body" == replies(peer)[0].body
+
+
+async def test_a_peer_that_sends_no_more_still_gets_its_answer(autojump_clock: object) -> None:
+    """`printf … | nc` ends its side at once."""
+    async with listener(text("/x", b"body")) as here:
+        peer = here.connect()
+        peer.put(get("/x"))
+        peer.end()
+        await settle()
+
+        assert peer.closed
+        assert b"body" == replies(peer)[0].body
+
+
+async def test_an_offer_to_speak_http_2_is_passed_over(autojump_clock: object) -> None:
+    """Curl makes it, and goes on in HTTP/1.1 if nobody takes it."""
+    upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+    async with listener(text("/x", b"body")) as here:
+        first, second = await here.ask(get("/x", *upgrade), get("/x"))
+
+    assert (b"body", b"body") == (first.body, second.body)
+
+
+@pytest.mark.parametrize(
+    ("sent", "after_s", "reason"),
+    [
+        (b"", 10, "it is idle"),
+        (b"GET / HTTP/1.1\r\nHost: loc", 10, "it stopped in the middle of a request"),
+        (get("/x"), 600, "it is idle"),
+    ],
+)
+async def test_a_silent_peer_is_closed_after_its_time(
+    autojump_clock: object, sent: bytes, after_s: float, reason: str
+) -> None:
+    """By the same settings as a client of the native listener."""
+    async with listener(text("/x", b"body")) as here:
+        peer = here.connect()
+        peer.put(sent)
+        await trio.sleep(after_s - 1)
+        assert not peer.closed
+        await trio.sleep(3)
+
+        assert peer.closed
+        assert [("connection.closed", reason)] == here.warned
+
+
+async def test_dripping_a_head_wins_no_time(autojump_clock: object) -> None:
+    """A slow loris holds its connection for ten seconds, and no longer."""
+    async with listener(text("/x", b"body")) as here:
+        peer = here.connect()
+        for byte in get("/x", "X: " + "x" * 100):
+            peer.put(bytes([byte]))
+            await trio.sleep(1)
+            if peer.closed:
+                break
+
+        assert 10 <= trio.current_time() <= 13
+        assert [("connection.closed", "it stopped in the middle of a request")] == here.warned
+
+
+async def test_a_long_answer_leaves_as_the_peer_takes_it(autojump_clock: object) -> None:
+    """Its parts are sent in their order, and nothing twice."""
+    parts = [bytes([n]) * 70_000 for n in range(10)]
+    async with listener(text("/x", *parts)) as here:
+        peer = here.connect()
+        peer.give_room(1)
+        peer.put(get("/x") + get("/nothing"))
+        await settle()
+        for room in (7, 100_000, 65_536, 1, 65_535, 300_000):
+            peer.give_room(room)
+            await settle()
+        assert len(peer.received) == 1 + 7 + 100_000 + 65_536 + 1 + 65_535 + 300_000
+        peer.give_room(None)
+        await settle()
+        whole, missing = replies(peer)
+
+    assert b"".join(parts) == whole.body
+    assert 404 == missing.status
+
+
+async def test_a_peer_that_takes_nothing_is_cut_off(autojump_clock: object) -> None:
+    """It holds an answer in memory as long as it stays."""
+    async with listener(text("/x", LONG)) as here:
+        peer = here.connect()
+        peer.give_room(1000)
+        peer.put(get("/x"))
+        await trio.sleep(8)
+        assert not peer.closed
+        await trio.sleep(4)
+
+        assert peer.closed
+        assert [("connection.closed", "it takes no answers")] == here.warned
+
+
+async def test_a_peer_that_takes_next_to_nothing_is_cut_off(autojump_clock: object) -> None:
+    """A byte every second would hold the answer for days."""
+    async with listener(text("/x", LONG)) as here:
+        peer = here.connect()
+        peer.give_room(1000)
+        peer.put(get("/x"))
+        while not peer.closed:
+            await trio.sleep(1)
+            peer.give_room(1)
+
+        assert 10 + 1_000_000 / 65_536 - 1 <= trio.current_time() <= 10 + 1_000_000 / 65_536 + 3
+        assert [("connection.closed", "it takes its answer too slowly")] == here.warned
+
+
+async def test_who_holds_an_answer_longest_makes_room(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many that never read must not fill the memory, nor keep Prometheus from its scrape."""
+    monkeypatch.setattr("coordinator.http.server.UNSENT_BYTES_MAX", 3_500_000)
+    async with listener(text("/x", LONG)) as here:
+        readers = [here.connect() for _ in range(5)]
+        for peer in readers:
+            peer.give_room(1000)
+            peer.put(get("/x"))
+            await settle()
+
+        assert [True, True, False, False, False] == [peer.closed for peer in readers]
+        readers[4].give_room(None)
+        await settle()
+        assert LONG == replies(readers[4])[0].body
+
+
+async def test_a_peer_that_breaks_off_is_forgotten(autojump_clock: object) -> None:
+    """Before, in the middle of, and behind a request."""
+    async with listener(text("/x", LONG)) as here:
+        peers = [here.connect() for _ in range(4)]
+        peers[1].put(get("/x")[:20])
+        peers[2].put(get("/x"))
+        peers[3].give_room(100)
+        peers[3].put(get("/x"))
+        await settle()
+        for peer in peers:
+            peer.reset()
+        await settle()
+
+        assert all(peer.closed for peer in peers)
+        assert [] == list(here.sessions)
+        assert 0 == here.environment.metrics["http_connections"]()
+
+
+async def test_one_connection_too_many_is_closed_at_once(autojump_clock: object) -> None:
+    """A thousand fit, and each is answered."""
+    async with listener(text("/x", b"body"), settings=["http.max.connections=1000"]) as here:
+        peers: list[MemoryTransport] = []
+        for _ in range(1000):
+            peers.append(here.connect())
+            await settle()
+        extra = here.connect()
+        await settle()
+        assert extra.closed
+        assert [("connection.refused", "http.max.connections")] == here.warned
+        for peer in peers:
+            peer.put(get("/x"))
+            await settle()
+
+        assert {b"body"} == {replies(peer)[0].body for peer in peers}
+
+
+async def test_the_rest_of_a_refused_body_is_dropped(autojump_clock: object) -> None:
+    """Closing at once would have the system throw away the answer that says why."""
+    async with listener(text("/x", b"never")) as here:
+        peer = here.connect()
+        peer.put(get("/x", "Content-Length: 100000"))
+        await settle()
+        assert 413 == replies(peer)[0].status
+        peer.put(b"b" * 100_000)
+        await settle()
+        assert (0, False, b"") == (peer.unread_bytes, peer.closed, bytes(peer.received))
+        peer.end()
+        await settle()
+
+        assert peer.closed
+
+
+async def test_a_refused_peer_that_goes_on_is_closed(autojump_clock: object) -> None:
+    """Neither time nor bytes without end."""
+    async with listener() as here:
+        silent, endless = here.connect(), here.connect()
+        for peer in (silent, endless):
+            peer.put(b"nonsense\r\n\r\n")
+        await settle()
+        endless.put(b"b" * 2_000_000)
+        await settle()
+        assert endless.closed
+        await trio.sleep(4)
+
+        assert silent.closed
+
+
+# --- handlers -------------------------------------------------------------------------------
+
+
+def waiting(here: dict[str, trio.Event]) -> Route:
+    """Return a route that answers a name when its event is set."""
+
+    async def handler(request: HttpRequest) -> Answer:
+        name = request.names["name"]
+        await here.setdefault(name, trio.Event()).wait()
+        return Answer(body=(name.encode(),))
+
+    return Route("/wait/{name}", handler)
+
+
+async def test_only_so_many_are_under_way_and_so_many_wait(autojump_clock: object) -> None:
+    """What is too much is told so at once, and health goes beside them."""
+    events: dict[str, trio.Event] = {}
+    async with listener(waiting(events), text("/livez", b"ok", quick=True)) as here:
+        peers: list[MemoryTransport] = []
+        for n in range(UNDER_WAY_MAX + WAITING_MAX):
+            peers.append(here.connect())
+            peers[n].put(get(f"/wait/{n}"))
+            await settle()
+        [shed] = await here.ask(get("/wait/more"))
+        [alive] = await here.ask(get("/livez"))
+        peers[UNDER_WAY_MAX].reset()  # It waits no more, and makes room.
+        await settle()
+        late = here.connect()
+        late.put(get("/wait/late"))
+        await settle()
+        assert UNDER_WAY_MAX == len(events)
+
+        assert (503, "1") == (shed.status, shed.headers["retry-after"])
+        assert b"ok" == alive.body
+        assert b"" == late.received
+        events["3"].set()
+        await settle()
+        assert b"3" == replies(peers[3])[0].body
+        assert UNDER_WAY_MAX + 1 == len(events)
+        assert str(UNDER_WAY_MAX + 1) in events
+
+
+async def test_a_bug_in_a_handler_is_logged_and_not_told(
+    autojump_clock: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an exception says may be anything; its number finds it in the log."""
+
+    async def broken(_request: HttpRequest) -> Answer:
+        raise RuntimeError("the secret")
+
+    async def unsendable(_request: HttpRequest) -> Answer:
+        return Answer(headers={"x": "a\r\nb"})
+
+    async with listener(Route("/x", broken), Route("/y", unsendable), text("/z", b"well")) as here:
+        failed, well = await here.ask(get("/x"), get("/z"))
+        peer = here.connect()
+        peer.put(get("/y"))
+        await settle()
+
+    assert 500 == failed.status
+    assert b"secret" not in failed.body
+    assert b"error 1 in the daemon's log" in failed.body
+    assert b"well" == well.body
+    assert peer.closed
+    assert "the secret" in capsys.readouterr().out
+
+
+async def test_a_refusal_of_a_handler_is_a_problem(autojump_clock: object) -> None:
+    """With when to come again, where that is known."""
+
+    async def loading(_request: HttpRequest) -> Answer:
+        raise Refused(503, "it is loaded just now", retry_after_s=1)
+
+    async with listener(Route("/x", loading)) as here:
+        [reply] = await here.ask(get("/x"))
+
+    assert (503, "1") == (reply.status, reply.headers["retry-after"])
+    assert (
+        b'{"type":"about:blank","title":"Service Unavailable","status":503,'
+        b'"detail":"it is loaded just now"}'
+    ) == reply.body
+
+
+# --- event streams ----------------------------------------------------------------------------
+
+
+class Streams:
+    """A route whose streams the test feeds."""
+
+    def __init__(self) -> None:
+        self.open: list[EventStream] = []
+        self.ended: list[EventStream] = []
+        self.route = Route("/events", self._handle)
+
+    async def _handle(self, _request: HttpRequest) -> Streaming:
+        return Streaming(self.open.append, self.ended.append)
+
+
+async def follow(here: Listener) -> MemoryTransport:
+    """Open a stream."""
+    peer = here.connect()
+    peer.put(get("/events", "Accept: text/event-stream"))
+    await settle()
+    return peer
+
+
+async def test_events_reach_whoever_follows(autojump_clock: object) -> None:
+    """As the bytes that they are, without frames around them."""
+    streams = Streams()
+    async with listener(streams.route) as here:
+        peer = await follow(here)
+        head, _, rest = bytes(peer.received).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"content-type: text/event-stream" in head
+        assert b"cache-control: no-store" in head
+        assert b"x-content-type-options: nosniff" in head
+        assert b"" == rest
+        streams.open[0].send(b"data: 1\n\n")
+        streams.open[0].send(b"data: 2\n\n")
+
+        assert bytes(peer.received).endswith(b"\r\n\r\ndata: 1\n\ndata: 2\n\n")
+        peer.put(get("/events"))  # What it says meanwhile is passed over.
+        await trio.sleep(1000)
+        assert (False, 1) == (peer.closed, len(streams.open))
+        peer.end()
+        await settle()
+
+        assert streams.open == streams.ended
+        assert (True, False) == (peer.closed, streams.open[0].is_open)
+        streams.open[0].send(b"data: 3\n\n")  # Nobody is there; nothing happens.
+
+
+async def test_a_follower_that_does_not_keep_up_is_cut_off(autojump_clock: object) -> None:
+    """256 KiB wait for it, and nobody waits for it."""
+    streams = Streams()
+    async with listener(streams.route) as here:
+        peer = await follow(here)
+        peer.give_room(0)
+        frame = b"x" * 1024
+        for _ in range(256):
+            streams.open[0].send(frame)
+        assert not peer.closed
+        streams.open[0].send(frame)
+
+        assert peer.closed
+        assert streams.open == streams.ended
+        assert [("connection.closed", "too many events wait behind a slow read")] == here.warned
+
+
+async def test_a_follower_that_takes_nothing_is_cut_off(autojump_clock: object) -> None:
+    """After the time that an answer would have."""
+    streams = Streams()
+    async with listener(streams.route) as here:
+        peer = await follow(here)
+        peer.give_room(0)
+        streams.open[0].send(b"data: 1\n\n")
+        await trio.sleep(13)
+
+        assert peer.closed
+        assert streams.open == streams.ended
+
+
+async def test_one_follower_too_many_comes_again_later(autojump_clock: object) -> None:
+    """A browser does by itself."""
+    streams = Streams()
+    async with listener(streams.route, settings=["http.max.event.streams=2"]) as here:
+        first = await follow(here)
+        await follow(here)
+        [reply] = replies(await follow(here))
+        assert (503, "10") == (reply.status, reply.headers["retry-after"])
+        assert 2 == here.environment.metrics["http_event_streams"]()
+        first.reset()
+        await settle()
+        await follow(here)
+
+        assert 3 == len(streams.open)
+
+
+async def test_asking_for_the_head_of_a_stream_opens_none(autojump_clock: object) -> None:
+    """Nobody would ever end it."""
+    streams = Streams()
+    async with listener(streams.route) as here:
+        peer = here.connect()
+        peer.put(get("/events", method="HEAD"))
+        await settle()
+
+        assert peer.closed
+        assert peer.received.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert [] == streams.open
+
+
+async def test_all_streams_end_with_the_listener(autojump_clock: object) -> None:
+    """A daemon that stops leaves nobody waiting."""
+    streams = Streams()
+    async with listener(streams.route) as here:
+        peers = [await follow(here) for _ in range(3)]
+
+    assert all(peer.closed for peer in peers)
+    assert streams.open == streams.ended
+
+
+# --- anything ---------------------------------------------------------------------------------
+
+WORDS = """GET| HEAD| POST| /| /x| *| HTTP/1.1| HTTP/1.0| HTTP/2|\r\n|\n|\r|Host: localhost|Host:|:
+|Content-Length: 5|Expect: |Connection: close|Upgrade: x|Connection: upgrade|\0|?a=%|\xff|%00|%|#
+|Transfer-Encoding: chunked|\r\n\r\n|http://h/| """
+PIECES = st.sampled_from([get("/x"), *(word.encode("latin-1") for word in WORDS.split("|"))])
+
+
+@given(
+    pieces=st.lists(PIECES | st.binary(max_size=8), max_size=30),
+    cut=st.integers(0, 200),
+    ends=st.booleans(),
+)
+def test_whatever_comes_is_answered_or_closed(pieces: list[bytes], cut: int, ends: bool) -> None:
+    """And the next peer gets what it asks for."""
+
+    async def run() -> None:
+        settings = ["connections.max.idle.ms=10000"]
+        async with listener(text("/x", b"body"), settings=settings) as here:
+            data = b"".join(pieces)
+            peer = here.connect()
+            for part in (data[:cut], data[cut:]):
+                peer.put(part)
+                await settle()
+            if ends:
+                peer.end()
+                await settle()
+                assert peer.closed
+            await trio.sleep(24)
+            assert peer.closed
+            assert not peer.received or peer.received.startswith(b"HTTP/1.1 ")
+            [reply] = await here.ask(get("/x"))
+
+            assert b"body" == reply.body
+            assert not [key for key in here.telemetry.http if key[1] >= 500]
+
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
