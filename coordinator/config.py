@@ -57,6 +57,8 @@ LOG_FORMATS: Final = ("auto", "json", "text")
 class Settings:
     """The settings: each one's name (with dots for underscores), type, default, meaning and bounds.
 
+    Those that are declared live may change, by `adopt`: whoever needs them looks each time.
+
     Raises:
         ConfigError: They don't fit together.
     """
@@ -239,6 +241,24 @@ class Settings:
                     "that clients can connect to"
                 )
 
+    def adopt(self, newer: "Settings") -> "Adopted":
+        """Take over what may change while the daemon runs; nothing else ever changes."""
+        differing = [
+            one for one in SETTINGS if getattr(self, one.attribute) != getattr(newer, one.attribute)
+        ]
+        origins = dict(self.origins)
+        for one in differing:
+            if one.live:
+                object.__setattr__(self, one.attribute, getattr(newer, one.attribute))
+                origins.pop(one.name, None)
+                if one.name in newer.origins:
+                    origins[one.name] = newer.origins[one.name]
+        object.__setattr__(self, "origins", origins)
+        return Adopted(
+            tuple(one.name for one in differing if one.live),
+            tuple(one.name for one in differing if not one.live),
+        )
+
     def listener_addresses(self) -> tuple["Address", ...]:
         """Return where to listen."""
         return Address.parse_all("listeners", self.listeners)
@@ -248,6 +268,13 @@ class Settings:
         return (
             Address.parse_all("http.listeners", self.http_listeners) if self.http_listeners else ()
         )
+
+
+class Adopted(NamedTuple):
+    """What became of other settings: names that have changed, and those that wait for a restart."""
+
+    changed: tuple[str, ...]
+    needs_restart: tuple[str, ...]
 
 
 def _check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:

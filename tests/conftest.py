@@ -1,10 +1,14 @@
-"""What holds for all tests: how much the property tests search."""
+"""What holds for all tests: how much the property tests search, and what may be logged."""
 
 import os
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
+
+from tests import logged
 
 # The nightly run multiplies every property test's number of examples.
 EXAMPLES_FACTOR: Final = int(os.environ.get("EXAMPLES_FACTOR", "1"))
@@ -41,3 +45,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(once, settings) and owner not in seen:
             seen.add(owner)
             setattr(owner, name, searching_longer(once, EXAMPLES_FACTOR))
+
+
+@pytest.fixture(autouse=True)
+def catalogued() -> Iterator[None]:
+    """Whatever a daemon logs, in memory or as a process, is in the catalogue as it was logged."""
+    structlog.configure(processors=[logged.noting, *structlog.get_config()["processors"]])
+    yield
+    structlog.reset_defaults()
+    problems = list(logged.PROBLEMS)
+    logged.PROBLEMS.clear()
+    assert problems == []

@@ -80,6 +80,7 @@ LAYERS = {
         ours=names(
             "protocol",
             "coordinator.config",
+            "coordinator.events",
             "coordinator.names",
             "coordinator.group",
             "coordinator.log",
@@ -92,6 +93,7 @@ LAYERS = {
         ours=names(
             "protocol",
             "coordinator.config",
+            "coordinator.events",
             "coordinator.names",
             "coordinator.group",
             "coordinator.log",
@@ -105,6 +107,7 @@ LAYERS = {
         ours=names(
             "protocol",
             "coordinator.config",
+            "coordinator.events",
             "coordinator.names",
             "coordinator.group",
             "coordinator.runtime",

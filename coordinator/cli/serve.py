@@ -1,5 +1,7 @@
 """``group-coordinator serve``: the daemon."""
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -7,9 +9,14 @@ import click
 import trio
 
 from coordinator.cli.config import loaded, settings_of_start
-from coordinator.cli.grammar import Command
-from coordinator.server.run import serve as serve_daemon
-from coordinator.server.terminal import Bar, configure_logging
+from coordinator.cli.grammar import PROGRAM, Command
+from coordinator.cli.output import end
+from coordinator.config import ConfigError, load_settings
+from coordinator.log.errors import EXIT_REFUSED
+from coordinator.server.reload import open_log
+from coordinator.server.run import Console, serve as serve_daemon
+from coordinator.server.service_manager import ServiceManager
+from coordinator.server.terminal import Bar, LogOutput
 
 
 @click.command(
@@ -44,14 +51,30 @@ def serve(
     overrides: tuple[str, ...],
     leader_epoch_at_least: int,
 ) -> None:
-    """Run the daemon until SIGTERM.
+    """Run the daemon until SIGTERM; SIGHUP reads again what may change.
 
     A start that is refused leaves nothing behind.
     """
+    # Until it can be answered: whoever rotates logs must not end a daemon that starts.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     bar = Bar(sys.stderr)
-    configure_logging(around=bar.around)
     settings = loaded(listen, toml_path, overrides)
+    output = LogOutput(around=bar.around)
+    try:
+        open_log(output, settings)
+    except ConfigError as exc:
+        end(f"{PROGRAM}: {exc}", EXIT_REFUSED)
+    console = Console(
+        bar,
+        output,
+        lambda: load_settings(
+            toml_path=toml_path, environ=os.environ, overrides=overrides, listen=listen
+        ),
+        ServiceManager.of(os.environ),
+    )
     status = trio.run(
-        lambda: serve_daemon(settings, data_dir, bar, leader_epoch_at_least=leader_epoch_at_least)
+        lambda: serve_daemon(
+            settings, data_dir, console, leader_epoch_at_least=leader_epoch_at_least
+        )
     )
     sys.exit(status)

@@ -80,6 +80,7 @@ class Compactor:
 
     Attributes:
         looked_at: The manifest that it saw last; `wake` it when the journal has another one.
+        spare_bytes: What a compaction leaves free on the disk.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Compactor:
         self._journal = journal
         self._how = how
         self._segment_bytes = segment_bytes
-        self._spare_bytes = spare_bytes
+        self.spare_bytes = spare_bytes
         self._health = health
         self._emit_event = environment.emit_event
         self._wall_clock_ms = environment.wall_clock_ms
@@ -250,7 +251,7 @@ class Compactor:
             self._attempts,
             segment_bytes=self._segment_bytes,
             drop_before_ms=self._wall_clock_ms() - self._how.delete_retention_ms,
-            leave_free_bytes=self._spare_bytes,
+            leave_free_bytes=self.spare_bytes,
         )
 
     async def _make(self, job: Job) -> tuple[Job, Compacted, Swap]:

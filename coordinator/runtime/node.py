@@ -88,6 +88,7 @@ class Node:
         self.now = environment.now
         self.started = False
         self.draining = False
+        self._segment_bytes = segment_bytes
         self._started_ms = 0  # Monotonic; since when the tasks run.
         self._environment = environment
         self._emit_event = environment.emit_event
@@ -376,6 +377,13 @@ class Node:
             for runner in self._runner_of.values():
                 if len(runner.gate):
                     runner.give_up(now)
+            self.check_storage()
+
+    def keep_free(self, reserve_bytes: int) -> None:
+        """Refuse new data below another reserve than so far; see `StorageWatch`."""
+        self._storage.reserve_bytes = reserve_bytes
+        self._compactor.spare_bytes = self._segment_bytes if reserve_bytes else 0
+        if self.started:
             self.check_storage()
 
     def check_storage(self) -> None:

@@ -14,12 +14,12 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -38,8 +38,10 @@ from coordinator.runtime.flusher import DiskThread, Mailbox
 from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
 from coordinator.server.dispatch import SERVER_SOFTWARE
+from coordinator.server.reload import Reload
 from coordinator.server.server import Server
-from coordinator.server.terminal import Bar
+from coordinator.server.service_manager import ServiceManager
+from coordinator.server.terminal import Bar, LogOutput, log_event
 from coordinator.server.transport import Listener, SocketListener, listen
 
 log: Final = structlog.get_logger()
@@ -72,7 +74,7 @@ def real_environment() -> Environment:
         poller=poller,
         wall_clock_ms=wall_clock_ms,
         new_uuid=lambda: str(uuid.uuid4()),
-        emit_event=lambda name, fields: log.info(name, **fields),
+        emit_event=log_event,
         run_blocking=disk.run,
         run_reading=DiskThread("log-reader", mailbox.put).run,
         submit=disk.submit,
@@ -131,8 +133,21 @@ def max_connections(settings: Settings) -> int:
     return max(1, min(settings.max_connections, soft - others))
 
 
+class Console(NamedTuple):
+    """What the daemon was started from, and where it tells how it goes.
+
+    Attributes:
+        read_settings: Reads the settings again, as the start did.
+    """
+
+    bar: Bar
+    output: LogOutput
+    read_settings: Callable[[], Settings]
+    manager: ServiceManager
+
+
 async def serve(
-    settings: Settings, data_dir: Path, bar: Bar, *, leader_epoch_at_least: int = 0
+    settings: Settings, data_dir: Path, console: Console, *, leader_epoch_at_least: int = 0
 ) -> int:
     """Run the daemon until SIGTERM or SIGINT; return the process's exit status.
 
@@ -156,8 +171,8 @@ async def serve(
             listener.close()
         return journal
     for name, details in journal.recovery_events:
-        log.warning(name, **details)
-    return await _serve_log(settings, journal, data_dir, listeners, bar)
+        log_event(name, details)
+    return await _serve_log(settings, journal, data_dir, listeners, console)
 
 
 def _opened(settings: Settings, data_dir: Path, leader_epoch_at_least: int) -> Journal | int:
@@ -186,7 +201,7 @@ async def _serve_log(
     journal: Journal,
     data_dir: Path,
     listeners: list[SocketListener],
-    bar: Bar,
+    console: Console,
 ) -> int:
     environment = real_environment()
     node = make_node(settings, journal, environment, ChildProcess(data_dir).run)
@@ -200,6 +215,13 @@ async def _serve_log(
         coordination=EmbeddedCoordination(leader),
         max_connections=max_connections(settings),
     )
+    manager = console.manager
+
+    def apply() -> None:
+        node.keep_free(settings.storage_reserve_bytes)
+        server.sessions.max_connections = max_connections(settings)
+
+    reload = Reload(settings, console.read_settings, console.output, apply)
     clean = False
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
@@ -219,9 +241,11 @@ async def _serve_log(
                 )
             if http_listeners:
                 _start_http(nursery, settings, http_listeners, node, server, environment)
-            nursery.start_soon(_load, node, bar)
-            await _wait_for_stop_signal()
+            nursery.start_soon(manager.feed)
+            nursery.start_soon(_load, node, console)
+            await _wait_for_stop_signal(partial(_reload, reload, node, manager))
             log.info("stopping")
+            manager.stopping()
             for listener in listeners:
                 listener.close()
             clean = await _drain(node, server, settings.shutdown_timeout_ms)
@@ -256,12 +280,21 @@ def _start_http(
     )
 
 
-async def _load(node: Node, bar: Bar) -> None:
+async def _load(node: Node, console: Console) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(bar.follow, lambda: node.loader.progress)
+        for follower in (console.bar, console.manager):
+            nursery.start_soon(follower.follow, lambda: node.loader.progress)
         with collector_at_rest():
             await node.load()
         nursery.cancel_scope.cancel()
+    console.manager.ready()
+
+
+def _reload(reload: Reload, node: Node, manager: ServiceManager) -> None:
+    manager.reloading()
+    reload()
+    if node.started:
+        manager.ready()
 
 
 @contextmanager
@@ -294,9 +327,12 @@ async def _drain(node: Node, server: Server, timeout_ms: int) -> bool:
     return flushed
 
 
-async def _wait_for_stop_signal() -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
+async def _wait_for_stop_signal(reload: Callable[[], None]) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        async for number in signals:
+            if number == signal.SIGHUP:
+                reload()
+                continue
             # A second signal finds Python's defaults and ends the process at once.
             return
 

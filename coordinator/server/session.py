@@ -532,7 +532,7 @@ class Sessions:
         )
         self.with_answers: list[Session] = []
         self._flusher = flusher
-        self._max_connections = max_connections
+        self.max_connections = max_connections
         self._all: dict[Session, None] = {}
         self._round_now: Now | None = None
         self._failed_requests = 0
@@ -549,7 +549,7 @@ class Sessions:
 
     def begin(self, transport: Transport) -> None:
         """Start a session on *transport*, or close it when there are too many."""
-        if len(self._all) >= self._max_connections:
+        if len(self._all) >= self.max_connections:
             self._refuse(transport, "max.connections")
             return
         session = Session(self, transport, self.now().mono_ms)

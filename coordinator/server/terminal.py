@@ -1,10 +1,10 @@
 """What the daemon writes: lines of its log, and on a terminal a bar while the log is loaded.
 
-The lines are readable on a terminal, and one JSON object each elsewhere.
+The lines are readable on a terminal, and one JSON object each elsewhere; see `LogOutput`.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, TextIO
 
@@ -12,7 +12,10 @@ import structlog
 import trio
 
 from coordinator import names
+from coordinator.events import LEVELS, level_of
 from coordinator.runtime.loading import Progress
+
+log: Final = structlog.get_logger()
 
 _VALUE_CHARS_MAX: Final = 512
 BAR_WIDTH: Final = 30
@@ -20,30 +23,63 @@ BAR_PERIOD_S: Final = 0.1
 _CLEAR: Final = "\r\x1b[K"  # To the start of the line, and nothing behind it.
 
 
-def configure_logging(
-    stream: TextIO | None = None, around: Callable[[Callable[[], None]], None] | None = None
-) -> None:
-    """Send structlog's events to *stream* (standard output), for a person or for a program.
+class LogOutput:
+    """Where lines go, which ones, and how they look; all of it may change while the daemon runs.
 
     *around* is called to write each line, such as by whoever has something else on the terminal.
     """
-    out = sys.stdout if stream is None else stream
-    renderer: Any
-    if out.isatty():
-        renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    else:
-        renderer = structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            _escape_values,
-            renderer,
-        ],
-        logger_factory=structlog.WriteLoggerFactory(file=_LossyStream(out, around)),  # type: ignore[arg-type]  # it only writes and flushes
-        cache_logger_on_first_use=False,
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        around: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        """Write to *stream* (standard output), unless a file is asked for."""
+        self._stream = sys.stdout if stream is None else stream
+        self._around = around
+        self._file: TextIO | None = None
+
+    def configure(self, level: str = "info", form: str = "auto", path: str = "") -> None:
+        """Send structlog's events of at least *level* to the file *path*, opened anew, if any.
+
+        Raises:
+            OSError: The file can't be opened; everything is as it was.
+        """
+        file = open(path, "a", encoding="utf-8") if path else None  # noqa: SIM115, PTH123 - it stays open
+        out = file or self._stream
+        is_text = form == "text" or (form == "auto" and out.isatty())
+        structlog.configure(
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.format_exc_info,
+                _escape_values,
+                _text(colors=out.isatty()) if is_text else structlog.processors.JSONRenderer(),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+            logger_factory=structlog.WriteLoggerFactory(file=_LossyStream(out, self._around)),  # type: ignore[arg-type]  # it only writes and flushes
+            cache_logger_on_first_use=False,
+        )
+        self.close()
+        self._file = file
+
+    def close(self) -> None:
+        """Close the file; what is written afterwards is lost."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+def _text(*, colors: bool) -> Any:
+    return structlog.dev.ConsoleRenderer(
+        colors=colors, exception_formatter=structlog.dev.plain_traceback
     )
+
+
+def log_event(name: str, fields: Mapping[str, Any]) -> None:
+    """Log an event of the core or the runtime, at the level that the catalogue has for it."""
+    log.log(level_of(name), name, **fields)
 
 
 class _LossyStream:
@@ -61,14 +97,14 @@ class _LossyStream:
             self._around(lambda: self._write(text))
 
     def _write(self, text: str) -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # ValueError: it was closed.
             self._stream.write(text)
             if self._around is not None:
                 self._stream.flush()
 
     def flush(self) -> None:
         """Flush if that is possible."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._stream.flush()
 
 

@@ -8,6 +8,7 @@ import trio
 
 from coordinator.runtime.environment import Done, Environment, RunBlocking, Submit, Work
 from coordinator.runtime.poller import Poller
+from tests import logged
 
 
 def in_tasks(run_blocking: RunBlocking, nursery: Callable[[], trio.Nursery]) -> Submit:
@@ -38,6 +39,11 @@ def environment(
     emit_event: Callable[[str, dict[str, Any]], None] = lambda _name, _fields: None,
 ) -> Environment:
     """Return surroundings with a poller of their own."""
+
+    def noted(name: str, fields: dict[str, Any]) -> None:
+        logged.note({"event": name, **fields})
+        emit_event(name, fields)
+
     return Environment(
         poller=Poller(),
         submit=submit,
@@ -45,5 +51,5 @@ def environment(
         run_reading=run_reading,
         new_uuid=new_uuid,
         wall_clock_ms=wall_clock_ms,
-        emit_event=emit_event,
+        emit_event=noted,
     )

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 from protocol.connection import ClientConnection
 from protocol.errors import RemoteProtocolError
 from protocol.messages import Request, Response
+from tests import logged
 
 ROOT: Final = Path(__file__).parents[2]
 WAIT_S: Final = 60.0
@@ -27,7 +28,7 @@ class Daemon:
     """One process. `lines` are the events that it has logged so far.
 
     *limit* is an option of prlimit(1), such as ``--nofile=64``; *prefix* is another command that
-    becomes the daemon.
+    becomes the daemon; *options* are more of its own.
     """
 
     def __init__(
@@ -38,14 +39,15 @@ class Daemon:
         limit: str = "",
         prefix: Sequence[str] = (),
         port: int = 0,
+        options: Sequence[str] = (),
     ) -> None:
         self.lines: list[dict[str, Any]] = []
         self.stray: list[str] = []
-        options = [word for s in (*ALWAYS, *settings) for word in ("--set", s)]
+        sets = [word for s in (*ALWAYS, *settings) for word in ("--set", s)]
         serve = ["serve", "--listen", f"127.0.0.1:{port}", "--data-dir", str(data_dir)]
         limited = ["prlimit", limit] if limit else prefix
         self.process = subprocess.Popen(
-            [*limited, sys.executable, "-m", "coordinator", *serve, *options],
+            [*limited, sys.executable, "-m", "coordinator", *serve, *sets, *options],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -61,6 +63,7 @@ class Daemon:
             with self._changed:
                 try:
                     self.lines.append(json.loads(line))
+                    logged.note(self.lines[-1])
                 except ValueError:
                     self.stray.append(line)
                 self._changed.notify_all()
@@ -122,10 +125,15 @@ class Daemon:
 
 @contextmanager
 def daemon(
-    data_dir: Path, *settings: str, limit: str = "", prefix: Sequence[str] = (), port: int = 0
+    data_dir: Path,
+    *settings: str,
+    limit: str = "",
+    prefix: Sequence[str] = (),
+    port: int = 0,
+    options: Sequence[str] = (),
 ) -> Iterator[Daemon]:
     """Run a daemon; it is killed at the end if it is still there."""
-    one = Daemon(data_dir, settings, limit=limit, prefix=prefix, port=port)
+    one = Daemon(data_dir, settings, limit=limit, prefix=prefix, port=port, options=options)
     try:
         yield one
     finally:

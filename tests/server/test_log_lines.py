@@ -3,19 +3,34 @@
 import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 
-from coordinator.server.terminal import configure_logging, escaped
+from coordinator.server.terminal import LogOutput, escaped, log_event
 
 
 @pytest.fixture
-def lines() -> Iterator[io.StringIO]:
-    """Log into memory; the configuration is put back afterwards."""
+def lines() -> io.StringIO:
+    """Log into memory."""
     stream = io.StringIO()
-    configure_logging(stream)
-    yield stream
+    LogOutput(stream).configure()
+    return stream
+
+
+class Screen(io.StringIO):
+    """A terminal, as far as anybody looks."""
+
+    def isatty(self) -> bool:
+        """Say that it is one."""
+        return True
+
+
+@pytest.fixture(autouse=True)
+def put_back() -> Iterator[None]:
+    """Leave the next test a log of its own."""
+    yield
     structlog.reset_defaults()
 
 
@@ -56,3 +71,73 @@ def test_an_exception_is_one_line_too(lines: io.StringIO) -> None:
 def test_printable_text_stays_as_it_is(text: str, escapedd: str) -> None:
     """Escaping everything would make other alphabets unreadable."""
     assert escaped(text) == escapedd
+
+
+def test_what_is_below_the_level_is_not_written() -> None:
+    """Who collects warnings only pays for them only."""
+    stream = io.StringIO()
+    LogOutput(stream).configure(level="warning")
+    log_event("ready", {"entries": 1, "load_ms": 1})
+    log_event("stalled", {"late_ms": 5_000})
+    structlog.get_logger().critical("refused", reason="no")
+
+    assert [json.loads(line)["level"] for line in stream.getvalue().splitlines()] == [
+        "warning",
+        "critical",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("form", "terminal", "is_json"),
+    [
+        ("auto", False, True),
+        ("auto", True, False),
+        ("json", True, True),
+        ("text", False, False),
+    ],
+)
+def test_the_form_is_what_was_asked_for(form: str, terminal: bool, is_json: bool) -> None:
+    """A collector may read a terminal, and a person a file."""
+    stream = Screen() if terminal else io.StringIO()
+    LogOutput(stream).configure(form=form)
+    log_event("stalled", {"late_ms": 5_000})
+    text = stream.getvalue()
+
+    assert text.startswith("{") == is_json
+    assert ("\x1b[" in text) == (terminal and not is_json)  # Colours are for terminals.
+
+
+def test_a_file_is_written_instead_and_opened_anew(tmp_path: Path) -> None:
+    """Whoever rotates logs moves the file away and wants the next lines in a new one."""
+    stream = io.StringIO()
+    output, path = LogOutput(stream), tmp_path / "daemon.log"
+    output.configure(path=str(path))
+    log_event("stalled", {"late_ms": 1})
+    path.rename(tmp_path / "old")
+    log_event("stalled", {"late_ms": 2})
+    output.configure(path=str(path))
+    log_event("stalled", {"late_ms": 3})
+
+    assert stream.getvalue() == ""
+    late = [
+        [json.loads(line)["late_ms"] for line in file.read_text(encoding="utf-8").splitlines()]
+        for file in (tmp_path / "old", path)
+    ]
+    assert late == [[1, 2], [3]]
+
+    output.configure()
+    log_event("stalled", {"late_ms": 4})
+    assert json.loads(stream.getvalue())["late_ms"] == 4
+
+
+def test_a_file_that_cannot_be_opened_leaves_the_log_where_it_is(tmp_path: Path) -> None:
+    """A mistake in the settings must not cost the lines that tell of it."""
+    output, path = LogOutput(io.StringIO()), tmp_path / "daemon.log"
+    output.configure(path=str(path))
+
+    with pytest.raises(OSError, match="No such"):
+        output.configure(path=str(tmp_path / "no" / "daemon.log"))
+    log_event("stalled", {"late_ms": 1})
+    output.close()
+    log_event("stalled", {"late_ms": 2})  # Lost, and nothing else.
+    assert json.loads(path.read_text(encoding="utf-8"))["late_ms"] == 1

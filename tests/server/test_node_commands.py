@@ -12,7 +12,7 @@ from msgspec import structs
 from trio.testing import MockClock
 
 from coordinator.cli.main import main
-from coordinator.server.terminal import BAR_WIDTH, Bar, configure_logging
+from coordinator.server.terminal import BAR_WIDTH, Bar, LogOutput
 from protocol import messages as m
 from tests.fakes.command_line import CommandLine
 from tests.server.world import SlowDisk, world
@@ -122,7 +122,7 @@ async def test_a_bar_shows_how_far_the_load_is_and_leaves_nothing(
     """Log lines stand above it, whole."""
     terminal = Terminal()
     bar = Bar(terminal)
-    configure_logging(terminal, bar.around)
+    LogOutput(terminal, bar.around).configure()
     try:
         bar.draw(Half())  # type: ignore[arg-type]  # all of it that is looked at
         half = "#" * (BAR_WIDTH // 2) + "." * (BAR_WIDTH // 2)

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import structlog
 
-from coordinator.server.terminal import configure_logging
+from coordinator.server.terminal import LogOutput
 
 
 def test_a_log_reader_that_goes_away_ends_nothing() -> None:
@@ -14,7 +14,7 @@ def test_a_log_reader_that_goes_away_ends_nothing() -> None:
     os.close(reader)
     stream = os.fdopen(writer, "w")
     try:
-        configure_logging(stream)
+        LogOutput(stream).configure()
         structlog.get_logger().info("group.stable")
     finally:
         structlog.reset_defaults()

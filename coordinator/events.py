@@ -1,0 +1,302 @@
+"""Every event that the daemon logs: its name, its level, its keys, and what it says.
+
+Names and keys are stable: collectors and alerts go by them. docs/logs.md has this table, and the
+tests hold every line that a daemon writes to it.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+# What every line has beside the keys of its event.
+COMMON_KEYS: Final = ("event", "level", "timestamp")
+
+
+class EventKind(NamedTuple):
+    """One line of the catalogue.
+
+    Attributes:
+        keys: What the line says besides, in the order of the documentation.
+        optional: Those of them that may be missing.
+    """
+
+    name: str
+    level: str
+    meaning: str
+    keys: tuple[str, ...]
+    optional: frozenset[str]
+
+
+def _kind(name: str, level: str, keys: str, meaning: str) -> EventKind:
+    """Return the kind whose *keys* are words, optional ones with a question mark."""
+    words = keys.split()
+    optional = frozenset(word[:-1] for word in words if word.endswith("?"))
+    return EventKind(name, level, meaning, tuple(w.removesuffix("?") for w in words), optional)
+
+
+_REBALANCE: Final = (
+    "group number started_ms trigger reason member_id group_instance_id client_id client_host "
+    "old_generation new_generation join_ms sync_ms members outcome late"
+)
+_MEMBER: Final = "group member_id group_instance_id client_id client_host"
+
+CATALOGUE: Final = (
+    # --- start and stop ---
+    _kind(
+        "listening",
+        "info",
+        "host port cluster_id leader_epoch software",
+        "The socket is open; groups are loaded next. Each address has a line.",
+    ),
+    _kind("http.listening", "info", "host port", "The same, of the HTTP listener."),
+    _kind(
+        "loading",
+        "info",
+        "partitions entries bytes total_bytes percent",
+        "How far a load is that takes longer than a second; one a second.",
+    ),
+    _kind("ready", "info", "entries load_ms", "Everything is loaded and served."),
+    _kind("stopping", "info", "", "SIGTERM or SIGINT came; what is under way is finished."),
+    _kind("stopped", "info", "clean", "The end. `clean` is false if the drain took too long."),
+    _kind(
+        "refused", "critical", "reason", "The start is refused; the exit status says of what kind."
+    ),
+    _kind(
+        "settings.reloaded",
+        "info",
+        "changed needs_restart",
+        "SIGHUP: the names of the settings "
+        "that are others now, and of those that will be after a restart.",
+    ),
+    _kind(
+        "settings.refused",
+        "error",
+        "reason",
+        "SIGHUP, and the file or the environment can't be: nothing has changed.",
+    ),
+    # --- health ---
+    _kind(
+        "health.problem",
+        "warning",
+        "part problem",
+        "A part of the node is not well from now on, or for another reason.",
+    ),
+    _kind("health.recovered", "info", "part", "It is well again."),
+    _kind(
+        "stalled",
+        "warning",
+        "late_ms",
+        "The process stood still, and all deadlines of sessions move by as much.",
+    ),
+    _kind(
+        "storage.full",
+        "warning",
+        "free_bytes reserve_bytes",
+        "The disk's reserve is reached: new offsets are refused.",
+    ),
+    _kind("storage.has_room", "info", "free_bytes reserve_bytes", "They are taken again."),
+    _kind(
+        "event.unheard",
+        "error",
+        "of reason",
+        "A bug: who follows the events, such as the page, failed at the event `of`.",
+    ),
+    # --- the log ---
+    _kind("log.created", "info", "cluster_id", "A new data folder."),
+    _kind(
+        "log.torn_tail_cut",
+        "warning",
+        "segment position cut_bytes saved_as",
+        "The last flush before a crash was not whole; nobody was told that it was done.",
+    ),
+    _kind(
+        "log.recovered_after_unclean_stop",
+        "warning",
+        "segment valid_bytes",
+        "The last stop was a crash, a kill or a power failure; everything acknowledged is there.",
+    ),
+    _kind(
+        "log.failed",
+        "critical",
+        "reason",
+        "A write or fsync failed, or the log is damaged: the process ends.",
+    ),
+    _kind(
+        "log.unreadable",
+        "error",
+        "reason",
+        "A reader of changes could not be answered, as the log can't be read.",
+    ),
+    _kind(
+        "partition.unloaded",
+        "info",
+        "partition",
+        "A partition of the offsets log is served no longer; `reload` does that.",
+    ),
+    _kind("partition.loaded", "info", "partition entries load_ms", "It is served again."),
+    _kind(
+        "compaction.started",
+        "info",
+        "segments clean_bytes dirty_bytes",
+        "A child process begins; `dirty_bytes` came since the last one.",
+    ),
+    _kind(
+        "compaction.finished",
+        "info",
+        "removed_bytes log_bytes live_entries duration_ms",
+        "The log is smaller.",
+    ),
+    _kind(
+        "compaction.failed",
+        "warning",
+        "reason retry_in_ms",
+        "It came to nothing, the log is as it was; -1: it isn't tried again by itself.",
+    ),
+    _kind(
+        "compaction.not_removed",
+        "warning",
+        "reason",
+        "The old files are left; the next start removes them.",
+    ),
+    # --- groups ---
+    _kind("group.member_added", "info", f"{_MEMBER} generation", "A member is in the group."),
+    _kind(
+        "group.member_replaced",
+        "info",
+        f"{_MEMBER} replaced generation",
+        "A static member came back under a new id.",
+    ),
+    _kind(
+        "group.member_removed",
+        "info",
+        "group member_id client_id client_host reason detail generation partitions",
+        "A member is out; `partitions` are those that it owned.",
+    ),
+    _kind(
+        "group.rebalance_started",
+        "info",
+        "group trigger member detail generation",
+        "The group rebalances, because of `member` (empty: of nobody).",
+    ),
+    _kind(
+        "group.generation",
+        "info",
+        "group generation members leader protocol",
+        "All members are there; the leader assigns next.",
+    ),
+    _kind("group.stable", "info", "group generation members", "Everybody has its assignment."),
+    _kind(
+        "group.rebalanced",
+        "info",
+        _REBALANCE,
+        "The whole story of a rebalance, once it is over; as `groups rebalances` shows it.",
+    ),
+    _kind(
+        "group.drain_asked",
+        "info",
+        "group member_id client_id",
+        "An operator has asked a member to give everything up.",
+    ),
+    _kind("group.deleted", "info", "group generation offsets", "Deleted by request."),
+    _kind("group.expired", "info", "group generation offsets", "Deleted, as its offsets expired."),
+    _kind(
+        "group.retention_changed",
+        "info",
+        "group before after",
+        "How long its offsets are kept, in ms; -1: for ever, null: as those of all groups.",
+    ),
+    _kind(
+        "offsets.expired",
+        "info",
+        "group count topics",
+        "Offsets that nobody used for too long are gone; the first topics are named.",
+    ),
+    _kind(
+        "offsets.removed",
+        "info",
+        "group count topics reason",
+        "Likewise by request, or with their topic.",
+    ),
+    _kind(
+        "offsets.altered",
+        "info",
+        "group count topics detail",
+        "An operator has put the group to other offsets.",
+    ),
+    # --- topics ---
+    _kind(
+        "topics.changed",
+        "info",
+        "version count changes",
+        "Topics were registered, have grown, or were deleted; the first changes in words.",
+    ),
+    _kind(
+        "topics.forgotten",
+        "info",
+        "count topics",
+        "No group has offsets of these deleted topics any more.",
+    ),
+    # --- clients ---
+    _kind(
+        "request.refused",
+        "warning",
+        "peer error reason closed",
+        "A request could not be read; "
+        "`closed`: the connection ended with it. Once a peer and a while, as all of these.",
+    ),
+    _kind("request.shed", "warning", "peer reason", "A JoinGroup was refused, as too many wait."),
+    _kind(
+        "request.failed",
+        "error",
+        "error_id api peer",
+        "A bug of the daemon; `exception` has the traceback. The client got -1.",
+    ),
+    _kind(
+        "http.failed",
+        "error",
+        "error_id route peer",
+        "A bug of the daemon in an answer of the HTTP listener, which was 500.",
+    ),
+    _kind("connection.closed", "warning", "peer reason", "A connection was ended by a limit."),
+    _kind("connection.refused", "warning", "peer reason", "There were too many already."),
+    _kind(
+        "session.failed",
+        "error",
+        "peer",
+        "A bug of the daemon; that connection is closed. `exception` has the traceback.",
+    ),
+    _kind(
+        "accept.paused",
+        "warning",
+        "reason",
+        "No connection could be taken; it is tried again at once.",
+    ),
+)
+
+_BY_NAME: Final = {kind.name: kind for kind in CATALOGUE}
+
+
+def level_of(name: str) -> int:
+    """Return the level of an event as a number; an unknown one is told as info."""
+    kind = _BY_NAME.get(name)
+    return LEVELS["info" if kind is None else kind.level]
+
+
+def problem_of(line: Mapping[str, object], level: str | None = None) -> str | None:
+    """Return what is wrong with a logged *line*, None for nothing.
+
+    *level* is the line's, where it isn't among its keys.
+    """
+    name = str(line["event"])
+    kind = _BY_NAME.get(name)
+    if kind is None:
+        return f"there is no event {name} in the catalogue"
+    keys = set(line) - {*COMMON_KEYS, "exception", "exc_info"}
+    unknown = keys - set(kind.keys)
+    missing = set(kind.keys) - kind.optional - keys
+    if unknown or missing:
+        return f"{name} has {sorted(unknown)}, and lacks {sorted(missing)}"
+    logged = line.get("level", level)
+    if logged is not None and logged != kind.level:
+        return f"{name} is logged as {logged}, and not as {kind.level}"
+    return None

@@ -1,0 +1,104 @@
+"""The daemon as a service: SIGHUP, a rotated log, and what systemd is told."""
+
+import json
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.integration.daemon import daemon, run_cli, until
+
+pytestmark = pytest.mark.integration
+
+
+def logged(path: Path, event: str) -> list[dict[str, object]]:
+    """Return what a file has of *event*."""
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+def test_a_hangup_opens_the_log_anew_and_takes_what_may_change(tmp_path: Path) -> None:
+    """It is what logrotate sends each night, and whoever has edited the file."""
+    path, config = tmp_path / "daemon.log", tmp_path / "coordinator.toml"
+    config.write_text(f'"log.file" = {json.dumps(str(path))}\n', encoding="utf-8")
+    settings = [f"--config={config}"]
+    with daemon(tmp_path / "data", options=settings) as one:
+        until(lambda: logged(path, "ready"), "ready in the file")
+        port = logged(path, "listening")[0]["port"]
+        path.rename(tmp_path / "old.log")
+        with config.open("a", encoding="utf-8") as file:
+            file.write('"metrics.max.series" = 9\n"group.max.size" = 500\n')
+        one.process.send_signal(signal.SIGHUP)
+        until(lambda: logged(path, "settings.reloaded"), "a reload")
+        shown = run_cli(
+            *("config", "show", "--changed", "--at", f"127.0.0.1:{port}", "--output", "json")
+        )
+        with config.open("a", encoding="utf-8") as file:
+            file.write("nonsense\n")
+        one.process.send_signal(signal.SIGHUP)
+        until(lambda: logged(path, "settings.refused"), "a refusal")
+        assert one.stop() == 0
+
+    (told,) = logged(path, "settings.reloaded")
+    assert (told["changed"], told["needs_restart"]) == (["metrics.max.series"], ["group.max.size"])
+    in_force = {row["name"]: row["value"] for row in json.loads(shown.stdout)}
+    assert in_force["metrics.max.series"] == "9"
+    assert "group.max.size" not in in_force
+    assert logged(path, "stopped")
+    assert not logged(tmp_path / "old.log", "stopping")
+
+
+def test_a_log_that_cannot_be_opened_refuses_the_start(tmp_path: Path) -> None:
+    """A daemon that logs nowhere is one that nobody can ask."""
+    refused = run_cli(
+        *("serve", "--data-dir", str(tmp_path / "data")),
+        *("--set", f"log.file={tmp_path / 'no' / 'daemon.log'}"),
+    )
+
+    assert refused.returncode == 78
+    assert "No such file" in refused.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_systemd_is_told_from_the_start_to_the_end(tmp_path: Path) -> None:
+    """It waits for READY, feeds others only then, and kills whoever feeds no watchdog."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "notify"))
+        receiver.settimeout(60)
+        words: list[str] = []
+
+        def hear(word: str) -> None:
+            while not words or words[-1] != word:
+                words.extend(receiver.recv(4096).decode().splitlines()[:1])
+
+        env = ("env", f"NOTIFY_SOCKET={tmp_path / 'notify'}", "WATCHDOG_USEC=200000")
+        with daemon(tmp_path / "data", prefix=env) as one:
+            hear("READY=1")
+            hear("WATCHDOG=1")
+            one.process.send_signal(signal.SIGHUP)
+            hear("RELOADING=1")
+            hear("READY=1")
+            one.process.send_signal(signal.SIGTERM)
+            hear("STOPPING=1")
+            assert one.wait() == 0
+            assert one.events("settings.reloaded")[0]["changed"] == []
+
+
+def test_a_hangup_while_the_daemon_starts_does_not_end_it(tmp_path: Path) -> None:
+    """Logs are rotated whether somebody starts just then or not."""
+    with daemon(tmp_path / "data") as one:
+        until(lambda: ignores_hangups(one.process.pid), "a daemon that knows of the signal")
+        one.process.send_signal(signal.SIGHUP)
+        one.ready()
+        assert one.stop() == 0
+
+
+def ignores_hangups(pid: int) -> bool:
+    """Say whether a process ignores or handles SIGHUP."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    masks = dict(line.split(":\t") for line in status if line.startswith("Sig"))
+    taken = int(masks["SigIgn"], 16) | int(masks["SigCgt"], 16)
+    return bool(taken & 1 << signal.SIGHUP - 1)
