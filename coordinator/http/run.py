@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from coordinator.config import Address, Settings
-from coordinator.http import health
+from coordinator.http import health, metrics
 from coordinator.http.connection import Warn
 from coordinator.http.pace import Pace
 from coordinator.http.routes import Route
@@ -49,16 +49,17 @@ def start_http(
 
 
 def _routes(
-    settings: Settings,  # noqa: ARG001 - for the rooms to come
+    settings: Settings,
     node: Node,
-    dispatcher: Dispatcher,  # noqa: ARG001
-    environment: Environment,  # noqa: ARG001
-    pace: Pace,  # noqa: ARG001
+    dispatcher: Dispatcher,  # noqa: ARG001 - for the rooms to come
+    environment: Environment,
+    pace: Pace,
 ) -> list[Route]:
     """Return everything that is answered."""
     return [
-        # Here come the routes of metrics, api, events and page, each with a star.
+        # Here come the routes of api, events and page, each with a star.
         *health.routes(node),
+        *metrics.routes(node, environment, settings, pace.pause),
     ]
 
 

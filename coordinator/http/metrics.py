@@ -1,0 +1,312 @@
+"""/metrics: what Prometheus scrapes, made in turns, one scrape at a time.
+
+The families of the process are made of plain numbers, which others count, and written by
+prometheus-client, a family in a turn. Those of groups and topics are walked over and written by
+`series`. Nothing is kept between two scrapes.
+"""
+
+import resource
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Final, TypeVar
+
+import trio
+from prometheus_client import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from coordinator.config import Settings
+from coordinator.group.states import GroupState
+from coordinator.http.routes import Answer, HttpRequest, Pause, Route
+from coordinator.http.series import PROCESS_FAMILIES, Family, Walk
+from coordinator.runtime.environment import Environment
+from coordinator.runtime.node import Node
+from coordinator.runtime.shard import Status
+from coordinator.runtime.telemetry import Histogram
+from protocol.errors import ErrorCode
+from protocol.messages import APIS, ApiKey
+from protocol.version import VERSION
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+# Samples that prometheus-client writes in one turn; it takes ten times as long as `series`.
+TURN_SAMPLES: Final = 40
+# What one family has: a number, a histogram, or either by the values of its labels.
+Value = float | Histogram
+Values = Value | Mapping[tuple[str, ...], Value]
+T = TypeVar("T")
+
+# What others declare in `Environment.metrics` -> the family and its unit in theirs.
+_DECLARED: Final = {
+    "uptime_ms": ("group_coordinator_uptime_seconds", 1000),
+    "topics": ("group_coordinator_topics", 1),
+    "requests_parked": ("group_coordinator_requests_parked", 1),
+    "requests_waiting_bytes": ("group_coordinator_requests_waiting_bytes", 1),
+    "answers_waiting_for_disk": ("group_coordinator_answers_waiting_for_disk", 1),
+    "connections": ("group_coordinator_connections", 1),
+    "log_bytes": ("group_coordinator_log_bytes", 1),
+    "log_live_bytes": ("group_coordinator_log_live_bytes", 1),
+    "log_unflushed_bytes": ("group_coordinator_log_unflushed_bytes", 1),
+    "log_dirty_percent": ("group_coordinator_log_dirty_ratio", 100),
+    "log_segments": ("group_coordinator_log_segments", 1),
+    "compaction_running": ("group_coordinator_compaction_running", 1),
+    "compaction_last_duration_ms": ("group_coordinator_compaction_last_seconds", 1000),
+    "compaction_removed_bytes_total": ("group_coordinator_compaction_removed_bytes_total", 1),
+    "disk_free_bytes": ("group_coordinator_disk_free_bytes", 1),
+    "disk_size_bytes": ("group_coordinator_disk_size_bytes", 1),
+    "disk_reserve_bytes": ("group_coordinator_disk_reserve_bytes", 1),
+    "http_connections": ("group_coordinator_http_connections", 1),
+    "http_event_streams": ("group_coordinator_http_event_streams", 1),
+}
+
+
+def routes(
+    node: Node, environment: Environment, settings: Settings, pause: Pause
+) -> Sequence[Route]:
+    """Return the route of /metrics."""
+    scrapes = Scrapes(Exporter(node, environment, settings, pause).scrape)
+
+    async def answer(_request: HttpRequest) -> Answer:
+        return Answer(content_type=CONTENT_TYPE, body=await scrapes.latest())
+
+    return (Route("/metrics", answer),)
+
+
+class Scrapes:
+    """One scrape at a time: who comes while it is made gets the same."""
+
+    def __init__(self, make: Callable[[], Awaitable[Sequence[bytes]]]) -> None:
+        self._make = make
+        self._under_way: _Scrape | None = None
+
+    async def latest(self) -> Sequence[bytes]:
+        """Return the text in parts."""
+        while (scrape := self._under_way) is not None:
+            await scrape.is_over.wait()
+            if scrape.parts:
+                return scrape.parts
+            # Whoever made it gave up; one of those who waited makes another.
+        scrape = self._under_way = _Scrape()
+        try:
+            scrape.parts = await self._make()
+        finally:
+            self._under_way = None
+            scrape.is_over.set()
+        return scrape.parts
+
+
+class _Scrape:
+    def __init__(self) -> None:
+        self.parts: Sequence[bytes] = ()
+        self.is_over = trio.Event()
+
+
+class Exporter:
+    """Makes the text of one scrape after the other."""
+
+    def __init__(
+        self, node: Node, environment: Environment, settings: Settings, pause: Pause
+    ) -> None:
+        self._node = node
+        self._environment = environment
+        self._settings = settings
+        self._pause = pause
+        self._last_s: float | None = None
+        self._constants = {
+            # Of the process's start and limits only: what changes is cheaper to ask for here.
+            metric.name: metric.samples[0].value
+            for metric in ProcessCollector(registry=None).collect()
+        }
+
+    async def scrape(self) -> Sequence[bytes]:
+        """Return the text in parts."""
+        began_s = self._environment.clock_s()
+        node = self._node
+        active = [shard.core for shard in node.shards if shard.status is Status.ACTIVE]
+        walk = Walk(
+            self._settings.metrics_max_series,
+            self._settings.node_id,
+            node.now(),
+            self._pause,
+        )
+        await walk.go(active, node.registry.core.registry)
+        offsets = 0
+        for groups in active:
+            offsets += groups.offset_count()
+            await self._pause()
+        values: dict[str, Values] = {
+            "group_coordinator_groups": {(state,): walk.states[state] for state in GroupState},
+            "group_coordinator_members": walk.members,
+            "group_coordinator_offsets": offsets,
+            "group_coordinator_series_left_out": {
+                (level,): count for level, count in walk.series.left_out.items()
+            },
+            **self._of_the_node(),
+            **self._counted(),
+            **self._of_the_process(),
+        }
+        if self._last_s is not None:
+            values["group_coordinator_scrape_seconds"] = self._last_s
+        parts = []
+        for family in PROCESS_FAMILIES:
+            metric = metric_of(family, values.get(family.name, {}))
+            for part in texts_of(metric):
+                parts.append(part)
+                await self._pause()
+        self._last_s = self._environment.clock_s() - began_s
+        return [*parts, *walk.series.parts()]
+
+    def _of_the_node(self) -> dict[str, Values]:
+        node, settings = self._node, self._settings
+        declared = self._environment.metrics
+        meta = node.journal.meta
+        checks = node.checks.look()
+        done = next((check.done for check in checks if check.done is not None), None)
+        statuses = Counter(shard.status for shard in node.shards)
+        values: dict[str, Values] = {
+            family: declared[name]() / unit
+            for name, (family, unit) in _DECLARED.items()
+            if name in declared
+        }
+        values |= {
+            "group_coordinator_build_info": {
+                (VERSION, meta.cluster_id, str(settings.node_id)): 1,
+            },
+            "group_coordinator_leader_epoch": node.journal.leader_epoch,
+            "group_coordinator_problem": {(check.part,): int(not check.ok) for check in checks},
+            "group_coordinator_compactions_total": {
+                ("done",): declared["compactions_total"](),
+                ("failed",): declared["compaction_failures_total"](),
+            },
+            "group_coordinator_partitions": {
+                (status.value,): statuses[status] for status in Status
+            },
+            "group_coordinator_load_ratio": 1.0 if done is None else done,
+        }
+        if (load_ms := declared["last_load_ms"]()) >= 0:
+            values["group_coordinator_load_seconds"] = load_ms / 1000
+        return values
+
+    def _counted(self) -> dict[str, Values]:
+        t = self._environment.telemetry
+        began_s = t.flush_began_s
+        return {
+            "group_coordinator_loop_stall_seconds": t.stall_s,
+            "group_coordinator_rebalances_total": {
+                (trigger, outcome): count for (trigger, outcome), count in t.rebalances.items()
+            },
+            "group_coordinator_rebalance_seconds": _by_one(t.rebalance_s),
+            "group_coordinator_rebalance_phase_seconds": _by_one(t.phase_s),
+            "group_coordinator_members_removed_total": _by_one(t.members_removed),
+            "group_coordinator_offsets_expired_total": t.offsets_expired,
+            "group_coordinator_offsets_removed_total": t.offsets_removed,
+            "group_coordinator_requests_total": _answers(t.requests, t.errors),
+            "group_coordinator_request_seconds": {
+                (api_name(key),): histogram for key, histogram in t.requests.items()
+            },
+            "group_coordinator_requests_refused_total": _by_one(t.refused),
+            "group_coordinator_connections_accepted_total": t.connections_accepted,
+            "group_coordinator_connections_closed_total": _by_one(t.connections_closed),
+            "group_coordinator_connections_refused_total": _by_one(t.connections_refused),
+            "group_coordinator_received_bytes_total": t.received_bytes,
+            "group_coordinator_sent_bytes_total": t.sent_bytes,
+            "group_coordinator_flush_seconds": t.flush_s,
+            "group_coordinator_fsync_seconds": t.fsync_s,
+            "group_coordinator_flush_bytes": t.flush_bytes,
+            "group_coordinator_flush_age_seconds": (
+                0 if began_s is None else self._environment.clock_s() - began_s
+            ),
+            "group_coordinator_http_requests_total": {
+                (route, str(status)): count for (route, status), count in t.http.items()
+            },
+        }
+
+    def _of_the_process(self) -> dict[str, Values]:
+        return {
+            "process_cpu_seconds_total": time.process_time(),
+            "process_resident_memory_bytes": _resident_bytes(),
+            "process_open_fds": _open_descriptors(),
+            **{name: self._constants[name] for name in _CONSTANTS if name in self._constants},
+        }
+
+
+# Set once the process is there.
+_CONSTANTS: Final = ("process_max_fds", "process_start_time_seconds")
+_DESCRIPTORS: Final = Path("/proc/self/fd")
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
+
+
+def _open_descriptors() -> int:
+    # Linux tells how many there are since 6.2. To list ten thousand takes 20 ms.
+    return _DESCRIPTORS.stat().st_size or sum(1 for _ in _DESCRIPTORS.iterdir())
+
+
+def api_name(key: int) -> str:
+    """Return how the reference calls an API."""
+    return APIS[ApiKey(key)].request.__name__.removesuffix("Request")
+
+
+def _error_name(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return str(code)
+
+
+def _by_one(values: Mapping[str, T]) -> dict[tuple[str, ...], T]:
+    return {(label,): value for label, value in values.items()}
+
+
+def _answers(
+    requests: Mapping[int, Histogram], errors: Mapping[tuple[int, int], int]
+) -> dict[tuple[str, ...], Value]:
+    """Return how many answers each API gave with each error, and without."""
+    well = {key: sum(histogram.counts) for key, histogram in requests.items()}
+    found: dict[tuple[str, ...], Value] = {}
+    for (key, code), count in errors.items():
+        well[key] -= count
+        found[api_name(key), _error_name(code)] = count
+    return {**{(api_name(key), "NONE"): count for key, count in well.items()}, **found}
+
+
+def metric_of(family: Family, values: Values) -> Metric:
+    """Return a family with its samples, as prometheus-client has them."""
+    metric = Metric(family.name.removesuffix("_total"), family.help, family.kind)
+    by_labels = values if isinstance(values, Mapping) else {(): values}
+    for label_values, value in by_labels.items():
+        labels = dict(zip(family.labels, label_values, strict=True))
+        if isinstance(value, Histogram):
+            bounds = (*map(float, value.bounds), "+Inf")
+            for bound, count in zip(bounds, accumulate(value.counts), strict=True):
+                metric.add_sample(f"{family.name}_bucket", {**labels, "le": str(bound)}, count)
+            metric.add_sample(f"{family.name}_count", labels, sum(value.counts))
+            metric.add_sample(f"{family.name}_sum", labels, value.total)
+        else:
+            metric.add_sample(family.name, labels, value)
+    return metric
+
+
+class _One(Collector):
+    """A registry of one family."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._metric,)
+
+
+def texts_of(metric: Metric) -> Iterator[bytes]:
+    """Yield the text of a family in parts, each of which is one turn."""
+    samples = metric.samples
+    for at in range(0, max(len(samples), 1), TURN_SAMPLES):
+        metric.samples = samples[at : at + TURN_SAMPLES]
+        text = generate_latest(_One(metric))
+        yield text if not at else text.split(b"\n", 2)[2]  # Its head stands in the first one.
