@@ -8,6 +8,7 @@ import trio
 
 from client.assignors import Assignor, RangeAssignor
 from client.backoff import RetrySettings
+from client.counts import ClientNow
 from client.member import Callback, Member, Partitions
 from client.membership import Change, MembershipConfig
 from client.offsets import OffsetAndMetadata, OffsetCalls, Offsets, commit_request
@@ -271,6 +272,10 @@ class Client(OperatorCalls):
             FatalError: Repeating it does not help.
         """
         return await self._offset_calls.fetch(group, partitions, timeout_ms)
+
+    def now(self) -> ClientNow:
+        """Return how this client is and what it has counted, for metrics; from any thread."""
+        return self._router.now(tuple(one.now() for one in self._members if not one.has_left))
 
     def start_soon(self, work: Callable[[], Awaitable[object]]) -> None:
         """Do *work*, which must not raise, until it is done or the client is closed."""

@@ -13,6 +13,7 @@ from typing import Final, Self
 import trio
 
 from client.assignors import Assignor, read_subscriptions, run_assignor, write_assignments
+from client.counts import MemberNow
 from client.exceptions import (
     ClientClosed,
     CommitRefused,
@@ -161,6 +162,10 @@ class Member:
     def has_left(self) -> bool:
         """Whether `leave` was called."""
         return self._machine.state is State.LEFT
+
+    def now(self) -> MemberNow:
+        """Return how this member is, for metrics; from any thread."""
+        return self._driver.now()
 
     async def assignment(self) -> Assignment:
         """Return the current assignment; join, or join again, if that is needed.
@@ -655,6 +660,8 @@ class Driver:
     _tasks: trio.Nursery | None = None
     _changed: trio.Event = field(default_factory=trio.Event)
     _join: Join | None = None
+    _rebalance_since_s: float | None = None
+    _heartbeat_s: float | None = None  # When the last one was answered.
 
     @property
     def is_running(self) -> bool:
@@ -727,8 +734,30 @@ class Driver:
 
     def notify(self) -> None:
         """Wake everyone in `wait_changed`."""
+        self._time_rebalance()
         changed, self._changed = self._changed, trio.Event()
         changed.set()
+
+    def _time_rebalance(self) -> None:
+        machine = self._machine
+        if machine.state in {State.OUTSIDE, State.FAILED, State.LEFT}:
+            self._rebalance_since_s = None
+        elif machine.state is not State.STABLE or machine.rebalance_needed:
+            if self._rebalance_since_s is None:
+                self._rebalance_since_s = trio.current_time()
+        elif self._rebalance_since_s is not None:
+            counts = self._router.counts.group(machine.config.group_id)
+            counts.rebalances.note(trio.current_time() - self._rebalance_since_s)
+            self._rebalance_since_s = None
+
+    def now(self) -> MemberNow:
+        """Return how the member is; from any thread."""
+        machine, heard_s = self._machine, self._heartbeat_s
+        age_s = None if heard_s is None else max(0.0, self._router.clock_s() - heard_s)
+        assigned = len(machine.usable)
+        return MemberNow(
+            machine.config.group_id, machine.state.value, machine.generation, assigned, age_s
+        )
 
     async def wait_changed(self) -> None:
         """Wait until something has happened to the machine."""
@@ -755,6 +784,8 @@ class Driver:
             return
         response = reply.response
         assert isinstance(response, JoinGroupResponse | SyncGroupResponse | HeartbeatResponse)
+        if isinstance(response, HeartbeatResponse):
+            self._heartbeat_s = trio.current_time()
         self.do(self._machine.answered(request, response, _now_ms()))
 
     @trio.lowlevel.enable_ki_protection

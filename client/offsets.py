@@ -99,6 +99,22 @@ class OffsetCalls:
         ]
         if not partitions:
             return
+        outcome = "refused"
+        try:
+            await self._commit(request, partitions, timeout_ms)
+            outcome = "done"
+        except (OutcomeUnknown, trio.Cancelled):
+            outcome = "unknown"
+            raise
+        finally:
+            self._router.counts.group(request.group_id).commits[outcome] += 1
+
+    async def _commit(
+        self,
+        request: OffsetCommitRequest,
+        partitions: list[tuple[str, str, int]],
+        timeout_ms: int | None,
+    ) -> None:
         deadline_s = self._router.deadline_s(timeout_ms)
         async with self._order.turn(partitions, deadline_s):
             reply = await self._router.call(

@@ -48,6 +48,10 @@ class Outages:
             del self._open[address]
             logger.info("%s answers again, after %.1f s", one_line(address), now_s - outage.since_s)
 
+    def longest_s(self, now_s: float) -> float:
+        """Return for how long the address has been away that is so longest; 0 if none is."""
+        return max((now_s - one.since_s for one in list(self._open.values())), default=0.0)
+
     def gone(self, caller: object) -> None:
         """Take note that *caller* makes no more attempts."""
         for outage in self._open.values():

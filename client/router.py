@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -11,12 +12,14 @@ import trio
 
 from client.backoff import RetrySettings
 from client.connection import Connection, ConnectionLost
+from client.counts import ClientCounts, ClientNow, MemberNow
 from client.exceptions import (
     ClientClosed,
     CoordinatorUnavailable,
     FatalError,
     OutcomeUnknown,
     RetriableError,
+    code_name,
     code_text,
     error_info,
 )
@@ -94,6 +97,7 @@ class Router:
 
     Attributes:
         cluster_id: As the node said that was connected last.
+        counts: What is counted of requests and groups.
         request_timeout_ms: How long a call goes on trying where it doesn't say otherwise.
 
     """
@@ -125,6 +129,8 @@ class Router:
         self._first_address = 0
         self._is_closed = False
         self._outages = Outages()
+        self._clock_ahead_s = trio.current_time() - time.perf_counter()
+        self.counts = ClientCounts()
         self.cluster_id = ""
 
     def close(self) -> None:
@@ -132,6 +138,22 @@ class Router:
         self._is_closed = True
         for connection in self._connections.values():
             connection.close("the client was closed")
+
+    def clock_s(self) -> float:
+        """Return trio's time, in whatever thread."""
+        if trio.lowlevel.in_trio_run():
+            return trio.current_time()
+        return time.perf_counter() + self._clock_ahead_s
+
+    def now(self, members: tuple[MemberNow, ...]) -> ClientNow:
+        """Return how the client is, whose *members* are these."""
+        return ClientNow(
+            self._client_id,
+            sum(one.is_usable for one in list(self._connections.values())),
+            self._outages.longest_s(self.clock_s()),
+            members,
+            self.counts,
+        )
 
     def check_open(self) -> None:
         """Raise `ClientClosed` after `close`."""
@@ -269,7 +291,7 @@ class Router:
         raise ConnectionLost(text, maybe_sent=False, cause=troubles[-1].cause)
 
     def _out_of_time(self, call: _Call) -> Exception:
-        what = type(call.request).__name__.removesuffix("Request")
+        what = name_of(call.request)
         where = "" if call.group_id is None else f" of group {call.group_id!r}"
         times = f"{call.failures} attempt{'s' if call.failures > 1 else ''}"
         tried = f"gave up after {times}; last: {call.last_trouble}"
@@ -291,6 +313,7 @@ class Router:
             if self._is_closed:
                 raise ClientClosed("the client is closed") from None
             self._failed(exc, call)
+            self.counts.unanswered(name_of(call.request))
             call.last_trouble, call.cause = str(exc), exc.cause
             call.in_doubt |= exc.maybe_sent
             if call.group_id is not None:
@@ -329,7 +352,9 @@ class Router:
         allowed_s += call.parked_ms / 1000
         try:
             with trio.move_on_after(allowed_s):
-                return await connection.request(call.request)
+                event = await connection.request(call.request)
+                self._count(call, event, trio.current_time() - began_s)
+                return event
         finally:
             # What it was parked for doesn't count, so that a connection that breaks after
             # minutes leaves as much time for another try as one that breaks at once.
@@ -342,6 +367,11 @@ class Router:
         raise ConnectionLost(
             f"{connection.address} did not answer within {allowed_s:.1f} s", connection.address
         )
+
+    def _count(self, call: _Call, event: ResponseEvent, seconds: float) -> None:
+        code = error_of(event.response, call.group_id)
+        error = "MALFORMED" if code is None else code_name(code)
+        self.counts.answered(name_of(call.request), error, seconds)
 
     def _judge(self, call: _Call, event: ResponseEvent, connection: Connection) -> Reply | None:
         group_id, response = call.group_id, event.response
@@ -483,6 +513,11 @@ def _now_s() -> float:
         raise RuntimeError(
             "a client of client.connect works in its trio program only; see client.aio for asyncio"
         ) from None
+
+
+def name_of(request: Request) -> str:
+    """Return the name of the API of *request*, as the wire protocol has it."""
+    return type(request).__name__.removesuffix("Request")
 
 
 def error_of(response: Response, group_id: str | None) -> int | None:

@@ -9,6 +9,7 @@ from typing import Final, Generic, TypeVar
 import trio
 
 from client.api import Client
+from client.counts import ClientNow
 from client.exceptions import ClientClosed
 from client.member import Member
 from client.offsets import Offsets
@@ -118,6 +119,10 @@ class ClientFacade(Facade[Client]):
     def cluster_id(self) -> str:
         """See `client.Client.cluster_id`."""
         return self._inner.cluster_id
+
+    def now(self) -> ClientNow:
+        """See `client.Client.now`."""
+        return self._inner.now()
 
 
 class MemberFacade(Facade[Member]):

@@ -29,10 +29,12 @@ for name in {missing!r}:
     sys.modules[name] = None  # As if it weren't installed.
 for package in ("protocol", "client"):
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        if module.name not in {command_lines!r}:
+        if module.name not in {with_extras!r}:
             importlib.import_module(module.name)
 """
-COMMAND_LINES: Final = (
+# What has packages of its own: command lines, and metrics.
+WITH_EXTRAS: Final = (
+    "client.metrics",
     "client.kafka_groups.__main__",
     "client.spark.lag.__main__",
     "client.spark.lag.job",
@@ -112,7 +114,7 @@ def test_the_daemon_knows_what_its_extra_brings() -> None:
 def test_the_client_and_spark_need_nothing_of_the_daemon() -> None:
     """An import that slipped in would be seen first by a user's executors."""
     missing = sorted(entry.SERVER_ONLY - {"outcome"})  # trio needs that one itself.
-    done = python(EVERYTHING.format(missing=missing, command_lines=COMMAND_LINES))
+    done = python(EVERYTHING.format(missing=missing, with_extras=WITH_EXTRAS))
 
     assert done.returncode == 0, done.stderr
 

@@ -6,6 +6,9 @@ from typing import Any, Final, NamedTuple
 
 from protocol.partition import TopicPartition
 
+Labels = Mapping[str, str]
+Family = tuple[str, str, str, list[tuple[Labels, float]]]
+
 
 class PartitionLag(NamedTuple):
     """One partition of a query.
@@ -116,17 +119,19 @@ class ListenerMetrics(NamedTuple):
         """Return it as one line of JSON."""
         return json.dumps(self.to_dict(), separators=(",", ":"))
 
-    def to_prometheus(self) -> str:
-        """Return it in Prometheus' text format; what isn't known has no sample."""
-        lines: list[str] = []
+    def families(self) -> Iterator[Family]:
+        """Yield each family that has samples: name, type, meaning, and labels with values."""
         for name, kind, meaning, samples in _families(self):
             known = [(labels, value) for labels, value in samples if value is not None]
             if known:
-                full = f"spark_listener_{name}"
-                lines += [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}"]
-                lines += [
-                    f"{full}{{{_labels(labels)}}} {_number(value)}" for labels, value in known
-                ]
+                yield f"spark_listener_{name}", kind, meaning, known
+
+    def to_prometheus(self) -> str:
+        """Return it in Prometheus' text format; what isn't known has no sample."""
+        lines: list[str] = []
+        for name, kind, meaning, samples in self.families():
+            lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+            lines += [f"{name}{{{_labels(labels)}}} {_number(value)}" for labels, value in samples]
         return "".join(line + "\n" for line in lines)
 
 
@@ -156,11 +161,10 @@ _OF_TARGETS: Final = (
     ("target_failures", "gauge", "Attempts in a row that failed.", "failures"),
 )
 
-Labels = Mapping[str, str]
-Family = tuple[str, str, str, list[tuple[Labels, float | None]]]
 
-
-def _families(metrics: ListenerMetrics) -> Iterator[Family]:
+def _families(
+    metrics: ListenerMetrics,
+) -> Iterator[tuple[str, str, str, list[tuple[Labels, float | None]]]]:
     queries: list[tuple[Labels, Any]] = [
         ({"query": query.name or "", "query_id": query.query_id}, query)
         for query in metrics.queries
