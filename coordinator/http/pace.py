@@ -3,12 +3,13 @@
 Theory of operation
 ===================
 
-Whatever works for HTTP does so in pieces of about half a millisecond: a round of its poller, or a
+Whatever works for HTTP does so in pieces of at most half a millisecond: a round of its poller, or a
 stretch of a handler between two calls of `Pace.pause`. All of them go through one turnstile, first
 come, first served, so each pass of trio's loop has at most one such piece in it, however many
 handlers there are. And if clients have asked something since the piece before, whoever stands in
-the turnstile sleeps there for four times as long as the pieces since took: a flood of HTTP gets a
-fifth of the loop at most, and each request of a client waits for one piece at most.
+the turnstile, once `REST_AFTER_S` have been worked since the last rest, sleeps there for four times
+as long: a flood of HTTP gets a fifth of the loop at most, and each request of a client waits for
+one piece at most.
 
 Nobody holds anything while working: a handler may wait for something else, or end, without a word.
 """
@@ -18,8 +19,10 @@ from typing import Final
 
 import trio
 
-# How much longer the rest is than the work.
+# How much longer the rest is than the work, and how much work is worth one: the system's timers are
+# as coarse as a millisecond.
 REST: Final = 4
+REST_AFTER_S: Final = 0.0005
 # What came between two pauses without a `begin` may have been others' work: count no more of it.
 PIECE_MAX_S: Final = 0.002
 
@@ -45,15 +48,19 @@ class Pace:
         """Begin to work after a wait for something else than `pause`."""
         self._since_s = self._clock_s()
 
-    async def pause(self) -> None:
-        """Return when the next piece may begin; call it after each half a millisecond."""
+    def end(self) -> None:
+        """End the work without a `pause`."""
         now_s = self._clock_s()
         self._worked_s += min(now_s - self._since_s, PIECE_MAX_S)
         self._since_s = now_s
-        async with self._turnstile:
-            worked_s, self._worked_s = self._worked_s, 0.0
-            seen, self._seen = self._seen, self._requests()
-            # Taking the lock let everybody else have a turn already.
-            if seen != self._seen:
-                await trio.sleep(REST * worked_s)
-        self._since_s = self._clock_s()
+
+    async def pause(self) -> None:
+        """Return when the next piece may begin; call it after each half a millisecond."""
+        self.end()
+        async with self._turnstile:  # Taking it lets everybody else have a turn already.
+            if self._worked_s >= REST_AFTER_S:
+                worked_s, self._worked_s = self._worked_s, 0.0
+                seen, self._seen = self._seen, self._requests()
+                if seen != self._seen:
+                    await trio.sleep(REST * worked_s)
+        self.begin()

@@ -176,7 +176,9 @@ class HttpSessions:
         self._nursery.start_soon(self._handle, session, route, request)
 
     async def _handle(self, session: HttpSession, route: Route, request: HttpRequest) -> None:
-        if not route.is_quick:
+        if route.is_quick:
+            self._pace.begin()
+        else:
             await self._pace.pause()
         try:
             answer = await route.handler(request)
@@ -189,6 +191,7 @@ class HttpSessions:
             session.refuse(exc)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
             self._failed(session, route, exc)
+        self._pace.end()
         if not route.is_quick:
             self._under_way -= 1
             if self._waiting:

@@ -40,6 +40,21 @@ async def test_a_piece_is_followed_by_a_rest_while_clients_ask(autojump_clock: o
     assert abs(trio.current_time() - began_s - 100 * REST * 0.001) < 1e-9
 
 
+async def test_small_pieces_rest_together(autojump_clock: object) -> None:
+    """A rest shorter than the system's timers would be longer than it should."""
+    work = Work()
+    began_s = trio.current_time()
+    rests = []
+    for _ in range(99):
+        work.asked += 1
+        before_s = trio.current_time()
+        await work.piece(2**-12)
+        rests.append(trio.current_time() - before_s)
+
+    assert 33 == sum(rest > 0 for rest in rests)
+    assert abs(trio.current_time() - began_s - 99 * REST * 2**-12) < 1e-9
+
+
 async def test_many_rest_as_long_as_one(autojump_clock: object) -> None:
     """Sixteen handlers together get what one gets."""
     work = Work()
