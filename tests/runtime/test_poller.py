@@ -400,6 +400,31 @@ async def test_nobody_who_could_run_is_kept_waiting_for_a_request(
             assert bell.masks
 
 
+async def test_what_is_called_soon_leaves_turns_to_others(mock_clock: MockClock) -> None:
+    """Many peers that sent much in one go would keep everybody else waiting together."""
+    called = 0
+    longest = 0
+
+    def work() -> None:
+        nonlocal called
+        called += 1
+        mock_clock.jump(SLICE_S / 2)
+
+    async with running() as poller:
+        with bells(poller, None) as (bell,):
+            for _ in range(50):
+                poller.call_soon(work)
+            bell.ring()
+            while called < 50:
+                before = called
+                await trio.lowlevel.checkpoint()
+                longest = max(longest, called - before)
+                if called >= 4:
+                    assert bell.masks  # Nor does what is ready wait for all of it.
+
+    assert longest <= 4
+
+
 async def test_what_is_called_soon_waits_for_no_request(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
