@@ -17,8 +17,9 @@ close a descriptor that is further down: `unwatch` makes its entry mean nothing.
 give the same number to a new descriptor before the list is done: what is watched from here on is
 called from the next look on, and loses nothing, since it is then still ready.
 
-Other tasks must run too, so what takes longer than `SLICE_S` is put aside for one turn of trio's. The time is trio's own: under a virtual clock it stands still within a turn, and what
-happens does not depend on how fast the machine is.
+Other tasks must run too, so what takes longer than `SLICE_S` is put aside for one turn of trio's.
+The time is trio's own: under a virtual clock it stands still within a turn, and what happens does
+not depend on how fast the machine is.
 
 A pass of trio's loop for each request costs more than what a heartbeat asks for. So the task
 *stays* once requests follow each other closely, which two short waits in a row show: it waits in
