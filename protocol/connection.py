@@ -249,6 +249,7 @@ def _read_request(header: tuple[int, bytes, int], body: bytes) -> RequestEvent |
 
 
 _TOO_LARGE: Final = BARE_ERROR_CODEC.encode(BareError(ErrorCode.RESPONSE_TOO_LARGE))
+TOO_LARGE_FRAME_BYTES: Final = RESPONSE_HEADER.size + len(_TOO_LARGE)
 
 
 def encode_response(
@@ -265,6 +266,11 @@ def encode_response(
         body = _TOO_LARGE
         size = RESPONSE_HEADER_BYTES + len(body)
     return _pack_response_header(size, correlation_id, 0, leader_epoch) + body
+
+
+def is_too_large(frame: bytes) -> bool:
+    """Say whether `encode_response` put ``[1006]`` into *frame*, for an answer too large."""
+    return len(frame) == TOO_LARGE_FRAME_BYTES and frame.endswith(_TOO_LARGE)
 
 
 def encode_error(correlation_id: int, error: int) -> bytes:

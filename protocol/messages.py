@@ -14,7 +14,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, dataclass_transform
 
-from msgspec import Struct, structs
+from msgspec import Raw, Struct, structs
 
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
@@ -1856,3 +1856,55 @@ declare(
         -1,
     ),
 )
+
+
+# --- The error of an answer as a whole --------------------------------------------------
+
+
+def first_error(response: Any) -> int:
+    """Return the error code of *response*, or where it has several the first that isn't 0.
+
+    An offset in an OffsetFetch has none of its own but its group's.
+    """
+    parts = _PARTS_WITH_ERRORS.get(type(response))
+    if parts is None:
+        error: int = response.error
+        return error
+    return parts(response)
+
+
+def _of_partitions(response: Any) -> int:
+    if response.error:
+        return int(response.error)
+    for topic in response.topics:
+        for partition in topic.partitions:
+            if partition.error:
+                return int(partition.error)
+    return 0
+
+
+def _of_topics(response: Any) -> int:
+    return response.error or _first(response.topics)
+
+
+def _first(parts: Iterable[Any]) -> int:
+    for part in parts:
+        if type(part) is not Raw and part.error:  # What is packed already went well.
+            return int(part.error)
+    return 0
+
+
+_PARTS_WITH_ERRORS: Final[dict[type[Response], Callable[[Any], int]]] = {
+    OffsetCommitResponse: _of_partitions,
+    OffsetDeleteResponse: _of_partitions,
+    AlterOffsetsResponse: _of_partitions,
+    ReportEndOffsetsResponse: _of_partitions,
+    RegisterTopicsResponse: _of_topics,
+    DeleteTopicsResponse: _of_topics,
+    DescribeTopicsResponse: _of_topics,
+    LeaveGroupResponse: lambda response: response.error or _first(response.members),
+    FindCoordinatorResponse: lambda response: _first(response.coordinators),
+    OffsetFetchResponse: lambda response: _first(response.groups),
+    DescribeGroupsResponse: lambda response: _first(response.groups),
+    DeleteGroupsResponse: lambda response: _first(response.groups),
+}

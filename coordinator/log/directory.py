@@ -9,7 +9,7 @@ import fcntl
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
@@ -51,7 +51,13 @@ class Overwritten(Protocol):
 
 
 class Directory(Protocol):
-    """A data folder, flat but for subfolders one deep. Every method may raise OSError."""
+    """A data folder, flat but for subfolders one deep. Every method may raise OSError.
+
+    Attributes:
+        last_sync_s: How long the latest `File.write_synced` took.
+    """
+
+    last_sync_s: float
 
     def lock(self) -> None:
         """Become the folder's only process. Raises LogLocked if another one is."""
@@ -105,8 +111,9 @@ class Directory(Protocol):
 class OsFile:
     """A descriptor that is written to, and made durable as fdatasync(2) does."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, directory: "OsDirectory") -> None:
         self._descriptor = descriptor
+        self._directory = directory
 
     def write(self, data: bytes, position: int) -> None:
         """Write all of *data*; pwrite(2) may take less at once."""
@@ -122,6 +129,12 @@ class OsFile:
         One call instead of two: each time it comes back from one, the thread waits for Python's
         lock while the event loop computes, up to the switch interval.
         """
+        clock_s = self._directory.clock_s
+        began_s = clock_s()
+        self._write_synced(data, position)
+        self._directory.last_sync_s = clock_s() - began_s
+
+    def _write_synced(self, data: bytes, position: int) -> None:
         try:
             written = os.pwritev(self._descriptor, (data,), position, os.RWF_DSYNC)
         except OSError as exc:
@@ -187,12 +200,17 @@ class OsOverwritten:
 class OsDirectory:
     """A folder of the file system; it is made if it isn't there."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open the folder.
+    last_sync_s = 0.0
+
+    def __init__(
+        self, path: str | os.PathLike[str], clock_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """Open the folder; without *clock_s* nothing takes any time.
 
         Raises:
             LogRefused: It can't be made, or is not a folder that this user can use.
         """
+        self.clock_s = clock_s
         self._path = Path(path)
         self._lock: int | None = None
         self._made: list[Path] = []  # The innermost one first.
@@ -292,11 +310,11 @@ class OsDirectory:
         path = self._path / name
         path.parent.mkdir(exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return OsFile(os.open(path, flags, _FILE_MODE))
+        return OsFile(os.open(path, flags, _FILE_MODE), self)
 
     def open_write(self, name: str) -> File:
         """Open without O_CREAT."""
-        return OsFile(os.open(self._path / name, os.O_WRONLY | os.O_CLOEXEC))
+        return OsFile(os.open(self._path / name, os.O_WRONLY | os.O_CLOEXEC), self)
 
     def open_overwrite(self, name: str) -> Overwritten:
         """Open for reading, too: memory can't be mapped otherwise."""

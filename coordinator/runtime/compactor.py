@@ -129,6 +129,7 @@ class Compactor:
             log_bytes=lambda: journal.size_bytes,
             log_live_bytes=lambda: journal.live_bytes,
             log_segments=lambda: len(journal.manifest.segments),
+            log_dirty_percent=lambda: _dirty_percent(journal),
             compactions_total=lambda: self._compactions,
             compaction_failures_total=lambda: self._failures,
             compaction_removed_bytes_total=lambda: self._removed_bytes,
@@ -346,6 +347,12 @@ class Compactor:
         asked, self._asked = self._asked, []
         for call in asked:
             call.resolve(response, -1)
+
+
+def _dirty_percent(journal: Journal) -> float:
+    """Return how much of the sealed segments is new since the last compaction."""
+    clean_bytes, dirty_bytes = sealed_sizes(journal.manifest.segments)
+    return 100 * dirty_bytes / max(1, clean_bytes + dirty_bytes)
 
 
 class ChildProcess:

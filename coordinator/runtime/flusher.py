@@ -114,6 +114,8 @@ class Flusher:
         """Make it; *written* is called with the end offset by partition that is durable now."""
         self._journal = journal
         self._submit = environment.submit
+        self._clock_s = environment.clock_s
+        self._telemetry = environment.telemetry
         self._poller = environment.poller
         self._written = written
         self._wanted = False
@@ -145,6 +147,7 @@ class Flusher:
             self._idle.set()
             return
         self._is_writing = True
+        self._telemetry.flush_began_s = self._clock_s()
         self._submit(partial(self._journal.write_flush, flush), partial(self._end, flush))
 
     async def run(self) -> None:
@@ -164,6 +167,8 @@ class Flusher:
 
     def _end(self, flush: Flush, result: outcome.Outcome[None]) -> None:
         self._is_writing = False
+        telemetry = self._telemetry
+        began_s, telemetry.flush_began_s = telemetry.flush_began_s, None
         try:
             result.unwrap()
         except Exception as exc:  # noqa: BLE001 - `run` raises it
@@ -171,7 +176,12 @@ class Flusher:
             self._wake.set()
             return
         self._flushes += 1
-        self._flushed_bytes += len(flush.data)
+        size_bytes = len(flush.data)
+        self._flushed_bytes += size_bytes
+        assert began_s is not None
+        telemetry.flush_s.note(self._clock_s() - began_s)
+        telemetry.flush_bytes.note(size_bytes)
+        telemetry.fsync_s.note(self._journal.directory.last_sync_s)
         self._written(flush.ends)
         if not self._wanted:
             self._idle.set()

@@ -193,15 +193,12 @@ class StorageWatch:
             log_unflushed_bytes=lambda: journal.open_bytes,
             disk_free_bytes=journal.directory.free_bytes,
             disk_size_bytes=journal.directory.total_bytes,
+            disk_reserve_bytes=self._reserve,
         )
 
     def look(self) -> bool:
         """Look again, tell of a change, and return whether `is_full` is another than before."""
-        free = self._journal.directory.free_bytes()
-        reserve = self.reserve_bytes
-        if reserve < 0:
-            live = self._journal.live_bytes + 2 * self._segment_bytes
-            reserve = max(self._journal.directory.total_bytes() // 20, live)
+        free, reserve = self._journal.directory.free_bytes(), self._reserve()
         was_full, self.is_full = self.is_full, free < reserve
         is_slow = self._journal.open_bytes > UNWRITTEN_BYTES_MAX
         self.refuses = self.is_full or is_slow
@@ -211,3 +208,9 @@ class StorageWatch:
         name = "storage.full" if self.is_full else "storage.has_room"
         self._emit_event(name, {"free_bytes": free, "reserve_bytes": reserve})
         return True
+
+    def _reserve(self) -> int:
+        if self.reserve_bytes >= 0:
+            return self.reserve_bytes
+        live = self._journal.live_bytes + 2 * self._segment_bytes
+        return max(self._journal.directory.total_bytes() // 20, live)

@@ -37,6 +37,7 @@ from coordinator.runtime.environment import Environment, wall_clock_ms
 from coordinator.runtime.flusher import DiskThread, Mailbox
 from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
+from coordinator.runtime.telemetry import Tee, Telemetry
 from coordinator.server.dispatch import SERVER_SOFTWARE
 from coordinator.server.reload import Reload
 from coordinator.server.server import Server
@@ -65,7 +66,7 @@ def new_cluster_id() -> str:
     return base64.urlsafe_b64encode(secrets.token_bytes(_CLUSTER_ID_BYTES)).rstrip(b"=").decode()
 
 
-def real_environment() -> Environment:
+def real_environment(telemetry: Telemetry, emit_event: Tee) -> Environment:
     """Return the clock, the ids and the threads of the real world."""
     poller = Poller(STAY_S)
     mailbox = Mailbox(poller.watch)
@@ -74,7 +75,7 @@ def real_environment() -> Environment:
         poller=poller,
         wall_clock_ms=wall_clock_ms,
         new_uuid=lambda: str(uuid.uuid4()),
-        emit_event=log_event,
+        emit_event=emit_event,
         run_blocking=disk.run,
         run_reading=DiskThread("log-reader", mailbox.put).run,
         submit=disk.submit,
@@ -86,6 +87,8 @@ def real_environment() -> Environment:
                 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             ),
         },
+        telemetry=telemetry,
+        clock_s=time.perf_counter,
     )
 
 
@@ -179,7 +182,7 @@ def _opened(settings: Settings, data_dir: Path, leader_epoch_at_least: int) -> J
     """Return the log, or the exit status if it can't be opened."""
     try:
         return Journal(
-            OsDirectory(data_dir),
+            OsDirectory(data_dir, time.perf_counter),
             num_partitions=settings.offsets_topic_num_partitions,
             segment_bytes=settings.offsets_topic_segment_bytes,
             node_id=settings.node_id,
@@ -203,7 +206,9 @@ async def _serve_log(
     listeners: list[SocketListener],
     console: Console,
 ) -> int:
-    environment = real_environment()
+    telemetry = Telemetry()
+    tee = Tee(log_event, telemetry.event)
+    environment = real_environment(telemetry, tee)
     node = make_node(settings, journal, environment, ChildProcess(data_dir).run)
     native_listeners = listeners[: len(settings.listener_addresses())]
     http_listeners = listeners[len(native_listeners) :]
@@ -227,6 +232,7 @@ async def _serve_log(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.run)
+            nursery.start_soon(telemetry.watch_stalls)
             nursery.start_soon(server.run, list[Listener](native_listeners))
             for address, listener in zip(
                 settings.listener_addresses(), native_listeners, strict=True

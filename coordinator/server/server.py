@@ -15,7 +15,7 @@ from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.timekeeper import LATE_MS
 from coordinator.server.dispatch import Dispatcher
-from coordinator.server.session import Deadlines, Sessions
+from coordinator.server.session import SHUTDOWN, Deadlines, Sessions
 from coordinator.server.transport import Listener, Transport
 
 log: Final = structlog.get_logger()
@@ -61,12 +61,14 @@ class Server:
         try:
             async with trio.open_nursery() as nursery:
                 for listener in listeners:
-                    nursery.start_soon(accept_for_ever, listener, self.sessions.begin)
+                    nursery.start_soon(
+                        accept_for_ever, listener, self.sessions.begin, self.sessions.has_no_room
+                    )
                 nursery.start_soon(sweep_for_ever, self.sessions, self._poller, self._now)
                 nursery.start_soon(self._poller.run, self.sessions.end_round)
         finally:
             for session in self.sessions:
-                session.close()
+                session.close(SHUTDOWN)
             self._poller.close()
 
     async def wait_sent(self) -> None:
@@ -75,8 +77,15 @@ class Server:
             await trio.sleep(SENT_POLL_S)
 
 
-async def accept_for_ever(listener: Listener, begin: Callable[[Transport], None]) -> None:
-    """Hand every connection to *begin*, until the listener is closed."""
+async def accept_for_ever(
+    listener: Listener,
+    begin: Callable[[Transport], None],
+    no_room: Callable[[], None] = lambda: None,
+) -> None:
+    """Hand every connection to *begin*, until the listener is closed.
+
+    While the process or the machine can't take another one, *no_room* is called each time.
+    """
     while True:
         try:
             transport = await listener.accept()
@@ -85,6 +94,8 @@ async def accept_for_ever(listener: Listener, begin: Callable[[Transport], None]
         except OSError as exc:
             if exc.errno not in _NO_ROOM | _BROKEN_PEER:
                 raise
+            if exc.errno in _NO_ROOM:
+                no_room()
             log.warning("accept.paused", reason=exc.strerror)
             await trio.sleep(ACCEPT_PAUSE_S)
             continue

@@ -24,15 +24,18 @@ from coordinator.group.core import Caller, Now
 from coordinator.runtime.calls import Call
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Flusher
+from coordinator.runtime.telemetry import count
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
+    TOO_LARGE_FRAME_BYTES,
     BadRequest,
     FrameTooLarge,
     RequestEvent,
     ServerConnection,
     encode_error,
     encode_response,
+    is_too_large,
 )
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -41,6 +44,7 @@ from protocol.messages import (
     JoinGroupRequest,
     Response,
     SyncGroupRequest,
+    first_error,
     join_error,
 )
 
@@ -58,6 +62,46 @@ _BYTES_PER_READ_SECOND: Final = 64 * 1024
 # One line per peer and second is enough to find out who sends garbage.
 _LOG_PERIOD_MS: Final = 1_000
 _LOGGED_PEERS_MAX: Final = 1_000
+# How an API key and an error code are one number.
+_KEY_BITS: Final = 16
+_KEY_MASK: Final = 2**_KEY_BITS - 1
+
+
+class Arrival:
+    """When the requests of one round came, and how many answers to them leave in another.
+
+    Answers are counted one by one, but timed together: those of one API, with one error, to
+    requests that came together leave together, too.
+
+    Attributes:
+        at_s: The moment.
+        answers: API key and error code as one number (`SessionCall.kind`) -> how many of them
+            leave at the end of this round.
+    """
+
+    __slots__ = ("answers", "at_s")
+
+    def __init__(self, at_s: float) -> None:
+        self.at_s = at_s
+        self.answers: dict[int, int] = {}
+
+
+# By what connections are counted that end.
+PEER: Final = "peer"
+FAILED: Final = "failed"
+MALFORMED: Final = "malformed"
+SHUTDOWN: Final = "shutdown"
+_IDLE: Final = "it is idle"
+_UNFINISHED: Final = "it stopped in the middle of a request"
+_TAKES_NOTHING: Final = "it takes no answers"
+_TAKES_TOO_LITTLE: Final = "too many answers wait behind a slow read"
+_COUNTED_AS: Final = {
+    _IDLE: "idle",
+    _UNFINISHED: "unfinished_request",
+    _TAKES_NOTHING: "slow_reader",
+    _TAKES_TOO_LITTLE: "slow_reader",
+}
+_NO_DESCRIPTORS: Final = "descriptors"
 
 
 class SessionCall(Call, eq=False):
@@ -70,19 +114,28 @@ class SessionCall(Call, eq=False):
     event: RequestEvent
     session: "Session"
     parks: bool
+    arrival: Arrival
     is_held: bool = False  # Counted by the session while it waits for its answer.
     is_open: bool = True
+    kind: int = 0  # Of what was prepared: API key and, above it, the error code.
 
     def prepare(self, answer: Response, leader_epoch: int) -> bytes:
         """Return the frame of *answer*."""
         event = self.event
-        return encode_response(
-            event.dialect,
+        dialect = event.dialect
+        frame = encode_response(
+            dialect,
             event.correlation_id,
             answer,
             leader_epoch,
             self.session.max_response_bytes,
         )
+        error = first_error(answer)
+        if len(frame) == TOO_LARGE_FRAME_BYTES and is_too_large(frame):
+            error = ErrorCode.RESPONSE_TOO_LARGE
+        kind = dialect.api_key
+        self.kind = error << _KEY_BITS | kind if error else kind
+        return frame
 
     def send(self, prepared: bytes) -> None:
         """Put the frame behind what is unsent; the round's end sends it."""
@@ -92,6 +145,14 @@ class SessionCall(Call, eq=False):
         self.is_open = False
         if self.is_held:
             session.let_go(self)
+        answers = self.arrival.answers
+        kind = self.kind
+        try:
+            answers[kind] += 1
+        except KeyError:
+            if not answers:
+                session.answered.append(self.arrival)
+            answers[kind] = 1
         session.unsent += prepared
         if not session.will_flush:
             session.flush_later()
@@ -102,6 +163,7 @@ class Session:
 
     Attributes:
         caller: Who is at the other end, as groups know it.
+        answered: See `Sessions`.
         unsent: Answers that have not left; the first one may have left in part.
         is_blocked: The peer takes no more; the poller tells when it does again.
         in_flight: Requests without an answer, but for those that wait for other members.
@@ -121,6 +183,9 @@ class Session:
         self._dispatch = sessions.dispatcher.dispatch
         self._receive = transport.receive_now
         self._queue = sessions.queue
+        self._telemetry = sessions.telemetry
+        self.answered = sessions.answered
+        self._arrival = sessions.arrival  # Of what was read last.
         self._max_in_flight = settings.max_in_flight_requests
         self._max_unsent_bytes = settings.send_buffer_max_bytes
         self.max_response_bytes = settings.response_max_bytes
@@ -139,6 +204,7 @@ class Session:
         self.is_paused = False
         self._will_go_on = False  # The poller calls for what is untaken.
         self._is_closing = False  # Answer what is unsent, then close.
+        self._closes_as = MALFORMED
         self.deadlines = Deadlines(settings, now_ms)
 
     # --- reading ------------------------------------------------------------------------
@@ -171,9 +237,11 @@ class Session:
         self.close()
 
     def _read(self, data: bytes) -> None:
+        self._telemetry.received_bytes += len(data)
         try:
             events = self._connection.receive(data)
         except FrameTooLarge as exc:
+            count(self._telemetry.refused, "too_large")
             self.close_because(str(exc))
             return
         if events and self.deadlines.is_reading_frame:
@@ -181,7 +249,9 @@ class Session:
             self.deadlines.is_reading_frame = False
             self._queue.bytes -= self._reserved_bytes
             self._reserved_bytes = 0
-        self._take_turn(events, self._sessions.round_now())
+        now = self._sessions.round_now()
+        self._arrival = self._sessions.arrival
+        self._take_turn(events, now)
 
     def _go_on(self) -> None:
         """Take more of what an earlier read has brought."""
@@ -195,7 +265,7 @@ class Session:
 
     def _fail(self, exc: Exception) -> None:
         log.error("session.failed", peer=self.transport.peer, exc_info=exc)
-        self.close()
+        self.close(FAILED)
 
     def _take_turn(self, events: list[RequestEvent | BadRequest], now: Now) -> None:
         """Take what was pipelined into one read, and decide whether to read on.
@@ -234,7 +304,7 @@ class Session:
         """Look again whether to read on, or to end."""
         if self._is_closing:
             if not self.unsent:
-                self.close()
+                self.close(self._closes_as)
         elif self.is_paused and not self._must_pause():
             self._go_on_soon()
 
@@ -281,7 +351,7 @@ class Session:
                 self.caller = Caller(request.client_id, self.transport.peer)
             else:
                 parks = True
-        call = SessionCall(request, event, self, parks)
+        call = SessionCall(request, event, self, parks, self._arrival)
         if parks and not self._park(call):
             return
         try:
@@ -291,12 +361,15 @@ class Session:
             if call.is_open:
                 call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
             self._is_closing = True
+            self._closes_as = FAILED
         if call.is_open and not parks:
             call.is_held = True
             self.in_flight[call] = None
             self._queue.bytes += event.size_bytes
 
     def _refuse(self, bad: BadRequest) -> None:
+        is_unknown = bad.error is ErrorCode.UNSUPPORTED_VERSION
+        count(self._telemetry.refused, "unsupported" if is_unknown else "malformed")
         self._sessions.warn(
             "request.refused",
             self.transport.peer,
@@ -314,6 +387,7 @@ class Session:
         call.is_held = True
         if self._queue.park(is_join=type(call.request) is JoinGroupRequest):
             return True
+        count(self._telemetry.refused, "parked_limit")
         self._sessions.warn("request.shed", self.transport.peer, reason="max.parked.requests")
         call.resolve(join_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, "", SHED_MESSAGE), -1)
         return False
@@ -345,7 +419,7 @@ class Session:
             # Its own turns bring as much as the limit and one answer; this is about the rest.
             allowed_bytes = max(self._turn_bytes, self._max_unsent_bytes) + self._max_unsent_bytes
             if len(self.unsent) > allowed_bytes:
-                self.close_because("too many answers wait behind a slow read")
+                self.close_because(_TAKES_TOO_LITTLE)
         else:
             self._send()
 
@@ -356,6 +430,7 @@ class Session:
         except NETWORK_ERRORS:
             self.close()
             return
+        self._telemetry.sent_bytes += sent
         del unsent[:sent]
         if unsent or self.is_blocked:
             if sent or not self.is_blocked:
@@ -375,27 +450,28 @@ class Session:
     def overdue(self, now_ms: int) -> str | None:
         """Return why the connection must end now, or None."""
         if self.is_blocked:
-            return "it takes no answers" if now_ms >= self.deadlines.send_ms else None
+            return _TAKES_NOTHING if now_ms >= self.deadlines.send_ms else None
         if now_ms < self.deadlines.read_ms or self._must_pause():
             return None
         if self.deadlines.is_reading_frame:
-            return "it stopped in the middle of a request"
+            return _UNFINISHED
         if self.in_flight or self._parked:
             # It waits for us, with a JoinGroup parked; its idle time begins with the answer.
             self.deadlines.between_frames(now_ms)
             return None
-        return "it is idle"
+        return _IDLE
 
     def close_because(self, reason: str) -> None:
         """End the connection, and say why in the log."""
         self._sessions.warn("connection.closed", self.transport.peer, reason=reason)
-        self.close()
+        self.close(_COUNTED_AS.get(reason, MALFORMED))
 
-    def close(self) -> None:
+    def close(self, why: str = PEER) -> None:
         """End the connection: withdraw what is parked, forget what is unanswered. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True
+        count(self._telemetry.connections_closed, why)
         self.transport.close()
         self.unsent.clear()
         self._untaken.clear()
@@ -512,6 +588,8 @@ class Sessions:
     Attributes:
         queue: What their requests hold together.
         with_answers: Those with something to send at the end of this round.
+        arrival: Of what this round has read, once `round_now` was called in it.
+        answered: Those to which answers leave at the end of this round.
     """
 
     def __init__(
@@ -531,6 +609,10 @@ class Sessions:
             max_bytes=settings.queued_max_request_bytes, max_parked=settings.max_parked_requests
         )
         self.with_answers: list[Session] = []
+        self.telemetry = environment.telemetry
+        self._clock_s = environment.clock_s
+        self.arrival = Arrival(0)
+        self.answered: list[Arrival] = []
         self._flusher = flusher
         self.max_connections = max_connections
         self._all: dict[Session, None] = {}
@@ -550,19 +632,25 @@ class Sessions:
     def begin(self, transport: Transport) -> None:
         """Start a session on *transport*, or close it when there are too many."""
         if len(self._all) >= self.max_connections:
-            self._refuse(transport, "max.connections")
+            self._refuse(transport, "max_connections", "max.connections")
             return
         session = Session(self, transport, self.now().mono_ms)
         try:
             transport.attach(self.poller, session)
         except OSError as exc:
-            self._refuse(transport, str(exc.strerror))
+            self._refuse(transport, _NO_DESCRIPTORS, str(exc.strerror))
             return
         self._all[session] = None
+        self.telemetry.connections_accepted += 1
 
-    def _refuse(self, transport: Transport, reason: str) -> None:
+    def _refuse(self, transport: Transport, word: str, reason: str) -> None:
+        count(self.telemetry.connections_refused, word)
         self.warn("connection.refused", transport.peer, reason=reason)
         transport.close()
+
+    def has_no_room(self) -> None:
+        """Count that a connection waits outside, as there is no descriptor for it."""
+        count(self.telemetry.connections_refused, _NO_DESCRIPTORS)
 
     def forget(self, session: Session) -> None:
         """Note that *session* has ended."""
@@ -573,6 +661,7 @@ class Sessions:
         now = self._round_now
         if now is None:
             now = self._round_now = self.now()
+            self.arrival = Arrival(self._clock_s())
         return now
 
     def end_round(self) -> None:
@@ -591,10 +680,22 @@ class Sessions:
                 session.flush()
         self.queue.wake()
         self._flusher.start()
+        if self.answered:
+            self._count_answers()
+
+    def _count_answers(self) -> None:
+        now_s, answered = self._clock_s(), self.telemetry.answered
+        for arrival in self.answered:
+            took_s = now_s - arrival.at_s
+            for kind, times in arrival.answers.items():
+                answered(kind & _KEY_MASK, kind >> _KEY_BITS, took_s, times)
+            arrival.answers.clear()
+        self.answered.clear()
 
     def request_failed(self, event: RequestEvent, peer: str, exc: Exception) -> None:
         """Log a bug with a number of its own."""
         self._failed_requests += 1
+        count(self.telemetry.refused, FAILED)
         log.error(
             "request.failed",
             error_id=self._failed_requests,

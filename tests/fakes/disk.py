@@ -297,6 +297,8 @@ class DiskOverwritten:
 class DiskDirectory:
     """The folder as one process sees it."""
 
+    last_sync_s = 0.0
+
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self.dead = False

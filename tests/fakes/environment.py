@@ -8,6 +8,7 @@ import trio
 
 from coordinator.runtime.environment import Done, Environment, RunBlocking, Submit, Work
 from coordinator.runtime.poller import Poller
+from coordinator.runtime.telemetry import Tee, Telemetry
 from tests import logged
 
 
@@ -38,7 +39,8 @@ def environment(
     wall_clock_ms: Callable[[], int] = lambda: 0,
     emit_event: Callable[[str, dict[str, Any]], None] = lambda _name, _fields: None,
 ) -> Environment:
-    """Return surroundings with a poller of their own."""
+    """Return surroundings with a poller of their own; what events tell of is counted."""
+    telemetry = Telemetry()
 
     def noted(name: str, fields: dict[str, Any]) -> None:
         logged.note({"event": name, **fields})
@@ -51,5 +53,6 @@ def environment(
         run_reading=run_reading,
         new_uuid=new_uuid,
         wall_clock_ms=wall_clock_ms,
-        emit_event=noted,
+        emit_event=Tee(noted, telemetry.event),
+        telemetry=telemetry,
     )

@@ -174,3 +174,15 @@ def test_a_file_system_without_synced_writes_is_written_and_synced(
     journal = open_real(tmp_path)
     assert [1] == replayed(journal)
     journal.close(clean=True)
+
+
+def test_a_synced_write_says_how_long_it_took(tmp_path: Path) -> None:
+    """It is the part of a commit's time that no code of ours can shorten."""
+    directory = OsDirectory(tmp_path, iter([10.0, 10.25]).__next__)
+    file = directory.create("a")
+    file.write(b"1", 0)
+    file.sync()
+    file.write_synced(b"1", 0)
+    file.close()
+
+    assert directory.last_sync_s == 0.25

@@ -17,7 +17,7 @@ from protocol.connection import (
     encode_response,
 )
 from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError
-from protocol.messages import APIS, Api, Message, error_response
+from protocol.messages import APIS, Api, Message, error_response, first_error
 from tests.protocol.examples import EXAMPLES
 from tests.protocol.frames import received, throttled
 from tests.protocol.strategies import messages
@@ -284,3 +284,37 @@ def test_every_code_says_whether_it_applied() -> None:
 def test_examples_are_numbered_one_after_the_other() -> None:
     """Their numbers are correlation ids in the vectors."""
     assert [example.number for example in EXAMPLES] == list(range(len(EXAMPLES)))
+
+
+def errors_in(value: Any) -> list[int]:
+    """Return the error codes of *value* and all of its parts, in order."""
+    if isinstance(value, tuple):
+        return [error for part in value for error in errors_in(part)]
+    if isinstance(value, m.PartitionOffset) or not isinstance(value, Message):
+        return []
+    return [
+        error
+        for name in value.__struct_fields__
+        for error in (
+            [getattr(value, name)] if name == "error" else errors_in(getattr(value, name))
+        )
+    ]
+
+
+@each_api
+@quick
+@given(data=st.data())
+def test_an_answer_counts_as_its_first_error(api: Api, data: st.DataObject) -> None:
+    """A shape that nobody thought of would count every failure of its parts as a success."""
+    response = data.draw(messages(api.response))
+
+    assert first_error(response) == next(filter(None, errors_in(response)), 0)
+    assert first_error(error_response(api.example.request, 16)) == 16
+    assert first_error(m.BareError(-1)) == -1
+
+
+def test_what_is_packed_already_counts_as_a_success() -> None:
+    """A fetch of many groups packs each of them as it is found; failures it leaves as they are."""
+    packed: Any = (msgspec.Raw(b"x"), m.GroupOffsets("g", ErrorCode.NOT_COORDINATOR, ()))
+
+    assert first_error(m.OffsetFetchResponse(packed)) == 16

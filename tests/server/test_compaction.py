@@ -200,6 +200,19 @@ async def test_a_compaction_by_command_takes_in_all_that_was_written(
         assert again.log_bytes == answer.log_bytes
 
 
+async def test_how_much_is_dirty_is_told(autojump_clock: MockClock) -> None:
+    """Whoever waits for the next compaction sees it come."""
+    async with world(MANUAL, SMALL) as w:
+        client = w.connect()
+        dirty = w.metrics["log_dirty_percent"]
+        assert dirty() == 0
+        await overwrite(client, 200)
+        assert dirty() == 100
+        await ask_to_compact(client)
+
+        assert dirty() == 0
+
+
 async def test_what_compactions_removed_never_goes_back(autojump_clock: MockClock) -> None:
     """A commit of which every second offset was overwritten is cut to pieces that take more."""
     async with world(MANUAL) as w:

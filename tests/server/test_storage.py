@@ -235,6 +235,7 @@ async def test_below_the_reserve_new_data_is_refused(autojump_clock: MockClock) 
         disk.free_bytes = 999_999
         await trio.sleep(1)
 
+        assert w.metrics["disk_reserve_bytes"]() == 1_000_000
         assert await client.error(commit(5, group_id="x")) == 1004
         refused = await client.ask(join("new"))
         assert isinstance(refused, JoinGroupResponse)
