@@ -37,11 +37,43 @@ _FIRST_MS: Final = SAMPLES_KEPT + 2
 _FIRST_END: Final = SAMPLES_KEPT + 3
 
 
-class _Ends(Minutes):
+class TopicEnds(Minutes):
+    """The ends of one topic."""
+
     COLUMN = array("q", [UNKNOWN]) * (SAMPLES_KEPT + 4)
     CARRIES = True
 
     __slots__ = ()
+
+    def note_change(self, end: EndOffset, mono_ms: int, wall_ms: int) -> tuple[Block, int]:
+        """Note that *end* is the latest that was told, as its record says."""
+        found = self.find(end.partition)
+        assert found is not None
+        block, at = found
+        block.cells[at + _CHANGED] = mono_ms - max(wall_ms - end.reported_ms, 0)
+        return found
+
+    def told_ms(self, end: EndOffset) -> int:
+        """Return when *end* was last told, by the clock of the day."""
+        found = self.find(end.partition)
+        if found is None:
+            return end.reported_ms
+        block, at = found
+        cells: array[int] = block.cells
+        return max(end.reported_ms, cells[at + _TOLD])
+
+    def behind_ms(self, end: EndOffset, committed: int, now_ms: int) -> int:
+        """Return how long ago the end passed a committed offset, `UNKNOWN` if that isn't known.
+
+        It is 0 if nothing is left to do; *end* is that of the moment.
+        """
+        if committed >= end.end_offset:
+            return 0
+        found = self.find(end.partition)
+        if found is None:
+            return UNKNOWN
+        passed_ms = _passed_ms(*found, committed, end.end_offset, now_ms)
+        return UNKNOWN if passed_ms is None else max(now_ms - passed_ms, 0)
 
 
 class EndsHistory:
@@ -50,7 +82,7 @@ class EndsHistory:
     __slots__ = ("_topics",)
 
     def __init__(self) -> None:
-        self._topics: dict[str, _Ends] = {}
+        self._topics: dict[str, TopicEnds] = {}
 
     def forget(self, topic: str) -> None:
         """Forget a topic."""
@@ -61,7 +93,11 @@ class EndsHistory:
     ) -> None:
         """Note that *end* was told now, and *before* (it may be the same) the time before."""
         ends = self._of(topic)
-        block, at = ends.find(end.partition) or _make(ends, before or end, mono_ms, wall_ms)
+        found = ends.find(end.partition)
+        if found is None:
+            ends.make((end.partition,), mono_ms // MINUTE_MS)
+            found = ends.note_change(before or end, mono_ms, wall_ms)
+        block, at = found
         cells = block.cells
         cells[at + _TOLD] = wall_ms
         if before is None or before.end_offset == end.end_offset:
@@ -81,50 +117,24 @@ class EndsHistory:
     ) -> None:
         """Note *ends* of a topic as they are when *minute* begins, which is about now."""
         kept = self._of(topic)
-        for end in ends:
-            if kept.find(end.partition) is None:
-                _make(kept, end, mono_ms, wall_ms)
-        kept.put(minute, [(end.partition, end.end_offset) for end in ends])
+        by_partition = {end.partition: end for end in ends}
+        numbers = {partition: end.end_offset for partition, end in by_partition.items()}
+        for partition in kept.put(minute, numbers):
+            kept.note_change(by_partition[partition], mono_ms, wall_ms)
 
-    def _of(self, topic: str) -> _Ends:
+    def _of(self, topic: str) -> TopicEnds:
         found = self._topics.get(topic)
         if found is None:
-            found = self._topics[topic] = _Ends()
+            found = self._topics[topic] = TopicEnds()
         return found
 
-    def told_ms(self, topic: str, end: EndOffset) -> int:
-        """Return when *end* was last told, by the clock of the day."""
-        ends = self._topics.get(topic)
-        found = None if ends is None else ends.find(end.partition)
-        if found is None:
-            return end.reported_ms
-        block, at = found
-        cells: array[int] = block.cells
-        return max(end.reported_ms, cells[at + _TOLD])
-
-    def behind_ms(self, topic: str, end: EndOffset, committed: int, now_ms: int) -> int:
-        """Return how long ago *topic* passed a committed offset, `UNKNOWN` if that isn't known.
-
-        It is 0 if nothing is left to do; *end* is that of the moment.
-        """
-        if committed >= end.end_offset:
-            return 0
-        ends = self._topics.get(topic)
-        found = None if ends is None else ends.find(end.partition)
-        if found is None:
-            return UNKNOWN
-        passed_ms = _passed_ms(*found, committed, end.end_offset, now_ms)
-        return UNKNOWN if passed_ms is None else max(now_ms - passed_ms, 0)
+    def of(self, topic: str) -> TopicEnds:
+        """Return the history of one topic, an empty one if there is none; not to be kept."""
+        return self._topics.get(topic, _NOTHING)
 
 
-_NO_SAMPLES: Final = _Ends.COLUMN[:SAMPLES_KEPT]
-
-
-def _make(ends: _Ends, end: EndOffset, mono_ms: int, wall_ms: int) -> tuple[Block, int]:
-    """Make the column of a partition of which *end* is the latest that was told."""
-    block, at = ends.make(end.partition, mono_ms // MINUTE_MS)
-    block.cells[at + _CHANGED] = mono_ms - max(wall_ms - end.reported_ms, 0)
-    return block, at
+_NOTHING: Final = TopicEnds()
+_NO_SAMPLES: Final = TopicEnds.COLUMN[:SAMPLES_KEPT]
 
 
 def _straighten(block: Block, at: int, before: int, end: int, now_ms: int) -> None:

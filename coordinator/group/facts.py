@@ -5,9 +5,8 @@ everybody else has had theirs. Groups may change, come and go meanwhile. What is
 durable yet.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from coordinator.group import history
@@ -178,24 +177,22 @@ def curve(core: Core, group_id: str, topic: str, partition: int, minute: int) ->
     return () if curves is None else curves.last(partition, minute)
 
 
-class _Owners:
-    """Who owns what: the partitions of each topic with the id of their member."""
-
-    def __init__(self) -> None:
-        self.by_topic: dict[str, dict[int, str]] = {}
-
-    def gather(self, group: Group, topic: str | None, turn: Turn) -> Iterator[None]:
-        """Look at all members; at one topic of theirs if there is one given."""
-        for member in list(group.members.values()):
-            owned = iter(member.owned or ())
-            while chunk := list(islice(owned, TURN_LOOKS)):
-                for name, partition in chunk:
-                    if topic is None or name == topic:
-                        self.by_topic.setdefault(name, {})[partition] = member.member_id
-                if turn.is_over_after(len(chunk)):
-                    yield
-            if turn.is_over_after(1):
+def _owners(
+    group: Group, topic: str | None, turn: Turn
+) -> Generator[None, None, dict[str, dict[int, str]]]:
+    """Return who owns what, of one topic or of all: topic -> partition -> member id."""
+    found: dict[str, dict[int, str]] = {}
+    for member in list(group.members.values()):
+        owned = iter(member.owned or ())
+        while chunk := list(islice(owned, TURN_LOOKS)):
+            for name, partition in chunk:
+                if topic is None or name == topic:
+                    found.setdefault(name, {})[partition] = member.member_id
+            if turn.is_over_after(len(chunk)):
                 yield
+        if turn.is_over_after(1):
+            yield
+    return found
 
 
 def topic_facts(core: Core, group_id: str, now_ms: int, turn: Turn) -> Iterator[TopicFacts | None]:
@@ -206,12 +203,10 @@ def topic_facts(core: Core, group_id: str, now_ms: int, turn: Turn) -> Iterator[
     group = core.groups.get(group_id)
     if group is None:
         return
-    owners = _Owners()
-    for _ in owners.gather(group, None, turn):
-        yield None
-    order = yield from in_order(group.offsets.keys() | owners.by_topic.keys())
+    owners = yield from _owners(group, None, turn)
+    order = yield from in_order(group.offsets, owners)
     for topic in order:
-        yield from _topic_facts(core, group, topic, owners.by_topic.get(topic, {}), now_ms, turn)
+        yield from _topic_facts(core, group, topic, owners.get(topic, {}), now_ms, turn)
         if turn.is_over_after(GROUP_LOOKS):
             yield None
 
@@ -221,10 +216,11 @@ def _topic_facts(
 ) -> Iterator[TopicFacts | None]:
     stored = group.offsets.get(topic)
     ends = core.registry.ends_of(topic)
-    offset_sum = lag = known = 0
+    partitions = offset_sum = lag = known = 0
     behind = Behind()
     committed = iter([] if stored is None else list(stored.offsets.values()))
     while chunk := list(islice(committed, TURN_LOOKS)):
+        partitions += len(chunk)
         for one in chunk:
             offset_sum += one.offset
             end = ends.get(one.partition)
@@ -234,11 +230,18 @@ def _topic_facts(
         if turn.is_over_after(len(chunk)):
             yield None
         yield from behind.look(core.registry, topic, chunk, now_ms, turn)
-    partitions = len(owners.keys() | (() if stored is None else stored.offsets.keys()))
+    owned = iter(owners.items())
+    members: set[str] = set()
+    while pairs := list(islice(owned, TURN_LOOKS)):
+        for partition, member_id in pairs:
+            members.add(member_id)
+            partitions += stored is None or partition not in stored.offsets
+        if turn.is_over_after(len(pairs)):
+            yield None
     yield TopicFacts(
         topic,
         partitions,
-        len(set(owners.values())),
+        len(members),
         len(owners),
         offset_sum,
         lag if known else UNKNOWN,
@@ -270,46 +273,70 @@ def partition_facts(
     group = core.groups.get(group_id)
     if group is None:
         return
-    owners = _Owners()
-    for _ in owners.gather(group, topic, turn):
-        yield None
-    names = group.offsets.keys() | owners.by_topic.keys()
-    order = yield from in_order(names if topic is None else names & {topic})
+    owners = yield from _owners(group, topic, turn)
+    if topic is None:
+        order = yield from in_order(group.offsets, owners)
+    else:
+        order = [topic]
     for name in order:
-        if after is not None and name < after[0]:
-            continue
-        owned = owners.by_topic.get(name, {})
-        stored = group.offsets.get(name)
-        committed = () if stored is None else stored.offsets.keys()
-        first = after[1] + 1 if after is not None and name == after[0] else 0
-        numbers = yield from in_order(owned.keys() | committed)
-        for partition in numbers[bisect_left(numbers, first) :]:
+        first = 0
+        if after is not None:
+            if name < after[0]:
+                continue
+            first = after[1] + 1 if name == after[0] else 0
+        owned = owners.get(name, {})
+        for partition in _numbers(group.offsets.get(name, ()), owned, first, turn):
+            if partition is None:
+                yield None
+                continue
             yield _partition_facts(core, group, name, partition, owned.get(partition, ""), now_ms)
             if turn.is_over_after(BEHIND_LOOKS):
                 yield None
 
 
+def _numbers(
+    committed: Iterable[int], owned: Iterable[int], first: int, turn: Turn
+) -> Iterator[int | None]:
+    """Yield what is in either from *first* on, in order; and None whenever *turn* is over."""
+    runs: dict[int, set[int]] = {}
+    both = chain(list(committed), owned)
+    while chunk := list(islice(both, TURN_LOOKS)):
+        for partition in chunk:
+            if partition >= first:
+                runs.setdefault(partition // TURN_LOOKS, set()).add(partition)
+        if turn.is_over_after(len(chunk)):
+            yield None
+    for run in sorted(runs):
+        yield from sorted(runs[run])
+
+
 def _partition_facts(
     core: Core, group: Group, topic: str, partition: int, owner: str, now_ms: int
 ) -> PartitionFacts:
-    stored = group.offset_of(topic, partition)
-    end = core.registry.end_offset(topic, partition)
-    ends_history = core.registry.ends_history
-    lag, behind_ms = UNKNOWN, UNKNOWN
-    if stored is not None and end is not None:
-        lag = max(end.end_offset - stored.offset, 0)
-        behind_ms = ends_history.behind_ms(topic, end, stored.offset, now_ms)
+    registry = core.registry
+    stored = group.offsets.get(topic)
+    one = None if stored is None else stored.offsets.get(partition)
+    end = registry.ends_of(topic).get(partition)
+    lag = behind_ms = committed_ms = told_ms = UNKNOWN
+    if stored is not None and one is not None:
+        committed_ms = stored.committed_ms(partition)
+    if end is not None:
+        ends = registry.ends_history.of(topic)
+        told_ms = ends.told_ms(end)
+        if one is not None:
+            lag = max(end.end_offset - one.offset, 0)
+            behind_ms = ends.behind_ms(end, one.offset, now_ms) if lag else 0
     return PartitionFacts(
         topic,
         partition,
         owner,
-        NO_OFFSET if stored is None else stored.offset,
+        NO_OFFSET if one is None else one.offset,
         NO_OFFSET if end is None else end.end_offset,
         lag,
         _seconds(behind_ms),
-        UNKNOWN if stored is None else stored.commit_timestamp_ms,
-        UNKNOWN if end is None else ends_history.told_ms(topic, end),
-        "" if stored is None else stored.metadata,
+        committed_ms,
+        told_ms,
+        "" if one is None else one.metadata,
     )
 
 
@@ -393,7 +420,7 @@ def topic_end_facts(registry: Registry, turn: Turn) -> Iterator[TopicEndFacts | 
         while chunk := list(islice(ends, TURN_LOOKS)):
             end_sum += sum(end.end_offset for end in chunk)
             known += len(chunk)
-            oldest_ms = min(registry.ends_history.told_ms(topic, end) for end in chunk)
+            oldest_ms = min(map(registry.ends_history.of(topic).told_ms, chunk))
             told_ms = oldest_ms if told_ms == UNKNOWN else min(told_ms, oldest_ms)
             if turn.is_over_after(len(chunk)):
                 yield None

@@ -19,8 +19,8 @@ every load.
 import bisect
 import heapq
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
-from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from itertools import chain, groupby, islice
+from typing import Final, NamedTuple
 
 from coordinator.group.core import Core, Now
 from coordinator.group.group import Group
@@ -47,9 +47,6 @@ GROUP_LOOKS: Final = 10
 BEHIND_LOOKS: Final = 3
 # Names that one turn puts in order.
 TURN_NAMES: Final = 1_000
-
-
-T = TypeVar("T", int, str)
 
 
 class Turn:
@@ -165,11 +162,11 @@ class Behind:
         turn: Turn,
     ) -> Iterator[None]:
         """Take partitions of *topic* into account; pauses whenever *turn* is over."""
-        ends, behind_ms = registry.ends_of(topic), registry.ends_history.behind_ms
+        ends, behind_ms = registry.ends_of(topic), registry.ends_history.of(topic).behind_ms
         for one in committed:
             end = ends.get(one.partition)
             if end is not None and end.end_offset > one.offset:
-                self.note(behind_ms(topic, end, one.offset, now_ms))
+                self.note(behind_ms(end, one.offset, now_ms))
                 if turn.is_over_after(BEHIND_LOOKS):
                     yield
 
@@ -180,11 +177,11 @@ def _note_curves(
     ends: Mapping[int, EndOffset],
     minute: int,
 ) -> None:
-    lags = [
-        (one.partition, max(end.end_offset - one.offset, 0))
+    lags = {
+        one.partition: max(end.end_offset - one.offset, 0)
         for one in committed
         if (end := ends.get(one.partition)) is not None
-    ]
+    }
     if lags:
         if stored.curves is None:
             stored.curves = LagCurves()
@@ -267,18 +264,18 @@ class Summaries:
         return pattern is None or self._core.registry.matches(pattern, group.group_id)
 
 
-def in_order(names: Collection[T]) -> Generator[None, None, list[T]]:
-    """Return *names* sorted; pauses in between."""
-    unsorted = iter(list(names))
-    runs: list[list[T]] = []
-    while run := sorted(islice(unsorted, TURN_NAMES)):
+def in_order(*names: Collection[str]) -> Generator[None, None, list[str]]:
+    """Return *names* sorted, each once; pauses in between."""
+    unsorted = chain.from_iterable([list(some) for some in names])
+    runs: list[list[str]] = []
+    while run := sorted(set(islice(unsorted, TURN_NAMES))):
         runs.append(run)
         if len(runs) > 1:
             yield
     if len(runs) <= 1:
         return runs[0] if runs else []
-    merged = heapq.merge(*runs)
-    order: list[T] = []
+    merged = (name for name, _ in groupby(heapq.merge(*runs)))
+    order: list[str] = []
     while part := list(islice(merged, TURN_NAMES)):
         order += part
         yield

@@ -13,7 +13,7 @@ the first that is noted in a later one turns the whole block to it.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from msgspec import Struct
@@ -66,26 +66,41 @@ class Minutes:
         place = block.places.find(partition & _IN_BLOCK)
         return None if place < 0 else (block, place * len(self.COLUMN))
 
-    def make(self, partition: int, minute: int) -> tuple[Block, int]:
-        """Return the same, and make the column first if there is none."""
-        number = partition >> BLOCK_BITS
-        block = self._blocks.get(number)
-        if block is None:
-            block = self._blocks[number] = Block(self.COLUMN[:0], minute)
-        place = block.places.find(partition & _IN_BLOCK)
-        if place < 0:
-            place = len(block.places)
-            block.places += bytes((partition & _IN_BLOCK,))
-            block.cells += self.COLUMN
-        return block, place * len(self.COLUMN)
+    def make(self, partitions: Iterable[int], minute: int) -> list[int]:
+        """Make the columns of those that have none; return these."""
+        made = [one for one in partitions if self.find(one) is None]
+        missing: dict[int, bytearray] = {}
+        for partition in made:
+            missing.setdefault(partition >> BLOCK_BITS, bytearray()).append(partition & _IN_BLOCK)
+        for number, places in missing.items():
+            block = self._blocks.get(number) or Block(self.COLUMN[:0], minute)
+            self._blocks[number] = block
+            block.places += places
+            # No `extend`, which would take more than is needed.
+            block.cells = block.cells + self.COLUMN * len(places)
+        return made
 
-    def put(self, minute: int, numbers: "Iterable[tuple[int, int | float]]") -> None:
-        """Note the numbers of some partitions in *minute*, which is no earlier than any noted."""
-        for partition, number in numbers:
-            block, at = self.make(partition, minute)
-            if block.minute != minute:
-                self._turn(block, minute)
-            block.cells[at + minute % SAMPLES_KEPT] = number
+    def put(self, minute: int, numbers: Mapping[int, float]) -> list[int]:
+        """Note the numbers of some partitions in *minute*, which is no earlier than any noted.
+
+        Return the partitions of which nothing was noted before.
+        """
+        made: list[int] = []
+        slot, step, latest = minute % SAMPLES_KEPT, len(self.COLUMN), -1
+        for partition, number in numbers.items():
+            if partition >> BLOCK_BITS != latest:
+                latest = partition >> BLOCK_BITS
+                block = self._blocks.get(latest) or self._blocks.setdefault(
+                    latest, Block(self.COLUMN[:0], minute)
+                )
+                if block.minute != minute:
+                    self._turn(block, minute)
+            place = block.places.find(partition & _IN_BLOCK)
+            if place < 0:
+                made += self.make(numbers, minute)
+                place = block.places.find(partition & _IN_BLOCK)
+            block.cells[place * step + slot] = number
+        return made
 
     def _turn(self, block: Block, minute: int) -> None:
         cells, step = block.cells, len(self.COLUMN)

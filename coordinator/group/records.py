@@ -72,12 +72,16 @@ class StoredOffsets:
         found = self.offsets.get(partition)
         if found is None:
             return None
-        commit_ms = self._times.get(partition, self._committed_ms)
+        commit_ms = self.committed_ms(partition)
         expiries = self._expire_ms
         expire_ms = NO_EXPIRY if expiries is None else expiries.get(partition, NO_EXPIRY)
         return CommittedOffset(
             found.offset, found.leader_epoch, found.metadata, commit_ms, expire_ms
         )
+
+    def committed_ms(self, partition: int) -> int:
+        """Return when *partition*, which has an offset, was committed."""
+        return self._times.get(partition, self._committed_ms)
 
     def packed_times(self, partitions: Sequence[int]) -> tuple[bytes, bytes]:
         """Return when *partitions* were committed, and expire; 8 bytes for each in both."""

@@ -43,7 +43,7 @@ class Curve:
 
     def behind_ms(self, committed: int, partition: int = 0) -> int:
         """Return how long one partition is behind."""
-        return self.history.behind_ms("t", self.ends[partition], committed, self.mono_ms)
+        return self.history.of("t").behind_ms(self.ends[partition], committed, self.mono_ms)
 
 
 def test_a_steady_topic_is_read_off_exactly() -> None:
@@ -105,7 +105,7 @@ def test_a_topic_that_stands_still_keeps_the_time_of_its_last_record() -> None:
     curve.report(10)
 
     assert curve.behind_ms(9) == 20 * MINUTE_MS + 3_000
-    assert curve.history.told_ms("t", curve.ends[0]) == curve.mono_ms + WALL_MS
+    assert curve.history.of("t").told_ms(curve.ends[0]) == curve.mono_ms + WALL_MS
 
     curve.advance(5 * SAMPLES_KEPT * MINUTE_MS)
 
