@@ -1,0 +1,176 @@
+// The page: which view is shown, what every view shares, and the keys.
+
+import { el, redraw, setAttribute, setText } from "./dom.js";
+import { Live } from "./live.js";
+import { Group } from "./group.js";
+import { Groups } from "./groups.js";
+import { Node } from "./node.js";
+import { clockTime, visible } from "./words.js";
+
+const SAY_MS = 400;
+const LOST_MS = 700; // A blink of the network is no news.
+const LOOK_MS = 2000;
+
+const byId = (id) => document.getElementById(id);
+
+class Page {
+  constructor() {
+    this.content = byId("content");
+    this.view = null;
+    this.groups = null;
+    this.skewMs = 0;
+    this.heardAt = null;
+    this.isLost = false;
+    this.lostTimer = null;
+    this.lookTimer = null;
+    this.sayTimer = null;
+    this.problem = "";
+    this.now = () => Date.now() + this.skewMs;
+    this.live = new Live(
+      (state) => this.#connection(state),
+      (name, data) => this.#event(name, data),
+    );
+  }
+
+  start() {
+    window.addEventListener("hashchange", () => this.route());
+    document.addEventListener("keydown", (event) => this.#key(event));
+    byId("show-keys").addEventListener("click", () => byId("keys").showModal());
+    this.route();
+  }
+
+  // The address says what is shown, so it can be sent to somebody.
+  route() {
+    const [, where = "", name = ""] = location.hash.split("/");
+    const from = this.view;
+    let view;
+    let group = null;
+    if (where === "groups" && name !== "") {
+      group = decoded(name);
+      view = new Group(this, group);
+    } else if (where === "node") {
+      view = new Node(this);
+    } else {
+      this.groups ??= new Groups(this);
+      view = this.groups;
+    }
+    if (view === from) return;
+    from?.close();
+    this.view = view;
+    this.content.replaceChildren(view.node);
+    document.title = `${view.title} · group coordinator`;
+    for (const link of document.querySelectorAll("nav a")) {
+      const isHere = link.dataset.view === (where === "node" ? "node" : "groups");
+      setAttribute(link, "aria-current", isHere ? (group === null ? "page" : "true") : null);
+    }
+    view.open();
+    this.live.watch(group);
+    if (from === null) return;
+    if (from instanceof Group && view === this.groups && view.focusOn(from.id)) return;
+    window.scrollTo(0, 0);
+    byId("title")?.focus({ preventScroll: true });
+  }
+
+  // Tell a screen reader; `saySoon` waits until typing has paused.
+  say(text) {
+    clearTimeout(this.sayTimer);
+    setText(byId("said"), text);
+  }
+
+  saySoon(text) {
+    clearTimeout(this.sayTimer);
+    this.sayTimer = setTimeout(() => setText(byId("said"), text), SAY_MS);
+  }
+
+  answered() {
+    this.heardAt = this.now();
+    if (this.problem !== "") {
+      this.problem = "";
+      this.#notice();
+    }
+  }
+
+  failed(problem) {
+    // Without an answer the stream is lost as well, and says so.
+    if (problem.status === undefined) return;
+    this.problem = problem.message;
+    this.#notice();
+    this.#askAgain();
+  }
+
+  #askAgain() {
+    clearTimeout(this.lookTimer);
+    this.lookTimer = setTimeout(() => this.view.load(), LOOK_MS);
+  }
+
+  #event(name, data) {
+    this.heardAt = this.now();
+    if (name === "hello") this.skewMs = Date.parse(data.as_of) - Date.now();
+    this.view.onEvent(name, data);
+  }
+
+  #connection(state) {
+    if (state === "live") {
+      clearTimeout(this.lostTimer);
+      this.lostTimer = null;
+      if (this.isLost) this.say("Connected again");
+      this.isLost = false;
+      this.#notice();
+      this.#state("live");
+    } else if (this.lostTimer === null) {
+      this.lostTimer = setTimeout(() => {
+        this.isLost = true;
+        this.#state("lost");
+        this.#notice();
+        this.say("Connection lost");
+      }, LOST_MS);
+    }
+  }
+
+  #state(state) {
+    const tone = state === "live" ? "ok" : "wrong";
+    redraw(byId("link-state"), state, () => [
+      el("span", { class: `dot ${tone}`, "aria-hidden": "true" }),
+      el("span", { text: state === "live" ? "live" : "not connected" }),
+    ]);
+    document.body.classList.toggle("lost", state !== "live");
+  }
+
+  #notice() {
+    const notice = byId("notice");
+    const texts = [];
+    if (this.isLost) {
+      const of = this.heardAt === null ? "Nothing is known yet" : `What is shown is of ${clockTime(this.heardAt)}`;
+      texts.push(`The coordinator can’t be reached. ${of}; the page comes back by itself.`);
+    } else if (this.problem !== "") {
+      texts.push(`The coordinator does not answer this yet: ${visible(this.problem)}.`);
+    }
+    notice.hidden = texts.length === 0;
+    redraw(notice, texts.join(""), () => texts.map((text) => el("p", { text })));
+  }
+
+  #key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (event.target.closest("input, select, textarea, dialog") !== null) return;
+    if (this.view.onKey?.(event)) event.preventDefault();
+    else if (event.key === "g") location.hash = "#/";
+    else if (event.key === "n") location.hash = "#/node";
+    else if (event.key === "?") byId("keys").showModal();
+    else if (event.key === "/" && this.view !== this.groups) {
+      location.hash = "#/";
+      event.preventDefault();
+      requestAnimationFrame(() => byId("filter")?.focus());
+    }
+  }
+}
+
+// A name that was not encoded as it should be is taken as it stands.
+function decoded(name) {
+  try {
+    return decodeURIComponent(name);
+  } catch {
+    return name;
+  }
+}
+
+new Page().start();

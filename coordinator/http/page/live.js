@@ -1,0 +1,73 @@
+// What the daemon says: one question at a time, and the stream of what changes.
+
+const RETRY_MS = [1000, 2000, 4000, 8000];
+
+// The coordinator answered, and not with what was asked for.
+export class Problem extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+// Relative to the page, so that a proxy may put it anywhere.
+export async function ask(path) {
+  const response = await fetch(path.replace(/^\//u, ""), { cache: "no-cache" });
+  if (response.ok) return response.json();
+  let detail = response.statusText;
+  try {
+    detail = (await response.json()).detail ?? detail;
+  } catch {
+    // It was not JSON, but a proxy's page.
+  }
+  throw new Problem(response.status, detail);
+}
+
+export const groupPath = (id) => `api/v1/groups/${encodeURIComponent(id)}`;
+
+// The event stream; comes back by itself, and says whether it is there.
+export class Live {
+  // onState("live" | "lost" | "connecting"), onEvent(name, data).
+  constructor(onState, onEvent) {
+    this.onState = onState;
+    this.onEvent = onEvent;
+    this.group = null;
+    this.source = null;
+    this.failed = 0;
+    this.timer = null;
+  }
+
+  // Follow all groups, and *group* in detail if there is one.
+  watch(group) {
+    if (this.source !== null && this.group === group) return;
+    this.group = group;
+    this.#open();
+  }
+
+  #open() {
+    clearTimeout(this.timer);
+    this.source?.close();
+    const query = this.group === null ? "" : `?group=${encodeURIComponent(this.group)}`;
+    const source = new EventSource(`api/v1/events${query}`);
+    this.source = source;
+    source.addEventListener("open", () => {
+      this.failed = 0;
+      this.onState("live");
+    });
+    source.addEventListener("error", () => {
+      if (this.source !== source) return;
+      this.onState("lost");
+      // The browser tries again unless it was refused, as by a daemon that is full.
+      if (source.readyState === EventSource.CLOSED) {
+        const wait = RETRY_MS[Math.min(this.failed, RETRY_MS.length - 1)];
+        this.failed += 1;
+        this.timer = setTimeout(() => this.#open(), wait);
+      }
+    });
+    for (const name of ["hello", "groups", "group", "node", "minute"]) {
+      source.addEventListener(name, (event) => {
+        if (this.source === source) this.onEvent(name, JSON.parse(event.data));
+      });
+    }
+  }
+}

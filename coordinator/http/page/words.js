@@ -1,0 +1,183 @@
+// Names, numbers and times as they are read.
+
+import { el, setAttribute, setText } from "./dom.js";
+
+const CUT = 80;
+const whole = new Intl.NumberFormat("en");
+const tenths = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+
+// Whatever changes how the text around it looks, or can't be seen at all.
+const HIDDEN =
+  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
+
+// A name as it can be shown: hidden characters as escapes, so that no two names look the same.
+export function visible(name) {
+  return name.replace(HIDDEN, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
+}
+
+export function short(name, most = CUT) {
+  const shown = visible(name.length > 4 * most ? name.slice(0, 4 * most) : name);
+  // By characters, as half an emoji is none.
+  const characters = Array.from(shown);
+  return characters.length > most || name.length > 4 * most
+    ? `${characters.slice(0, most).join("")}…`
+    : shown;
+}
+
+// Write a name into `node`, cut if it is long; the whole is its title.
+export function setName(node, name, { title = null, most = CUT } = {}) {
+  const shown = short(name, most);
+  setText(node, shown);
+  setAttribute(node, "title", title ?? (shown === name ? null : visible(name)));
+}
+
+export function nameOf(name, { title = null, most = CUT } = {}) {
+  const node = el("bdi", { class: "name" });
+  setName(node, name, { title, most });
+  return node;
+}
+
+export const UNKNOWN = "–";
+
+export const count = (n) => (n === null || n === undefined ? UNKNOWN : whole.format(n));
+
+export const counted = (n, one, many = `${one}s`) => `${whole.format(n)} ${n === 1 ? one : many}`;
+
+// Of a number that is too long for its column, the title has all of it.
+const LONG = 10 ** 12;
+export const longText = (n) => (n !== null && n >= LONG ? count(n) : null);
+
+// A lag that is known for some partitions only is at least that.
+export function lagText(lag, unknownPartitions = 0) {
+  if (lag === null || lag === undefined) return UNKNOWN;
+  return unknownPartitions > 0 ? `≥ ${whole.format(lag)}` : whole.format(lag);
+}
+
+export function changeText(change) {
+  if (change === null) return UNKNOWN;
+  if (change === 0) return "0";
+  return `${change > 0 ? "+" : "−"}${whole.format(Math.abs(change))}`;
+}
+
+// A span of time, in the unit that it is best read in.
+export function span(seconds) {
+  if (seconds === null || seconds === undefined) return UNKNOWN;
+  if (seconds === 0) return "0 s";
+  if (seconds < 0.9995) return `${Math.max(1, Math.round(seconds * 1000))} ms`;
+  if (seconds < 9.95) return `${tenths.format(seconds)} s`;
+  if (seconds < 119.5) return `${Math.round(seconds)} s`;
+  if (seconds < 7170) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 86_400 * 2) return `${tenths.format(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86_400)} d`;
+}
+
+export const spanOfMs = (ms) => span(ms === null || ms === undefined ? null : ms / 1000);
+
+export function bytes(n) {
+  if (n === null || n === undefined) return UNKNOWN;
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  let value = n;
+  while (value >= 999.5 && at < units.length - 1) {
+    value /= 1000;
+    at += 1;
+  }
+  return `${at === 0 || value >= 99.5 ? Math.round(value) : tenths.format(value)} ${units[at]}`;
+}
+
+export const percent = (share) =>
+  share === null || share === undefined ? UNKNOWN : `${Math.round(share * 100)} %`;
+
+export function rate(perSecond) {
+  if (perSecond === null || perSecond === undefined) return UNKNOWN;
+  return perSecond > 0 && perSecond < 99.95 ? tenths.format(perSecond) : count(Math.round(perSecond));
+}
+
+export function milliseconds(ms) {
+  if (ms === null || ms === undefined) return UNKNOWN;
+  return ms < 99.95 ? `${tenths.format(ms)} ms` : spanOfMs(ms);
+}
+
+const clock = new Intl.DateTimeFormat("en-GB", {
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+});
+const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+
+export const clockTime = (ms) => clock.format(ms);
+export const dayOf = (ms) => day.format(ms);
+
+// What a state means for whoever looks. Kafka's name of it stays in the title.
+export const STATES = {
+  Stable: { text: "Stable", tone: "ok" },
+  PreparingRebalance: { text: "Joining", tone: "moving" },
+  CompletingRebalance: { text: "Syncing", tone: "moving" },
+  Empty: { text: "Empty", tone: "idle" },
+  Dead: { text: "Dead", tone: "wrong" },
+};
+
+export const isMoving = (group) => STATES[group.state]?.tone === "moving";
+
+// Nobody is in it, and there is something left to read.
+export const isAbandoned = (group) => group.members === 0 && group.lag > 0;
+
+export function stateOf(group) {
+  if (isAbandoned(group) && group.state === "Empty") return { text: "Nobody reads", tone: "wrong" };
+  return STATES[group.state] ?? { text: group.state, tone: "idle" };
+}
+
+// Who caused it and why, as one sentence in parts: text, or {by} where the member is named.
+export function causeOf(rebalance) {
+  const by = rebalance.by === null ? null : { by: rebalance.by };
+  const who = by ?? "a member";
+  const { trigger } = rebalance;
+  const told = why(trigger, rebalance.reason);
+  const and = told === "" ? "" : `: ${told}`;
+  switch (trigger) {
+    case "member joined":
+      return [who, ` joined${and}`];
+    case "member left":
+      return [who, ` left${and}`];
+    case "leader rejoined":
+      return [who, `, the leader, asked to assign anew${and}`];
+    case "member changed its protocols":
+      return [who, ` changed what it subscribes to${and}`];
+    case "static member replaced":
+      return [who, ` took the place of the same instance${and}`];
+    case "session expired":
+      return [who, ` fell silent and was removed${and}`];
+    case "rebalance timeout":
+      return [who, ` did not join in time and was removed${and}`];
+    case "sync timeout":
+      return [who, ` did not ask for its assignment and was removed${and}`];
+    case "bad assignment":
+      return [who, `, the leader, assigned what can’t be and was removed${and}`];
+    case "group full":
+      return [who, ` was removed, as the group is full${and}`];
+    case "drain asked":
+      return [who, ` is to hand over its partitions${and}`];
+    case "topics changed":
+      return [`Topics changed${and}`];
+    case "offsets altered":
+      return [`Offsets were altered by an operator${and}`];
+    case "too many members":
+      return [`More members than the group may have${and}`];
+    case "generation was never assigned":
+      return [`The coordinator restarted${and}`];
+    default:
+      return by === null ? [`${trigger}${and}`] : [by, `: ${trigger}${and}`];
+  }
+}
+
+// The reason without what its trigger has said already: "left: bye" of "member left" is "bye".
+function why(trigger, reason) {
+  const told = reason ?? "";
+  if (trigger === "generation was never assigned") return told.replace(/^restarted at /u, "");
+  const last = trigger.slice(trigger.lastIndexOf(" ") + 1);
+  for (const said of [trigger, last, "offsets altered on request"]) {
+    if (told === said) return "";
+    if (told.startsWith(`${said}: `)) return told.slice(said.length + 2);
+  }
+  return told;
+}

@@ -1,0 +1,42 @@
+"""What a screen reader, a keyboard or a weak eye would stumble over, found by axe."""
+
+from collections.abc import Iterator
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+from playwright.sync_api import expect
+
+from tests.browser import fake_api
+from tests.browser.conftest import OpenPage
+
+VIEWS = {
+    "groups": ("#/", "table.groups tbody tr"),
+    "group": ("#/groups/billing", ".rebalances > li"),
+    "node": ("#/node", ".requests tbody tr"),
+    "missing": ("#/groups/gone", ".empty:not([hidden])"),
+}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A night with everything in it that has a colour."""
+    api = fake_api.many(200)
+    fake_api.eventful_night(api)
+    with fake_api.serving(api) as address:
+        yield address
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing(opened: OpenPage, url: str, view: str, theme: str, width: int) -> None:
+    """Contrast, names, roles and order, in each view as it is seen."""
+    path, shown = VIEWS[view]
+    page = opened(f"{url}/{path}", width=width, theme=theme)
+    expect(page.locator(shown).first).to_be_visible()
+    expect(page.locator("#link-state")).to_have_text("live")
+
+    found = Axe().run(page).response["violations"]
+
+    assert [(one["id"], one["nodes"][0]["target"]) for one in found] == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

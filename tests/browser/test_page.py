@@ -1,0 +1,305 @@
+"""The page over invented groups: what it shows, by mouse, by keyboard and without a connection."""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser import fake_api
+from tests.browser.conftest import OpenPage
+from tests.browser.fake_api import FakeApi
+
+ROWS = "table.groups tbody tr"
+
+
+@pytest.fixture
+def served() -> Iterator[ExitStack]:
+    """What is served until the end of the test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def night(served: ExitStack) -> tuple[FakeApi, str]:
+    """Serve 41 groups, one of which has had an eventful night."""
+    api = fake_api.many(40)
+    fake_api.eventful_night(api)
+    return api, served.enter_context(fake_api.serving(api))
+
+
+def names(page: Page) -> list[str]:
+    """Return the groups in the order in which they are shown."""
+    return page.locator(f"{ROWS} th").all_inner_texts()
+
+
+def test_the_worst_of_2000_groups_stands_on_top(opened: OpenPage, served: ExitStack) -> None:
+    """It is what somebody opens the page for."""
+    api = fake_api.many(2_000)
+    page = opened(served.enter_context(fake_api.serving(api)))
+    worst = max(api.groups.values(), key=lambda group: group["lag"])
+
+    expect(page.locator(ROWS)).to_have_count(2_000)
+    expect(page.locator(ROWS).first).to_contain_text(worst["id"])
+    expect(page.locator(ROWS).first).to_contain_text(f"{worst['lag']:,}")
+    # A curve is drawn for what is in sight only.
+    assert 10 < page.locator(f"{ROWS} svg").count() < 200
+
+
+def test_the_filter_leaves_what_matches_and_says_how_many(
+    opened: OpenPage, served: ExitStack
+) -> None:
+    """Somebody who can't see the table has to hear what became of it."""
+    page = opened(served.enter_context(fake_api.serving(fake_api.many(2_000))))
+    expect(page.locator(ROWS)).to_have_count(2_000)
+
+    page.get_by_label("Filter groups by name").fill("FRAUD-sink")
+    expect(page.locator(ROWS)).to_have_count(31)
+    expect(page.get_by_role("status")).to_have_text("31 groups match")
+    page.keyboard.press("Escape")
+    expect(page.locator(ROWS)).to_have_count(2_000)
+
+    page.get_by_label("Filter groups by name").fill("no such group")
+    expect(page.locator("main")).to_contain_text("No group has “no such group” in its name.")
+
+
+def test_those_that_rebalance_or_that_nobody_reads_are_one_key_away(
+    opened: OpenPage, served: ExitStack
+) -> None:
+    """The few that are wrong must not be searched for among 2,000."""
+    api = fake_api.many(2_000)
+    page = opened(served.enter_context(fake_api.serving(api)))
+    abandoned = [g for g in api.groups.values() if g["members"] == 0 and g["lag"]]
+    expect(page.locator(ROWS)).to_have_count(2_000)
+
+    page.get_by_role("button", name=f"Nobody reads {len(abandoned)}").press("Enter")
+
+    expect(page.locator(ROWS)).to_have_count(len(abandoned))
+    assert {g["id"] for g in abandoned} == set(names(page))
+
+
+def test_the_page_is_used_without_a_mouse(opened: OpenPage, served: ExitStack) -> None:
+    """Filter, go down, open, look, go back to where one was, ask for the keys."""
+    _, url = night(served)
+    page = opened(url)
+    expect(page.locator(ROWS)).to_have_count(41)
+    second, third = names(page)[1:3]
+
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(":focus")).to_have_text(third)
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text(second)
+    expect(page.locator(":focus")).to_have_text(second)
+    page.keyboard.press("g")
+    expect(page.locator(":focus")).to_have_text(second)
+
+    page.keyboard.press("/")
+    page.keyboard.type("billing")
+    expect(page.locator(ROWS)).not_to_have_count(41)
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(":focus")).to_have_attribute("href", re.compile("^#/groups/billing"))
+
+    page.keyboard.press("n")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Node")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).not_to_be_visible()
+
+
+def test_the_head_of_a_column_sorts_by_it(opened: OpenPage, served: ExitStack) -> None:
+    """By name, to find one; by members, to find the large ones."""
+    _, url = night(served)
+    page = opened(url)
+    expect(page.locator(ROWS)).to_have_count(41)
+
+    page.get_by_role("button", name="Group", exact=True).click()
+
+    expect(page.get_by_role("columnheader", name="Group")).to_have_attribute(
+        "aria-sort", "ascending"
+    )
+    assert sorted(names(page)) == names(page)
+
+
+def test_the_order_stands_still_under_the_pointer(opened: OpenPage, served: ExitStack) -> None:
+    """Otherwise somebody clicks on a group that was not there a moment ago."""
+    api, url = night(served)
+    page = opened(url)
+    expect(page.locator(ROWS)).to_have_count(41)
+    last = page.locator(ROWS).last.locator("th").inner_text()
+
+    page.locator(ROWS).nth(3).hover()
+    api.change(last, lag=9_000_000)
+    expect(page.locator(ROWS).last).to_contain_text("9,000,000")
+    api.change(last, lag=9_000_001)
+    expect(page.locator(ROWS).last).to_contain_text("9,000,001")
+    page.mouse.move(5, 5)
+
+    expect(page.locator(ROWS).first).to_contain_text(last)
+
+
+def test_why_it_rebalanced_is_told_in_a_sentence_each(opened: OpenPage, served: ExitStack) -> None:
+    """The question at night."""
+    _, url = night(served)
+    page = opened(f"{url}/#/groups/billing")
+    lines = page.locator(".rebalances > li")
+
+    expect(lines).to_have_count(8)
+    expect(lines.nth(0).locator("p.cause")).to_have_text(
+        "Topics changed: topic orders grew from 8 to 12 partitions."
+    )
+    expect(lines.nth(5).locator("p.cause")).to_have_text(
+        "loader-2 (10.0.0.7) fell silent and was removed: "
+        "no heartbeat for 45.0 s, session timeout 45.0 s."
+    )
+    expect(lines.nth(5).locator(".late")).to_contain_text(
+        "loader-3 (10.0.0.8) came to join after 13 s."
+    )
+    expect(lines.nth(3)).to_contain_text("did not sync within 60 s and was removed")
+
+
+def test_a_bar_is_as_long_as_its_phase_took(opened: OpenPage, served: ExitStack) -> None:
+    """The eye finds the slow one; a scale for each line would lie."""
+    _, url = night(served)
+    page = opened(f"{url}/#/groups/billing")
+
+    def width(line: int, phase: str) -> float:
+        bar = page.locator(".rebalances > li").nth(line).locator(f".head .bar-{phase}")
+        bar.wait_for(state="attached")
+        box = bar.bounding_box()
+        assert box is not None
+        return box["width"]
+
+    assert width(3, "sync") / width(5, "join") == pytest.approx(60_000 / 12_950, rel=0.05)
+
+
+def test_a_rebalance_is_followed_as_it_goes_on(opened: OpenPage, served: ExitStack) -> None:
+    """Who waits for whom is known while it can still be helped."""
+    api, url = night(served)
+    page = opened(f"{url}/#/groups/billing")
+    lines = page.locator(".rebalances > li")
+    expect(lines).to_have_count(8)
+    expect(page.locator("#link-state")).to_have_text("live")
+
+    fake_api.begin_rebalance(api, "billing")
+    expect(page.locator(".state")).to_have_text("Joining")
+    expect(lines).to_have_count(9)
+    expect(lines.first).to_contain_text("loader-1 (10.0.0.4) left: shut down to be updated.")
+    expect(lines.first).to_contain_text("waits for loader-3")
+    expect(page.get_by_role("status")).to_contain_text("It rebalances: loader-1 left")
+
+    fake_api.end_rebalance(api, "billing")
+    expect(page.locator(".state")).to_have_text("Stable")
+    expect(lines).to_have_count(9)
+    expect(lines.first).to_contain_text("1.9 s")
+
+
+def test_a_lost_connection_is_told_and_what_was_missed_is_read_again(
+    opened: OpenPage, served: ExitStack
+) -> None:
+    """A number that stands still is worse than none, unless the page says so."""
+    api, url = night(served)
+    page = opened(url)
+    expect(page.locator("#link-state")).to_have_text("live")
+
+    api.problem = (503, "the log is loaded just now")
+    api.cut()
+    expect(page.locator("#notice")).to_contain_text("be reached. What is shown is of 03:14:")
+    expect(page.get_by_role("status")).to_have_text("Connection lost")
+    expect(page.locator(ROWS)).to_have_count(41)
+    api.groups["billing"]["lag"] = 12_345_678
+    api.problem = None
+
+    expect(page.locator("#link-state")).to_have_text("live")
+    expect(page.locator("#notice")).to_be_hidden()
+    expect(page.get_by_role("status")).to_have_text("Connected again")
+    expect(page.locator(ROWS).first).to_contain_text("12,345,678")
+
+
+def test_a_coordinator_that_loads_is_asked_until_it_is_there(
+    opened: OpenPage, served: ExitStack
+) -> None:
+    """Whoever opened the page in the minute of the restart is not left with an empty one."""
+    api, url = night(served)
+    api.problem = (503, "the log is loaded just now")
+    page = opened(url)
+    expect(page.locator("#notice")).to_be_visible()
+    expect(page.locator("main")).to_contain_text("Nothing is known yet.")
+
+    api.problem = None
+
+    expect(page.locator(ROWS)).to_have_count(41)
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_the_frame_is_there_before_the_first_answer(opened: OpenPage, served: ExitStack) -> None:
+    """A white page looks broken."""
+    api, url = night(served)
+    api.flowing.clear()
+    page = opened(url)
+
+    expect(page.get_by_role("navigation")).to_be_visible()
+    expect(page.locator("main")).to_contain_text("Asking the coordinator for its groups")
+    api.flowing.set()
+    expect(page.locator(ROWS)).to_have_count(41)
+
+
+def test_no_group_is_no_empty_table(opened: OpenPage, served: ExitStack) -> None:
+    """The first thing that a new user sees."""
+    page = opened(served.enter_context(fake_api.serving(FakeApi())))
+
+    expect(page.locator("main")).to_contain_text("There are no groups.")
+    expect(page.locator("table")).to_be_hidden()
+
+
+def test_a_group_that_is_not_there_is_said_to_be_missing(
+    opened: OpenPage, served: ExitStack
+) -> None:
+    """An address that somebody sent may be old."""
+    _, url = night(served)
+    page = opened(f"{url}/#/groups/gone")
+
+    expect(page.locator("main")).to_contain_text("There is no")
+
+
+def test_a_new_group_comes_in_and_a_deleted_one_goes(opened: OpenPage, served: ExitStack) -> None:
+    """Without a reload."""
+    api, url = night(served)
+    page = opened(url)
+    expect(page.locator(ROWS)).to_have_count(41)
+    expect(page.locator("#link-state")).to_have_text("live")
+
+    api.groups["new-one"] = fake_api.group("new-one", [], seconds=None)
+    api.change("new-one")
+    expect(page.locator(ROWS)).to_have_count(42)
+    del api.groups["new-one"]
+    api.tell("groups", {"changed": [], "removed": ["new-one"]})
+    expect(page.locator(ROWS)).to_have_count(41)
+
+
+@pytest.mark.parametrize("name", fake_api.HOSTILE, ids=range(len(fake_api.HOSTILE)))
+def test_a_name_is_only_ever_text(opened: OpenPage, served: ExitStack, name: str) -> None:
+    """Whoever may commit must not get a program into the operator's browser, nor fool the eye."""
+    page = opened(served.enter_context(fake_api.serving(fake_api.hostile())))
+    links = page.locator(f"{ROWS} a")
+    expect(links).to_have_count(len(fake_api.HOSTILE))
+    hrefs = links.evaluate_all("links => links.map(link => link.getAttribute('href'))")
+    at = page.evaluate(
+        "([hrefs, name]) => hrefs.indexOf('#/groups/' + encodeURIComponent(name))", [hrefs, name]
+    )
+    shown = links.nth(at).inner_text()
+
+    assert not re.search("[\u0000-\u001f\u200b\u202e]", shown)
+    assert len(shown) <= 90
+
+    links.nth(at).click()
+
+    expect(page.locator(".rebalances > li")).to_have_count(2)
+    expect(page.locator(".members tbody tr")).to_have_count(1)
+    expect(page.locator(".partitions tbody tr")).to_have_count(1)
+    assert page.title().endswith("· group coordinator")
+    assert page.evaluate("document.querySelectorAll('main script, main img').length") == 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
