@@ -186,8 +186,6 @@ def _note_curves(
         if stored.curves is None:
             stored.curves = LagCurves()
         stored.curves.put(minute, lags)
-    elif stored.curves is not None and stored.curves.is_over(minute):
-        stored.curves = None
 
 
 def sample_lags(core: Core, minute: int, turn: Turn) -> Iterator[None]:

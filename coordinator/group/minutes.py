@@ -54,10 +54,6 @@ class Minutes:
     def __init__(self) -> None:
         self._blocks: dict[int, Block] = {}
 
-    def is_over(self, minute: int) -> bool:
-        """Say whether nothing of the last minutes is there any more."""
-        return all(minute - block.minute >= SAMPLES_KEPT for block in self._blocks.values())
-
     def find(self, partition: int) -> tuple[Block, int] | None:
         """Return where the column of *partition* begins, None if it has none."""
         block = self._blocks.get(partition >> BLOCK_BITS)
