@@ -7,7 +7,7 @@ import msgspec
 
 from coordinator.http import views
 from coordinator.http.openapi import Operation, Parameter, Query
-from coordinator.http.routes import Answer, HttpRequest, Route
+from coordinator.http.routes import Answer, HttpRequest
 from coordinator.runtime.health import PARTS, Check, status_of
 from coordinator.runtime.node import Node
 
@@ -60,8 +60,3 @@ def operations(node: Node) -> tuple[Operation, ...]:
             also=(503,),
         ),
     )
-
-
-def routes(node: Node) -> tuple[Route, ...]:
-    """Return the routes of the health of *node*."""
-    return tuple(operation.route() for operation in operations(node))

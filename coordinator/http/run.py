@@ -9,14 +9,19 @@ import structlog
 import trio
 
 from coordinator.config import Address, Settings
-from coordinator.http import health, metrics
+from coordinator.http import health, metrics, page
+from coordinator.http.api import Api, openapi_operation
+from coordinator.http.ask import Asker
 from coordinator.http.connection import Warn
+from coordinator.http.events import Hub
+from coordinator.http.node_view import NodeView
+from coordinator.http.overview import Overview
 from coordinator.http.pace import Pace
 from coordinator.http.routes import Route
 from coordinator.http.server import HttpSessions
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.node import Node
-from coordinator.server.dispatch import Dispatcher
+from coordinator.runtime.telemetry import Tee
 from coordinator.server.transport import SocketListener
 
 log: Final = structlog.get_logger()
@@ -28,8 +33,8 @@ def start_http(
     settings: Settings,
     listeners: Sequence[SocketListener],
     node: Node,
-    dispatcher: Dispatcher,
     environment: Environment,
+    tee: Tee,
     warn: Warn,
 ) -> None:
     """Serve HTTP on *listeners*, which are those of ``http.listeners``, in *nursery*."""
@@ -38,7 +43,7 @@ def start_http(
     sessions = HttpSessions(
         environment=environment,
         settings=settings,
-        routes=_routes(settings, node, dispatcher, environment, pace),
+        routes=_routes(nursery, settings, node, environment, tee, pace),
         pace=pace,
         warn=warn,
         allowed_hosts=lambda: _allowed_hosts(settings),
@@ -49,16 +54,27 @@ def start_http(
 
 
 def _routes(
+    nursery: trio.Nursery,
     settings: Settings,
     node: Node,
-    dispatcher: Dispatcher,  # noqa: ARG001 - for the rooms to come
     environment: Environment,
+    tee: Tee,
     pace: Pace,
 ) -> list[Route]:
-    """Return everything that is answered."""
+    """Return everything that is answered; what has to be watched for that is, in *nursery*."""
+    overview = Overview(node, time.thread_time, pace.pause)
+    node_view = NodeView(node, environment, settings, lambda: 0)
+    api = Api(node, overview, node_view, Asker(node, pace.pause), pace.pause)
+    hub = Hub(api, overview, now=node.now, clock_s=time.thread_time, pause=pace.pause)
+    tee.add(overview.heard)
+    tee.add(node_view.heard)
+    nursery.start_soon(hub.run)
+    nursery.start_soon(node_view.history.run)
+    operations = [*health.operations(node), *api.operations(), *hub.operations()]
+    operations.append(openapi_operation(operations))
     return [
-        # Here come the routes of api, events and page, each with a star.
-        *health.routes(node),
+        *page.routes(),
+        *(operation.route() for operation in operations),
         *metrics.routes(node, environment, settings, pace.pause),
     ]
 

@@ -38,6 +38,15 @@ class Problem(View):
     detail: str
 
 
+class OpenApi(View):
+    """What can be asked, and what is answered (OpenAPI 3.1)."""
+
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
+
+
 class Alive(View):
     """That it answers is what says so."""
 
@@ -477,7 +486,7 @@ def topic_of_group(facts: TopicFacts) -> TopicOfGroup:
     return TopicOfGroup(facts.topic, facts.partitions, known(facts.lag), seconds(facts.lag_seconds))
 
 
-def partition(facts: PartitionFacts, metadata: str | None, curve: Iterable[float]) -> Partition:
+def partition(facts: PartitionFacts, curve: Iterable[float]) -> Partition:
     """Return a partition of a group."""
     return Partition(
         facts.topic,
@@ -489,7 +498,7 @@ def partition(facts: PartitionFacts, metadata: str | None, curve: Iterable[float
         seconds(facts.lag_seconds),
         time_of(facts.committed_ms),
         time_of(facts.end_reported_ms),
-        metadata,
+        facts.metadata if facts.committed >= 0 else None,
         samples_of(curve),
     )
 

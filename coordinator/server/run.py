@@ -246,7 +246,7 @@ async def _serve_log(
                     software=SERVER_SOFTWARE,
                 )
             if http_listeners:
-                _start_http(nursery, settings, http_listeners, node, server, environment)
+                _start_http(nursery, settings, http_listeners, node, server, environment, tee)
             nursery.start_soon(manager.feed)
             nursery.start_soon(_load, node, console)
             await _wait_for_stop_signal(partial(_reload, reload, node, manager))
@@ -272,6 +272,7 @@ def _start_http(
     node: Node,
     server: Server,
     environment: Environment,
+    tee: Tee,
 ) -> None:
     from coordinator.http.run import start_http  # noqa: PLC0415 - who has none pays nothing for it
 
@@ -280,8 +281,8 @@ def _start_http(
         settings=settings,
         listeners=listeners,
         node=node,
-        dispatcher=server.dispatcher,
         environment=environment,
+        tee=tee,
         warn=server.sessions.warn,
     )
 

@@ -1,41 +1,63 @@
-"""Asks routes without a connection, and holds each answer to the OpenAPI document."""
+"""Asks without a connection, and holds each answer to the OpenAPI document."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import jsonschema  # type: ignore[import-untyped]
 import msgspec
+import trio
+import trio.testing
 
-from coordinator.http.routes import Answer, HttpRequest, Refused, Route, Streaming
-
-
-async def no_pause() -> None:
-    """Go on at once."""
+from coordinator.http import health
+from coordinator.http.api import Api, openapi_operation
+from coordinator.http.ask import Asker
+from coordinator.http.events import Hub
+from coordinator.http.node_view import NodeView
+from coordinator.http.openapi import Operation, document
+from coordinator.http.overview import Overview
+from coordinator.http.routes import Answer, HttpRequest, Pause, Refused, Streaming
+from tests.server.world import World, world
 
 
 class Asking:
-    """Finds the route of a path, as the router does, and asks it."""
+    """Finds the operation of a path, as the router does its route, and asks it."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
-        self._routes = routes
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self._operations = operations
+        self._document = document(operations)
 
     async def answer(self, target: str, headers: Mapping[str, str] | None = None) -> Any:
         """Return the answer to a GET of *target*."""
         url = urlsplit(target)
-        for route in self._routes:
-            names = _names(route.template, url.path)
+        for operation in self._operations:
+            names = _names(operation.template, url.path)
             if names is not None:
-                query = parse_qs(url.query, keep_blank_values=True)
-                return await route.handler(
-                    HttpRequest(
-                        path=url.path,
-                        names=names,
-                        query=query,
-                        headers=headers or {},
-                        peer="192.0.2.1",
-                    )
+                request = HttpRequest(
+                    path=url.path,
+                    names=names,
+                    query=parse_qs(url.query, keep_blank_values=True),
+                    headers=headers or {},
+                    peer="192.0.2.1",
                 )
+                answer = await operation.route().handler(request)
+                if isinstance(answer, Answer) and answer.body:
+                    self._check(operation, body(answer))
+                return answer
         raise AssertionError(f"no route for {target}")
+
+    def _check(self, operation: Operation, said: Any) -> None:
+        """Hold what was *said* to the document, which knows no field that isn't named in it."""
+        assert operation.answer is not None
+        schemas = self._document["components"]["schemas"]
+        for schema in schemas.values():
+            schema.setdefault("additionalProperties", False)
+        schema = {"$ref": f"#/components/schemas/{operation.answer.__name__}"}
+        jsonschema.Draft202012Validator(
+            {**schema, "components": {"schemas": schemas}},
+            format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
+        ).validate(said)
 
     async def get(self, target: str) -> Any:
         """Return what the answer's body says."""
@@ -74,3 +96,44 @@ def _names(template: str, path: str) -> dict[str, str] | None:
         elif want != have:
             return None
     return names
+
+
+class Site(Asking):
+    """A daemon in memory with everything that it answers by HTTP.
+
+    Attributes:
+        w: The daemon.
+        pauses: How often somebody gave others a turn.
+    """
+
+    def __init__(self, w: World, pause: Pause) -> None:
+        self.w = w
+        self.pauses = 0
+
+        async def counted() -> None:
+            self.pauses += 1
+            await pause()
+
+        clock_s = trio.current_time
+        self.overview = Overview(w.node, clock_s, counted)
+        self.node_view = NodeView(w.node, w.environment, w.settings, lambda: 7)
+        w.tee.add(self.overview.heard)
+        w.tee.add(self.node_view.heard)
+        self.api = Api(w.node, self.overview, self.node_view, Asker(w.node, counted), counted)
+        self.hub = Hub(self.api, self.overview, now=w.node.now, clock_s=clock_s, pause=counted)
+        operations = [*health.operations(w.node), *self.api.operations(), *self.hub.operations()]
+        super().__init__([*operations, openapi_operation(operations)])
+
+
+@asynccontextmanager
+async def site(
+    *settings: str, load: bool = True, pause: Pause = trio.lowlevel.checkpoint
+) -> AsyncIterator[Site]:
+    """Run a daemon, and what follows it for the streams, as long as the block lasts."""
+    async with world(*settings, load=load) as w, trio.open_nursery() as nursery:
+        here = Site(w, pause)
+        nursery.start_soon(here.hub.run)
+        nursery.start_soon(here.node_view.history.run)
+        await trio.testing.wait_all_tasks_blocked()
+        yield here
+        nursery.cancel_scope.cancel()

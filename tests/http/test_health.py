@@ -18,7 +18,7 @@ PARTS = ["loading", "disk", "storage", "compaction", "stopping"]
 
 async def readiness(w: World, query: str = "") -> tuple[int, str, dict[str, dict[str, Any]]]:
     """Return the status of the answer, the word in it, and the checks by part."""
-    answer = await Asking(health.routes(w.node)).answer("/readyz" + query)
+    answer = await Asking(health.operations(w.node)).answer("/readyz" + query)
     told = body(answer)
     assert [check["part"] for check in told["checks"]] == PARTS
     return answer.status, told["status"], {check["part"]: check for check in told["checks"]}
@@ -144,7 +144,7 @@ async def test_a_part_that_is_left_out_is_listed_all_the_same(autojump_clock: Mo
 async def test_a_part_that_there_is_not_is_refused(autojump_clock: MockClock) -> None:
     """A slip of the pen in a probe would else hide nothing, for ever."""
     async with world() as w:
-        refused = await Asking(health.routes(w.node)).refused("/readyz?exclude=storag")
+        refused = await Asking(health.operations(w.node)).refused("/readyz?exclude=storag")
 
         assert 400 == refused.status
         assert "storage" in refused.detail
@@ -157,7 +157,7 @@ async def test_a_node_is_alive_whatever_is_wrong_with_it(
     """Starting it anew would make a load, or a full disk, only worse."""
     async with world(load=False) as w:
         w.node.health.report("storage", "full")
-        answer = await Asking(health.routes(w.node)).answer("/livez" + query)
+        answer = await Asking(health.operations(w.node)).answer("/livez" + query)
 
         assert 200 == answer.status
         assert {"status": "alive"} == body(answer)

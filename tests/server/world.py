@@ -11,6 +11,7 @@ from msgspec import structs
 from coordinator.config import Settings, load_settings
 from coordinator.log.journal import Journal
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
+from coordinator.runtime.telemetry import Tee
 from coordinator.server.run import make_node
 from coordinator.server.server import Server
 from coordinator.server.transport import Listener
@@ -193,6 +194,7 @@ class World:
         self.disk = disk
         self.slow_disk = SlowDisk()
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.tee = Tee(lambda name, fields: self.events.append((name, fields)))
         self.wall_ms = WALL_MS
         self._ids = 0
         self.journal = Journal(
@@ -210,7 +212,7 @@ class World:
             run_reading=self.slow_disk.run_read,
             new_uuid=self._new_uuid,
             wall_clock_ms=lambda: self.wall_ms,
-            emit_event=lambda name, fields: self.events.append((name, fields)),
+            emit_event=self.tee,
         )
         self.poller = self.environment.poller
         self.metrics = self.environment.metrics

@@ -1,0 +1,344 @@
+"""What changes, as server-sent events: encoded once, and sent to everybody who follows.
+
+Theory of operation
+===================
+
+While there are streams, all groups are looked at as often as `Overview` allows, and those that the
+core tells of 20 ms after it did. What is news waits in one place until it is sent, so a group that
+changes twice meanwhile is told once. Frames go out one after the other, to a few streams a turn.
+
+What all streams get has a number and is kept for a minute: a browser that comes back says the last
+number that it has, and gets the rest. A group that somebody follows alone is looked at more
+often, by a task of its own; what it tells has no number, as the next one says all of it anew.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+import trio
+from msgspec import structs
+
+from coordinator.group.core import Now
+from coordinator.group.facts import GroupFacts
+from coordinator.group.lag_samples import MINUTE_MS
+from coordinator.http import views
+from coordinator.http.api import SAMPLING_MS, Api, sampled_minute
+from coordinator.http.openapi import Operation, Parameter, Query
+from coordinator.http.overview import REST, Changes, Overview
+from coordinator.http.routes import EventStream, HttpRequest, Pause, Refused, Streaming
+from protocol.group_ids import group_id_error
+from protocol.version import VERSION
+
+HEARD_S: Final = 0.02
+NODE_S: Final = 2.0
+WATCHED_S: Final = 0.05
+REFUSED_S: Final = 1.0
+# What moves by itself is told once a second; and an age that is so much less than time has
+# passed is another heartbeat's.
+MOVED_MS: Final = 1_000
+HEARD_AGAIN_MS: Final = 100
+# How much longer than a look at the groups that were heard of is the rest before the next.
+HEARD_REST: Final = 10
+# Groups in one event; and with more news than so many, the lists are to be read again.
+FRAME_GROUPS: Final = 64
+NEWS_MAX: Final = 2_000
+KEPT_MS: Final = 60_000
+KEPT_BYTES: Final = 4 * 1024 * 1024
+
+_STREAMS_A_TURN: Final = 4
+_RETRY: Final = b"retry: 1000\n\n"
+_GROUP: Final = Parameter("group", "tells of this group also as alone")
+
+
+def frame(event: str, data: views.View, number: str = "") -> bytes:
+    """Return an event; JSON has no line breaks."""
+    head = f"id: {number}\nevent: {event}\n" if number else f"event: {event}\n"
+    return head.encode() + b"data: " + views.encode(data) + b"\n\n"
+
+
+class Journal:
+    """The last frames that everybody got, by number."""
+
+    def __init__(self, boot: str) -> None:
+        self._boot = boot
+        self._kept: deque[tuple[int, int, bytes]] = deque()  # Number, when, and the frame.
+        self._bytes = 0
+        self.number = 0
+
+    @property
+    def name(self) -> str:
+        """The number of the last frame, as a browser says it."""
+        return f"{self._boot}-{self.number}"
+
+    def put(self, event: str, data: views.View, now_ms: int) -> bytes:
+        """Make and keep a frame."""
+        self.number += 1
+        made = frame(event, data, self.name)
+        self._kept.append((self.number, now_ms, made))
+        self._bytes += len(made)
+        while self._kept and (self._kept[0][1] < now_ms - KEPT_MS or self._bytes > KEPT_BYTES):
+            self._bytes -= len(self._kept.popleft()[2])
+        return made
+
+    def forget(self) -> None:
+        """Keep nothing: who comes back has to read the lists."""
+        self.number += 1
+        self._kept.clear()
+        self._bytes = 0
+
+    def since(self, name: str, now_ms: int) -> list[bytes] | None:
+        """Return what came after the frame *name*, None if that isn't known."""
+        boot, _, text = name.rpartition("-")
+        if boot != self._boot or not text.isdecimal() or not text.isascii():
+            return None
+        first = int(text) + 1
+        kept = [one for one in self._kept if one[1] >= now_ms - KEPT_MS]
+        if first == self.number + 1:
+            return []
+        if first > self.number or not kept or kept[0][0] > first:
+            return None
+        return [made for number, _, made in kept if number >= first]
+
+
+class Hub:
+    """All streams of one node; `run` serves them."""
+
+    def __init__(
+        self,
+        api: Api,
+        overview: Overview,
+        *,
+        now: Callable[[], Now],
+        clock_s: Callable[[], float],
+        pause: Pause,
+    ) -> None:
+        """Make it; *clock_s* measures what it works."""
+        self._api = api
+        self._overview = overview
+        self._now = now
+        self._clock_s = clock_s
+        self._pause = pause
+        self._journal = Journal(overview.boot)
+        self._streams: dict[EventStream, str] = {}  # Each with the group that it follows, or "".
+        self._is_followed = trio.Event()
+        self._changed: dict[str, GroupFacts] = {}
+        self._removed: dict[str, None] = {}
+        self._is_news = trio.Event()
+        self._is_too_much = False
+        self._sending = trio.Lock()
+        self._watched: set[str] = set()
+        self._nursery: trio.Nursery | None = None
+        overview.tell = self._take
+
+    def operations(self) -> tuple[Operation, ...]:
+        """Return what answers with a stream."""
+        summary = "What changes, as server-sent events"
+        return (Operation("/api/v1/events", summary, self.events, None, (_GROUP,)),)
+
+    async def events(self, request: HttpRequest, query: Query) -> Streaming:
+        """Answer /api/v1/events."""
+        group_id = query.text("group")
+        problem = group_id_error(group_id) if group_id else None
+        if problem is not None:
+            raise Refused(400, f"group: {problem}")
+        last = request.headers.get("last-event-id", "")
+        return Streaming(partial(self._begin, last, group_id), self._end)
+
+    def _begin(self, last: str, group_id: str, stream: EventStream) -> None:
+        now = self._now()
+        missed = self._journal.since(last, now.mono_ms)
+        stream.send(_RETRY)
+        for made in [self._hello()] if missed is None else missed:
+            stream.send(made)
+        if not stream.is_open:
+            return
+        self._streams[stream] = group_id
+        self._is_followed.set()
+        if not group_id or self._nursery is None:
+            return
+        if group_id in self._watched:
+            # The others were told what it is; the one that has come was not.
+            self._nursery.start_soon(self._tell_group, group_id, stream)
+        else:
+            self._watched.add(group_id)
+            self._nursery.start_soon(self._watch, group_id)
+
+    def _end(self, stream: EventStream) -> None:
+        self._streams.pop(stream, None)
+        if not self._streams:
+            self._is_followed = trio.Event()
+
+    def _hello(self) -> bytes:
+        now = views.moment(self._now().wall_ms)
+        return frame("hello", views.Hello(now, VERSION), self._journal.name)
+
+    # --- tasks --------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look, and tell the streams, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for task in (
+                self._look_at_all,
+                self._look_at_heard,
+                self._send_news,
+                self._tell_node,
+                self._tell_minutes,
+            ):
+                nursery.start_soon(task)
+
+    async def _look_at_all(self) -> None:
+        while True:
+            await self._is_followed.wait()
+            with suppress(Refused):  # It loads.
+                await self._overview.current(0)
+            await trio.sleep(self._overview.rest_s)
+
+    async def _look_at_heard(self) -> None:
+        while True:
+            await self._is_followed.wait()
+            await self._overview.is_heard.wait()
+            await trio.sleep(HEARD_S)
+            began_s = self._clock_s()
+            await self._overview.look_again()
+            await trio.sleep(HEARD_REST * (self._clock_s() - began_s))
+
+    async def _tell_node(self) -> None:
+        while True:
+            await self._is_followed.wait()
+            made = frame("node", await self._api.show_node(with_samples=False))
+            async with self._sending:
+                await self._send(made, list(self._streams))
+            await trio.sleep(NODE_S)
+
+    async def _tell_minutes(self) -> None:
+        while True:
+            minute = sampled_minute(self._now()) + 1
+            # A little more: in floating point, the time may read as not quite come.
+            await trio.sleep_until((minute * MINUTE_MS + SAMPLING_MS) / 1000 + 0.0005)
+            now = self._now()
+            at_ms = now.wall_ms - (now.mono_ms - minute * MINUTE_MS)
+            await self._send_kept("minute", views.Minute(views.moment(at_ms)))
+
+    # --- news of all groups -------------------------------------------------------------
+
+    def _take(self, changes: Changes) -> None:
+        """Add *changes* to what waits to be sent."""
+        for row in changes.changed:
+            self._removed.pop(row.group_id, None)
+            self._changed[row.group_id] = row
+        for group_id in changes.removed:
+            self._changed.pop(group_id, None)
+            self._removed[group_id] = None
+        if len(self._changed) + len(self._removed) > NEWS_MAX:
+            self._changed.clear()
+            self._removed.clear()
+            self._is_too_much = True
+        self._is_news.set()
+
+    async def _send_news(self) -> None:
+        while True:
+            await self._is_news.wait()
+            self._is_news = trio.Event()
+            if self._is_too_much:
+                self._is_too_much = False
+                async with self._sending:
+                    self._journal.forget()
+                    await self._send(self._hello(), list(self._streams))
+            while self._changed or self._removed:
+                changed = _take_some(self._changed)
+                removed = _take_some(self._removed)
+                rows = [views.group_change(row) for _, row in changed]
+                await self._send_kept(
+                    "groups", views.GroupChanges(rows, [group_id for group_id, _ in removed])
+                )
+
+    async def _send_kept(self, event: str, data: views.View) -> None:
+        async with self._sending:
+            # In one step with the list of streams: who comes meanwhile has it from the journal.
+            made = self._journal.put(event, data, self._now().mono_ms)
+            await self._send(made, list(self._streams))
+
+    async def _send(self, made: bytes, streams: Sequence[EventStream]) -> None:
+        began_s = self._clock_s()
+        left = iter(streams)
+        while some := list(islice(left, _STREAMS_A_TURN)):
+            for stream in some:
+                if stream.is_open:
+                    stream.send(made)
+            self._overview.add_cost(self._clock_s() - began_s)
+            await self._pause()
+            began_s = self._clock_s()
+
+    # --- one group ----------------------------------------------------------------------
+
+    async def _tell_group(self, group_id: str, stream: EventStream) -> None:
+        try:
+            made = frame("group", await self._api.show_group(group_id))
+        except Refused:
+            return
+        async with self._sending:
+            await self._send(made, [stream])
+
+    async def _watch(self, group_id: str) -> None:
+        """Tell those that follow a group of it, until nobody does."""
+        told: views.GroupAlone | None = None
+        told_ms = 0
+        while streams := [s for s, watched in self._streams.items() if watched == group_id]:
+            began_s = self._clock_s()
+            try:
+                shown = await self._api.show_group(group_id)
+            except Refused:  # It is gone, or loaded; both may pass.
+                told = None
+                await trio.sleep(REFUSED_S)
+                continue
+            now_ms = self._now().mono_ms
+            past_ms = now_ms - told_ms
+            if (
+                told is None
+                or _still(told) != _still(shown)
+                or (past_ms >= MOVED_MS and _moved(told, shown, past_ms))
+            ):
+                told, told_ms = shown, now_ms
+                async with self._sending:
+                    await self._send(frame("group", shown), streams)
+            cost_s = self._clock_s() - began_s
+            await trio.sleep(max(WATCHED_S, REST * cost_s * len(self._watched)))
+        self._watched.discard(group_id)
+
+
+def _take_some(waiting: dict[str, Any]) -> list[tuple[str, Any]]:
+    some = list(islice(waiting.items(), FRAME_GROUPS))
+    for name, _ in some:
+        del waiting[name]
+    return some
+
+
+def _still(shown: views.GroupAlone) -> views.GroupAlone:
+    """Return *shown* without what moves by itself."""
+    running = shown.rebalance
+    if running is not None:
+        phases = [views.Phase(phase.phase, 0) for phase in running.phases]
+        running = structs.replace(running, phases=phases)
+    return structs.replace(
+        shown,
+        lag_seconds=None,
+        earlier_ms=None,
+        members=[structs.replace(member, heartbeat_age_ms=0) for member in shown.members],
+        topics=[structs.replace(topic, lag_seconds=None) for topic in shown.topics],
+        rebalance=running,
+    )
+
+
+def _moved(before: views.GroupAlone, after: views.GroupAlone, past_ms: int) -> bool:
+    """Say whether the lag in seconds is another, or a member was heard in the *past_ms* between."""
+    if before.lag_seconds != after.lag_seconds:
+        return True
+    pairs = zip(before.members, after.members, strict=False)
+    return any(
+        new.heartbeat_age_ms < old.heartbeat_age_ms + past_ms - HEARD_AGAIN_MS for old, new in pairs
+    )
