@@ -231,6 +231,26 @@ async def test_how_the_lag_changes_is_known_after_some_minutes(autojump_clock: M
         assert w.event_names().count("stalled") == 0
 
 
+async def test_the_lag_in_seconds_is_known_after_two_reports(autojump_clock: MockClock) -> None:
+    """By the virtual clock: the node notes ends, and the lag of each partition, every minute."""
+    async with world() as w:
+        client = w.connect()
+        await client.ask(commit(15))
+        start_ms = w.node.now().mono_ms
+        await trio.sleep(30)
+        for end in (10, 20, 30):
+            await report(client, end)
+            await trio.sleep(60)
+        shard = w.node.shard_of("g").core
+        now_ms = w.node.now().mono_ms
+        (group,) = [one for one in shard.facts(now_ms, lag.Turn()) if one is not None]
+        passed_ms = now_ms - start_ms - 60_000  # Between the first report and the second.
+
+        assert group.lag == 15
+        assert group.lag_seconds == pytest.approx(passed_ms / 1000, abs=0.1)
+        assert shard.curve("g", "t", 0, now_ms // 60_000) == (0, 5, 15)
+
+
 async def test_a_stop_answers_who_waits(autojump_clock: MockClock) -> None:
     """Not served here any more, which sends the client to look for who does."""
     async with world() as w:

@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 from trio.testing import MockClock
 
 from client.exceptions import ClientClosed, CoordinatorUnavailable, FatalError
+from client.spark.source import end_reports
 from client.spark.source.end_reports import PERIOD_S, RETRY_S, EndReporter
 from protocol.errors import ErrorCode
 from protocol.partition import TopicPartition
@@ -96,6 +97,33 @@ async def test_only_changes_are_reported_and_once_a_second(
     assert len(registry.reports) <= 12
     assert registry.ends == {tp(0): 99, tp(1): 5}
     assert [report for report in registry.reports if tp(1) in report] == [registry.reports[0]]
+
+
+async def test_an_end_that_stays_is_told_again_while_somebody_looks(
+    autojump_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quiet topic must not look like one that nobody watches, nor the other way round."""
+    monkeypatch.setattr(end_reports, "REPEATS_MAX", 2)
+    registry = Registry()
+    reporter = running(nursery, registry)
+    reporter.note_topics({FLIGHTS: [0, 1, 2]})
+
+    for second in range(150):
+        reporter.note_ends({tp(0): second, tp(1): 5, tp(2): 5})
+        await trio.sleep(1)
+    quiet = [report.keys() - {tp(0)} for report in registry.reports]
+    count = len(registry.reports)
+
+    assert [sum(one in report for report in quiet) for one in (tp(1), tp(2))] == [3, 3]
+
+    await trio.sleep(300)
+
+    assert len(registry.reports) <= count + 1
+
+    reporter.note_ends({tp(1): 5, tp(2): 5})
+    await trio.sleep(PERIOD_S + 0.1)
+
+    assert registry.reports[-1].keys() == {tp(1), tp(2)}
 
 
 async def test_a_topic_that_grew_is_registered_at_once(

@@ -9,6 +9,7 @@ All of it happens in a task of the client's thread. The reader only leaves a not
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import islice, takewhile
 from typing import Final
 
 import trio
@@ -22,12 +23,17 @@ logger = logging.getLogger(__name__)
 
 # How often ends are reported, at most.
 PERIOD_S: Final = 1.0
+# An end that stays is told again after so long, while it is looked at: else nobody knows whether
+# the topic is quiet, or nobody looks. It is not written to the coordinator's log. A report repeats
+# at most so many ends.
+REPEAT_S: Final = 60.0
+REPEATS_MAX: Final = 1_000
 # How long to wait after a failure: lag is worth no load on a coordinator in trouble.
 RETRY_S: Final = 10.0
 
 
 class EndReporter:
-    """Registers topics, and reports the ends that have changed.
+    """Registers topics, and reports the ends that have changed, and at times the others.
 
     Args:
         calls: asks the coordinator.
@@ -40,6 +46,9 @@ class EndReporter:
         self._registered: dict[str, int] = {}  # How many the registry has, at least.
         self._ends: Mapping[TopicPartition, int] = {}
         self._reported: dict[TopicPartition, int] = {}
+        # When, the longest ago first; and what was noted by the last report.
+        self._reported_s: dict[TopicPartition, float] = {}
+        self._seen: Mapping[TopicPartition, int] | None = None
         self._grown = trio.Event()
         self._next_report_s = 0.0
         self._is_failing = False
@@ -106,6 +115,8 @@ class EndReporter:
             for tp, end in ends.items()
             if self._reported.get(tp) != end and tp.partition < self._registered.get(tp.topic, 0)
         }
+        if ends is not self._seen:
+            changed |= self._repeats(ends)
         if not changed:
             return
         try:
@@ -120,4 +131,21 @@ class EndReporter:
             await self._register()
             await self._report(again=True)
             return
+        self._seen = ends
         self._reported |= changed
+        for partition in changed:
+            self._reported_s.pop(partition, None)
+            self._reported_s[partition] = trio.current_time()
+
+    def _repeats(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return ends that were reported long ago, and forget those that nobody notes any more."""
+        due_s = trio.current_time() - REPEAT_S
+        due = takewhile(lambda item: item[1] <= due_s, self._reported_s.items())
+        repeats = {}
+        for one, _ in list(islice(due, REPEATS_MAX)):
+            if one not in ends:
+                del self._reported_s[one]
+                self._reported.pop(one, None)
+            elif self._reported.get(one) == ends[one]:
+                repeats[one] = ends[one]
+        return repeats
