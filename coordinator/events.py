@@ -104,6 +104,12 @@ CATALOGUE: Final = (
     # --- the log ---
     _kind("log.created", "info", "cluster_id", "A new data folder."),
     _kind(
+        "log.file_moved_aside",
+        "warning",
+        "file moved_to",
+        "A file in the data folder that the log doesn't name, such as what a crash left.",
+    ),
+    _kind(
         "log.torn_tail_cut",
         "warning",
         "segment position cut_bytes saved_as",

@@ -28,7 +28,8 @@ class Daemon:
     """One process. `lines` are the events that it has logged so far.
 
     *limit* is an option of prlimit(1), such as ``--nofile=64``; *prefix* is another command that
-    becomes the daemon; *options* are more of its own.
+    becomes the daemon; *options* are more of its own,
+    which decide about ALWAYS, too.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Daemon:
     ) -> None:
         self.lines: list[dict[str, Any]] = []
         self.stray: list[str] = []
-        sets = [word for s in (*ALWAYS, *settings) for word in ("--set", s)]
+        sets = [word for s in (*(() if options else ALWAYS), *settings) for word in ("--set", s)]
         serve = ["serve", "--listen", f"127.0.0.1:{port}", "--data-dir", str(data_dir)]
         limited = ["prlimit", limit] if limit else prefix
         self.process = subprocess.Popen(

@@ -1,0 +1,106 @@
+"""A real Prometheus that scrapes a daemon each second, and its alerts."""
+
+import json
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.deploy.support import ALERTS, needs
+from tests.integration.daemon import until
+
+_SOON: Final = "1s"  # In the place of the minutes that the rules wait.
+
+
+class Prometheus:
+    """One process, which asks the daemon at *target*."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        rules = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))
+        for group in rules["groups"]:
+            for rule in group["rules"]:
+                rule["for"] = _SOON
+        (folder / "alerts.yml").write_text(yaml.safe_dump(rules), encoding="utf-8")
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["alerts.yml"],
+            "scrape_configs": [
+                {"job_name": "group-coordinator", "static_configs": [{"targets": [target]}]}
+            ],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._address = f"127.0.0.1:{free.getsockname()[1]}"
+        with (folder / "prometheus.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    needs("prometheus"),
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={folder / 'tsdb'}",
+                    f"--web.listen-address={self._address}",
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """Return the data of an answer of its API."""
+        query = urllib.parse.urlencode(parameters)
+        url = f"http://{self._address}/api/v1/{path}?{query}"
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            found = json.load(answer)
+        assert found["status"] == "success", found
+        return found["data"]
+
+    def is_ready(self) -> bool:
+        """Say whether it answers, and has scraped."""
+        assert self.process.poll() is None, "Prometheus has ended"
+        try:
+            return bool(self.value("up == 1"))
+        except OSError:
+            return False
+
+    def value(self, query: str) -> list[Any]:
+        """Return the result of a query now."""
+        found: list[Any] = self.get("query", query=query)["result"]
+        return found
+
+    def firing(self) -> dict[str, dict[str, Any]]:
+        """Return the alerts that fire, by name."""
+        alerts = self.get("alerts")["alerts"]
+        return {one["labels"]["alertname"]: one for one in alerts if one["state"] == "firing"}
+
+    def wait_for(self, alert: str) -> dict[str, Any]:
+        """Return the alert once it fires."""
+        until(lambda: self.looked() and alert in self.firing(), f"alert {alert}")
+        return self.firing()[alert]
+
+    def wait_until_clear(self, alert: str) -> None:
+        """Return once it fires no longer."""
+        until(lambda: self.looked() and alert not in self.firing(), f"end of the alert {alert}")
+
+    @staticmethod
+    def looked() -> bool:
+        """Let a little time pass; it looks once a second anyway."""
+        time.sleep(0.2)
+        return True
+
+
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
+    """Run one as long as the block lasts."""
+    folder.mkdir()
+    one = Prometheus(folder, target)
+    try:
+        until(lambda: one.looked() and one.is_ready(), "scrape")
+        yield one
+    finally:
+        one.process.kill()
+        one.process.wait(60)
