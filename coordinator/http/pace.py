@@ -3,13 +3,12 @@
 Theory of operation
 ===================
 
-Whatever works for HTTP does so in pieces of at most half a millisecond: a round of its poller, or a
-stretch of a handler between two calls of `Pace.pause`. All of them go through one turnstile, first
-come, first served, so each pass of trio's loop has at most one such piece in it, however many
-handlers there are. And if clients have asked something since the piece before, whoever stands in
-the turnstile, once `REST_AFTER_S` have been worked since the last rest, sleeps there for four times
-as long: a flood of HTTP gets a fifth of the loop at most, and each request of a client waits for
-one piece at most.
+Whatever works for HTTP does so in pieces: a round of its poller, or a stretch of a handler between
+two calls of `Pace.pause`. After `PIECE_S` of work by all of them together, whoever is next passes
+through one turnstile, first come, first served. There everybody else has a turn, and if clients
+have asked something since the last time, it sleeps there for four times as long as was worked. So
+each pass of trio's loop has one such piece in it, however many handlers there are, a flood of HTTP
+gets a fifth of the loop, and a request of a client waits for one piece.
 
 Nobody holds anything while working: a handler may wait for something else, or end, without a word.
 """
@@ -19,10 +18,8 @@ from typing import Final
 
 import trio
 
-# How much longer the rest is than the work, and how much work is worth one: the system's timers are
-# as coarse as a millisecond.
+PIECE_S: Final = 0.0005
 REST: Final = 4
-REST_AFTER_S: Final = 0.0005
 # What came between two pauses without a `begin` may have been others' work: count no more of it.
 PIECE_MAX_S: Final = 0.002
 
@@ -55,10 +52,10 @@ class Pace:
         self._since_s = now_s
 
     async def pause(self) -> None:
-        """Return when the next piece may begin; call it after each half a millisecond."""
+        """Return when more may be done; call it after each half a millisecond of work."""
         self.end()
-        async with self._turnstile:  # Taking it lets everybody else have a turn already.
-            if self._worked_s >= REST_AFTER_S:
+        if self._worked_s >= PIECE_S or self._turnstile.locked():
+            async with self._turnstile:  # Taking it lets everybody else have a turn already.
                 worked_s, self._worked_s = self._worked_s, 0.0
                 seen, self._seen = self._seen, self._requests()
                 if seen != self._seen:

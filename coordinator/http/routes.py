@@ -77,7 +77,7 @@ class Route:
 
     template: str
     handler: Handler
-    is_quick: bool = False  # Answered beside the 16 that are under way: health, the page's files.
+    is_quick: bool = False  # It never waits, and so needs no turn: health, the page's files.
 
 
 Pause = Callable[[], Awaitable[None]]  # Of `pace.Pace`: call it after each half a millisecond.

@@ -162,24 +162,36 @@ class HttpSessions:
             headers=headers,
             peer=session.transport.peer,
         )
-        if route.is_quick or self._under_way < UNDER_WAY_MAX:
+        if route.is_quick:
+            self._answer_at_once(session, route, request)
+        elif self._under_way < UNDER_WAY_MAX:
             self._start(session, route, request)
         elif len(self._waiting) < WAITING_MAX:
             self._waiting[session] = (route, request)
         else:
             session.refuse(Refused(503, "too many requests are under way", retry_after_s=1))
 
+    def _answer_at_once(self, session: HttpSession, route: Route, request: HttpRequest) -> None:
+        """Run a handler that never waits; a task for it would cost more than what it does."""
+        handler = route.handler(request)
+        try:
+            next(handler.__await__())
+        except StopIteration as done:
+            session.answer(request, done.value)
+        except Refused as exc:
+            session.refuse(exc)
+        except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
+            self._failed(session, route, exc)
+        else:
+            self._failed(session, route, RuntimeError("the handler of a quick route waits"))
+
     def _start(self, session: HttpSession, route: Route, request: HttpRequest) -> None:
         assert self._nursery is not None
-        if not route.is_quick:
-            self._under_way += 1
+        self._under_way += 1
         self._nursery.start_soon(self._handle, session, route, request)
 
     async def _handle(self, session: HttpSession, route: Route, request: HttpRequest) -> None:
-        if route.is_quick:
-            self._pace.begin()
-        else:
-            await self._pace.pause()
+        await self._pace.pause()
         try:
             answer = await route.handler(request)
             if isinstance(answer, Streaming) and self._has_too_many_streams():
@@ -189,14 +201,13 @@ class HttpSessions:
                 session.answer(request, answer)
         except Refused as exc:
             session.refuse(exc)
-        except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
+        except Exception as exc:  # noqa: BLE001 - as above
             self._failed(session, route, exc)
         self._pace.end()
-        if not route.is_quick:
-            self._under_way -= 1
-            if self._waiting:
-                following = next(iter(self._waiting))
-                self._start(following, *self._waiting.pop(following))
+        self._under_way -= 1
+        if self._waiting:
+            following = next(iter(self._waiting))
+            self._start(following, *self._waiting.pop(following))
 
     def _has_too_many_streams(self) -> bool:
         return len(self.streams) >= self.settings.http_max_event_streams

@@ -325,6 +325,29 @@ async def test_a_bug_in_a_handler_is_logged_and_not_told(
     assert "the secret" in capsys.readouterr().out
 
 
+async def test_a_quick_handler_that_waits_is_a_bug(
+    autojump_clock: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is run within a round, where nobody may; what it refuses or breaks is told as usual."""
+
+    async def waits(_request: HttpRequest) -> Answer:
+        await trio.lowlevel.checkpoint()
+        return Answer()
+
+    async def refuses(_request: HttpRequest) -> Answer:
+        raise Refused(503, "not now")
+
+    async def breaks(_request: HttpRequest) -> Answer:
+        raise RuntimeError
+
+    routes = {"/a": waits, "/b": refuses, "/c": breaks}
+    async with listener(*(Route(t, h, is_quick=True) for t, h in routes.items())) as here:
+        replies = await here.ask(get("/a"), get("/b"), get("/c"))
+
+    assert [500, 503, 500] == [reply.status for reply in replies]
+    assert "the handler of a quick route waits" in capsys.readouterr().out
+
+
 async def test_a_refusal_of_a_handler_is_a_problem(autojump_clock: object) -> None:
     """With when to come again, where that is known."""
 
