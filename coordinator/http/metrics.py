@@ -125,24 +125,21 @@ class Exporter:
         """Return the text in parts."""
         began_s = self._environment.clock_s()
         node = self._node
-        active = [shard.core for shard in node.shards if shard.status is Status.ACTIVE]
         walk = Walk(
-            self._settings.metrics_max_series,
-            self._settings.node_id,
-            node.now(),
-            self._pause,
+            node.registry.core.registry,
+            max_series=self._settings.metrics_max_series,
+            node_id=self._settings.node_id,
+            now=node.now(),
+            pause=self._pause,
         )
-        await walk.go(active, node.registry.core.registry)
-        offsets = 0
-        for groups in active:
-            offsets += groups.offset_count()
-            await self._pause()
+        active = [shard.core.groups for shard in node.shards if shard.status is Status.ACTIVE]
+        groups = await walk.go(active)
         values: dict[str, Values] = {
             "group_coordinator_groups": {(state,): walk.states[state] for state in GroupState},
             "group_coordinator_members": walk.members,
-            "group_coordinator_offsets": offsets,
+            "group_coordinator_offsets": walk.offsets,
             "group_coordinator_series_left_out": {
-                (level,): count for level, count in walk.series.left_out.items()
+                (level,): count for level, count in walk.left_out.items()
             },
             **self._of_the_node(),
             **self._counted(),
@@ -150,14 +147,14 @@ class Exporter:
         }
         if self._last_s is not None:
             values["group_coordinator_scrape_seconds"] = self._last_s
-        parts = []
+        parts: list[bytes] = []
         for family in PROCESS_FAMILIES:
             metric = metric_of(family, values.get(family.name, {}))
             for part in texts_of(metric):
                 parts.append(part)
                 await self._pause()
         self._last_s = self._environment.clock_s() - began_s
-        return [*parts, *walk.series.parts()]
+        return parts + groups
 
     def _of_the_node(self) -> dict[str, Values]:
         node, settings = self._node, self._settings

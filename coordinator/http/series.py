@@ -4,41 +4,54 @@ Theory of operation
 ===================
 
 The families of the process are few, and prometheus-client writes them (`metrics`). Groups and
-topics may have hundreds of thousands of series, so their lines are put together here: what names
-the group, the topic and the partition is escaped once, and the values of all families are put
-behind it. A family's lines must stand together, so each family gathers its own (`Section`).
+topics may have hundreds of thousands of series, so their lines are put together here.
 
-How many there may be is bounded, and they are taken level by level (`LEVELS`), the worst group
-first. An item of a level counts with as many series as it can have, also where some of its values
-are not known and have none. So what is left out can be told without looking at it, and a scrape
-never has more series than the bound.
+A family's lines must stand together, the worst group first, and there may be more of them than are
+wanted. But to look at a partition costs more than to write its lines. So there is one walk over
+all partitions, which adds up each group and writes its lines, a text for each family (`Texts`).
+Then the groups are put in order, and their texts one behind the other (`Sections`).
+
+How many series there are is bounded, and they are taken level by level (`LEVELS`). An item of a
+level counts with as many series as it can have, also where some of its values are not known and
+have none. So what is left out can be told, and a scrape never has more than the bound. The walk
+keeps no more texts either: a group that turns out to be among the worst is looked at once more.
 """
 
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from coordinator.group.core import Now
-from coordinator.group.facts import (
-    GroupFacts,
-    PartitionFacts,
-    TopicEndFacts,
-    TopicFacts,
-    topic_end_facts,
-)
+from coordinator.group.facts import GroupFacts, TopicEndFacts, TopicFacts, topic_end_facts
+from coordinator.group.group import Group
 from coordinator.group.lag import Turn
+from coordinator.group.member import NOTHING
+from coordinator.group.records import StoredOffsets
 from coordinator.group.registry import Registry
 from coordinator.group.states import GroupState
 from coordinator.http.routes import Pause
+from protocol.messages import EndOffset
+from protocol.partition import INT64_MAX
 
 PART_BYTES: Final = 64 * 1024
-# Lines that one turn writes: half a millisecond.
-TURN_LINES: Final = 400
+# Items whose lines are written in one go.
+TURN_ITEMS: Final = 100
 # Items that one turn puts in order.
 TURN_SORTED: Final = 200
+# Characters of a level that are put one behind the other in one go.
+CUT_CHARACTERS: Final = 128 * 1024
+# What things take, counted as `Turn` does: to look at a partition and write its lines, to write
+# those of an item alone, and what each group takes besides. Sets are compared much faster.
+_LOOKED_AT: Final = 8
+_WRITTEN: Final = 4
+_GROUP_LOOKS: Final = 20
+_OWNED_A_LOOK: Final = 10
+_UNKNOWN: Final = -1
 
+# The lines of some items, a text for each family of their level.
+Texts = tuple[str, ...]
 T = TypeVar("T")
 
 
@@ -260,228 +273,413 @@ def escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-class Section:
-    """The lines of one family while they are gathered, and the parts of the answer they became."""
-
-    __slots__ = ("lines", "name", "parts")
-
-    def __init__(self, family: Family) -> None:
-        self.name = family.name
-        self.lines = [f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n"]
-        self.parts: list[bytes] = []
-
-    def cut(self) -> None:
-        """Make parts of the lines."""
-        data = "".join(self.lines).encode()
-        self.lines.clear()
-        self.parts += [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)]
+# --- lines ----------------------------------------------------------------------------------
+# Labels stand in the order of their names, as prometheus-client has them. What is not known, -1,
+# has no line.
 
 
-class Series:
-    """The series of groups and topics of one scrape: at most so many, in the order of `LEVELS`.
+def _lines(family: Family, labels: Iterable[str], values: Iterable[float]) -> str:
+    """Return a line for each of *labels*, which stand in braces, with its value."""
+    name = family.name
+    return "".join(
+        [
+            f"{name}{named} {value}\n"
+            for named, value in zip(labels, values, strict=True)
+            if value >= 0
+        ]
+    )
+
+
+def _texts(families: Sequence[Family], labels: Sequence[str], *columns: Iterable[float]) -> Texts:
+    """Return the lines of items with these *labels*; each family has its column of values."""
+    return tuple(
+        _lines(family, labels, values) for family, values in zip(families, columns, strict=True)
+    )
+
+
+def group_texts(facts: GroupFacts, node_id: int) -> Texts:
+    """Return the lines of a group."""
+    info, *others = GROUP_FAMILIES
+    group = f'group_id="{escaped(facts.group_id)}"'
+    details = (
+        f'{{coordinator_id="{node_id}",{group},protocol="{escaped(facts.protocol)}",'
+        f'protocol_type="{escaped(facts.protocol_type)}",state="{facts.state}"}}'
+    )
+    values = (
+        facts.members,
+        facts.empty_members,
+        facts.lag,
+        facts.lag_seconds,
+        facts.unknown,
+        facts.generation,
+    )
+    is_stable = int(facts.state == GroupState.STABLE)
+    labels = f"{{{group}}}"
+    return (
+        f"{info.name}{details} {is_stable}\n",
+        *(
+            f"{family.name}{labels} {value}\n" if value >= 0 else ""
+            for family, value in zip(others, values, strict=True)
+        ),
+    )
+
+
+def topic_texts(group_id: str, topics: Sequence[TopicFacts]) -> Texts:
+    """Return the lines of topics of a group."""
+    group = f'{{group_id="{escaped(group_id)}",topic_name="'
+    labels = [f'{group}{escaped(one.topic)}"}}' for one in topics]
+    _, _, members, assigned, offset_sums, lags, _ = zip(*topics, strict=True)
+    return _texts(TOPIC_FAMILIES, labels, lags, offset_sums, members, assigned)
+
+
+def partition_texts(group_id: str, topic: str, columns: "Columns", now_ms: int) -> Texts:
+    """Return the lines of partitions of a topic of a group."""
+    group = f'{{group_id="{escaped(group_id)}",partition_id="'
+    name = f'",topic_name="{escaped(topic)}"}}'
+    labels = [f"{group}{partition}{name}" for partition in columns.partitions]
+    ages = [_age_s(since_ms, now_ms) for since_ms in columns.committed_ms]
+    return _texts(
+        PARTITION_FAMILIES, labels, columns.lags, columns.lag_seconds, columns.committed, ages
+    )
+
+
+def registry_texts(topics: Sequence[TopicEndFacts], now_ms: int) -> Texts:
+    """Return the lines of registered topics."""
+    info, *others = REGISTRY_FAMILIES
+    names, counts, end_sums, told_ms = zip(*topics, strict=True)
+    topic = [f'topic_name="{escaped(name)}"}}' for name in names]
+    details = [
+        f'{{partition_count="{count}",{name}' for count, name in zip(counts, topic, strict=True)
+    ]
+    ages = [_age_s(since_ms, now_ms) for since_ms in told_ms]
+    labels = [f"{{{name}" for name in topic]
+    ones = [1] * len(topics)
+    return (_lines(info, details, ones), *_texts(others, labels, end_sums, ages))
+
+
+def end_texts(topic: str, ends: Iterable[EndOffset]) -> Texts:
+    """Return the lines of ends of a registered topic."""
+    (family,) = REGISTRY_PARTITION_FAMILIES
+    name = escaped(topic)
+    return (
+        "".join(
+            [
+                f'{family.name}{{partition_id="{end.partition}",topic_name="{name}"}} '
+                f"{end.end_offset}\n"
+                for end in ends
+            ]
+        ),
+    )
+
+
+def _age_s(since_ms: int, now_ms: int) -> float:
+    return max(now_ms - since_ms, 0) / 1000 if since_ms >= 0 else _UNKNOWN
+
+
+class Sections:
+    """The texts of a level's families, one behind the other."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._waiting: list[list[str]] = []
+        self._characters = 0
+        self._parts: list[list[bytes]] = []
+        for family in families:
+            head = f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n"
+            self._waiting.append([head])
+            self._parts.append([])
+
+    def add(self, texts: Texts) -> None:
+        """Add the lines of some items."""
+        for waiting, text in zip(self._waiting, texts, strict=True):
+            waiting.append(text)
+            self._characters += len(text)
+        if self._characters >= CUT_CHARACTERS:
+            self._cut()
+
+    def _cut(self) -> None:
+        self._characters = 0
+        for waiting, parts in zip(self._waiting, self._parts, strict=True):
+            data = "".join(waiting).encode()
+            waiting.clear()
+            parts += [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)]
+
+    def parts(self) -> list[bytes]:
+        """Return the text, a family after the other, in parts."""
+        self._cut()
+        return [part for parts in self._parts for part in parts]
+
+
+# --- what there is room for -----------------------------------------------------------------
+
+
+class Room:
+    """How many series there may still be; it is to be asked for level by level.
 
     Attributes:
         left_out: Level -> how many of its series there was no room for.
     """
 
-    def __init__(self, max_series: int, node_id: int, now_ms: int) -> None:
+    def __init__(self, max_series: int) -> None:
         self.left_out = dict.fromkeys(LEVELS, 0)
-        self._room = max_series
-        self._node_id = node_id
-        self._now_ms = now_ms  # Wall clock.
-        self._uncut = 0
-        self._sections = {
-            level: [Section(family) for family in families] for level, families in LEVELS.items()
-        }
+        self._left = max_series
 
-    def room_for(self, level: str, items: int) -> int:
+    def take(self, level: str, items: int) -> int:
         """Take room for as many of *items* of *level* as there is; return how many fit.
 
         Once something was left out nothing else fits, also if it is smaller: what is there is
         worse than whatever isn't.
         """
         size = len(LEVELS[level])
-        fitting = min(items, self._room // size)
-        self._room -= fitting * size
+        fitting = min(items, self._left // size)
+        self._left -= fitting * size
         if fitting < items:
-            self._room = 0
+            self._left = 0
             self.left_out[level] += (items - fitting) * size
         return fitting
 
-    def add_group(self, facts: GroupFacts) -> None:
-        """Add the lines of a group."""
-        group = f'group_id="{escaped(facts.group_id)}"'
-        info = (  # By name, as prometheus-client has them.
-            f'coordinator_id="{self._node_id}",{group},protocol="{escaped(facts.protocol)}",'
-            f'protocol_type="{escaped(facts.protocol_type)}",state="{facts.state}"'
+
+# --- the walk -------------------------------------------------------------------------------
+
+
+class Columns(NamedTuple):
+    """Some committed partitions of one topic of a group; -1 is what is not known."""
+
+    partitions: list[int]
+    lags: list[int]
+    lag_seconds: list[float]
+    committed: list[int]
+    committed_ms: list[int]
+
+    def first(self, count: int) -> "Columns":
+        """Return the first *count* partitions, or all."""
+        return Columns(
+            self.partitions[:count],
+            self.lags[:count],
+            self.lag_seconds[:count],
+            self.committed[:count],
+            self.committed_ms[:count],
         )
-        numbers = (
-            facts.members,
-            facts.empty_members,
-            facts.lag,
-            facts.lag_seconds,
-            facts.unknown,
-            facts.generation,
+
+
+def columns_of(
+    topic: str, stored: StoredOffsets, registry: Registry, now_ms: int
+) -> Iterator[Columns]:
+    """Yield what a group has committed of *topic*, a turn's worth at a time; *now_ms* is monotonic.
+
+    `facts.partition_facts` tells the same of each partition on its own, which takes twice as long.
+    """
+    ends = registry.ends_of(topic)
+    behind_ms = registry.ends_history.of(topic).behind_ms
+    committed = iter(list(stored.offsets.values()))
+    while chunk := list(islice(committed, TURN_ITEMS)):
+        lags: list[int] = []
+        lag_seconds: list[float] = []
+        for one in chunk:
+            end = ends.get(one.partition)
+            lag = _UNKNOWN if end is None else end.end_offset - one.offset
+            if end is None or lag <= 0:
+                lags.append(0 if end else _UNKNOWN)
+                lag_seconds.append(0 if end else _UNKNOWN)
+            else:
+                lags.append(lag)
+                ms = behind_ms(end, one.offset, now_ms)
+                lag_seconds.append(ms / 1000 if ms >= 0 else _UNKNOWN)
+        partitions = [one.partition for one in chunk]
+        yield Columns(
+            partitions,
+            lags,
+            lag_seconds,
+            [one.offset for one in chunk],
+            [stored.committed_ms(partition) for partition in partitions],
         )
-        self._put_info("group", info, int(facts.state == GroupState.STABLE), group, numbers)
-
-    def add_topic(self, group: str, facts: TopicFacts) -> None:
-        """Add the lines of a topic of *group*, which is escaped."""
-        labels = f'group_id="{group}",topic_name="{escaped(facts.topic)}"'
-        numbers = (facts.lag, facts.offset_sum, facts.members, facts.assigned)
-        self._put(self._sections["topic"], labels, numbers)
-
-    def add_partition(self, group: str, facts: PartitionFacts) -> None:
-        """Add the lines of a partition of *group*, which is escaped."""
-        labels = (
-            f'group_id="{group}",partition_id="{facts.partition}",'
-            f'topic_name="{escaped(facts.topic)}"'
-        )
-        numbers = (facts.lag, facts.lag_seconds, facts.committed, self._age(facts.committed_ms))
-        self._put(self._sections["partition"], labels, numbers)
-
-    def add_registered(self, facts: TopicEndFacts) -> None:
-        """Add the lines of a registered topic."""
-        topic = f'topic_name="{escaped(facts.topic)}"'
-        info = f'partition_count="{facts.partition_count}",{topic}'
-        self._put_info("registry", info, 1, topic, (facts.end_sum, self._age(facts.told_ms)))
-
-    def add_end(self, topic: str, partition: int, end_offset: int) -> None:
-        """Add the line of an end of *topic*, which is escaped."""
-        labels = f'partition_id="{partition}",topic_name="{topic}"'
-        self._put(self._sections["registry_partition"], labels, (end_offset,))
-
-    def _age(self, since_ms: int) -> float:
-        return max(self._now_ms - since_ms, 0) / 1000 if since_ms >= 0 else -1
-
-    def _put_info(
-        self, level: str, info: str, value: int, labels: str, numbers: Iterable[float]
-    ) -> None:
-        first, *others = self._sections[level]
-        self._put((first,), info, (value,))
-        self._put(others, labels, numbers)
-
-    def _put(self, sections: Iterable[Section], labels: str, numbers: Iterable[float]) -> None:
-        """Add a line to each section with its number; what is not known, -1, has none."""
-        for section, number in zip(sections, numbers, strict=True):
-            if number >= 0:
-                section.lines.append(f"{section.name}{{{labels}}} {number}\n")
-                self._uncut += 1
-
-    def is_turn_over(self) -> bool:
-        """Say, after an item was added, whether to pause; long sections become parts then."""
-        if self._uncut < TURN_LINES:
-            return False
-        self._uncut = 0
-        for sections in self._sections.values():
-            for section in sections:
-                if len(section.lines) >= TURN_LINES:
-                    section.cut()
-        return True
-
-    def parts(self) -> list[bytes]:
-        """Return the text, in parts."""
-        parts = []
-        for sections in self._sections.values():
-            for section in sections:
-                section.cut()
-                parts += section.parts
-        return parts
 
 
-class Groups(Protocol):
-    """The groups of one offsets partition; `GroupShard`, whose iterators pause by None."""
+class _Sum:
+    """Partitions of a group, added up."""
 
-    def facts(self, now_ms: int, turn: Turn) -> Iterator[GroupFacts | None]:
-        """Yield each group."""
+    __slots__ = ("committed", "is_vague", "known", "lag", "offset_sum", "seconds")
 
-    def topic_facts(self, group_id: str, now_ms: int, turn: Turn) -> Iterator[TopicFacts | None]:
-        """Yield each topic of a group."""
+    def __init__(self) -> None:
+        self.committed = self.known = self.lag = self.offset_sum = 0
+        self.seconds = 0.0
+        self.is_vague = False  # Of one that is behind it isn't known since when.
 
-    def partition_facts(
-        self, group_id: str, now_ms: int, turn: Turn
-    ) -> Iterator[PartitionFacts | None]:
-        """Yield each partition of a group."""
+    def add(self, columns: Columns) -> None:
+        """Add what was committed."""
+        unknown = columns.lags.count(_UNKNOWN)
+        known = len(columns.lags) - unknown
+        self.committed += len(columns.lags)
+        self.offset_sum += sum(columns.committed)
+        self.known += known
+        self.lag += sum(columns.lags) + unknown
+        self.seconds = max(self.seconds, *columns.lag_seconds)
+        self.is_vague |= columns.lag_seconds.count(_UNKNOWN) > unknown
+
+    def merge(self, other: "_Sum") -> None:
+        """Add what was added to another."""
+        self.committed += other.committed
+        self.known += other.known
+        self.lag += other.lag
+        self.seconds = max(self.seconds, other.seconds)
+        self.is_vague |= other.is_vague
+
+    def lags(self) -> tuple[int, float]:
+        """Return the lag in messages and in seconds; -1 is what is not known."""
+        if not self.known:
+            return _UNKNOWN, _UNKNOWN
+        is_unknown = self.is_vague and not self.seconds
+        return min(self.lag, INT64_MAX), _UNKNOWN if is_unknown else self.seconds
+
+
+class _Owned:
+    """What members own of one topic."""
+
+    __slots__ = ("members", "partitions")
+
+    def __init__(self) -> None:
+        self.members: set[str] = set()
+        self.partitions: set[int] = set()
+
+
+class _Walked(NamedTuple):
+    """A group that was looked at.
+
+    Attributes:
+        group: It, as it is at the moment.
+        facts: It in numbers.
+        topics: Its topics, too.
+        committed: How many partitions have an offset, and so series.
+        texts: Their lines; None if they were too many to be kept.
+    """
+
+    group: Group
+    facts: GroupFacts
+    topics: list[TopicFacts]
+    committed: int
+    texts: list[Texts] | None
+
+
+_NOTHING_STORED: Final = StoredOffsets()
+_NOTHING_OWNED: Final = _Owned()
 
 
 class Walk:
     """One walk over all groups and topics, in turns. They may come and go meanwhile.
 
     Attributes:
-        series: Theirs.
         states: State -> how many groups are in it.
-        members: Of all groups.
+        members: Of all groups; likewise ``offsets``, the committed ones.
+        left_out: See `Room`.
     """
 
-    def __init__(self, max_series: int, node_id: int, now: Now, pause: Pause) -> None:
-        self.series = Series(max_series, node_id, now.wall_ms)
+    def __init__(
+        self, registry: Registry, *, max_series: int, node_id: int, now: Now, pause: Pause
+    ) -> None:
         self.states: Counter[str] = Counter()
-        self.members = 0
-        self._now_ms = now.mono_ms
+        self.members = self.offsets = 0
+        self._registry = registry
+        self._room = Room(max_series)
+        self.left_out = self._room.left_out
+        self._node_id = node_id
+        self._now = now
         self._pause = pause
         self._turn = Turn()
+        self._may_keep = max_series // len(PARTITION_FAMILIES)  # Partitions, with their texts.
 
-    async def go(self, shards: Iterable[Groups], topics: Registry) -> None:
-        """Write the series of the groups in *shards*, and of the *topics*."""
-        series = self.series
-        groups = [
-            (facts, shard)
-            for shard in shards
-            for facts in await self._all(shard.facts(self._now_ms, self._turn))
-        ]
-        groups = await self._ranked(groups, lambda one: _worst_group_first(one[0]))
-        for facts, _ in groups:
-            self.states[facts.state] += 1
-            self.members += facts.members
-        for facts, _ in groups[: series.room_for("group", len(groups))]:
-            series.add_group(facts)
-            await self._breathe()
-        for facts, shard in groups:
-            await self._add_topics(shard, facts.group_id)
-        registered = await self._all(topic_end_facts(topics, self._turn))
-        registered = await self._ranked(registered, _oldest_end_first)
-        for topic in registered[: series.room_for("registry", len(registered))]:
-            series.add_registered(topic)
-            await self._breathe()
-        for facts, shard in groups:
-            fitting = series.room_for("partition", facts.partitions)
-            if fitting:
-                await self._add_partitions(shard, facts.group_id, fitting)
-        for topic in registered:
-            await self._add_ends(topics, topic.topic)
+    async def go(self, shards: Iterable[Mapping[str, Group]]) -> list[bytes]:
+        """Return the series of the groups in *shards*, and of the topics."""
+        walked = []
+        for groups in shards:
+            for group_id in list(groups):
+                group = groups.get(group_id)
+                if group is not None:
+                    walked.append(await self._look_at(group))
+        ranked = await self._ranked(walked, _worst_first)
+        topics = await self._ranked(await self._topics(), _oldest_first)
+        parts = await self._write_groups(ranked)
+        parts += await self._write_topics(ranked)
+        parts += await self._write_registry(topics)
+        parts += await self._write_partitions(ranked)
+        return parts + await self._write_ends(topics)
 
-    async def _add_topics(self, shard: Groups, group_id: str) -> None:
-        topics = await self._all(shard.topic_facts(group_id, self._now_ms, self._turn))
-        for facts in topics[: self.series.room_for("topic", len(topics))]:
-            self.series.add_topic(escaped(group_id), facts)
-            await self._breathe()
-
-    async def _add_partitions(self, shard: Groups, group_id: str, fitting: int) -> None:
-        group = escaped(group_id)
-        for facts in shard.partition_facts(group_id, self._now_ms, self._turn):
-            if facts is None:
-                await self._pause()
-                continue
-            self.series.add_partition(group, facts)
-            await self._breathe()
-            fitting -= 1
-            if not fitting:
-                return
-
-    async def _add_ends(self, topics: Registry, topic: str) -> None:
-        ends = list(topics.ends_of(topic).values())
-        name = escaped(topic)
-        for end in ends[: self.series.room_for("registry_partition", len(ends))]:
-            self.series.add_end(name, end.partition, end.end_offset)
-            await self._breathe()
-
-    async def _breathe(self) -> None:
-        if self.series.is_turn_over():
+    async def _spend(self, looks: int) -> None:
+        if self._turn.is_over_after(looks):
             await self._pause()
 
-    async def _all(self, walk: Iterable[T | None]) -> list[T]:
+    async def _look_at(self, group: Group) -> _Walked:
+        """Add up *group*, and write the lines of its partitions if they can be kept."""
+        owned, idle = await self._owned(group)
+        whole = _Sum()
+        partitions = 0
+        topics: list[TopicFacts] = []
+        texts: list[Texts] | None = []
+        for topic in [*group.offsets, *(topic for topic in owned if topic not in group.offsets)]:
+            sums = _Sum()
+            stored = group.offsets.get(topic, _NOTHING_STORED)
+            for columns in columns_of(topic, stored, self._registry, self._now.mono_ms):
+                sums.add(columns)
+                texts = self._kept(group, topic, columns, texts)
+                await self._spend(_LOOKED_AT * len(columns.partitions))
+            whole.merge(sums)
+            of_topic = owned.get(topic, _NOTHING_OWNED)
+            count = len(of_topic.partitions.difference(stored)) + sums.committed
+            partitions += count
+            counts = (len(of_topic.members), len(of_topic.partitions), sums.offset_sum)
+            topics.append(TopicFacts(topic, count, *counts, *sums.lags()))
+            await self._spend(1 + len(of_topic.partitions) // _OWNED_A_LOOK)
+        self.states[group.state] += 1
+        self.members += len(group.members)
+        self.offsets += whole.committed
+        await self._spend(_GROUP_LOOKS)
+        facts = GroupFacts(
+            group.group_id,
+            group.protocol_type,
+            group.protocol or "",
+            group.state.value,
+            group.generation,
+            len(group.members),
+            idle,
+            partitions,
+            partitions - whole.known,
+            *whole.lags(),
+            _UNKNOWN,
+            _UNKNOWN,
+        )
+        return _Walked(group, facts, topics, whole.committed, texts)
+
+    def _kept(
+        self, group: Group, topic: str, columns: Columns, texts: list[Texts] | None
+    ) -> list[Texts] | None:
+        """Return the *texts* that are kept of a group with those of *columns*, None if too many."""
+        if texts is None:
+            return None
+        if len(columns.partitions) > self._may_keep:
+            return None
+        self._may_keep -= len(columns.partitions)
+        texts.append(partition_texts(group.group_id, topic, columns, self._now.wall_ms))
+        return texts
+
+    async def _owned(self, group: Group) -> tuple[dict[str, _Owned], int]:
+        """Return what members own by topic, and how many of them own nothing."""
+        found: dict[str, _Owned] = {}
+        idle = 0
+        for member in list(group.members.values()):
+            idle += member.owned == NOTHING
+            owned = iter(member.owned or ())
+            while chunk := list(islice(owned, TURN_ITEMS)):
+                for topic, partition in chunk:
+                    of_topic = found.get(topic)
+                    if of_topic is None:
+                        of_topic = found[topic] = _Owned()
+                    of_topic.members.add(member.member_id)
+                    of_topic.partitions.add(partition)
+                await self._spend(len(chunk))
+            await self._spend(1)
+        return found, idle
+
+    async def _topics(self) -> list[TopicEndFacts]:
         found = []
-        for one in walk:
+        for one in topic_end_facts(self._registry, self._turn):
             if one is None:
                 await self._pause()
             else:
@@ -501,10 +699,72 @@ class Walk:
             await self._pause()
         return ranked
 
+    async def _write_groups(self, groups: Sequence[_Walked]) -> list[bytes]:
+        sections = Sections(GROUP_FAMILIES)
+        for one in groups[: self._room.take("group", len(groups))]:
+            sections.add(group_texts(one.facts, self._node_id))
+            await self._spend(_GROUP_LOOKS)
+        return sections.parts()
 
-def _worst_group_first(facts: GroupFacts) -> tuple[float, int, str]:
+    async def _write_topics(self, groups: Iterable[_Walked]) -> list[bytes]:
+        sections = Sections(TOPIC_FAMILIES)
+        for one in groups:
+            fitting = self._room.take("topic", len(one.topics))
+            for at in range(0, fitting, TURN_ITEMS):
+                topics = one.topics[at : min(at + TURN_ITEMS, fitting)]
+                sections.add(topic_texts(one.facts.group_id, topics))
+                await self._spend(_GROUP_LOOKS + _WRITTEN * len(topics))
+        return sections.parts()
+
+    async def _write_registry(self, topics: Sequence[TopicEndFacts]) -> list[bytes]:
+        sections = Sections(REGISTRY_FAMILIES)
+        fitting = self._room.take("registry", len(topics))
+        for at in range(0, fitting, TURN_ITEMS):
+            items = topics[at : min(at + TURN_ITEMS, fitting)]
+            sections.add(registry_texts(items, self._now.wall_ms))
+            await self._spend(_WRITTEN * len(items))
+        return sections.parts()
+
+    async def _write_partitions(self, groups: Iterable[_Walked]) -> list[bytes]:
+        sections = Sections(PARTITION_FAMILIES)
+        for one in groups:
+            fitting = self._room.take("partition", one.committed)
+            if fitting == one.committed and one.texts is not None:
+                for texts in one.texts:
+                    sections.add(texts)
+                    await self._spend(_GROUP_LOOKS // 2)
+            elif fitting:
+                await self._write_anew(one.group, fitting, sections)
+        return sections.parts()
+
+    async def _write_anew(self, group: Group, fitting: int, sections: Sections) -> None:
+        """Write the lines of *fitting* partitions of *group*, which were not kept."""
+        now = self._now
+        for topic, stored in list(group.offsets.items()):
+            for columns in columns_of(topic, stored, self._registry, now.mono_ms):
+                some = columns.first(fitting)
+                sections.add(partition_texts(group.group_id, topic, some, now.wall_ms))
+                await self._spend(_LOOKED_AT * len(columns.partitions))
+                fitting -= len(some.partitions)
+                if not fitting:
+                    return
+
+    async def _write_ends(self, topics: Iterable[TopicEndFacts]) -> list[bytes]:
+        sections = Sections(REGISTRY_PARTITION_FAMILIES)
+        for one in topics:
+            ends = list(self._registry.ends_of(one.topic).values())
+            fitting = self._room.take("registry_partition", len(ends))
+            for at in range(0, fitting, TURN_ITEMS):
+                items = ends[at : min(at + TURN_ITEMS, fitting)]
+                sections.add(end_texts(one.topic, items))
+                await self._spend(2 + len(items))
+        return sections.parts()
+
+
+def _worst_first(walked: _Walked) -> tuple[float, int, str]:
+    facts = walked.facts
     return -facts.lag_seconds, -facts.lag, facts.group_id
 
 
-def _oldest_end_first(facts: TopicEndFacts) -> tuple[bool, int, str]:
+def _oldest_first(facts: TopicEndFacts) -> tuple[bool, int, str]:
     return facts.told_ms < 0, facts.told_ms, facts.topic

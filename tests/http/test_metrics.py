@@ -84,9 +84,6 @@ async def test_what_an_idle_daemon_knows_of_itself_is_there(
         "group_coordinator_http_connections",
         "group_coordinator_http_event_streams",
         "group_coordinator_scrape_seconds",
-        # Their parts don't tell them yet.
-        "group_coordinator_log_dirty_ratio",
-        "group_coordinator_disk_reserve_bytes",
     }
 
 

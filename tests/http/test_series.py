@@ -11,196 +11,212 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from coordinator.config import Settings
 from coordinator.group.core import Now
-from coordinator.group.facts import GroupFacts, PartitionFacts, TopicFacts
+from coordinator.group.facts import GroupFacts, TopicEndFacts, TopicFacts
 from coordinator.group.lag import Turn
+from coordinator.group.records import GroupMetadata, MemberMetadata, OffsetsCommitted
 from coordinator.group.registry import EndReported, Registry, TopicRegistered
-from coordinator.http.series import LEVELS, PART_BYTES, TURN_LINES, Series, Walk, escaped
+from coordinator.group.shard import GroupShard
+from coordinator.http.series import (
+    LEVELS,
+    PART_BYTES,
+    TURN_ITEMS,
+    Columns,
+    Texts,
+    Walk,
+    end_texts,
+    group_texts,
+    partition_texts,
+    registry_texts,
+    topic_texts,
+)
+from coordinator.server.run import group_config
+from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
+from protocol.messages import EndOffset, PartitionOffset
+from protocol.partition import TopicPartition
 
 NOW_MS: Final = 1_700_000_000_000
-NOW: Final = Now(5_000, NOW_MS)
+NOW: Final = Now(10_000_000, NOW_MS)
 STABLE: Final = "Stable"
 # What a client may call things: anything but control characters. Those are tried all the same.
 NAMES: Final = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20) | st.sampled_from(
     ['a"b', "a\\b", "a\nb", 'x"} 1\nevil{a="', "\\n", "é\u202e\u2028", "\\", '"', "#", " "]
 )
+# Group -> topic -> partition -> committed offset.
+Committed = Mapping[str, Mapping[str, Mapping[int, int]]]
 
 
-def group(group_id: str, lag_seconds: float = 4.5, lag: int = 7, partitions: int = 1) -> GroupFacts:
-    """Return a stable group."""
-    return GroupFacts(
-        group_id=group_id,
-        protocol_type="consumer",
-        protocol="range",
-        state=STABLE,
-        generation=3,
-        members=2,
-        empty_members=1,
-        partitions=partitions,
-        unknown=0,
-        lag=lag,
-        lag_seconds=lag_seconds,
-        earlier_lag=-1,
-        earlier_ms=-1,
-    )
+def registry_of(
+    topics: Mapping[str, Sequence[int]], *, behind_ms: int = 0, told_ms: int = NOW_MS
+) -> Registry:
+    """Return registered topics with their ends.
 
-
-def topic(name: str, partitions: int = 1) -> TopicFacts:
-    """Return a topic of a group."""
-    return TopicFacts(name, partitions, 2, partitions, 100, 7, 4.5)
-
-
-def partition(topic_name: str, number: int) -> PartitionFacts:
-    """Return a partition of a group, of which everything is known."""
-    return PartitionFacts(topic_name, number, "m", 100, 107, 7, 4.5, NOW_MS - 2_500, NOW_MS)
-
-
-class FakeGroups:
-    """Groups with as many topics, and partitions of each, as the test says."""
-
-    def __init__(self, groups: Sequence[GroupFacts], topics: int = 1) -> None:
-        self.groups = groups
-        self.topics = topics
-
-    def facts(self, now_ms: int, turn: Turn) -> Iterator[GroupFacts | None]:
-        """Yield each, and pause after it."""
-        for one in self.groups:
-            yield one
-            yield None
-
-    def topic_facts(self, group_id: str, now_ms: int, turn: Turn) -> Iterator[TopicFacts | None]:
-        """Yield each topic."""
-        (found,) = (one for one in self.groups if one.group_id == group_id)
-        yield None
-        for number in range(self.topics):
-            yield topic(f"t{number}", found.partitions // self.topics)
-
-    def partition_facts(
-        self, group_id: str, now_ms: int, turn: Turn
-    ) -> Iterator[PartitionFacts | None]:
-        """Yield each partition."""
-        (found,) = (one for one in self.groups if one.group_id == group_id)
-        for number in range(self.topics):
-            for at in range(found.partitions // self.topics):
-                yield partition(f"t{number}", at)
-            yield None
-
-
-def registry(topics: Mapping[str, Sequence[int]], reported_ms: int = NOW_MS) -> Registry:
-    """Return registered topics with their ends."""
+    With *behind_ms* they reached half as far so long ago, and stood still until now.
+    """
     made = Registry()
     for version, (name, ends) in enumerate(topics.items(), 1):
         made.replay(TopicRegistered(name, max(len(ends), 1), (), False, version))
-        for at, end in enumerate(ends):
-            made.replay(EndReported(name, at, end, reported_ms))
+        for at, last in enumerate(ends):
+            made.replay(EndReported(name, at, last, told_ms))
+            if behind_ms:
+                before = EndOffset(at, last // 2, told_ms - behind_ms)
+                then_ms = NOW.mono_ms - behind_ms
+                made.ends_history.told(name, before, None, then_ms, told_ms - behind_ms)
+                end = EndOffset(at, last, told_ms)
+                made.ends_history.told(name, end, before, NOW.mono_ms, told_ms)
     return made
 
 
+def shard_of(
+    registry: Registry, committed: Committed, members: Mapping[str, Sequence[TopicPartition]] = {}
+) -> GroupShard:
+    """Return groups with what they committed; *members* are those of each, with what they own."""
+    made = GroupShard(config=group_config(Settings()), new_uuid=lambda: "id", registry=registry)
+    if members:
+        for group_id in committed:
+            made.replay(stable_group(group_id, members))
+    for group_id, topics in committed.items():
+        for topic, offsets in topics.items():
+            values = {at: PartitionOffset(at, offset, 0, "", 0) for at, offset in offsets.items()}
+            made.replay(OffsetsCommitted(group_id, topic, values, NOW_MS - 2_500))
+    made.loaded(NOW)
+    return made
+
+
+def stable_group(group_id: str, owned: Mapping[str, Sequence[TopicPartition]]) -> GroupMetadata:
+    """Return the record of a stable group with members that own what is said."""
+    subscription = encode_subscription(Subscription(("t",)))
+    members = tuple(
+        MemberMetadata(
+            name,
+            None,
+            "c",
+            "h",
+            60_000,
+            60_000,
+            subscription,
+            encode_assignment(Assignment((*tps,))),
+        )
+        for name, tps in owned.items()
+    )
+    return GroupMetadata(group_id, "consumer", 3, "range", next(iter(owned)), NOW_MS, members)
+
+
 async def walked(
-    groups: FakeGroups, topics: Registry | None = None, max_series: int = 10**6
-) -> Walk:
-    """Return a walk over all of it, once it is over."""
-    walk = Walk(max_series, 1, NOW, trio.lowlevel.checkpoint)
-    await walk.go([groups], topics or registry({}))
-    return walk
+    shard: GroupShard, registry: Registry, max_series: int = 10**6
+) -> tuple[Walk, list[bytes]]:
+    """Return a walk that is over, and what it wrote."""
+    walk = Walk(registry, max_series=max_series, node_id=1, now=NOW, pause=trio.lowlevel.checkpoint)
+    return walk, await walk.go([shard.groups])
 
 
-def text_of(series: Series) -> str:
-    """Return what is sent."""
-    return b"".join(series.parts()).decode()
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def samples_of(series: Series) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+def samples_of(parts: Sequence[bytes]) -> Samples:
     """Return what Prometheus reads: each value by name and labels."""
     found = [
         ((sample.name, frozenset(sample.labels.items())), sample.value)
-        for family in text_string_to_metric_families(text_of(series))
+        for family in text_string_to_metric_families(b"".join(parts).decode())
         for sample in family.samples
     ]
     assert len(found) == len(dict(found))
     return dict(found)
 
 
-def level_counts(series: Series) -> dict[str, int]:
+def level_counts(parts: Sequence[bytes]) -> dict[str, int]:
     """Return how many series of each level were written."""
     level_of = {family.name: level for level, families in LEVELS.items() for family in families}
-    counts = Counter(level_of[name] for name, _ in samples_of(series))
+    counts = Counter(level_of[name] for name, _ in samples_of(parts))
     return {level: counts[level] for level in LEVELS}
 
 
-@given(
-    names=st.lists(st.tuples(NAMES, NAMES, NAMES), min_size=1, max_size=4, unique_by=lambda n: n[0])
-)
-def test_lines_are_those_of_prometheus_client(names: list[tuple[str, str, str]]) -> None:
+# --- lines ----------------------------------------------------------------------------------
+
+
+class Theirs(Collector):
+    """Samples of one family after the other, for prometheus-client to write."""
+
+    def __init__(
+        self, rows: Mapping[str, Sequence[tuple[Mapping[str, str], Sequence[float]]]]
+    ) -> None:
+        self.rows = rows
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each family."""
+        for level, rows in self.rows.items():
+            for at, family in enumerate(LEVELS[level]):
+                metric = Metric(family.name, family.help, family.kind)
+                for values, numbers in rows:
+                    labels = {label: values[label] for label in family.labels}
+                    metric.add_sample(family.name, labels, numbers[at])
+                yield metric
+
+
+@given(group_id=NAMES, topic=NAMES, protocol=NAMES)
+def test_lines_are_those_of_prometheus_client(group_id: str, topic: str, protocol: str) -> None:
     """There are two writers of one format, and names are whatever clients say."""
-    series = Series(10**6, 1, NOW_MS)
-    for group_id, topic_name, protocol in names:
-        series.add_group(group(group_id)._replace(protocol=protocol))
-        series.add_partition(escaped(group_id), partition(topic_name, 3))
+    group = GroupFacts(group_id, "consumer", protocol, STABLE, 3, 2, 1, 1, 0, 7, 4.5, -1, -1)
+    texts: dict[str, Texts] = {
+        "group": group_texts(group, 1),
+        "topic": topic_texts(group_id, [TopicFacts(topic, 1, 2, 1, 100, 7, 4.5)]),
+        "registry": registry_texts([TopicEndFacts(topic, 12, 107, NOW_MS - 2_500)], NOW_MS),
+        "partition": partition_texts(
+            group_id, topic, Columns([3], [7], [4.5], [100], [NOW_MS - 2_500]), NOW_MS
+        ),
+        "registry_partition": end_texts(topic, [EndOffset(3, 107, NOW_MS)]),
+    }
+    labels = {
+        "group_id": group_id,
+        "topic_name": topic,
+        "partition_id": "3",
+        "partition_count": "12",
+        "state": STABLE,
+        "protocol": protocol,
+        "protocol_type": "consumer",
+        "coordinator_id": "1",
+    }
+    numbers: dict[str, Sequence[float]] = {
+        "group": (1, 2, 1, 7, 4.5, 0, 3),
+        "topic": (7, 100, 2, 1),
+        "registry": (1, 107, 2.5),
+        "partition": (7, 4.5, 100, 2.5),
+        "registry_partition": (107,),
+    }
+    theirs = generate_latest(Theirs({level: [(labels, numbers[level])] for level in LEVELS}))
+    lines = [line for line in theirs.decode().split("\n") if not line.startswith("#")]
 
-    class Theirs(Collector):
-        def collect(self) -> Iterator[Metric]:
-            for level in ("group", "partition"):
-                for at, family in enumerate(LEVELS[level]):
-                    metric = Metric(family.name, family.help, family.kind)
-                    for group_id, topic_name, protocol in names:
-                        values = {
-                            "group_id": group_id,
-                            "topic_name": topic_name,
-                            "partition_id": "3",
-                            "state": STABLE,
-                            "protocol": protocol,
-                            "protocol_type": "consumer",
-                            "coordinator_id": "1",
-                        }
-                        labels = {label: values[label] for label in family.labels}
-                        numbers = {
-                            "group": (1, 2, 1, 7, 4.5, 0, 3),
-                            "partition": (7, 4.5, 100, 2.5),
-                        }
-                        metric.add_sample(family.name, labels, numbers[level][at])
-                    yield metric
-
-    theirs = generate_latest(Theirs()).decode().split("\n")
-    ours = [line for line in text_of(series).split("\n") if is_of_groups(line)]
-
-    assert list(map(without_fraction, theirs)) == [*ours, ""]
-
-
-def is_of_groups(line: str) -> bool:
-    """Say whether a line is of the levels that the test looks at."""
-    wanted = {family.name for level in ("group", "partition") for family in LEVELS[level]}
-    words = line.split(" ")
-    return (words[2] if line.startswith("#") else line.split("{", maxsplit=1)[0]) in wanted
+    # Whole numbers are written as such: as a float a large offset would lose its last digits.
+    assert [line.removesuffix(".0") for line in lines] == [
+        *(line for level in LEVELS for line in "".join(texts[level]).split("\n") if line),
+        "",
+    ]
 
 
-def without_fraction(line: str) -> str:
-    """Return a line with its number as ours are: a whole one as such, however large."""
-    return line.removesuffix(".0") if not line.startswith("#") else line
+def test_a_large_offset_keeps_its_digits() -> None:
+    """Somebody compares it with what the source says."""
+    assert " 9223372036854775807\n" in "".join(end_texts("t", [EndOffset(0, 2**63 - 1, 0)]))
 
 
-async def test_what_is_not_known_has_no_sample() -> None:
+def test_what_is_not_known_has_no_line() -> None:
     """A lag that nobody knows must not look like none."""
-    unknown = group("g", lag_seconds=-1.0, lag=-1)
-    series = (await walked(FakeGroups([unknown]))).series
-    names = {name for name, _ in samples_of(series)}
+    texts = partition_texts("g", "t", Columns([0, 1], [-1, 5], [-1, -1], [3, 4], [1, 1]), NOW_MS)
 
-    assert "kminion_kafka_consumer_group_members" in names
-    assert not {"group_coordinator_group_lag", "group_coordinator_group_lag_seconds"} & names
+    assert [text.count("\n") for text in texts] == [1, 0, 2, 2]
 
 
-async def test_a_topic_without_an_end_has_no_age() -> None:
-    """Nobody has ever reported: that is not an end which is 50 years old."""
-    topics = registry({"t": []})
-    series = (await walked(FakeGroups([]), topics)).series
-
-    assert "group_coordinator_topic_end_age_seconds" not in {n for n, _ in samples_of(series)}
+# --- the walk -------------------------------------------------------------------------------
 
 
 async def test_every_value_is_where_it_belongs() -> None:
     """Seven values in a row are easily exchanged."""
-    topics = registry({"t0": [107, 5]}, reported_ms=NOW_MS - 1_500)
-    series = (await walked(FakeGroups([group("g")]), topics)).series
+    registry = registry_of({"t0": [107, 50]}, behind_ms=8_000, told_ms=NOW_MS - 1_500)
+    owned = {"m": [TopicPartition("t0", 0), TopicPartition("t0", 1)], "idle": []}
+    shard = shard_of(registry, {"g": {"t0": {0: 80}}}, owned)
+    _, parts = await walked(shard, registry)
+    samples = samples_of(parts)
+    seconds = {name: value for (name, _), value in samples.items() if name.endswith("lag_seconds")}
     g, t, p = ("group_id", "g"), ("topic_name", "t0"), ("partition_id", "0")
     info = frozenset(
         [
@@ -213,88 +229,161 @@ async def test_every_value_is_where_it_belongs() -> None:
     )
     of_group, of_topic, of_partition = frozenset([g]), frozenset([g, t]), frozenset([g, t, p])
 
-    assert samples_of(series) == {
+    assert {key: value for key, value in samples.items() if not key[0].endswith("lag_seconds")} == {
         ("kminion_kafka_consumer_group_info", info): 1,
         ("kminion_kafka_consumer_group_members", of_group): 2,
         ("kminion_kafka_consumer_group_empty_members", of_group): 1,
-        ("group_coordinator_group_lag", of_group): 7,
-        ("group_coordinator_group_lag_seconds", of_group): 4.5,
-        ("group_coordinator_group_unknown_partitions", of_group): 0,
+        ("group_coordinator_group_lag", of_group): 27,
+        ("group_coordinator_group_unknown_partitions", of_group): 1,
         ("group_coordinator_group_generation", of_group): 3,
-        ("kminion_kafka_consumer_group_topic_lag", of_topic): 7,
-        ("kminion_kafka_consumer_group_topic_offset_sum", of_topic): 100,
-        ("kminion_kafka_consumer_group_topic_members", of_topic): 2,
-        ("kminion_kafka_consumer_group_topic_assigned_partitions", of_topic): 1,
-        ("kminion_kafka_consumer_group_topic_partition_lag", of_partition): 7,
-        ("group_coordinator_partition_lag_seconds", of_partition): 4.5,
-        ("group_coordinator_partition_committed_offset", of_partition): 100,
+        ("kminion_kafka_consumer_group_topic_lag", of_topic): 27,
+        ("kminion_kafka_consumer_group_topic_offset_sum", of_topic): 80,
+        ("kminion_kafka_consumer_group_topic_members", of_topic): 1,
+        ("kminion_kafka_consumer_group_topic_assigned_partitions", of_topic): 2,
+        ("kminion_kafka_consumer_group_topic_partition_lag", of_partition): 27,
+        ("group_coordinator_partition_committed_offset", of_partition): 80,
         ("group_coordinator_partition_commit_age_seconds", of_partition): 2.5,
         ("kminion_kafka_topic_info", frozenset([t, ("partition_count", "2")])): 1,
-        ("kminion_kafka_topic_high_water_mark_sum", frozenset([t])): 112,
+        ("kminion_kafka_topic_high_water_mark_sum", frozenset([t])): 157,
         ("group_coordinator_topic_end_age_seconds", frozenset([t])): 1.5,
         ("kminion_kafka_topic_partition_high_water_mark", frozenset([t, p])): 107,
         (
             "kminion_kafka_topic_partition_high_water_mark",
             frozenset([t, ("partition_id", "1")]),
-        ): 5,
+        ): 50,
     }
+    assert len(seconds) == 2
+    assert len(set(seconds.values())) == 1
+    assert 0 < seconds["group_coordinator_group_lag_seconds"] < 8
 
 
 @given(
-    sizes=st.lists(st.integers(0, 9), max_size=6),
+    ends=st.lists(st.integers(0, 20), min_size=1, max_size=4),
+    committed=st.dictionaries(
+        st.sampled_from(["a", "b", "never registered"]),
+        st.dictionaries(st.integers(0, 5), st.integers(0, 20), min_size=1),
+        max_size=3,
+    ),
+    owned=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=6, unique=True),
+    behind_ms=st.sampled_from([0, 5_000]),
+)
+def test_a_group_is_added_up_as_it_is_for_everybody_else(
+    ends: list[int],
+    committed: dict[str, dict[int, int]],
+    owned: list[tuple[str, int]],
+    behind_ms: int,
+) -> None:
+    """The walk has sums of its own, as those of a scrape must be quick."""
+    registry = registry_of({"a": ends, "b": ends}, behind_ms=behind_ms)
+    members = {
+        "m": [TopicPartition(*one) for one in owned[::2]],
+        "n": [],
+        "o": [TopicPartition(*one) for one in owned[1::2]],
+    }
+    shard = shard_of(registry, {"g": committed}, members)
+    walk = Walk(registry, max_series=0, node_id=1, now=NOW, pause=trio.lowlevel.checkpoint)
+
+    async def look() -> tuple[GroupFacts, list[TopicFacts]]:
+        found = await walk._look_at(shard.groups["g"])
+        return found.facts, sorted(found.topics)
+
+    theirs = [one for one in shard.facts(NOW.mono_ms, Turn()) if one is not None]
+    topics = [one for one in shard.topic_facts("g", NOW.mono_ms, Turn()) if one is not None]
+    facts, ours = trio.run(look)
+
+    assert [facts] == [one._replace(earlier_lag=-1, earlier_ms=-1) for one in theirs]
+    assert ours == sorted(topics)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), max_size=6),
     topics=st.integers(1, 3),
-    ends=st.lists(st.integers(1, 4), max_size=3),
-    max_series=st.integers(0, 200),
+    max_series=st.integers(0, 300),
 )
 def test_what_is_left_out_and_what_is_there_add_up(
-    sizes: list[int], topics: int, ends: list[int], max_series: int
+    sizes: list[int], topics: int, max_series: int
 ) -> None:
     """The bound holds exactly, and nobody takes a part for the whole."""
-    groups = FakeGroups(
-        [group(f"g{at}", partitions=size * topics) for at, size in enumerate(sizes)], topics
+    registry = registry_of({f"t{at}": [20] * 9 for at in range(topics)}, behind_ms=5_000)
+    shard = shard_of(
+        registry,
+        {
+            f"g{at}": {f"t{number}": dict.fromkeys(range(size), 15) for number in range(topics)}
+            for at, size in enumerate(sizes)
+        },
     )
-    registered = registry({f"t{at}": range(count) for at, count in enumerate(ends)})
 
-    async def both() -> tuple[Series, Series]:
-        everything = await walked(groups, registered)
-        bounded = await walked(groups, registered, max_series)
-        return everything.series, bounded.series
+    async def both() -> tuple[list[bytes], Walk, list[bytes]]:
+        _, everything = await walked(shard, registry)
+        return everything, *await walked(shard, registry, max_series)
 
-    everything, bounded = trio.run(both)
-    there = level_counts(bounded)
+    everything, walk, parts = trio.run(both)
+    there = level_counts(parts)
 
     assert sum(there.values()) <= max_series
-    assert {level: there[level] + bounded.left_out[level] for level in LEVELS} == level_counts(
+    assert {level: there[level] + walk.left_out[level] for level in LEVELS} == level_counts(
         everything
     )
-    if sum(bounded.left_out.values()):
+    assert samples_of(parts).items() <= samples_of(everything).items()
+    if sum(walk.left_out.values()):
         assert sum(there.values()) > max_series - max(map(len, LEVELS.values()))
 
 
-async def test_the_worst_group_keeps_its_lag_and_the_best_one_loses_it() -> None:
+async def test_the_worst_groups_keep_their_lag_and_the_others_lose_it() -> None:
     """Who is woken by the first must find it in the scrape, however many groups there are."""
-    groups = FakeGroups(
-        [
-            group("well", lag_seconds=0.0, lag=0, partitions=10),
-            group("never reported", lag_seconds=-1.0, lag=-1, partitions=10),
-            group("worst", lag_seconds=90.0, lag=1, partitions=10),
-            group("bad", lag_seconds=90.0, lag=0, partitions=10),
-        ]
+    registry = registry_of({"t": [100], "new": [100], "silent": []}, behind_ms=60_000)
+    registry.ends_history.forget("new")  # So far behind, but nobody knows since when.
+    shard = shard_of(
+        registry,
+        {
+            "well": {"t": {0: 100}},
+            "worst": {"t": {0: 55}},
+            "bad": {"t": {0: 95}},
+            "unknown": {"silent": {0: 1}},
+            "new": {"new": {0: 0}},
+        },
     )
-    series = (await walked(groups, max_series=2 * len(LEVELS["group"]))).series
-    told = {dict(labels)["group_id"] for _, labels in samples_of(series)}
+    _, parts = await walked(shard, registry, max_series=2 * len(LEVELS["group"]))
+    _, three = await walked(shard, registry, max_series=3 * len(LEVELS["group"]))
 
-    assert told == {"worst", "bad"}
+    assert groups_in(parts) == {"worst", "bad"}
+    assert groups_in(three) == {"worst", "bad", "well"}
+
+
+def groups_in(parts: Sequence[bytes]) -> set[str]:
+    """Return the groups that have series."""
+    found = [dict(labels).get("group_id", "") for _, labels in samples_of(parts)]
+    return set(found) - {""}
 
 
 async def test_once_something_is_left_out_nothing_smaller_takes_its_place() -> None:
     """A topic of a group that is not there itself would be a riddle."""
-    series = (await walked(FakeGroups([group("a"), group("b")]), max_series=7 + 6)).series
+    registry = registry_of({"t": [5]}, behind_ms=1_000)
+    shard = shard_of(registry, {"a": {"t": {0: 3}}, "b": {"t": {0: 3}}})
+    _, parts = await walked(shard, registry, max_series=7 + 6)
 
-    assert level_counts(series) == {**dict.fromkeys(LEVELS, 0), "group": 7}
+    assert level_counts(parts) == {**dict.fromkeys(LEVELS, 0), "group": 7}
 
 
-async def test_a_walk_pauses_and_cuts_its_text() -> None:
+async def test_the_partitions_of_the_worst_are_there_whichever_were_looked_at_first() -> None:
+    """Texts are kept of those that come first, and the worst come last here."""
+    registry = registry_of({"t": [100] * 10}, behind_ms=60_000)
+    shard = shard_of(
+        registry,
+        {f"g{at}": {"t": dict.fromkeys(range(10), 90 - at)} for at in range(10)},
+    )
+    room = 10 * 7 + 10 * 4 + 3 + 15 * 4
+    _, parts = await walked(shard, registry, room)
+    lags = Counter(
+        dict(labels)["group_id"]
+        for name, labels in samples_of(parts)
+        if name == "kminion_kafka_consumer_group_topic_partition_lag"
+    )
+
+    assert lags == {"g9": 10, "g8": 5}
+
+
+async def test_a_walk_pauses_and_its_parts_are_small() -> None:
     """Commits wait no longer than for a few hundred lines, and no answer is one huge string."""
     pauses = 0
 
@@ -303,19 +392,37 @@ async def test_a_walk_pauses_and_cuts_its_text() -> None:
         pauses += 1
         await trio.lowlevel.checkpoint()
 
-    walk = Walk(10**6, 1, NOW, pause)
-    await walk.go([FakeGroups([group("g", partitions=10_000)])], registry({}))
-    parts = walk.series.parts()
+    registry = registry_of({"t": [100] * 5_000}, behind_ms=60_000)
+    shard = shard_of(registry, {"g": {"t": dict.fromkeys(range(5_000), 90)}})
+    walk = Walk(registry, max_series=10**6, node_id=1, now=NOW, pause=pause)
+    parts = await walk.go([shard.groups])
 
-    assert pauses >= 40_000 // TURN_LINES
+    assert pauses >= 5_000 // (2 * TURN_ITEMS)
     assert max(map(len, parts)) <= PART_BYTES
-    assert b"".join(parts).count(b'partition_id="') == 40_000
+    assert b"".join(parts).count(b'{group_id="g",partition_id="') == 20_000
 
 
 async def test_groups_are_counted_by_state() -> None:
     """They are counted in the walk, so that the numbers fit the series."""
-    groups = [group("a"), group("b")._replace(state="Empty", members=0), group("c")]
-    walk = await walked(FakeGroups(groups), max_series=0)
+    registry = registry_of({})
+    shard = shard_of(registry, {"a": {"t": {0: 1}}, "b": {"t": {0: 1, 1: 1}}}, {"m": [], "n": []})
+    shard.replay(OffsetsCommitted("c", "t", {0: PartitionOffset(0, 1, 0, "", 0)}, 0))
+    walk, _ = await walked(shard, registry, max_series=0)
 
     assert walk.states == {STABLE: 2, "Empty": 1}
-    assert walk.members == 4
+    assert (walk.members, walk.offsets) == (4, 4)
+
+
+async def test_a_group_that_goes_during_the_walk_does_no_harm() -> None:
+    """A scrape takes seconds on a busy daemon."""
+    registry = registry_of({"t": [100] * 500}, behind_ms=60_000)
+    shard = shard_of(registry, {f"g{at}": {"t": dict.fromkeys(range(500), 90)} for at in range(3)})
+    groups = dict(shard.groups)
+
+    async def pause() -> None:
+        groups.pop("g2", None)
+        await trio.lowlevel.checkpoint()
+
+    walk = Walk(registry, max_series=10**6, node_id=1, now=NOW, pause=pause)
+
+    assert groups_in(await walk.go([groups])) >= {"g0", "g1"}
