@@ -28,3 +28,4 @@ class Folders:
         self.checkpoints = self.run / "checkpoints"
         self.table = self.run / "table"
         self.logs = self.run / "logs"
+        self.picture = self.run / "lag.png"

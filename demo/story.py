@@ -16,6 +16,7 @@ from demo.driver import SESSION_TIMEOUT_MS
 from demo.feeder import Feed, Feeder
 from demo.group import DriverState, Eviction, evictions, snapshot
 from demo.names import FLIGHTS, GROUP, NUM_PARTITIONS, TOPIC, Folders
+from demo.picture import History, draw
 from demo.processes import Child, Children, Line
 from demo.view import NOTHING, Snapshot, View
 
@@ -27,7 +28,7 @@ STEP_DEADLINE_S: Final = 180.0
 _POLL_S: Final = 0.25
 
 # A killed driver is noticed after its session timeout; by default the least is six seconds.
-_SETTINGS: Final = ("group.min.session.timeout.ms=1000",)
+_SETTINGS: Final = ("group.min.session.timeout.ms=1000", "http.listeners=127.0.0.1:0")
 
 
 class DemoError(RuntimeError):
@@ -54,6 +55,9 @@ class Stage:
         self.feeder: Feeder | None = None
         self.client: BlockingClient | None = None
         self.address = ""
+        self.page = ""
+        self.history = History()
+        self._started_s = time.monotonic()
         self._children = children
         self._running: dict[str, Child] = {}
         self._may_die: set[str] = set()
@@ -70,6 +74,9 @@ class Stage:
         listening = self._heard("listening")
         assert listening is not None, "ready comes after listening"
         self.address = f"{listening.fields['host']}:{listening.fields['port']}"
+        http = self._heard("http.listening")
+        assert http is not None, "as does http.listening"
+        self.page = f"http://{http.fields['host']}:{http.fields['port']}/"
 
     def start_driver(self, name: str, on_line: Callable[[Line], None] | None = None) -> None:
         """Start a Spark driver."""
@@ -112,6 +119,19 @@ class Stage:
         if self.facts is None:
             raise DemoError("the check with Spark ended without a result")
         return self.facts
+
+    def mark(self, text: str) -> None:
+        """Note for the picture what happened just now."""
+        self.history.mark(time.monotonic() - self._started_s, text)
+
+    def draw(self) -> None:
+        """Draw the picture, where that is possible."""
+        try:
+            draw(self.history, self.folders.picture)
+        except ImportError:
+            self.view.tell("no picture: matplotlib isn't installed")
+        else:
+            self.view.tell(f"lag and owners over time are in {self.folders.picture}")
 
     # --- Waiting ---------------------------------------------------------------------------
 
@@ -180,6 +200,7 @@ class Stage:
         except CoordinatorError:
             return  # The next look will tell; a coordinator that is gone is found below.
         self.now = snapshot(group, offsets, ends, self.drivers)
+        self.history.look(time.monotonic() - self._started_s, self.now)
         self.view.show(self.now)
 
     def _check_alive(self) -> None:
@@ -248,6 +269,7 @@ def play(stage: Stage) -> None:
         stage.start_driver(name, killer)
     tell(f"{' and '.join(both)} start, and join the group {GROUP} while flights are appended")
     took_s = stage.wait("both drivers write their shares", lambda: shared_by(*both))
+    stage.mark("both share")
     tell(f"{' and '.join(both)} share the partitions, after {took_s:.1f} s of starting Spark")
 
     stage.feeder.feed(FAST_ROWS_PER_S, share=0.5)
@@ -258,6 +280,7 @@ def play(stage: Stage) -> None:
     killer.armed = True
     stage.wait(f"{victim} writes a batch", lambda: killer.batch is not None)
     stage.killed(victim)
+    stage.mark(f"{victim} killed")
     assert killer.batch is not None
     batch, rows = killer.batch.fields["batch"], killer.batch.fields["rows"]
     tell(
@@ -266,17 +289,21 @@ def play(stage: Stage) -> None:
         f"{SESSION_TIMEOUT_MS / 1000} s"
     )
     took_s = stage.wait(f"{survivor} has taken over", lambda: shared_by(survivor))
+    stage.mark(f"{survivor} took over")
     tell(f"{survivor} owns all partitions, {took_s:.1f} s after the kill")
 
     stage.feeder.feed(SLOW_ROWS_PER_S, share=0.85)
     stage.start_driver(third)
+    stage.mark(f"{third} starts")
     tell(f"{third} starts, while {survivor} goes on")
     took_s = stage.wait("the new driver has its share", lambda: shared_by(survivor, third))
+    stage.mark(f"{third} joined")
     tell(f"{survivor} and {third} share the partitions, after {took_s:.1f} s")
 
     stage.feeder.feed(FAST_ROWS_PER_S, share=1.0)
     stage.wait("all flights are appended and committed", lambda: committed(1.0))
     tell("every flight is appended, processed and committed; now both drivers are drained")
+    stage.mark("drains begin")
     stage.drain(survivor)
     tell(f"{survivor} has drained and stopped; its partitions go to {third}")
     stage.drain(third)
@@ -343,12 +370,13 @@ def run(folders: Folders) -> int:
             with Children(folders.logs) as children:
                 stage = Stage(view, children, folders)
                 stage.start_coordinator()
-                view.tell(f"the coordinator listens on {stage.address}")
+                view.tell(f"the coordinator listens on {stage.address}; its page: {stage.page}")
                 stage.feeder = feeder
                 with stopping(feeder), connect_blocking(stage.address, client_id="demo") as client:
                     stage.client = client
                     play(stage)
                 stage.stop_coordinator()
+                stage.draw()
                 passed = check(stage)
         except DemoError as error:
             view.tell(f"FAILED: {error}")
