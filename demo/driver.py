@@ -20,7 +20,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from client.spark import DeltaSink, drain_and_stop, register
 from client.spark.sinks import ranges
-from client.spark.source.stream_offsets import reader_of
 from demo.names import GROUP, TOPIC, Folders
 from demo.spark_session import spark_session
 
@@ -87,16 +86,6 @@ def start_query(
     )
 
 
-def report_reader(query: StreamingQuery, known: str | None) -> str | None:
-    """Print under which client id this driver's reader is in the group, once it is known."""
-    progress = query.lastProgress
-    reader = reader_of(progress["sources"][0]["endOffset"]) if progress else None
-    if reader is None or reader.client_id == known:
-        return known
-    emit("reader", client_id=reader.client_id)
-    return reader.client_id
-
-
 def read_commands(commands: "queue.SimpleQueue[str]") -> None:
     """Pass the lines of standard input on; at its end, end this whole process group."""
     for line in sys.stdin:
@@ -121,9 +110,7 @@ def main(name: str, coordinator: str, home: Path) -> None:
     spark = spark_session(name, cores=1, scratch=folders.run / "scratch" / name)
     query = start_query(spark, name, coordinator, folders)
     emit("started")
-    client_id = None
     while query.isActive:
-        client_id = report_reader(query, client_id)
         try:
             command = commands.get(timeout=_POLL_S)
         except queue.Empty:

@@ -27,7 +27,6 @@ class DriverState(NamedTuple):
     status: str = "starting"
     batches: int = 0
     rows: int = 0
-    client_id: str = ""
     left_out: int = 0  # Rows that came again, and were in the table.
 
     def after(self, line: Line) -> "DriverState":
@@ -35,8 +34,6 @@ class DriverState(NamedTuple):
         match line.event:
             case "started":
                 return self._replace(status="working")
-            case "reader":
-                return self._replace(client_id=str(line.fields["client_id"]))
             case "batch.written":
                 return self._replace(
                     batches=self.batches + 1, rows=self.rows + int(line.fields["rows"])
@@ -48,15 +45,19 @@ class DriverState(NamedTuple):
         return self
 
 
+def driver_of(client_id: str, drivers: Iterable[str]) -> str:
+    """Return the driver whose reader is called so, after its application; else the client id."""
+    return next((name for name in drivers if client_id.startswith(f"spark-{name}-")), client_id)
+
+
 def owners(group: DescribedGroup, drivers: Mapping[str, DriverState]) -> dict[int, str]:
     """Return the driver that owns each owned partition, by its member's assignment."""
-    names = {state.client_id: name for name, state in drivers.items() if state.client_id}
     owned = {}
     for member in group.members:
         assignment = decode_assignment(member.assignment)
         for tp in assignment.partitions if assignment else ():
             if tp.topic == TOPIC:
-                owned[tp.partition] = names.get(member.client_id, "?")
+                owned[tp.partition] = driver_of(member.client_id, drivers)
     return owned
 
 
@@ -89,10 +90,9 @@ def snapshot(
 
 def evictions(events: Iterable[Line], drivers: Mapping[str, DriverState]) -> tuple[Eviction, ...]:
     """Return the members that the coordinator removed although they had not left."""
-    names = {state.client_id: name for name, state in drivers.items() if state.client_id}
     return tuple(
         Eviction(
-            names.get(client_id := str(line.fields.get("client_id")), client_id),
+            driver_of(str(line.fields.get("client_id")), drivers),
             str(line.fields.get("reason")),
         )
         for line in events

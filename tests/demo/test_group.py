@@ -11,7 +11,7 @@ from protocol.messages import DescribedGroup, DescribedMember
 from protocol.partition import TopicPartition
 
 DRIVERS = {
-    "one": DriverState("working", 3, 30, "spark-1"),
+    "one": DriverState("working"),
     "two": DriverState("starting"),
 }
 
@@ -34,30 +34,25 @@ def removed(client_id: str, reason: str) -> Line:
     return Line("coordinator", "group.member_removed", {"client_id": client_id, "reason": reason})
 
 
-def test_a_member_is_known_by_the_client_id_that_its_driver_told() -> None:
-    """Readers choose their client ids themselves; only their drivers know them."""
-    assert owners(group(member("spark-1", 0, 2), member("spark-9", 3)), DRIVERS) == {
+def test_a_member_is_known_by_the_name_of_its_application() -> None:
+    """A reader has it in its client id."""
+    assert owners(group(member("spark-one-1f", 0, 2), member("spark-on-2e", 3)), DRIVERS) == {
         0: "one",
         2: "one",
-        3: "?",
+        3: "spark-on-2e",
     }
-
-
-def test_a_driver_that_told_no_client_id_owns_nothing() -> None:
-    """An empty client id must not match a driver that has not told its own."""
-    assert owners(group(member("", 0)), DRIVERS) == {0: "?"}
 
 
 def test_other_topics_and_unreadable_assignments_are_left_out() -> None:
     """The group may be in any state at any moment."""
-    unreadable = structs.replace(member("spark-1"), assignment=b"?")
-    assert owners(group(unreadable, member("spark-1", 1, topic="other")), DRIVERS) == {}
+    unreadable = structs.replace(member("spark-one-1f"), assignment=b"?")
+    assert owners(group(unreadable, member("spark-one-1f", 1, topic="other")), DRIVERS) == {}
 
 
 def test_a_snapshot_knows_lag_and_progress() -> None:
     """No offset is an offset of zero here, and nothing else."""
     offsets = {TopicPartition(TOPIC, 0): OffsetAndMetadata(30)}
-    now = snapshot(group(member("spark-1", 0)), offsets, [40, 7, 0, 0, 0, 0], DRIVERS)
+    now = snapshot(group(member("spark-one-1f", 0)), offsets, [40, 7, 0, 0, 0, 0], DRIVERS)
 
     assert (now.state, now.generation) == ("Stable", 4)
     assert (now.committed, now.lag, now.owned_by("one")) == (30, 17, (0,))
@@ -69,7 +64,6 @@ def test_a_driver_state_follows_its_events() -> None:
     for event, fields in (
         ("starting", {"pid": 1}),
         ("started", {}),
-        ("reader", {"client_id": "spark-1"}),
         ("batch.begun", {"batch": 0}),
         ("range.left_out", {"partition": 1, "rows": 12}),
         ("batch.written", {"batch": 0, "rows": 30}),
@@ -77,15 +71,15 @@ def test_a_driver_state_follows_its_events() -> None:
     ):
         state = state.after(Line("one", event, fields))
 
-    assert state == DriverState("drained", 1, 30, "spark-1", 12)
+    assert state == DriverState("drained", 1, 30, 12)
 
 
 def test_who_left_was_not_evicted() -> None:
     """Only an eviction shows that the kill was noticed."""
     events = [
-        removed("spark-1", "left"),
+        removed("spark-one-1f", "left"),
         Line("coordinator", "group.generation", {"generation": 2}),
-        removed("spark-1", "session expired"),
+        removed("spark-one-1f", "session expired"),
         removed("spark-7", "rebalance timeout"),
     ]
 
