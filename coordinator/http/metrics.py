@@ -63,11 +63,9 @@ _DECLARED: Final = {
 }
 
 
-def routes(
-    node: Node, environment: Environment, settings: Settings, pause: Pause
-) -> Sequence[Route]:
+def routes(exporter: "Exporter") -> Sequence[Route]:
     """Return the route of /metrics."""
-    scrapes = Scrapes(Exporter(node, environment, settings, pause).scrape)
+    scrapes = Scrapes(exporter.scrape)
 
     async def answer(_request: HttpRequest) -> Answer:
         return Answer(content_type=CONTENT_TYPE, body=await scrapes.latest())
@@ -105,7 +103,11 @@ class _Scrape:
 
 
 class Exporter:
-    """Makes the text of one scrape after the other."""
+    """Makes the text of one scrape after the other.
+
+    Attributes:
+        left_out: How many series the last one left out.
+    """
 
     def __init__(
         self, node: Node, environment: Environment, settings: Settings, pause: Pause
@@ -115,6 +117,7 @@ class Exporter:
         self._settings = settings
         self._pause = pause
         self._last_s: float | None = None
+        self.left_out = 0
         self._constants = {
             # Of the process's start and limits only: what changes is cheaper to ask for here.
             metric.name: metric.samples[0].value
@@ -134,6 +137,7 @@ class Exporter:
         )
         active = [shard.core.groups for shard in node.shards if shard.status is Status.ACTIVE]
         groups = await walk.go(active)
+        self.left_out = sum(walk.left_out.values())
         values: dict[str, Values] = {
             "group_coordinator_groups": {(state,): walk.states[state] for state in GroupState},
             "group_coordinator_members": walk.members,

@@ -62,8 +62,9 @@ def _routes(
     pace: Pace,
 ) -> list[Route]:
     """Return everything that is answered; what has to be watched for that is, in *nursery*."""
+    exporter = metrics.Exporter(node, environment, settings, pace.pause)
     overview = Overview(node, time.thread_time, pace.pause)
-    node_view = NodeView(node, environment, settings, lambda: 0)
+    node_view = NodeView(node, environment, settings, lambda: exporter.left_out)
     api = Api(node, overview, node_view, Asker(node, pace.pause), pace.pause)
     hub = Hub(api, overview, now=node.now, clock_s=time.thread_time, pause=pace.pause)
     tee.add(overview.heard)
@@ -75,7 +76,7 @@ def _routes(
     return [
         *page.routes(),
         *(operation.route() for operation in operations),
-        *metrics.routes(node, environment, settings, pace.pause),
+        *metrics.routes(exporter),
     ]
 
 

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.http.metrics import (
     TURN_SAMPLES,
+    Exporter,
     Scrapes,
     metric_of,
     routes,
@@ -31,7 +32,8 @@ REQUEST = HttpRequest(path="/metrics", names={}, query={}, headers={}, peer="192
 
 async def scraped(here: World) -> dict[str, Metric]:
     """Return each family of a scrape by its name in the catalogue."""
-    (route,) = routes(here.node, here.environment, here.settings, trio.lowlevel.checkpoint)
+    exporter = Exporter(here.node, here.environment, here.settings, trio.lowlevel.checkpoint)
+    (route,) = routes(exporter)
     answer = await route.handler(REQUEST)
     assert isinstance(answer, Answer)
     assert answer.content_type == "text/plain; version=0.0.4; charset=utf-8"
