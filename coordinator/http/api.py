@@ -241,6 +241,10 @@ class Api:
         await self._pause()
         return answer_of([views.encode(shown)])
 
+    def has_group(self, group_id: str) -> bool:
+        """Say whether there is such a group in memory."""
+        return group_id in self._core_of(group_id).groups
+
     async def show_group(self, group_id: str) -> views.GroupAlone:
         """Return one group with everything but its partitions. Raises Refused."""
         core = self._core_of(group_id)

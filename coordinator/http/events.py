@@ -290,10 +290,13 @@ class Hub:
         told_ms = 0
         while streams := [s for s, watched in self._streams.items() if watched == group_id]:
             began_s = self._clock_s()
+            if not self._api.has_group(group_id):  # It may come.
+                told = None
+                await trio.sleep(WATCHED_S * len(self._watched))
+                continue
             try:
                 shown = await self._api.show_group(group_id)
-            except Refused:  # It is gone, or loaded; both may pass.
-                told = None
+            except Refused:  # Its partition is loaded, or the disk hangs.
                 await trio.sleep(REFUSED_S)
                 continue
             now_ms = self._now().mono_ms

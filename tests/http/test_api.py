@@ -509,7 +509,7 @@ OPERATIONS = st.lists(
 
 
 @given(operations=OPERATIONS, limit=st.integers(1, 5))
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_paging_by_id_shows_everybody_once(
     operations: Sequence[tuple[int, str]], limit: int
 ) -> None:
