@@ -205,9 +205,9 @@ QUICK: Final = Times(1, 0.1, 0.3)
 
 
 @contextmanager
-def http_daemon(folder: Path, cores: Cores) -> Iterator[tuple[Server, int]]:
+def http_daemon(folder: Path, cores: Cores, *settings: str) -> Iterator[tuple[Server, int]]:
     """Run a daemon that answers HTTP; the port is that of HTTP."""
-    with daemon(folder, cores.server, "http.listeners=127.0.0.1:0") as server:
+    with daemon(folder, cores.server, "http.listeners=127.0.0.1:0", *settings) as server:
         yield server, int(events_of(output_of(folder))["http.listening"]["port"])
 
 
@@ -218,7 +218,7 @@ def measure(folder: Path, cores: Cores, times: Times) -> dict[str, list[dict[str
         ProcessError: One of the processes failed.
     """
     samples: dict[str, list[dict[str, float]]] = {row.name: [] for row in FLOODS}
-    with http_daemon(folder / "data", cores) as (server, http_port):
+    with http_daemon(folder, cores) as (server, http_port):
         for turn in range(times.rounds):
             for row in FLOODS[:: 1 if turn % 2 else -1]:
                 plan = _commits(server, f"{row.name}-{turn}", times)
@@ -303,7 +303,9 @@ def main(*, quick: bool, work_dir: Path) -> None:
     work_dir.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryDirectory(prefix="http-flood-", dir=work_dir) as folder:
-            samples = measure(Path(folder), cores_of_this_machine(), QUICK if quick else FULL)
+            samples = measure(
+                Path(folder) / "data", cores_of_this_machine(), QUICK if quick else FULL
+            )
     except ProcessError as exc:
         sys.exit(f"bench.http_flood: {exc}")
     print(text(table(samples)))

@@ -1,0 +1,219 @@
+"""What it costs to be looked at, in one run: ``python -m bench.telemetry [--quick]``.
+
+Commits with the HTTP listener off; with it on, scraped each second and followed by a page; and
+one scrape of very many series, with the stall that a neighbour's requests see. Commits beside a
+flood are those of `bench.http_flood`. As in `bench.run`: the daemon on one core, all else on
+another one.
+"""
+
+import http.client
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import partial
+from time import perf_counter
+from typing import Final
+
+from bench.command import Bench, Benchmark, command
+from bench.dialects import TOPIC, first_offset
+from bench.fill import FillPlan
+from bench.http_flood import FLOODS, QUICK, Times, http_daemon, measure
+from bench.load import Plan
+from bench.measures import Medians, Samples, at_most, field_at_most
+from bench.processes import DAEMON_NOTES, ProcessError, daemon, on_core, run_json
+from bench.report import Table, fields_table
+from bench.talk import Talk, ask, connect
+from client.blocking import connect_blocking
+from protocol import messages as m
+from protocol.partition import TopicPartition
+
+PARTITIONS: Final = 10
+GROUPS: Final = 10_000
+MAX_SERIES: Final = 500_000
+AHEAD: Final = 1_000
+FLOOD_TIMES: Final = Times(1, 1.0, 4.0)
+
+OFF: Final = "off"
+ON: Final = "on"
+SCRAPE: Final = "scrape"
+_TITLES: Final = {
+    OFF: "commits, 64 connections, no HTTP listener",
+    ON: "the same with one, scraped each second, its events followed",
+    SCRAPE: f"a scrape of {GROUPS:,} groups with {PARTITIONS} partitions",
+    **{row.name: f"4,000 commits/s: {row.title}" for row in FLOODS},
+}
+_FIELDS: Final = (
+    *((row, "server_cpu_us", "us of CPU a commit", 1) for row in (OFF, ON)),
+    (SCRAPE, "wall_s", "s", 2),
+    (SCRAPE, "series", "series", 0),
+    (SCRAPE, "stall_ms", "ms, the slowest request beside it", 1),
+    (SCRAPE, "idle_stall_ms", "ms, the same without a scrape", 1),
+    *((row.name, "p99_ms", "ms, p99", 1) for row in FLOODS),
+)
+
+
+def _more(medians: Medians) -> float | None:
+    off, on = (medians.of(row, "server_cpu_us") for row in (OFF, ON))
+    return None if off is None or on is None else on / off
+
+
+def _slower(row: str, medians: Medians) -> float | None:
+    alone, flooded = (medians.of(name, "p99_ms") for name in (FLOODS[0].name, row))
+    return None if alone is None or flooded is None else flooded / alone
+
+
+_AIMS: Final = (
+    at_most("watched", "CPU of a commit while it is looked at, of one that isn't", _more, 1.04),
+    field_at_most(SCRAPE, "wall_s", _TITLES[SCRAPE], 1.0, "s"),
+    field_at_most(SCRAPE, "stall_ms", "the slowest request beside it", 10.0, "ms"),
+    *(
+        at_most(row.name, f"p99 of commits: {row.title}, of alone", partial(_slower, row.name), 2.0)
+        for row in FLOODS[1:]
+    ),
+)
+
+
+def _tables(samples: Samples) -> Mapping[str, Table]:
+    return {"Being looked at": fields_table(Medians(samples), _TITLES, _FIELDS)}
+
+
+class TelemetryBench(Bench):
+    """Off and on have a daemon each; so have the scrape and the floods."""
+
+    def repetition(self, number: int) -> None:
+        """Measure all rows once.
+
+        Raises:
+            ProcessError: A process failed.
+        """
+        self.keep(OFF, self._commits(number, OFF))
+        self.keep(ON, self._commits(number, ON))
+        self.keep(SCRAPE, self._scrape(number))
+        times = QUICK if self.choice.quick else FLOOD_TIMES
+        floods = measure(self.folder / f"{number}-flood", self.choice.cores, times)
+        for name, (found,) in floods.items():
+            self.keep(name, {"p99_ms": found["p99_us"] / 1000, "wrong": found["wrong"]})
+
+    def _commits(self, number: int, row: str) -> dict[str, float]:
+        cores = self.choice.cores
+        folder = self.folder / f"{number}-{row}"
+        if row == OFF:
+            with daemon(folder, cores.server) as server:
+                return self._loaded(server.host, server.port, server.pid)
+        with (
+            http_daemon(folder, cores) as (server, port),
+            _looked_at(server.host, port, cores.load),
+        ):
+            return self._loaded(server.host, server.port, server.pid)
+
+    def _loaded(self, host: str, port: int, pid: int) -> dict[str, float]:
+        seconds = 0.3 if self.choice.quick else 8.0
+        plan = Plan(
+            host=host,
+            port=port,
+            dialect="coordinator",
+            workload="commit",
+            connections=64,
+            window=64,
+            partitions=1,
+            window_s=seconds / 8,
+            warmup_s=seconds / 8,
+            duration_s=seconds,
+            run="telemetry",
+            server_pid=pid,
+        )
+        found: dict[str, float] = run_json("bench.load", plan, core=self.choice.cores.load)
+        return found
+
+    def _scrape(self, number: int) -> dict[str, float]:
+        cores = self.choice.cores
+        groups = 20 if self.choice.quick else GROUPS
+        folder = self.folder / f"{number}-{SCRAPE}"
+        with http_daemon(folder, cores, f"metrics.max.series={MAX_SERIES}") as (server, port):
+            plan = FillPlan(server.host, server.port, "coordinator", groups, PARTITIONS)
+            run_json("bench.fill", plan, core=cores.load)
+            with connect_blocking(server.address) as client:
+                client.register_topics({TOPIC: PARTITIONS})
+                client.report_end_offsets(
+                    {TopicPartition(TOPIC, p): first_offset(p) + AHEAD for p in range(PARTITIONS)}
+                )
+            with on_core(cores.load), closing(connect(server.host, server.port)) as talk:
+                idle = [_asked(talk) for _ in range(100 if self.choice.quick else 1_000)]
+                scraped: list[tuple[float, int]] = []
+                thread = threading.Thread(
+                    target=lambda: scraped.append(_scraped(server.host, port))
+                )
+                thread.start()
+                took = [_asked(talk)]
+                while thread.is_alive():
+                    took.append(_asked(talk))
+                thread.join()
+        if not scraped:
+            raise ProcessError("the scrape failed")
+        wall_s, series = scraped[0]
+        return {
+            "wall_s": wall_s,
+            "series": series,
+            "stall_ms": 1000 * max(took),
+            "idle_stall_ms": 1000 * max(idle),
+            "wrong": float(series < groups * PARTITIONS),
+        }
+
+
+def _asked(talk: Talk) -> float:
+    """Ask something that needs no disk; return how long the answer took."""
+    began = perf_counter()
+    ask([talk], [m.FindCoordinatorRequest(0, ("busy",))])
+    return perf_counter() - began
+
+
+def _scraped(host: str, port: int) -> tuple[float, int]:
+    """Return how long a scrape took, and how many series it has."""
+    with closing(http.client.HTTPConnection(host, port, timeout=60)) as connection:
+        began = perf_counter()
+        connection.request("GET", "/metrics")
+        series = 0
+        response = connection.getresponse()
+        while part := response.read(1 << 18):
+            series += part.count(b"\nkminion_")
+        return perf_counter() - began, series
+
+
+@contextmanager
+def _looked_at(host: str, port: int, core: int | None) -> Iterator[None]:
+    """Scrape each second, and follow the events, as a page does."""
+    done = threading.Event()
+
+    def scrape() -> None:
+        while not done.wait(1.0):
+            _scraped(host, port)
+
+    with on_core(core), closing(http.client.HTTPConnection(host, port, timeout=60)) as page:
+        page.request("GET", "/api/v1/events")
+        page.getresponse()
+        thread = threading.Thread(target=scrape)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+main = command(
+    Benchmark(
+        module="bench.telemetry",
+        help="Measure what it costs to be looked at, and write the results.",
+        name="telemetry",
+        repetitions=3,
+        make=TelemetryBench,
+        settings=lambda _quick: DAEMON_NOTES,
+        titles=_TITLES,
+        aims=_AIMS,
+        tables=_tables,
+    )
+)
+
+
+if __name__ == "__main__":
+    main()
