@@ -19,16 +19,12 @@ from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from coordinator.http import page
+from coordinator.http.guard import SECURITY_HEADERS
 
 NIGHT: Final = datetime(2026, 3, 2, 3, 14, 7, tzinfo=UTC)
 MINUTES: Final = 60
 TEAMS: Final = ("billing", "search", "ledger", "mail", "fraud", "stock", "audit", "clicks")
 JOBS: Final = ("daily", "export", "index", "alerts", "backfill", "join", "sink", "features")
-CSP: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'"
-)
 
 Json = dict[str, Any]
 
@@ -546,8 +542,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Security-Policy", CSP)
-        self.send_header("X-Content-Type-Options", "nosniff")
+        for name, value in SECURITY_HEADERS.items():
+            self.send_header(name, value)
         self.send_header("Cache-Control", "no-cache")
         self.end_headers()
         self.wfile.write(body)

@@ -23,7 +23,7 @@ SHOTS: Final = {
 def main(folder: Path) -> None:
     """Write all of them into *folder*."""
     folder.mkdir(parents=True, exist_ok=True)
-    api = fake_api.many(2_000)
+    api = fake_api.many(1_999)
     fake_api.eventful_night(api)
     with fake_api.serving(api) as url, sync_playwright() as playwright:
         browser = launched(playwright)

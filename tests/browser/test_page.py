@@ -207,7 +207,7 @@ def test_a_lost_connection_is_told_and_what_was_missed_is_read_again(
 
     api.problem = (503, "the log is loaded just now")
     api.cut()
-    expect(page.locator("#notice")).to_contain_text("be reached. What is shown is of 03:14:")
+    expect(page.locator("#notice")).to_contain_text("tries on. What is shown is of 03:14:")
     expect(page.get_by_role("status")).to_have_text("Connection lost")
     expect(page.locator(ROWS)).to_have_count(41)
     api.groups["billing"]["lag"] = 12_345_678
@@ -227,7 +227,7 @@ def test_a_coordinator_that_loads_is_asked_until_it_is_there(
     api.problem = (503, "the log is loaded just now")
     page = opened(url)
     expect(page.locator("#notice")).to_be_visible()
-    expect(page.locator("main")).to_contain_text("Nothing is known yet.")
+    expect(page.locator("main")).to_contain_text("No groups are known yet.")
 
     api.problem = None
 

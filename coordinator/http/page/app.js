@@ -139,11 +139,11 @@ class Page {
   #notice() {
     const notice = byId("notice");
     const texts = [];
-    if (this.isLost) {
-      const of = this.heardAt === null ? "Nothing is known yet" : `What is shown is of ${clockTime(this.heardAt)}`;
-      texts.push(`The coordinator can’t be reached. ${of}; the page comes back by itself.`);
-    } else if (this.problem !== "") {
-      texts.push(`The coordinator does not answer this yet: ${visible(this.problem)}.`);
+    const of = this.heardAt === null ? "" : ` What is shown is of ${clockTime(this.heardAt)}.`;
+    if (this.problem !== "") {
+      texts.push(`The coordinator can’t tell yet: ${visible(this.problem)}.${of}`);
+    } else if (this.isLost) {
+      texts.push(`The coordinator can’t be reached; the page tries on.${of}`);
     }
     notice.hidden = texts.length === 0;
     redraw(notice, texts.join(""), () => texts.map((text) => el("p", { text })));

@@ -20,6 +20,7 @@ import {
   span,
   spanOfMs,
   stateOf,
+  timeOf,
   visible,
 } from "./words.js";
 
@@ -29,7 +30,7 @@ const PAGE = 200;
 const MOST = 2000;
 const REBALANCES = 20;
 
-const age = (at, now) => (at === null ? null : Math.max(0, now - Date.parse(at)) / 1000);
+const age = (at, now) => (at === null ? null : Math.max(0, now - timeOf(at)) / 1000);
 
 export class Group {
   constructor(page, id) {
@@ -255,7 +256,7 @@ export class Group {
     const samples = [...(group.samples ?? [])].slice(-59);
     samples.push(group.lag);
     const minute = Math.floor(this.page.now() / 60_000);
-    const marks = this.rebalances.map((one) => ({ at: Date.parse(one.started_at), tone: toneOf(one) }));
+    const marks = this.rebalances.map((one) => ({ at: timeOf(one.started_at), tone: toneOf(one) }));
     redraw(this.hour, JSON.stringify([samples, minute, marks]), () => [
       large({ samples, nowMs: this.page.now(), marks, label: "Lag in the last hour, and rebalances" }),
     ]);
@@ -263,7 +264,7 @@ export class Group {
 
   #showRebalances() {
     if (this.group === null) return;
-    this.timeline.show(this.rebalances, this.group.rebalance);
+    this.timeline.show(this.rebalances, this.group.rebalance, this.group.members_list);
     this.#showHour();
   }
 

@@ -199,6 +199,7 @@ export class Groups {
       if (!body.contains(event.relatedTarget)) this.#hold(body.matches(":hover"));
     });
     this.#sorted();
+    this.#count();
   }
 
   get title() {
@@ -233,7 +234,7 @@ export class Groups {
       this.page.failed(problem);
       if (this.groups.size === 0) {
         this.empty.classList.remove("slow");
-        setText(this.empty, "Nothing is known yet. The page goes on asking.");
+        setText(this.empty, "No groups are known yet.");
       }
     }
   }

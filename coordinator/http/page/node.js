@@ -4,7 +4,7 @@ import { el, redraw, setText } from "./dom.js";
 import { ask } from "./live.js";
 import { drawSmall } from "./curve.js";
 import { Table } from "./table.js";
-import { STATES, UNKNOWN, bytes, clockTime, count, milliseconds, nameOf, percent, rate, span, spanOfMs, visible } from "./words.js";
+import { STATES, UNKNOWN, bytes, clockTime, count, milliseconds, nameOf, percent, rate, span, spanOfMs, timeOf, visible } from "./words.js";
 
 const LOOK_MS = 5000;
 const WELL = {
@@ -31,10 +31,10 @@ export class Node {
       key: (one) => one.api,
       columns: [
         { id: "api", label: "Request", fill: (cell, one) => setText(cell, one.api) },
-        { id: "rate", label: "Per second", isNumber: true, fill: (cell, one) => setText(cell, rate(one.per_second)) },
+        { id: "rate", label: "Per s", isNumber: true, fill: (cell, one) => setText(cell, rate(one.per_second)) },
         { id: "half", label: "Median", isNumber: true, fill: (cell, one) => setText(cell, milliseconds(one.p50_ms)) },
         { id: "most", label: "p99", isNumber: true, fill: (cell, one) => setText(cell, milliseconds(one.p99_ms)) },
-        { id: "errors", label: "Errors per second", isNumber: true, fill: (cell, one) => setText(cell, rate(one.errors_per_second)) },
+        { id: "errors", label: "Errors per s", isNumber: true, fill: (cell, one) => setText(cell, rate(one.errors_per_second)) },
       ],
     });
     this.content = el(
@@ -89,8 +89,9 @@ export class Node {
   #take(node) {
     this.wait.hidden = true;
     this.content.hidden = false;
-    this.samples = node.flushes.samples ?? this.samples;
-    const since = span((this.page.now() - Date.parse(node.started_at)) / 1000);
+    // As an event it comes without them.
+    if (node.flushes.samples?.length > 0) this.samples = node.flushes.samples;
+    const since = span((this.page.now() - timeOf(node.started_at)) / 1000);
     redraw(this.about, JSON.stringify([node.node_id, node.cluster_id, node.version, since, node.leader_epoch]), () => [
       `Version ${visible(node.version)}, up for ${since}, node ${node.node_id} of cluster `,
       nameOf(node.cluster_id),
@@ -172,7 +173,7 @@ function curve(samples) {
 }
 
 function checkLine(check) {
-  const since = check.since === null || check.since === undefined ? "" : `, since ${clockTime(Date.parse(check.since))}`;
+  const since = check.since === null ? "" : `, since ${clockTime(timeOf(check.since))}`;
   const wrong = `${check.part}: ${visible(check.reason ?? "not well")}${since}`;
   const text = check.ok ? (WELL[check.part] ?? `${check.part} is well`) : wrong;
   return el(

@@ -1,7 +1,7 @@
 // Why did it rebalance? One line for each: the cause as a sentence, the phases to scale, the late.
 
 import { el, redraw, unseen } from "./dom.js";
-import { causeOf, clockTime, dayOf, nameOf, short, span, spanOfMs, visible } from "./words.js";
+import { causeOf, clockTime, dayOf, nameOf, short, span, spanOfMs, timeOf, visible } from "./words.js";
 
 const REASON = 240; // Characters that are shown.
 const NAME = 40;
@@ -31,6 +31,7 @@ export class Timeline {
   constructor(now) {
     this.now = now;
     this.running = null;
+    this.members = [];
     this.past = [];
     this.list = el("ol", { class: "rebalances" });
     this.scale = el("p", { class: "scale" });
@@ -38,9 +39,11 @@ export class Timeline {
     this.node = el("div", {}, this.scale, this.empty, this.list);
   }
 
-  show(past, running) {
+  // `members` tell the names of those that it waits for.
+  show(past, running, members) {
     this.past = past;
     this.running = running;
+    this.members = members;
     this.tick();
   }
 
@@ -75,7 +78,7 @@ export class Timeline {
 
   #grown() {
     const running = this.running;
-    const passedMs = Math.max(0, this.now() - Date.parse(running.started_at));
+    const passedMs = Math.max(0, this.now() - (timeOf(running.started_at) ?? this.now()));
     const join = phaseMs(running, "join");
     const inSync = running.phases.some((one) => one.phase === "sync");
     const phases = inSync
@@ -85,7 +88,10 @@ export class Timeline {
         ]
       : [{ phase: "join", ms: passedMs }];
     const tenthOfSecond = (one) => ({ ...one, ms: Math.round(one.ms / 100) * 100 });
-    return { ...running, phases: phases.map(tenthOfSecond), isRunning: true };
+    const missing = running.waiting_for.map(
+      (id) => this.members.find((member) => member.id === id) ?? { id, client_id: "", host: "" },
+    );
+    return { ...running, phases: phases.map(tenthOfSecond), missing, isRunning: true };
   }
 }
 
@@ -110,10 +116,10 @@ function bar(className, fromMs, ms, most) {
 }
 
 function line(one, most, nowMs) {
-  const startedMs = Date.parse(one.started_at);
+  const startedMs = timeOf(one.started_at);
   const join = phaseMs(one, "join");
   const sync = phaseMs(one, "sync");
-  const isToday = dayOf(startedMs) === dayOf(nowMs);
+  const isToday = startedMs !== null && dayOf(startedMs) === dayOf(nowMs);
   const when = el("time", {
     datetime: one.started_at,
     class: "when number",
@@ -182,9 +188,9 @@ function who(member) {
 
 function outcome(one) {
   if (one.isRunning) {
-    const missing = one.waiting_for ?? [];
+    const { missing } = one;
     if (missing.length === 0) return el("p", { class: "note", text: "Going on." });
-    const names = missing.slice(0, 5).flatMap((id, at) => [at > 0 ? ", " : "", nameOf(id, { most: NAME })]);
+    const names = missing.slice(0, 5).flatMap((member, at) => [at > 0 ? ", " : "", who(member)]);
     const more = missing.length > 5 ? ` and ${missing.length - 5} more` : "";
     return el("p", { class: "note" }, "Going on: waits for ", ...names, `${more}.`);
   }

@@ -105,8 +105,10 @@ const clock = new Intl.DateTimeFormat("en-GB", {
 });
 const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
-export const clockTime = (ms) => clock.format(ms);
-export const dayOf = (ms) => day.format(ms);
+// A time of the API in milliseconds; null is not known.
+export const timeOf = (text) => (text === null || text === undefined ? null : Date.parse(text));
+export const clockTime = (ms) => (ms === null ? UNKNOWN : clock.format(ms));
+export const dayOf = (ms) => (ms === null ? "" : day.format(ms));
 
 // What a state means for whoever looks. Kafka's name of it stays in the title.
 export const STATES = {
