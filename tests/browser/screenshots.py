@@ -1,6 +1,7 @@
 """Write docs/images: python -m tests.browser.screenshots [folder].
 
-The groups are invented and the same each time, so that the images change only if the page does.
+The groups are invented and the same each time, so that the images change only if the page does,
+or the system's font: `FONTCONFIG_FILE` names another one, such as Inter, where that is no nice one.
 """
 
 import sys

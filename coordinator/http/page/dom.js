@@ -54,7 +54,6 @@ export function redraw(node, fingerprint, draw) {
 }
 
 // Do the steps of a generator in slices, so that typing and scrolling go on; returns a stop.
-// Not many small ones: after each the browser lays out all rows anew.
 const SLICE_MS = 30;
 export function inSlices(steps) {
   let timer = null;

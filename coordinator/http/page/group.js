@@ -230,7 +230,7 @@ export class Group {
     fillState(this.state, group);
     const unknown = group.unknown_partitions;
     const facts = [
-      ["Lag", lagText(group.lag, unknown), unknown > 0 ? `of ${counted(unknown, "partition")} it is not known` : "messages"],
+      ["Lag", lagText(group.lag, unknown), unknown > 0 ? `without ${counted(unknown, "partition")}` : "messages"],
       ["Behind", span(group.lag_seconds), "age of the oldest"],
       ["Members", count(group.members), group.protocol === null || group.protocol === "" ? "" : group.protocol],
       ["Partitions", count(group.partitions), group.topics.length > 0 ? `of ${counted(group.topics.length, "topic")}` : ""],

@@ -10,6 +10,7 @@ import {
   count,
   counted,
   isAbandoned,
+  isBehind,
   isMoving,
   lagText,
   setName,
@@ -22,7 +23,6 @@ import {
 const FIRST = 50; // So many are shown before the others are asked for.
 const MOST = 2000; // The most that one answer has; of more groups, the worst.
 const SORT_MS = 1000;
-const BEHIND_S = 60;
 
 const number = (value) => (value === null ? -1 : value);
 const ORDERS = {
@@ -37,9 +37,9 @@ const byId = (a, b) => (a.id < b.id ? -1 : Number(a.id > b.id));
 
 const CHOICES = {
   all: { label: "All", fits: () => true },
-  behind: { label: "Over a minute behind", fits: (group) => group.lag_seconds >= BEHIND_S },
+  behind: { label: "Over a minute behind", fits: isBehind },
   moving: { label: "Rebalancing", tone: "moving", fits: isMoving },
-  abandoned: { label: "Nobody reads", tone: "wrong", fits: isAbandoned },
+  abandoned: { label: "Empty and behind", tone: "wrong", fits: isAbandoned },
 };
 
 const changeOf = (group) =>
@@ -90,7 +90,7 @@ const COLUMNS = [
       setAttribute(
         cell,
         "title",
-        unknown > 0 ? `of ${counted(unknown, "partition")} it is not known` : null,
+        unknown > 0 ? `without ${counted(unknown, "partition")} whose lag is not known` : null,
       );
     },
   },
@@ -103,7 +103,7 @@ const COLUMNS = [
     fill: (cell, group) => {
       if (cell.firstChild === null) cell.append(el("span"));
       setText(cell.firstChild, span(group.lag_seconds));
-      cell.firstChild.classList.toggle("far", CHOICES.behind.fits(group));
+      cell.firstChild.classList.toggle("far", isBehind(group));
     },
   },
   {

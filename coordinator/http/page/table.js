@@ -1,11 +1,13 @@
 // A real table whose rows are patched in place, and whose curves are drawn when they come in sight.
 //
-// 2,000 rows are put into the document in slices, the first screenful at once. A row that is not
-// in sight is patched when it comes in sight, or when there is time.
+// 2,000 rows are made in slices, the first screenful at once, and put into the document in a few
+// lots, as each time the browser lays out all of them anew. A row that is not in sight is patched
+// when it comes in sight, or when there is time.
 
 import { el, inSlices, setAttribute } from "./dom.js";
 
 const AT_ONCE = 60;
+const LOT = 600;
 const FRESHEN_MS = 500;
 
 export class Table {
@@ -99,12 +101,14 @@ export class Table {
       this.body.replaceChildren(...ids.slice(0, AT_ONCE).map((id) => this.#row(id).tr));
     }
     const steps = this.#place(ids);
-    for (let n = 0; n < AT_ONCE; n += 1) if (steps.next().done) return;
+    for (let n = 0; n <= AT_ONCE; n += 1) if (steps.next().done) return;
     this.stop = inSlices(steps);
   }
 
   *#place(ids) {
+    const tail = document.createDocumentFragment();
     let at = this.body.firstElementChild;
+    let placed = 0;
     for (const id of ids) {
       // It may have gone since.
       if (!this.items.has(id)) continue;
@@ -116,11 +120,15 @@ export class Table {
         gone.remove();
       }
       if (at === row.tr) at = at.nextElementSibling;
+      else if (at === null) tail.append(row.tr);
       else this.body.insertBefore(row.tr, at);
+      placed += 1;
+      if (placed === AT_ONCE || tail.childElementCount >= LOT) this.body.append(tail);
       if (row.isStale) this.#patch(row, this.items.get(id));
       yield;
       if (at !== null && at.parentNode !== this.body) at = row.tr.nextElementSibling;
     }
+    this.body.append(tail);
     while (at !== null) {
       const next = at.nextElementSibling;
       at.remove();

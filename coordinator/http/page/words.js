@@ -121,11 +121,15 @@ export const STATES = {
 
 export const isMoving = (group) => STATES[group.state]?.tone === "moving";
 
-// Nobody is in it, and there is something left to read.
-export const isAbandoned = (group) => group.members === 0 && group.lag > 0;
+const BEHIND_S = 60;
+export const isBehind = (group) => group.lag_seconds !== null && group.lag_seconds >= BEHIND_S;
+
+// A group needs no members: a listener commits for it. But with nobody in it, a lag that grows old
+// is nobody's.
+export const isAbandoned = (group) => group.state === "Empty" && isBehind(group);
 
 export function stateOf(group) {
-  if (isAbandoned(group) && group.state === "Empty") return { text: "Nobody reads", tone: "wrong" };
+  if (isAbandoned(group)) return { text: "Empty, behind", tone: "wrong" };
   return STATES[group.state] ?? { text: group.state, tone: "idle" };
 }
 

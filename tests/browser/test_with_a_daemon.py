@@ -1,0 +1,154 @@
+"""The page of a real daemon, with real members."""
+
+import re
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+from playwright.sync_api import Page, expect
+
+from client import TopicPartition
+from client.blocking import BlockingClient, BlockingMember, connect_blocking
+from tests.browser.conftest import OpenPage
+from tests.browser.fake_api import HOSTILE
+from tests.integration.daemon import Daemon, daemon
+
+ROWS = "table.groups tbody tr"
+LINES = ".rebalances > li"
+
+
+def free_port() -> int:
+    """Return a port that a daemon can have, and have again."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+class Night:
+    """A daemon that may be killed, its page's address, and a client."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._port = free_port()
+        self._http_port = free_port()
+        self.url = f"http://127.0.0.1:{self._http_port}"
+        self.daemon = self.start()
+
+    def start(self) -> Daemon:
+        """Start it where it was."""
+        http = f"http.listeners=127.0.0.1:{self._http_port}"
+        self.daemon = self._stack.enter_context(daemon(self._folder, http, port=self._port))
+        return self.daemon.ready()
+
+    def client(self, name: str) -> BlockingClient:
+        """Connect."""
+        address = f"127.0.0.1:{self._port}"
+        return self._stack.enter_context(connect_blocking(address, client_id=name))
+
+    def member(self, name: str, reason: str | None = None) -> BlockingMember:
+        """Join billing, which reads four partitions."""
+        joining = self.client(name).join("billing", ["orders"], {"orders": 4}, reason=reason)
+        return self._stack.enter_context(joining)
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Iterator[Night]:
+    """A daemon with the page on."""
+    with ExitStack() as stack:
+        yield Night(tmp_path / "data", stack)
+
+
+def live(page: Page) -> None:
+    """Wait until it follows what happens."""
+    expect(page.locator("#link-state")).to_have_text("live")
+
+
+def test_a_group_is_followed_from_its_first_member_on(night: Night, opened: OpenPage) -> None:
+    """Members, lag, owners, and why it rebalances, each without a reload."""
+    page = opened(night.url)
+    live(page)
+    expect(page.locator("main")).to_contain_text("There are no groups.")
+
+    first = night.member("loader-1")
+    assert 4 == len(first.assignment(20).partitions)
+    expect(page.locator(ROWS)).to_have_count(1)
+    expect(page.locator(ROWS)).to_contain_text("Stable")
+    orders = TopicPartition("orders", 0)
+    night.client("reporter").report_end_offsets({orders: 1_500})
+    first.commit({orders: 1_000})
+    expect(page.locator(ROWS)).to_contain_text("500")
+
+    page.get_by_role("link", name="billing").click()
+    expect(page.locator(LINES)).to_have_count(1)
+    expect(page.locator(LINES)).to_contain_text("loader-1 (127.0.0.1) joined")
+    expect(page.locator(".partitions tbody tr").first).to_contain_text("loader-1")
+    expect(page.locator(".partitions tbody tr").first).to_contain_text("1,500")
+
+    second = night.member("loader-2", reason="more to read")
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(second.assignment, 20)
+        expect(page.locator(".state")).to_have_text("Joining")
+        expect(page.locator(LINES).first).to_contain_text("waits for loader-1")
+        expect(page.locator(LINES).first).to_contain_text("loader-2 (127.0.0.1) joined")
+        first.wait_rebalance_needed(20)
+        first.assignment(20)
+        assert 2 == len(joining.result(20).partitions)
+
+    expect(page.locator(".state")).to_have_text("Stable")
+    expect(page.locator(LINES)).to_have_count(2)
+    expect(page.locator(LINES).first).not_to_contain_text("waits for")
+    expect(page.locator(".members tbody tr")).to_have_count(2)
+    expect(page.locator(".partitions tbody")).to_contain_text("loader-2")
+
+
+def test_the_page_comes_back_after_the_daemon(night: Night, opened: OpenPage) -> None:
+    """What stands there meanwhile is said to be old; nobody has to reload."""
+    night.client("loader").commit("billing", {TopicPartition("orders", 0): 7})
+    page = opened(night.url)
+    live(page)
+    expect(page.locator(ROWS)).to_have_count(1)
+
+    night.daemon.kill()
+    expect(page.locator("#notice")).to_contain_text("can’t be reached")  # noqa: RUF001
+    expect(page.locator(ROWS)).to_have_count(1)
+    night.start()
+    live(page)
+    expect(page.locator("#notice")).to_be_hidden()
+
+    night.client("loader").commit("ledger", {TopicPartition("orders", 0): 7})
+    expect(page.locator(ROWS)).to_have_count(2)
+
+
+def test_the_node_shows_its_numbers(night: Night, opened: OpenPage) -> None:
+    """Each as the API has it, and none as undefined."""
+    night.client("loader").commit("billing", {TopicPartition("orders", 0): 7})
+    page = opened(f"{night.url}/#/node")
+    live(page)
+
+    expect(page.locator(".requests")).to_contain_text("OffsetCommit", timeout=15_000)
+    expect(page.locator(".checks")).to_contain_text("The log is loaded")
+    shown = page.locator("main").inner_text()
+    assert not re.search("undefined|NaN|null|object", shown)
+    assert [] == Axe().run(page).response["violations"]
+
+
+def test_names_of_groups_survive_the_way_to_the_page(night: Night, opened: OpenPage) -> None:
+    """With slashes, quotes and markup, through the path of the API and of the page."""
+    client = night.client("loader")
+    names = [name for name in HOSTILE if len(name) < 200 and name.isprintable()]
+    for name in names:
+        client.commit(name, {TopicPartition("orders", 0): 7})
+    page = opened(night.url)
+    links = page.locator(f"{ROWS} a")
+    expect(links).to_have_count(len(names))
+
+    for at in range(len(names)):
+        links.nth(at).click()
+        expect(page.locator(".partitions tbody tr")).to_have_count(1)
+        page.keyboard.press("g")
+        expect(links).to_have_count(len(names))
