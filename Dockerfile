@@ -1,5 +1,5 @@
 # The daemon alone: no Spark, no tests, no compiler. tests/integration/test_dockerfile_steps.py runs
-# the RUN lines of the first stage, and the entry point, in a folder of its own.
+# the RUN lines of the first stage, the entry point and the health check, in a folder of its own.
 
 FROM python:3.11-slim AS build
 WORKDIR /src
@@ -21,9 +21,11 @@ RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin coor
     && install --directory --owner coordinator --mode 0700 /var/lib/group-coordinator
 USER coordinator
 VOLUME ["/var/lib/group-coordinator"]
-EXPOSE 9310
+# Metrics, health and the page, within the container only; the health check asks there, without Python's start-up.
+ENV GROUP_COORDINATOR_HTTP_LISTENERS=127.0.0.1:9311
+EXPOSE 9310 9311
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
-    CMD ["/opt/group-coordinator/bin/group-coordinator", "ping", "--at", "127.0.0.1:9310"]
+    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/${GROUP_COORDINATOR_HTTP_LISTENERS##*:} && printf 'GET /livez HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && read -r _ status _ <&3 && [[ $status == 200 ]]"]
 ENTRYPOINT ["/opt/group-coordinator/bin/group-coordinator"]
 CMD ["serve", "--listen", "0.0.0.0:9310", "--data-dir", "/var/lib/group-coordinator"]

@@ -1,11 +1,14 @@
 """The Dockerfile without a Docker engine: its build steps and its entry point, in a folder."""
 
 import json
+import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -83,6 +86,25 @@ def wait_for(stdout: IO[str], event: str) -> dict[str, object]:
     raise AssertionError(f"the daemon ended before {event!r}")
 
 
+def environment(**http: object) -> dict[str, str]:
+    """Return the image's variables, with those of *http* listener in their place."""
+    name, _, value = last("ENV").partition("=")
+    return {"PATH": os.environ["PATH"], name: str(http.get("listener", value))}
+
+
+def health_check(listener: str) -> int:
+    """Run the image's health check as an engine does; return its exit status."""
+    command = json.loads(last("HEALTHCHECK").partition("CMD ")[2])
+    done = subprocess.run(
+        command,
+        env=environment(listener=listener),
+        timeout=60,
+        check=False,
+        capture_output=True,
+    )
+    return done.returncode
+
+
 def test_the_image_serves_answers_its_health_check_and_stops_on_sigterm(
     image: Path, tmp_path: Path
 ) -> None:
@@ -91,33 +113,57 @@ def test_the_image_serves_answers_its_health_check_and_stops_on_sigterm(
     command[command.index("--data-dir") + 1] = str(tmp_path / "data")
     command[command.index("--listen") + 1] = "127.0.0.1:0"
     daemon = subprocess.Popen(
-        in_image(image, *command), cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        in_image(image, *command),
+        cwd=tmp_path,
+        env=environment(listener="127.0.0.1:0"),
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert daemon.stdout is not None
-        port = wait_for(daemon.stdout, "listening")["port"]
-        health = json.loads(last("HEALTHCHECK").partition("CMD ")[2])
-        assert health[0] == json.loads(last("ENTRYPOINT"))[0]
-        arguments = [*health[1:-1], f"127.0.0.1:{port}"]
-        ping = subprocess.run(
-            in_image(image, *arguments), cwd=tmp_path, timeout=60, check=False, capture_output=True
-        )
+        port = wait_for(daemon.stdout, "http.listening")["port"]
+        while_it_serves = health_check(f"127.0.0.1:{port}")
         daemon.send_signal(signal.SIGTERM)
 
-        assert ping.returncode == 0
         assert daemon.wait(60) == 0
+        assert (while_it_serves, health_check(f"127.0.0.1:{port}")) == (0, 1)
     finally:
         daemon.kill()
         daemon.communicate()
 
 
-def test_the_health_check_fails_where_nobody_listens(image: Path) -> None:
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", 0),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", 1),
+        (b"", 1),
+    ],
+)
+def test_the_health_check_takes_a_200_only(answer: bytes, status: int) -> None:
     """A check that cannot fail is none."""
-    ping = subprocess.run(
-        in_image(image, "ping", "--at", "127.0.0.1:1"), timeout=60, check=False, capture_output=True
-    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        asked: list[bytes] = []
 
-    assert ping.returncode == 1
+        def reply() -> None:
+            connection, _ = server.accept()
+            with connection, connection.makefile("rb") as file:
+                asked.extend(iter(file.readline, b"\r\n"))
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        found = health_check(f"0.0.0.0:{server.getsockname()[1]}")
+        thread.join(60)
+
+    assert found == status
+    assert asked == [b"GET /livez HTTP/1.0\r\n", b"Host: localhost\r\n"]
+
+
+def test_the_image_answers_http_to_itself_only() -> None:
+    """Whoever wants it outside says so."""
+    assert last("ENV").partition("=")[2].startswith("127.0.0.1:")
+    assert "GROUP_COORDINATOR_" + "http.listeners".upper().replace(".", "_") in last("ENV")
 
 
 def test_the_image_has_only_what_the_server_lock_names(image: Path) -> None:

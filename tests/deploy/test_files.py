@@ -1,0 +1,136 @@
+"""The unit, the compose file and the manifests: as far as their own checkers know."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from coordinator.config import load_settings
+from tests.deploy.support import DEPLOY, needs, run
+
+UNIT: Final = DEPLOY / "systemd/group-coordinator.service"
+COMPOSE: Final = DEPLOY / "compose.yaml"
+MANIFESTS: Final = DEPLOY / "kubernetes/group-coordinator.yaml"
+# What `systemd-analyze security` calls "OK" begins at 4; an unprotected unit has 9.6.
+EXPOSURE_MAX: Final = 20
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """A misspelt line is only a warning, and then not in force."""
+    unit = tmp_path / UNIT.name
+    text = UNIT.read_text(encoding="utf-8")
+    program = re.search(r"^ExecStart=(\S+)", text, flags=re.MULTILINE)
+    assert program is not None
+    # Verified is also that the program is there.
+    unit.write_text(text.replace(program[1], "/bin/true"), encoding="utf-8")
+    done = run(needs("systemd-analyze"), "verify", str(unit))
+
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_the_unit_leaves_the_daemon_little_to_do_harm_with() -> None:
+    """It takes bytes from anybody who can reach it."""
+    done = run(
+        *(needs("systemd-analyze"), "security", "--offline=true", "--no-pager"),
+        *(f"--threshold={EXPOSURE_MAX}", str(UNIT)),
+    )
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_unit_does_not_start_again_what_was_refused() -> None:
+    """The exit statuses of the documentation that another try would not change."""
+    text = UNIT.read_text(encoding="utf-8")
+
+    assert "Type=notify\n" in text
+    assert "RestartPreventExitStatus=2 65 78\n" in text
+
+
+def test_the_compose_file_is_one() -> None:
+    """An engine would say so only on the machine where it is wanted."""
+    schema = ("--builtin-schema", "vendor.compose-spec")
+    done = run(installed("check-jsonschema"), *schema, str(COMPOSE))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_coordinator_of_the_compose_file_starts_and_is_scraped() -> None:
+    """Its variables are settings, and Prometheus asks by a name that it answers to."""
+    service = services()["coordinator"]
+    environ = {
+        name: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text)
+        for name, text in service["environment"].items()
+    }
+    settings = load_settings(environ=environ, listen=["0.0.0.0:9310"])
+    watcher = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    ((target,),) = [
+        config["targets"] for job in watcher["scrape_configs"] for config in job["static_configs"]
+    ]
+    host, _, port = target.partition(":")
+
+    assert host in services()
+    assert settings.http_allowed_hosts == host
+    assert {str(address.port) for address in settings.http_addresses()} == {port}
+    # Nothing is encrypted: not beyond this machine unasked.
+    ports = [port for one in services().values() for port in one["ports"]]
+    assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
+
+
+def test_the_files_that_the_compose_file_mounts_are_there() -> None:
+    """An engine makes an empty folder of one that isn't."""
+    volumes = [volume for one in services().values() for volume in one.get("volumes", ())]
+    files = [volume.partition(":")[0] for volume in volumes if volume.startswith(".")]
+
+    assert len(files) == 4
+    assert [name for name in files if not (DEPLOY / name).exists()] == []
+
+
+def test_kubernetes_takes_the_manifests() -> None:
+    """A field at the wrong place is left out without a word."""
+    done = run(installed("kubernetes-validate"), "--strict", str(MANIFESTS))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_coordinator_of_the_manifests_starts_and_can_be_reached(tmp_path: Path) -> None:
+    """Settings, command line, ports, probes and selectors fit together."""
+    parts = {one["kind"]: one for one in yaml.safe_load_all(MANIFESTS.read_text(encoding="utf-8"))}
+    pod = parts["StatefulSet"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    config = tmp_path / "coordinator.toml"
+    config.write_text(parts["ConfigMap"]["data"][config.name], encoding="utf-8")
+    environ = {one["name"]: one["value"] for one in container["env"]}
+    options = dict(word.removeprefix("--").split("=") for word in container["args"][1:])
+    settings = load_settings(toml_path=config, environ=environ, listen=[options["listen"]])
+    mounts = {one["mountPath"] for one in container["volumeMounts"]}
+
+    assert {one["name"]: one["containerPort"] for one in container["ports"]} == {
+        "groups": settings.listener_addresses()[0].port,
+        "http": settings.http_addresses()[0].port,
+    }
+    assert {str(Path(options[name]).parent) for name in ("config", "data-dir")} == mounts
+    assert settings.advertised_listeners == f"{parts['Service']['metadata']['name']}:9310"
+    labels = pod["metadata"]["labels"]
+    assert parts["Service"]["spec"]["selector"] == labels
+    assert parts["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert parts["StatefulSet"]["spec"]["replicas"] == 1
+    paths = {
+        kind: container[f"{kind}Probe"]["httpGet"]["path"].partition("?")[0]
+        for kind in ("startup", "liveness", "readiness")
+    }
+    assert paths == {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}
+
+
+def installed(name: str) -> str:
+    """Return the path of a program that a package of this environment brings."""
+    return str(Path(sys.executable).parent / name)
+
+
+def services() -> dict[str, dict[str, Any]]:
+    """Return what the compose file starts."""
+    found: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))[
+        "services"
+    ]
+    return found
