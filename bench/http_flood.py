@@ -221,7 +221,7 @@ def measure(folder: Path, cores: Cores, times: Times) -> dict[str, list[dict[str
     with http_daemon(folder, cores) as (server, http_port):
         for turn in range(times.rounds):
             for row in FLOODS[:: 1 if turn % 2 else -1]:
-                plan = _commits(server, f"{row.name}-{turn}", times)
+                plan = _commits(server, times)
                 flood = Flood(
                     server.host,
                     http_port,
@@ -244,19 +244,20 @@ def measure(folder: Path, cores: Cores, times: Times) -> dict[str, list[dict[str
     return samples
 
 
-def _commits(server: Server, run: str, times: Times) -> Plan:
+def _commits(server: Server, times: Times) -> Plan:
+    """Return a load by 512 groups, the same ones each time."""
     return Plan(
         host=server.host,
         port=server.port,
         dialect="coordinator",
         workload="commit",
         connections=64,
-        window=64,
+        window=8,
         partitions=1,
         window_s=times.warmup_s,
         warmup_s=times.warmup_s,
         duration_s=times.seconds,
-        run=run,
+        run="flood",
         rate_per_s=COMMITS_PER_S,
         server_pid=server.pid,
         sleeps=True,
