@@ -36,6 +36,7 @@ def start_http(
     environment: Environment,
     tee: Tee,
     warn: Warn,
+    max_connections: int,
 ) -> None:
     """Serve HTTP on *listeners*, which are those of ``http.listeners``, in *nursery*."""
     telemetry = environment.telemetry
@@ -46,6 +47,7 @@ def start_http(
         routes=_routes(nursery, settings, node, environment, tee, pace),
         pace=pace,
         warn=warn,
+        max_connections=max_connections,
         allowed_hosts=lambda: _allowed_hosts(settings),
     )
     nursery.start_soon(sessions.run, listeners)

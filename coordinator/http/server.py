@@ -44,6 +44,7 @@ class HttpSessions:
         routes: Sequence[Route],
         pace: Pace,
         warn: Warn,
+        max_connections: int,
         allowed_hosts: Callable[[], Collection[str]],
     ) -> None:
         """Make it.
@@ -54,6 +55,7 @@ class HttpSessions:
             routes: Who answers what.
             pace: When handlers and connections may work.
             warn: As `Sessions.warn` of the native listener.
+            max_connections: More are closed at once.
             allowed_hosts: Returns the names that may be asked for just now; see `guard`.
         """
         self.now = environment.now
@@ -63,6 +65,7 @@ class HttpSessions:
         self.warn = warn
         self._router = Router(routes)
         self._pace = pace
+        self._max_connections = max_connections
         self._allowed_hosts = allowed_hosts
         self._wall_clock_ms = environment.wall_clock_ms
         self._answered = environment.telemetry.http
@@ -101,7 +104,7 @@ class HttpSessions:
 
     def begin(self, transport: Transport) -> None:
         """Start a session on *transport*, or close it when there are too many."""
-        if len(self._all) >= self.settings.http_max_connections:
+        if len(self._all) >= self._max_connections:
             self._turn_away(transport, "http.max.connections")
             return
         session = HttpSession(self, transport, self.now().mono_ms)

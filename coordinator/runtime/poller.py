@@ -159,7 +159,8 @@ class Poller:
         clock = trio.lowlevel.current_clock().current_time
         fd = self._epoll.fileno()
         others = _Runnable()
-        trio.lowlevel.add_instrument(others)
+        if self._stay_s:
+            trio.lowlevel.add_instrument(others)
         stays = was_short = False
         until_s = 0.0
         try:
@@ -192,7 +193,8 @@ class Poller:
                 if rests is not None:
                     await rests.pause()
         finally:
-            trio.lowlevel.remove_instrument(others)
+            if self._stay_s:
+                trio.lowlevel.remove_instrument(others)
 
     def _look(self, timeout_s: float) -> None:
         """Fetch the next list of ready ones; wait so long for the first of them."""

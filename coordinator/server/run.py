@@ -127,13 +127,18 @@ def group_config(settings: Settings) -> GroupConfig:
 
 def max_connections(settings: Settings) -> int:
     """Return how many connections this process may hold, given its descriptors."""
+    others = http_max_connections(settings) if settings.http_listeners else 0
+    return max(1, min(settings.max_connections, _descriptors() - others))
+
+
+def http_max_connections(settings: Settings) -> int:
+    """Return how many of HTTP it may: few descriptors are for clients first."""
+    return max(1, min(settings.http_max_connections, _descriptors() // 4))
+
+
+def _descriptors() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return settings.max_connections
-    others = RESERVED_DESCRIPTORS
-    if settings.http_listeners:
-        others += settings.http_max_connections
-    return max(1, min(settings.max_connections, soft - others))
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft - RESERVED_DESCRIPTORS
 
 
 class Console(NamedTuple):
@@ -284,6 +289,7 @@ def _start_http(
         environment=environment,
         tee=tee,
         warn=server.sessions.warn,
+        max_connections=http_max_connections(settings),
     )
 
 

@@ -56,6 +56,7 @@ class Listener:
             routes=routes,
             pace=self.pace,
             warn=self._warn,
+            max_connections=settings.http_max_connections,
             allowed_hosts=lambda: ("listed.example",),
         )
         self.door = FakeListener()

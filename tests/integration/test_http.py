@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.daemon import Daemon, daemon
+from protocol.messages import ListGroupsRequest, ListGroupsResponse
+from tests.integration.daemon import Daemon, daemon, until
 
 pytestmark = pytest.mark.integration
 
@@ -84,3 +85,22 @@ def test_the_door_closes_first_when_it_stops(tmp_path: Path) -> None:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=5)
         open_one.close()
+
+
+def test_few_descriptors_are_for_clients_first(tmp_path: Path) -> None:
+    """Many systems give 1,024; the connections of HTTP alone would take more."""
+    with daemon(tmp_path / "data", ON, limit="--nofile=128") as running:
+        port = http_port(running)
+        running.ready()
+        pages = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(40)]
+        until(lambda: running.events("connection.refused"), "refusal")
+        clients = [running.connect() for _ in range(60)]
+        for client in clients:
+            assert isinstance(client.ask(ListGroupsRequest((), ())), ListGroupsResponse)
+        for client in clients:
+            client.close()
+        for page in pages:
+            page.close()
+        assert 0 == running.stop()
+
+    assert "http.max.connections" in {e["reason"] for e in running.events("connection.refused")}
