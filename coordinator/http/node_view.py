@@ -227,4 +227,4 @@ class NodeView:
         )
 
     def _number(self, name: str) -> int:
-        return int(self._metrics.get(name, lambda: 0)())
+        return int(self._metrics[name]())
