@@ -261,18 +261,21 @@ class Hub:
         async with self._sending:
             # In one step with the list of streams: who comes meanwhile has it from the journal.
             made = self._journal.put(event, data, self._now().mono_ms)
-            await self._send(made, list(self._streams))
+            self._overview.add_cost(await self._send(made, list(self._streams)))
 
-    async def _send(self, made: bytes, streams: Sequence[EventStream]) -> None:
+    async def _send(self, made: bytes, streams: Sequence[EventStream]) -> float:
+        """Send a frame in turns; return how long that took without what others did."""
+        worked_s = 0.0
         began_s = self._clock_s()
         left = iter(streams)
         while some := list(islice(left, _STREAMS_A_TURN)):
             for stream in some:
                 if stream.is_open:
                     stream.send(made)
-            self._overview.add_cost(self._clock_s() - began_s)
+            worked_s += self._clock_s() - began_s
             await self._pause()
             began_s = self._clock_s()
+        return worked_s
 
     # --- one group ----------------------------------------------------------------------
 

@@ -341,6 +341,29 @@ async def test_a_thousand_streams_are_told_in_turns(autojump_clock: MockClock) -
         assert here.pauses - pauses > 250
 
 
+async def test_what_is_sent_every_two_seconds_makes_no_lag_older(
+    autojump_clock: MockClock,
+) -> None:
+    """Looks rest the longer, the more it costs to send what they find, and nothing else."""
+    async with site() as here:
+        busy_s = 0.0
+
+        class Slow(Browser):
+            def send(self, frame: bytes) -> None:
+                nonlocal busy_s
+                busy_s += 0.1
+
+        here.hub._clock_s = lambda: busy_s
+        await Slow().follow(here)
+        await trio.sleep(30)
+        idle_s = here.overview.rest_s
+        await here.w.connect().ask(commit(1))
+        await trio.sleep(1.1)
+
+        assert idle_s == 1.0
+        assert here.overview.rest_s == pytest.approx(2.0)
+
+
 async def test_streams_are_there_while_the_log_is_loaded(autojump_clock: MockClock) -> None:
     """The page shows how far it is, and goes on by itself."""
     async with site(load=False) as here:
