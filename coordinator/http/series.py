@@ -283,7 +283,7 @@ def _lines(family: Family, labels: Iterable[str], values: Iterable[float]) -> st
     name = family.name
     return "".join(
         [
-            f"{name}{named} {value}\n"
+            f"{name}{named} {value!r}\n"
             for named, value in zip(labels, values, strict=True)
             if value >= 0
         ]
@@ -337,10 +337,15 @@ def partition_texts(group_id: str, topic: str, columns: "Columns", now_ms: int) 
     group = f'{{group_id="{escaped(group_id)}",partition_id="'
     name = f'",topic_name="{escaped(topic)}"}}'
     labels = [f"{group}{partition}{name}" for partition in columns.partitions]
-    ages = [_age_s(since_ms, now_ms) for since_ms in columns.committed_ms]
-    return _texts(
-        PARTITION_FAMILIES, labels, columns.lags, columns.lag_seconds, columns.committed, ages
-    )
+    *families, age = PARTITION_FAMILIES
+    # Most were committed together, and to write a fraction takes as long as all the rest of a line.
+    ages = {at_ms: str(_age_s(at_ms, now_ms)) for at_ms in set(columns.committed_ms)}
+    age_lines = [
+        f"{age.name}{named} {ages[at_ms]}\n"
+        for named, at_ms in zip(labels, columns.committed_ms, strict=True)
+    ]
+    others = _texts(families, labels, columns.lags, columns.lag_seconds, columns.committed)
+    return (*others, "".join(age_lines))
 
 
 def registry_texts(topics: Sequence[TopicEndFacts], now_ms: int) -> Texts:
@@ -490,7 +495,7 @@ def columns_of(
             lags,
             lag_seconds,
             [one.offset for one in chunk],
-            [stored.committed_ms(partition) for partition in partitions],
+            list(map(stored.committed_ms, partitions)),
         )
 
 
