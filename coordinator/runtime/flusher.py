@@ -179,9 +179,8 @@ class Flusher:
         size_bytes = len(flush.data)
         self._flushed_bytes += size_bytes
         assert began_s is not None
-        telemetry.flush_s.note(self._clock_s() - began_s)
-        telemetry.flush_bytes.note(size_bytes)
-        telemetry.fsync_s.note(self._journal.directory.last_sync_s)
+        took_s = self._clock_s() - began_s
+        telemetry.flushed(took_s, size_bytes, self._journal.directory.last_sync_s)
         self._written(flush.ends)
         if not self._wanted:
             self._idle.set()

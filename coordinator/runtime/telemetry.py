@@ -1,11 +1,14 @@
 """What the daemon counts about itself as it goes: plain numbers, read by whoever shows them.
 
-Everything is written in the event loop, by plain additions: a commit pays about half a
-microsecond for all of it. What is rare (rebalances, removals, expiries) is read off the events
-that the core tells anyway, so that nothing in the core counts for it.
+Everything is written in the event loop, by plain additions. Rounds and flushes are only noted, and
+booked by the hundred, or when somebody looks: code that runs once in a while, between the work of
+a commit, costs several times as much as in a loop of its own. What is rare (rebalances, removals,
+expiries) is read off the events that the core tells anyway, so that nothing in the core counts
+for it.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -15,6 +18,10 @@ import trio
 EventSink = Callable[[str, dict[str, Any]], None]
 
 STALL_PERIOD_S: Final = 0.1
+_NOTED_MAX: Final = 256  # A tenth of a millisecond to book.
+# How an API key and an error code are one number: an answer's kind.
+KEY_BITS: Final = 16
+_KEY_MASK: Final = 2**KEY_BITS - 1
 
 TIME_BOUNDS_S: Final = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
@@ -44,17 +51,24 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
+    def note_all(self, values: list[float]) -> None:
+        """Count each of *values*: for many of them a fraction of what `note` takes."""
+        values.sort()
+        below = 0
+        for number, bound in enumerate(self.bounds):
+            upto = bisect_right(values, bound)
+            self.counts[number] += upto - below
+            below = upto
+        self.counts[-1] += len(values) - below
+        self.total += sum(values)
+
 
 class Telemetry:
     """The counts of one process.
 
     Attributes:
-        requests: API key -> how long its answers took.
-        errors: API key and error code -> answers; code 0 is not in there.
         refused: Why requests were not decided at all -> how many.
         connections_closed: Why -> how many; likewise ``connections_refused``.
-        flush_s: From the order to write until answers may leave.
-        fsync_s: The synced write alone.
         flush_began_s: When the flush began that is on its way, None for none.
         stall_s: How late a task woke that wakes ten times a second.
         rebalances: Trigger and outcome -> how many ended.
@@ -65,17 +79,19 @@ class Telemetry:
     """
 
     def __init__(self) -> None:
-        self.requests: dict[int, Histogram] = {}
-        self.errors: dict[tuple[int, int], int] = {}
+        self._requests: dict[int, Histogram] = {}
+        self._errors: dict[tuple[int, int], int] = {}
+        self._rounds: list[tuple[float, dict[int, int]]] = []  # Not booked yet.
         self.refused: dict[str, int] = {}
         self.connections_accepted = 0
         self.connections_closed: dict[str, int] = {}
         self.connections_refused: dict[str, int] = {}
         self.received_bytes = 0
         self.sent_bytes = 0
-        self.flush_s = Histogram()
-        self.fsync_s = Histogram()
-        self.flush_bytes = Histogram(BYTE_BOUNDS)
+        self._flush_s = Histogram()
+        self._fsync_s = Histogram()
+        self._flush_bytes = Histogram(BYTE_BOUNDS)
+        self._flushes: list[tuple[float, int, float]] = []  # Not booked yet.
         self.flush_began_s: float | None = None
         self.stall_s = Histogram()
         self.rebalances: dict[tuple[str, str], int] = {}
@@ -86,14 +102,80 @@ class Telemetry:
         self.offsets_removed = 0
         self.http: dict[tuple[str, int], int] = {}
 
+    @property
+    def requests(self) -> Mapping[int, Histogram]:
+        """By API key, how long answers took."""
+        self._book()
+        return self._requests
+
+    @property
+    def errors(self) -> Mapping[tuple[int, int], int]:
+        """How many answers had which error, by API key and code; code 0 is not in there."""
+        self._book()
+        return self._errors
+
+    @property
+    def flush_s(self) -> Histogram:
+        """How long flushes took, from the order to write until answers may leave."""
+        self._book()
+        return self._flush_s
+
+    @property
+    def fsync_s(self) -> Histogram:
+        """How long the synced write alone took."""
+        self._book()
+        return self._fsync_s
+
+    @property
+    def flush_bytes(self) -> Histogram:
+        """What flushes wrote."""
+        self._book()
+        return self._flush_bytes
+
     def answered(self, api_key: int, error: int, seconds: float, times: int = 1) -> None:
-        """Count answers; the round's end calls it once for all that are alike."""
-        histogram = self.requests.get(api_key)
-        if histogram is None:
-            histogram = self.requests[api_key] = Histogram()
-        histogram.note(seconds, times)
+        """Count answers that are alike."""
+        self.round_answered(seconds, {error << KEY_BITS | api_key: times})
+
+    def round_answered(self, seconds: float, answers: dict[int, int]) -> None:
+        """Count the answers of a round, by kind, to requests that came together."""
+        self._rounds.append((seconds, answers))
+        if len(self._rounds) >= _NOTED_MAX:
+            self._book()
+
+    def flushed(self, seconds: float, size_bytes: int, sync_s: float) -> None:
+        """Count a flush, of which the synced write took *sync_s*."""
+        self._flushes.append((seconds, size_bytes, sync_s))
+        if len(self._flushes) >= _NOTED_MAX:
+            self._book()
+
+    def _book(self) -> None:
+        if self._rounds:
+            single_s = defaultdict[int, list[float]](list)
+            for seconds, answers in self._rounds:
+                for kind, times in answers.items():
+                    if times == 1:
+                        single_s[kind].append(seconds)
+                    else:
+                        self._answers_of(kind, times).note(seconds, times)
+            self._rounds.clear()
+            for kind, took_s in single_s.items():
+                self._answers_of(kind, len(took_s)).note_all(took_s)
+        if self._flushes:
+            flush_s, sizes, sync_s = map(list, zip(*self._flushes, strict=True))
+            self._flushes.clear()
+            self._flush_s.note_all(flush_s)
+            self._flush_bytes.note_all(sizes)
+            self._fsync_s.note_all(sync_s)
+
+    def _answers_of(self, kind: int, times: int) -> Histogram:
+        """Return the histogram of so many answers; their errors are counted."""
+        api_key, error = kind & _KEY_MASK, kind >> KEY_BITS
         if error:
-            count(self.errors, (api_key, error), times)
+            count(self._errors, (api_key, error), times)
+        histogram = self._requests.get(api_key)
+        if histogram is None:
+            histogram = self._requests[api_key] = Histogram()
+        return histogram
 
     def event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Read off an event what is counted by it."""

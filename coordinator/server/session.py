@@ -24,7 +24,7 @@ from coordinator.group.core import Caller, Now
 from coordinator.runtime.calls import Call
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Flusher
-from coordinator.runtime.telemetry import count
+from coordinator.runtime.telemetry import KEY_BITS, count
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
@@ -62,9 +62,6 @@ _BYTES_PER_READ_SECOND: Final = 64 * 1024
 # One line per peer and second is enough to find out who sends garbage.
 _LOG_PERIOD_MS: Final = 1_000
 _LOGGED_PEERS_MAX: Final = 1_000
-# How an API key and an error code are one number.
-_KEY_BITS: Final = 16
-_KEY_MASK: Final = 2**_KEY_BITS - 1
 
 
 class Arrival:
@@ -75,8 +72,7 @@ class Arrival:
 
     Attributes:
         at_s: The moment.
-        answers: API key and error code as one number (`SessionCall.kind`) -> how many of them
-            leave at the end of this round.
+        answers: Kind (`SessionCall.kind`) -> how many leave at the end of this round.
     """
 
     __slots__ = ("answers", "at_s")
@@ -134,7 +130,7 @@ class SessionCall(Call, eq=False):
         if len(frame) == TOO_LARGE_FRAME_BYTES and is_too_large(frame):
             error = ErrorCode.RESPONSE_TOO_LARGE
         kind = dialect.api_key
-        self.kind = error << _KEY_BITS | kind if error else kind
+        self.kind = error << KEY_BITS | kind if error else kind
         return frame
 
     def send(self, prepared: bytes) -> None:
@@ -684,12 +680,10 @@ class Sessions:
             self._count_answers()
 
     def _count_answers(self) -> None:
-        now_s, answered = self._clock_s(), self.telemetry.answered
+        now_s = self._clock_s()
         for arrival in self.answered:
-            took_s = now_s - arrival.at_s
-            for kind, times in arrival.answers.items():
-                answered(kind & _KEY_MASK, kind >> _KEY_BITS, took_s, times)
-            arrival.answers.clear()
+            self.telemetry.round_answered(now_s - arrival.at_s, arrival.answers)
+            arrival.answers = {}
         self.answered.clear()
 
     def request_failed(self, event: RequestEvent, peer: str, exc: Exception) -> None:

@@ -1,10 +1,12 @@
 """What is counted, and who hears of events."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
+from hypothesis import given, strategies as st
 
 from coordinator.runtime.telemetry import Histogram, Tee, Telemetry
 
@@ -31,6 +33,43 @@ def test_a_value_that_equals_a_bound_is_below_it() -> None:
 
     assert histogram.counts == [1, 3, 1]
     assert histogram.total == 8.0
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 99.0])))
+def test_many_values_are_counted_as_if_they_came_one_by_one(values: list[float]) -> None:
+    """The quick way is the one that every commit goes."""
+    one_by_one, together = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
+
+    for value in values:
+        one_by_one.note(value)
+    together.note_all(list(values))
+
+    assert together.counts == one_by_one.counts
+    assert together.total == one_by_one.total
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([8, 12]), st.sampled_from([0, 25, -1]), st.integers(1, 3)))
+)
+def test_answers_are_all_there_whenever_somebody_looks(
+    answers: list[tuple[int, int, int]],
+) -> None:
+    """They are booked by the hundred, and a scrape may come at any time."""
+    telemetry = Telemetry()
+    answered: Counter[int] = Counter()
+    errors: Counter[tuple[int, int]] = Counter()
+
+    for api_key, error, times in answers * 20:
+        telemetry.answered(api_key, error, 0.003, times)
+        telemetry.flushed(0.003, 700, 0.002)
+        answered[api_key] += times
+        if error:
+            errors[api_key, error] += times
+
+    assert {key: sum(found.counts) for key, found in telemetry.requests.items()} == answered
+    assert telemetry.errors == errors
+    assert sum(telemetry.flush_s.counts) == sum(telemetry.fsync_s.counts) == 20 * len(answers)
+    assert telemetry.flush_bytes.total == 700 * 20 * len(answers)
 
 
 def test_rebalances_are_counted_by_what_began_them_and_timed_if_they_came_to_an_end() -> None:
