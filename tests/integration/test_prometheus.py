@@ -10,7 +10,7 @@ import pytest
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from tests.deploy.support import needs, panels
-from tests.integration.daemon import Connection, Daemon, until
+from tests.integration.daemon import Connection, Daemon, run_cli, until
 from tests.integration.prometheus import Prometheus, prometheus
 from tests.server.world import ASSIGNMENT, commit, join
 
@@ -128,6 +128,36 @@ def test_an_alert_of_a_rebalance_fires_and_clears(
 
     assert alert["labels"]["group_id"] == "night"
     assert alert["annotations"]["summary"] == "Group night has been rebalancing for minutes"
+
+
+def test_an_alert_of_a_group_that_was_left_fires_and_clears(
+    watched: tuple[Site, Daemon, Prometheus],
+) -> None:
+    """Its last member is gone, and there is something to do; nobody ever was in the other one."""
+    _, one, watcher = watched
+    at = ("--at", f"127.0.0.1:{one.port}")
+    for words in (("register", "t", "1"), ("report-end", "t", "0", "12")):
+        assert run_cli("topics", *words, *at).returncode == 0
+    with one.connect() as connection:
+        member_id = joined(connection, "left", "").member_id
+        generation = joined(connection, "left", member_id).generation_id
+        assign(connection, "left", generation, member_id)
+        for group_id in ("left", "query"):
+            connection.ask(commit(5, group_id=group_id))
+        owned = m.PartitionCommit(0, 5, -1, "", None)
+        connection.ask(
+            m.OffsetCommitRequest(
+                "left", generation, member_id, None, (m.TopicCommit("t", (owned,)),)
+            )
+        )
+        assert run_cli("members", "remove", "left", member_id, "--yes", *at).returncode == 0
+
+        alert = watcher.wait_for("GroupHasNoMembers")
+        again = joined(connection, "left", "").member_id
+        joined(connection, "left", again)
+        watcher.wait_until_clear("GroupHasNoMembers")
+
+    assert alert["labels"]["group_id"] == "left"
 
 
 def test_an_alert_of_the_disk_fires_and_clears(watched: tuple[Site, Daemon, Prometheus]) -> None:
