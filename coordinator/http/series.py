@@ -37,14 +37,14 @@ from protocol.partition import INT64_MAX
 
 PART_BYTES: Final = 64 * 1024
 # Items whose lines are written in one go.
-TURN_ITEMS: Final = 100
+TURN_ITEMS: Final = 50
 # Items that one turn puts in order.
 TURN_SORTED: Final = 200
 # Characters of a level that are put one behind the other in one go.
 CUT_CHARACTERS: Final = 128 * 1024
 # What things take, counted as `Turn` does: to look at a partition and write its lines, to write
 # those of an item alone, and what each group takes besides. Sets are compared much faster.
-_LOOKED_AT: Final = 8
+_LOOKED_AT: Final = 14
 _WRITTEN: Final = 4
 _GROUP_LOOKS: Final = 20
 _OWNED_A_LOOK: Final = 10
@@ -618,6 +618,7 @@ class Walk:
         partitions = 0
         topics: list[TopicFacts] = []
         texts: list[Texts] | None = []
+        may_keep = self._may_keep
         for topic in [*group.offsets, *(topic for topic in owned if topic not in group.offsets)]:
             sums = _Sum()
             stored = group.offsets.get(topic, _NOTHING_STORED)
@@ -632,6 +633,8 @@ class Walk:
             counts = (len(of_topic.members), len(of_topic.partitions), sums.offset_sum)
             topics.append(TopicFacts(topic, count, *counts, *sums.lags()))
             await self._spend(1 + len(of_topic.partitions) // _OWNED_A_LOOK)
+        if texts is None:
+            self._may_keep = may_keep  # What was kept of it isn't any more.
         self.states[group.state] += 1
         self.members += len(group.members)
         self.offsets += whole.committed
