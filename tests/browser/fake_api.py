@@ -318,7 +318,7 @@ def eventful_night(api: FakeApi) -> None:
                 "committed": end - lag,
                 "end": end,
                 "lag": lag,
-                "lag_seconds": round(lag / 90, 1),
+                "lag_seconds": round(lag / 4.26, 1),
                 "committed_at": text_of(NIGHT - timedelta(seconds=2)),
                 "end_reported_at": text_of(NIGHT),
                 "metadata": "",

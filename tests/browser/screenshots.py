@@ -17,7 +17,7 @@ IMAGES: Final = Path(__file__).parents[2] / "docs" / "images"
 # name: path, what has to be there, theme, width, height
 SHOTS: Final = {
     "page-groups-light": ("#/", "table.groups tbody tr svg", "light", 1280, 800),
-    "page-group-dark": ("#/groups/billing", ".partitions svg", "dark", 1280, 1180),
+    "page-group-dark": ("#/groups/billing", ".partitions svg", "dark", 1280, 1340),
 }
 
 

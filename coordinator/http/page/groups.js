@@ -354,7 +354,7 @@ export class Groups {
       for (const [id, choice] of Object.entries(CHOICES)) if (choice.fits(group)) counts[id] += 1;
     }
     for (const [id, button] of this.choices) {
-      const n = id === "all" ? this.total : counts[id];
+      const n = id === "all" || this.total === null ? this.total : counts[id];
       setText(button.lastChild, n === null ? UNKNOWN : count(n));
       setAttribute(button, "aria-pressed", String(id === this.choice));
       button.classList.toggle("none", n === 0);
