@@ -72,7 +72,7 @@ class TopicEnds(Minutes):
         found = self.find(end.partition)
         if found is None:
             return UNKNOWN
-        passed_ms = _passed_ms(*found, committed, end.end_offset, now_ms)
+        passed_ms = _passed_ms(*found, committed, end.end_offset)
         return UNKNOWN if passed_ms is None else max(now_ms - passed_ms, 0)
 
 
@@ -151,7 +151,7 @@ def _straighten(block: Block, at: int, before: int, end: int, now_ms: int) -> No
         cells[slot] = before + more
 
 
-def _passed_ms(block: Block, at: int, committed: int, end: int, now_ms: int) -> int | None:
+def _passed_ms(block: Block, at: int, committed: int, end: int) -> int | None:
     """Return when the column at *at* passed *committed*, which is below *end*."""
     cells: array[int] = block.cells
     newest_ms = block.minute * MINUTE_MS
@@ -181,5 +181,4 @@ def _passed_ms(block: Block, at: int, committed: int, end: int, now_ms: int) -> 
         before, before_ms = cells[at + _FIRST_END], cells[at + _FIRST_MS]
         if before > committed:
             return before_ms
-    after_ms = min(max(after_ms, before_ms), now_ms)
     return before_ms + (after_ms - before_ms) * (committed - before) // (after - before)

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, strategies as st
 
 from coordinator.group.ends_history import EndsHistory
@@ -110,6 +111,30 @@ def test_a_topic_that_stands_still_keeps_the_time_of_its_last_record() -> None:
     curve.advance(5 * SAMPLES_KEPT * MINUTE_MS)
 
     assert curve.behind_ms(9) == (5 * SAMPLES_KEPT + 20) * MINUTE_MS
+
+
+def test_a_topic_that_stood_still_for_minutes_did_so() -> None:
+    """Its reporter tells of changes only; a line would make the first new record look old."""
+    curve = Curve()
+    curve.report(0)
+    curve.advance(30 * MINUTE_MS + 30_000)
+    curve.report(10)
+
+    assert curve.behind_ms(5) == 15_000
+
+
+@pytest.mark.parametrize("minute", range(SAMPLES_KEPT))
+def test_the_curve_is_the_same_wherever_the_ring_begins(minute: int) -> None:
+    """Whoever has all but what came after a pause is not behind by the pause."""
+    curve = Curve((1_000 + minute) * MINUTE_MS)
+    for end in (0, 10, 10, 10, 10, 20, 20):
+        curve.advance(MINUTE_MS // 2)
+        curve.report(end)
+        curve.advance(MINUTE_MS // 2)
+
+    # From the sample before the report of 20, which was half a minute later.
+    assert curve.behind_ms(10) == 2 * MINUTE_MS
+    assert curve.behind_ms(9) > 5 * MINUTE_MS
 
 
 def test_who_is_behind_by_more_than_is_kept_is_so_at_least() -> None:

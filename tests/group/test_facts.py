@@ -340,7 +340,38 @@ def test_curves_are_the_last_minutes_of_a_table(
         assert shown == tuple(table.get((partition, m), -1) for m in range(first, end + 1))
 
 
+def test_a_partition_of_which_nothing_is_noted_any_more_has_no_old_numbers() -> None:
+    """What was there an hour ago is not what is there now."""
+    curves = LagCurves()
+    for minute in range(SAMPLES_KEPT):
+        curves.put(minute, {0: 1, 1: 2})
+    curves.put(SAMPLES_KEPT, {0: 1})
+
+    assert curves.last(1, SAMPLES_KEPT) == (2,) * (SAMPLES_KEPT - 1) + (-1,)
+
+    curves.put(3 * SAMPLES_KEPT, {0: 1})
+
+    assert curves.last(1, 3 * SAMPLES_KEPT) == ()
+
+
 # --- topics -----------------------------------------------------------------------------
+
+
+def test_a_topic_that_is_forgotten_leaves_no_ends_to_one_of_the_same_name() -> None:
+    """Its curve would tell of records that the new one never had."""
+    context = Shown()
+    for _ in range(2):
+        context.register({"t": 1})
+        context.report("t", {0: 10})
+        context.committed({"t-0": 5})
+
+        assert context.group().lag_seconds == -1.0
+
+        context.sample()
+        context.delete_topics("t")
+        context.advance(MINUTE_MS)
+
+        assert _all(context.topics.topic_facts(Turn())) == []
 
 
 def test_an_end_is_as_old_as_its_last_report_though_it_did_not_change() -> None:
