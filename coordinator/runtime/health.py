@@ -66,6 +66,7 @@ class Load(NamedTuple):
     entries: int
     partitions: int
     partitions_served: int
+    age_ms: int  # For how long it has been going on.
 
     def done(self) -> float:
         """Return the share that is done; 0 before it is known how much there is."""
@@ -114,8 +115,9 @@ class Checks:
         load = None if self._is_draining() else self._load()
         if LOADING in self._health.problems:
             return self._reported(LOADING)
-        check = self._noted(LOADING, None if load is None else str(load))
-        return check if load is None else check._replace(done=load.done())
+        if load is None:
+            return self._noted(LOADING, None)
+        return self._noted(LOADING, str(load), load.age_ms)._replace(done=load.done())
 
     def _disk(self) -> Check:
         began_s = self._telemetry.flush_began_s
@@ -134,12 +136,12 @@ class Checks:
         problem = self._health.problems.get(part)
         return Check(part, problem is None, problem, self._health.since_ms.get(part))
 
-    def _noted(self, part: str, reason: str | None) -> Check:
-        """Return the check of a *part* of which nobody notes since when it is as it is."""
+    def _noted(self, part: str, reason: str | None, age_ms: int = 0) -> Check:
+        """Return the check of a *part* of which nobody else notes since when it is as it is."""
         if reason is None:
             self._since_ms.pop(part, None)
             return Check(part, ok=True)
-        since_ms = self._since_ms.setdefault(part, self._wall_clock_ms())
+        since_ms = self._since_ms.setdefault(part, self._wall_clock_ms() - age_ms)
         return Check(part, ok=False, reason=reason, since_ms=since_ms)
 
 

@@ -237,11 +237,12 @@ class Node:
         served = self._count(Status.ACTIVE) + (self.registry.status is Status.ACTIVE)
         if served == len(self._runner_of):
             return None
-        progress = self.loader.progress
+        progress, now_ms = self.loader.progress, self.now().mono_ms
         if progress is None:
-            return Load(0, 0, 0, len(self._runner_of), served)
+            age_ms = 0 if self.started else now_ms - self._started_ms
+            return Load(0, 0, 0, len(self._runner_of), served, age_ms)
         sizes = (progress.done_bytes, progress.total_bytes, progress.entries)
-        return Load(*sizes, len(self._runner_of), served)
+        return Load(*sizes, len(self._runner_of), served, now_ms - progress.started_ms)
 
     def _count(self, status: Status) -> int:
         return sum(shard.status is status for shard in self.shards)

@@ -36,6 +36,8 @@ async def test_a_node_that_serves_everything_is_ready(autojump_clock: MockClock)
 async def test_a_node_that_loads_says_how_far_it_is(autojump_clock: MockClock) -> None:
     """Whoever waits for it wants to know for how long."""
     async with world(load=False) as w:
+        await trio.sleep(60)
+        w.wall_ms += 60_000
         status, word, checks = await readiness(w)
         w.wall_ms += 60_000
         _, _, later = await readiness(w)
@@ -49,7 +51,7 @@ async def test_a_node_that_loads_says_how_far_it_is(autojump_clock: MockClock) -
 def test_a_load_is_told_in_words() -> None:
     """Of millions of entries nobody counts the digits."""
     assert "41 % of the log: 20 of 51 partitions, 3,120,000 entries" == str(
-        Load(41, 100, 3_120_000, 51, 20)
+        Load(41, 100, 3_120_000, 51, 20, 0)
     )
 
 
