@@ -45,6 +45,10 @@ _TURN_BYTES: Final = 256 * 1024
 _BYTES_PER_SENT_SECOND: Final = 64 * 1024
 _DROPPED_BYTES_MAX: Final = 1024 * 1024
 _DROP_TIMEOUT_MS: Final = 2_000
+_IDLE: Final = "it is idle"
+_REFUSED: Final = "its request was refused"
+# Browsers open connections that they may need, and keep those that they have used.
+_USUAL: Final = frozenset({_IDLE, _REFUSED})
 
 
 class Owner(Protocol):
@@ -371,16 +375,17 @@ class HttpSession:
                 return "it takes its answer too slowly"
             return None
         if self._dropped_bytes is not None:
-            return "its request was refused" if now_ms >= self._answer_ms else None
+            return _REFUSED if now_ms >= self._answer_ms else None
         if self._request is not None or now_ms < self.deadlines.read_ms:
             return None
         if self.deadlines.is_reading_frame:
             return "it stopped in the middle of a request"
-        return "it is idle"
+        return _IDLE
 
     def close_because(self, reason: str) -> None:
-        """End the connection, and say why in the log."""
-        self._owner.warn("connection.closed", self.transport.peer, reason=reason)
+        """End the connection, and say why in the log unless that happens all the time."""
+        if reason not in _USUAL:
+            self._owner.warn("connection.closed", self.transport.peer, reason=reason)
         self.close()
 
     def close(self) -> None:

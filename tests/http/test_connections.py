@@ -91,15 +91,15 @@ async def test_an_offer_to_speak_http_2_is_passed_over(autojump_clock: object) -
 @pytest.mark.parametrize(
     ("sent", "after_s", "reason"),
     [
-        (b"", 10, "it is idle"),
+        (b"", 10, None),
         (b"GET / HTTP/1.1\r\nHost: loc", 10, "it stopped in the middle of a request"),
-        (get("/x"), 600, "it is idle"),
+        (get("/x"), 600, None),
     ],
 )
 async def test_a_silent_peer_is_closed_after_its_time(
-    autojump_clock: object, sent: bytes, after_s: float, reason: str
+    autojump_clock: object, sent: bytes, after_s: float, reason: str | None
 ) -> None:
-    """By the same settings as a client of the native listener."""
+    """By the settings of the native listener; who has only nothing to ask is no warning worth."""
     async with listener(text("/x", b"body")) as here:
         peer = here.connect()
         peer.put(sent)
@@ -108,7 +108,7 @@ async def test_a_silent_peer_is_closed_after_its_time(
         await trio.sleep(3)
 
         assert peer.closed
-        assert [("connection.closed", reason)] == here.warned
+        assert ([("connection.closed", reason)] if reason else []) == here.warned
 
 
 async def test_dripping_a_head_wins_no_time(autojump_clock: object) -> None:
