@@ -1,12 +1,15 @@
 """The daemon as a service: SIGHUP, a rotated log, and what systemd is told."""
 
 import json
+import re
 import signal
 import socket
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from tests.deploy.support import DEPLOY, needs, run
 from tests.integration.daemon import daemon, run_cli, until
 
 pytestmark = pytest.mark.integration
@@ -102,3 +105,45 @@ def ignores_hangups(pid: int) -> bool:
     masks = dict(line.split(":\t") for line in status if line.startswith("Sig"))
     taken = int(masks["SigIgn"], 16) | int(masks["SigCgt"], 16)
     return bool(taken & 1 << signal.SIGHUP - 1)
+
+
+def allowed_by(word: str) -> set[str]:
+    """Return the system calls that a word of SystemCallFilter stands for."""
+    if not word.startswith("@"):
+        return {word}
+    listed = run(needs("systemd-analyze"), "syscall-filter", word).stdout.splitlines()[1:]
+    words = [line.strip() for line in listed if not line.strip().startswith("#")]
+    return {call for one in words if one for call in allowed_by(one)}
+
+
+def test_the_unit_allows_every_system_call_that_the_daemon_makes(tmp_path: Path) -> None:
+    """A call that its filter refuses would fail only where systemd runs it."""
+    unit = (DEPLOY / "systemd/group-coordinator.service").read_text(encoding="utf-8")
+    allowed: set[str] = set()
+    for words in re.findall(r"^SystemCallFilter=(.*)$", unit, flags=re.MULTILINE):
+        for word in words.removeprefix("~").split():
+            if words.startswith("~"):
+                allowed -= allowed_by(word)
+            else:
+                allowed |= allowed_by(word)
+    trace = tmp_path / "trace"
+    # With -D the tracer is the grandchild, and the daemon the child.
+    tracer = (needs("strace"), "-D", "-f", "-qq", "-e", "signal=none", "-o", str(trace))
+    http = "http.listeners=127.0.0.1:0"
+    with daemon(tmp_path / "data", http, f"log.file={tmp_path / 'log'}", prefix=tracer) as one:
+        until(lambda: logged(tmp_path / "log", "ready"), "ready in the file")
+        at = f"127.0.0.1:{logged(tmp_path / 'log', 'listening')[0]['port']}"
+        page = logged(tmp_path / "log", "http.listening")[0]["port"]
+        for path in ("", "metrics", "readyz", "api/v1/groups"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{page}/{path}", timeout=60) as answer:
+                assert answer.status == 200
+        assert run_cli("topics", "register", "t", "1", "--at", at).returncode == 0
+        assert run_cli("compact", "--at", at).returncode == 0
+        one.process.send_signal(signal.SIGHUP)
+        until(lambda: logged(tmp_path / "log", "settings.reloaded"), "a reload")
+        assert one.stop() == 0
+    until(lambda: "exit_group(0)" in trace.read_text(errors="replace"), "the end of the trace")
+    made = set(re.findall(r"^\d+ +([a-z_0-9]+)\(", trace.read_text(errors="replace"), re.MULTILINE))
+
+    assert {"fdatasync", "epoll_wait", "setpriority"} <= made
+    assert sorted(made - allowed) == []
