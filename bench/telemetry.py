@@ -29,7 +29,7 @@ from protocol.partition import TopicPartition
 
 PARTITIONS: Final = 10
 GROUPS: Final = 10_000
-MAX_SERIES: Final = 500_000
+MAX_SERIES: Final = 1_000_000
 AHEAD: Final = 1_000
 FLOOD_TIMES: Final = Times(1, 1.0, 4.0)
 
