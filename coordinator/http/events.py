@@ -48,6 +48,10 @@ FRAME_GROUPS: Final = 64
 NEWS_MAX: Final = 2_000
 KEPT_MS: Final = 60_000
 KEPT_BYTES: Final = 4 * 1024 * 1024
+# A stream that owes 256 KiB is ended. What is longer than this is to be read, not sent: else a
+# browser would come back for it again and again.
+SENT_BYTES_MAX: Final = 128 * 1024
+LARGE_GROUP_S: Final = 5.0
 
 _STREAMS_A_TURN: Final = 4
 _RETRY: Final = b"retry: 1000\n\n"
@@ -91,7 +95,7 @@ class Journal:
         self._bytes = 0
 
     def since(self, name: str, now_ms: int) -> list[bytes] | None:
-        """Return what came after the frame *name*, None if that isn't known."""
+        """Return what came after the frame *name*, None if that isn't known, or is too long."""
         boot, _, text = name.rpartition("-")
         if boot != self._boot or not text.isdecimal() or not text.isascii():
             return None
@@ -101,7 +105,8 @@ class Journal:
             return []
         if first > self.number or not kept or kept[0][0] > first:
             return None
-        return [made for number, _, made in kept if number >= first]
+        missed = [made for number, _, made in kept if number >= first]
+        return missed if sum(map(len, missed)) <= SENT_BYTES_MAX else None
 
 
 class Hub:
@@ -281,11 +286,15 @@ class Hub:
 
     async def _tell_group(self, group_id: str, stream: EventStream) -> None:
         try:
-            made = frame("group", await self._api.show_group(group_id))
+            made = self._of_group(await self._api.show_group(group_id))
         except Refused:
             return
         async with self._sending:
             await self._send(made, [stream])
+
+    def _of_group(self, shown: views.GroupAlone) -> bytes:
+        made = frame("group", shown)
+        return made if len(made) <= SENT_BYTES_MAX else self._hello()
 
     async def _watch(self, group_id: str) -> None:
         """Tell those that follow a group of it, until nobody does."""
@@ -310,8 +319,11 @@ class Hub:
                 or (past_ms >= MOVED_MS and _moved(told, shown, past_ms))
             ):
                 told, told_ms = shown, now_ms
+                made = self._of_group(shown)
                 async with self._sending:
-                    await self._send(frame("group", shown), streams)
+                    await self._send(made, streams)
+                if not made.startswith(b"event: group"):
+                    await trio.sleep(LARGE_GROUP_S)
             cost_s = self._clock_s() - began_s
             await trio.sleep(max(WATCHED_S, REST * cost_s * len(self._watched)))
         self._watched.discard(group_id)

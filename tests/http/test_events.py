@@ -9,7 +9,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from coordinator.http import views
-from coordinator.http.events import FRAME_GROUPS, KEPT_BYTES, NEWS_MAX, Journal
+from coordinator.http.events import FRAME_GROUPS, KEPT_BYTES, NEWS_MAX, SENT_BYTES_MAX, Journal
 from protocol import messages as m
 from tests.http.asking import Site, site
 from tests.http.test_api import report
@@ -408,11 +408,33 @@ def test_frames_are_kept_for_a_minute_and_not_too_many() -> None:
     assert journal.since(first, 60_000) is not None
     assert journal.since(first, 60_001) is None
     assert [] == journal.since(journal.name, 10**9)
-    large = views.GroupChanges([], ["x" * 1_000_000])
-    for _ in range(5):
+    large = views.GroupChanges([], ["x" * 50_000])
+    for _ in range(100):
         journal.put("groups", large, 1)
 
-    kept = journal.since("b-2", 1)
-    assert journal.since("b-1", 1) is None
-    assert kept is not None
-    assert sum(map(len, kept)) <= KEPT_BYTES
+    assert journal.since("b-98", 1) is None
+    assert [50_000, 50_000] == [
+        len(made) // 1_000 * 1_000 for made in journal.since("b-99", 1) or ()
+    ]
+    assert sum(len(made) for _, _, made in journal._kept) <= KEPT_BYTES
+
+
+async def test_a_group_that_is_too_large_for_an_event_is_to_be_read(
+    autojump_clock: MockClock,
+) -> None:
+    """A frame that ends the stream would come again with the next one, and the next."""
+    async with site() as here:
+        client = here.w.connect()
+        for number in range(SENT_BYTES_MAX // 300):
+            protocols = (m.JoinProtocol("range", b""),)
+            who = f"i{number:04}" + "x" * 200
+            client.send(
+                m.JoinGroupRequest("g", 300_000, 300_000, "", who, "consumer", protocols, None)
+            )
+        await trio.sleep(2)
+        browser = await following(here, "?group=g")
+        await trio.sleep(20)
+
+        assert [] == browser.of("group")
+        assert 2 <= len(browser.of("hello")) <= 6
+        assert max(map(len, browser.received.split(b"\n\n"))) < SENT_BYTES_MAX
