@@ -309,3 +309,22 @@ def test_an_address_may_name_what_no_path_can(opened: OpenPage, served: ExitStac
     for name in ("50%", "a%2Fb", "%00", "%FF"):
         page = opened(f"{url}/#/groups/{name}")
         expect(page.locator("main")).to_contain_text("There is no")
+
+
+def test_of_very_many_groups_the_filter_finds_also_what_is_not_shown(
+    opened: OpenPage, served: ExitStack
+) -> None:
+    """The page shows the worst 2,000; somebody looks for one that is well."""
+    api = fake_api.many(2_050)
+    best = min(api.groups.values(), key=lambda group: (group["lag"], group["id"]))
+    best["id"] = "the-best"
+    api.groups["the-best"] = {**best, "lag": 0}
+    page = opened(served.enter_context(fake_api.serving(api)))
+    expect(page.locator(ROWS)).to_have_count(2_000)
+    expect(page.locator("main")).to_contain_text("The worst 2,000 of")
+    expect(page.locator(ROWS).filter(has_text="the-best")).to_have_count(0)
+
+    page.get_by_label("Filter groups by name").fill("the-best")
+    expect(page.locator(ROWS).first).to_contain_text("the-best")
+    page.keyboard.press("Escape")
+    expect(page.locator(ROWS)).to_have_count(2_000)

@@ -35,7 +35,7 @@ function pointsOf(samples, most, width, height) {
 
 const known = (samples) => samples.filter((value) => value !== null);
 
-export function describe(samples) {
+function describe(samples) {
   const seen = known(samples);
   if (seen.length === 0) return "not known yet";
   const [first, last] = [seen[0], seen[seen.length - 1]];
