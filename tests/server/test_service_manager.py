@@ -92,7 +92,11 @@ async def test_a_load_tells_how_far_it_is_and_asks_for_time(
     ]
 
 
-@pytest.mark.parametrize(("pid", "times"), [("", 5), (str(os.getpid()), 5), ("1", 0)])
+@pytest.mark.parametrize(
+    ("pid", "times"),
+    [("", 5), (str(os.getpid()), 5), ("1", 0)],
+    ids=["nobody named", "this process", "another one"],
+)
 async def test_the_watchdog_is_fed_twice_as_often_as_it_asks(
     listening: tuple[socket.socket, str],
     autojump_clock: MockClock,
