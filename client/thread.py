@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 import trio
 
 from client.api import Client
-from client.counts import ClientNow
+from client.counts import ClientNow, MemberNow
 from client.exceptions import ClientClosed
 from client.member import Member
 from client.offsets import Offsets
@@ -157,6 +157,10 @@ class MemberFacade(Facade[Member]):
     def has_left(self) -> bool:
         """See `client.Member.has_left`."""
         return self._inner.has_left
+
+    def now(self) -> MemberNow:
+        """See `client.Member.now`."""
+        return self._inner.now()
 
     def store(self, offsets: Offsets) -> None:
         """See `client.Member.store`."""

@@ -3,7 +3,9 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
+ROOT: Final = Path(__file__).parent.parent
 COUNTING = """
 import hypothesis.strategies as st
 from hypothesis import given, settings
@@ -40,12 +42,12 @@ def test_z_the_counts():
 def test_the_factor_reaches_property_tests_and_state_machines(tmp_path: Path) -> None:
     """It relies on where Hypothesis keeps its settings; an update may move that."""
     (tmp_path / "test_counting.py").write_text(COUNTING, encoding="utf-8")
-    conftest = Path(__file__).parent / "conftest.py"
+    conftest = ROOT / "tests" / "conftest.py"
     (tmp_path / "conftest.py").write_text(conftest.read_text(encoding="utf-8"), encoding="utf-8")
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "--rootdir=."],
         cwd=tmp_path,
-        env={"EXAMPLES_FACTOR": "3", "PATH": ""},
+        env={"EXAMPLES_FACTOR": "3", "PATH": "", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
