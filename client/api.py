@@ -14,6 +14,7 @@ from client.membership import Change, MembershipConfig
 from client.offsets import OffsetAndMetadata, OffsetCalls, Offsets, commit_request
 from client.operators import OperatorCalls
 from client.router import OpenStream, Router
+from protocol.fields import TOPIC_BYTES_MAX
 from protocol.group_ids import NAME_BYTES_MAX, name_error
 from protocol.partition import NO_GENERATION, TopicPartition
 
@@ -94,8 +95,8 @@ def _check_connect(client_id: object, **times_ms: object) -> None:
             raise ValueError(f"{name} must be a number of milliseconds, not {ms!r}")
 
 
-def _check_name(what: str, name: str) -> None:
-    if (wrong := name_error(name, NAME_BYTES_MAX)) is not None:
+def _check_name(what: str, name: str, max_bytes: int = NAME_BYTES_MAX) -> None:
+    if (wrong := name_error(name, max_bytes)) is not None:
         shown = f"{name[:100]}…" if len(name) > 100 else name
         raise ValueError(f"{what} {shown!r} is not legal: {wrong}")
 
@@ -307,6 +308,8 @@ def _check_join(
     is_one = isinstance(topics, str)
     if pattern is None and (is_one or not topics or not all(isinstance(t, str) for t in topics)):
         raise ValueError(f"topics must be a sequence of names, not {topics!r}")
+    for topic in topics or ():
+        _check_name("topic", str(topic), TOPIC_BYTES_MAX)
     if pattern == "":
         raise ValueError("an empty pattern matches no topic")
     if not assignors:

@@ -358,6 +358,8 @@ async def test_a_name_that_can_not_be_sent_is_refused_where_it_is_given(
         with pytest.raises(ValueError, match=f"^group_instance_id '.*is not legal: {wrong}"):
             async with client.join("g", ["t"], group_instance_id=name):
                 pass
+        with pytest.raises(ValueError, match=r"^topic '.*is not legal: "):
+            client.join("g", [name])
 
 
 async def test_a_request_that_the_server_would_not_take_is_not_sent(
