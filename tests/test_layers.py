@@ -50,6 +50,16 @@ def names(*modules: str) -> frozenset[str]:
     return frozenset(modules)
 
 
+OF_THE_SERVER = names(
+    "protocol",
+    "coordinator.config",
+    "coordinator.events",
+    "coordinator.names",
+    "coordinator.group",
+    "coordinator.log",
+    "coordinator.runtime",
+)
+
 # The longest prefix that fits a module decides.
 LAYERS = {
     "protocol": Layer(others=names("msgspec"), banned=IMPURE),
@@ -77,30 +87,11 @@ LAYERS = {
         others=names("trio", "structlog", "outcome", "msgspec"),
     ),
     "coordinator.server": Layer(
-        ours=names(
-            "protocol",
-            "coordinator.config",
-            "coordinator.events",
-            "coordinator.names",
-            "coordinator.group",
-            "coordinator.log",
-            "coordinator.runtime",
-        ),
-        others=names("trio", "structlog", "outcome", "msgspec"),
+        ours=OF_THE_SERVER, others=names("trio", "structlog", "outcome", "msgspec")
     ),
     # Imported only where http.listeners are set: who has none pays nothing for it.
     "coordinator.server.run": Layer(
-        ours=names(
-            "protocol",
-            "coordinator.config",
-            "coordinator.events",
-            "coordinator.names",
-            "coordinator.group",
-            "coordinator.log",
-            "coordinator.runtime",
-            "coordinator.server",
-            "coordinator.http",
-        ),
+        ours=OF_THE_SERVER | names("coordinator.server", "coordinator.http"),
         others=names("trio", "structlog", "outcome", "msgspec"),
     ),
     "coordinator.http": Layer(
