@@ -118,12 +118,6 @@ def known_code(code: int) -> int:
         return code
 
 
-def code_name(code: int) -> str:
-    """Return the name of *code*, or its number if it has none here."""
-    known = known_code(code)
-    return known.name if isinstance(known, ErrorCode) else str(code)
-
-
 def error_info(code: int) -> ErrorInfo | None:
     """Return what is known of *code*; None of one that this client doesn't know."""
     known = known_code(code)

@@ -18,8 +18,9 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from client.counts import ClientNow, MemberNow, Timings
+from client.counts import ClientNow, MemberNow
 from client.membership import State
+from protocol.histogram import Histogram
 
 T = TypeVar("T")
 # Name, type and meaning; labels and value of each sample.
@@ -216,8 +217,8 @@ def _sum(counters: list[Counter[T]]) -> list[tuple[T, int]]:
     return list(total.items())
 
 
-def _add(family: HistogramMetricFamily, labels: list[str], timings: list[Timings]) -> None:
+def _add(family: HistogramMetricFamily, labels: list[str], timings: list[Histogram]) -> None:
     counts = [sum(column) for column in zip(*(one.counts for one in timings), strict=True)]
     bounds = [*map(str, timings[0].bounds), "+Inf"]
     buckets = list(zip(bounds, accumulate(counts), strict=True))
-    family.add_metric(labels, buckets, sum(one.total_s for one in timings))
+    family.add_metric(labels, buckets, sum(one.total for one in timings))

@@ -19,14 +19,14 @@ from client.exceptions import (
     FatalError,
     OutcomeUnknown,
     RetriableError,
-    code_name,
     code_text,
     error_info,
 )
 from client.outages import Outages, in_words, one_line, refusals_of
 from protocol.connection import ResponseEvent
-from protocol.errors import ErrorCode, Remedy
+from protocol.errors import ErrorCode, Remedy, error_name
 from protocol.messages import (
+    APIS,
     BareError,
     DeleteGroupsResponse,
     DeleteTopicsResponse,
@@ -37,6 +37,7 @@ from protocol.messages import (
     RegisterTopicsResponse,
     Request,
     Response,
+    api_of,
 )
 from protocol.partition import NO_LEADER_EPOCH
 
@@ -83,6 +84,11 @@ class _Call:
     last_trouble: str = "no attempt was made"
     cause: OSError | None = None
     refused: bool = False
+
+    @property
+    def api_name(self) -> str:
+        """Which request it is, for people."""
+        return APIS[api_of(self.request)].name
 
 
 class Reply(NamedTuple):
@@ -291,7 +297,7 @@ class Router:
         raise ConnectionLost(text, maybe_sent=False, cause=troubles[-1].cause)
 
     def _out_of_time(self, call: _Call) -> Exception:
-        what = name_of(call.request)
+        what = call.api_name
         where = "" if call.group_id is None else f" of group {call.group_id!r}"
         times = f"{call.failures} attempt{'s' if call.failures > 1 else ''}"
         tried = f"gave up after {times}; last: {call.last_trouble}"
@@ -308,18 +314,21 @@ class Router:
         call.refused, call.cause = False, None
         try:
             connection = await self._connection_for(call)
-            event = await self._ask(connection, call)
+            event, took_s = await self._ask(connection, call)
         except ConnectionLost as exc:
             if self._is_closed:
                 raise ClientClosed("the client is closed") from None
             self._failed(exc, call)
-            self.counts.unanswered(name_of(call.request))
+            self.counts.unanswered(call.api_name)
             call.last_trouble, call.cause = str(exc), exc.cause
             call.in_doubt |= exc.maybe_sent
             if call.group_id is not None:
                 self._coordinators.pop(call.group_id, None)
             return None
-        reply = self._judge(call, event, connection)
+        code = error_of(event.response, call.group_id)
+        error = "MALFORMED" if code is None else error_name(code)
+        self.counts.answered(call.api_name, error, took_s)
+        reply = self._judge(call, event, code, connection)
         if reply is None:
             self._outages.failed(connection.address, call.last_trouble, call, trio.current_time())
         else:
@@ -340,7 +349,8 @@ class Router:
             address = await self._find(call.group_id, deadline_s, call)
         return await self._connect(address, deadline_s)
 
-    async def _ask(self, connection: Connection, call: _Call) -> ResponseEvent:
+    async def _ask(self, connection: Connection, call: _Call) -> tuple[ResponseEvent, float]:
+        """Return the answer, and how long it took."""
         with trio.move_on_at(call.deadline_s) as throttled:
             await connection.wait_for_turn()
         if throttled.cancelled_caught:
@@ -353,8 +363,7 @@ class Router:
         try:
             with trio.move_on_after(allowed_s):
                 event = await connection.request(call.request)
-                self._count(call, event, trio.current_time() - began_s)
-                return event
+                return event, trio.current_time() - began_s
         finally:
             # What it was parked for doesn't count, so that a connection that breaks after
             # minutes leaves as much time for another try as one that breaks at once.
@@ -368,12 +377,9 @@ class Router:
             f"{connection.address} did not answer within {allowed_s:.1f} s", connection.address
         )
 
-    def _count(self, call: _Call, event: ResponseEvent, seconds: float) -> None:
-        code = error_of(event.response, call.group_id)
-        error = "MALFORMED" if code is None else code_name(code)
-        self.counts.answered(name_of(call.request), error, seconds)
-
-    def _judge(self, call: _Call, event: ResponseEvent, connection: Connection) -> Reply | None:
+    def _judge(
+        self, call: _Call, event: ResponseEvent, code: int | None, connection: Connection
+    ) -> Reply | None:
         group_id, response = call.group_id, event.response
         if group_id is not None and not self._epoch_is_fresh(group_id, event.leader_epoch):
             connection.close("it answered with an old leader epoch")
@@ -381,7 +387,6 @@ class Router:
             call.in_doubt = True
             call.last_trouble = f"{connection.address} answered with an old leader epoch"
             return None
-        code = error_of(response, group_id)
         what = verdict(code)
         if what is not Verdict.LOADING and group_id is not None:
             self._loading_since_s.pop(group_id, None)
@@ -513,11 +518,6 @@ def _now_s() -> float:
         raise RuntimeError(
             "a client of client.connect works in its trio program only; see client.aio for asyncio"
         ) from None
-
-
-def name_of(request: Request) -> str:
-    """Return the name of the API of *request*, as the wire protocol has it."""
-    return type(request).__name__.removesuffix("Request")
 
 
 def error_of(response: Response, group_id: str | None) -> int | None:

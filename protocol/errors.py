@@ -59,6 +59,14 @@ class ErrorCode(IntEnum):
     PARTITION_OWNED = 1009
 
 
+def error_name(code: int) -> str:
+    """Return the name of *code*, or its number if it has none here."""
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return str(code)
+
+
 class Applied(Enum):
     """What an answer with this code says about the request's effect."""
 

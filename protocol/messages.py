@@ -170,6 +170,11 @@ class Api(NamedTuple):
     problem: Callable[[Any], str | None] | None
     example: Example
 
+    @property
+    def name(self) -> str:
+        """How people call it, such as "OffsetCommit"."""
+        return self.request.__name__.removesuffix("Request")
+
 
 APIS: Final[dict[ApiKey, Api]] = {}
 _API_OF_REQUEST: Final[dict[type[Request], Api]] = {}

@@ -26,8 +26,8 @@ from coordinator.http.series import PROCESS_FAMILIES, Family, Walk
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import Status
-from coordinator.runtime.telemetry import Histogram
-from protocol.errors import ErrorCode
+from protocol.errors import error_name
+from protocol.histogram import Histogram
 from protocol.messages import APIS, ApiKey
 from protocol.version import VERSION
 
@@ -251,14 +251,7 @@ def _open_descriptors() -> int:
 
 def api_name(key: int) -> str:
     """Return how the reference calls an API."""
-    return APIS[ApiKey(key)].request.__name__.removesuffix("Request")
-
-
-def _error_name(code: int) -> str:
-    try:
-        return ErrorCode(code).name
-    except ValueError:
-        return str(code)
+    return APIS[ApiKey(key)].name
 
 
 def _by_one(values: Mapping[str, T]) -> dict[tuple[str, ...], T]:
@@ -273,7 +266,7 @@ def _answers(
     found: dict[tuple[str, ...], Value] = {}
     for (key, code), count in errors.items():
         well[key] -= count
-        found[api_name(key), _error_name(code)] = count
+        found[api_name(key), error_name(code)] = count
     return {**{(api_name(key), "NONE"): count for key, count in well.items()}, **found}
 
 

@@ -13,7 +13,8 @@ from coordinator.http import health, views
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.health import LOADING, status_of
 from coordinator.runtime.node import Node
-from coordinator.runtime.telemetry import Histogram, Telemetry
+from coordinator.runtime.telemetry import Telemetry
+from protocol.histogram import Histogram
 from protocol.messages import APIS
 from protocol.version import VERSION
 
@@ -147,10 +148,7 @@ def _p99_ms(histogram: Histogram, now: Sequence[int], before: Sequence[int]) -> 
     return _ms(quantile(histogram.bounds, _since(now, before), 0.99))
 
 
-# "OffsetCommit" of OffsetCommitRequest.
-_API_NAMES: Final = {
-    int(key): api.request.__name__.removesuffix("Request") for key, api in APIS.items()
-}
+_API_NAMES: Final = {int(key): api.name for key, api in APIS.items()}
 
 
 class NodeView:

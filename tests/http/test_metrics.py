@@ -17,7 +17,7 @@ from coordinator.http.metrics import (
 )
 from coordinator.http.routes import Answer, HttpRequest
 from coordinator.http.series import CATALOGUE, Family
-from coordinator.runtime.telemetry import Histogram
+from protocol.histogram import Histogram
 from protocol.messages import (
     PartitionEnd,
     RegisterTopicsRequest,

@@ -8,7 +8,8 @@ import trio
 import trio.testing
 from hypothesis import given, strategies as st
 
-from coordinator.runtime.telemetry import Histogram, Tee, Telemetry
+from coordinator.runtime.telemetry import Tee, Telemetry
+from protocol.histogram import Histogram
 
 
 def rebalanced(outcome: str, join_ms: int = 400, sync_ms: int = 20_000) -> dict[str, Any]:

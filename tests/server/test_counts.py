@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from coordinator.group.shard import GroupShard
-from coordinator.runtime.telemetry import TIME_BOUNDS_S, Histogram
 from protocol.connection import REQUEST_HEADER
 from protocol.errors import ErrorCode
+from protocol.histogram import TIME_BOUNDS_S, Histogram
 from protocol.messages import (
     ApiKey,
     ListGroupsRequest,
