@@ -99,12 +99,14 @@ class OffsetCalls:
         ]
         if not partitions:
             return
-        outcome = "refused"
+        outcome = "unknown"  # Also of one that was cancelled, or interrupted.
         try:
             await self._commit(request, partitions, timeout_ms)
             outcome = "done"
-        except (OutcomeUnknown, trio.Cancelled):
-            outcome = "unknown"
+        except OutcomeUnknown:
+            raise
+        except CoordinatorError:
+            outcome = "refused"
             raise
         finally:
             self._router.counts.group(request.group_id).commits[outcome] += 1
