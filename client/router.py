@@ -2,7 +2,6 @@
 
 import math
 import random
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -135,7 +134,7 @@ class Router:
         self._first_address = 0
         self._is_closed = False
         self._outages = Outages()
-        self._clock_ahead_s = trio.current_time() - time.perf_counter()
+        self._clock = trio.lowlevel.current_clock()
         self.counts = ClientCounts()
         self.cluster_id = ""
 
@@ -147,9 +146,7 @@ class Router:
 
     def clock_s(self) -> float:
         """Return trio's time, in whatever thread."""
-        if trio.lowlevel.in_trio_run():
-            return trio.current_time()
-        return time.perf_counter() + self._clock_ahead_s
+        return self._clock.current_time()
 
     def now(self, members: tuple[MemberNow, ...]) -> ClientNow:
         """Return how the client is, whose *members* are these."""

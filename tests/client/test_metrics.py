@@ -94,6 +94,24 @@ async def test_an_outage_and_doubt_can_be_seen(
         assert (value("group_client_requests_total", lost) or 0) >= 1
 
 
+async def test_a_client_can_be_asked_in_another_trio_program(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """Whoever scrapes may have a run, and so a clock, of its own."""
+    async with world.connect(request_timeout_ms=30_000) as client:
+        world.server.unreachable = True
+        world.server.script(m.OffsetCommitRequest, Drop(applied=False))
+        with trio.move_on_after(20):
+            await client.commit("g", {T0: 1})
+
+        async def ask() -> float:
+            await trio.lowlevel.checkpoint()
+            return client.now().outage_s
+
+        assert await trio.to_thread.run_sync(trio.run, ask) == client.now().outage_s
+        assert 15 < client.now().outage_s <= 20
+
+
 async def test_clients_of_one_name_are_told_together(
     autojump_clock: MockClock, world: World, registry: CollectorRegistry
 ) -> None:
