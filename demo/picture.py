@@ -68,8 +68,8 @@ def draw(history: History, path: Path) -> None:
 
     """
     # Only who has it draws: it takes half a second to import.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - as said.
+    from matplotlib.figure import Figure  # noqa: PLC0415 - as said.
 
     figure = Figure(figsize=(11, 6), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)

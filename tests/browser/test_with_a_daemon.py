@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]  # It has no types.
 from playwright.sync_api import Page, expect
 
 from client import TopicPartition
@@ -114,7 +114,7 @@ def test_the_page_comes_back_after_the_daemon(night: Night, opened: OpenPage) ->
     expect(page.locator(ROWS)).to_have_count(1)
 
     night.daemon.kill()
-    expect(page.locator("#notice")).to_contain_text("can’t be reached")  # noqa: RUF001
+    expect(page.locator("#notice")).to_contain_text("can’t be reached")  # noqa: RUF001 - as it stands on the page.
     expect(page.locator(ROWS)).to_have_count(1)
     night.start()
     live(page)

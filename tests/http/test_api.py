@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 import openapi_spec_validator
 import pytest
@@ -333,8 +334,6 @@ async def test_a_parameter_that_cannot_be_is_refused_by_name(
 @pytest.mark.parametrize("group_id", NAMES)
 async def test_any_name_finds_its_group(group_id: str, autojump_clock: MockClock) -> None:
     """Names are made up by others."""
-    from urllib.parse import quote  # noqa: PLC0415
-
     async with site() as here:
         assert await here.w.connect().error(commit(1, group_id=group_id)) == 0
 

@@ -196,12 +196,12 @@ class Connection:
         self.close()
 
 
-def until(holds: Callable[[], object], what: str) -> None:
-    """Wait for something that another process does."""
+def until(holds: Callable[[], object], what: str, *, pause_s: float = 0.01) -> None:
+    """Wait for something that another process does; ask again after each pause."""
     deadline = time.monotonic() + WAIT_S
     while not holds():
         assert time.monotonic() < deadline, f"no {what} within {WAIT_S} s"
-        time.sleep(0.01)
+        time.sleep(pause_s)
 
 
 def run_cli(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":

@@ -3,7 +3,6 @@
 import json
 import socket
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from tests.deploy.support import ALERTS, needs
 from tests.integration.daemon import until
 
 _SOON: Final = "1s"  # In the place of the minutes that the rules wait.
+LOOK_S: Final = 0.2  # It looks at the daemon, and at its rules, once a second.
 
 
 class Prometheus:
@@ -79,18 +79,12 @@ class Prometheus:
 
     def wait_for(self, alert: str) -> dict[str, Any]:
         """Return the alert once it fires."""
-        until(lambda: self.looked() and alert in self.firing(), f"alert {alert}")
+        until(lambda: alert in self.firing(), f"alert {alert}", pause_s=LOOK_S)
         return self.firing()[alert]
 
     def wait_until_clear(self, alert: str) -> None:
         """Return once it fires no longer."""
-        until(lambda: self.looked() and alert not in self.firing(), f"end of the alert {alert}")
-
-    @staticmethod
-    def looked() -> bool:
-        """Let a little time pass; it looks once a second anyway."""
-        time.sleep(0.2)
-        return True
+        until(lambda: alert not in self.firing(), f"end of the alert {alert}", pause_s=LOOK_S)
 
 
 @contextmanager
@@ -99,7 +93,7 @@ def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
     folder.mkdir()
     one = Prometheus(folder, target)
     try:
-        until(lambda: one.looked() and one.is_ready(), "scrape")
+        until(one.is_ready, "scrape", pause_s=LOOK_S)
         yield one
     finally:
         one.process.kill()

@@ -196,7 +196,7 @@ def _distinct(batch: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any
         return []
     columns = pa.Table.from_batches([batch]).select(list(names))
     found = columns.group_by(list(names), use_threads=False).aggregate([])
-    return found.to_pylist()  # type: ignore[no-any-return]
+    return found.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types.
 
 
 def _equal(column: pa.Array, value: object) -> pa.Array:
