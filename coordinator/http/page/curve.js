@@ -80,7 +80,7 @@ export function large({ samples, nowMs, marks, label }) {
   const path = pathOf(points);
   const at = (ms) => EDGE + (1 - (nowMs - ms) / (MINUTES * 60_000)) * (width - 2 * EDGE);
   const inSight = marks.filter((mark) => mark.at > nowMs - MINUTES * 60_000);
-  const figure = el(
+  return el(
     "figure",
     { class: "large-curve" },
     el(
@@ -121,5 +121,4 @@ export function large({ samples, nowMs, marks, label }) {
       el("span", { text: "now" }),
     ),
   );
-  return figure;
 }

@@ -3,7 +3,7 @@
 import { el, redraw, setAttribute, setText } from "./dom.js";
 import { Problem, ask, groupPath } from "./live.js";
 import { drawSmall, large } from "./curve.js";
-import { fillState, titleOf } from "./groups.js";
+import { fillState } from "./groups.js";
 import { Table } from "./table.js";
 import { Timeline, toneOf } from "./timeline.js";
 import {
@@ -21,6 +21,7 @@ import {
   spanOfMs,
   stateOf,
   timeOf,
+  titleOf,
   visible,
 } from "./words.js";
 

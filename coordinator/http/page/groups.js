@@ -17,7 +17,6 @@ import {
   short,
   span,
   stateOf,
-  visible,
 } from "./words.js";
 
 const FIRST = 50; // So many are shown before the others are asked for.
@@ -173,8 +172,7 @@ export class Groups {
         ),
       ]),
     );
-    this.empty = el("p", { class: "empty", text: "Asking the coordinator for its groups…" });
-    this.empty.classList.add("slow");
+    this.empty = el("p", { class: "empty slow", text: "Asking the coordinator for its groups…" });
     this.foot = el("p", { class: "foot soft" });
     this.node = el(
       "section",
@@ -427,5 +425,3 @@ export class Groups {
     return true;
   }
 }
-
-export const titleOf = (id) => visible(short(id, 60));

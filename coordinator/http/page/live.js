@@ -12,7 +12,7 @@ export class Problem extends Error {
 
 // Relative to the page, so that a proxy may put it anywhere.
 export async function ask(path) {
-  const response = await fetch(path.replace(/^\//u, ""), { cache: "no-cache" });
+  const response = await fetch(path, { cache: "no-cache" });
   if (response.ok) return response.json();
   let detail = response.statusText;
   try {
@@ -27,7 +27,7 @@ export const groupPath = (id) => `api/v1/groups/${encodeURIComponent(id)}`;
 
 // The event stream; comes back by itself, and says whether it is there.
 export class Live {
-  // onState("live" | "lost" | "connecting"), onEvent(name, data).
+  // onState("live" | "lost"), onEvent(name, data).
   constructor(onState, onEvent) {
     this.onState = onState;
     this.onEvent = onEvent;

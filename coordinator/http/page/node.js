@@ -18,7 +18,6 @@ const WELL = {
 export class Node {
   constructor(page) {
     this.page = page;
-    this.node_facts = null;
     this.samples = [];
     this.timer = null;
     this.about = el("p", { class: "soft about" });
@@ -80,10 +79,6 @@ export class Node {
   onEvent(name, data) {
     if (name === "hello" || name === "minute") this.load();
     else if (name === "node") this.#take(data);
-  }
-
-  onKey() {
-    return false;
   }
 
   #take(node) {
@@ -166,7 +161,7 @@ export class Node {
 }
 
 function curve(samples) {
-  const node = el("span", { class: "c-curve" });
+  const node = el("span");
   drawSmall(node, samples);
   if (node.firstChild === null) node.append(UNKNOWN);
   return node;

@@ -11,7 +11,7 @@ const LOT = 600;
 const FRESHEN_MS = 500;
 
 export class Table {
-  // columns: {id, label, unit, isNumber, sort, head, fill(cell, item), draw(cell, item)}.
+  // columns: {id, label, title, isNumber, sort, fill(cell, item), draw(cell, item)}.
   // `fill` is cheap; `draw` is called only for rows in sight. The first column names the row.
   constructor({ caption, columns, key, onSort = null, className = "" }) {
     this.key = key;

@@ -24,6 +24,8 @@ export function short(name, most = CUT) {
     : shown;
 }
 
+export const titleOf = (name) => short(name, 60);
+
 // Write a name into `node`, cut if it is long; the whole is its title.
 export function setName(node, name, { title = null, most = CUT } = {}) {
   const shown = short(name, most);
