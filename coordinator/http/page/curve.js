@@ -1,6 +1,6 @@
 // The last hour of a number, as a small curve in a row, or a large one with its axes.
 
-import { el, svg } from "./dom.js";
+import { el, redraw, svg } from "./dom.js";
 import { clockTime, count } from "./words.js";
 
 const MINUTES = 60;
@@ -44,30 +44,25 @@ function describe(samples) {
 }
 
 // Draw `samples`, the newest last, into `cell`.
-const shown = new WeakMap();
 export function drawSmall(cell, samples) {
-  const fingerprint = samples.join();
-  if (shown.get(cell) === fingerprint) return;
-  shown.set(cell, fingerprint);
+  redraw(cell, samples.join(), () => [small(samples)]);
+}
+
+function small(samples) {
   const seen = known(samples);
-  if (seen.length === 0) {
-    cell.replaceChildren();
-    return;
-  }
+  if (seen.length === 0) return null;
   const points = pointsOf(samples, Math.max(...seen), WIDTH, HEIGHT);
   const last = points[points.length - 1];
-  cell.replaceChildren(
-    svg(
-      "svg",
-      {
-        class: "small-curve",
-        viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
-        role: "img",
-        "aria-label": describe(samples),
-      },
-      svg("path", { d: pathOf(points) }),
-      last[1] === null ? null : svg("circle", { cx: last[0].toFixed(1), cy: last[1].toFixed(1), r: 1.75 }),
-    ),
+  return svg(
+    "svg",
+    {
+      class: "small-curve",
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      role: "img",
+      "aria-label": describe(samples),
+    },
+    svg("path", { d: pathOf(points) }),
+    last[1] === null ? null : svg("circle", { cx: last[0].toFixed(1), cy: last[1].toFixed(1), r: 1.75 }),
   );
 }
 
