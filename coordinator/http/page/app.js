@@ -1,6 +1,6 @@
 // The page: which view is shown, what every view shares, and the keys.
 
-import { el, redraw, setAttribute, setText } from "./dom.js";
+import { dot, el, redraw, setAttribute, setText } from "./dom.js";
 import { Live } from "./live.js";
 import { Group } from "./group.js";
 import { Groups } from "./groups.js";
@@ -130,7 +130,7 @@ class Page {
   #state(state) {
     const tone = state === "live" ? "ok" : "wrong";
     redraw(byId("link-state"), state, () => [
-      el("span", { class: `dot ${tone}`, "aria-hidden": "true" }),
+      dot(tone),
       el("span", { text: state === "live" ? "live" : "not connected" }),
     ]);
     document.body.classList.toggle("lost", state !== "live");

@@ -45,6 +45,16 @@ export function setAttribute(node, name, value) {
 // What only a screen reader says.
 export const unseen = (text) => el("span", { class: "unseen", text });
 
+// A sign for `tone`, which words beside it say as well.
+export const dot = (tone) => el("span", { class: `dot ${tone}`, "aria-hidden": "true" });
+
+// Have `cell` hold such a sign and its words.
+export function setSign(cell, tone, text) {
+  if (cell.firstChild === null) cell.append(dot(tone), el("span", { class: "label" }));
+  setAttribute(cell.firstChild, "class", `dot ${tone}`);
+  setText(cell.lastChild, text);
+}
+
 // Replace what `node` holds, if its `fingerprint` is another one than last time.
 const drawn = new WeakMap();
 export function redraw(node, fingerprint, draw) {

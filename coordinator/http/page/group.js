@@ -1,6 +1,6 @@
 // One group: how far behind, why it rebalanced, who is in it, and each partition.
 
-import { el, redraw, setAttribute, setText } from "./dom.js";
+import { el, redraw, setAttribute, setSign, setText } from "./dom.js";
 import { Problem, ask, groupPath } from "./live.js";
 import { drawSmall, large } from "./curve.js";
 import { fillState } from "./groups.js";
@@ -8,6 +8,7 @@ import { Table } from "./table.js";
 import { Timeline, toneOf } from "./timeline.js";
 import {
   UNKNOWN,
+  capital,
   causeOf,
   count,
   counted,
@@ -182,7 +183,7 @@ export class Group {
     this.content.hidden = true;
     this.wait.hidden = false;
     this.wait.classList.remove("slow");
-    setText(this.wait, `${visible(detail).replace(/^./u, (c) => c.toUpperCase())}.`);
+    setText(this.wait, `${capital(visible(detail))}.`);
     this.state.replaceChildren();
     this.copy.hidden = true;
   }
@@ -352,11 +353,7 @@ export class Group {
         fill: (cell, member) => {
           const tone = member.waits !== null ? "moving" : isLate(member) ? "wrong" : "ok";
           const text = { moving: `waits in ${member.waits}`, wrong: "silent", ok: "heard" }[tone];
-          if (cell.firstChild === null) {
-            cell.append(el("span", { class: "dot", "aria-hidden": "true" }), el("span", { class: "label" }));
-          }
-          setAttribute(cell.firstChild, "class", `dot ${tone}`);
-          setText(cell.lastChild, text);
+          setSign(cell, tone, text);
         },
       },
       {

@@ -1,6 +1,6 @@
 // All groups: who is behind? The worst first.
 
-import { el, setAttribute, setText } from "./dom.js";
+import { dot, el, setAttribute, setSign, setText } from "./dom.js";
 import { ask } from "./live.js";
 import { drawSmall } from "./curve.js";
 import { Roving, Table } from "./table.js";
@@ -59,11 +59,7 @@ function fillName(cell, group) {
 
 export function fillState(cell, group) {
   const state = stateOf(group);
-  if (cell.firstChild === null) {
-    cell.append(el("span", { class: "dot", "aria-hidden": "true" }), el("span", { class: "label" }));
-  }
-  setAttribute(cell.firstChild, "class", `dot ${state.tone}`);
-  setText(cell.lastChild, state.text);
+  setSign(cell, state.tone, state.text);
   setAttribute(cell, "title", group.state === state.text ? null : group.state);
 }
 
@@ -165,7 +161,7 @@ export class Groups {
         el(
           "button",
           { type: "button", class: "choice", onclick: () => this.#choose(id) },
-          choice.tone ? el("span", { class: `dot ${choice.tone}`, "aria-hidden": "true" }) : null,
+          choice.tone ? dot(choice.tone) : null,
           el("span", { text: choice.label }),
           " ",
           el("span", { class: "number", text: UNKNOWN }),

@@ -1,10 +1,10 @@
 // The node: is it well, and what does it do?
 
-import { el, redraw, setText } from "./dom.js";
+import { dot, el, redraw, setText } from "./dom.js";
 import { ask } from "./live.js";
 import { drawSmall } from "./curve.js";
 import { Table } from "./table.js";
-import { STATES, UNKNOWN, bytes, clockTime, count, milliseconds, nameOf, percent, rate, span, spanOfMs, timeOf, visible } from "./words.js";
+import { STATES, UNKNOWN, bytes, capital, clockTime, count, milliseconds, nameOf, percent, rate, span, spanOfMs, timeOf, visible } from "./words.js";
 
 const LOOK_MS = 5000;
 const WELL = {
@@ -174,8 +174,8 @@ function checkLine(check) {
   return el(
     "li",
     {},
-    el("span", { class: `dot ${check.ok ? "ok" : "wrong"}`, "aria-hidden": "true" }),
-    el("span", { text: text.replace(/^./u, (c) => c.toUpperCase()) }),
+    dot(check.ok ? "ok" : "wrong"),
+    el("span", { text: capital(text) }),
   );
 }
 

@@ -1,6 +1,6 @@
 // Why did it rebalance? One line for each: the cause as a sentence, the phases to scale, the late.
 
-import { el, redraw, unseen } from "./dom.js";
+import { dot, el, redraw, unseen } from "./dom.js";
 import { causeOf, clockTime, dayOf, nameOf, short, span, spanOfMs, timeOf, visible } from "./words.js";
 
 const REASON = 240; // Characters that are shown.
@@ -133,7 +133,7 @@ function line(one, most, nowMs) {
     el(
       "div",
       { class: "head" },
-      el("span", { class: `dot ${one.isRunning ? "moving" : toneOf(one)}`, "aria-hidden": "true" }),
+      dot(one.isRunning ? "moving" : toneOf(one)),
       when,
       el("p", { class: "cause" }, ...sentence(one)),
       el(

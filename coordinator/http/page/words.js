@@ -39,6 +39,8 @@ export function nameOf(name, { title = null, most = CUT } = {}) {
   return node;
 }
 
+export const capital = (text) => text.replace(/^./u, (c) => c.toUpperCase());
+
 export const UNKNOWN = "–";
 
 export const count = (n) => (n === null || n === undefined ? UNKNOWN : whole.format(n));
