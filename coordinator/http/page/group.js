@@ -271,28 +271,21 @@ export class Group {
   }
 
   #showMembers() {
-    const members = [...this.group.members_list];
+    const members = this.group.members_list;
     setText(this.memberCount, count(members.length));
     this.members.node.hidden = members.length === 0;
     this.noMembers.hidden = members.length > 0;
     this.takenAt = performance.now();
-    const keep = new Set(members.map((member) => member.id));
-    for (const id of [...this.members.items.keys()]) if (!keep.has(id)) this.members.forget(id);
-    for (const member of members) this.members.update(member);
-    this.members.show(members);
+    this.members.take(members);
   }
 
   #showPartitions(list) {
-    const ids = new Set();
     for (const one of list.items) {
       const id = this.partitions.key(one);
-      ids.add(id);
       if (one.samples.length > 0) this.curves.set(id, one.samples);
       one.samples = this.curves.get(id) ?? [];
-      this.partitions.update(one);
     }
-    for (const id of [...this.partitions.items.keys()]) if (!ids.has(id)) this.partitions.forget(id);
-    this.partitions.show(list.items);
+    this.partitions.take(list.items);
     this.partitions.sorted(this.sort, this.sort === "lag" ? "descending" : "ascending");
     this.partitions.node.hidden = list.items.length === 0;
     this.noPartitions.hidden = list.items.length > 0;

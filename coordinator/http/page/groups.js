@@ -117,14 +117,13 @@ const COLUMNS = [
   {
     id: "curve",
     label: "Last hour",
-    draw: (cell, group) => drawSmall(cell, group.samples ?? []),
+    draw: (cell, group) => drawSmall(cell, group.samples),
   },
 ];
 
 export class Groups {
   constructor(page) {
     this.page = page;
-    this.groups = new Map();
     this.total = null;
     this.isWhole = false;
     this.sort = "lag";
@@ -143,6 +142,7 @@ export class Groups {
       key: (group) => group.id,
       onSort: (by) => this.#sortBy(by),
     });
+    this.groups = this.table.items; // All that are known; the table shows some of them.
     this.roving = new Roving(this.table, "th a");
     this.filter = el("input", {
       type: "search",
@@ -239,12 +239,9 @@ export class Groups {
     if (!this.#isSearched()) this.total = list.total;
     const named = new Set(list.items.map((group) => group.id));
     if (isAll) {
-      for (const id of this.groups.keys()) if (!named.has(id)) this.#drop(id);
+      for (const id of this.groups.keys()) if (!named.has(id)) this.table.forget(id);
     }
-    for (const group of list.items) {
-      this.groups.set(group.id, group);
-      this.table.update(group);
-    }
+    for (const group of list.items) this.table.update(group);
     this.hasAll = isAll;
     this.#show();
   }
@@ -252,11 +249,6 @@ export class Groups {
   // More than one answer holds: then the coordinator filters.
   #isSearched() {
     return this.query !== "" && this.total !== null && this.total > MOST;
-  }
-
-  #drop(id) {
-    this.groups.delete(id);
-    this.table.forget(id);
   }
 
   onEvent(name, data) {
@@ -270,7 +262,7 @@ export class Groups {
   #changed({ changed, removed }) {
     let isOther = removed.length > 0;
     for (const id of removed) {
-      if (this.groups.has(id)) this.#drop(id);
+      this.table.forget(id);
       if (this.total !== null) this.total -= 1;
     }
     for (const group of changed) {
@@ -280,10 +272,8 @@ export class Groups {
         if (this.total !== null) this.total += 1;
         isOther = true;
       }
-      const merged = { samples: [], ...known, ...group };
-      merged.samples = group.samples ?? known?.samples ?? [];
-      this.groups.set(group.id, merged);
-      this.table.update(merged);
+      // As an event it comes without them.
+      this.table.update({ samples: [], ...known, ...group });
     }
     this.#count();
     if (isOther && !this.isHeld) this.#show();

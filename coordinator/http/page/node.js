@@ -94,8 +94,7 @@ export class Node {
     ]);
     redraw(this.checks, JSON.stringify(node.checks), () => node.checks.map(checkLine));
     this.#showParts(node);
-    this.requests.show(node.requests);
-    for (const one of node.requests) this.requests.update(one);
+    this.requests.take(node.requests);
     this.requests.node.hidden = node.requests.length === 0;
     this.noRequests.hidden = node.requests.length > 0;
   }

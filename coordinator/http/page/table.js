@@ -91,11 +91,18 @@ export class Table {
     this.rows.delete(id);
   }
 
-  // Show these items, in this order, and no others.
+  // Have these items and no others, and show them.
+  take(items) {
+    const ids = new Set(items.map(this.key));
+    for (const id of this.items.keys()) if (!ids.has(id)) this.forget(id);
+    for (const item of items) this.update(item);
+    this.show(items);
+  }
+
+  // Show these of its items, in this order.
   show(items) {
     this.stop?.();
     this.stop = null;
-    for (const item of items) this.items.set(this.key(item), item);
     const ids = items.map(this.key);
     if (ids.length * 2 < this.body.childElementCount) {
       this.body.replaceChildren(...ids.slice(0, AT_ONCE).map((id) => this.#row(id).tr));
