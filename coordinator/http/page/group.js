@@ -266,7 +266,7 @@ export class Group {
 
   #showRebalances() {
     if (this.group === null) return;
-    this.timeline.show(this.rebalances, this.group.rebalance, this.group.members_list);
+    this.timeline.show(this.rebalances, this.group.rebalance, this.members.items);
     this.#showHour();
   }
 
@@ -368,7 +368,7 @@ export class Group {
   }
 
   #partitionColumns() {
-    const owner = (one) => this.group?.members_list.find((member) => member.id === one.owner);
+    const owner = (one) => this.members.items.get(one.owner);
     return [
       { id: "topic", label: "Topic", sort: "id", fill: (cell, one) => {
         if (cell.firstChild === null) cell.append(nameOf(one.topic));

@@ -31,7 +31,7 @@ export class Timeline {
   constructor(now) {
     this.now = now;
     this.running = null;
-    this.members = [];
+    this.members = new Map();
     this.past = [];
     this.list = el("ol", { class: "rebalances" });
     this.scale = el("p", { class: "scale" });
@@ -39,7 +39,7 @@ export class Timeline {
     this.node = el("div", {}, this.scale, this.empty, this.list);
   }
 
-  // `members` tell the names of those that it waits for.
+  // `members`, by their ids, tell the names of those that it waits for.
   show(past, running, members) {
     this.past = past;
     this.running = running;
@@ -89,7 +89,7 @@ export class Timeline {
       : [{ phase: "join", ms: passedMs }];
     const tenthOfSecond = (one) => ({ ...one, ms: Math.round(one.ms / 100) * 100 });
     const missing = running.waiting_for.map(
-      (id) => this.members.find((member) => member.id === id) ?? { id, client_id: "", host: "" },
+      (id) => this.members.get(id) ?? { id, client_id: "", host: "" },
     );
     return { ...running, phases: phases.map(tenthOfSecond), missing, isRunning: true };
   }
