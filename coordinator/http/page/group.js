@@ -26,7 +26,7 @@ import {
   visible,
 } from "./words.js";
 
-const LOOK_MS = 5000; // Ages of heartbeats don't make events.
+const LOOK_MS = 5000; // The stream says nothing of a group that can't be told just now.
 const PARTITIONS_MS = 2000;
 const PAGE = 200;
 const MOST = 2000;
@@ -243,7 +243,6 @@ export class Group {
         el("div", {}, el("dt", { text: what }), el("dd", {}, el("span", { class: "number big", text: value }), el("span", { class: "soft", text: short(more, 40) }))),
       ),
     );
-    this.#showHour();
     const topics = group.topics.map((one) => one.topic);
     redraw(this.choice, JSON.stringify(topics), () => [
       option("", `all ${counted(topics.length, "topic")}`),

@@ -275,9 +275,12 @@ export class Groups {
       // As an event it comes without them.
       this.table.update({ samples: [], ...known, ...group });
     }
-    this.#count();
-    if (isOther && !this.isHeld) this.#show();
-    else this.#sortSoon();
+    if (isOther && !this.isHeld) {
+      this.#show();
+    } else {
+      this.#count();
+      this.#sortSoon();
+    }
   }
 
   #sortSoon() {

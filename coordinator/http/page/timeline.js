@@ -35,7 +35,11 @@ export class Timeline {
     this.past = [];
     this.list = el("ol", { class: "rebalances" });
     this.scale = el("p", { class: "scale" });
-    this.empty = el("p", { class: "empty", hidden: true });
+    this.empty = el("p", {
+      class: "empty",
+      hidden: true,
+      text: "It has not rebalanced: no member has joined yet.",
+    });
     this.node = el("div", {}, this.scale, this.empty, this.list);
   }
 
@@ -53,8 +57,6 @@ export class Timeline {
     const most = niceMs(Math.max(1, ...all.map(longestMs)));
     this.empty.hidden = all.length > 0;
     this.scale.hidden = all.length === 0;
-    const note = "It has not rebalanced: no member has joined yet.";
-    if (this.empty.textContent !== note) this.empty.textContent = note;
     redraw(this.scale, String(most), () => [
       el("span", { class: "key" }, el("i", { class: "bar-join" }), "join"),
       el("span", { class: "key" }, el("i", { class: "bar-sync" }), "sync"),
