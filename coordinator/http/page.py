@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from hashlib import sha256
 from importlib.resources import files
+from pathlib import PurePosixPath
 from typing import Final
 
 from coordinator.http.routes import Answer, Handler, HttpRequest, Route
@@ -20,7 +21,7 @@ def page_files() -> dict[str, bytes]:
     """Return the path of each file of the page, and what is in it."""
     found = {}
     for file in files("coordinator.http").joinpath("page").iterdir():
-        if _suffix(file.name) in CONTENT_TYPES:
+        if PurePosixPath(file.name).suffix in CONTENT_TYPES:
             found["/" if file.name == INDEX else f"/page/{file.name}"] = file.read_bytes()
     return found
 
@@ -28,7 +29,7 @@ def page_files() -> dict[str, bytes]:
 def answer_for(path: str, body: bytes) -> Answer:
     """Return the answer that has *body*: browsers keep it, and ask each time if it is the same."""
     return Answer(
-        content_type=CONTENT_TYPES[_suffix(path) or ".html"],
+        content_type=CONTENT_TYPES[PurePosixPath(path).suffix or ".html"],
         body=(body,),
         etag=f'"{sha256(body).hexdigest()[:20]}"',
         headers={"Cache-Control": "no-cache"},
@@ -48,8 +49,3 @@ def _handler(answer: Answer) -> Handler:
         return answer
 
     return handle
-
-
-def _suffix(name: str) -> str:
-    _, dot, after = name.rpartition(".")
-    return dot + after if dot else ""
