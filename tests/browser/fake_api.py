@@ -40,7 +40,7 @@ class FakeApi:
 
     Attributes:
         problem: Every question is answered with this status and detail, if it is there.
-        stalled: No question is answered while it is not set.
+        flowing: No question is answered while it is not set.
     """
 
     groups: dict[str, Json] = field(default_factory=dict)
@@ -48,7 +48,6 @@ class FakeApi:
     problem: tuple[int, str] | None = None
     flowing: threading.Event = field(default_factory=threading.Event)
     streams: list[tuple[str | None, "queue.Queue[bytes | None]"]] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -517,7 +516,6 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer as the daemon does."""
         api, url = self.api, urlsplit(self.path)
-        api.asked.append(self.path)
         files = page.page_files()
         if url.path in files:
             answer = page.answer_for(url.path, files[url.path])
@@ -573,10 +571,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(api: FakeApi, port: int = 0) -> Iterator[str]:
+def serving(api: FakeApi) -> Iterator[str]:
     """Serve *api*; give the page's address."""
     handler = type("Handler", (_Handler,), {"api": api})
-    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

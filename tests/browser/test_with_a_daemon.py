@@ -1,7 +1,6 @@
 """The page of a real daemon, with real members."""
 
 import re
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -11,6 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]  # It has no types.
 from playwright.sync_api import Page, expect
 
+from bench.peers import free_port
 from client import TopicPartition
 from client.blocking import BlockingClient, BlockingMember, connect_blocking
 from tests.browser.conftest import OpenPage
@@ -19,13 +19,6 @@ from tests.integration.daemon import Daemon, daemon
 
 ROWS = "table.groups tbody tr"
 LINES = ".rebalances > li"
-
-
-def free_port() -> int:
-    """Return a port that a daemon can have, and have again."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 class Night:
