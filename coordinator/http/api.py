@@ -21,15 +21,9 @@ from coordinator.http import views
 from coordinator.http.ask import Asker
 from coordinator.http.node_view import NodeView
 from coordinator.http.openapi import CURSOR, Operation, Parameter, Query, document
-from coordinator.http.overview import (
-    ORDERS,
-    PAGES_MAX,
-    Overview,
-    Snapshot,
-    in_turns,
-    sorted_in_turns,
-)
+from coordinator.http.overview import ORDERS, PAGES_MAX, Overview, Snapshot
 from coordinator.http.routes import Answer, HttpRequest, Pause, Refused
+from coordinator.http.turns import in_turns, sorted_in_turns
 from coordinator.runtime.node import Node
 from protocol.errors import ErrorCode
 from protocol.messages import DescribedTopic, DescribeRebalancesRequest, DescribeTopicsRequest

@@ -14,12 +14,10 @@ has the version of the one before, so whoever has that needs no other.
 What is shown may be ahead of the disk by a flush.
 """
 
-import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import trio
 
@@ -27,10 +25,9 @@ from coordinator.group.core import Now
 from coordinator.group.facts import GroupFacts
 from coordinator.group.lag import Turn
 from coordinator.http.routes import Pause, Refused
+from coordinator.http.turns import in_turns, sorted_in_turns
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import Status
-
-T = TypeVar("T")
 
 MAX_AGE_S: Final = 2.0
 # How much longer the rest is than a look.
@@ -41,7 +38,6 @@ KEPT_S: Final = 60.0
 KEPT_MAX: Final = 4
 PAGES_MAX: Final = 8
 
-_TURN_ROWS: Final = 500
 _SECONDS_AT = GroupFacts._fields.index("lag_seconds")
 
 Key = tuple[Any, ...]
@@ -70,34 +66,6 @@ ORDERS: Final[Mapping[str, Callable[[GroupFacts], Key]]] = {
     "id": _by_id,
     "members": _by_members,
 }
-
-
-async def in_turns(rows: Iterable[T | None], pause: Pause) -> list[T]:
-    """Return what *rows* yields; None is a turn that is over."""
-    found = []
-    for row in rows:
-        if row is None:
-            await pause()
-        else:
-            found.append(row)
-    return found
-
-
-async def sorted_in_turns(rows: Sequence[T], key: Callable[[T], Any], pause: Pause) -> list[T]:
-    """Return *rows* in the order of their *key*."""
-    unsorted = iter(rows)
-    runs = []
-    while run := sorted(islice(unsorted, _TURN_ROWS), key=key):
-        runs.append(run)
-        await pause()
-    if len(runs) <= 1:
-        return runs[0] if runs else []
-    merged = heapq.merge(*runs, key=key)
-    order: list[T] = []
-    while part := list(islice(merged, _TURN_ROWS)):
-        order += part
-        await pause()
-    return order
 
 
 class Snapshot:

@@ -17,11 +17,10 @@ have none. So what is left out can be told, and a scrape never has more than the
 keeps no more texts either: a group that turns out to be among the worst is looked at once more.
 """
 
-import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from coordinator.group.core import Now
 from coordinator.group.facts import GroupFacts, TopicEndFacts, TopicFacts, topic_end_facts
@@ -32,6 +31,7 @@ from coordinator.group.records import StoredOffsets
 from coordinator.group.registry import Registry
 from coordinator.group.states import GroupState
 from coordinator.http.routes import Pause
+from coordinator.http.turns import in_turns, sorted_in_turns
 from protocol.messages import EndOffset
 from protocol.partition import INT64_MAX
 
@@ -52,7 +52,6 @@ _UNKNOWN: Final = -1
 
 # The lines of some items, a text for each family of their level.
 Texts = tuple[str, ...]
-T = TypeVar("T")
 
 
 class Family(NamedTuple):
@@ -599,8 +598,9 @@ class Walk:
                 group = groups.get(group_id)
                 if group is not None:
                     walked.append(await self._look_at(group))
-        ranked = await self._ranked(walked, _worst_first)
-        topics = await self._ranked(await self._topics(), _oldest_first)
+        ranked = await sorted_in_turns(walked, _worst_first, self._pause, TURN_SORTED)
+        topics = await in_turns(topic_end_facts(self._registry, self._turn), self._pause)
+        topics = await sorted_in_turns(topics, _oldest_first, self._pause, TURN_SORTED)
         parts = await self._write_groups(ranked)
         parts += await self._write_topics(ranked)
         parts += await self._write_registry(topics)
@@ -684,28 +684,6 @@ class Walk:
                 await self._spend(len(chunk))
             await self._spend(1)
         return found, idle
-
-    async def _topics(self) -> list[TopicEndFacts]:
-        found = []
-        for one in topic_end_facts(self._registry, self._turn):
-            if one is None:
-                await self._pause()
-            else:
-                found.append(one)
-        return found
-
-    async def _ranked(self, items: Sequence[T], key: Callable[[T], Any]) -> list[T]:
-        """Return *items* sorted by *key*."""
-        runs = []
-        for at in range(0, len(items), TURN_SORTED):
-            runs.append(sorted(items[at : at + TURN_SORTED], key=key))
-            await self._pause()
-        merged = heapq.merge(*runs, key=key)
-        ranked: list[T] = []
-        while part := list(islice(merged, TURN_SORTED)):
-            ranked += part
-            await self._pause()
-        return ranked
 
     async def _write_groups(self, groups: Sequence[_Walked]) -> list[bytes]:
         sections = Sections(GROUP_FAMILIES)
