@@ -46,6 +46,34 @@ class GroupFacts(NamedTuple):
     earlier_lag: int
     earlier_ms: int
 
+    @classmethod
+    def of(
+        cls,
+        group: Group,
+        *,
+        empty_members: int,
+        partitions: int,
+        unknown: int,
+        lag: int,
+        lag_seconds: float,
+        earlier: tuple[int, int] = (UNKNOWN, UNKNOWN),
+    ) -> "GroupFacts":
+        """Return *group* as it is now, with what it took a walk to find out."""
+        return cls(
+            group.group_id,
+            group.protocol_type,
+            group.protocol or "",
+            group.state.value,
+            group.generation,
+            len(group.members),
+            empty_members,
+            partitions,
+            unknown,
+            lag,
+            lag_seconds,
+            *earlier,
+        )
+
 
 class TopicFacts(NamedTuple):
     """A topic of a group; members and assigned count its owners and owned partitions."""
@@ -146,19 +174,14 @@ def _group_facts(core: Core, group: Group, now_ms: int, turn: Turn) -> Iterator[
         idle += sum(member.owned == NOTHING for member in chunk)
         if turn.is_over_after(len(chunk)):
             yield None
-    yield GroupFacts(
-        group.group_id,
-        group.protocol_type,
-        group.protocol or "",
-        group.state.value,
-        group.generation,
-        len(group.members),
-        idle,
-        total.partitions,
-        total.unknown,
-        total.lag,
-        _seconds(total.behind_ms),
-        *earlier,
+    yield GroupFacts.of(
+        group,
+        empty_members=idle,
+        partitions=total.partitions,
+        unknown=total.unknown,
+        lag=total.lag,
+        lag_seconds=_seconds(total.behind_ms),
+        earlier=earlier,
     )
 
 

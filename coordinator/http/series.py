@@ -639,19 +639,14 @@ class Walk:
         self.members += len(group.members)
         self.offsets += whole.committed
         await self._spend(_GROUP_LOOKS)
-        facts = GroupFacts(
-            group.group_id,
-            group.protocol_type,
-            group.protocol or "",
-            group.state.value,
-            group.generation,
-            len(group.members),
-            idle,
-            partitions,
-            partitions - whole.known,
-            *whole.lags(),
-            _UNKNOWN,
-            _UNKNOWN,
+        lag, lag_seconds = whole.lags()
+        facts = GroupFacts.of(
+            group,
+            empty_members=idle,
+            partitions=partitions,
+            unknown=partitions - whole.known,
+            lag=lag,
+            lag_seconds=lag_seconds,
         )
         return _Walked(group, facts, topics, whole.committed, texts)
 
