@@ -115,6 +115,31 @@ def next_path(request: HttpRequest, cursor: str) -> str:
     return f"{request.path}?{urlencode({**given, CURSOR.name: cursor}, doseq=True)}"
 
 
+def page_of(
+    request: HttpRequest,
+    limit: int,
+    rows: Sequence[T],
+    key: Callable[[T], tuple[Any, ...]],
+    cursor: tuple[Any, ...] | None,
+    snapshot: int = 0,
+) -> tuple[Sequence[T], str | None]:
+    """Return the page of *rows* behind *cursor*, and the path of the next one, if there is any.
+
+    Args:
+        request: What asks for it.
+        limit: How long it may be.
+        rows: All of the list, in the order of their *key*.
+        key: Stands in the cursor for the last row of a page.
+        cursor: As read; None is the first page.
+        snapshot: The number of that which the rows are of.
+    """
+    at = 0 if cursor is None else bisect.bisect_right(rows, cursor[1:], key=key)
+    shown = rows[at : at + limit]
+    if at + len(shown) >= len(rows):
+        return shown, None
+    return shown, next_path(request, write_cursor(snapshot, *key(shown[-1])))
+
+
 class Api:
     """Answers what is asked of one node."""
 
@@ -206,13 +231,10 @@ class Api:
                 rows,
                 lambda row: part in row.group_id.casefold() and (not states or row.state in states),
             )
-        key = ORDERS[order]
-        at = 0 if cursor is None else bisect.bisect_right(rows, cursor[1:], key=key)
-        shown = rows[at : at + query.number("limit")]
-        following = None
-        if at + len(shown) < len(rows):
+        limit = query.number("limit")
+        shown, following = page_of(request, limit, rows, ORDERS[order], cursor, snapshot.number)
+        if following is not None:
             self._overview.keep(snapshot)
-            following = next_path(request, write_cursor(snapshot.number, *key(shown[-1])))
         show = partial(self._show_group, query.number("samples"), minute)
         as_of = views.encode(views.moment(snapshot.at.wall_ms))
         return await self._list(shown, show, len(rows), following, b'{"as_of":' + as_of + b",")
@@ -291,11 +313,7 @@ class Api:
         key = _by_lag if is_by_lag else _by_name
         if is_by_lag:
             rows = await sorted_in_turns(rows, key, self._pause)
-        at = 0 if cursor is None else bisect.bisect_right(rows, cursor[1:], key=key)
-        shown = rows[at : at + query.number("limit")]
-        following = None
-        if at + len(shown) < len(rows):
-            following = next_path(request, write_cursor(0, *key(shown[-1])))
+        shown, following = page_of(request, query.number("limit"), rows, key, cursor)
         minute, count = sampled_minute(now), query.number("samples")
 
         def show(row: PartitionFacts) -> views.Partition:
@@ -328,11 +346,7 @@ class Api:
         part = query.text("q").casefold()
         if part:
             rows = await self._filtered(rows, lambda row: part in row.topic.casefold())
-        at = 0 if cursor is None else bisect.bisect_right(rows, cursor[1], key=lambda r: r.topic)
-        shown = rows[at : at + query.number("limit")]
-        following = None
-        if at + len(shown) < len(rows):
-            following = next_path(request, write_cursor(0, shown[-1].topic))
+        shown, following = page_of(request, query.number("limit"), rows, _by_topic, cursor)
         now_ms = self._node.now().wall_ms
         parts = await self._list(shown, partial(_show_topic, now_ms), len(rows), following)
         await self._asker.topics(lambda _core: None)
@@ -415,6 +429,10 @@ def _by_name(row: PartitionFacts) -> tuple[Any, ...]:
 
 def _by_lag(row: PartitionFacts) -> tuple[Any, ...]:
     return -row.lag, row.topic, row.partition
+
+
+def _by_topic(row: TopicEndFacts) -> tuple[Any, ...]:
+    return (row.topic,)
 
 
 def _show_topic(now_ms: int, facts: TopicEndFacts) -> views.Topic:
