@@ -29,7 +29,7 @@ from coordinator.http.guard import SECURITY_HEADERS
 from coordinator.http.router import METHODS, problem, unless_known
 from coordinator.http.routes import Answer, HttpRequest, Refused, Streaming
 from coordinator.runtime.poller import Poller
-from coordinator.server.session import Deadlines
+from coordinator.server.session import IDLE, TAKES_NOTHING, UNFINISHED, Deadlines
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 
 log: Final = structlog.get_logger()
@@ -45,10 +45,9 @@ _TURN_BYTES: Final = 256 * 1024
 _BYTES_PER_SENT_SECOND: Final = 64 * 1024
 _DROPPED_BYTES_MAX: Final = 1024 * 1024
 _DROP_TIMEOUT_MS: Final = 2_000
-_IDLE: Final = "it is idle"
 _REFUSED: Final = "its request was refused"
 # Browsers open connections that they may need, and keep those that they have used.
-_USUAL: Final = frozenset({_IDLE, _REFUSED})
+_USUAL: Final = frozenset({IDLE, _REFUSED})
 
 
 class Owner(Protocol):
@@ -370,7 +369,7 @@ class HttpSession:
         """Return why the connection must end now, or None."""
         if self._is_writing:
             if now_ms >= self.deadlines.send_ms:
-                return "it takes no answers"
+                return TAKES_NOTHING
             if self._stream is None and now_ms >= self._answer_ms:
                 return "it takes its answer too slowly"
             return None
@@ -379,8 +378,8 @@ class HttpSession:
         if self._request is not None or now_ms < self.deadlines.read_ms:
             return None
         if self.deadlines.is_reading_frame:
-            return "it stopped in the middle of a request"
-        return _IDLE
+            return UNFINISHED
+        return IDLE
 
     def close_because(self, reason: str) -> None:
         """End the connection, and say why in the log unless that happens all the time."""

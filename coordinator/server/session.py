@@ -87,14 +87,15 @@ PEER: Final = "peer"
 FAILED: Final = "failed"
 MALFORMED: Final = "malformed"
 SHUTDOWN: Final = "shutdown"
-_IDLE: Final = "it is idle"
-_UNFINISHED: Final = "it stopped in the middle of a request"
-_TAKES_NOTHING: Final = "it takes no answers"
+# Why a connection ends that overstays, also one of HTTP.
+IDLE: Final = "it is idle"
+UNFINISHED: Final = "it stopped in the middle of a request"
+TAKES_NOTHING: Final = "it takes no answers"
 _TAKES_TOO_LITTLE: Final = "too many answers wait behind a slow read"
 _COUNTED_AS: Final = {
-    _IDLE: "idle",
-    _UNFINISHED: "unfinished_request",
-    _TAKES_NOTHING: "slow_reader",
+    IDLE: "idle",
+    UNFINISHED: "unfinished_request",
+    TAKES_NOTHING: "slow_reader",
     _TAKES_TOO_LITTLE: "slow_reader",
 }
 _NO_DESCRIPTORS: Final = "descriptors"
@@ -446,16 +447,16 @@ class Session:
     def overdue(self, now_ms: int) -> str | None:
         """Return why the connection must end now, or None."""
         if self.is_blocked:
-            return _TAKES_NOTHING if now_ms >= self.deadlines.send_ms else None
+            return TAKES_NOTHING if now_ms >= self.deadlines.send_ms else None
         if now_ms < self.deadlines.read_ms or self._must_pause():
             return None
         if self.deadlines.is_reading_frame:
-            return _UNFINISHED
+            return UNFINISHED
         if self.in_flight or self._parked:
             # It waits for us, with a JoinGroup parked; its idle time begins with the answer.
             self.deadlines.between_frames(now_ms)
             return None
-        return _IDLE
+        return IDLE
 
     def close_because(self, reason: str) -> None:
         """End the connection, and say why in the log."""
