@@ -16,6 +16,7 @@ from coordinator.http.router import OTHER, Router, query_of, split_target
 from coordinator.http.routes import HttpRequest, Refused, Route, Streaming
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.poller import Poller
+from coordinator.runtime.telemetry import count
 from coordinator.server.server import accept_for_ever, sweep_for_ever
 from coordinator.server.transport import Listener, Transport
 
@@ -232,8 +233,7 @@ class HttpSessions:
 
     def count(self, route_name: str, status: int) -> None:
         """Count an answer."""
-        key = (route_name, status)
-        self._answered[key] = self._answered.get(key, 0) + 1
+        count(self._answered, (route_name, status))
 
     def date(self) -> str:
         """Return the time of day as a header has it."""
