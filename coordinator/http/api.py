@@ -317,10 +317,10 @@ class Api:
         minute, count = sampled_minute(now), query.number("samples")
 
         def show(row: PartitionFacts) -> views.Partition:
-            curve: Sequence[float] = ()
+            samples: Sequence[int] = ()
             if count:
-                curve = core.curve(group_id, row.topic, row.partition, minute + 1)[-count:]
-            return views.partition(row, curve)
+                samples = core.curve(group_id, row.topic, row.partition, minute + 1)[-count:]
+            return views.partition(row, samples)
 
         parts = await self._list(shown, show, len(rows), following)
         # Empty-handed: what was seen before is on disk when this comes back.

@@ -1,6 +1,5 @@
 """What is shown in JSON, as docs/http.md describes it. Null is what is not known, and never 0."""
 
-import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -426,12 +425,7 @@ def known(number: int) -> int | None:
 
 def seconds(number: float) -> float | None:
     """Return a lag in seconds, None for what isn't known."""
-    return None if number < 0 or math.isnan(number) else round(number, _DIGITS)
-
-
-def samples_of(curve: Iterable[float]) -> list[float | None]:
-    """Return a curve, None for what isn't known; whole numbers as such."""
-    return [None if math.isnan(lag) or lag < 0 else int(lag) for lag in curve]
+    return None if number < 0 else round(number, _DIGITS)
 
 
 def group_fields(facts: GroupFacts) -> dict[str, Any]:
@@ -486,7 +480,7 @@ def topic_of_group(facts: TopicFacts) -> TopicOfGroup:
     return TopicOfGroup(facts.topic, facts.partitions, known(facts.lag), seconds(facts.lag_seconds))
 
 
-def partition(facts: PartitionFacts, curve: Iterable[float]) -> Partition:
+def partition(facts: PartitionFacts, samples: Iterable[int]) -> Partition:
     """Return a partition of a group."""
     return Partition(
         facts.topic,
@@ -499,7 +493,7 @@ def partition(facts: PartitionFacts, curve: Iterable[float]) -> Partition:
         time_of(facts.committed_ms),
         time_of(facts.end_reported_ms),
         facts.metadata if facts.committed >= 0 else None,
-        samples_of(curve),
+        [known(lag) for lag in samples],
     )
 
 
