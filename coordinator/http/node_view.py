@@ -10,12 +10,12 @@ import trio
 from coordinator.config import Settings
 from coordinator.group.core import Now
 from coordinator.http import health, views
+from coordinator.http.metrics import api_name
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.health import LOADING, status_of
 from coordinator.runtime.node import Node
 from coordinator.runtime.telemetry import Telemetry
 from protocol.histogram import Histogram
-from protocol.messages import APIS
 from protocol.version import VERSION
 
 PERIOD_S: Final = 5.0
@@ -125,7 +125,7 @@ class NodeHistory:
             bounds = self._telemetry.requests[api].bounds
             found.append(
                 views.RequestsOfApi(
-                    _API_NAMES.get(api, str(api)),
+                    api_name(api),
                     round(sum(new) / seconds, 3),
                     _ms(quantile(bounds, new, 0.5)),
                     _ms(quantile(bounds, new, 0.99)),
@@ -146,9 +146,6 @@ class NodeHistory:
 
 def _p99_ms(histogram: Histogram, now: Sequence[int], before: Sequence[int]) -> float | None:
     return _ms(quantile(histogram.bounds, _since(now, before), 0.99))
-
-
-_API_NAMES: Final = {int(key): api.name for key, api in APIS.items()}
 
 
 class NodeView:
