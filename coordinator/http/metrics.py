@@ -24,6 +24,7 @@ from coordinator.group.states import GroupState
 from coordinator.http.routes import Answer, HttpRequest, Pause, Route
 from coordinator.http.series import PROCESS_FAMILIES, Family, Walk
 from coordinator.runtime.environment import Environment
+from coordinator.runtime.health import loaded_share
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import Status
 from protocol.errors import error_name
@@ -165,7 +166,6 @@ class Exporter:
         declared = self._environment.metrics
         meta = node.journal.meta
         checks = node.checks.look()
-        done = next((check.done for check in checks if check.done is not None), None)
         statuses = Counter(shard.status for shard in node.shards)
         values: dict[str, Values] = {
             family: declared[name]() / unit
@@ -185,7 +185,7 @@ class Exporter:
             "group_coordinator_partitions": {
                 (status.value,): statuses[status] for status in Status
             },
-            "group_coordinator_load_ratio": 1.0 if done is None else done,
+            "group_coordinator_load_ratio": loaded_share(checks),
         }
         if (load_ms := declared["last_load_ms"]()) >= 0:
             values["group_coordinator_load_seconds"] = load_ms / 1000

@@ -12,7 +12,7 @@ from coordinator.group.core import Now
 from coordinator.http import health, views
 from coordinator.http.metrics import api_name
 from coordinator.runtime.environment import Environment
-from coordinator.runtime.health import LOADING, status_of
+from coordinator.runtime.health import loaded_share, status_of
 from coordinator.runtime.node import Node
 from coordinator.runtime.telemetry import Telemetry
 from protocol.histogram import Histogram
@@ -180,7 +180,6 @@ class NodeView:
         """Return the node, with how many groups are in each of *states*."""
         checks = self._node.checks.look()
         journal = self._node.journal
-        done = next((check.done for check in checks if check.part == LOADING), None)
         return views.Node(
             node_id=self._settings.node_id,
             cluster_id=journal.meta.cluster_id,
@@ -205,7 +204,7 @@ class NodeView:
                 self._number("compaction_removed_bytes_total"),
             ),
             load=views.Load(
-                1.0 if done is None else round(done, 4),
+                round(loaded_share(checks), 4),
                 self._number("loading_entries") or self._loaded_entries,
                 views.known(self._number("last_load_ms")),
             ),

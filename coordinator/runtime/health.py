@@ -1,6 +1,6 @@
 """What is wrong with this node, part by part, and when new data is refused for the disk's sake."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from coordinator.log.journal import Journal
@@ -154,6 +154,11 @@ def status_of(checks: tuple[Check, ...]) -> str:
     if wrong or (loading is not None and loading.done is None):
         return "unhealthy"
     return "ready" if loading is None else "loading"
+
+
+def loaded_share(checks: Iterable[Check]) -> float:
+    """Return how far the load is, from 0 to 1; 1 if none goes on."""
+    return next((check.done for check in checks if check.done is not None), 1.0)
 
 
 # A disk that hangs answers no commit, but its clients send the next ones all the same: what waits
