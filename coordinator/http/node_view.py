@@ -36,6 +36,18 @@ class Picture(NamedTuple):
     stalls: Sequence[int]
 
 
+class LastMinute(NamedTuple):
+    """What lies between two pictures."""
+
+    now: Picture
+    before: Picture
+
+    @property
+    def seconds(self) -> float:
+        """How long it was."""
+        return max(self.now.at_ms - self.before.at_ms, 1) / 1000
+
+
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
     """Return below what the given share of values lies, read off the buckets of a histogram.
 
@@ -101,22 +113,27 @@ class NodeHistory:
             tuple(telemetry.stall_s.counts),
         )
 
-    def flushes(self, *, with_samples: bool) -> views.Flushes:
+    def last_minute(self) -> LastMinute:
+        """Return what was counted up to now, and about a minute ago."""
+        return LastMinute(self._picture(), self._pictures[0])
+
+    def flushes(self, minute: LastMinute, *, with_samples: bool) -> views.Flushes:
         """Return the flushes of the last minute."""
-        now, before, seconds = self._last_minute()
+        now, before = minute
         counts = _since(now.flushes, before.flushes)
         bounds = self._telemetry.flush_s.bounds
         return views.Flushes(
-            round(sum(counts) / seconds, 3),
+            round(sum(counts) / minute.seconds, 3),
             _ms(quantile(bounds, counts, 0.5)),
             _ms(quantile(bounds, counts, 0.99)),
             _p99_ms(self._telemetry.fsync_s, now.fsyncs, before.fsyncs),
             list(self._samples) if with_samples else [],
         )
 
-    def requests(self) -> list[views.RequestsOfApi]:
+    def requests(self, minute: LastMinute) -> list[views.RequestsOfApi]:
         """Return the requests of the last minute, the busiest first."""
-        now, before, seconds = self._last_minute()
+        now, before = minute
+        seconds = minute.seconds
         found = []
         for api, counts in now.requests.items():
             new = _since(counts, before.requests.get(api, ()))
@@ -134,14 +151,9 @@ class NodeHistory:
             )
         return sorted(found, key=lambda one: (-one.per_second, one.api))
 
-    def stall_p99_ms(self) -> float | None:
+    def stall_p99_ms(self, minute: LastMinute) -> float | None:
         """Return how late the event loop was in the last minute."""
-        now, before, _ = self._last_minute()
-        return _p99_ms(self._telemetry.stall_s, now.stalls, before.stalls)
-
-    def _last_minute(self) -> tuple[Picture, Picture, float]:
-        now, before = self._picture(), self._pictures[0]
-        return now, before, max(now.at_ms - before.at_ms, 1) / 1000
+        return _p99_ms(self._telemetry.stall_s, minute.now.stalls, minute.before.stalls)
 
 
 def _p99_ms(histogram: Histogram, now: Sequence[int], before: Sequence[int]) -> float | None:
@@ -180,6 +192,7 @@ class NodeView:
         """Return the node, with how many groups are in each of *states*."""
         checks = self._node.checks.look()
         journal = self._node.journal
+        minute = self.history.last_minute()
         return views.Node(
             node_id=self._settings.node_id,
             cluster_id=journal.meta.cluster_id,
@@ -195,7 +208,7 @@ class NodeView:
                 self._number("log_dirty_percent") / 100,
                 self._number("log_unflushed_bytes"),
             ),
-            flushes=self.history.flushes(with_samples=with_samples),
+            flushes=self.history.flushes(minute, with_samples=with_samples),
             compaction=views.Compaction(
                 bool(self._number("compaction_running")),
                 self._number("compactions_total"),
@@ -213,10 +226,10 @@ class NodeView:
                 self._number("disk_size_bytes"),
                 self._number("disk_reserve_bytes"),
             ),
-            requests=self.history.requests(),
+            requests=self.history.requests(minute),
             connections=self._number("connections"),
             groups=dict(sorted(states.items())),
-            loop_stall_p99_ms=self.history.stall_p99_ms(),
+            loop_stall_p99_ms=self.history.stall_p99_ms(minute),
             metrics=views.Series(self._settings.metrics_max_series, self._left_out()),
         )
 
