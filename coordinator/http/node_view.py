@@ -9,6 +9,7 @@ import trio
 
 from coordinator.config import Settings
 from coordinator.group.core import Now
+from coordinator.group.lag_samples import MINUTE_MS, SAMPLES_KEPT
 from coordinator.http import health, views
 from coordinator.http.metrics import api_name
 from coordinator.runtime.environment import Environment
@@ -21,8 +22,6 @@ from protocol.version import VERSION
 PERIOD_S: Final = 5.0
 # Pictures in a minute, and the one before them.
 _PICTURES: Final = 13
-_MINUTE_MS: Final = 60_000
-_SAMPLES: Final = 60
 
 
 class Picture(NamedTuple):
@@ -79,7 +78,7 @@ class NodeHistory:
         self._now = now
         self._pictures = deque([self._picture()], maxlen=_PICTURES)
         self._minute_began = self._pictures[0]
-        self._samples: deque[views.FlushSample] = deque(maxlen=_SAMPLES)
+        self._samples: deque[views.FlushSample] = deque(maxlen=SAMPLES_KEPT)
 
     async def run(self) -> None:
         """Take pictures until cancelled."""
@@ -92,7 +91,7 @@ class NodeHistory:
         picture = self._picture()
         self._pictures.append(picture)
         began = self._minute_began
-        if picture.at_ms - began.at_ms >= _MINUTE_MS:
+        if picture.at_ms - began.at_ms >= MINUTE_MS:
             counts = _since(picture.flushes, began.flushes)
             p99 = quantile(self._telemetry.flush_s.bounds, counts, 0.99)
             at = views.moment(self._now().wall_ms)
