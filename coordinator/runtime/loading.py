@@ -61,6 +61,11 @@ class Progress:
         return self._replay.ends.get(partition, 0)
 
 
+def percent_of(progress: Progress) -> int:
+    """Return how much of the load is done, in whole percent."""
+    return min(100 * progress.done_bytes // max(progress.total_bytes, 1), 100)
+
+
 class Loader:
     """Loads shards and lets them serve.
 
@@ -218,13 +223,12 @@ class Loader:
                 self._tell(progress)
 
     def _tell(self, progress: Progress) -> None:
-        total_bytes, done_bytes = progress.total_bytes, progress.done_bytes
         fields = {
             "partitions": progress.partitions,
             "entries": progress.entries,
-            "bytes": done_bytes,
-            "total_bytes": total_bytes,
-            "percent": 100 * done_bytes // max(total_bytes, 1),
+            "bytes": progress.done_bytes,
+            "total_bytes": progress.total_bytes,
+            "percent": percent_of(progress),
         }
         self._emit_event("loading", fields)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from coordinator.runtime.loading import Progress
+from coordinator.runtime.loading import Progress, percent_of
 
 LOAD_PERIOD_S: Final = 1.0
 # A load that goes on may take as long as it does: each second it asks for so much more.
@@ -64,8 +64,7 @@ class ServiceManager:
         while self._socket is not None:
             progress = look()
             if progress is not None:
-                percent = min(100 * progress.done_bytes // max(progress.total_bytes, 1), 100)
-                status = f"STATUS=loading: {percent} %, {progress.entries:,} entries"
+                status = f"STATUS=loading: {percent_of(progress)} %, {progress.entries:,} entries"
                 self.tell(status, f"EXTEND_TIMEOUT_USEC={EXTENSION_US}")
             await trio.sleep(LOAD_PERIOD_S)
 

@@ -13,7 +13,7 @@ import trio
 
 from coordinator import names
 from coordinator.events import LEVELS, level_of
-from coordinator.runtime.loading import Progress
+from coordinator.runtime.loading import Progress, percent_of
 
 log: Final = structlog.get_logger()
 
@@ -134,9 +134,8 @@ class Bar:
         """Show how far *progress* is."""
         total_bytes, done_bytes = max(progress.total_bytes, 1), progress.done_bytes
         done = min(BAR_WIDTH * done_bytes // total_bytes, BAR_WIDTH)
-        percent = min(100 * done_bytes // total_bytes, 100)
         self._show(
-            f"loading [{'#' * done}{'.' * (BAR_WIDTH - done)}] {percent:3} %  "
+            f"loading [{'#' * done}{'.' * (BAR_WIDTH - done)}] {percent_of(progress):3} %  "
             f"{progress.entries:,} entries"
         )
 
