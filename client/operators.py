@@ -12,7 +12,7 @@ from client.router import Router
 from protocol import messages as m
 from protocol.codec import scanned_offsets
 from protocol.errors import ErrorCode, RemoteProtocolError
-from protocol.offset_feed import OFFSETS_PER_PAGE, log_ends
+from protocol.offset_feed import log_ends, scan_request
 from protocol.partition import INT64_MAX, TopicPartition
 
 REBALANCES_MAX: Final = 100
@@ -315,13 +315,10 @@ class ColumnScan:
         """Use `client.Client.scan_offset_columns` instead."""
         self.position = NO_POSITION
         self._router = router
-        self._request: m.ScanOffsetsRequest | None = m.ScanOffsetsRequest(
+        self._request: m.ScanOffsetsRequest | None = scan_request(
             offsets_partition,
-            b"",
-            OFFSETS_PER_PAGE,
-            in_columns=True,
-            group_ids=None if group_ids is None else names_of(group_ids, "group_ids"),
-            topics=None if topics is None else names_of(topics, "topics"),
+            None if group_ids is None else names_of(group_ids, "group_ids"),
+            None if topics is None else names_of(topics, "topics"),
         )
 
     async def __aiter__(self) -> AsyncIterator[m.ScannedOffset]:

@@ -111,7 +111,7 @@ class OffsetFeed:
         elif not self._from_beginning:
             for number in groups:
                 # A scan of nothing: it is answered once its position is on disk.
-                positions[number] = (yield _scan_request(number, (), ())).position
+                positions[number] = (yield scan_request(number, (), ())).position
         self._groups, self._positions = groups, positions
         self._cluster_id = cluster_id
 
@@ -129,7 +129,7 @@ class OffsetFeed:
                 yield from self._changes(number, position)
 
     def _scan(self, number: int) -> Steps:
-        request = _scan_request(number, self._groups[number], self._topics)
+        request = scan_request(number, self._groups[number], self._topics)
         start = -1
         while start < 0 or request.cursor:
             answer: m.ScanOffsetsResponse = yield request
@@ -173,9 +173,10 @@ class OffsetFeed:
             is_more = position < page.end_position
 
 
-def _scan_request(
+def scan_request(
     number: int, group_ids: Collection[str] | None, topics: Collection[str] | None
 ) -> m.ScanOffsetsRequest:
+    """Return what begins a scan of an offsets partition, for some groups and topics or all."""
     return m.ScanOffsetsRequest(
         number,
         b"",

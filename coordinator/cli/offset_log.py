@@ -25,13 +25,13 @@ from protocol.errors import ERRORS, ErrorCode, ProtocolError, Remedy
 from protocol.offset_feed import (
     CHANGES_PER_PAGE,
     COMMITTED,
-    OFFSETS_PER_PAGE,
     REMOVED,
     OffsetEvent,
     OffsetFeed,
     Steps,
     is_wanted,
     log_ends,
+    scan_request,
 )
 
 # So often a compaction may overtake a scan before it is given up.
@@ -95,14 +95,7 @@ class Scan:
     ) -> None:
         self.start = self.end = -1
         self._coordinator = coordinator
-        self._request = m.ScanOffsetsRequest(
-            offsets_partition,
-            b"",
-            OFFSETS_PER_PAGE,
-            in_columns=True,
-            group_ids=None if group_ids is None else tuple(group_ids),
-            topics=None if topics is None else tuple(topics),
-        )
+        self._request = scan_request(offsets_partition, group_ids, topics)
 
     def __iter__(self) -> Iterator[m.ScannedOffset]:
         """Read it.
