@@ -585,7 +585,7 @@ class OperatorCalls(TopicCalls):
 
     async def offsets_partition(self, group: str) -> int:
         """Return the offsets partition that keeps *group*, for `scan_offset_columns`."""
-        request = m.FindCoordinatorRequest(0, (group,))
+        request = m.FindCoordinatorRequest(m.KEY_TYPE_GROUP, (group,))
         response = await self._router.ask(request, m.FindCoordinatorResponse, group)
         found = response.coordinators[0]
         _check(found.error, f"no coordinator for {group!r}", found.message)

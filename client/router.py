@@ -26,6 +26,7 @@ from protocol.connection import ResponseEvent
 from protocol.errors import ErrorCode, Remedy, error_name
 from protocol.messages import (
     APIS,
+    KEY_TYPE_GROUP,
     BareError,
     DeleteGroupsResponse,
     DeleteTopicsResponse,
@@ -47,7 +48,6 @@ Address = tuple[str, int]
 # One attempt never takes longer than this, so that there is time to try another address.
 ATTEMPT_MS_MAX: Final = 10_000
 CONNECT_MS_MAX: Final = 5_000
-KEY_TYPE_GROUP: Final = 0
 
 
 class Verdict(Enum):

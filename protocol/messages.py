@@ -293,6 +293,9 @@ declare(
 )
 
 
+KEY_TYPE_GROUP: Final = 0
+
+
 class FindCoordinatorRequest(Request):
     """Which node coordinates these groups? ``key_type`` 0 means group."""
 

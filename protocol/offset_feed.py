@@ -25,7 +25,6 @@ from protocol.group_ids import NODE_PARTITION
 
 OFFSETS_PER_PAGE: Final = 20_000
 CHANGES_PER_PAGE: Final = 2_000
-_KEY_TYPE_GROUP: Final = 0
 
 COMMITTED: Final = "committed"
 REMOVED: Final = "removed"
@@ -99,7 +98,7 @@ class OffsetFeed:
         if self._group_ids is None:
             groups = dict.fromkeys(log_ends((yield m.DescribeNodeRequest())))
         for group_id in self._group_ids or ():
-            found = (yield m.FindCoordinatorRequest(_KEY_TYPE_GROUP, (group_id,))).coordinators[0]
+            found = (yield m.FindCoordinatorRequest(m.KEY_TYPE_GROUP, (group_id,))).coordinators[0]
             known = groups.get(found.offsets_partition) or []
             groups[found.offsets_partition] = [*known, group_id]
         positions: dict[int, int | None] = dict.fromkeys(groups)

@@ -295,7 +295,8 @@ def _show_states(coordinator: Coordinator, output: Output, group_ids: Iterable[s
 
 
 def _where(coordinator: Coordinator, group_id: str) -> str:
-    (found,) = coordinator.ask(m.FindCoordinatorRequest(0, (group_id,))).coordinators
+    request = m.FindCoordinatorRequest(m.KEY_TYPE_GROUP, (group_id,))
+    (found,) = coordinator.ask(request).coordinators
     if found.error:
         raise AskFailed(describe_error(found.error, found.message))
     return f"{found.host}:{found.port} ({found.node_id})"

@@ -60,7 +60,8 @@ def offsets_partitions(
         return dict.fromkeys(log_ends(coordinator.ask(m.DescribeNodeRequest())))
     found: dict[int, list[str] | None] = {}
     for at in range(0, len(group_ids), _GROUPS_PER_REQUEST):
-        request = m.FindCoordinatorRequest(0, tuple(group_ids[at : at + _GROUPS_PER_REQUEST]))
+        some = tuple(group_ids[at : at + _GROUPS_PER_REQUEST])
+        request = m.FindCoordinatorRequest(m.KEY_TYPE_GROUP, some)
         for one in _found(coordinator, request).coordinators:
             groups = found.setdefault(one.offsets_partition, [])
             assert groups is not None

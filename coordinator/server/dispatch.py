@@ -32,7 +32,6 @@ from protocol.messages import (
 from protocol.version import VERSION
 
 SERVER_SOFTWARE: Final = f"group-coordinator/{VERSION}"
-GROUP_KEY_TYPE: Final = 0
 # A group id is checked and hashed once; remembering that takes up to 400 bytes a group.
 GROUPS_KNOWN_MAX: Final = 131_072
 
@@ -153,7 +152,7 @@ class Dispatcher:
         call.resolve(m.FindCoordinatorResponse(found), epoch)
 
     def _locate(self, key_type: int, group_id: str) -> m.CoordinatorOfGroup:
-        if key_type != GROUP_KEY_TYPE:
+        if key_type != m.KEY_TYPE_GROUP:
             message = f"key type {key_type} is not known; 0 is a group"
             return find_coordinator_error(group_id, _E.INVALID_REQUEST, message)
         problem = group_id_error(group_id)
