@@ -19,7 +19,11 @@ def name_error(name: str, max_bytes: int) -> str | None:
     """Return why *name* is not a legal name of at most *max_bytes* UTF-8 bytes, or None."""
     if not name:
         return "it is empty"
-    if len(name) > max_bytes or (not name.isascii() and len(name.encode()) > max_bytes):
+    try:
+        is_long = len(name) > max_bytes or (not name.isascii() and len(name.encode()) > max_bytes)
+    except UnicodeEncodeError:  # Halves of characters, as JSON can write them.
+        return "it is no UTF-8"
+    if is_long:
         return f"it is longer than {max_bytes} bytes of UTF-8"
     if not name.isprintable() and not _without_control_characters(name):
         return "it contains control characters"

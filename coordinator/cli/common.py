@@ -244,11 +244,7 @@ class _NameType(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(value)
-        try:
-            why = name_error(text, self._max_bytes)
-        except UnicodeEncodeError:  # Bytes of the command line that were none.
-            why = "it is no UTF-8"
-        if why:
+        if why := name_error(text, self._max_bytes):
             self.fail(f"the {self.name} {quoted(text)} is not legal: {why}.", param, ctx)
         return text
 

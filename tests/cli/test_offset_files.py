@@ -124,6 +124,10 @@ LONG: Final = "x" * 10_000
         ("[" * 100_000, "line 1: 1 columns"),
         ('{"a":' * 100_000, "line 1: this is no JSON"),
         (
+            '{"group": "g", "topic": "\\ud800", "partition": 0, "offset": 1}',
+            "line 1: the topic '\\ud800' is not legal: it is no UTF-8",
+        ),
+        (
             '{"group": "g", "topic": "t", "partition": 0, "offset": 1, "metadata": "\\ud800"}',
             "line 1: the metadata is no Unicode",
         ),

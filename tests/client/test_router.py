@@ -344,7 +344,11 @@ async def test_the_greeting_comes_first_with_the_client_id(
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
-    [("a\nb", "it contains control characters"), ("x" * 256, "it is longer than 255 bytes")],
+    [
+        ("a\nb", "it contains control characters"),
+        ("x" * 256, "it is longer than 255 bytes"),
+        ("\ud800", "it is no UTF-8"),
+    ],
 )
 async def test_a_name_that_can_not_be_sent_is_refused_where_it_is_given(
     name: str, wrong: str, autojump_clock: MockClock, world: World
