@@ -82,10 +82,11 @@ def draw(history: History, path: Path) -> None:
     above.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     above.set_ylim(0, 1.35 * max(lags, default=1) + 1)
 
-    drivers = sorted({span.driver for span in spans(history.looks)})
+    found = spans(history.looks)
+    drivers = sorted({span.driver for span in found})
     colours = dict(zip(drivers, DRIVER_COLOURS, strict=False))
     for driver in drivers:
-        mine = [span for span in spans(history.looks) if span.driver == driver]
+        mine = [span for span in found if span.driver == driver]
         for number, span in enumerate(mine):
             below.broken_barh(
                 [(span.begin_s, span.end_s - span.begin_s)],
