@@ -108,14 +108,7 @@ class OperatorBench(Bench):
         cores = self.choice.cores
         groups = row.quick if self.choice.quick else row.groups
         with daemon(self.folder / f"{number}-{row.name}", cores.server) as server:
-            plan = FillPlan(server.host, server.port, "coordinator", groups, PARTITIONS)
-            run_json("bench.fill", plan, core=cores.load)
-            with connect_blocking(server.address) as client:
-                client.register_topics({TOPIC: PARTITIONS})
-                ends = {
-                    TopicPartition(TOPIC, p): first_offset(p) + AHEAD for p in range(PARTITIONS)
-                }
-                client.report_end_offsets(ends)
+            fill_with_lag(server, groups, PARTITIONS, cores.load)
             yield server
 
     def _top(self, server: Server) -> dict[str, float]:
@@ -158,6 +151,21 @@ def _committed(talk: Talk, duration_s: float) -> Iterator[float]:
         yield perf_counter() - began
         if answer.error or answer.topics[0].partitions[0].error:
             raise ProcessError(f"a commit was refused: {answer}")
+
+
+def fill_with_lag(server: Server, groups: int, partitions: int, core: int | None) -> None:
+    """Have groups commit, from *core*, and tell how far the partitions reach.
+
+    Raises:
+        ProcessError: It failed.
+    """
+    plan = FillPlan(server.host, server.port, "coordinator", groups, partitions)
+    run_json("bench.fill", plan, core=core)
+    with connect_blocking(server.address) as client:
+        client.register_topics({TOPIC: partitions})
+        client.report_end_offsets(
+            {TopicPartition(TOPIC, p): first_offset(p) + AHEAD for p in range(partitions)}
+        )
 
 
 def _run_top(server: Server) -> None:

@@ -15,22 +15,18 @@ from time import perf_counter
 from typing import Final
 
 from bench.command import Bench, Benchmark, command
-from bench.dialects import TOPIC, first_offset
-from bench.fill import FillPlan
 from bench.http_flood import FLOODS, QUICK, Times, http_daemon, measure
 from bench.load import Plan
 from bench.measures import Medians, Samples, at_most, field_at_most
+from bench.operators import fill_with_lag
 from bench.processes import DAEMON_NOTES, ProcessError, daemon, on_core, run_json
 from bench.report import Table, fields_table
 from bench.talk import Talk, ask, connect
-from client.blocking import connect_blocking
 from protocol import messages as m
-from protocol.partition import TopicPartition
 
 PARTITIONS: Final = 10
 GROUPS: Final = 10_000
 MAX_SERIES: Final = 1_000_000
-AHEAD: Final = 1_000
 FLOOD_TIMES: Final = Times(1, 1.0, 4.0)
 
 OFF: Final = "off"
@@ -130,13 +126,7 @@ class TelemetryBench(Bench):
         groups = 20 if self.choice.quick else GROUPS
         folder = self.folder / f"{number}-{SCRAPE}"
         with http_daemon(folder, cores, f"metrics.max.series={MAX_SERIES}") as (server, port):
-            plan = FillPlan(server.host, server.port, "coordinator", groups, PARTITIONS)
-            run_json("bench.fill", plan, core=cores.load)
-            with connect_blocking(server.address) as client:
-                client.register_topics({TOPIC: PARTITIONS})
-                client.report_end_offsets(
-                    {TopicPartition(TOPIC, p): first_offset(p) + AHEAD for p in range(PARTITIONS)}
-                )
+            fill_with_lag(server, groups, PARTITIONS, cores.load)
             with on_core(cores.load), closing(connect(server.host, server.port)) as talk:
                 idle = [_asked(talk) for _ in range(100 if self.choice.quick else 1_000)]
                 scraped: list[tuple[float, int]] = []
