@@ -19,7 +19,7 @@ from bench.http_flood import FLOODS, QUICK, Times, http_daemon, measure
 from bench.load import Plan
 from bench.measures import Medians, Samples, at_most, field_at_most
 from bench.operators import fill_with_lag
-from bench.processes import DAEMON_NOTES, ProcessError, daemon, on_core, run_json
+from bench.processes import DAEMON_NOTES, ProcessError, Server, daemon, on_core, run_json
 from bench.report import Table, fields_table
 from bench.talk import Talk, ask, connect
 from protocol import messages as m
@@ -95,18 +95,18 @@ class TelemetryBench(Bench):
         folder = self.folder / f"{number}-{row}"
         if row == OFF:
             with daemon(folder, cores.server) as server:
-                return self._loaded(server.host, server.port, server.pid)
+                return self._loaded(server)
         with (
             http_daemon(folder, cores) as (server, port),
             _looked_at(server.host, port, cores.load),
         ):
-            return self._loaded(server.host, server.port, server.pid)
+            return self._loaded(server)
 
-    def _loaded(self, host: str, port: int, pid: int) -> dict[str, float]:
+    def _loaded(self, server: Server) -> dict[str, float]:
         seconds = 0.3 if self.choice.quick else 8.0
         plan = Plan(
-            host=host,
-            port=port,
+            host=server.host,
+            port=server.port,
             dialect="coordinator",
             workload="commit",
             connections=64,
@@ -116,7 +116,7 @@ class TelemetryBench(Bench):
             warmup_s=seconds / 8,
             duration_s=seconds,
             run="telemetry",
-            server_pid=pid,
+            server_pid=server.pid,
         )
         found: dict[str, float] = run_json("bench.load", plan, core=self.choice.cores.load)
         return found
