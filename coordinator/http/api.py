@@ -151,7 +151,6 @@ class Api:
         self._node_view = node_view
         self._asker = asker
         self._pause = pause
-        self._document = b""
 
     def operations(self) -> tuple[Operation, ...]:
         """Return everything that can be asked, but for the events."""
