@@ -20,12 +20,15 @@ def escaped(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
-def quoted(name: str) -> str:
-    """Return *name* for a sentence: in quotes, escaped, and cut where it is very long."""
+def shortened(name: str) -> str:
+    """Return *name* for a sentence: escaped, and cut where it is very long."""
     shown = escaped(name)
-    if len(shown) > QUOTED_CHARS_MAX:
-        shown = shown[:QUOTED_CHARS_MAX] + "…"
-    return f"'{shown}'"
+    return shown if len(shown) <= QUOTED_CHARS_MAX else shown[:QUOTED_CHARS_MAX] + "…"
+
+
+def quoted(name: str) -> str:
+    """Return the same in quotes."""
+    return f"'{shortened(name)}'"
 
 
 def did_you_mean(name: str, known: Iterable[str], shown: Callable[[str], str] = quoted) -> str:

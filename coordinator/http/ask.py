@@ -13,7 +13,7 @@ import trio
 from coordinator.group.registry_shard import RegistryShard
 from coordinator.group.shard import GroupShard
 from coordinator.http.routes import Pause, Refused
-from coordinator.names import COMPARED_MAX, QUOTED_CHARS_MAX, did_you_mean, escaped
+from coordinator.names import COMPARED_MAX, did_you_mean, shortened
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import ShardRunner
 from protocol.errors import ErrorCode
@@ -82,7 +82,7 @@ class Asker:
         """
         problem = group_id_error(group_id)
         if problem is not None:
-            raise Refused(404, f"there is no group {_shown(group_id)}: {problem}")
+            raise Refused(404, f"there is no group {shortened(group_id)}: {problem}")
         return self._node.shard_of(group_id)
 
     async def group(self, group_id: str, look: Callable[[GroupShard], T]) -> T:
@@ -126,10 +126,5 @@ class Asker:
         while len(near) < _NEAR_MAX and (some := list(islice(left, _TURN_NAMES))):
             near += [other for other in some if other.casefold().startswith(beginning)]
             await self._pause()
-        hint = did_you_mean(name, near[:_NEAR_MAX], _shown)
-        return Refused(404, f"there is no {kind} {_shown(name)}.{hint}")
-
-
-def _shown(name: str) -> str:
-    shown = escaped(name)
-    return shown if len(shown) <= QUOTED_CHARS_MAX else shown[:QUOTED_CHARS_MAX] + "…"
+        hint = did_you_mean(name, near[:_NEAR_MAX], shortened)
+        return Refused(404, f"there is no {kind} {shortened(name)}.{hint}")
