@@ -14,12 +14,11 @@ class LogServer(ScriptedServer):
 
     def handle(self, request: m.Request) -> m.Response:
         """Answer what concerns the log from there."""
-        if isinstance(request, m.DescribeNodeRequest | m.ScanOffsetsRequest):
+        if isinstance(
+            request, m.DescribeNodeRequest | m.ScanOffsetsRequest | m.ReadOffsetChangesRequest
+        ):
             answer: m.Response = self.log.answers[type(request)](request)
             return answer
-        if isinstance(request, m.ReadOffsetChangesRequest):
-            changes: m.Response = self.log.answers[type(request)](request)
-            return changes
         return super().handle(request)
 
     async def go_away(self) -> None:
