@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice, takewhile
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -32,6 +32,11 @@ REPEATS_MAX: Final = 1_000
 RETRY_S: Final = 10.0
 
 
+class _Report(NamedTuple):
+    end: int
+    at_s: float
+
+
 class EndReporter:
     """Registers topics, and reports the ends that have changed, and at times the others.
 
@@ -45,9 +50,8 @@ class EndReporter:
         self._counts: dict[str, int] = {}  # How many partitions the log has.
         self._registered: dict[str, int] = {}  # How many the registry has, at least.
         self._ends: Mapping[TopicPartition, int] = {}
-        self._reported: dict[TopicPartition, int] = {}
-        # When, the longest ago first; and what was noted by the last report.
-        self._reported_s: dict[TopicPartition, float] = {}
+        self._reported: dict[TopicPartition, _Report] = {}  # The longest ago first.
+        # What was noted by the last report.
         self._seen: Mapping[TopicPartition, int] | None = None
         self._grown = trio.Event()
         self._next_report_s = 0.0
@@ -113,7 +117,8 @@ class EndReporter:
         changed = {
             tp: end
             for tp, end in ends.items()
-            if self._reported.get(tp) != end and tp.partition < self._registered.get(tp.topic, 0)
+            if ((known := self._reported.get(tp)) is None or known.end != end)
+            and tp.partition < self._registered.get(tp.topic, 0)
         }
         if ends is not self._seen:
             changed |= self._repeats(ends)
@@ -132,20 +137,19 @@ class EndReporter:
             await self._report(again=True)
             return
         self._seen = ends
-        self._reported |= changed
-        for partition in changed:
-            self._reported_s.pop(partition, None)
-            self._reported_s[partition] = trio.current_time()
+        now_s = trio.current_time()
+        for tp, end in changed.items():
+            self._reported.pop(tp, None)  # It goes to the end of the order.
+            self._reported[tp] = _Report(end, now_s)
 
     def _repeats(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return ends that were reported long ago, and forget those that nobody notes any more."""
         due_s = trio.current_time() - REPEAT_S
-        due = takewhile(lambda item: item[1] <= due_s, self._reported_s.items())
+        due = takewhile(lambda item: item[1].at_s <= due_s, self._reported.items())
         repeats = {}
         for one, _ in list(islice(due, REPEATS_MAX)):
             if one not in ends:
-                del self._reported_s[one]
-                self._reported.pop(one, None)
-            elif self._reported.get(one) == ends[one]:
+                del self._reported[one]
+            else:
                 repeats[one] = ends[one]
         return repeats
