@@ -62,6 +62,9 @@ class Directory(Protocol):
     def lock(self) -> None:
         """Become the folder's only process. Raises LogLocked if another one is."""
 
+    def is_ours(self) -> bool:
+        """Return whether nobody else can have become the folder's process since `lock`."""
+
     def unlock(self) -> None:
         """Let another process have it; idempotent."""
 
@@ -212,7 +215,9 @@ class OsDirectory:
         """
         self.clock_s = clock_s
         self._path = Path(path)
+        self._lock_path = os.fspath(self._path / LOCK_NAME)
         self._lock: int | None = None
+        self._lock_identity = (0, 0)  # Inode and device.
         self._made: list[Path] = []  # The innermost one first.
         try:
             self._made = [p for p in (self._path, *self._path.parents) if not p.exists()]
@@ -242,6 +247,20 @@ class OsDirectory:
         if is_new:
             self._made.insert(0, path)
 
+    def is_ours(self) -> bool:
+        """Look whether the lock file is still there: the file, not only one of its name.
+
+        A flock is one of a file. Whoever removes or replaces that, or the folder, lets another
+        process lock what is there now. The number of an open file is nobody else's.
+        """
+        if self._lock is None:
+            return False
+        try:
+            found = os.stat(self._lock_path)  # noqa: PTH116 - with each flush; a Path costs thrice as much
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (found.st_ino, found.st_dev) == self._lock_identity
+
     def _hold(self, descriptor: int) -> None:
         """Take the flock of the open lock file; if that can't be had, close it.
 
@@ -258,6 +277,8 @@ class OsDirectory:
             os.close(descriptor)
             raise
         self._lock = descriptor
+        held = os.fstat(descriptor)
+        self._lock_identity = (held.st_ino, held.st_dev)
 
     def unlock(self) -> None:
         """Give the flock back."""
@@ -364,7 +385,9 @@ class ReadOnlyDirectory(OsDirectory):
             LogRefused: It isn't there, or not readable for this user.
         """
         self._path = Path(path)
+        self._lock_path = os.fspath(self._path / LOCK_NAME)
         self._lock: int | None = None
+        self._lock_identity = (0, 0)
         self._made: list[Path] = []
         if not os.access(self._path, os.R_OK | os.X_OK):
             raise LogRefused(f"the data folder {self._path} isn't there, or not readable")

@@ -37,5 +37,9 @@ class LogFailed(LogError):
     exit_status = EXIT_WRITE_FAILED
 
 
+class FolderLost(LogFailed):
+    """The data folder may be another process's by now: what is written may reach no log."""
+
+
 class BatchTooLarge(ValueError):
     """The batch would pass the limit; raised before anything was changed."""

@@ -22,7 +22,7 @@ from typing import Final
 import msgpack
 
 from coordinator.log.directory import Directory
-from coordinator.log.errors import BatchTooLarge, LogFailed, LogRefused
+from coordinator.log.errors import BatchTooLarge, FolderLost, LogFailed, LogRefused
 from coordinator.log.format import (
     BATCH_BYTES_MAX,
     FORMAT,
@@ -313,6 +313,8 @@ class Journal:
             raise LogFailed("the log failed earlier") from self._failure
         if flush.start != self._active.end:
             raise RuntimeError(f"flush of position {flush.start} written at {self._active.end}")
+        if flush.rolls:
+            self.check_ours()  # As in `change_manifest`.
         try:
             if flush.rolls:
                 self._roll()
@@ -325,6 +327,23 @@ class Journal:
                 raise LogFailed(f"a write or fsync of the log failed: {exc}") from exc
             raise
         self._note_durable(flush)
+
+    def check_ours(self) -> None:
+        """See that the folder is still this process's. Call it before acknowledging a flush.
+
+        Another process opens a folder by locking it first and reading it afterwards. So whatever
+        was synced before a look that finds our own lock, that process has read: it may be
+        acknowledged. A look before the sync would prove nothing.
+
+        Raises:
+            LogFailed: It isn't. Nothing may be acknowledged any more; the process must end.
+        """
+        if self._failure is None and not self.directory.is_ours():
+            self._failure = FolderLost(
+                "the lock file of the data folder was removed or replaced: another process may "
+                "have opened the folder"
+            )
+            raise self._failure
 
     def read(
         self, partition: int, from_offset: int = 0, *, max_bytes: int | None = None
@@ -352,6 +371,7 @@ class Journal:
         """
         if self._failure is not None:
             raise LogFailed("the log failed earlier") from self._failure
+        self.check_ours()  # The manifest of another process's log must not be replaced.
         try:
             self._manifest = change(self.directory, self._manifest)
         except OSError as exc:
@@ -382,6 +402,7 @@ class Journal:
         self._closed = True
         try:
             if clean and self._failure is None:
+                self.check_ours()
                 self._active.file.truncate(self._active.data_bytes)
                 stop = CleanStop(self._active.name, self._active.end)
                 write_clean_stop(self.directory, stop)

@@ -171,6 +171,8 @@ class Flusher:
         began_s, telemetry.flush_began_s = telemetry.flush_began_s, None
         try:
             result.unwrap()
+            # Here and not in the disk's thread, which would wait for its turn once more.
+            self._journal.check_ours()
         except Exception as exc:  # noqa: BLE001 - `run` raises it
             self._error = exc
             self._wake.set()

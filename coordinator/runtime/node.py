@@ -378,6 +378,7 @@ class Node:
             for runner in self._runner_of.values():
                 if len(runner.gate):
                     runner.give_up(now)
+            self.journal.check_ours()  # Whoever only asks is told nothing stale for long.
             self.check_storage()
 
     def keep_free(self, reserve_bytes: int) -> None:

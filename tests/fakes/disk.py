@@ -217,6 +217,14 @@ class Disk:
         self._holder = holder
         holder.dead = False
 
+    def is_held_by(self, holder: "DiskDirectory") -> bool:
+        """Say who has the lock."""
+        return self._holder is holder
+
+    def remove_lock(self) -> None:
+        """Do as if somebody removed the lock file: another process may take the folder."""
+        self._holder = None
+
     def release(self, holder: "DiskDirectory") -> None:
         """Give the lock back, if it is held."""
         if self._holder is holder:
@@ -311,6 +319,10 @@ class DiskDirectory:
         """Take the lock, unless another living process has it."""
         self._disk.acquire(self)
         self.step("lock")
+
+    def is_ours(self) -> bool:
+        """Say whether this process has the lock, and nobody took it away."""
+        return self._disk.is_held_by(self)
 
     def unlock(self) -> None:
         """Give the lock back."""

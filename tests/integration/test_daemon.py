@@ -134,6 +134,21 @@ def test_a_second_process_on_the_folder_is_refused(tmp_path: Path) -> None:
             assert committed(connection, 1)
 
 
+def test_who_lost_the_folder_to_a_second_process_acknowledges_nothing_more(tmp_path: Path) -> None:
+    """The lock file was removed, by a cleaning script: both would acknowledge, one for nothing."""
+    with daemon(tmp_path) as one:
+        one.ready()
+        with one.connect() as connection:
+            assert committed(connection, 1)
+            (tmp_path / "lock").unlink()
+            with suppress(OSError):
+                assert not committed(connection, 2)
+        assert one.wait() == EXIT_WRITE_FAILED
+        (failed,) = one.events("log.failed")
+        assert "lock file" in failed["reason"]
+        assert not one.events("stopped")
+
+
 def test_a_folder_of_another_node_is_refused(tmp_path: Path) -> None:
     """A disk in the wrong machine must not serve as if it were its own."""
     with daemon(tmp_path) as one:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.log.directory import OsDirectory
-from coordinator.log.errors import LogFailed, LogLocked, LogRefused
+from coordinator.log.errors import FolderLost, LogFailed, LogLocked, LogRefused
 from tests.log.helpers import (
     append,
     events_of,
@@ -78,6 +78,34 @@ def test_a_folder_is_locked_against_this_and_other_processes(tmp_path: Path) -> 
     assert subprocess.run(command, check=False).returncode == 78
     journal.close(clean=True)
     assert subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "moved", "folder moved"])
+def test_a_lock_file_that_is_gone_is_noticed(tmp_path: Path, how: str) -> None:
+    """A flock is one of a file: another process could lock the next one of that name."""
+    path = tmp_path / "data"
+    journal = open_real(path)
+    write(journal, 0, 1)
+    journal.check_ours()
+    lock = path / "lock"
+    if how == "folder moved":
+        path.rename(tmp_path / "elsewhere")
+    elif how == "moved":
+        lock.rename(path / "lock.old")
+    else:
+        lock.unlink()
+        if how == "replaced":
+            lock.touch()
+    journal.want_roll()
+    with pytest.raises(FolderLost, match="lock file"):
+        flush(journal)
+    with pytest.raises(LogFailed, match="failed earlier"):
+        write(journal, 0, 2)
+    journal.close(clean=True)
+
+    kept = tmp_path / "elsewhere" if how == "folder moved" else path
+    assert not (kept / "clean").exists()
+    assert len([*kept.glob("*.segment")]) == 1
 
 
 def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:

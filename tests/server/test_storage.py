@@ -7,7 +7,7 @@ from msgspec import structs
 from trio.testing import MockClock
 
 from coordinator.group.core import Caller
-from coordinator.log.errors import EXIT_WRITE_FAILED, LogFailed
+from coordinator.log.errors import EXIT_WRITE_FAILED, FolderLost, LogFailed
 from coordinator.log.format import FlushKey
 from coordinator.log.journal import Journal
 from coordinator.log.state_files import encode_durable
@@ -316,6 +316,38 @@ async def test_nobody_reads_what_a_failed_log_did_not_take(autojump_clock: MockC
         assert isinstance(answer, OffsetFetchResponse)
         assert answer.groups[0].error == ErrorCode.NOT_COORDINATOR
         w.nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("asks", ["commits", "only reads"])
+async def test_whose_folder_was_taken_acknowledges_nothing_more(
+    asks: str, autojump_clock: MockClock
+) -> None:
+    """Without the lock file a second daemon starts; nobody reads again what the first one writes."""
+    disk = Disk()
+    clients: list[Client] = []
+
+    async def run_until_it_notices() -> None:
+        async with world(disk=disk) as w:
+            clients.extend((w.connect(), w.connect()))
+            assert await clients[0].ask(commit(1)) == DONE
+            # A flush is on its way: it is synced, and the other daemon may have looked before.
+            w.slow_disk.hold()
+            if asks == "commits":
+                clients[1].send(commit(2))
+                await turn()
+            disk.remove_lock()
+            async with world(disk=disk) as other:
+                assert await fetched(other.connect()) == 1
+                w.slow_disk.let_go()
+                await trio.sleep(2)
+
+    with pytest.raises(BaseExceptionGroup) as failed:
+        await run_until_it_notices()
+
+    assert failed.group_contains(FolderLost)
+    assert _exit_status_of(failed.value) == EXIT_WRITE_FAILED
+    assert [len(client.answers()) for client in clients] == [1, 0]
+    assert await restarted(disk.copy()) == (1, False)
 
 
 async def restarted(disk: Disk) -> tuple[int, bool]:
