@@ -322,7 +322,7 @@ async def test_nobody_reads_what_a_failed_log_did_not_take(autojump_clock: MockC
 async def test_whose_folder_was_taken_acknowledges_nothing_more(
     asks: str, autojump_clock: MockClock
 ) -> None:
-    """Without the lock file a second daemon starts; nobody reads again what the first one writes."""
+    """A second daemon starts without the lock file; what the first one writes, nobody reads."""
     disk = Disk()
     clients: list[Client] = []
 
