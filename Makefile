@@ -95,7 +95,7 @@ $(FLIGHTS): demo/flights.lock | $(INSTALLED)
 .PHONY: lock
 lock: ## Refresh the three lock files (needs pip-tools on the PATH)
 	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --extra dev --extra server --extra spark --extra delta \
-		--extra kafka --extra metrics --output-file requirements.lock pyproject.toml
+		--extra kafka --extra metrics --extra sasl --output-file requirements.lock pyproject.toml
 	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --extra server \
 		--output-file requirements-server.lock pyproject.toml
 	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --only-build-deps --all-build-deps \

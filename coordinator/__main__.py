@@ -8,7 +8,18 @@ from coordinator.log.errors import EXIT_REFUSED
 
 # The modules of the extra "server".
 SERVER_ONLY: Final = frozenset(
-    {"click", "h11", "outcome", "prometheus_client", "re2", "rich", "structlog"}
+    {
+        "click",
+        "cryptography",
+        "h11",
+        "jwt",
+        "outcome",
+        "prometheus_client",
+        "re2",
+        "rich",
+        "scramp",
+        "structlog",
+    }
 )
 
 

@@ -21,7 +21,11 @@ PROJECT: Final[dict[str, Any]] = tomllib.loads(
     (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 )["project"]
 # What imports a package under another name than the one it is installed by.
-IMPORTED_AS: Final = {"google-re2": "re2", "prometheus-client": "prometheus_client"}
+IMPORTED_AS: Final = {
+    "google-re2": "re2",
+    "prometheus-client": "prometheus_client",
+    "pyjwt": "jwt",
+}
 # Importing everything that an executor can need, in a process without what only the daemon has.
 EVERYTHING: Final = """
 import importlib, pkgutil, sys
