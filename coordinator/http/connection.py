@@ -46,6 +46,18 @@ _BYTES_PER_SENT_SECOND: Final = 64 * 1024
 _DROPPED_BYTES_MAX: Final = 1024 * 1024
 _DROP_TIMEOUT_MS: Final = 2_000
 _REFUSED: Final = "its request was refused"
+_LINE_END: Final = b"\r\n"
+_SECURITY_LINES: Final = "".join(
+    [f"{name}: {value}\r\n" for name, value in SECURITY_HEADERS.items()]
+).encode()
+# The last is for nginx, which would keep events back.
+_STREAM_HEAD: Final = (
+    b"HTTP/1.1 200 OK\r\n"
+    b"content-type: text/event-stream\r\n"
+    b"cache-control: no-store\r\n"
+    b"connection: close\r\n"
+    b"x-accel-buffering: no\r\n"
+)
 # Browsers open connections that they may need, and keep those that they have used.
 _USUAL: Final = frozenset({IDLE, _REFUSED})
 
@@ -205,7 +217,8 @@ class HttpSession:
     def _answer(self, answer: Answer) -> None:
         has_body = answer.status != HTTPStatus.NOT_MODIFIED
         length = sum(len(part) for part in answer.body)
-        headers = self._headers(answer.headers)
+        headers = {"cache-control": "no-cache"}
+        headers |= {name.lower(): value for name, value in answer.headers.items()}
         if has_body:
             headers["content-type"] = answer.content_type
             headers["content-length"] = str(length)
@@ -221,16 +234,15 @@ class HttpSession:
                 reason=HTTPStatus(answer.status).phrase,
             )
         )
-        parts: list[bytes] = []
+        assert head is not None
+        parts = [head[: -len(_LINE_END)] + self._usual_lines()]
         if has_body and length and not self._is_head():
-            for part in answer.body:
-                sent = self._http.send_with_data_passthrough(h11.Data(data=part)) or ()
-                parts.extend(sent)
+            # All that h11 needs to know is how long it is.
+            self._http.send_with_data_passthrough(h11.Data(data=range(length)))  # type: ignore[arg-type]
+            parts += answer.body
         self._http.send(h11.EndOfMessage())
         if length + len(head) <= _SEND_BYTES:
-            parts = [b"".join((head, *parts))]
-        else:
-            parts.insert(0, head)
+            parts = [b"".join(parts)]
         self._is_last = self._http.our_state is h11.MUST_CLOSE or self._dropped_bytes is not None
         now_ms = self._owner.now().mono_ms
         self._answer_ms = (
@@ -238,29 +250,16 @@ class HttpSession:
         )
         self._put(parts)
 
-    def _headers(self, more: Mapping[str, str]) -> dict[str, str]:
-        return {
-            "date": self._owner.date(),
-            **SECURITY_HEADERS,
-            "cache-control": "no-cache",
-            **{name.lower(): value for name, value in more.items()},
-        }
+    def _usual_lines(self) -> bytes:
+        """Return the end of a head: what all have, which h11 would check each time."""
+        return b"date: %s\r\n%s\r\n" % (self._owner.date().encode(), _SECURITY_LINES)
 
     def _is_head(self) -> bool:
         return self._request is not None and self._request.method == b"HEAD"
 
     def _begin_stream(self, streaming: Streaming) -> None:
-        headers = self._headers(
-            {
-                "content-type": "text/event-stream",
-                "cache-control": "no-store",
-                "connection": "close",
-                "x-accel-buffering": "no",  # nginx would keep events back.
-            }
-        )
         self._owner.count(self.route_name, HTTPStatus.OK)
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        head = f"HTTP/1.1 200 OK\r\n{lines}\r\n".encode("latin-1")
+        head = _STREAM_HEAD + self._usual_lines()
         if self._is_head():
             self._is_last = True
             self._put([head])

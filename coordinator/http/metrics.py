@@ -2,7 +2,8 @@
 
 The families of the process are made of plain numbers, which others count, and written by
 prometheus-client, a family in a turn. Those of groups and topics are walked over and written by
-`series`. Nothing is kept between two scrapes.
+`series`. The text is the same for all, so many who scrape cost what one does: a scrape is kept for
+a second. Nothing else is kept between two of them.
 """
 
 import resource
@@ -33,8 +34,10 @@ from protocol.messages import APIS, ApiKey
 from protocol.version import VERSION
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-# Samples that prometheus-client writes in one turn; it takes ten times as long as `series`.
-TURN_SAMPLES: Final = 40
+# Samples that prometheus-client writes in one go; it takes ten times as long as `series`.
+TURN_SAMPLES: Final = 20
+# Of what a scrape shows, whoever sees it.
+KEPT_S: Final = 1.0
 # What one family has: a number, a histogram, or either by the values of its labels.
 Value = float | Histogram
 Values = Value | Mapping[tuple[str, ...], Value]
@@ -64,41 +67,52 @@ _DECLARED: Final = {
 }
 
 
-def routes(exporter: "Exporter") -> Sequence[Route]:
-    """Return the route of /metrics."""
-    scrapes = Scrapes(exporter.scrape)
-
-    async def answer(_request: HttpRequest) -> Answer:
-        return Answer(content_type=CONTENT_TYPE, body=await scrapes.latest())
-
-    return (Route("/metrics", answer),)
-
-
 class Scrapes:
-    """One scrape at a time: who comes while it is made gets the same."""
+    """One scrape at a time: who comes while it is made, or soon after, gets the same."""
 
     def __init__(self, make: Callable[[], Awaitable[Sequence[bytes]]]) -> None:
         self._make = make
-        self._under_way: _Scrape | None = None
+        self._latest: _Scrape | None = None
+        self._is_made = trio.Event()
+
+    def routes(self) -> Sequence[Route]:
+        """Return the route of /metrics."""
+        return (Route("/metrics", self._answer),)
+
+    async def _answer(self, _request: HttpRequest) -> Answer:
+        return Answer(content_type=CONTENT_TYPE, body=await self.latest())
 
     async def latest(self) -> Sequence[bytes]:
         """Return the text in parts."""
-        while (scrape := self._under_way) is not None:
+        while (scrape := self._latest) is not None:
             await scrape.is_over.wait()
             if scrape.parts:
                 return scrape.parts
             # Whoever made it gave up; one of those who waited makes another.
-        scrape = self._under_way = _Scrape()
+        scrape = self._latest = _Scrape()
         try:
             scrape.parts = await self._make()
+        except BaseException:
+            self._latest = None
+            raise
         finally:
-            self._under_way = None
             scrape.is_over.set()
+            self._is_made.set()
         return scrape.parts
+
+    async def forget_each(self) -> None:
+        """Forget each scrape when it is a second old, until cancelled."""
+        while True:
+            await self._is_made.wait()
+            self._is_made = trio.Event()
+            if (scrape := self._latest) is not None and scrape.parts:
+                await trio.sleep_until(scrape.began_s + KEPT_S)
+                self._latest = None
 
 
 class _Scrape:
     def __init__(self) -> None:
+        self.began_s = trio.current_time()
         self.parts: Sequence[bytes] = ()
         self.is_over = trio.Event()
 

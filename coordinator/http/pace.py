@@ -4,11 +4,12 @@ Theory of operation
 ===================
 
 Whatever works for HTTP does so in pieces: a round of its poller, or a stretch of a handler between
-two calls of `Pace.pause`. After `PIECE_S` of work by all of them together, whoever is next passes
-through one turnstile, first come, first served. There everybody else has a turn, and if clients
-have asked something since the last time, it sleeps there for four times as long as was worked. So
-each pass of trio's loop has one such piece in it, however many handlers there are, a flood of HTTP
-gets a fifth of the loop, and a request of a client waits for one piece.
+two calls of `Pace.pause`, which looks at the clock and mostly returns at once. After `PIECE_S` of
+work by all of them together, whoever is next passes through one turnstile, first come, first
+served. There everybody else has a turn, and if clients have asked something since the last time, it
+sleeps there for four times as long as was worked. So each pass of trio's loop has one such piece in
+it, however many handlers there are, a flood of HTTP gets a fifth of the loop, and a request of a
+client waits for one piece.
 
 Nobody holds anything while working: a handler may wait for something else, or end, without a word.
 """
@@ -52,7 +53,7 @@ class Pace:
         self._since_s = now_s
 
     async def pause(self) -> None:
-        """Return when more may be done; call it after each half a millisecond of work."""
+        """Return when more may be done; call it after each tenth of a millisecond of work."""
         self.end()
         if self._worked_s >= PIECE_S or self._turnstile.locked():
             async with self._turnstile:  # Taking it lets everybody else have a turn already.
@@ -60,4 +61,4 @@ class Pace:
                 seen, self._seen = self._seen, self._requests()
                 if seen != self._seen:
                     await trio.sleep(REST * worked_s)
-        self.begin()
+            self.begin()

@@ -80,4 +80,4 @@ class Route:
     is_quick: bool = False  # It never waits, and so needs no turn: health, the page's files.
 
 
-Pause = Callable[[], Awaitable[None]]  # Of `pace.Pace`: call it after each half a millisecond.
+Pause = Callable[[], Awaitable[None]]  # Of `pace.Pace`: call it after each tenth of a millisecond.

@@ -72,13 +72,15 @@ def _routes(
     tee.add(overview.heard)
     tee.add(node_view.heard)
     nursery.start_soon(hub.run)
+    scrapes = metrics.Scrapes(exporter.scrape)
     nursery.start_soon(node_view.history.run)
+    nursery.start_soon(scrapes.forget_each)
     operations = [*health.operations(node), *api.operations(), *hub.operations()]
     operations.append(openapi_operation(operations))
     return [
         *page.routes(),
         *(operation.route() for operation in operations),
-        *metrics.routes(exporter),
+        *scrapes.routes(),
     ]
 
 

@@ -198,6 +198,7 @@ class HttpSessions:
         await self._pace.pause()
         try:
             answer = await route.handler(request)
+            await self._pace.pause()  # Many may have waited for the same.
             if isinstance(answer, Streaming) and self._has_too_many_streams():
                 full = "there are http.max.event.streams streams already"
                 session.refuse(Refused(503, full, retry_after_s=_STREAMS_RETRY_S))

@@ -300,6 +300,36 @@ async def test_only_so_many_are_under_way_and_so_many_wait(autojump_clock: objec
         assert str(UNDER_WAY_MAX + 1) in events
 
 
+async def test_those_who_waited_for_the_same_are_answered_one_after_the_other(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scrape is the same for all, and to send it to sixteen in one go took 13 ms."""
+    is_made = trio.Event()
+    answered: list[int] = []
+
+    async def handler(_request: HttpRequest) -> Answer:
+        await is_made.wait()
+        return Answer(body=(LONG,))
+
+    async with listener(Route("/x", handler)) as here:
+        peers = [here.connect() for _ in range(UNDER_WAY_MAX)]
+        for peer in peers:
+            peer.put(get("/x"))
+        await settle()
+        pause = here.pace.pause
+
+        async def noted() -> None:
+            answered.append(sum(bool(peer.received) for peer in peers))
+            await pause()
+
+        monkeypatch.setattr(here.pace, "pause", noted)
+        is_made.set()
+        await settle()
+
+        assert all(len(peer.received) > len(LONG) for peer in peers)
+    assert set(range(UNDER_WAY_MAX)) <= set(answered)
+
+
 async def test_a_bug_in_a_handler_is_logged_and_not_told(
     autojump_clock: object, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,11 +8,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.http.metrics import (
+    KEPT_S,
     TURN_SAMPLES,
     Exporter,
     Scrapes,
     metric_of,
-    routes,
     texts_of,
 )
 from coordinator.http.routes import Answer, HttpRequest
@@ -33,7 +33,7 @@ REQUEST = HttpRequest(path="/metrics", names={}, query={}, headers={}, peer="192
 async def scraped(here: World) -> dict[str, Metric]:
     """Return each family of a scrape by its name in the catalogue."""
     exporter = Exporter(here.node, here.environment, here.settings, trio.lowlevel.checkpoint)
-    (route,) = routes(exporter)
+    (route,) = Scrapes(exporter.scrape).routes()
     answer = await route.handler(REQUEST)
     assert isinstance(answer, Answer)
     assert answer.content_type == "text/plain; version=0.0.4; charset=utf-8"
@@ -152,31 +152,56 @@ async def test_a_daemon_that_has_yet_to_load_can_be_scraped(
     assert families["group_coordinator_load_seconds"].samples == []
 
 
-async def test_who_comes_while_a_scrape_is_made_gets_the_same() -> None:
-    """Two Prometheus servers cost no more than one."""
+async def test_who_comes_while_a_scrape_is_made_or_soon_after_gets_the_same(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Sixteen that scrape without a pause cost no more than one."""
     made = 0
-    may_end = trio.Event()
 
     async def make() -> Sequence[bytes]:
         nonlocal made
         made += 1
-        await may_end.wait()
+        await trio.sleep(0.1)
         return (b"%d" % made,)
 
     scrapes = Scrapes(make)
     taken: list[Sequence[bytes]] = []
 
-    async def take() -> None:
+    async def take(after_s: float) -> None:
+        await trio.sleep(after_s)
         taken.append(await scrapes.latest())
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(take)
-        nursery.start_soon(take)
-        await trio.testing.wait_all_tasks_blocked()
-        may_end.set()
-    await take()
+        nursery.start_soon(scrapes.forget_each)
+        async with trio.open_nursery() as takers:
+            for after_s in (0, 0.05, 0.9 * KEPT_S, 1.1 * KEPT_S, 2.2 * KEPT_S):
+                takers.start_soon(take, after_s)
+        nursery.cancel_scope.cancel()
 
-    assert taken == [(b"1",), (b"1",), (b"2",)]
+    assert taken == [(b"1",), (b"1",), (b"1",), (b"2",), (b"3",)]
+
+
+async def test_a_scrape_that_takes_long_is_made_anew_for_who_comes_after_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """It is old already, and nobody shall see one that is older than it must be."""
+    made = 0
+
+    async def make() -> Sequence[bytes]:
+        nonlocal made
+        made += 1
+        await trio.sleep(2 * KEPT_S)
+        return (b"%d" % made,)
+
+    scrapes = Scrapes(make)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scrapes.forget_each)
+        first = await scrapes.latest()
+        await trio.testing.wait_all_tasks_blocked()
+        second = await scrapes.latest()
+        nursery.cancel_scope.cancel()
+
+    assert (first, second) == ((b"1",), (b"2",))
 
 
 async def test_another_makes_the_scrape_whose_maker_is_gone() -> None:
