@@ -127,6 +127,12 @@ class Settings:
         high=2**62,
         live=True,
     )
+    partition_reload_min_interval_ms: int = _setting(
+        60_000,
+        "How long a partition that was loaded again is served before ReloadPartition may "
+        "interrupt it once more.",
+        live=True,
+    )
     max_connections: int = _setting(
         10_000, "Open connections; more are closed at once.", low=1, live=True
     )

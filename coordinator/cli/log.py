@@ -43,6 +43,7 @@ from coordinator.log.offline.repair import (
 )
 from coordinator.log.offline.salvage import Kept, Salvage
 from coordinator.log.offline.survey import Survey, survey
+from coordinator.log.recovery import LEADER_EPOCH_ASKED_MAX
 from coordinator.log.state_files import META_NAME, Meta, decode_meta
 from coordinator.names import escaped
 from protocol.group_ids import offsets_partition
@@ -361,7 +362,7 @@ def _no_new_folder() -> str:
 )
 @click.option(
     "--leader-epoch-at-least",
-    type=click.IntRange(0, 2**31 - 2),
+    type=click.IntRange(0, LEADER_EPOCH_ASKED_MAX),
     default=0,
     metavar="N",
     help="Above every epoch that clients have seen, if the meta file is lost.",

@@ -13,6 +13,7 @@ from coordinator.cli.grammar import PROGRAM, Command
 from coordinator.cli.output import end
 from coordinator.config import ConfigError, load_settings
 from coordinator.log.errors import EXIT_REFUSED
+from coordinator.log.recovery import LEADER_EPOCH_ASKED_MAX
 from coordinator.server.reload import open_log
 from coordinator.server.run import Console, serve as serve_daemon
 from coordinator.server.service_manager import ServiceManager
@@ -39,7 +40,7 @@ from coordinator.server.terminal import Bar, LogOutput
 )
 @click.option(
     "--leader-epoch-at-least",
-    type=click.IntRange(0, 2**31 - 2),
+    type=click.IntRange(0, LEADER_EPOCH_ASKED_MAX),
     default=0,
     metavar="N",
     help="For a restored backup: above every epoch that clients have seen.",
@@ -55,8 +56,10 @@ def serve(
 
     A start that is refused leaves nothing behind.
     """
-    # Until it can be answered: whoever rotates logs must not end a daemon that starts.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Until it can be answered: whoever rotates logs must not end a daemon that starts. The others
+    # mean something to other daemons; here they would end it without a drain.
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     bar = Bar(sys.stderr)
     settings = loaded(listen, toml_path, overrides)
     output = LogOutput(around=bar.around)

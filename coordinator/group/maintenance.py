@@ -10,7 +10,7 @@ Expiry runs now and then.
 Expiry removes offsets that nobody needs any more, by KIP-211. How long an offset is kept counts
 from its commit, or from when its group became Empty; a topic that the group subscribes to doesn't
 expire at all. Wall clocks jump, and what is removed does not come back. So the wall clock is read
-once, at the load, and goes on with the monotonic time; and timestamps in records never go back,
+once, at the first load, and goes on with the monotonic time; timestamps in records never go back,
 nor behind that clock (`Core.wall_ms`). So no jump makes anything expire early while the process
 runs.
 """
@@ -51,6 +51,7 @@ class Sweeper:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._timer = Timer(TimerKind.SWEEP)
+        self._has_clock = False
         # Of the slice: the time, how many keys it may still take, and what was decided.
         self._now = Now(0, 0)
         self._room = 0
@@ -60,8 +61,11 @@ class Sweeper:
     def start(self, now: Now) -> None:
         """Begin to serve a shard that was just loaded: the first expiry is an interval away."""
         self._is_serving = True
-        # The clock of expiry. What is written from here on is never older than it says.
-        self._core.wall_offset_ms = now.wall_ms - now.mono_ms
+        if not self._has_clock:
+            # The clock of expiry, which a later load must not set anew: the wall clock may have
+            # jumped since. What is written from here on is never older than it says.
+            self._has_clock = True
+            self._core.wall_offset_ms = now.wall_ms - now.mono_ms
         self._expiry_due_ms = now.mono_ms + self._core.config.offsets_retention_check_interval_ms
         # What changed after a group's last record: it may take long to find out.
         self._must_tell = self._core.registry.version > 0

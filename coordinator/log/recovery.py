@@ -53,6 +53,8 @@ from coordinator.log.state_files import (
 
 QUARANTINE: Final = "aside"
 LEADER_EPOCH_MAX: Final = 2**31 - 1
+# What may be asked for: each start takes one more, and behind the last one there is none.
+LEADER_EPOCH_ASKED_MAX: Final = 2**30
 
 RecoveryEvent = tuple[str, dict[str, object]]
 

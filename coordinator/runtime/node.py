@@ -81,6 +81,7 @@ class Node:
         reserve_bytes: int,
         segment_bytes: int,
         compaction: Compaction,
+        reload_min_interval_ms: int,
     ) -> None:
         self.journal = journal
         self.commit_timeout_ms = commit_timeout_ms
@@ -139,7 +140,7 @@ class Node:
             load=self._load_of_the_moment,
             is_draining=lambda: self.draining,
         )
-        self.reloader = Reloader(self)
+        self.reloader = Reloader(self, reload_min_interval_ms)
         self._changes = ChangesReader(
             journal, environment, max_response_bytes=group_config.max_response_bytes
         )
@@ -397,10 +398,18 @@ class Node:
 
 
 class Reloader:
-    """Loads partitions anew that an operator asks for, one after the other (ReloadPartition)."""
+    """Loads partitions anew that an operator asks for, one after the other (ReloadPartition).
 
-    def __init__(self, node: "Node") -> None:
+    A partition that is served is interrupted by it: for that, its last load must be some time ago.
+
+    Attributes:
+        min_interval_ms: How long ago.
+    """
+
+    def __init__(self, node: "Node", min_interval_ms: int) -> None:
+        self.min_interval_ms = min_interval_ms
         self._node = node
+        self._served_since_ms: dict[int, int] = {}  # Monotonic, of those that were loaded again.
         self._queue: CallQueue[int] = CallQueue()  # Each with its partition.
         self._at_work = -1
 
@@ -414,10 +423,23 @@ class Reloader:
             call.fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
         elif self._node.draining:
             call.fail(ErrorCode.NOT_COORDINATOR, -1)
+        elif status is Status.ACTIVE:
+            self._interrupt(call, partition)
         else:
-            if status is Status.ACTIVE:
-                self._node.unload(partition)
             self._queue.put(call, partition)
+
+    def _interrupt(self, call: Call, partition: int) -> None:
+        since_ms = self._served_since_ms.get(partition)
+        served_ms = None if since_ms is None else self._node.now().mono_ms - since_ms
+        if served_ms is not None and served_ms < self.min_interval_ms:
+            message = (
+                f"partition {partition} was loaded again {served_ms} ms ago; "
+                f"partition.reload.min.interval.ms is {self.min_interval_ms}"
+            )
+            call.resolve(ReloadPartitionResponse(ErrorCode.QUOTA_EXCEEDED, message, -1, -1), -1)
+            return
+        self._node.unload(partition)
+        self._queue.put(call, partition)
 
     def refuse_all(self, error: int) -> None:
         """Answer what waits with *error*."""
@@ -435,6 +457,7 @@ class Reloader:
                 error = ErrorCode.UNKNOWN_SERVER_ERROR
                 call.resolve(ReloadPartitionResponse(error, str(exc), -1, -1), -1)
             else:
+                self._served_since_ms[self._at_work] = self._node.now().mono_ms
                 done = ReloadPartitionResponse(
                     ErrorCode.NONE, None, progress.entries, progress.load_ms
                 )

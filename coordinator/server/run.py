@@ -109,6 +109,7 @@ def make_node(
             min_cleanable_ratio=settings.log_cleaner_min_cleanable_ratio,
             delete_retention_ms=settings.log_cleaner_delete_retention_ms,
         ),
+        reload_min_interval_ms=settings.partition_reload_min_interval_ms,
     )
 
 
@@ -229,6 +230,7 @@ async def _serve_log(
 
     def apply() -> None:
         node.keep_free(settings.storage_reserve_bytes)
+        node.reloader.min_interval_ms = settings.partition_reload_min_interval_ms
         server.sessions.max_connections = max_connections(settings)
 
     reload = Reload(settings, console.read_settings, console.output, apply)

@@ -89,7 +89,8 @@ Make = Callable[[Path], None]
         (restored, ["--set", "node.id=99"], 78),
         (restored, ["--set", "offsets.topic.num.partitions=51"], 78),
         (restored, ["--set", "cluster.id=R6C_erC4cJM10erf_hJ7KQ"], 78),
-        (restored, ["--leader-epoch-at-least", "2147483646", *("--set", "node.id=99")], 78),
+        (restored, ["--leader-epoch-at-least", "1073741824", *("--set", "node.id=99")], 78),
+        (restored, ["--leader-epoch-at-least", "1073741825"], 2),
         (without_manifest, [], 65),
     ],
 )  # fmt: skip

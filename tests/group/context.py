@@ -144,6 +144,17 @@ class Context:
         self._start(self.records[:kept])
         self.durable = len(self.records)
 
+    def load_again(self) -> None:
+        """Unload the shard, and load it from its log, while the process goes on."""
+        for outcome in self.shard.unload(self.now):
+            self.take(outcome)
+        for record in self.records:
+            self.shard.replay(roundtrip(record))
+        self.group_ends.clear()  # What was loaded is known at once.
+        for outcome in self.shard.loaded(self.now):
+            self.take(outcome)
+        self.check()
+
     # --- taking what the shard decides ------------------------------------------------------
 
     def take(self, outcome: Outcome | None) -> None:

@@ -374,6 +374,7 @@ JUMPS = st.lists(
         st.tuples(st.just("jump"), st.integers(-400 * HOUR_MS, 400 * HOUR_MS)),
         st.tuples(st.just("pass"), st.integers(0, 40 * HOUR_MS)),
         st.tuples(st.just("commit"), st.integers(0, 2)),
+        st.just(("load again", 0)),
     ),
     max_size=15,
 )
@@ -381,6 +382,8 @@ JUMPS = st.lists(
 
 # Nothing was written for a while when the clock went back.
 @example([("jump", -KEPT_MS), ("pass", 2 * HOUR_MS), ("commit", 0), ("pass", 1), ("pass", HOUR_MS)])
+# A jump is not believed because the partition is loaded again.
+@example([("commit", 0), ("jump", KEPT_MS), ("load again", 0), ("pass", HOUR_MS)])
 @given(JUMPS)
 def test_jumps_of_the_wall_clock_make_nothing_expire_early(steps: list[tuple[str, int]]) -> None:
     """What is kept for a day is kept for a day of monotonic time, whatever the wall says."""
@@ -392,6 +395,8 @@ def test_jumps_of_the_wall_clock_make_nothing_expire_early(steps: list[tuple[str
         elif what == "commit":
             assert context.commit("", -1, f"t-{by}") == 0
             committed[by] = context.mono_ms
+        elif what == "load again":
+            context.load_again()
         else:
             context.advance(by)
         for partition, at_ms in committed.items():

@@ -100,6 +100,21 @@ def test_sigterm_ends_it_cleanly(tmp_path: Path) -> None:
             assert committed(connection, 42)
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_signals_that_mean_something_to_other_daemons_end_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Whoever rotates logs sends one; it must not cut off the clients."""
+    with daemon(tmp_path) as one:
+        one.wait_for("listening")
+        one.process.send_signal(number)
+        one.ready()
+        with one.connect() as connection:
+            one.process.send_signal(number)
+            assert committed(connection, 41)
+            assert one.stop() == 0
+
+
 def test_sigterm_under_load_loses_no_acknowledged_commit(tmp_path: Path) -> None:
     """What was acknowledged while it drained is there too."""
     acknowledged = -1

@@ -142,7 +142,7 @@ def test_partitions_are_loaded_alone_while_the_others_are_served(tmp_path: Path)
     for number in range(100):
         groups.setdefault(offsets_partition(f"g{number}", PARTITIONS), f"g{number}")
 
-    with daemon(tmp_path / "data", SETTING) as one:
+    with daemon(tmp_path / "data", SETTING, "partition.reload.min.interval.ms=0") as one:
         one.ready()
         commits = {p: Commits(one, p, group_id) for p, group_id in groups.items()}
         with one.connect() as operator:

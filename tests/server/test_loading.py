@@ -372,6 +372,24 @@ async def test_an_operator_has_a_partition_loaded_again(autojump_clock: MockCloc
         assert await client.error(m.ReloadPartitionRequest(4)) == ErrorCode.INVALID_REQUEST
 
 
+async def test_a_partition_is_not_loaded_again_and_again(autojump_clock: MockClock) -> None:
+    """Each time its groups are sent away: in a loop, nearly none of their commits succeed."""
+    async with world("partition.reload.min.interval.ms=5000") as w:
+        client = w.connect()
+        partition = w.node.shard_of("g").partition
+        again = m.ReloadPartitionRequest(partition)
+        assert await client.error(again) == 0
+        await trio.sleep(4)
+
+        refused: Any = await client.ask(again)
+        assert (refused.error, refused.entries) == (ErrorCode.QUOTA_EXCEEDED, -1)
+        assert "4000 ms ago; partition.reload.min.interval.ms is 5000" in refused.message
+        assert await client.error(commit()) == 0
+        assert await client.error(m.ReloadPartitionRequest((partition + 1) % 4)) == 0
+        await trio.sleep(1)
+        assert await client.error(again) == 0
+
+
 async def test_a_partition_that_cannot_be_read_stays_closed_and_the_others_do_not(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,7 @@ def test_only_what_is_looked_at_each_time_is_live() -> None:
         "log.level",
         "max.connections",
         "metrics.max.series",
+        "partition.reload.min.interval.ms",
         "storage.reserve.bytes",
     }
 
