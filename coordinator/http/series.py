@@ -223,7 +223,7 @@ PROCESS_FAMILIES: Final = (
         "group_coordinator_flush_seconds",
         "From the order to write until answers may leave.",
     ),
-    _histogram("group_coordinator_fsync_seconds", "fdatasync alone."),
+    _histogram("group_coordinator_fsync_seconds", "The synced write alone."),
     _histogram("group_coordinator_flush_bytes", "What one flush wrote."),
     _gauge(
         "group_coordinator_flush_age_seconds",

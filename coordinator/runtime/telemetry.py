@@ -9,7 +9,6 @@ for it.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 import trio
@@ -95,10 +94,6 @@ class Telemetry:
         """What flushes wrote."""
         self._book()
         return self._flush_bytes
-
-    def answered(self, api_key: int, error: int, seconds: float, times: int = 1) -> None:
-        """Count answers that are alike."""
-        self.round_answered(seconds, {error << KEY_BITS | api_key: times})
 
     def round_answered(self, seconds: float, answers: dict[int, int]) -> None:
         """Count the answers of a round, by kind, to requests that came together."""
@@ -201,12 +196,6 @@ class Tee:
             except Exception as exc:  # noqa: BLE001 - one listener's bug must not end a request
                 self._log("event.unheard", {"of": name, "reason": repr(exc)})
 
-    def add(self, sink: EventSink) -> Callable[[], None]:
-        """Have *sink* called with each event, in the event loop; call the result to end that."""
+    def add(self, sink: EventSink) -> None:
+        """Have *sink* called with each event, too, in the event loop."""
         self._sinks.append(sink)
-
-        def end() -> None:
-            with suppress(ValueError):
-                self._sinks.remove(sink)
-
-        return end

@@ -10,6 +10,8 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from coordinator.http.series import CATALOGUE
+
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
 ALERTS: Final = DEPLOY / "prometheus/alerts.yml"
@@ -54,3 +56,14 @@ def panels() -> list[dict[str, Any]]:
 def metrics_in(expr: str) -> set[str]:
     """Return the names of the metrics that a query is about."""
     return set(_METRIC.findall(expr))
+
+
+def known_metrics() -> set[str]:
+    """Return every name that a query may have: a histogram has three."""
+    found = {"up"}
+    for family in CATALOGUE:
+        if family.kind == "histogram":
+            found |= {f"{family.name}_{part}" for part in ("bucket", "count", "sum")}
+        else:
+            found.add(family.name)
+    return found

@@ -5,22 +5,10 @@ from typing import Final
 
 import yaml
 
-from coordinator.http.series import CATALOGUE
-from tests.deploy.support import DEPLOY, ROOT, metrics_in, needs, rules, run
+from tests.deploy.support import DEPLOY, ROOT, known_metrics, metrics_in, needs, rules, run
 
 RUNBOOK: Final = ROOT / "docs/operations.md"
 NAMES: Final = [rule["alert"] for rule in rules()]
-
-
-def known_metrics() -> set[str]:
-    """Return every name that a query may have: a histogram has three."""
-    found = {"up"}
-    for family in CATALOGUE:
-        if family.kind == "histogram":
-            found |= {f"{family.name}_{part}" for part in ("bucket", "count", "sum")}
-        else:
-            found.add(family.name)
-    return found
 
 
 def entries() -> dict[str, str]:

@@ -4,8 +4,7 @@ from itertools import combinations
 
 import yaml
 
-from tests.deploy.support import DEPLOY, dashboard, metrics_in, panels
-from tests.deploy.test_alerts import known_metrics
+from tests.deploy.support import DEPLOY, dashboard, known_metrics, metrics_in, panels
 
 
 def test_every_panel_is_about_metrics_that_there_are() -> None:

@@ -8,7 +8,7 @@ import trio
 
 from coordinator.runtime.environment import Done, Environment, RunBlocking, Submit, Work
 from coordinator.runtime.poller import Poller
-from coordinator.runtime.telemetry import Tee, Telemetry
+from coordinator.runtime.telemetry import KEY_BITS, Tee, Telemetry
 from tests import logged
 
 
@@ -24,6 +24,13 @@ def in_tasks(run_blocking: RunBlocking, nursery: Callable[[], trio.Nursery]) -> 
             done(outcome.Value(None))
 
     return lambda work, done: nursery().start_soon(run, work, done)
+
+
+def answered_alike(
+    telemetry: Telemetry, api_key: int, error: int, seconds: float, times: int = 1
+) -> None:
+    """Have *telemetry* count a round of answers that are alike."""
+    telemetry.round_answered(seconds, {error << KEY_BITS | api_key: times})
 
 
 async def _at_once(work: Work) -> None:

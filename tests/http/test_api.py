@@ -15,6 +15,7 @@ from coordinator.http.routes import Answer, Refused
 from protocol import messages as m
 from protocol.consumer import Assignment, encode_assignment
 from protocol.partition import TopicPartition
+from tests.fakes.environment import answered_alike
 from tests.http.asking import Site, body, site
 from tests.server.world import Client, commit, join
 
@@ -254,8 +255,8 @@ async def test_the_node_tells_of_the_last_minute(autojump_clock: MockClock) -> N
     """Whether it is busy, and whether its disk is slow."""
     async with site() as here:
         client = here.w.connect()
-        here.w.environment.telemetry.answered(8, 0, 0.0004, 60)
-        here.w.environment.telemetry.answered(8, 25, 0.0004, 3)
+        answered_alike(here.w.environment.telemetry, 8, 0, 0.0004, 60)
+        answered_alike(here.w.environment.telemetry, 8, 25, 0.0004, 3)
         await client.ask(commit(1))
         await trio.sleep(30)
 

@@ -25,6 +25,7 @@ from protocol.messages import (
     TopicEnds,
     TopicRegistration,
 )
+from tests.fakes.environment import answered_alike
 from tests.server.world import World, commit, world
 
 REQUEST = HttpRequest(path="/metrics", names={}, query={}, headers={}, peer="192.0.2.1")
@@ -114,9 +115,9 @@ async def test_answers_are_counted_by_their_error(autojump_clock: trio.testing.M
     """What succeeded is counted once, and not among the errors."""
     async with world() as here:
         counts = here.environment.telemetry
-        counts.answered(8, 0, 0.002)
-        counts.answered(8, 22, 0.2)
-        counts.answered(8, -7, 20.0)
+        answered_alike(counts, 8, 0, 0.002)
+        answered_alike(counts, 8, 22, 0.2)
+        answered_alike(counts, 8, -7, 20.0)
         families = await scraped(here)
     requests = "group_coordinator_requests_total"
     seconds = "group_coordinator_request_seconds"

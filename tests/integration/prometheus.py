@@ -1,7 +1,7 @@
 """A real Prometheus that scrapes a daemon each second, and its alerts."""
 
 import json
-import socket
+import re
 import subprocess
 import urllib.parse
 import urllib.request
@@ -16,6 +16,7 @@ from tests.deploy.support import ALERTS, needs
 from tests.integration.daemon import until
 
 _SOON: Final = "1s"  # In the place of the minutes that the rules wait.
+_LISTENING: Final = re.compile(r'msg="Listening on" address=(\S+)')
 LOOK_S: Final = 0.2  # It looks at the daemon, and at its rules, once a second.
 
 
@@ -36,24 +37,30 @@ class Prometheus:
             ],
         }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._address = f"127.0.0.1:{free.getsockname()[1]}"
-        with (folder / "prometheus.log").open("wb") as log:
+        self._log = folder / "prometheus.log"
+        with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
                     needs("prometheus"),
                     f"--config.file={folder / 'prometheus.yml'}",
                     f"--storage.tsdb.path={folder / 'tsdb'}",
-                    f"--web.listen-address={self._address}",
+                    "--web.listen-address=127.0.0.1:0",
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
 
+    def _address(self) -> str:
+        """Return where it listens, as it says itself. Raises OSError before that."""
+        found = _LISTENING.search(self._log.read_text(encoding="utf-8"))
+        if found is None:
+            raise ConnectionRefusedError("it does not listen yet")
+        return found[1]
+
     def get(self, path: str, **parameters: str) -> Any:
         """Return the data of an answer of its API."""
         query = urllib.parse.urlencode(parameters)
-        url = f"http://{self._address}/api/v1/{path}?{query}"
+        url = f"http://{self._address()}/api/v1/{path}?{query}"
         with urllib.request.urlopen(url, timeout=20) as answer:
             found = json.load(answer)
         assert found["status"] == "success", found

@@ -126,21 +126,12 @@ def running(code: str) -> Iterator[Program]:
             file.close()
 
 
-def free_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def test_a_killed_daemon_makes_two_lines_and_ctrl_c_leaves_the_group(tmp_path: Path) -> None:
     """One WARNING and one INFO for all the retries between; then nothing is left of the member."""
-    port = free_port()
-    listen = f"127.0.0.1:{port}"
     data, at_once = tmp_path / "data", "group.initial.rebalance.delay.ms=0"
-    with daemon(data, at_once, port=port) as one:
-        one.ready()
+    with daemon(data, at_once) as one:
+        port = one.ready().port
+        listen = f"127.0.0.1:{port}"
         with running(PROGRAM.format(address=listen)) as program:
             program.wait_for_commit()
             one.kill()
@@ -164,11 +155,16 @@ def test_a_killed_daemon_makes_two_lines_and_ctrl_c_leaves_the_group(tmp_path: P
 
 def test_nobody_there_is_one_traceback_that_ends_with_one_line() -> None:
     """In each form of the client: the address, and the system's words."""
-    address = f"127.0.0.1:{free_port()}"
-    programs = {form: Program(code.format(address=address)) for form, code in NOBODY_THERE.items()}
-    for form, program in programs.items():
-        with program.process:
-            assert program.end() == 1, form
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))  # So the port is nobody else's, and nobody listens.
+        address = f"127.0.0.1:{unheard.getsockname()[1]}"
+        programs = {
+            form: Program(code.format(address=address)) for form, code in NOBODY_THERE.items()
+        }
+        for form, program in programs.items():
+            with program.process:
+                assert program.end() == 1, form
+    for program in programs.values():
         tracebacks = [line for line in program.errors if line.startswith(("Traceback", "  + Exc"))]
         assert len(tracebacks) == 1, program.errors
         assert program.errors[-1] == (
