@@ -52,6 +52,7 @@ class ConnectionLost(Exception):
     Attributes:
         address: "host:port"; empty if it is about several.
         maybe_sent: False if the request surely did not leave this machine.
+        is_stranger: Whether whoever is there has never spoken the protocol.
         cause: What the system said, if it did.
 
     """
@@ -62,17 +63,25 @@ class ConnectionLost(Exception):
         address: str = "",
         *,
         maybe_sent: bool = True,
+        is_stranger: bool = False,
         cause: OSError | None = None,
     ) -> None:
         """Take a message for people, which names the address."""
         self.address = address
         self.maybe_sent = maybe_sent
+        self.is_stranger = is_stranger
         self.cause = cause
         super().__init__(message)
 
     def before_sending(self) -> "ConnectionLost":
         """Return the same, of a time at which the request itself was not sent yet."""
-        return ConnectionLost(str(self), self.address, maybe_sent=False, cause=self.cause)
+        return ConnectionLost(
+            str(self),
+            self.address,
+            maybe_sent=False,
+            is_stranger=self.is_stranger,
+            cause=self.cause,
+        )
 
 
 class _Waiter:
@@ -108,6 +117,7 @@ class Connection:
         self._outbox_filled = trio.Event()
         self._scope = trio.CancelScope()
         self._lost_because: str | None = None
+        self._is_stranger = False
         self._versions: dict[int, tuple[int, int]] = {}
         self._server_software = "the server"
         self._max_request_bytes: int | None = None
@@ -201,7 +211,9 @@ class Connection:
         finally:
             self._waiters.pop(correlation_id, None)
         if waiter.answer is None:
-            raise ConnectionLost(f"{self.address}: {waiter.lost}", self.address)
+            raise ConnectionLost(
+                f"{self.address}: {waiter.lost}", self.address, is_stranger=self._is_stranger
+            )
         response = waiter.answer.response
         if isinstance(response, BareError) and response.error == ErrorCode.UNSUPPORTED_VERSION:
             raise FatalError(
@@ -238,6 +250,7 @@ class Connection:
         except _STREAM_ERRORS as exc:
             self.close(str(exc) or type(exc).__name__)
         except RemoteProtocolError as exc:
+            self._is_stranger = not self._versions
             self.close(f"the server broke the protocol: {exc}")
 
     async def _read(self) -> None:

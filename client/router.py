@@ -258,6 +258,8 @@ class Router:
                     connection = await self._connect_any(deadline_s, caller)
                 except ConnectionLost as exc:
                     trouble = exc
+                    if exc.is_stranger:
+                        raise FatalError(one_line(f"no coordinator is there: {exc}")) from None
                 else:
                     self._outages.answered(connection.address, caller, trio.current_time())
                     return
@@ -291,7 +293,12 @@ class Router:
             else:
                 return connection
         text = "; ".join(map(str, troubles))
-        raise ConnectionLost(text, maybe_sent=False, cause=troubles[-1].cause)
+        raise ConnectionLost(
+            text,
+            maybe_sent=False,
+            is_stranger=all(trouble.is_stranger for trouble in troubles),
+            cause=troubles[-1].cause,
+        )
 
     def _out_of_time(self, call: _Call) -> Exception:
         what = call.api_name

@@ -12,7 +12,7 @@ from client.backoff import backoff
 from protocol import messages as m
 from protocol.messages import APIS, ApiKey
 from tests.client.conftest import World
-from tests.fakes.scripted_server import Answer, Hang, Raw
+from tests.fakes.scripted_server import Answer, Drop, Hang, Raw
 
 T0 = TopicPartition("t", 0)
 COMMITTED = m.OffsetCommitResponse(0, (m.TopicResult("t", (m.PartitionResult(0, 0),)),))
@@ -328,6 +328,41 @@ async def test_a_server_that_refuses_the_greeting_is_an_error(
     with pytest.raises(FatalError, match="refused ApiVersions"):
         async with world.connect():
             pass
+
+
+async def test_whoever_speaks_something_else_is_no_coordinator(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """The port of HTTP is close by, and to wait would not make it another one."""
+    world.server.script(m.ApiVersionsRequest, *[Raw(b"HTTP/1.1 400 Bad Request\r\n\r\n")] * 9)
+    with pytest.raises(FatalError, match=r"no coordinator is there: node1:9310: .*HTTP"):
+        async with world.connect():
+            pass
+
+    assert world.server.connections == 1
+
+
+async def test_a_coordinator_beside_a_stranger_is_waited_for(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """One wrong address in a list says nothing about the others."""
+    world.server.script(m.ApiVersionsRequest, *[Raw(b"SSH-2.0-x\r\n")] * 9)
+    world.other.script(m.ApiVersionsRequest, Drop())
+    async with world.connect(["node1:9310", "node2:9310"]) as client:
+        await client.list_groups()
+
+    assert len(world.other.requests(m.ListGroupsRequest)) == 1
+
+
+async def test_a_stranger_in_the_place_of_a_coordinator_is_an_outage(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """A proxy that says so itself while nobody is behind it must not end whoever is connected."""
+    world.server.script(m.OffsetFetchRequest, Drop())
+    async with world.connect() as client:
+        world.server.script(m.ApiVersionsRequest, Raw(b"HTTP/1.1 503 Busy\r\n\r\n"))
+
+        assert await client.fetch_offsets("g") == {}
 
 
 async def test_the_greeting_comes_first_with_the_client_id(
