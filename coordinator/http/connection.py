@@ -26,7 +26,7 @@ import structlog
 from coordinator.config import Settings
 from coordinator.group.core import Now
 from coordinator.http.guard import SECURITY_HEADERS
-from coordinator.http.router import METHODS, problem, unless_known
+from coordinator.http.router import METHODS, OTHER, problem, unless_known
 from coordinator.http.routes import Answer, HttpRequest, Refused, Streaming
 from coordinator.runtime.poller import Poller
 from coordinator.server.session import IDLE, TAKES_NOTHING, UNFINISHED, Deadlines
@@ -45,6 +45,8 @@ _TURN_BYTES: Final = 256 * 1024
 _BYTES_PER_SENT_SECOND: Final = 64 * 1024
 _DROPPED_BYTES_MAX: Final = 1024 * 1024
 _DROP_TIMEOUT_MS: Final = 2_000
+# h11 takes any that is written like these.
+_VERSIONS: Final = frozenset({b"1.0", b"1.1"})
 _REFUSED: Final = "its request was refused"
 _LINE_END: Final = b"\r\n"
 _SECURITY_LINES: Final = "".join(
@@ -111,7 +113,7 @@ class HttpSession:
         self.transport = transport
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         self._request: h11.Request | None = None  # Read, and not answered to the end.
-        self.route_name = ""
+        self.route_name = OTHER
         self._stream: Streaming | None = None
         self._unsent: deque[bytes] = deque()
         self._sent_of_first = 0
@@ -338,7 +340,7 @@ class HttpSession:
             self.close()
         else:
             self._request = None
-            self.route_name = ""
+            self.route_name = OTHER
             self._http.start_next_cycle()
             self.deadlines.between_frames(self._owner.now().mono_ms)
             self._want(reading=True, writing=False)
@@ -402,6 +404,8 @@ class HttpSession:
 
 def _refusal_of_head(request: h11.Request) -> Refused | None:
     """Return why nothing more is taken after this head, or None."""
+    if request.http_version not in _VERSIONS:
+        return Refused(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "only HTTP/1.0 and 1.1 are spoken")
     if request.method.decode("ascii") not in METHODS:
         return Refused(HTTPStatus.METHOD_NOT_ALLOWED, "everything here is read-only: GET and HEAD")
     head_bytes = len(request.target)

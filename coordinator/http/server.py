@@ -12,7 +12,7 @@ from coordinator.config import Settings
 from coordinator.http.connection import HttpSession, Warn
 from coordinator.http.guard import refusal
 from coordinator.http.pace import Pace
-from coordinator.http.router import OTHER, Router, query_of, split_target
+from coordinator.http.router import Router, query_of, split_target
 from coordinator.http.routes import HttpRequest, Refused, Route, Streaming
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.poller import Poller
@@ -145,7 +145,6 @@ class HttpSessions:
 
     def ask(self, session: HttpSession, target: str, headers: Mapping[str, str]) -> None:
         """Have the request answered, now or later."""
-        session.route_name = OTHER
         try:
             path, query, authority = split_target(target)
             if authority is not None:

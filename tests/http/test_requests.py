@@ -3,6 +3,7 @@
 import pytest
 
 from coordinator.http.guard import SECURITY_HEADERS
+from coordinator.http.router import OTHER
 from tests.http.listener import get, listener, text
 
 
@@ -39,6 +40,8 @@ async def test_requests_sent_in_one_go_are_answered_in_their_order(autojump_cloc
         (get("/x", "Host: localhost:1:2"), 400),
         (b"nonsense\r\n\r\n", 400),
         (b"GET /x HTTP/1.1\r\n\r\n", 400),
+        (b"GET /x HTTP/2.0\r\n\r\n", 505),
+        (b"GET /x HTTP/0.9\r\n\r\n", 505),
         (get("x"), 400),
         (get("/%ff"), 400),
         (get("/x?q=%ff"), 400),
@@ -56,3 +59,4 @@ async def test_what_cannot_be_answered_is_refused_in_json(
 
     assert status == reply.status
     assert "application/problem+json" == reply.headers["content-type"]
+    assert [status] == [counted for route, counted in here.telemetry.http if route in {"/x", OTHER}]
