@@ -23,6 +23,29 @@ _NOTED_MAX: Final = 256  # A tenth of a millisecond to book.
 KEY_BITS: Final = 16
 _KEY_MASK: Final = 2**KEY_BITS - 1
 
+# Reasons are there from the start: what appears with its first value has no increase until the
+# second one.
+REFUSED: Final = ("malformed", "unsupported", "too_large", "parked_limit", "failed")
+CONNECTIONS_CLOSED: Final = (
+    "peer",
+    "idle",
+    "slow_reader",
+    "unfinished_request",
+    "malformed",
+    "failed",
+    "shutdown",
+)
+CONNECTIONS_REFUSED: Final = ("max_connections", "descriptors")
+MEMBERS_REMOVED: Final = (
+    "left",
+    "session expired",
+    "rebalance timeout",
+    "sync timeout",
+    "group full",
+    "bad assignment",
+    "offsets altered",
+    "generations used up",
+)
 BYTE_BOUNDS: Final = tuple(512 * 4**n for n in range(9))
 
 
@@ -45,10 +68,10 @@ class Telemetry:
         self._requests: dict[int, Histogram] = {}
         self._errors: dict[tuple[int, int], int] = {}
         self._rounds: list[tuple[float, dict[int, int]]] = []  # Not booked yet.
-        self.refused: dict[str, int] = {}
+        self.refused = dict.fromkeys(REFUSED, 0)
         self.connections_accepted = 0
-        self.connections_closed: dict[str, int] = {}
-        self.connections_refused: dict[str, int] = {}
+        self.connections_closed = dict.fromkeys(CONNECTIONS_CLOSED, 0)
+        self.connections_refused = dict.fromkeys(CONNECTIONS_REFUSED, 0)
         self.received_bytes = 0
         self.sent_bytes = 0
         self._flush_s = Histogram()
@@ -60,7 +83,7 @@ class Telemetry:
         self.rebalances: dict[tuple[str, str], int] = {}
         self.rebalance_s: dict[str, Histogram] = {}
         self.phase_s = {phase: Histogram(REBALANCE_BOUNDS_S) for phase in ("join", "sync")}
-        self.members_removed: dict[str, int] = {}
+        self.members_removed = dict.fromkeys(MEMBERS_REMOVED, 0)
         self.offsets_expired = 0
         self.offsets_removed = 0
         self.http: dict[tuple[str, int], int] = {}

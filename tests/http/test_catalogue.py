@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from coordinator.http.series import CATALOGUE, LEVELS, Family
+from coordinator.runtime.telemetry import Telemetry
 from tests.guide import ROOT
 
 PAGE: Final = ROOT / "docs/metrics.md"
@@ -57,3 +58,21 @@ def test_the_page_names_the_levels() -> None:
     text = PAGE.read_text(encoding="utf-8")
 
     assert "`level`: " + ", ".join(f"`{level}`" for level in LEVELS) in text
+
+
+def test_each_documented_reason_is_there_from_the_start() -> None:
+    """An alert on an increase would miss all that happened before the first scrape that has it."""
+    telemetry = Telemetry()
+    counted = {
+        "requests_refused": telemetry.refused,
+        "connections_closed": telemetry.connections_closed,
+        "connections_refused": telemetry.connections_refused,
+        "members_removed": telemetry.members_removed,
+    }
+    page = PAGE.read_text(encoding="utf-8")
+    for name, reasons in counted.items():
+        (meaning,) = re.findall(rf"^\| `group_coordinator_{name}_total` .*", page, re.MULTILINE)
+        said = set(re.findall("`([a-z_ ]+)`", meaning)) - {"counter", "reason", "requests_total"}
+
+        assert {f"group_coordinator_{name}_total", *reasons} == said
+        assert set(reasons.values()) == {0}

@@ -17,7 +17,7 @@ from coordinator.http.series import CATALOGUE
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from tests.deploy.support import needs
-from tests.integration.daemon import Daemon, daemon
+from tests.integration.daemon import Daemon, daemon, until
 from tests.integration.prometheus import prometheus
 
 pytestmark = pytest.mark.integration
@@ -114,7 +114,8 @@ def test_what_clients_do_is_counted(tmp_path: Path) -> None:
     """From the socket to the disk: none of the numbers is made up by a test's world."""
     with daemon(tmp_path / "data", ON) as running:
         filled(running.ready())
-        scraped(running)
+        first = scraped(running)
+        until(lambda: scraped(running) != first, "another scrape", pause_s=0.2)
         families = families_of(scraped(running))
         assert running.stop() == 0
 
@@ -134,7 +135,8 @@ def test_what_clients_do_is_counted(tmp_path: Path) -> None:
     assert samples("group_coordinator_topics") == [count]
     assert samples("group_coordinator_group_lag") == [10] * count
     assert samples("group_coordinator_connections_accepted_total") == [1]
-    assert samples("group_coordinator_http_requests_total", route="/metrics", status="200") == [1]
+    (scrapes,) = samples("group_coordinator_http_requests_total", route="/metrics", status="200")
+    assert scrapes >= 1
     assert samples("group_coordinator_load_ratio") == [1]
     for positive in (
         "group_coordinator_received_bytes_total",

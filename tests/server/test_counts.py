@@ -1,6 +1,7 @@
 """What is counted of requests, answers and connections, and for how long they took."""
 
 import errno
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -148,7 +149,7 @@ async def test_an_answer_that_nobody_takes_is_not_counted(autojump_clock: MockCl
         await friend.ask(commit(2))
 
         assert sum(telemetry.requests[COMMIT].counts) == 1
-        assert telemetry.connections_closed == {"peer": 1}
+        assert +Counter(telemetry.connections_closed) == {"peer": 1}
 
 
 async def test_a_disk_that_is_given_up_is_counted_once(autojump_clock: MockClock) -> None:
@@ -186,8 +187,8 @@ async def test_what_is_refused_is_counted_also_where_its_line_is_kept_back(
             await turn()
 
         assert len(logs) == 1
-        assert telemetry.refused == {"unsupported": 3, "parked_limit": 1, "malformed": 1}
-        assert telemetry.connections_closed == {"malformed": 1}
+        assert +Counter(telemetry.refused) == {"unsupported": 3, "parked_limit": 1, "malformed": 1}
+        assert +Counter(telemetry.connections_closed) == {"malformed": 1}
 
 
 async def test_a_bug_of_ours_is_counted(
@@ -204,9 +205,9 @@ async def test_a_bug_of_ours_is_counted(
         with capture_logs():
             await w.connect().ask(beat())
 
-        assert telemetry.refused == {"failed": 1}
+        assert +Counter(telemetry.refused) == {"failed": 1}
         assert telemetry.errors == {(HEARTBEAT, ErrorCode.UNKNOWN_SERVER_ERROR): 1}
-        assert telemetry.connections_closed == {"failed": 1}
+        assert +Counter(telemetry.connections_closed) == {"failed": 1}
 
 
 def _says_nothing(client: Client) -> None:
@@ -253,8 +254,8 @@ async def test_connections_are_counted_by_why_they_end(
         what(client)
         await trio.sleep(15)
 
-        assert telemetry.connections_closed == {why: 1}
-        assert telemetry.refused == ({"too_large": 1} if what is _sends_too_much else {})
+        assert +Counter(telemetry.connections_closed) == {why: 1}
+        assert +Counter(telemetry.refused) == ({"too_large": 1} if what is _sends_too_much else {})
 
 
 async def test_connections_at_the_end_of_the_daemon_are_counted(
@@ -265,7 +266,7 @@ async def test_connections_at_the_end_of_the_daemon_are_counted(
         w.connect()
         await turn()
 
-    assert w.environment.telemetry.connections_closed == {"shutdown": 1}
+    assert +Counter(w.environment.telemetry.connections_closed) == {"shutdown": 1}
 
 
 async def test_connections_that_are_not_taken_are_counted(autojump_clock: MockClock) -> None:
@@ -279,7 +280,7 @@ async def test_connections_that_are_not_taken_are_counted(autojump_clock: MockCl
         await trio.sleep(0.05)
 
         assert telemetry.connections_accepted == 1
-        assert telemetry.connections_refused == {"max_connections": 2, "descriptors": 1}
+        assert +Counter(telemetry.connections_refused) == {"max_connections": 2, "descriptors": 1}
 
 
 async def test_bytes_are_counted_both_ways(autojump_clock: MockClock) -> None:
@@ -309,7 +310,7 @@ async def test_a_rebalance_of_the_real_core_is_counted(autojump_clock: MockClock
         }
         assert counted(telemetry.rebalance_s["member joined"]) == {5.0: 1}
         assert counted(telemetry.phase_s["join"]) == {5.0: 1}
-        assert telemetry.members_removed == {"session expired": 1}
+        assert +Counter(telemetry.members_removed) == {"session expired": 1}
 
 
 async def test_bounds_hold_what_they_say(autojump_clock: MockClock) -> None:
