@@ -96,6 +96,12 @@ CATALOGUE: Final = (
     ),
     _kind("storage.has_room", "info", "free_bytes reserve_bytes", "They are taken again."),
     _kind(
+        "lines.dropped",
+        "warning",
+        "count",
+        "So many lines of this log were lost before this one, as nobody read them.",
+    ),
+    _kind(
         "event.unheard",
         "error",
         "of reason",

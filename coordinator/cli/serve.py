@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 import trio
@@ -17,7 +18,10 @@ from coordinator.log.recovery import LEADER_EPOCH_ASKED_MAX
 from coordinator.server.reload import open_log
 from coordinator.server.run import Console, serve as serve_daemon
 from coordinator.server.service_manager import ServiceManager
-from coordinator.server.terminal import Bar, LogOutput
+from coordinator.server.terminal import Bar, LogOutput, Printer
+
+# How long the end waits for a reader of the log that has stopped reading.
+LAST_LINES_TIMEOUT_S: Final = 1.0
 
 
 @click.command(
@@ -60,9 +64,10 @@ def serve(
     # mean something to other daemons; here they would end it without a drain.
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    bar = Bar(sys.stderr)
+    printer = Printer()
+    bar = Bar(sys.stderr, printer)
     settings = loaded(listen, toml_path, overrides)
-    output = LogOutput(around=bar.around)
+    output = LogOutput(around=bar.around, printer=printer)
     try:
         open_log(output, settings)
     except ConfigError as exc:
@@ -75,9 +80,13 @@ def serve(
         ),
         ServiceManager.of(os.environ),
     )
-    status = trio.run(
-        lambda: serve_daemon(
-            settings, data_dir, console, leader_epoch_at_least=leader_epoch_at_least
+    printer.start()
+    try:
+        status = trio.run(
+            lambda: serve_daemon(
+                settings, data_dir, console, leader_epoch_at_least=leader_epoch_at_least
+            )
         )
-    )
+    finally:
+        printer.finish(LAST_LINES_TIMEOUT_S)
     sys.exit(status)

@@ -62,6 +62,7 @@ _DECLARED: Final = {
     "disk_free_bytes": ("group_coordinator_disk_free_bytes", 1),
     "disk_size_bytes": ("group_coordinator_disk_size_bytes", 1),
     "disk_reserve_bytes": ("group_coordinator_disk_reserve_bytes", 1),
+    "log_lines_dropped_total": ("group_coordinator_log_lines_dropped_total", 1),
     "http_connections": ("group_coordinator_http_connections", 1),
     "http_event_streams": ("group_coordinator_http_event_streams", 1),
 }

@@ -248,6 +248,10 @@ PROCESS_FAMILIES: Final = (
     _gauge("group_coordinator_disk_size_bytes", "Size of the disk."),
     _gauge("group_coordinator_disk_reserve_bytes", "Below it new offsets are refused."),
     _counter(
+        "group_coordinator_log_lines_dropped_total",
+        "Lines of the daemon's own log that nobody read in time.",
+    ),
+    _counter(
         "group_coordinator_http_requests_total", "Answers of the HTTP listener.", "route", "status"
     ),
     _gauge("group_coordinator_http_connections", "Open HTTP connections."),

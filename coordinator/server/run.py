@@ -215,6 +215,7 @@ async def _serve_log(
     telemetry = Telemetry()
     tee = Tee(log_event, telemetry.event)
     environment = real_environment(telemetry, tee)
+    environment.metrics["log_lines_dropped_total"] = lambda: console.output.printer.dropped
     node = make_node(settings, journal, environment, ChildProcess(data_dir).run)
     native_listeners = listeners[: len(settings.listener_addresses())]
     http_listeners = listeners[len(native_listeners) :]
@@ -240,6 +241,7 @@ async def _serve_log(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.run)
             nursery.start_soon(telemetry.watch_stalls)
+            nursery.start_soon(console.output.printer.watch)
             nursery.start_soon(server.run, list[Listener](native_listeners))
             for address, listener in zip(
                 settings.listener_addresses(), native_listeners, strict=True

@@ -1,6 +1,7 @@
 """The daemon as a service: SIGHUP, a rotated log, and what systemd is told."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from protocol.messages import RegisterTopicsRequest, RegisterTopicsResponse, TopicRegistration
 from tests.deploy.support import DEPLOY, needs, run
-from tests.integration.daemon import daemon, run_cli, until
+from tests.integration.daemon import Connection, daemon, run_cli, until
 
 pytestmark = pytest.mark.integration
 
@@ -97,6 +99,32 @@ def test_a_hangup_while_the_daemon_starts_does_not_end_it(tmp_path: Path) -> Non
         one.process.send_signal(signal.SIGHUP)
         one.ready()
         assert one.stop() == 0
+
+
+def test_a_standard_output_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
+    """The reader of the pipe may hang: a pager, a collector, a terminal that is halted."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDWR)
+    into_pipe = ("sh", "-c", f'exec "$0" "$@" > {pipe}')
+    try:
+        with daemon(tmp_path / "data", prefix=into_pipe) as one:
+            said = b""
+            while b'"ready"' not in said:
+                said += os.read(reading, 65_536)
+            (port,) = re.findall(rb'"port": ([0-9]+)', said)
+            with Connection(int(port)) as connection:
+                for number in range(800):  # Some 2 KB of an event for each.
+                    topics = [
+                        TopicRegistration(f"{number}-{n}" + "x" * 150, 1, None) for n in range(10)
+                    ]
+                    answer = connection.ask(RegisterTopicsRequest(tuple(topics), False))
+                    assert type(answer) is RegisterTopicsResponse
+            shown = run_cli("health", "--at", f"127.0.0.1:{int(port)}", "--output", "json")
+            assert json.loads(shown.stdout)["metrics"]["log_lines_dropped_total"] > 0
+            assert one.stop() == 0
+    finally:
+        os.close(reading)
 
 
 def ignores_hangups(pid: int) -> bool:

@@ -2,13 +2,16 @@
 
 import io
 import json
+import os
+import select
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import structlog
 
-from coordinator.server.terminal import LogOutput, escaped, log_event
+from coordinator.server.terminal import WAITING_CHARS_MAX, LogOutput, escaped, log_event
 
 
 @pytest.fixture
@@ -141,3 +144,83 @@ def test_a_file_that_cannot_be_opened_leaves_the_log_where_it_is(tmp_path: Path)
     output.close()
     log_event("stalled", {"late_ms": 2})  # Lost, and nothing else.
     assert json.loads(path.read_text(encoding="utf-8"))["late_ms"] == 1
+
+
+@contextmanager
+def unread_pipe(*, blocking: bool = True) -> Iterator[tuple[int, LogOutput]]:
+    """Log into a pipe that nobody reads yet."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, blocking)
+    with open(writing, "w", encoding="utf-8") as stream:  # noqa: PTH123 - a descriptor
+        output = LogOutput(stream)
+        output.configure()
+        output.printer.start()
+        yield reading, output
+        os.close(reading)  # Whoever is stuck there goes on.
+        output.printer.finish(10)
+
+
+def read_lines(reading: int, output: LogOutput) -> list[dict[str, object]]:
+    """Return what is printed until all of it is."""
+    text = b""
+    is_printed = os.eventfd(0)
+    output.printer.run(lambda: os.eventfd_write(is_printed, 1))
+    while reading in (ready := select.select([reading, is_printed], [], [], 10)[0]):
+        text += os.read(reading, 65_536)
+    assert ready == [is_printed]
+    os.close(is_printed)
+    return [json.loads(line) for line in text.decode().splitlines()]
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_reader_that_stops_reading_holds_up_nobody(*, blocking: bool) -> None:
+    """The event loop would stand still with its first line that doesn't fit a pipe any more."""
+    told = 3 * WAITING_CHARS_MAX // 500
+    with unread_pipe(blocking=blocking) as (reading, output):
+        for number in range(told):
+            log_event("settings.refused", {"reason": f"{number:06} " + "x" * 500})
+
+        dropped = output.printer.dropped
+        assert 0 < dropped < told
+        before = read_lines(reading, output)
+        assert len(before) == told - dropped
+        assert [str(line["reason"])[:6] for line in before] == [
+            f"{number:06}" for number in range(told - dropped)
+        ]
+
+        log_event("stalled", {"late_ms": 6})  # What comes now would seem to be the next one.
+        output.printer.tell()
+        log_event("stalled", {"late_ms": 7})
+        output.printer.tell()
+        lost, after = read_lines(reading, output)
+        assert (lost["event"], lost["level"]) == ("lines.dropped", "warning")
+        assert (lost["count"], after["late_ms"]) == (dropped + 1, 7)
+        assert output.printer.dropped == dropped + 1
+
+
+def test_nothing_is_taken_again_before_there_is_some_room() -> None:
+    """A reader that is just too slow would have a line about dropped ones behind each line."""
+    with unread_pipe() as (reading, output):
+        while not output.printer.dropped:
+            log_event("settings.refused", {"reason": "x" * 500})
+        os.read(reading, 65_536)
+        for _ in range(10):
+            output.printer.tell()
+            log_event("settings.refused", {"reason": "y" * 500})
+
+        assert output.printer.dropped == 11
+
+
+def test_a_file_that_was_replaced_has_what_was_logged_before(tmp_path: Path) -> None:
+    """It is closed behind the lines that wait for it."""
+    with unread_pipe() as (_, output):
+        output.configure(path=str(tmp_path / "one"))
+        for number in range(100):
+            log_event("stalled", {"late_ms": number})
+        output.configure(path=str(tmp_path / "two"))
+        log_event("stalled", {"late_ms": 100})
+        output.printer.finish(10)
+        lines = [(tmp_path / name).read_text("utf-8").splitlines() for name in ("one", "two")]
+
+        assert [len(each) for each in lines] == [100, 1]
+        output.configure()
