@@ -256,9 +256,12 @@ class Api:
         await self._pause()
         return answer_of([views.encode(shown)])
 
-    def has_group(self, group_id: str) -> bool:
-        """Say whether there is such a group in memory."""
-        return group_id in self._core_of(group_id).groups
+    async def outline(self, group_id: str) -> GroupFacts | None:
+        """Return the numbers of one group but those that time changes, None if there is none."""
+        walk = self._core_of(group_id).facts_of(group_id, self._node.now().mono_ms, Turn())
+        for row in await in_turns(walk, self._pause):
+            return row._replace(lag_seconds=0, earlier_ms=0)
+        return None
 
     async def show_group(self, group_id: str) -> views.GroupAlone:
         """Return one group with everything but its partitions. Raises Refused."""

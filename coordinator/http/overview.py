@@ -147,6 +147,11 @@ class Overview:
         """How long to rest between two looks at all."""
         return max(1.0, REST * self._cost_s)
 
+    @property
+    def looked_ms(self) -> int | None:
+        """The wall clock's time of the newest snapshot, None if there is none."""
+        return None if self._snapshot is None else self._snapshot.at.wall_ms
+
     def add_cost(self, seconds: float) -> None:
         """Count what was done for the last look elsewhere."""
         self._cost_s += seconds

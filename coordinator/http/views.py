@@ -72,19 +72,24 @@ class Health(View):
 # --- groups -----------------------------------------------------------------------------
 
 
-class GroupChange(View):
-    """A group that has changed, without its samples."""
+class GroupOutline(View):
+    """What all views of a group have."""
 
     id: str
     type: str
     state: str
-    members: int
     partitions: int
     unknown_partitions: int
     lag: int | None
     lag_seconds: float | None
     earlier_lag: int | None
     earlier_ms: int | None
+
+
+class GroupChange(GroupOutline):
+    """A group that has changed, without its samples."""
+
+    members: int
 
 
 class Group(GroupChange):
@@ -155,37 +160,34 @@ class Late(View):
     removed: bool
 
 
-class RunningRebalance(View):
+class RebalanceOutline(View):
+    """What is told of a rebalance whether it goes on or not."""
+
+    started_at: datetime | None
+    trigger: str
+    reason: str
+    by: Who | None
+    from_generation: int
+    to_generation: int | None
+    phases: list[Phase]
+    late: list[Late]
+
+
+class RunningRebalance(RebalanceOutline):
     """A rebalance that goes on; what only its end tells is null."""
 
     number: int | None
-    started_at: datetime | None
-    trigger: str
-    reason: str
-    by: Who | None
-    from_generation: int
-    to_generation: int | None
     outcome: str | None
     members: int | None
-    phases: list[Phase]
-    late: list[Late]
     waiting_for: list[str]
 
 
-class Rebalance(View):
+class Rebalance(RebalanceOutline):
     """A rebalance that has ended: "stable", "empty", or "overtaken" by another one."""
 
     number: int
-    started_at: datetime | None
-    trigger: str
-    reason: str
-    by: Who | None
-    from_generation: int
-    to_generation: int | None
     outcome: str
     members: int
-    phases: list[Phase]
-    late: list[Late]
 
 
 class Rebalances(View):
@@ -196,19 +198,10 @@ class Rebalances(View):
     next: str | None
 
 
-class GroupAlone(View):
+class GroupAlone(GroupOutline):
     """One group with everything but its partitions."""
 
-    id: str
-    type: str
-    state: str
     members: list[Member]
-    partitions: int
-    unknown_partitions: int
-    lag: int | None
-    lag_seconds: float | None
-    earlier_lag: int | None
-    earlier_ms: int | None
     samples: list[int | None]
     sampled_at: datetime | None
     generation: int
@@ -378,10 +371,11 @@ class Node(View):
 
 
 class Hello(View):
-    """The first event: read the lists again."""
+    """The first event: read the lists again, but for a list of groups that is so new already."""
 
     as_of: datetime
     version: str
+    groups_as_of: datetime | None
 
 
 class GroupChanges(View):

@@ -48,6 +48,7 @@ class FakeApi:
     problem: tuple[int, str] | None = None
     flowing: threading.Event = field(default_factory=threading.Event)
     streams: list[tuple[str | None, "queue.Queue[bytes | None]"]] = field(default_factory=list)
+    missed_at: datetime = NIGHT
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -73,7 +74,8 @@ class FakeApi:
         self.tell("group", self.group(group_id), group_id)
 
     def cut(self) -> None:
-        """End all event streams."""
+        """End all event streams; a list that is older than this misses something."""
+        self.missed_at = self.now() + timedelta(seconds=1)
         for _, waiting in self.streams:
             waiting.put(None)
 
@@ -98,8 +100,14 @@ class FakeApi:
 
     def _groups(self, query: Mapping[str, list[str]]) -> Json:
         q = query.get("q", [""])[0].lower()
-        found = [group for group in self.groups.values() if q in group["id"].lower()]
-        found.sort(key=lambda group: (-(group["lag"] or 0), group["id"]))
+        states = query.get("state")
+        found = [
+            group
+            for group in self.groups.values()
+            if q in group["id"].lower() and (not states or group["state"] in states)
+        ]
+        first = query.get("sort", ["lag"])[0]
+        found.sort(key=lambda group: (-(group[first] or 0), group["id"]))
         limit = int(query.get("limit", ["200"])[0])
         answer = listed(found[:limit], len(found))
         answer["as_of"] = text_of(self.now())
@@ -552,7 +560,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         waiting: queue.Queue[bytes | None] = queue.Queue()
-        hello = {"as_of": self.api.now().isoformat(), "version": "0.14.0"}
+        hello = {
+            "as_of": text_of(self.api.now()),
+            "version": "0.14.0",
+            "groups_as_of": text_of(self.api.missed_at),
+        }
         waiting.put(f"retry: 200\n\nevent: hello\ndata: {json.dumps(hello)}\n\n".encode())
         mine = (group_id, waiting)
         self.api.streams.append(mine)

@@ -12,6 +12,7 @@ from tests.browser.conftest import OpenPage
 from tests.browser.fake_api import FakeApi
 
 ROWS = "table.groups tbody tr"
+LINES = ".rebalances > li"
 
 
 @pytest.fixture
@@ -311,6 +312,106 @@ def test_an_address_may_name_what_no_path_can(opened: OpenPage, served: ExitStac
     for name in ("50%", "a%2Fb", "%00", "%FF"):
         page = opened(f"{url}/#/groups/{name}")
         expect(page.locator("main")).to_contain_text("There is no")
+
+
+def test_what_is_filtered_stands_in_the_address(opened: OpenPage, served: ExitStack) -> None:
+    """It is sent to somebody else, and is what one comes back to."""
+    api, url = night(served)
+    for group in api.groups.values():
+        group["lag_seconds"] = 90
+    page = opened(url)
+    expect(page.locator(ROWS)).to_have_count(41)
+
+    page.get_by_label("Filter groups by name").fill("a")
+    page.get_by_role("button", name="Over a minute behind").click()
+    page.get_by_role("button", name="Members", exact=True).click()
+    page.get_by_role("button", name="Members", exact=True).click()
+    shown = names(page)
+    assert 0 < len(shown) < 41
+    assert page.url.endswith("/#/?q=a&show=behind&sort=-members")
+
+    page.locator(f"{ROWS} a").first.click()
+    expect(page.locator(LINES).or_(page.get_by_text("It has not rebalanced")).first).to_be_visible()
+    page.go_back()
+    expect(page.locator(ROWS)).to_have_count(len(shown))
+    other = opened(page.url)
+    expect(other.locator(ROWS)).to_have_count(len(shown))
+    assert shown == names(other)
+    expect(other.get_by_label("Filter groups by name")).to_have_value("a")
+    expect(other.get_by_role("columnheader", name="Members")).to_have_attribute(
+        "aria-sort", "ascending"
+    )
+    other.keyboard.press("g")
+    expect(other.locator(ROWS)).to_have_count(41)
+
+
+def test_an_address_that_says_nonsense_shows_all_groups(
+    opened: OpenPage, served: ExitStack
+) -> None:
+    """It may be of another release, or mistyped."""
+    _, url = night(served)
+    page = opened(f"{url}/#/?show=constructor&sort=-toString&x=1")
+
+    expect(page.locator(ROWS)).to_have_count(41)
+    expect(page.get_by_role("columnheader", name="Lag")).to_have_attribute(
+        "aria-sort", "descending"
+    )
+
+
+def test_what_is_shown_is_asked_for_once(opened: OpenPage, served: ExitStack) -> None:
+    """The stream's hello is no reason to ask again for what was just asked for."""
+    _, url = night(served)
+    page = opened(f"{url}/page/icon.svg")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.removeprefix(url)))
+    page.goto(url)
+    expect(page.locator(ROWS)).to_have_count(41)
+    expect(page.locator("#link-state")).to_have_text("live")
+    page.get_by_role("link", name="billing", exact=True).click()
+    expect(page.locator(LINES)).to_have_count(8)
+    expect(page.locator(".partitions tbody tr").first).to_be_visible()
+
+    questions = [path.split("?")[0] for path in asked if "/api/" in path and "events" not in path]
+    assert [
+        "/api/v1/groups",
+        "/api/v1/groups/billing",
+        "/api/v1/groups/billing/partitions",
+        "/api/v1/groups/billing/rebalances",
+    ] == sorted(questions)
+
+
+def test_what_is_wrong_with_the_node_is_told_on_every_view(
+    opened: OpenPage, served: ExitStack
+) -> None:
+    """Numbers that stand still because the disk hangs look as if all were well."""
+    api, url = night(served)
+    page = opened(f"{url}/#/groups/billing")
+    expect(page.locator("#link-state")).to_have_text("live")
+    node = fake_api.node()
+    disk = {"part": "disk", "ok": False, "reason": "a flush takes 7 s", "since": None}
+
+    api.tell("node", {**node, "checks": [disk]})
+    expect(page.locator("#notice")).to_have_text("Disk: a flush takes 7 s.")
+    expect(page.get_by_role("status")).to_have_text("The coordinator is not well")
+    api.tell("node", {**node, "checks": [{**disk, "ok": True}]})
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_of_very_many_groups_those_that_rebalance_are_all_found(
+    opened: OpenPage, served: ExitStack
+) -> None:
+    """One without a lag is none of the worst 2,000."""
+    api = fake_api.many(2_050)
+    moving = [g for g in api.groups.values() if g["state"].endswith("Rebalance")]
+    moving[0]["lag"] = 0
+    page = opened(served.enter_context(fake_api.serving(api)))
+    expect(page.locator(ROWS)).to_have_count(2_000)
+    expect(page.get_by_role("button", name=f"Rebalancing ≥ {len(moving) - 1}")).to_be_visible()
+
+    page.get_by_role("button", name="Rebalancing").click()
+    expect(page.locator(ROWS)).to_have_count(len(moving))
+    page.get_by_role("button", name="All").click()
+    expect(page.locator(ROWS)).to_have_count(2_000)
 
 
 def test_of_very_many_groups_the_filter_finds_also_what_is_not_shown(

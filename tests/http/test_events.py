@@ -76,7 +76,7 @@ async def test_a_stream_begins_with_hello(autojump_clock: MockClock) -> None:
 
         assert browser.received.startswith(b"retry: 1000\n\nid: ")
         name, data = browser.events()[0]
-        assert ("hello", {"as_of", "version"}) == (name, set(data))
+        assert ("hello", {"as_of", "version", "groups_as_of"}) == (name, set(data))
 
 
 async def test_a_commit_is_told_within_a_second(autojump_clock: MockClock) -> None:
@@ -187,6 +187,36 @@ async def test_one_group_is_followed_as_alone(autojump_clock: MockClock) -> None
         assert "Stable" == first["state"]
         assert ("PreparingRebalance", 2) == (told["state"], len(told["members"]))
         assert "member joined" == told["rebalance"]["trigger"]
+
+
+async def test_the_lag_of_a_group_that_is_followed_is_told_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    """Whoever looks at one group must not wait for the look at all of them."""
+    async with site() as here:
+        client = here.w.connect()
+        await report(client, "t", 100)
+        await client.ask(commit(10))
+        browser = await following(here, "?group=g")
+        await client.ask(commit(60))
+        await trio.sleep(0.06)
+
+        assert [90, 40] == [told["lag"] for told in browser.of("group")]
+
+
+async def test_hello_says_how_new_a_list_of_groups_misses_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    """A page that asked for the list beside the stream need not ask again."""
+    async with site() as here:
+        first = Browser()
+        await first.follow(here)
+        await trio.sleep(1.5)
+        listed = await here.get("/api/v1/groups")
+        second = await following(here)
+
+        assert None is first.of("hello")[0]["groups_as_of"]
+        assert listed["as_of"] == second.of("hello")[0]["groups_as_of"]
 
 
 async def test_a_second_follower_of_a_group_is_told_what_it_is(autojump_clock: MockClock) -> None:

@@ -5,11 +5,11 @@ import { Live } from "./live.js";
 import { Group } from "./group.js";
 import { Groups } from "./groups.js";
 import { Node } from "./node.js";
-import { clockTime, visible } from "./words.js";
+import { capital, clockTime, visible, wrongOf } from "./words.js";
 
 const SAY_MS = 400;
 const LOST_MS = 700; // A blink of the network is no news.
-const LOOK_MS = 2000;
+const AGAIN_MS = 2000;
 
 const byId = (id) => document.getElementById(id);
 
@@ -25,6 +25,7 @@ class Page {
     this.lookTimer = null;
     this.sayTimer = null;
     this.problem = "";
+    this.wrong = []; // What the node finds wrong with itself.
     this.now = () => Date.now() + this.skewMs;
     this.live = new Live(
       (state) => this.#connection(state),
@@ -41,7 +42,8 @@ class Page {
 
   // The address says what is shown, so it can be sent to somebody.
   route() {
-    const [, where = "", name = ""] = location.hash.split("/");
+    const [path, asked = ""] = location.hash.split("?", 2);
+    const [, where = "", name = ""] = path.split("/");
     const from = this.view;
     let view;
     let group = null;
@@ -53,7 +55,9 @@ class Page {
     } else {
       this.groups ??= new Groups(this);
       view = this.groups;
+      view.wanted(new URLSearchParams(asked));
     }
+    setAttribute(byId("to-groups"), "href", view === this.groups ? "#/" : this.groupsAddress);
     if (view === from) return;
     from?.close();
     this.view = view;
@@ -63,12 +67,16 @@ class Page {
       const isHere = link.dataset.view === (where === "node" ? "node" : "groups");
       setAttribute(link, "aria-current", isHere ? (group === null ? "page" : "true") : null);
     }
-    view.open();
-    this.live.watch(group);
+    view.open(this.live.watch(group));
     if (from === null) return;
     if (from instanceof Group && view === this.groups && view.focusOn(from.id)) return;
     window.scrollTo(0, 0);
     byId("title")?.focus({ preventScroll: true });
+  }
+
+  // All groups, as they were last looked at.
+  get groupsAddress() {
+    return this.groups?.address ?? "#/";
   }
 
   // Tell a screen reader; `saySoon` waits until typing has paused.
@@ -100,13 +108,23 @@ class Page {
 
   #askAgain() {
     clearTimeout(this.lookTimer);
-    this.lookTimer = setTimeout(() => this.view.load(), LOOK_MS);
+    this.lookTimer = setTimeout(() => this.view.load(), AGAIN_MS);
   }
 
   #event(name, data) {
     this.heardAt = this.now();
     if (name === "hello") this.skewMs = Date.parse(data.as_of) - Date.now();
+    if (name === "node") this.#checked(data.checks);
     this.view.onEvent(name, data);
+  }
+
+  // What is wrong with the node is told whatever is looked at.
+  #checked(checks) {
+    const wrong = checks.filter((check) => !check.ok).map(wrongOf);
+    if (wrong.join() === this.wrong.join()) return;
+    if (this.wrong.length === 0) this.say("The coordinator is not well");
+    this.wrong = wrong;
+    this.#notice();
   }
 
   #connection(state) {
@@ -120,6 +138,7 @@ class Page {
     } else if (this.lostTimer === null) {
       this.lostTimer = setTimeout(() => {
         this.isLost = true;
+        this.wrong = [];
         this.#state("lost");
         this.#notice();
         this.say("Connection lost");
@@ -138,7 +157,7 @@ class Page {
 
   #notice() {
     const notice = byId("notice");
-    const texts = [];
+    const texts = this.wrong.map((text) => `${capital(text)}.`);
     const of = this.heardAt === null ? "" : ` What is shown is of ${clockTime(this.heardAt)}.`;
     if (this.problem !== "") {
       texts.push(`The coordinator can’t tell yet: ${visible(this.problem)}.${of}`);
@@ -153,11 +172,11 @@ class Page {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     if (event.target.closest("input, select, textarea, dialog") !== null) return;
     if (this.view.onKey?.(event)) event.preventDefault();
-    else if (event.key === "g") location.hash = "#/";
+    else if (event.key === "g") location.hash = this.view === this.groups ? "#/" : this.groupsAddress;
     else if (event.key === "n") location.hash = "#/node";
     else if (event.key === "?") byId("keys").showModal();
     else if (event.key === "/" && this.view !== this.groups) {
-      location.hash = "#/";
+      location.hash = this.groupsAddress;
       event.preventDefault();
       requestAnimationFrame(() => byId("filter")?.focus());
     }

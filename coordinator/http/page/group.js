@@ -26,7 +26,6 @@ import {
   visible,
 } from "./words.js";
 
-const LOOK_MS = 5000; // The stream says nothing of a group that can't be told just now.
 const PARTITIONS_MS = 2000;
 const PAGE = 200;
 const MOST = 2000;
@@ -44,9 +43,12 @@ export class Group {
     this.limit = PAGE;
     this.sort = "lag";
     this.topic = "";
-    this.timers = [];
+    this.ticking = null;
     this.partitionsTimer = null;
+    this.isPartitionsNews = false;
     this.isOpen = false;
+    this.isHelloDue = false;
+    this.isFollowed = false; // The stream has told of it.
 
     this.heading = el("h1", { id: "title", tabindex: -1 });
     this.heading.append(nameOf(id));
@@ -111,7 +113,7 @@ export class Group {
     this.node = el(
       "article",
       { "aria-labelledby": "title" },
-      el("p", { class: "back" }, el("a", { href: "#/", text: "All groups" })),
+      el("p", { class: "back" }, el("a", { href: page.groupsAddress, text: "All groups" })),
       el("div", { class: "headline" }, this.heading, this.state, this.copy),
       this.wait,
       this.content,
@@ -122,18 +124,16 @@ export class Group {
     return titleOf(this.id);
   }
 
-  open() {
+  open(isHelloDue) {
     this.isOpen = true;
+    this.isHelloDue = isHelloDue;
     this.load();
-    this.timers = [
-      setInterval(() => document.hidden || this.#look(), LOOK_MS),
-      setInterval(() => document.hidden || this.#tick(), 1000),
-    ];
+    this.ticking = setInterval(() => document.hidden || this.#tick(), 1000);
   }
 
   close() {
     this.isOpen = false;
-    this.timers.forEach(clearInterval);
+    clearInterval(this.ticking);
     clearTimeout(this.partitionsTimer);
     this.partitionsTimer = null;
   }
@@ -174,12 +174,14 @@ export class Group {
       take(answer);
     } catch (problem) {
       if (!this.isOpen) return;
+      this.isHelloDue = false;
       if (problem instanceof Problem && problem.status === 404) this.#gone(problem.message);
       else this.page.failed(problem);
     }
   }
 
   #gone(detail) {
+    this.isFollowed = false;
     this.content.hidden = true;
     this.wait.hidden = false;
     this.wait.classList.remove("slow");
@@ -190,9 +192,15 @@ export class Group {
 
   onEvent(name, data) {
     if (name === "hello") {
-      this.load();
+      // With the first one it was asked for; and what it is comes next.
+      if (!this.isHelloDue) this.load();
+      this.isHelloDue = false;
+      this.isFollowed = false;
     } else if (name === "group" && data.id === this.id) {
-      this.#take({ samples: this.group?.samples ?? [], ...data });
+      this.#take(data);
+      // One may have ended after it was asked for, and before this.
+      if (!this.isFollowed) this.#loadRebalances();
+      this.isFollowed = true;
       this.#partitionsSoon();
     } else if (name === "groups" && data.removed.includes(this.id)) {
       this.#gone(`there is no group ${this.id} any more`);
@@ -294,11 +302,17 @@ export class Group {
     setText(this.more, `Show more of ${count(list.total)}`);
   }
 
+  // At once, and then not for a while.
   #partitionsSoon() {
-    if (this.partitionsTimer !== null) return;
+    if (this.partitionsTimer !== null) {
+      this.isPartitionsNews = true;
+      return;
+    }
+    this.isPartitionsNews = false;
+    this.#loadPartitions({ withCurves: false });
     this.partitionsTimer = setTimeout(() => {
       this.partitionsTimer = null;
-      this.#loadPartitions({ withCurves: false });
+      if (this.isPartitionsNews) this.#partitionsSoon();
     }, PARTITIONS_MS);
   }
 

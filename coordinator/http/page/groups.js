@@ -17,11 +17,13 @@ import {
   short,
   span,
   stateOf,
+  timeOf,
 } from "./words.js";
 
 const FIRST = 50; // So many are shown before the others are asked for.
 const MOST = 2000; // The most that one answer has; of more groups, the worst.
 const SORT_MS = 1000;
+const SEARCH_MS = 200;
 
 const number = (value) => (value === null ? -1 : value);
 const ORDERS = {
@@ -34,12 +36,25 @@ const ORDERS = {
 };
 const byId = (a, b) => (a.id < b.id ? -1 : Number(a.id > b.id));
 
+// Of more groups than one answer holds, the coordinator is asked for those that may fit.
 const CHOICES = {
-  all: { label: "All", fits: () => true },
-  behind: { label: "Over a minute behind", fits: isBehind },
-  moving: { label: "Rebalancing", tone: "moving", fits: isMoving },
-  abandoned: { label: "Empty and behind", tone: "wrong", fits: isAbandoned },
+  all: { label: "All", fits: () => true, asked: {} },
+  behind: { label: "Over a minute behind", fits: isBehind, asked: { sort: "lag_seconds" } },
+  moving: {
+    label: "Rebalancing",
+    tone: "moving",
+    fits: isMoving,
+    asked: { state: ["PreparingRebalance", "CompletingRebalance"] },
+  },
+  abandoned: {
+    label: "Empty and behind",
+    tone: "wrong",
+    fits: isAbandoned,
+    asked: { state: ["Empty"], sort: "lag_seconds" },
+  },
 };
+// By these it can put them in order; the others are the worst, by another column.
+const ASKED_ORDERS = new Set(["lag", "lag_seconds", "members", "id"]);
 
 const changeOf = (group) =>
   group.lag === null || group.earlier_lag === null || group.earlier_lag === undefined
@@ -126,6 +141,11 @@ export class Groups {
     this.page = page;
     this.total = null;
     this.isWhole = false;
+    this.hasAll = false;
+    this.isNarrowed = false; // By the coordinator, to what is asked for.
+    this.asOf = null; // Of when the list is.
+    this.isLoading = false;
+    this.neededAsOf = null; // At least so new must be the one that is being loaded.
     this.sort = "lag";
     this.isReversed = false;
     this.choice = "all";
@@ -206,25 +226,68 @@ export class Groups {
 
   close() {
     clearTimeout(this.sortTimer);
+    clearTimeout(this.searchTimer);
     this.sortTimer = null;
+  }
+
+  // What is filtered and in which order, as it stands in the address.
+  get address() {
+    const said = new URLSearchParams();
+    if (this.query !== "") said.set("q", this.query);
+    if (this.choice !== "all") said.set("show", this.choice);
+    if (this.sort !== "lag" || this.isReversed) said.set("sort", (this.isReversed ? "-" : "") + this.sort);
+    return said.size === 0 ? "#/" : `#/?${said}`;
+  }
+
+  // Show what an address says; what it can't mean is as if it said nothing.
+  wanted(said) {
+    const before = this.address;
+    const [, minus, sort] = /^(-?)(.*)$/u.exec(said.get("sort") ?? "");
+    const choice = said.get("show");
+    this.query = said.get("q") ?? "";
+    this.choice = Object.hasOwn(CHOICES, choice) ? choice : "all";
+    this.sort = Object.hasOwn(ORDERS, sort) ? sort : "lag";
+    this.isReversed = minus !== "" && Object.hasOwn(ORDERS, sort);
+    this.filter.value = this.query;
+    this.#sorted();
+    if (this.total !== null && this.address !== before) this.#asked();
+  }
+
+  // Something else is asked for: show what is known of it, and ask for the rest.
+  #asked() {
+    this.#show();
+    if (this.#isPart()) {
+      clearTimeout(this.searchTimer);
+      this.searchTimer = setTimeout(() => this.load(), SEARCH_MS);
+    }
+  }
+
+  // The same by hand, which the address says from then on.
+  #askedFor() {
+    history.replaceState(null, "", this.address);
+    this.#asked();
   }
 
   // Read the list: a first screenful, then all, or the worst of very many.
   async load() {
     this.asked += 1;
     const asked = this.asked;
-    const q = this.#isSearched() ? `&q=${encodeURIComponent(this.query)}` : "";
+    this.isLoading = true;
+    this.neededAsOf = null;
     try {
-      if (this.groups.size === 0 && q === "") {
-        const first = await ask(`api/v1/groups?limit=${FIRST}`);
+      const first = this.hasAll ? null : await ask(`api/v1/groups?limit=${FIRST}`);
+      if (asked !== this.asked) return;
+      if (first !== null) this.#take(first, first.next === null);
+      if (first === null || first.next !== null) {
+        const all = await ask(`api/v1/groups?${this.#question()}`);
         if (asked !== this.asked) return;
-        this.#take(first, first.next === null);
-        if (first.next === null) return;
+        this.#take(all, true);
       }
-      const all = await ask(`api/v1/groups?limit=${MOST}${q}`);
-      if (asked === this.asked) this.#take(all, true);
+      this.isLoading = false;
+      if (this.neededAsOf !== null && this.asOf < this.neededAsOf) this.load();
     } catch (problem) {
       if (asked !== this.asked) return;
+      this.isLoading = false;
       this.page.failed(problem);
       if (this.groups.size === 0) {
         this.empty.classList.remove("slow");
@@ -233,10 +296,24 @@ export class Groups {
     }
   }
 
+  #question() {
+    const said = new URLSearchParams({ limit: MOST });
+    if (this.#isPart()) {
+      const { state = [], sort = "lag" } = CHOICES[this.choice].asked;
+      if (this.query !== "") said.set("q", this.query);
+      for (const one of state) said.append("state", one);
+      const isByOther = ASKED_ORDERS.has(this.sort) && !this.isReversed && this.choice === "all";
+      said.set("sort", isByOther ? this.sort : sort);
+    }
+    return said;
+  }
+
   #take(list, isAll) {
     this.page.answered();
-    this.isWhole = list.items.length >= list.total;
-    if (!this.#isSearched()) this.total = list.total;
+    this.asOf = Date.parse(list.as_of);
+    this.isNarrowed = isAll && this.#isPart() && (this.query !== "" || this.choice !== "all");
+    this.isWhole = list.items.length >= list.total && !this.isNarrowed;
+    if (!this.isNarrowed) this.total = list.total;
     const named = new Set(list.items.map((group) => group.id));
     if (isAll) {
       for (const id of this.groups.keys()) if (!named.has(id)) this.table.forget(id);
@@ -246,13 +323,21 @@ export class Groups {
     this.#show();
   }
 
-  // More than one answer holds: then the coordinator filters.
-  #isSearched() {
-    return this.query !== "" && this.total !== null && this.total > MOST;
+  // There are more than one answer holds: then the coordinator filters, too.
+  #isPart() {
+    return this.total !== null && this.total > MOST;
+  }
+
+  // All that changes after a hello is told; the list has to be so new itself.
+  #hello(asOf) {
+    if (this.isLoading) this.neededAsOf = asOf;
+    else if (this.asOf === null || asOf === null || this.asOf < asOf) this.load();
   }
 
   onEvent(name, data) {
-    if (name === "hello" || name === "minute") {
+    if (name === "hello") {
+      this.#hello(timeOf(data.groups_as_of));
+    } else if (name === "minute") {
       this.load();
     } else if (name === "groups") {
       this.#changed(data);
@@ -312,12 +397,12 @@ export class Groups {
     this.table.show(found);
     this.#count();
     this.shownCount = found.length;
-    const isKnown = this.total !== null;
+    const isKnown = this.hasAll;
     this.table.node.hidden = found.length === 0;
     this.empty.hidden = found.length > 0 || !isKnown;
     if (isKnown && found.length === 0) {
       this.empty.classList.remove("slow");
-      if (this.groups.size === 0 && this.query === "") {
+      if (this.total === 0) {
         setText(this.empty, "There are no groups. One begins with the first member that joins, or the first commit.");
       } else if (this.query !== "") {
         setText(this.empty, `No group has “${short(this.query, 40)}” in its name.`);
@@ -328,29 +413,38 @@ export class Groups {
     const loaded = this.groups.size;
     setText(
       this.foot,
-      isKnown && !this.isWhole && this.hasAll && this.total > loaded
+      this.hasAll && this.#isPart() && !this.isNarrowed
         ? `The worst ${count(loaded)} of ${counted(this.total, "group")}. The filter searches all of them.`
         : "",
     );
     this.roving.settle();
   }
 
+  // Of a part of them, it is at least so many.
   #count() {
+    if (this.isNarrowed) {
+      this.#pressed();
+      return;
+    }
     const counts = Object.fromEntries(Object.keys(CHOICES).map((id) => [id, 0]));
     for (const group of this.groups.values()) {
       for (const [id, choice] of Object.entries(CHOICES)) if (choice.fits(group)) counts[id] += 1;
     }
     for (const [id, button] of this.choices) {
       const n = id === "all" || this.total === null ? this.total : counts[id];
-      setText(button.lastChild, n === null ? UNKNOWN : count(n));
-      setAttribute(button, "aria-pressed", String(id === this.choice));
+      setText(button.lastChild, n === null ? UNKNOWN : (id !== "all" && this.#isPart() ? "≥ " : "") + count(n));
       button.classList.toggle("none", n === 0);
     }
+    this.#pressed();
+  }
+
+  #pressed() {
+    for (const [id, button] of this.choices) setAttribute(button, "aria-pressed", String(id === this.choice));
   }
 
   #choose(id) {
     this.choice = id;
-    this.#show();
+    this.#askedFor();
     this.#sayMatches();
   }
 
@@ -358,7 +452,7 @@ export class Groups {
     this.isReversed = this.sort === by ? !this.isReversed : false;
     this.sort = by;
     this.#sorted();
-    this.#show();
+    this.#askedFor();
   }
 
   #sorted() {
@@ -368,11 +462,7 @@ export class Groups {
 
   #typed() {
     this.query = this.filter.value;
-    this.#show();
-    if (this.total > MOST) {
-      clearTimeout(this.searchTimer);
-      this.searchTimer = setTimeout(() => this.load(), 200);
-    }
+    this.#askedFor();
     this.#sayMatches();
   }
 

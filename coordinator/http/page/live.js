@@ -37,11 +37,12 @@ export class Live {
     this.timer = null;
   }
 
-  // Follow all groups, and *group* in detail if there is one.
+  // Follow all groups, and *group* in detail if there is one; say if that begins with a hello.
   watch(group) {
-    if (this.source !== null && this.group === group) return;
+    if (this.source !== null && this.group === group) return false;
     this.group = group;
     this.#open();
+    return true;
   }
 
   #open() {

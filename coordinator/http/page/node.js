@@ -4,9 +4,8 @@ import { dot, el, redraw, setText } from "./dom.js";
 import { ask } from "./live.js";
 import { drawSmall } from "./curve.js";
 import { Table } from "./table.js";
-import { STATES, UNKNOWN, bytes, capital, clockTime, count, milliseconds, nameOf, percent, rate, span, spanOfMs, timeOf, visible } from "./words.js";
+import { STATES, UNKNOWN, bytes, capital, count, milliseconds, nameOf, percent, rate, span, spanOfMs, timeOf, visible, wrongOf } from "./words.js";
 
-const LOOK_MS = 5000;
 const WELL = {
   loading: "the log is loaded",
   disk: "the disk takes what is written",
@@ -19,7 +18,6 @@ export class Node {
   constructor(page) {
     this.page = page;
     this.samples = [];
-    this.timer = null;
     this.about = el("p", { class: "soft about" });
     this.checks = el("ul", { class: "checks" });
     this.parts = el("div", { class: "parts" });
@@ -60,12 +58,9 @@ export class Node {
 
   open() {
     this.load();
-    this.timer = setInterval(() => document.hidden || this.load(), LOOK_MS);
   }
 
-  close() {
-    clearInterval(this.timer);
-  }
+  close() {}
 
   async load() {
     try {
@@ -167,9 +162,7 @@ function curve(samples) {
 }
 
 function checkLine(check) {
-  const since = check.since === null ? "" : `, since ${clockTime(timeOf(check.since))}`;
-  const wrong = `${check.part}: ${visible(check.reason ?? "not well")}${since}`;
-  const text = check.ok ? (WELL[check.part] ?? `${check.part} is well`) : wrong;
+  const text = check.ok ? (WELL[check.part] ?? `${check.part} is well`) : wrongOf(check);
   return el(
     "li",
     {},

@@ -137,6 +137,12 @@ export function stateOf(group) {
   return STATES[group.state] ?? { text: group.state, tone: "idle" };
 }
 
+// What a check of the node finds wrong.
+export function wrongOf(check) {
+  const since = check.since === null ? "" : `, since ${clockTime(timeOf(check.since))}`;
+  return `${check.part}: ${visible(check.reason ?? "not well")}${since}`;
+}
+
 // Who caused it and why, as one sentence in parts: text, or {by} where the member is named.
 export function causeOf(rebalance) {
   const by = rebalance.by === null ? null : { by: rebalance.by };
