@@ -5,7 +5,7 @@ import re
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,8 @@ from tests.deploy.support import ALERTS, needs
 from tests.integration.daemon import until
 
 _SOON: Final = "1s"  # In the place of the minutes that the rules wait.
+# Likewise of those that they look back, and of a gigabyte of log.
+_SMALLER: Final = {"[15m]": "[10s]", "[5m]": "[10s]", "offset 5m": "offset 10s", "1e9": "1e4"}
 _LISTENING: Final = re.compile(r'msg="Listening on" address=(\S+)')
 LOOK_S: Final = 0.2  # It looks at the daemon, and at its rules, once a second.
 
@@ -28,6 +30,8 @@ class Prometheus:
         for group in rules["groups"]:
             for rule in group["rules"]:
                 rule["for"] = _SOON
+                for usual, smaller in _SMALLER.items():
+                    rule["expr"] = rule["expr"].replace(usual, smaller)
         (folder / "alerts.yml").write_text(yaml.safe_dump(rules), encoding="utf-8")
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -84,14 +88,31 @@ class Prometheus:
         alerts = self.get("alerts")["alerts"]
         return {one["labels"]["alertname"]: one for one in alerts if one["state"] == "firing"}
 
-    def wait_for(self, alert: str) -> dict[str, Any]:
-        """Return the alert once it fires."""
-        until(lambda: alert in self.firing(), f"alert {alert}", pause_s=LOOK_S)
-        return self.firing()[alert]
+    def wait_for(
+        self, *alerts: str, meanwhile: Callable[[], object] = lambda: None
+    ) -> dict[str, dict[str, Any]]:
+        """Return what fires, by name, once all of *alerts* do; *meanwhile* makes them."""
+        found: dict[str, dict[str, Any]] = {}
 
-    def wait_until_clear(self, alert: str) -> None:
-        """Return once it fires no longer."""
-        until(lambda: alert not in self.firing(), f"end of the alert {alert}", pause_s=LOOK_S)
+        def all_fire() -> bool:
+            meanwhile()
+            found.update(self.firing())
+            return found.keys() >= set(alerts)
+
+        try:
+            until(all_fire, f"alerts {alerts}", pause_s=LOOK_S)
+        except AssertionError as exc:
+            exc.add_note(f"only {sorted(found)} fired")
+            raise
+        return found
+
+    def wait_until_clear(self, *alerts: str) -> None:
+        """Return once none of them fires."""
+        until(
+            lambda: self.firing().keys().isdisjoint(alerts),
+            f"end of the alerts {alerts}",
+            pause_s=LOOK_S,
+        )
 
 
 @contextmanager

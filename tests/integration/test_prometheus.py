@@ -121,7 +121,7 @@ def test_an_alert_of_a_rebalance_fires_and_clears(
         second_id = joined(second, "night", "").member_id
         second.send(join("night", second_id, SESSION_MS))
 
-        alert = watcher.wait_for("GroupRebalanceLong")
+        alert = watcher.wait_for("GroupRebalanceLong")["GroupRebalanceLong"]
         again = joined(first, "night", first_id)
         assign(first, "night", again.generation_id, first_id)
         watcher.wait_until_clear("GroupRebalanceLong")
@@ -152,7 +152,7 @@ def test_an_alert_of_a_group_that_was_left_fires_and_clears(
         )
         assert run_cli("members", "remove", "left", member_id, "--yes", *at).returncode == 0
 
-        alert = watcher.wait_for("GroupHasNoMembers")
+        alert = watcher.wait_for("GroupHasNoMembers")["GroupHasNoMembers"]
         again = joined(connection, "left", "").member_id
         joined(connection, "left", again)
         watcher.wait_until_clear("GroupHasNoMembers")
@@ -160,24 +160,25 @@ def test_an_alert_of_a_group_that_was_left_fires_and_clears(
     assert alert["labels"]["group_id"] == "left"
 
 
-def test_an_alert_of_the_disk_fires_and_clears(watched: tuple[Site, Daemon, Prometheus]) -> None:
-    """The reserve is set above what is free, and back, by an operator while it runs."""
+def test_alerts_of_settings_fire_and_clear(watched: tuple[Site, Daemon, Prometheus]) -> None:
+    """An operator has no room left on the disk, and none for a group in a scrape."""
     site, one, watcher = watched
-    site.settings(storage_reserve_bytes=2**60)
+    with one.connect() as connection:
+        connection.ask(commit(1))
+    site.settings(storage_reserve_bytes=2**60, metrics_max_series=0)
     one.process.send_signal(signal.SIGHUP)
-    fired = watcher.wait_for("StorageRefusesCommits")
-    near = watcher.wait_for("DiskNearReserve")
+    fired = watcher.wait_for("StorageRefusesCommits", "DiskNearReserve", "SeriesLeftOut")
     with one.connect() as connection:
         refused = connection.ask(commit(1))
         site.settings()
         one.process.send_signal(signal.SIGHUP)
-        watcher.wait_until_clear("StorageRefusesCommits")
+        watcher.wait_until_clear("StorageRefusesCommits", "DiskNearReserve", "SeriesLeftOut")
         taken = connection.ask(commit(1))
 
     assert type(refused) is type(taken) is m.OffsetCommitResponse
     assert (refused.error, taken.error) == (ErrorCode.STORAGE_FULL, ErrorCode.NONE)
-    assert fired["labels"]["severity"] == "critical"
-    assert near["annotations"]["summary"].endswith("iB left")
+    assert fired["StorageRefusesCommits"]["labels"]["severity"] == "critical"
+    assert fired["DiskNearReserve"]["annotations"]["summary"].endswith("iB left")
 
 
 def test_the_alert_of_a_daemon_that_is_gone_fires_and_clears(tmp_path: Path) -> None:
