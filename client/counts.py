@@ -59,6 +59,16 @@ class ClientCounts:
         """Return what is counted of a group, from now on if it is a new one."""
         return self.groups.setdefault(group_id, GroupCounts())
 
+    def add(self, other: "ClientCounts") -> None:
+        """Count what *other* has counted, which may go on meanwhile in its thread."""
+        self.answers.update(other.answers.copy())
+        for api, histogram in list(other.durations.items()):
+            self.durations.setdefault(api, Histogram()).add(histogram)
+        for group_id, counts in list(other.groups.items()):
+            ours = self.group(group_id)
+            ours.rebalances.add(counts.rebalances)
+            ours.commits.update(counts.commits.copy())
+
 
 class MemberNow(NamedTuple):
     """A member of the moment.

@@ -4,7 +4,6 @@ docs/metrics.md lists the names. Members of one group in one client are told tog
 two samples have the same labels.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, chain
 from typing import Final, Protocol, TypeVar
@@ -18,7 +17,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from client.counts import ClientNow, MemberNow
+from client.counts import ClientCounts, ClientNow, MemberNow
 from client.membership import State
 from protocol.histogram import Histogram
 
@@ -94,6 +93,8 @@ class _Clients(Collector):
 
     def __init__(self) -> None:
         self._clients: list[WatchedClient] = []
+        # By client id, of those that are told of no more while others with their id are.
+        self._gone: dict[str, ClientCounts] = {}
 
     def add(self, client: WatchedClient) -> Callable[[], None]:
         """Tell of *client*, too, until what this returns is called."""
@@ -102,8 +103,17 @@ class _Clients(Collector):
         def remove() -> None:
             if client in self._clients:
                 self._clients.remove(client)
+                self._keep(client.now())
 
         return remove
+
+    def _keep(self, gone: ClientNow) -> None:
+        """Keep what was counted as long as it is told together with others: it must not fall."""
+        name = gone.client_id
+        if any(client.now().client_id == name for client in self._clients):
+            self._gone.setdefault(name, ClientCounts()).add(gone.counts)
+        else:
+            self._gone.pop(name, None)
 
     def describe(self) -> Iterator[Metric]:
         """Return nothing: what there is is known when it is asked for."""
@@ -112,7 +122,13 @@ class _Clients(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the families of the moment."""
         clients = [client.now() for client in list(self._clients)]
-        for family in chain(_of_clients(clients), _of_groups(clients), _of_members(clients)):
+        counted: dict[str, ClientCounts] = {}
+        for one in sorted(clients, key=lambda one: one.client_id):
+            if one.client_id not in counted:
+                counted[one.client_id] = ClientCounts()
+                counted[one.client_id].add(self._gone.get(one.client_id, ClientCounts()))
+            counted[one.client_id].add(one.counts)
+        for family in chain(_of_clients(clients), _of_counts(counted), _of_members(clients)):
             if family.samples:
                 yield family
 
@@ -121,14 +137,6 @@ _collectors: Final[WeakKeyDictionary[CollectorRegistry, _Clients]] = WeakKeyDict
 
 
 def _of_clients(clients: list[ClientNow]) -> Iterator[Metric]:
-    answers = CounterMetricFamily(
-        "group_client_requests",
-        "Answers, retries one by one.",
-        labels=("client_id", "api", "error"),
-    )
-    durations = HistogramMetricFamily(
-        "group_client_request_seconds", "How long they took.", labels=("client_id", "api")
-    )
     connections = GaugeMetricFamily(
         "group_client_connections", "Connections that are of use.", labels=("client_id",)
     )
@@ -138,38 +146,37 @@ def _of_clients(clients: list[ClientNow]) -> Iterator[Metric]:
     for name, ones in _together(clients, lambda one: (one.client_id,)):
         connections.add_metric(name, sum(one.connections for one in ones))
         outage.add_metric(name, max(one.outage_s for one in ones))
-        for labels, count in _sum([one.counts.answers for one in ones]):
-            answers.add_metric([*name, *labels], count)
-        apis = sorted({api for one in ones for api in list(one.counts.durations)})
-        for api in apis:
-            timings = [one.counts.durations[api] for one in ones if api in one.counts.durations]
-            _add(durations, [*name, api], timings)
-    return iter((answers, durations, connections, outage))
+    return iter((connections, outage))
 
 
-def _of_groups(clients: list[ClientNow]) -> Iterator[Metric]:
-    labels = ("client_id", "group")
-    rebalances = CounterMetricFamily(
-        "group_client_rebalances", "Assignments that members were given.", labels=labels
+def _of_counts(counted: Mapping[str, ClientCounts]) -> Iterator[Metric]:
+    of_api, of_group = ("client_id", "api"), ("client_id", "group")
+    answers = CounterMetricFamily(
+        "group_client_requests", "Answers, retries one by one.", labels=(*of_api, "error")
     )
     durations = HistogramMetricFamily(
-        "group_client_rebalance_seconds", "From the first word to the assignment.", labels=labels
+        "group_client_request_seconds", "How long they took.", labels=of_api
+    )
+    rebalances = CounterMetricFamily(
+        "group_client_rebalances", "Assignments that members were given.", labels=of_group
+    )
+    rebalance_s = HistogramMetricFamily(
+        "group_client_rebalance_seconds", "From the first word to the assignment.", labels=of_group
     )
     commits = CounterMetricFamily(
-        "group_client_commits", "Commits by how they ended.", labels=(*labels, "outcome")
+        "group_client_commits", "Commits by how they ended.", labels=(*of_group, "outcome")
     )
-    counted = [
-        (one.client_id, group, counts)
-        for one in clients
-        for group, counts in list(one.counts.groups.items())
-    ]
-    for name, ones in _together(counted, lambda one: one[:2]):
-        timings = [counts.rebalances for _, _, counts in ones]
-        rebalances.add_metric(name, sum(sum(one.counts) for one in timings))
-        _add(durations, name, timings)
-        for outcome, count in _sum([counts.commits for _, _, counts in ones]):
-            commits.add_metric([*name, outcome], count)
-    return iter((rebalances, durations, commits))
+    for name, counts in counted.items():
+        for labels, count in counts.answers.items():
+            answers.add_metric([name, *labels], count)
+        for api, took in sorted(counts.durations.items()):
+            _add(durations, [name, api], took)
+        for group, ones in sorted(counts.groups.items()):
+            rebalances.add_metric([name, group], sum(ones.rebalances.counts))
+            _add(rebalance_s, [name, group], ones.rebalances)
+            for outcome, count in ones.commits.items():
+                commits.add_metric([name, group, outcome], count)
+    return iter((answers, durations, rebalances, rebalance_s, commits))
 
 
 def _of_members(clients: list[ClientNow]) -> Iterator[Metric]:
@@ -194,7 +201,8 @@ def _of_members(clients: list[ClientNow]) -> Iterator[Metric]:
         for state in State:
             states.add_metric([*name, state.value], sum(one.state == state for one in ones))
         assigned.add_metric(name, sum(one.assigned for one in ones))
-        generation.add_metric(name, max(one.generation for one in ones))
+        if (latest := max(one.generation for one in ones)) >= 0:
+            generation.add_metric(name, latest)
         ages = [one.heartbeat_age_s for one in ones if one.heartbeat_age_s is not None]
         if ages:
             heartbeat.add_metric(name, max(ages))
@@ -210,15 +218,7 @@ def _together(
     return [(list(name), some) for name, some in sorted(groups.items())]
 
 
-def _sum(counters: list[Counter[T]]) -> list[tuple[T, int]]:
-    total: Counter[T] = Counter()
-    for counter in counters:
-        total.update(counter.copy())
-    return list(total.items())
-
-
-def _add(family: HistogramMetricFamily, labels: list[str], timings: list[Histogram]) -> None:
-    counts = [sum(column) for column in zip(*(one.counts for one in timings), strict=True)]
-    bounds = [*map(str, timings[0].bounds), "+Inf"]
-    buckets = list(zip(bounds, accumulate(counts), strict=True))
-    family.add_metric(labels, buckets, sum(one.total for one in timings))
+def _add(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
+    bounds = [*map(str, histogram.bounds), "+Inf"]
+    buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+    family.add_metric(labels, buckets, histogram.total)

@@ -30,6 +30,13 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
+    def add(self, other: "Histogram") -> None:
+        """Count what *other*, with the same bounds, has counted."""
+        self.counts = [
+            ours + theirs for ours, theirs in zip(self.counts, other.counts, strict=True)
+        ]
+        self.total += other.total
+
     def note_all(self, values: list[float]) -> None:
         """Count each of *values*: for many of them a fraction of what `note` takes."""
         values.sort()

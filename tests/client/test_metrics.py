@@ -94,6 +94,48 @@ async def test_an_outage_and_doubt_can_be_seen(
         assert (value("group_client_requests_total", lost) or 0) >= 1
 
 
+async def test_what_was_counted_together_does_not_fall_when_one_is_forgotten(
+    autojump_clock: MockClock, world: World, registry: CollectorRegistry
+) -> None:
+    """Prometheus would take that for a restart, and count all that is left once more."""
+    labels = {"client_id": "client", "group": "g", "outcome": "done"}
+    apis = {"client_id": "client", "api": "OffsetCommit"}
+
+    def told() -> list[float | None]:
+        return [
+            registry.get_sample_value("group_client_commits_total", labels),
+            registry.get_sample_value("group_client_request_seconds_count", apis),
+        ]
+
+    async with world.connect() as first, world.connect() as second:
+        forget_first, forget_second = (watch_client(one, registry) for one in (first, second))
+        for client in (first, second, second):
+            await client.commit("g", {T0: 1})
+
+        assert told() == [3, 3]
+        forget_second()
+        assert told() == [3, 3]
+        await first.commit("g", {T0: 1})
+        assert told() == [4, 4]
+        forget_first()
+        forget_first()
+        assert told() == [None, None]
+        forget_first = watch_client(first, registry)
+        assert told() == [2, 2]
+
+
+async def test_a_member_that_never_joined_has_no_generation(
+    autojump_clock: MockClock, world: World, registry: CollectorRegistry
+) -> None:
+    """What is not known has no sample."""
+    async with world.connect() as client, client.join("g", ["t"], {"t": 1}):
+        watch_client(client, registry)
+        labels = {"client_id": "client", "group": "g"}
+
+        assert registry.get_sample_value("group_client_assigned_partitions", labels) == 0
+        assert registry.get_sample_value("group_client_generation", labels) is None
+
+
 async def test_a_client_can_be_asked_in_another_trio_program(
     autojump_clock: MockClock, world: World
 ) -> None:
