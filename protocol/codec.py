@@ -224,6 +224,8 @@ class RequestCodec:
         self._message = message
         self._layout = _layout(message, version, closed=True)
         self._is_message = self._layout is message
+        # So long may a body be of which msgspec checks everything: no text has a smaller limit.
+        self._checked_bytes = TOPIC_BYTES_MAX if self._is_message else -1
         self._is_older = version < newest_version(message)
         self._decode = msgspec.msgpack.Decoder(self._layout).decode
         self._texts = _texts(message, TEXT_BYTES_MAX)
@@ -237,18 +239,19 @@ class RequestCodec:
             Invalid: The bytes are sound, the content does not fit.
             Unreadable: The bytes are not one sound msgpack value.
         """
-        if len(body) > ITEMS_MAX:  # Else it can't hold so many values.
+        size = len(body)
+        if size > ITEMS_MAX:  # Else it can't hold so many values.
             _check_sound(body)
         try:
             request = self._decode(body)
         except Exception as exc:  # Not all are msgspec's own: UnicodeDecodeError.
             _check_sound(body)
             raise Invalid(str(exc)) from exc
-        if len(body) <= TOPIC_BYTES_MAX and self._is_message:
-            return request  # Nearly always; no text has a smaller limit.
+        if size <= self._checked_bytes:
+            return request  # Nearly always.
         if not self._is_message:
             request = msgspec.convert(request, self._message, from_attributes=True)
-        _check_texts(request, self._names if len(body) <= TEXT_BYTES_MAX else self._texts)
+        _check_texts(request, self._names if size <= TEXT_BYTES_MAX else self._texts)
         return request
 
     def encode(self, request: Request) -> bytes:

@@ -6,7 +6,7 @@ big-endian. Answers may come in any order; correlation ids join them with their 
 
 import struct
 from collections.abc import Callable, Sized
-from typing import Final, Generic, NamedTuple, TypeVar, final
+from typing import Final, Generic, TypeVar, final
 
 from msgspec import Struct
 
@@ -145,7 +145,7 @@ def _hint(start: bytes) -> str:
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
 
 
-class Dialect(NamedTuple):
+class Dialect(Struct, frozen=True):
     """One API in one version: what reads its requests, and writes their answers."""
 
     api_key: ApiKey
@@ -180,10 +180,10 @@ _DIALECT_OF: Final = _DialectsOfHeaders()
 class RequestEvent(Struct, frozen=True, gc=False):
     """A request that was read and fits its layout; its frame announced ``size_bytes``."""
 
-    size_bytes: int
-    correlation_id: int
-    dialect: Dialect
     request: Request
+    dialect: Dialect
+    correlation_id: int
+    size_bytes: int
 
 
 @final
@@ -196,7 +196,7 @@ class BadRequest(Struct, frozen=True, gc=False):
     reason: str
 
 
-class ServerConnection:
+class ServerConnection(Generic[T]):
     """The server's end.
 
     Attributes:
@@ -206,13 +206,16 @@ class ServerConnection:
 
     def __init__(
         self,
+        make: Callable[[Request, Dialect, int, int], T],
         *,
         max_request_bytes: int = REQUEST_BYTES_MAX,
         max_sync_request_bytes: int = SYNC_REQUEST_BYTES_MAX,
     ) -> None:
+        """Make it; *make* is `RequestEvent`, or what has the same fields and more."""
+        self._make = make
         self._max_request_bytes = max_request_bytes
         self._max_sync_request_bytes = max_sync_request_bytes
-        self._frames = FrameReader(REQUEST_START, max_request_bytes, self._allowed, _read_request)
+        self._frames = FrameReader(REQUEST_START, max_request_bytes, self._allowed, self._read)
         self.receive = self._frames.feed
         self.unfinished: Sized = self._frames.unfinished
 
@@ -230,26 +233,21 @@ class ServerConnection:
             return None
         return int.from_bytes(data[at + 4 : at + 6], "big", signed=True) == ApiKey.SYNC_GROUP
 
-
-def _read_request(header: tuple[int, bytes, int], body: bytes) -> RequestEvent | BadRequest:
-    size, start, correlation_id = header
-    dialect: Dialect | None = _DIALECT_OF[start]
-    if dialect is None:
-        api_key, version = _KEY_AND_VERSION.unpack(start)
-        # ApiVersions is always in layout 0, so that any two releases can talk at all.
-        if api_key != ApiKey.API_VERSIONS:
-            reason = f"api {api_key} version {version} is not known"
-            return BadRequest(correlation_id, ErrorCode.UNSUPPORTED_VERSION, False, reason)
-        dialect = DIALECTS[api_key, 0]
-    try:
-        return RequestEvent(size, correlation_id, dialect, dialect.decode(body))
-    except (Invalid, Unreadable) as exc:
-        close = isinstance(exc, Unreadable)
-        return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, close, str(exc))
-
-
-_TOO_LARGE: Final = BARE_ERROR_CODEC.encode(BareError(ErrorCode.RESPONSE_TOO_LARGE))
-TOO_LARGE_FRAME_BYTES: Final = RESPONSE_HEADER.size + len(_TOO_LARGE)
+    def _read(self, header: tuple[int, bytes, int], body: bytes) -> T | BadRequest:
+        size, start, correlation_id = header
+        dialect: Dialect | None = _DIALECT_OF[start]
+        if dialect is None:
+            api_key, version = _KEY_AND_VERSION.unpack(start)
+            # ApiVersions is always in layout 0, so that any two releases can talk at all.
+            if api_key != ApiKey.API_VERSIONS:
+                reason = f"api {api_key} version {version} is not known"
+                return BadRequest(correlation_id, ErrorCode.UNSUPPORTED_VERSION, False, reason)
+            dialect = DIALECTS[api_key, 0]
+        try:
+            return self._make(dialect.decode(body), dialect, correlation_id, size)
+        except (Invalid, Unreadable) as exc:
+            close = isinstance(exc, Unreadable)
+            return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, close, str(exc))
 
 
 def encode_response(
@@ -257,27 +255,18 @@ def encode_response(
     correlation_id: int,
     response: Response,
     leader_epoch: int = NO_LEADER_EPOCH,
-    max_response_bytes: int = RESPONSE_BYTES_MAX,
 ) -> bytes:
-    """Return the frame that answers a request; ``[1006]`` if it would be too large."""
+    """Return the frame that answers a request."""
     body = dialect.encode(response)
     size = RESPONSE_HEADER_BYTES + len(body)
-    if size > max_response_bytes:
-        body = _TOO_LARGE
-        size = RESPONSE_HEADER_BYTES + len(body)
     return _pack_response_header(size, correlation_id, 0, leader_epoch) + body
 
 
-def is_too_large(frame: bytes) -> bool:
-    """Say whether `encode_response` put ``[1006]`` into *frame*, for an answer too large."""
-    return len(frame) == TOO_LARGE_FRAME_BYTES and frame.endswith(_TOO_LARGE)
-
-
-def encode_error(correlation_id: int, error: int) -> bytes:
+def encode_error(correlation_id: int, error: int, leader_epoch: int = NO_LEADER_EPOCH) -> bytes:
     """Return the frame with a bare ``[error]``."""
     body = BARE_ERROR_CODEC.encode(BareError(error))
     size = RESPONSE_HEADER_BYTES + len(body)
-    return _pack_response_header(size, correlation_id, 0, NO_LEADER_EPOCH) + body
+    return _pack_response_header(size, correlation_id, 0, leader_epoch) + body
 
 
 # --- The client's end -------------------------------------------------------------------

@@ -1895,6 +1895,10 @@ def _of_topics(response: Any) -> int:
     return response.error or _first(response.topics)
 
 
+def _of_groups(response: Any) -> int:
+    return _first(response.groups)
+
+
 def _first(parts: Iterable[Any]) -> int:
     for part in parts:
         if type(part) is not Raw and part.error:  # What is packed already went well.
@@ -1912,7 +1916,7 @@ _PARTS_WITH_ERRORS: Final[dict[type[Response], Callable[[Any], int]]] = {
     DescribeTopicsResponse: _of_topics,
     LeaveGroupResponse: lambda response: response.error or _first(response.members),
     FindCoordinatorResponse: lambda response: _first(response.coordinators),
-    OffsetFetchResponse: lambda response: _first(response.groups),
-    DescribeGroupsResponse: lambda response: _first(response.groups),
-    DeleteGroupsResponse: lambda response: _first(response.groups),
+    OffsetFetchResponse: _of_groups,
+    DescribeGroupsResponse: _of_groups,
+    DeleteGroupsResponse: _of_groups,
 }

@@ -38,7 +38,7 @@ class _Waiting(Generic[T]):
         self.seen: T | None = None
         self.error = 0
 
-    def prepare(self, answer: T, _leader_epoch: int) -> T:
+    def prepare(self, answer: T, _leader_epoch: int, _error: int | None = None) -> T:
         """Return what was seen, as it is."""
         return answer
 

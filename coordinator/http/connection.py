@@ -61,7 +61,7 @@ _STREAM_HEAD: Final = (
     b"x-accel-buffering: no\r\n"
 )
 # Browsers open connections that they may need, and keep those that they have used.
-_USUAL: Final = frozenset({IDLE, _REFUSED})
+_USUAL: Final = frozenset({IDLE.reason, _REFUSED})
 
 
 class Owner(Protocol):
@@ -366,11 +366,16 @@ class HttpSession:
 
     # --- the end --------------------------------------------------------------------------
 
-    def overdue(self, now_ms: int) -> str | None:
-        """Return why the connection must end now, or None."""
+    def close_if_overdue(self, now_ms: int) -> None:
+        """End the connection if its peer should have done something by now, and say why."""
+        reason = self._overdue(now_ms)
+        if reason is not None:
+            self.close_because(reason)
+
+    def _overdue(self, now_ms: int) -> str | None:
         if self._is_writing:
             if now_ms >= self.deadlines.send_ms:
-                return TAKES_NOTHING
+                return TAKES_NOTHING.reason
             if self._stream is None and now_ms >= self._answer_ms:
                 return "it takes its answer too slowly"
             return None
@@ -379,8 +384,8 @@ class HttpSession:
         if self._request is not None or now_ms < self.deadlines.read_ms:
             return None
         if self.deadlines.is_reading_frame:
-            return UNFINISHED
-        return IDLE
+            return UNFINISHED.reason
+        return IDLE.reason
 
     def close_because(self, reason: str) -> None:
         """End the connection, and say why in the log unless that happens all the time."""

@@ -23,8 +23,11 @@ T = TypeVar("T")
 class Token(Protocol):
     """What the gate needs of whoever waits."""
 
-    def prepare(self, answer: Any, leader_epoch: int) -> Any:
-        """Return the answer in the form in which it can wait to be sent."""
+    def prepare(self, answer: Any, leader_epoch: int, error: int | None = None) -> Any:
+        """Return the answer in the form in which it can wait to be sent.
+
+        *error* is the first one in it, None if nobody has looked.
+        """
 
     def send(self, prepared: Any) -> None:
         """Send what `prepare` returned."""
@@ -38,7 +41,7 @@ class Call(Struct, eq=False):
 
     request: m.Request
 
-    def prepare(self, answer: m.Response, leader_epoch: int) -> Any:
+    def prepare(self, answer: m.Response, leader_epoch: int, error: int | None = None) -> Any:
         """Return the answer packed."""
         raise NotImplementedError
 
@@ -65,7 +68,7 @@ class Part:
         self._index = index
         self._failure = failure
 
-    def prepare(self, answer: Any, leader_epoch: int) -> tuple[Any, int]:
+    def prepare(self, answer: Any, leader_epoch: int, _error: int | None = None) -> tuple[Any, int]:
         """Return the share as it is: the whole is packed when all of it is there."""
         return answer, leader_epoch
 

@@ -39,6 +39,8 @@ GROUPS_KNOWN_MAX: Final = 131_072
 _ITEM_BYTES: Final = 24
 
 _E = ErrorCode
+# What a request is refused with for its content, if not with INVALID_REQUEST.
+_ERROR_OF_CONTENT: Final = {m.JoinGroupRequest: _E.INVALID_SESSION_TIMEOUT}
 
 
 class Dispatcher:
@@ -91,11 +93,16 @@ class Dispatcher:
     def _shard_for(self, call: Call, request: Any) -> ShardRunner[GroupShard] | None:
         """Return the shard of the one group that *call* names, or None if it was refused."""
         shard = self.known_shards.get(request.group_id) or self._shard_of(request.group_id)
+        kind = type(request)
         if shard is None:
             reason = group_id_error(request.group_id)
             _refuse(call, _E.INVALID_GROUP_ID, f"the group id is not legal: {reason}")
+        elif (problem_of := self._problem_of.get(kind)) is not None and (
+            problem := problem_of(request)
+        ) is not None:
+            _refuse(call, _ERROR_OF_CONTENT.get(kind, _E.INVALID_REQUEST), problem)
             return None
-        return shard if self._content_is_sound(call, request) else None
+        return shard
 
     def _session_problem(self, request: m.JoinGroupRequest) -> str | None:
         low = self._settings.group_min_session_timeout_ms
@@ -110,11 +117,9 @@ class Dispatcher:
     def _content_is_sound(self, call: Call, request: Any) -> bool:
         problem_of = self._problem_of.get(type(request))
         problem = None if problem_of is None else problem_of(request)
-        if problem is None:
-            return True
-        is_join = type(request) is m.JoinGroupRequest
-        _refuse(call, _E.INVALID_SESSION_TIMEOUT if is_join else _E.INVALID_REQUEST, problem)
-        return False
+        if problem is not None:
+            _refuse(call, _E.INVALID_REQUEST, problem)
+        return problem is None
 
     def _shard_of(self, group_id: str) -> ShardRunner[GroupShard] | None:
         """Return the shard of a group that isn't known yet, None if its id isn't legal."""
@@ -408,9 +413,9 @@ class NoGroup:
     def __init__(self, call: Call) -> None:
         self._call = call
 
-    def prepare(self, answer: m.Response, _leader_epoch: int) -> Any:
+    def prepare(self, answer: m.Response, _leader_epoch: int, error: int | None = None) -> Any:
         """Return the answer packed."""
-        return self._call.prepare(answer, -1)
+        return self._call.prepare(answer, -1, error)
 
     def send(self, prepared: Any) -> None:
         """Send the answer."""

@@ -107,11 +107,8 @@ class Sweepable(Protocol):
 
     deadlines: Deadlines
 
-    def overdue(self, now_ms: int) -> str | None:
-        """Return why the connection must end now, or None."""
-
-    def close_because(self, reason: str) -> None:
-        """End it, and say why."""
+    def close_if_overdue(self, now_ms: int) -> None:
+        """End it if its peer should have done something by now, and say why."""
 
 
 async def sweep_for_ever(
@@ -131,6 +128,4 @@ async def sweep_for_ever(
         await poller.caught_up()
         now_ms = now().mono_ms
         for session in sessions:
-            reason = session.overdue(now_ms)
-            if reason is not None:
-                session.close_because(reason)
+            session.close_if_overdue(now_ms)

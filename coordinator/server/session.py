@@ -15,7 +15,7 @@ the poller is told to leave it alone. What one read brought beyond the limits wa
 """
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -28,20 +28,20 @@ from coordinator.runtime.telemetry import KEY_BITS, count
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
-    TOO_LARGE_FRAME_BYTES,
+    SIZE,
     BadRequest,
+    Dialect,
     FrameTooLarge,
-    RequestEvent,
     ServerConnection,
     encode_error,
     encode_response,
-    is_too_large,
 )
 from protocol.errors import ErrorCode
 from protocol.messages import (
     ApiVersionsRequest,
     BareError,
     JoinGroupRequest,
+    Request,
     Response,
     SyncGroupRequest,
     first_error,
@@ -82,56 +82,54 @@ class Arrival:
         self.answers: dict[int, int] = {}
 
 
-# By what connections are counted that end.
+class End(NamedTuple):
+    """Why the server ends a connection: as it is counted, and in words for the log."""
+
+    counted_as: str
+    reason: str
+
+
+# As what connections are counted that end without a word.
 PEER: Final = "peer"
 FAILED: Final = "failed"
 MALFORMED: Final = "malformed"
 SHUTDOWN: Final = "shutdown"
 # Why a connection ends that overstays, also one of HTTP.
-IDLE: Final = "it is idle"
-UNFINISHED: Final = "it stopped in the middle of a request"
-TAKES_NOTHING: Final = "it takes no answers"
-_TAKES_TOO_LITTLE: Final = "too many answers wait behind a slow read"
-_COUNTED_AS: Final = {
-    IDLE: "idle",
-    UNFINISHED: "unfinished_request",
-    TAKES_NOTHING: "slow_reader",
-    _TAKES_TOO_LITTLE: "slow_reader",
-}
+IDLE: Final = End("idle", "it is idle")
+UNFINISHED: Final = End("unfinished_request", "it stopped in the middle of a request")
+TAKES_NOTHING: Final = End("slow_reader", "it takes no answers")
+_TAKES_TOO_LITTLE: Final = End("slow_reader", "too many answers wait behind a slow read")
 _NO_DESCRIPTORS: Final = "descriptors"
+# Until a request has its turn, nobody asks for these two.
+_NOT_TAKEN: Final[Any] = None
 
 
 class SessionCall(Call, eq=False):
-    """A request of this session that has not been answered.
+    """A request from when it is read until it is answered; the connection makes it of a frame.
 
     It refers to the session and not to a callback made for it: that would be a cycle per
     request, which only the garbage collector ends.
     """
 
-    event: RequestEvent
-    session: "Session"
-    parks: bool
-    arrival: Arrival
+    dialect: Dialect
+    correlation_id: int
+    size_bytes: int
+    session: "Session" = _NOT_TAKEN
+    arrival: Arrival = _NOT_TAKEN
+    parks: bool = False
     is_held: bool = False  # Counted by the session while it waits for its answer.
     is_open: bool = True
     kind: int = 0  # Of what was prepared: API key and, above it, the error code.
 
-    def prepare(self, answer: Response, leader_epoch: int) -> bytes:
+    def prepare(self, answer: Response, leader_epoch: int, error: int | None = None) -> bytes:
         """Return the frame of *answer*."""
-        event = self.event
-        dialect = event.dialect
-        frame = encode_response(
-            dialect,
-            event.correlation_id,
-            answer,
-            leader_epoch,
-            self.session.max_response_bytes,
-        )
-        error = first_error(answer)
-        if len(frame) == TOO_LARGE_FRAME_BYTES and is_too_large(frame):
+        if error is None:
+            error = first_error(answer)
+        frame = encode_response(self.dialect, self.correlation_id, answer, leader_epoch)
+        if len(frame) > self.session.max_frame_bytes:
             error = ErrorCode.RESPONSE_TOO_LARGE
-        kind = dialect.api_key
-        self.kind = error << KEY_BITS | kind if error else kind
+            frame = encode_error(self.correlation_id, error, leader_epoch)
+        self.kind = error << KEY_BITS | self.dialect.api_key if error else self.dialect.api_key
         return frame
 
     def send(self, prepared: bytes) -> None:
@@ -142,6 +140,9 @@ class SessionCall(Call, eq=False):
         self.is_open = False
         if self.is_held:
             session.let_go(self)
+        session.unsent += prepared
+        if not session.will_flush:
+            session.flush_later()
         answers = self.arrival.answers
         kind = self.kind
         try:
@@ -150,9 +151,6 @@ class SessionCall(Call, eq=False):
             if not answers:
                 session.answered.append(self.arrival)
             answers[kind] = 1
-        session.unsent += prepared
-        if not session.will_flush:
-            session.flush_later()
 
 
 class Session:
@@ -185,12 +183,14 @@ class Session:
         self._arrival = sessions.arrival  # Of what was read last.
         self._max_in_flight = settings.max_in_flight_requests
         self._max_unsent_bytes = settings.send_buffer_max_bytes
-        self.max_response_bytes = settings.response_max_bytes
+        self.max_frame_bytes = SIZE.size + settings.response_max_bytes
         self._connection = ServerConnection(
+            SessionCall,
             max_request_bytes=settings.socket_request_max_bytes,
             max_sync_request_bytes=settings.sync_request_max_bytes,
         )
-        self._untaken: list[RequestEvent | BadRequest] = []
+        self._cut = self._connection.receive
+        self._untaken: list[SessionCall | BadRequest] = []
         self._parked: dict[SessionCall, None] = {}
         self.in_flight: dict[SessionCall, None] = {}
         self._reserved_bytes = 0  # For the frame that is being read.
@@ -217,8 +217,14 @@ class Session:
             self.close()
             return
         if data:
+            self._telemetry.received_bytes += len(data)
+            now = self._sessions.round_now()
+            self._arrival = self._sessions.arrival
             try:
-                self._read(data)
+                self._take_turn(self._cut(data), now)
+            except FrameTooLarge as exc:
+                count(self._telemetry.refused, "too_large")
+                self._close_because(End(MALFORMED, str(exc)))
             except Exception as exc:  # noqa: BLE001 - one session's bug must not end the others
                 self._fail(exc)
         elif data is not None:
@@ -232,23 +238,6 @@ class Session:
     def broken(self) -> None:
         """Nothing can be sent any more; what the peer still asked, nobody waits for."""
         self.close()
-
-    def _read(self, data: bytes) -> None:
-        self._telemetry.received_bytes += len(data)
-        try:
-            events = self._connection.receive(data)
-        except FrameTooLarge as exc:
-            count(self._telemetry.refused, "too_large")
-            self.close_because(str(exc))
-            return
-        if events and self.deadlines.is_reading_frame:
-            # An unfinished frame behind whole ones is a new one.
-            self.deadlines.is_reading_frame = False
-            self._queue.bytes -= self._reserved_bytes
-            self._reserved_bytes = 0
-        now = self._sessions.round_now()
-        self._arrival = self._sessions.arrival
-        self._take_turn(events, now)
 
     def _go_on(self) -> None:
         """Take more of what an earlier read has brought."""
@@ -264,23 +253,27 @@ class Session:
         log.error("session.failed", peer=self.transport.peer, exc_info=exc)
         self.close(FAILED)
 
-    def _take_turn(self, events: list[RequestEvent | BadRequest], now: Now) -> None:
+    def _take_turn(self, calls: list[SessionCall | BadRequest], now: Now) -> None:
         """Take what was pipelined into one read, and decide whether to read on.
 
         One read holds thousands of small requests, and each may ask for a large answer: no more
         are taken at a time than the limits allow.
         """
-        taken = 0
-        for event in events[:_TURN_REQUESTS]:
-            if taken and self._must_pause():
-                break
-            self._take(event, now)
+        if self.deadlines.is_reading_frame and calls:
+            # An unfinished frame behind whole ones is a new one.
+            self.deadlines.is_reading_frame = False
+            self._queue.bytes -= self._reserved_bytes
+            self._reserved_bytes = 0
+        taken, must_pause = 0, not calls and self._must_pause()
+        for call in calls:
+            self._take(call, now)
             taken += 1
-        if self.is_closed:
-            return
-        self._untaken = events[taken:]
+            must_pause = self._must_pause()
+            if must_pause or taken == _TURN_REQUESTS:
+                break
+        self._untaken = calls[taken:]
         self._turn_bytes = len(self.unsent)
-        if self._must_pause():
+        if must_pause:
             self._pause()
             if self._is_closing:
                 self._untaken.clear()
@@ -337,32 +330,34 @@ class Session:
             self._reserved_bytes = announced_bytes
             self._queue.bytes += announced_bytes
 
-    def _take(self, event: RequestEvent | BadRequest, now: Now) -> None:
-        if type(event) is BadRequest:
-            self._refuse(event)
+    def _take(self, call: SessionCall | BadRequest, now: Now) -> None:
+        if type(call) is BadRequest:
+            self._refuse(call)
             return
-        request = event.request
-        parks = False
-        if type(request) in _UNUSUAL:
-            if type(request) is ApiVersionsRequest:
-                self.caller = Caller(request.client_id, self.transport.peer)
-            else:
-                parks = True
-        call = SessionCall(request, event, self, parks, self._arrival)
-        if parks and not self._park(call):
+        call.session = self
+        call.arrival = self._arrival
+        if type(call.request) in _UNUSUAL and not self._take_unusual(call, call.request):
             return
         try:
             self._dispatch(call, self.caller, now)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
-            self._sessions.request_failed(event, self.transport.peer, exc)
+            self._sessions.request_failed(call, exc)
             if call.is_open:
                 call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
             self._is_closing = True
             self._closes_as = FAILED
-        if call.is_open and not parks:
+        if call.is_open and not call.parks:
             call.is_held = True
             self.in_flight[call] = None
-            self._queue.bytes += event.size_bytes
+            self._queue.bytes += call.size_bytes
+
+    def _take_unusual(self, call: SessionCall, request: Request) -> bool:
+        """Note what *call* says of its sender, or that it may wait; say whether it is decided."""
+        if type(request) is ApiVersionsRequest:
+            self.caller = Caller(request.client_id, self.transport.peer)
+            return True
+        call.parks = True
+        return self._park(call)
 
     def _refuse(self, bad: BadRequest) -> None:
         is_unknown = bad.error is ErrorCode.UNSUPPORTED_VERSION
@@ -398,7 +393,7 @@ class Session:
             self._queue.unpark()
         else:
             del self.in_flight[call]
-            self._queue.bytes -= call.event.size_bytes
+            self._queue.bytes -= call.size_bytes
 
     def flush_later(self) -> None:
         """Send what is unsent at the end of the round."""
@@ -416,7 +411,7 @@ class Session:
             # Its own turns bring as much as the limit and one answer; this is about the rest.
             allowed_bytes = max(self._turn_bytes, self._max_unsent_bytes) + self._max_unsent_bytes
             if len(self.unsent) > allowed_bytes:
-                self.close_because(_TAKES_TOO_LITTLE)
+                self._close_because(_TAKES_TOO_LITTLE)
         else:
             self._send()
 
@@ -444,8 +439,13 @@ class Session:
         """Whether answers wait for the peer to take them."""
         return bool(self.unsent)
 
-    def overdue(self, now_ms: int) -> str | None:
-        """Return why the connection must end now, or None."""
+    def close_if_overdue(self, now_ms: int) -> None:
+        """End the connection if its peer should have done something by now, and say why."""
+        end = self._overdue(now_ms)
+        if end is not None:
+            self._close_because(end)
+
+    def _overdue(self, now_ms: int) -> End | None:
         if self.is_blocked:
             return TAKES_NOTHING if now_ms >= self.deadlines.send_ms else None
         if now_ms < self.deadlines.read_ms or self._must_pause():
@@ -458,10 +458,10 @@ class Session:
             return None
         return IDLE
 
-    def close_because(self, reason: str) -> None:
+    def _close_because(self, end: End) -> None:
         """End the connection, and say why in the log."""
-        self._sessions.warn("connection.closed", self.transport.peer, reason=reason)
-        self.close(_COUNTED_AS.get(reason, MALFORMED))
+        self._sessions.warn("connection.closed", self.transport.peer, reason=end.reason)
+        self.close(end.counted_as)
 
     def close(self, why: str = PEER) -> None:
         """End the connection: withdraw what is parked, forget what is unanswered. Idempotent."""
@@ -473,7 +473,7 @@ class Session:
         self.unsent.clear()
         self._untaken.clear()
         self._queue.leave(self)
-        self._queue.bytes -= self._reserved_bytes + sum(c.event.size_bytes for c in self.in_flight)
+        self._queue.bytes -= self._reserved_bytes + sum(call.size_bytes for call in self.in_flight)
         self.in_flight.clear()
         parked, self._parked = self._parked, {}
         for call in parked:
@@ -687,15 +687,15 @@ class Sessions:
             arrival.answers = {}
         self.answered.clear()
 
-    def request_failed(self, event: RequestEvent, peer: str, exc: Exception) -> None:
+    def request_failed(self, call: SessionCall, exc: Exception) -> None:
         """Log a bug with a number of its own."""
         self._failed_requests += 1
         count(self.telemetry.refused, FAILED)
         log.error(
             "request.failed",
             error_id=self._failed_requests,
-            api=event.dialect.api_key.name,
-            peer=peer,
+            api=call.dialect.api_key.name,
+            peer=call.session.transport.peer,
             exc_info=exc,
         )
 

@@ -20,7 +20,7 @@ class FakeSocket:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._server = ServerConnection()
+        self._server = ServerConnection(RequestEvent)
         self._ready = b""
 
     def sendall(self, data: bytes) -> None:

@@ -103,7 +103,7 @@ class ScriptedServer:
         self.open_connections += 1
         self.streams.append(stream)
         number = self.connections
-        protocol = ServerConnection()
+        protocol = ServerConnection(RequestEvent)
         sending = trio.Lock()
         try:
             async with stream, trio.open_nursery() as nursery:

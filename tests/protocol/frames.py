@@ -33,7 +33,7 @@ def throttled(frame: bytes, throttle_time_ms: int) -> bytes:
 
 def judged(frame: bytes) -> RequestEvent | BadRequest:
     """Return what a server makes of the one request in *frame*."""
-    (event,) = ServerConnection().receive(frame)
+    (event,) = ServerConnection(RequestEvent).receive(frame)
     return event
 
 

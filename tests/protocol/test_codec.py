@@ -16,7 +16,7 @@ from protocol.codec import (
     Unreadable,
     encode,
 )
-from protocol.connection import BadRequest, ServerConnection
+from protocol.connection import BadRequest, RequestEvent, ServerConnection
 from protocol.errors import LocalProtocolError
 from protocol.messages import APIS, ApiKey, OffsetFetchRequest
 from tests.protocol.examples import EXAMPLES
@@ -180,7 +180,7 @@ def refused_within(frame: bytes) -> tuple[int, float]:
     started = time.thread_time()
     judged(frame)  # What is made at the first refusal stays.
     seconds = time.thread_time() - started
-    connection = ServerConnection()
+    connection = ServerConnection(RequestEvent)
     tracemalloc.start()
     try:
         (event,) = connection.receive(frame)

@@ -12,6 +12,7 @@ from protocol.connection import (
     BadRequest,
     ClientConnection,
     FrameTooLarge,
+    RequestEvent,
     ServerConnection,
     encode_error,
     encode_response,
@@ -114,7 +115,7 @@ def test_a_bare_error_is_an_array_of_one(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("bad", INVALID_REQUESTS, ids=lambda bad: bad.name)
 def test_invalid_requests_get_their_verdict(bad: Any) -> None:
     """Content that does not fit keeps the connection; bytes that are no msgpack end it."""
-    connection = ServerConnection()
+    connection = ServerConnection(RequestEvent)
     if bad.verdict == CLOSE:
         with pytest.raises(FrameTooLarge):
             connection.receive(bad.frame)

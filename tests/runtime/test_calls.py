@@ -28,7 +28,9 @@ def test_a_call_fails_in_the_shape_of_its_request() -> None:
     answers = Answers()
 
     class RecordedCall(Call):
-        def prepare(self, answer: Response, leader_epoch: int) -> tuple[Response, int]:
+        def prepare(
+            self, answer: Response, leader_epoch: int, error: int | None = None
+        ) -> tuple[Response, int]:
             return answer, leader_epoch
 
         def send(self, prepared: tuple[Response, int]) -> None:

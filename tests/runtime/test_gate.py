@@ -17,7 +17,7 @@ class Named:
     def __init__(self, name: object) -> None:
         self.name = name
 
-    def prepare(self, answer: Any, leader_epoch: int) -> Any:
+    def prepare(self, answer: Any, leader_epoch: int, error: int | None = None) -> Any:
         """Nobody asks for that: what is parked was prepared."""
         raise AssertionError
 

@@ -158,7 +158,9 @@ async def test_what_is_decided_while_answers_are_sent_is_flushed_too(
         answers: list[object] = []
 
         class Waiting(Call):
-            def prepare(self, answer: Response, leader_epoch: int) -> Response:
+            def prepare(
+                self, answer: Response, leader_epoch: int, error: int | None = None
+            ) -> Response:
                 return answer
 
             def send(self, prepared: Response) -> None:

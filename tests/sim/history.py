@@ -122,7 +122,7 @@ class Tap:
         self._history = history
         self._number = number
         self._client = client
-        self._requests = ServerConnection()
+        self._requests = ServerConnection(RequestEvent)
         self._responses = ClientConnection()
         self._open: dict[int, Attempt] = {}
         self._is_deaf = False  # The client broke the protocol; what follows is nobody's request.

@@ -14,7 +14,7 @@ from tests.sim.world import World
 class _Unheard(Call):
     """A request whose sender doesn't wait for the answer."""
 
-    def prepare(self, answer: Response, leader_epoch: int) -> None:
+    def prepare(self, answer: Response, leader_epoch: int, error: int | None = None) -> None:
         """Pack nothing."""
 
     def send(self, prepared: None) -> None:
