@@ -221,6 +221,12 @@ class Settings:
         _check_choice("log.level", self.log_level, LOG_LEVELS)
         _check_choice("log.format", self.log_format, LOG_FORMATS)
         self._check_addresses()
+        for name in map(str.strip, self.http_allowed_hosts.split(",")):
+            if name and not _HOST_NAME.fullmatch(name) and _ip(name) is None:
+                raise ConfigError(
+                    f"http.allowed.hosts: {quoted(name)} is not a host name, which has no port; "
+                    "*. in front stands for all names below"
+                )
 
     def _check_addresses(self) -> None:
         for address in self.listener_addresses():
@@ -281,6 +287,9 @@ class Adopted(NamedTuple):
 
     changed: tuple[str, ...]
     needs_restart: tuple[str, ...]
+
+
+_HOST_NAME: Final = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
 
 def _check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:

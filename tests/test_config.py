@@ -160,6 +160,11 @@ def test_booleans_are_words(text: str) -> None:
         ("listeners=[::]:9310", "wildcard"),
         ("listeners=192.0.2.1:9310", "allow.plaintext.remote=true"),
         ("advertised.listeners=here", "advertised.listeners: 'here' is not host:port"),
+        ("http.allowed.hosts=a.example:9311", "http.allowed.hosts: 'a.example:9311' is not a host"),
+        ("http.allowed.hosts=a.example b.example", "'a.example b.example' is not a host name"),
+        ("http.allowed.hosts=a.example,http://b.example", "'http://b.example' is not a host name"),
+        ("http.allowed.hosts=*", "'*' is not a host name"),
+        ("http.allowed.hosts=a.*.example", "'a.*.example' is not a host name"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_name(override: str, words: str) -> None:
@@ -374,3 +379,9 @@ def test_a_share_that_is_none_is_refused(text: str) -> None:
     """It would compact for ever, or never."""
     with pytest.raises(ConfigError, match=r"log\.cleaner\.min\.cleanable\.ratio"):
         load_settings(overrides=[f"log.cleaner.min.cleanable.ratio={text}"])
+
+
+@pytest.mark.parametrize("text", ["", "a", "a.example., *.B.example ,", "a_b-1.example", "::1"])
+def test_names_that_browsers_may_ask_for_are_taken(text: str) -> None:
+    """What is refused could never be what a Host header says."""
+    assert load_settings(overrides=[f"http.allowed.hosts={text}"]).http_allowed_hosts == text
