@@ -237,6 +237,8 @@ def alter_retention(
     group = core.groups.get(request.group_id)
     if group is None:
         return d.answer(token, AlterGroupRetentionResponse(ErrorCode.GROUP_ID_NOT_FOUND.value))
+    if core.storage_full:
+        return d.answer(token, AlterGroupRetentionResponse(ErrorCode.STORAGE_FULL.value))
     before = group.retention_ms
     if before != request.retention_ms:
         d.emit(GroupRetention(request.group_id, request.retention_ms))

@@ -154,6 +154,7 @@ class Core:
         self.timers = Timers()
         self.parked: dict[object, Member] = {}  # By the token of the parked request.
         self.storage_full = False
+        self.storage_exhausted = False  # Nothing is taken that isn't needed to free room.
         self.latest: Outcome | None = None  # The decision in the making, see `interrupted`.
 
     def replay(self, record: Record) -> None:

@@ -42,6 +42,7 @@ from coordinator.group.rebalance import (
 )
 from coordinator.group.records import GroupMetadata, MemberMetadata
 from coordinator.group.refusals import (
+    STORAGE_EXHAUSTED,
     STORAGE_FULL,
     instance_holder,
     member_refusal,
@@ -114,6 +115,8 @@ def _join_refusal(
     core: Core, group: Group | None, request: JoinGroupRequest, replaced: Member | None, now: Now
 ) -> _Refusal | None:
     """Return why nothing of the request is done, None if it goes on."""
+    if core.storage_exhausted:
+        return ErrorCode.STORAGE_FULL, STORAGE_EXHAUSTED
     config = core.config
     pattern = request.topic_pattern
     problem = None if pattern is None else core.registry.pattern_problem(pattern)
@@ -435,6 +438,9 @@ def sync(core: Core, request: SyncGroupRequest, token: object, now: Now) -> Outc
         return d.answer(token, sync_error(error, _sync_text(group, request, error, now)))
     assert group is not None
     member = group.members[request.member_id]
+    assigns = member.member_id == group.leader and group.state is not GroupState.STABLE
+    if assigns and core.storage_exhausted:
+        return d.answer(token, sync_error(ErrorCode.STORAGE_FULL, STORAGE_EXHAUSTED), member)
     if not member.synced:
         member.synced = True
         group.unsynced -= 1
@@ -443,7 +449,7 @@ def sync(core: Core, request: SyncGroupRequest, token: object, now: Now) -> Outc
         d.answer(token, _sync_answer(group, member), member)
     else:
         d.park_sync(member, token)
-        if member.member_id == group.leader:
+        if assigns:
             _assign(d, group, member, request)
     if group.state is GroupState.STABLE and not group.unsynced:
         core.timers.cancel(group.sync_timer)

@@ -99,4 +99,5 @@ def rebalancing(group: Group, now_ms: int) -> str:
     return f"rebalancing for {seconds(now_ms - running.began_ms)}: {running.reason}"
 
 
+STORAGE_EXHAUSTED: Final = "the disk is full or too slow, no group can rebalance"
 STORAGE_FULL: Final = "the disk is full or too slow, new members are refused"

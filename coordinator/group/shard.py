@@ -133,6 +133,15 @@ class GroupShard:
     def storage_full(self, value: bool) -> None:
         self._core.storage_full = value
 
+    @property
+    def storage_exhausted(self) -> bool:
+        """Whether generations and assignments are refused, too."""
+        return self._core.storage_exhausted
+
+    @storage_exhausted.setter
+    def storage_exhausted(self, value: bool) -> None:
+        self._core.storage_exhausted = value
+
     def handle(self, request: Request, token: object, caller: Caller, now: Now) -> Outcome:
         """Decide one request that names one group.
 

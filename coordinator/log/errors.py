@@ -1,7 +1,10 @@
 """Why a log cannot be opened, or cannot go on. Each names the exit status of the process."""
 
+import errno
 from typing import ClassVar, Final
 
+# What the system says when there is no room for a write.
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 EXIT_CORRUPT: Final = 65
 EXIT_WRITE_FAILED: Final = 74
 EXIT_REFUSED: Final = 78

@@ -12,7 +12,6 @@ runs in that worker, too. `read` and the sizes look at what is durable; each tak
 it at once, and may run in a thread of its own. No file is removed that a read may need.
 """
 
-import errno
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from typing import Final
 import msgpack
 
 from coordinator.log.directory import Directory
-from coordinator.log.errors import BatchTooLarge, FolderLost, LogFailed, LogRefused
+from coordinator.log.errors import NO_ROOM, BatchTooLarge, FolderLost, LogFailed, LogRefused
 from coordinator.log.format import (
     BATCH_BYTES_MAX,
     FORMAT,
@@ -54,7 +53,6 @@ from coordinator.log.state_files import (
 
 # So much is zeroed at a time, while a flush waits.
 ZEROS_BYTES: Final = 1024 * 1024
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SEGMENT_BYTES_MIN: Final = 64
 # The index has 32-bit positions; the last flush of a segment may go past the limit, and so may a
 # compaction, up to twice as far.
@@ -434,7 +432,7 @@ class Journal:
         try:
             active.file.write_synced(bytes(upto_bytes - start_bytes), start_bytes)
         except OSError as exc:
-            if exc.errno not in _NO_ROOM:
+            if exc.errno not in NO_ROOM:
                 raise
             # Give back what there was, and do without.
             active.file.truncate(start_bytes)

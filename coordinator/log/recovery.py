@@ -10,6 +10,10 @@ The order of a run's life, and why a crash between any two steps is harmless:
   the manifest names it. Until then the old file is the truth, and from then on the new one.
 * What the manifest doesn't name is put into quarantine, the subfolder `aside`.
 * The marker of a clean stop is removed, durably, before the first batch can be written.
+
+A full disk prevents no start. The newest segment is then written over itself instead of copied,
+and if there is no room for the small files either, the ballast is thrown off: a file that is there
+for nothing else. What was begun is begun anew then, as after a crash.
 """
 
 import contextlib
@@ -18,7 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from coordinator.log.directory import Directory, File
-from coordinator.log.errors import LogCorrupt, LogIncompatible, LogRefused
+from coordinator.log.errors import NO_ROOM, LogCorrupt, LogIncompatible, LogRefused
 from coordinator.log.format import (
     FORMAT,
     FlushKey,
@@ -29,6 +33,7 @@ from coordinator.log.format import (
 )
 from coordinator.log.segments import ActiveSegment, FlushChain, read_footer
 from coordinator.log.state_files import (
+    BALLAST_NAME,
     CLEAN_NAME,
     DURABLE_NAME,
     MANIFEST_NAME,
@@ -52,6 +57,9 @@ from coordinator.log.state_files import (
 )
 
 QUARANTINE: Final = "aside"
+# For the state files, and then for what groups write without being asked, such as that a member
+# is gone: new data is refused on a full disk.
+BALLAST_BYTES: Final = 256 * 1024
 LEADER_EPOCH_MAX: Final = 2**31 - 1
 # What may be asked for: each start takes one more, and behind the last one there is none.
 LEADER_EPOCH_ASKED_MAX: Final = 2**30
@@ -112,6 +120,40 @@ def open_folder(directory: Directory, expected: Expected) -> Opened:
         LogRefused: See the subclasses; the folder is as it was.
         OSError: The disk fails; nothing was acknowledged from this open.
     """
+    try:
+        opened = _open(directory, expected)
+    except OSError as exc:
+        if exc.errno not in NO_ROOM or not directory.exists(BALLAST_NAME):
+            raise
+        directory.remove(BALLAST_NAME)
+        directory.sync()
+        return _open(directory, expected)
+    _take_ballast(directory)
+    return opened
+
+
+def _take_ballast(directory: Directory) -> None:
+    """Have the ballast, if there is room for it and more."""
+    if directory.exists(BALLAST_NAME):
+        if directory.size(BALLAST_NAME) == BALLAST_BYTES:
+            return
+        directory.remove(BALLAST_NAME)  # A crash came between.
+    if directory.free_bytes() < 8 * BALLAST_BYTES:
+        return
+    try:
+        file = directory.create(BALLAST_NAME)
+        try:
+            file.write(bytes(BALLAST_BYTES), 0)
+            file.sync()
+        finally:
+            file.close()
+    except OSError as exc:
+        if exc.errno not in NO_ROOM:
+            raise
+        directory.remove(BALLAST_NAME)
+
+
+def _open(directory: Directory, expected: Expected) -> Opened:
     names = directory.names()
     if META_NAME not in names:
         return _first_start(directory, names, expected)
@@ -138,12 +180,16 @@ def open_folder(directory: Directory, expected: Expected) -> Opened:
         active = ActiveSegment(info.name, info.base, end, newest.positions, file)
     leader_epoch = max(meta.leader_epoch + 1, expected.leader_epoch_at_least)
     key = meta.key or FlushKey(expected.new_secret())
-    meta = meta._replace(format=FORMAT, leader_epoch=checked_epoch(leader_epoch), key=key)
-    write_meta(directory, meta)
-    if stop is not None:
-        directory.remove(CLEAN_NAME)
-        directory.sync()
-    durable = DurablePosition(directory, active.end)
+    try:
+        meta = meta._replace(format=FORMAT, leader_epoch=checked_epoch(leader_epoch), key=key)
+        write_meta(directory, meta)
+        if stop is not None:
+            directory.remove(CLEAN_NAME)
+            directory.sync()
+        durable = DurablePosition(directory, active.end)
+    except BaseException:
+        active.file.close()
+        raise
     return Opened(meta, manifest, active, durable, end_offsets, events)
 
 
@@ -204,7 +250,7 @@ def _copy_newest(
     content = newest.data[: newest.valid_bytes]
     if newest.torn:
         tail = newest.data[newest.valid_bytes :]
-        saved_as = quarantine_bytes(directory, f"{info.name}.{newest.valid_bytes}.torn", tail)
+        saved_as = _save_if_possible(directory, f"{info.name}.{newest.valid_bytes}.torn", tail)
         torn: dict[str, object] = {
             "segment": info.name,
             "position": info.base + newest.valid_bytes,
@@ -212,7 +258,12 @@ def _copy_newest(
             "saved_as": saved_as,
         }
         events.append(("log.torn_tail_cut", torn))
-    name, file = create_segment(directory, info.base, manifest.next_serial, content)
+    try:
+        name, file = create_segment(directory, info.base, manifest.next_serial, content)
+    except OSError as exc:
+        if exc.errno not in NO_ROOM:
+            raise
+        return _rewrite_newest(directory, manifest, newest, events), manifest
     try:
         segments = (*manifest.segments[:-1], info._replace(name=name))
         manifest = manifest._replace(segments=segments, next_serial=manifest.next_serial + 1)
@@ -225,6 +276,40 @@ def _copy_newest(
     events.append(("log.recovered_after_unclean_stop", fields))
     end = info.base + newest.valid_bytes
     return ActiveSegment(name, info.base, end, newest.positions, file), manifest
+
+
+def _rewrite_newest(
+    directory: Directory, manifest: Manifest, newest: Newest, events: list[RecoveryEvent]
+) -> ActiveSegment:
+    """Write what is valid of the newest segment over itself, for lack of room for a copy.
+
+    It was read from the medium, so each sector is the same before and after: a crash may come at
+    any moment. What is cut off was never acknowledged.
+    """
+    info = manifest.segments[-1]
+    file = directory.open_write(info.name)
+    try:
+        file.truncate(newest.valid_bytes)
+        file.write(newest.data[: newest.valid_bytes], 0)
+        file.sync()
+        write_manifest(directory, manifest)
+    except BaseException:
+        file.close()
+        raise
+    fields: dict[str, object] = {"segment": info.name, "valid_bytes": newest.valid_bytes}
+    events.append(("log.recovered_after_unclean_stop", fields))
+    end = info.base + newest.valid_bytes
+    return ActiveSegment(info.name, info.base, end, newest.positions, file)
+
+
+def _save_if_possible(directory: Directory, name: str, content: bytes) -> str:
+    """Do as `quarantine_bytes` does, or return "" where there is no room."""
+    try:
+        return quarantine_bytes(directory, name, content)
+    except OSError as exc:
+        if exc.errno not in NO_ROOM:
+            raise
+        return ""
 
 
 def checked_epoch(leader_epoch: int) -> int:
@@ -482,6 +567,9 @@ def quarantine_bytes(directory: Directory, name: str, content: bytes) -> str:
     try:
         file.write(content, 0)
         file.sync()
+    except OSError:
+        directory.remove(target)
+        raise
     finally:
         file.close()
     directory.sync(QUARANTINE)

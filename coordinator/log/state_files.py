@@ -12,6 +12,8 @@ so a process that is killed leaves the last value, and a power cut perhaps an ol
 says was true, whichever is found. One that can't be read says nothing.
 
     u64 position | u32 crc32 of that
+
+`ballast` has no content that matters: it is room, for a start on a disk that is full.
 """
 
 import json
@@ -28,7 +30,10 @@ META_NAME: Final = "meta"
 MANIFEST_NAME: Final = "manifest"
 CLEAN_NAME: Final = "clean"
 DURABLE_NAME: Final = "durable"
-STATE_NAMES: Final = frozenset({LOCK_NAME, META_NAME, MANIFEST_NAME, CLEAN_NAME, DURABLE_NAME})
+BALLAST_NAME: Final = "ballast"
+STATE_NAMES: Final = frozenset(
+    {LOCK_NAME, META_NAME, MANIFEST_NAME, CLEAN_NAME, DURABLE_NAME, BALLAST_NAME}
+)
 TEMPORARY_SUFFIX: Final = ".tmp"
 SEGMENT_SUFFIX: Final = ".segment"
 

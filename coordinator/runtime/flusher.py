@@ -110,14 +110,24 @@ class Flusher:
         journal: Journal,
         environment: Environment,
         written: Callable[[dict[int, int]], None],
+        waiting: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Make it; *written* is called with the end offset by partition that is durable now."""
+        """Make it over *journal*.
+
+        Args:
+            journal: What is flushed.
+            environment: Has the disk's thread.
+            written: Called with the end offset by partition that is durable now.
+            waiting: Called at the end of a round, while a flush is on its way, with how many bytes
+                wait for the next one.
+        """
         self._journal = journal
         self._submit = environment.submit
         self._clock_s = environment.clock_s
         self._telemetry = environment.telemetry
         self._poller = environment.poller
         self._written = written
+        self._waiting = waiting
         self._wanted = False
         self._is_writing = False
         self._error: Exception | None = None
@@ -139,7 +149,10 @@ class Flusher:
 
     def start(self) -> None:
         """Begin a flush, if there is something to write and none is on its way."""
-        if not self._wanted or self._is_writing or self._error is not None:
+        if not self._wanted or self._error is not None:
+            return
+        if self._is_writing:
+            self._waiting(self._journal.open_bytes)
             return
         self._wanted = False
         flush = self._journal.take_flush()

@@ -167,16 +167,21 @@ UNWRITTEN_BYTES_MAX: Final = 256 * 1024 * 1024
 
 _IS_FULL: Final = "the disk's reserve is reached: new offsets are refused"
 _IS_SLOW: Final = "the disk does not keep up with what is to be written: new offsets are refused"
+_IS_EXHAUSTED: Final = "; generations and assignments, too, as half of what was left is used up"
 
 
 class StorageWatch:
-    """Looks at the disk and says whether new data must be refused.
+    """Looks at the disk and says what must be refused, as it is nearly full or doesn't keep up.
 
-    New offsets and new members are, where the disk is nearly full or doesn't keep up.
+    First new offsets and new members, so that groups go on for a while. When half of the room
+    that is left then is used up, too, all that isn't needed to free some: generations and
+    assignments, which may be as large and come as fast as commits.
 
     Attributes:
         is_full: Whether the disk's reserve was reached at the last look.
         refuses: Whether new data is to be refused, for this or another reason.
+        is_exhausted: Whether generations and assignments are to be refused, too.
+        alarm_bytes: With so much to be written, look again at once.
     """
 
     def __init__(
@@ -191,6 +196,8 @@ class StorageWatch:
         """Keep *reserve_bytes* free; if negative, what compactions and a few segments need."""
         self.is_full = False
         self.refuses = False
+        self.is_exhausted = False
+        self.alarm_bytes = UNWRITTEN_BYTES_MAX // 2
         self.reserve_bytes = reserve_bytes
         self._journal = journal
         self._health = health
@@ -207,9 +214,15 @@ class StorageWatch:
         """Look again, tell of a change, and return whether `is_full` is another than before."""
         free, reserve = self._journal.directory.free_bytes(), self._reserve()
         was_full, self.is_full = self.is_full, free < reserve
-        is_slow = self._journal.open_bytes > UNWRITTEN_BYTES_MAX
+        unwritten = self._journal.open_bytes
+        is_slow = unwritten > UNWRITTEN_BYTES_MAX // 2
         self.refuses = self.is_full or is_slow
-        self._health.report(STORAGE, _IS_FULL if self.is_full else _IS_SLOW if is_slow else None)
+        self.is_exhausted = free < reserve // 2 or unwritten > UNWRITTEN_BYTES_MAX
+        self.alarm_bytes = UNWRITTEN_BYTES_MAX if is_slow else UNWRITTEN_BYTES_MAX // 2
+        problem = _IS_FULL if self.is_full else _IS_SLOW if is_slow else None
+        if problem is not None and self.is_exhausted:
+            problem += _IS_EXHAUSTED
+        self._health.report(STORAGE, problem)
         if was_full == self.is_full:
             return False
         name = "storage.full" if self.is_full else "storage.has_room"

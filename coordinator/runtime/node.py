@@ -101,7 +101,7 @@ class Node:
             reserve_bytes=reserve_bytes,
             segment_bytes=segment_bytes,
         )
-        self.flusher = Flusher(journal, environment, self._advance)
+        self.flusher = Flusher(journal, environment, self._advance, self._look_at_backlog)
         self.appended = self.flusher.want  # For the shards, bound once.
         topics = Registry()
         self.registry = ShardRunner(NODE_PARTITION, RegistryShard(topics), TOPIC_CODEC, self)
@@ -395,6 +395,13 @@ class Node:
             self._compactor.look(storage_is_full=self._storage.is_full)
         for runner in self._runner_of.values():
             runner.core.storage_full = self._storage.refuses
+        for shard in self.shards:
+            shard.core.storage_exhausted = self._storage.is_exhausted
+
+    def _look_at_backlog(self, unwritten_bytes: int) -> None:
+        """Tell the shards at once when a disk hangs: much may come in half a second."""
+        if unwritten_bytes > self._storage.alarm_bytes and not self._storage.is_exhausted:
+            self.check_storage()
 
 
 class Reloader:

@@ -31,11 +31,13 @@ from protocol.messages import (
     LeaveGroupResponse,
     LeavingMember,
     LeftMember,
+    MemberAssignment,
     OffsetCommitResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
     PartitionResult,
     Response,
+    SyncGroupRequest,
     TopicResult,
 )
 from protocol.partition import TopicPartition
@@ -43,7 +45,16 @@ from tests.fakes.disk import Disk
 from tests.log.helpers import append, encode_flush, newest_segment
 from tests.log.old_format import old_flush
 from tests.packed import fetched as fetched_from
-from tests.server.world import WALL_MS, Client, World, beat, commit, join, world
+from tests.server.world import (
+    ASSIGNMENT,
+    WALL_MS,
+    Client,
+    World,
+    beat,
+    commit,
+    join,
+    world,
+)
 
 DONE = OffsetCommitResponse(0, (TopicResult("t", (PartitionResult(0, 0),)),))
 
@@ -263,7 +274,7 @@ async def test_what_waits_for_a_disk_that_hangs_has_a_bound(
             w.connect().send(commit(offset))
             if offset % 10 == 0:
                 await trio.sleep(0.5)  # The first one is being written; the others wait.
-        assert 2_000 < w.journal.open_bytes < 4_000
+        assert 1_000 < w.journal.open_bytes < 1_200
         client = w.connect()
         assert await client.error(commit(5, group_id="x")) == ErrorCode.STORAGE_FULL
         assert "keep up" in w.node.health.problems["storage"]
@@ -318,6 +329,56 @@ async def test_nobody_reads_what_a_failed_log_did_not_take(autojump_clock: MockC
         assert isinstance(answer, OffsetFetchResponse)
         assert answer.groups[0].error == ErrorCode.NOT_COORDINATOR
         w.nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("lacks", ["speed", "room"])
+async def test_assignments_cannot_fill_the_disk_or_the_memory(
+    lacks: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be 8 MiB, and a member may rebalance its group as often as it likes."""
+    monkeypatch.setattr(health, "UNWRITTEN_BYTES_MAX", 1_000_000)
+    async with world("storage.reserve.bytes=2000000") as w:
+        client = w.connect()
+        member_id = await client.join_alone()
+        if lacks == "speed":
+            w.slow_disk.hold()
+            client.send(commit(1, group_id="other"))  # This one is being written.
+            await turn()
+        else:
+            w.disk.free_bytes = 1_500_000
+            await trio.sleep(1)
+        errors: list[int] = []
+        generation = 1
+        share = MemberAssignment(member_id, ASSIGNMENT + bytes(30_000))
+        for _ in range(100):
+            client.send(join("g", member_id))
+            await turn()
+            generation += 1
+            sent = client.send(
+                SyncGroupRequest("g", generation, member_id, None, None, None, (share,))
+            )
+            await turn()
+            answered = client.answers().get(sent)
+            errors += [] if answered is None else [getattr(answered.response, "error", 0)]
+            if lacks == "room" and len(errors) == 20:
+                assert set(errors) == {0}  # Groups go on for a while.
+                w.disk.free_bytes = 999_999
+                await trio.sleep(0.5)
+        size_bytes = w.journal.size_bytes
+        if lacks == "room":
+            assert len(errors) == 100
+            assert 0 not in errors[21:]
+        else:
+            assert 1_000_000 < w.journal.open_bytes < 1_100_000
+        assert "assignments" in w.node.health.problems["storage"]
+
+        w.disk.free_bytes = 1 << 40
+        w.slow_disk.let_go()
+        await trio.sleep(1)
+        joined = await client.ask(join("g", member_id))
+        assert isinstance(joined, JoinGroupResponse)
+        assert joined.error == 0
+        assert w.journal.size_bytes - size_bytes < (1_000 if lacks == "room" else 1_200_000)
 
 
 @pytest.mark.parametrize("asks", ["commits", "only reads"])
