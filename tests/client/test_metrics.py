@@ -1,5 +1,6 @@
 """What a client counts, as prometheus-client shows it."""
 
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from protocol import messages as m
 from tests.client.conftest import World
 from tests.client.served import served
 from tests.fakes.scripted_server import Drop
+from tests.guide import ROOT
 from tests.spark.test_listener_metrics import TARGET, query
 
 T0 = TopicPartition("t", 0)
@@ -27,6 +29,13 @@ T0 = TopicPartition("t", 0)
 def registry() -> CollectorRegistry:
     """Return an empty registry."""
     return CollectorRegistry()
+
+
+def documented() -> set[tuple[str, str]]:
+    """Return name and kind of each series that docs/metrics.md has of a client."""
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(group_client_\w+)` \| (\w+) \|", page, flags=re.MULTILINE)
+    return {(name, kind) for name, kind in rows}
 
 
 async def test_a_members_life_stands_in_the_numbers(
@@ -57,6 +66,10 @@ async def test_a_members_life_stands_in_the_numbers(
             assert value("group_client_request_seconds_count", one) == 1
             assert value("group_client_connections", {"client_id": "loader"}) == 1
             assert value("group_client_outage_seconds", {"client_id": "loader"}) == 0
+            assert documented() == {
+                (f"{one.name}_total" if one.type == "counter" else one.name, one.type)
+                for one in registry.collect()
+            }
 
         assert value("group_client_assigned_partitions", labels) is None
         assert value("group_client_commits_total", {**labels, "outcome": "done"}) == 1
