@@ -77,6 +77,7 @@ def test_alerts_of_what_clients_do_fire_and_clear(tmp_path: Path) -> None:
     assert fired["GroupRebalancesOften"]["labels"]["group_id"] == "restless"
 
 
+@pytest.mark.nightly
 def test_the_alert_of_a_process_without_a_core_fires_and_clears(tmp_path: Path) -> None:
     """It stands still for a moment, again and again, as in a container that is throttled."""
     needs("prometheus")
@@ -114,6 +115,7 @@ def test_alerts_of_a_log_that_is_not_compacted_fire_and_clear(tmp_path: Path) ->
         assert one.stop() == 0
 
 
+@pytest.mark.nightly
 def test_the_alert_of_a_partition_that_cannot_be_loaded_fires_and_clears(tmp_path: Path) -> None:
     """A byte of it turns over on the disk, and back."""
     needs("prometheus")
@@ -146,6 +148,7 @@ def test_the_alert_of_a_partition_that_cannot_be_loaded_fires_and_clears(tmp_pat
     assert fired["CoordinatorNotReady"]["labels"]["part"] == "loading"
 
 
+@pytest.mark.nightly
 def test_alerts_of_lag_in_time_fire_and_clear(tmp_path: Path) -> None:
     """Nothing was told or done for an hour, which only the clock of before can have written."""
     needs("prometheus")
