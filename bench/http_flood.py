@@ -169,7 +169,7 @@ def _received(sock: socket.socket) -> bytes:
 def _change(talk: Talk, count: int) -> None:
     """Let a group have another lag than before."""
     ends = (TopicEnds("flood", (PartitionEnd(0, 10 * count),)),)
-    commits = (TopicCommit("flood", (PartitionCommit(0, count, -1, "", -1),)),)
+    commits = (TopicCommit("flood", (PartitionCommit(0, count, -1, "", None),)),)
     ask([talk], [ReportEndOffsetsRequest(ends)])
     ask([talk], [OffsetCommitRequest("flood", -1, "", None, commits)])
 

@@ -1,9 +1,10 @@
 """What it costs to be looked at, in one run: ``python -m bench.telemetry [--quick]``.
 
 Commits with the HTTP listener off; with it on, scraped each second and followed by a page; and
-one scrape of very many series, with the stall that a neighbour's requests see. Commits beside a
-flood are those of `bench.http_flood`. As in `bench.run`: the daemon on one core, all else on
-another one.
+one scrape of very many series, with the stall that a neighbour's requests see. The page in a real
+Chromium (`bench.page`), where there is one, and what an hour's history takes (`bench.history`).
+Commits beside a flood are those of `bench.http_flood`. As in `bench.run`: the daemon on one core,
+all else on another one.
 """
 
 import http.client
@@ -14,11 +15,14 @@ from functools import partial
 from time import perf_counter
 from typing import Final
 
+from bench.chromium import missing
 from bench.command import Bench, Benchmark, command
+from bench.history import History
 from bench.http_flood import FLOODS, QUICK, Times, http_daemon, measure
 from bench.load import Plan
 from bench.measures import Medians, Samples, at_most, field_at_most
 from bench.operators import fill_with_lag
+from bench.page import Visit
 from bench.processes import DAEMON_NOTES, ProcessError, Server, daemon, on_core, run_json
 from bench.report import Table, fields_table
 from bench.talk import Talk, ask, connect
@@ -26,16 +30,22 @@ from protocol import messages as m
 
 PARTITIONS: Final = 10
 GROUPS: Final = 10_000
+PAGE_GROUPS: Final = 2_000
+UPDATES: Final = 30
 MAX_SERIES: Final = 1_000_000
 FLOOD_TIMES: Final = Times(1, 1.0, 4.0)
 
 OFF: Final = "off"
 ON: Final = "on"
 SCRAPE: Final = "scrape"
+PAGE: Final = "page"
+HISTORY: Final = "history"
 _TITLES: Final = {
     OFF: "commits, 64 connections, no HTTP listener",
     ON: "the same with one, scraped each second, its events followed",
     SCRAPE: f"a scrape of {GROUPS:,} groups with {PARTITIONS} partitions",
+    PAGE: f"the page in Chromium, {PAGE_GROUPS:,} groups with {PARTITIONS} partitions",
+    HISTORY: f"an hour's history of {GROUPS * PARTITIONS:,} partitions",
     **{row.name: f"4,000 commits/s: {row.title}" for row in FLOODS},
 }
 _FIELDS: Final = (
@@ -44,6 +54,11 @@ _FIELDS: Final = (
     (SCRAPE, "series", "series", 0),
     (SCRAPE, "stall_ms", "ms, the slowest request beside it", 1),
     (SCRAPE, "idle_stall_ms", "ms, the same without a scrape", 1),
+    (PAGE, "first_ms", "ms to the first groups", 0),
+    (PAGE, "all_ms", "ms to all groups", 0),
+    (PAGE, "update_ms", "ms from a commit's answer to the lag of its group", 0),
+    (PAGE, "slowest_ms", f"ms, the slowest of {UPDATES}", 0),
+    (HISTORY, "history_mb", "MB", 1),
     *((row.name, "p99_ms", "ms, p99", 1) for row in FLOODS),
 )
 
@@ -62,6 +77,10 @@ _AIMS: Final = (
     at_most("watched", "CPU of a commit while it is looked at, of one that isn't", _more, 1.04),
     field_at_most(SCRAPE, "wall_s", _TITLES[SCRAPE], 1.0, "s"),
     field_at_most(SCRAPE, "stall_ms", "the slowest request beside it", 10.0, "ms"),
+    field_at_most(PAGE, "first_ms", f"{_TITLES[PAGE]}: the first groups", 1_000, "ms"),
+    field_at_most(PAGE, "all_ms", "all groups", 1_000, "ms"),
+    field_at_most(PAGE, "update_ms", "from a commit's answer to the lag shown", 100, "ms"),
+    field_at_most(HISTORY, "history_mb", _TITLES[HISTORY], 100, "MB"),
     *(
         at_most(row.name, f"p99 of commits: {row.title}, of alone", partial(_slower, row.name), 2.0)
         for row in FLOODS[1:]
@@ -85,6 +104,10 @@ class TelemetryBench(Bench):
         self.keep(OFF, self._commits(number, OFF))
         self.keep(ON, self._commits(number, ON))
         self.keep(SCRAPE, self._scrape(number))
+        self._page(number)
+        if HISTORY not in self.samples:  # It takes a minute, and always as much.
+            plan = History(20 if self.choice.quick else GROUPS, PARTITIONS)
+            self.keep(HISTORY, run_json("bench.history", plan, core=self.choice.cores.load))
         times = QUICK if self.choice.quick else FLOOD_TIMES
         floods = measure(self.folder / f"{number}-flood", self.choice.cores, times)
         for name, (found,) in floods.items():
@@ -148,6 +171,18 @@ class TelemetryBench(Bench):
             "idle_stall_ms": 1000 * max(idle),
             "wrong": float(series < groups * PARTITIONS),
         }
+
+    def _page(self, number: int) -> None:
+        if (why := missing()) is not None:
+            self.about["Chromium"] = f"skipped: {why}"
+            return
+        cores = self.choice.cores
+        groups, updates = (20, 3) if self.choice.quick else (PAGE_GROUPS, UPDATES)
+        with http_daemon(self.folder / f"{number}-{PAGE}", cores) as (server, port):
+            fill_with_lag(server, groups, PARTITIONS, cores.load)
+            plan = Visit(server.host, server.port, port, groups, updates)
+            # Chromium is several processes, which no reader has on one core.
+            self.keep(PAGE, run_json("bench.page", plan, core=None))
 
 
 def _asked(talk: Talk) -> float:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.browser.chromium import executable, launched
+from bench.chromium import executable, launched
 
 HERE = Path(__file__).parent
 OpenPage = Callable[..., Page]

@@ -10,8 +10,8 @@ from typing import Final
 
 from playwright.sync_api import expect, sync_playwright
 
+from bench.chromium import launched
 from tests.browser import fake_api
-from tests.browser.chromium import launched
 
 IMAGES: Final = Path(__file__).parents[2] / "docs" / "images"
 # name: path, what has to be there, theme, width, height
