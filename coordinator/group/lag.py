@@ -343,6 +343,6 @@ def _lag(core: Core, group: Group, topic: str, partition: int, member_id: str) -
         end_offset,
         max(end_offset - committed_offset, 0) if is_known else UNKNOWN,
         UNKNOWN if stored is None else stored.commit_timestamp_ms,
-        UNKNOWN if end is None else end.reported_ms,
+        UNKNOWN if end is None else core.registry.ends_history.of(topic).told_ms(end),
         member_id,
     )
