@@ -192,8 +192,9 @@ export class Group {
 
   onEvent(name, data) {
     if (name === "hello") {
-      // With the first one it was asked for; and what it is comes next.
-      if (!this.isHelloDue) this.load();
+      // With the first one it was asked for; but what time it is, is known since.
+      if (this.isHelloDue) this.#showRebalances();
+      else this.load();
       this.isHelloDue = false;
       this.isFollowed = false;
     } else if (name === "group" && data.id === this.id) {
