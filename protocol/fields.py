@@ -23,7 +23,7 @@ REQUEST_PARTITIONS_MAX: Final = 10_000
 TEXT_BYTES_MAX: Final = 32 * 1024
 TOPIC_BYTES_MAX: Final = 249
 MEMBER_ID_BYTES_MAX: Final = 300
-# Long alternatives of names fit into a pattern of topics, and matching stays cheap.
+# Long lists of names fit into a pattern of topics.
 PATTERN_BYTES_MAX: Final = 4_096
 # One subscription or assignment: 256 KiB hold about 10,000 topics or 60,000 partitions.
 MEMBER_BYTES_MAX: Final = 256 * 1024

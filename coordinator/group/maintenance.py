@@ -36,8 +36,10 @@ SLICE: Final = 500
 # What a decision takes besides its keys, counted in keys: its batch, and the event's line in the
 # daemon's log. A topic that 1,000 groups have committed once takes 1,000 of them.
 DECISION_ROOM: Final = 20
+# What a key takes, roughly.
+_KEY_US: Final = 2
 # What compiling a pattern takes, in keys.
-PATTERN_ROOM: Final = 20
+PATTERN_ROOM: Final = 250
 
 _Key = tuple[str, int]  # Topic and partition.
 
@@ -165,10 +167,15 @@ class Sweeper:
         registry = self._core.registry
         known_version = max(group.topics_version, group.topics_triggered)
         if group.state is GroupState.STABLE and registry.version > known_version:
-            # What looking at the group takes: its patterns, mostly.
+            for pattern in sorted(group.patterns):
+                yield from self._match(pattern)
+            if self._core.groups.get(group.group_id) is not group:
+                return  # Deleted meanwhile, and everything with it.
+        if group.state is GroupState.STABLE and registry.version > known_version:
+            # What looking at the group takes besides.
             changes = registry.number_of_changes_since(known_version)
-            matched = changes if changes <= CHANGES_WALKED else len(registry.topics)
-            self._room -= len(group.patterns) * (PATTERN_ROOM + matched)
+            walked = changes if changes <= CHANGES_WALKED else len(registry.topics)
+            self._room -= len(group.patterns) * walked
             d = Decision(self._core, group.group_id, self._now)
             rebalance_if_topics_changed(d, group)
             self._keep(d)
@@ -178,6 +185,16 @@ class Sweeper:
         if topics:
             keys = [(topic, p) for topic in topics for p in sorted(group.offsets[topic])]
             yield from self._for_all_keys(group, keys, self._purge_keys)
+
+    def _match(self, pattern: str) -> Iterator[None]:
+        """Find the topics that match, so that a decision has them at once."""
+        if self._core.registry.is_up_to_date(pattern):
+            return
+        self._room -= PATTERN_ROOM
+        for cost_us in self._core.registry.match(pattern):
+            self._room -= 1 + cost_us // _KEY_US
+            if self._room <= 0:
+                yield
 
     def _purge_keys(self, group: Group, keys: Sequence[_Key]) -> None:
         # An operator or the clock may have been faster.

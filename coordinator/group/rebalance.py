@@ -351,7 +351,7 @@ def _topic_changes(registry: Registry, group: Group) -> Iterator[str]:
             continue
         is_wanted = topic in subscribed
         if not is_wanted and change.after:
-            is_wanted = any(registry.matches(pattern, topic) for pattern in patterns)
+            is_wanted = any(registry.is_matched(pattern, topic) for pattern in patterns)
         if not is_wanted and change.after:
             continue
         owned = _owned_partitions(group) if owned is None else owned

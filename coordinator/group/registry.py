@@ -9,7 +9,9 @@ topic lies in the scope "".
 """
 
 import bisect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -38,12 +40,19 @@ RECORD_VERSION: Final = 0
 OBSERVED_VERSION: Final = 1
 _VERSIONS: Final = {TOPIC: OBSERVED_VERSION}
 
-# Matching a pattern against 100,000 topics holds everybody up, so what matched is kept for the
-# patterns used last: at most so many, and so many names in all of them.
-PATTERNS_KEPT: Final = 256
+# Matching a pattern against 100,000 topics takes long, so what matched is kept for the patterns
+# that were used last: at most so many, and so many names in all of them.
+PATTERNS_KEPT: Final = 4_096
 NAMES_KEPT: Final = 1_000_000
-# Of one compiled pattern; RE2 needs no more time or memory for a nasty one.
+# Of one compiled pattern. RE2's time is linear in the length of the name, but also in the number of
+# instructions that the pattern compiles to, if it needs more states than this memory holds: then a
+# name of 249 bytes may take a microsecond for each of them.
 PATTERN_MEMORY_BYTES: Final = 1024 * 1024
+PATTERN_INSTRUCTIONS_MAX: Final = 1_000
+# A list of names, which is as long as it likes: RE2 is in few states at a time.
+_LIST_OF_NAMES: Final = re.compile(r"(?:[^*+?{}()\[\]\\]|\\[.|-])*")
+# The least that matching a name takes.
+_MATCH_US: Final = 4
 # Changes beyond twice the number of topics and this are folded to one per topic.
 CHANGES_SLACK: Final = 1_000
 
@@ -164,25 +173,46 @@ class InvalidPattern(ValueError):
 class _Matches:
     """The topics that match one pattern, up to a version."""
 
-    __slots__ = ("names", "regex", "version")
+    __slots__ = ("cost_us", "names", "version")
 
-    def __init__(self, pattern: str) -> None:
-        options = re2.Options()
-        options.max_mem = PATTERN_MEMORY_BYTES
-        options.log_errors = False
-        options.never_capture = True
-        try:
-            self.regex = re2.compile(pattern, options)
-        except re2.error as exc:
-            reason = exc.args[0] if exc.args else ""
-            text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-            raise InvalidPattern(text) from exc
+    def __init__(self, size: int) -> None:
+        # Of one name, at most; a list of names may be larger than it is costly.
+        self.cost_us = _MATCH_US + min(size, PATTERN_INSTRUCTIONS_MAX)
         self.names: list[str] = []
         self.version = 0
 
-    def matches(self, topic: str) -> bool:
-        # As bytes: the wrapper maps the offsets of a str's match back, which nobody wants.
-        return self.regex.fullmatch(topic.encode()) is not None
+    def __contains__(self, topic: str) -> bool:
+        at = bisect.bisect_left(self.names, topic)
+        return at < len(self.names) and self.names[at] == topic
+
+
+@lru_cache(maxsize=128)  # Each with its memory.
+def _compiled(pattern: str) -> Any:
+    """Return the compiled *pattern*.
+
+    Raises:
+        InvalidPattern: It is no regular expression, or too large a one.
+    """
+    options = re2.Options()
+    options.max_mem = PATTERN_MEMORY_BYTES
+    options.log_errors = False
+    options.never_capture = True
+    try:
+        regex = re2.compile(pattern, options)
+    except re2.error as exc:
+        reason = exc.args[0] if exc.args else ""
+        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        raise InvalidPattern(text) from exc
+    size = regex.programsize
+    if size > PATTERN_INSTRUCTIONS_MAX and not _LIST_OF_NAMES.fullmatch(pattern):
+        text = f"it compiles to {size} instructions, and {PATTERN_INSTRUCTIONS_MAX} is the most"
+        raise InvalidPattern(text)
+    return regex
+
+
+def _does_match(regex: Any, name: str) -> bool:
+    # As bytes: the wrapper maps the offsets of a str's match back, which nobody wants.
+    return regex.fullmatch(name.encode()) is not None
 
 
 class Registry:
@@ -316,15 +346,22 @@ class Registry:
     def pattern_problem(self, pattern: str) -> str | None:
         """Return what is wrong with *pattern*, None if nothing."""
         try:
-            self._compiled(pattern)
+            _compiled(pattern)
         except InvalidPattern as exc:
             return str(exc)
         return None
 
-    def matches(self, pattern: str, topic: str) -> bool:
-        """Say whether *pattern* matches the whole of *topic*; an invalid one matches nothing."""
+    def matches(self, pattern: str, name: str) -> bool:
+        """Say whether *pattern* matches the whole of *name*; an invalid one matches nothing."""
         try:
-            return self._compiled(pattern).matches(topic)
+            return _does_match(_compiled(pattern), name)
+        except InvalidPattern:
+            return False
+
+    def is_matched(self, pattern: str, topic: str) -> bool:
+        """Say the same of a topic that is there; nothing is matched if `match` is done."""
+        try:
+            return topic in self._matched(pattern)
         except InvalidPattern:
             return False
 
@@ -332,44 +369,71 @@ class Registry:
         """Return the topics whose whole name matches, sorted; not to be changed.
 
         Raises:
-            InvalidPattern: It is no regular expression.
+            InvalidPattern: It is no regular expression, or too large a one.
         """
-        found = self._compiled(pattern)
-        if found.version == self.version:
-            return found.names
-        if not found.version:
-            found.names = [name for name in self.names() if found.matches(name)]
-        else:
-            _bring_up_to_date(found, self)
-        found.version = self.version
-        self._evict()
-        return found.names
+        return self._matched(pattern).names
 
-    def _compiled(self, pattern: str) -> _Matches:
-        found = self._kept.pop(pattern, None)
-        if found is None:
-            found = _Matches(pattern)
+    def is_up_to_date(self, pattern: str) -> bool:
+        """Say whether `matching` would return at once."""
+        found = self._kept.get(pattern)
+        return found is not None and found.version == self.version
+
+    def match(self, pattern: str) -> Iterator[int]:
+        """Find what `matching` returns, name by name, and keep it.
+
+        It yields how many microseconds each has taken at most, so that whoever has others to serve
+        knows when. What is registered meanwhile is looked at last. An invalid pattern matches
+        nothing.
+        """
+        try:
+            regex = _compiled(pattern)
+        except InvalidPattern:
+            return
+        found = self._found(pattern, regex)
+        while found.version != self.version:
+            version = self.version
+            if not found.version:
+                names = []
+                for name in self.names():
+                    if _does_match(regex, name):
+                        names.append(name)
+                    yield found.cost_us
+                found.names = names
+            else:
+                for topic in {change.topic: None for change in self.changes_since(found.version)}:
+                    self._look_at(found, regex, topic)
+                    yield found.cost_us
+            found.version = version
+        self._evict()
+
+    def _matched(self, pattern: str) -> _Matches:
+        found = self._found(pattern, _compiled(pattern))
+        for _ in self.match(pattern):
+            pass
+        return found
+
+    def _found(self, pattern: str, regex: Any) -> _Matches:
+        found = self._kept.pop(pattern, None) or _Matches(regex.programsize)
         self._kept[pattern] = found
         if len(self._kept) > PATTERNS_KEPT:
             del self._kept[next(iter(self._kept))]
         return found
+
+    def _look_at(self, found: _Matches, regex: Any, topic: str) -> None:
+        """Have *topic* among the names if it is there and matches, and not otherwise."""
+        at = bisect.bisect_left(found.names, topic)
+        is_listed = at < len(found.names) and found.names[at] == topic
+        is_wanted = self.partition_count(topic) > 0 and _does_match(regex, topic)
+        if is_listed and not is_wanted:
+            del found.names[at]
+        elif is_wanted and not is_listed:
+            found.names.insert(at, topic)
 
     def _evict(self) -> None:
         total = sum(len(found.names) for found in self._kept.values())
         while total > NAMES_KEPT and len(self._kept) > 1:
             oldest = next(iter(self._kept))
             total -= len(self._kept.pop(oldest).names)
-
-
-def _bring_up_to_date(found: _Matches, registry: Registry) -> None:
-    for topic in {change.topic for change in registry.changes_since(found.version)}:
-        at = bisect.bisect_left(found.names, topic)
-        is_listed = at < len(found.names) and found.names[at] == topic
-        is_wanted = registry.partition_count(topic) > 0 and found.matches(topic)
-        if is_listed and not is_wanted:
-            del found.names[at]
-        elif is_wanted and not is_listed:
-            found.names.insert(at, topic)
 
 
 def pack(records: Sequence[TopicRecord]) -> tuple[int, bytes]:

@@ -49,6 +49,10 @@ class Call(Struct, eq=False):
         """Send what was packed."""
         raise NotImplementedError
 
+    def attempt(self, decide: Callable[[], None]) -> None:
+        """Call *decide*, which answers, unless nobody waits any more; a bug in it is answered."""
+        raise NotImplementedError
+
     def resolve(self, answer: m.Response, leader_epoch: int) -> None:
         """Send the answer at once."""
         self.send(self.prepare(answer, leader_epoch))

@@ -4,7 +4,7 @@ Theory of operation
 ===================
 
 Everything that decides runs in the event loop without an await in between: a request, an
-expired deadline, an answer released. Seven tasks drive what is not a request:
+expired deadline, an answer released. Eight tasks drive what is not a request:
 
 - The *flusher* takes whatever was appended since it last looked, has it written and synced in
   a worker thread, and tells the shards how far their partitions are durable. While one
@@ -14,6 +14,7 @@ expired deadline, an answer released. Seven tasks drive what is not a request:
   thread of its own.
 - The *compactor* keeps the log small; what takes long about that is done by a child process.
 - The *group lags* answer who asks for the lag of all groups, and note it once a minute.
+- The *pattern matcher* finds the topics of a pattern that is new, before its request is decided.
 - The *reloader* loads partitions again, one after the other, that an operator asked it to.
 - The *janitor* looks twice a second after what need not be exact: answers that have waited
   for the disk too long, and the room that is left on it.
@@ -27,7 +28,7 @@ Time, threads and the rounds in which requests are handled come in from outside,
 round has one of its own: whoever keeps it for its peer wakes the poller.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -59,6 +60,9 @@ from protocol.messages import ReadOffsetChangesRequest, ReloadPartitionResponse,
 # The registry keeps nothing of who asked.
 _NO_CALLER: Final = Caller("", "")
 FORGET_SLICE: Final = 200
+# What the matching of patterns takes of the event loop at a time, and who may wait for it.
+MATCH_SLICE_US: Final = 1_000
+PATTERNS_WAITING_MAX: Final = 1_000
 
 
 class Node:
@@ -140,6 +144,7 @@ class Node:
             load=self._load_of_the_moment,
             is_draining=lambda: self.draining,
         )
+        self.patterns = PatternMatcher(topics)
         self.reloader = Reloader(self, reload_min_interval_ms)
         self._changes = ChangesReader(
             journal, environment, max_response_bytes=group_config.max_response_bytes
@@ -321,6 +326,7 @@ class Node:
             nursery.start_soon(self.group_lags.run)
             nursery.start_soon(self.group_lags.run_sampling)
             nursery.start_soon(self.reloader.run)
+            nursery.start_soon(self.patterns.run)
             nursery.start_soon(self._timekeeper.run)
             nursery.start_soon(self._compactor.run)
             nursery.start_soon(self._run_janitor)
@@ -334,6 +340,7 @@ class Node:
         self._changes.refuse_all(ErrorCode.NOT_COORDINATOR)
         self.group_lags.refuse_all(ErrorCode.NOT_COORDINATOR)
         self.reloader.refuse_all(ErrorCode.NOT_COORDINATOR)
+        self.patterns.refuse_all(ErrorCode.NOT_COORDINATOR)
         await self._compactor.stop()
         await self.flusher.wait_idle()
 
@@ -402,6 +409,43 @@ class Node:
         """Tell the shards at once when a disk hangs: much may come in half a second."""
         if unwritten_bytes > self._storage.alarm_bytes and not self._storage.is_exhausted:
             self.check_storage()
+
+
+class PatternMatcher:
+    """Matches patterns of topics, a few names at a time, for requests that need the result.
+
+    The registry keeps what was found, so the request is decided at once when all is matched. What
+    is registered meanwhile, or between that and the end of a rebalance, is little.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._queue: CallQueue[tuple[str, Callable[[], None]]] = CallQueue()
+
+    def submit(self, call: Call, pattern: str, decide: Callable[[], None]) -> None:
+        """Call *decide*, which answers *call*, once *pattern* is matched with every topic."""
+        if not self._queue and self._registry.is_up_to_date(pattern):
+            decide()
+        elif len(self._queue) >= PATTERNS_WAITING_MAX:
+            call.fail(ErrorCode.QUOTA_EXCEEDED, -1)
+        else:
+            self._queue.put(call, (pattern, decide))
+
+    def refuse_all(self, error: int) -> None:
+        """Answer what waits with *error*."""
+        self._queue.refuse_all(error)
+
+    async def run(self) -> None:
+        """Match until cancelled."""
+        while True:
+            call, (pattern, decide) = await self._queue.take()
+            spent_us = 0
+            for cost_us in self._registry.match(pattern):
+                spent_us += cost_us
+                if spent_us >= MATCH_SLICE_US:
+                    spent_us = 0
+                    await trio.lowlevel.checkpoint()
+            call.attempt(decide)
 
 
 class Reloader:

@@ -88,7 +88,25 @@ class Dispatcher:
         if special is not None:
             special(call, request, now)
         elif (shard := self._shard_for(call, request)) is not None:
-            shard.handle(request, call, caller, now)
+            if type(request) is m.JoinGroupRequest and request.topic_pattern is not None:
+                self._join_by_pattern(shard, call, request, caller)
+            else:
+                shard.handle(request, call, caller, now)
+
+    def _join_by_pattern(
+        self,
+        shard: ShardRunner[GroupShard],
+        call: Call,
+        request: m.JoinGroupRequest,
+        caller: Caller,
+    ) -> None:
+        assert request.topic_pattern is not None
+        now = self._node.now
+        self._node.patterns.submit(
+            call,
+            request.topic_pattern,
+            lambda: shard.handle(request, call, caller, now()),
+        )
 
     def _shard_for(self, call: Call, request: Any) -> ShardRunner[GroupShard] | None:
         """Return the shard of the one group that *call* names, or None if it was refused."""
@@ -308,8 +326,15 @@ class Dispatcher:
             self._node.decide_topics(request, NoGroup(call), now)
 
     def _describe_topics(self, call: Call, request: m.DescribeTopicsRequest, now: Now) -> None:
-        if self._content_is_sound(call, request):
-            self._node.registry.read(None, NoGroup(call), partial(self._topics, request), now)
+        if not self._content_is_sound(call, request):
+            return
+        read = partial(
+            self._node.registry.read, None, NoGroup(call), partial(self._topics, request)
+        )
+        if request.pattern is None or self._node.registry.refusal() is not None:
+            read(now)
+        else:
+            self._node.patterns.submit(call, request.pattern, lambda: read(self._node.now()))
 
     def _topics(self, request: m.DescribeTopicsRequest) -> m.Response:
         """Look at the topics; those of a list one by one, as each may be large."""

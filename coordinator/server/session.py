@@ -14,7 +14,7 @@ because most clients wait for their answers anyway, and only if it gets readable
 the poller is told to leave it alone. What one read brought beyond the limits waits in `_untaken`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -131,6 +131,14 @@ class SessionCall(Call, eq=False):
             frame = encode_error(self.correlation_id, error, leader_epoch)
         self.kind = error << KEY_BITS | self.dialect.api_key if error else self.dialect.api_key
         return frame
+
+    def attempt(self, decide: Callable[[], None]) -> None:
+        """Call *decide*, unless the client is gone."""
+        if self.is_open and not self.session.is_closed:
+            try:
+                decide()
+            except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
+                self.session.fail(self, exc)
 
     def send(self, prepared: bytes) -> None:
         """Put the frame behind what is unsent; the round's end sends it."""
@@ -341,15 +349,19 @@ class Session:
         try:
             self._dispatch(call, self.caller, now)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
-            self._sessions.request_failed(call, exc)
-            if call.is_open:
-                call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
-            self._is_closing = True
-            self._closes_as = FAILED
+            self.fail(call, exc)
         if call.is_open and not call.parks:
             call.is_held = True
             self.in_flight[call] = None
             self._queue.bytes += call.size_bytes
+
+    def fail(self, call: SessionCall, exc: Exception) -> None:
+        """Answer *call*, whose handler had a bug, and end the connection."""
+        self._sessions.request_failed(call, exc)
+        if call.is_open:
+            call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
+        self._is_closing = True
+        self._closes_as = FAILED
 
     def _take_unusual(self, call: SessionCall, request: Request) -> bool:
         """Note what *call* says of its sender, or that it may wait; say whether it is decided."""

@@ -368,7 +368,9 @@ def test_a_pattern_forgets_a_topic_that_is_gone_also_if_no_change_tells_of_it() 
     assert context.names(".") == ["b"]
 
 
-@pytest.mark.parametrize("pattern", ["(", "a**", "(?=a)", r"(a)\1", r"\pL{999}"])
+@pytest.mark.parametrize(
+    "pattern", ["(", "a**", "(?=a)", r"(a)\1", r"\pL{999}", "(?:[a-z0-9]?.?){500}b"]
+)
 def test_an_invalid_pattern_is_refused_in_words(pattern: str) -> None:
     """Also those that a backtracking engine would take, and those that compile to too much."""
     context = TopicsContext()
@@ -380,9 +382,39 @@ def test_an_invalid_pattern_is_refused_in_words(pattern: str) -> None:
     assert not context.topics.registry.matches(pattern, "a")
 
 
+def test_a_long_list_of_names_is_a_pattern() -> None:
+    """It compiles to much, and is cheap."""
+    context = TopicsContext()
+    context.register(dict.fromkeys(("17.topic", "18.topic", "18xtopic"), 1))
+
+    names = "|".join(rf"{number}\.topic" for number in range(0, 800, 2))
+
+    assert context.names(names) == ["18.topic"]
+    assert context.described(pattern=names + "|x*").error == 128
+
+
 def test_a_nasty_pattern_takes_no_time() -> None:
     """With backtracking this would last longer than the universe."""
     assert not Registry().matches("(a*)*b", "a" * 249)
+
+
+def test_what_is_registered_while_a_pattern_is_matched_is_found_too() -> None:
+    """Matching goes on for a while, and others are served between two names."""
+    context = TopicsContext()
+    context.register(dict.fromkeys(("a1", "a2", "a3", "b1"), 1))
+    registry = context.topics.registry
+    steps = registry.match("a.")
+    assert next(steps) > 0
+    context.register({"a0": 1})
+    next(steps)
+    context.delete_topics("a1")
+    context.register({"a9": 1})
+    assert not registry.is_up_to_date("a.")
+    assert sum(1 for _ in steps) == 5  # Two names, and three that have changed.
+
+    assert registry.is_up_to_date("a.")
+    assert registry.matching("a.") == ["a0", "a2", "a3", "a9"]
+    assert [registry.is_matched("a.", topic) for topic in ("a2", "b1")] == [True, False]
 
 
 def test_what_is_kept_of_patterns_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

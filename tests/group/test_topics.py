@@ -6,9 +6,11 @@ from unittest import mock
 import pytest
 from hypothesis import given, strategies as st
 
-from coordinator.group.core import GroupConfig
+from coordinator.group.core import GroupConfig, Now, Outcome
 from coordinator.group.maintenance import SLICE
 from coordinator.group.records import GroupMetadata, OffsetRemoved
+from coordinator.group.registry import Registry
+from coordinator.group.shard import GroupShard
 from protocol.messages import OffsetDeleteRequest, SyncGroupRequest, TopicPartitions
 from tests.group.context import GROUP, Context, assignment, subscription
 from tests.group.topics_context import TopicsContext
@@ -551,3 +553,31 @@ def test_growth_reaches_every_group_exactly_once(
 
     assert {context.describe(name).state for name in names} == {"PreparingRebalance"}
     assert sorted(str(group) for group in told) == sorted(names)
+
+
+def test_a_change_of_topics_is_told_in_slices_whatever_the_patterns_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Groups with 32 nasty patterns each made commits wait for seconds after one new topic."""
+    context = Readers()
+    context.register({"t0": 1})
+    context.run(["t0"], owns=["t0-0"], pattern="(?:[a-z0-9]?.?){40}0")
+    costs: list[int] = []
+    match, expire = Registry.match, GroupShard.expire
+
+    def matched(registry: Registry, pattern: str) -> Iterator[int]:
+        for cost_us in match(registry, pattern):
+            costs[-1] += cost_us
+            yield cost_us
+
+    def expired(shard: GroupShard, now: Now) -> list[Outcome]:
+        costs.append(0)
+        return expire(shard, now)
+
+    monkeypatch.setattr(Registry, "match", matched)
+    monkeypatch.setattr(GroupShard, "expire", expired)
+    context.register({f"t{number}": 1 for number in range(300)})
+
+    assert "topic t10 is new" in context.why()
+    assert sum(costs) > 100_000
+    assert max(costs) < 2_000

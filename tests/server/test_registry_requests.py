@@ -22,7 +22,7 @@ from protocol.group_ids import offsets_partition
 from protocol.messages import ApiKey, error_response
 from tests.fakes.disk import Disk
 from tests.log.helpers import NOW_MS
-from tests.server.world import Client, beat, commit, world
+from tests.server.world import Client, beat, commit, join, world
 
 PARTITION = offsets_partition("g", 4)
 
@@ -469,3 +469,56 @@ async def test_a_drain_answers_the_reads_that_wait(autojump_clock: MockClock) ->
         errors = [client.answers()[number].response.error for number in sent]  # type: ignore[attr-defined]  # these have one
         assert [0, ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_COORDINATOR] == errors
         assert ErrorCode.NOT_COORDINATOR == await client.error(beat())
+
+
+@pytest.mark.parametrize("asks", ["describes", "joins"])
+async def test_a_costly_pattern_holds_nobody_up(asks: str, autojump_clock: MockClock) -> None:
+    """Others are served between two names, and who has gone meanwhile changes nothing."""
+    pattern = "(?:[a-z0-9]?.?){80}b"
+    async with world() as w:
+        slow, gone, other = w.connect(), w.connect(), w.connect()
+        for part in range(3):
+            names = {f"t{part}-{n}-" + "x" * 200: 1 for n in range(300)}
+            assert isinstance(await other.ask(registration(**names)), m.RegisterTopicsResponse)
+        asked: m.Request = everything(topics=None, pattern=pattern)
+        if asks == "joins":
+            first = structs.replace(join("new"), topic_pattern=pattern)
+            asked = structs.replace(first, member_id=await slow.member_id("new"))
+        frames = [client.frame(asked) for client in (slow, gone)]
+        for client, (_, frame) in zip((slow, gone), frames, strict=True):
+            client.transport.put(frame)
+        sent = other.send(commit(7))
+        for _ in range(200):
+            await trio.lowlevel.checkpoint()
+        assert sent in other.answers()
+        assert frames[0][0] not in slow.answers()
+        gone.transport.reset()
+        await turn()
+        if asks == "describes":
+            answer: Any = slow.answers()[frames[0][0]].response
+            assert (answer.error, answer.topics) == (0, ())
+        else:
+            await trio.sleep(4)
+            assert await w.connect().error(beat("nobody", group_id="new")) == 25
+            assert len(w.node.shard_of("new").core.groups["new"].members) == 1
+        assert not [name for name in w.event_names() if name.endswith("failed")]
+
+
+async def test_a_bug_behind_a_pattern_ends_one_connection(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task that matches goes on."""
+    async with world() as w:
+        client, other = w.connect(), w.connect()
+        await other.ask(registration(a=1))
+
+        def fail(*_: object) -> None:
+            raise ZeroDivisionError("planted")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(w.node.registry, "read", fail)
+            answer = await client.ask(everything(topics=None, pattern="a"))
+        assert isinstance(answer, m.BareError)
+        assert answer.error == -1
+        found: Any = await other.ask(everything(topics=None, pattern="a"))
+        assert [topic.topic for topic in found.topics] == ["a"]
