@@ -51,6 +51,12 @@ def _setting(
 _MIB: Final = 1024 * 1024
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("auto", "json", "text")
+CLIENT_AUTHS: Final = ("none", "requested", "required")
+TLS_VERSIONS: Final = ("TLSv1.2", "TLSv1.3")
+# What may stand before :// of an address to listen on, and whether TLS is spoken there. The first
+# one is meant where none stands.
+_NATIVE_SCHEMES: Final = {"PLAINTEXT": False, "SSL": True}
+_HTTP_SCHEMES: Final = {"http": False, "https": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +70,9 @@ class Settings:
     """
 
     listeners: str = _setting(
-        "127.0.0.1:9310", "Addresses to listen on, host:port, comma-separated."
+        "127.0.0.1:9310",
+        "Addresses to listen on, comma-separated: SSL://host:port with TLS, "
+        "PLAINTEXT://host:port or host:port without.",
     )
     advertised_listeners: str = _setting(
         "", "host:port that FindCoordinator answers; needed where a listener is a wildcard."
@@ -76,7 +84,33 @@ class Settings:
         "new one gets; empty = any, and random.",
     )
     allow_plaintext_remote: bool = _setting(
-        False, "Listen off loopback although nothing is encrypted."
+        False, "Listen off loopback where nothing is encrypted."
+    )
+    ssl_keystore_location: str = _setting(
+        "", "PEM file of this daemon's private key, its certificate and the chain behind it."
+    )
+    ssl_key_password_file: str = _setting(
+        "", "File with the password of that key; empty = it is not encrypted."
+    )
+    ssl_truststore_location: str = _setting(
+        "", "PEM file of the authorities whose client certificates are accepted."
+    )
+    ssl_client_auth: str = _setting(
+        "none",
+        "Client certificates: none, requested (who has one shows it), or required of everybody.",
+    )
+    ssl_enabled_protocols: str = _setting(
+        "TLSv1.2,TLSv1.3", "Versions of TLS, comma-separated; none is older than TLSv1.2."
+    )
+    ssl_cipher_suites: str = _setting(
+        "",
+        "Suites of TLSv1.2 by OpenSSL's names, comma-separated; empty = ECDHE with AES-GCM or "
+        "ChaCha20. Those of TLSv1.3 are all good.",
+    )
+    ssl_principal_mapping_rules: str = _setting(
+        "",
+        "RULE:pattern/replacement/[LU] and DEFAULT, comma-separated: who a client certificate is, "
+        "by its subject; empty = its first URI, DNS name or mail address, else its subject.",
     )
     group_min_session_timeout_ms: int = _setting(
         6_000, "Shortest session a member may ask for.", low=1
@@ -178,7 +212,9 @@ class Settings:
     )
     shutdown_timeout_ms: int = _setting(10_000, "Longest drain after SIGTERM.")
     http_listeners: str = _setting(
-        "", "Addresses for metrics, health and the page, host:port, comma-separated; empty = none."
+        "",
+        "Addresses for metrics, health and the page, comma-separated: https://host:port with TLS, "
+        "http://host:port or host:port without; empty = none.",
     )
     http_allowed_hosts: str = _setting(
         "", "More host names that an HTTP request may ask for; *. in front: all below.", live=True
@@ -221,6 +257,7 @@ class Settings:
         _check_choice("log.level", self.log_level, LOG_LEVELS)
         _check_choice("log.format", self.log_format, LOG_FORMATS)
         self._check_addresses()
+        self._check_tls()
         for name in map(str.strip, self.http_allowed_hosts.split(",")):
             if name and not _HOST_NAME.fullmatch(name) and _ip(name) is None:
                 raise ConfigError(
@@ -240,18 +277,35 @@ class Settings:
             ("http.listeners", self.http_addresses()),
         ):
             for address in addresses:
-                if not address.is_loopback and not self.allow_plaintext_remote:
+                if not (address.is_loopback or address.is_tls or self.allow_plaintext_remote):
                     raise ConfigError(
                         f"{setting}: {address} is not a loopback address and nothing on the "
                         "connection is encrypted; set allow.plaintext.remote=true if you mean it"
                     )
         if self.advertised_listeners:
             advertised = Address.parse("advertised.listeners", self.advertised_listeners)
-            if advertised.is_wildcard or not advertised.port or set(advertised.host) & set(", "):
+            if advertised.is_wildcard or not advertised.port or set(advertised.host) & set(", /"):
                 raise ConfigError(
                     f"advertised.listeners: {self.advertised_listeners!r} is not one host:port "
                     "that clients can connect to"
                 )
+
+    def _check_tls(self) -> None:
+        _check_choice("ssl.client.auth", self.ssl_client_auth, CLIENT_AUTHS)
+        for version in self.tls_versions():
+            _check_choice("ssl.enabled.protocols", version, TLS_VERSIONS)
+        if not self.has_tls:
+            return
+        if not self.ssl_keystore_location:
+            raise ConfigError(
+                "a listener with TLS needs ssl.keystore.location, a PEM file of the private key, "
+                "the certificate and its chain"
+            )
+        if self.ssl_client_auth != "none" and not self.ssl_truststore_location:
+            raise ConfigError(
+                f"ssl.client.auth={self.ssl_client_auth} needs ssl.truststore.location, a PEM file "
+                "of the authorities whose certificates are accepted"
+            )
 
     def adopt(self, newer: "Settings") -> "Adopted":
         """Take over what may change while the daemon runs; nothing else ever changes."""
@@ -273,13 +327,22 @@ class Settings:
 
     def listener_addresses(self) -> tuple["Address", ...]:
         """Return where to listen."""
-        return Address.parse_all("listeners", self.listeners)
+        return Address.parse_all("listeners", self.listeners, _NATIVE_SCHEMES)
 
     def http_addresses(self) -> tuple["Address", ...]:
         """Return where to answer HTTP; nowhere by default."""
-        return (
-            Address.parse_all("http.listeners", self.http_listeners) if self.http_listeners else ()
-        )
+        if not self.http_listeners:
+            return ()
+        return Address.parse_all("http.listeners", self.http_listeners, _HTTP_SCHEMES)
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether any listener speaks TLS."""
+        return any(a.is_tls for a in (*self.listener_addresses(), *self.http_addresses()))
+
+    def tls_versions(self) -> tuple[str, ...]:
+        """Return the versions of TLS that may be spoken."""
+        return tuple(version.strip() for version in self.ssl_enabled_protocols.split(","))
 
 
 class Adopted(NamedTuple):
@@ -304,10 +367,15 @@ def is_cluster_id(text: str) -> bool:
 
 
 class Address(NamedTuple):
-    """A host and a port; the host of an IPv6 address stands in brackets in text."""
+    """A host and a port; the host of an IPv6 address stands in brackets in text.
+
+    Attributes:
+        is_tls: Whether TLS is spoken there, for one to listen on.
+    """
 
     host: str
     port: int
+    is_tls: bool = False
 
     @classmethod
     def parse(cls, setting: str, text: str) -> "Address":
@@ -323,9 +391,22 @@ class Address(NamedTuple):
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     @classmethod
-    def parse_all(cls, setting: str, text: str) -> tuple["Address", ...]:
-        """Return the addresses in *text*, which commas part; see `parse`."""
-        return tuple(cls.parse(setting, part) for part in text.split(","))
+    def parse_all(
+        cls, setting: str, text: str, schemes: Mapping[str, bool]
+    ) -> tuple["Address", ...]:
+        """Return the addresses in *text*, which commas part; see `parse`.
+
+        Each may have one of the *schemes* before it, which say whether that is TLS.
+        """
+        return tuple(cls._parse_one(setting, part.strip(), schemes) for part in text.split(","))
+
+    @classmethod
+    def _parse_one(cls, setting: str, text: str, schemes: Mapping[str, bool]) -> "Address":
+        scheme, separator, rest = text.rpartition("://")
+        if separator and scheme not in schemes:
+            choices = " nor ".join(f"{one}://" for one in schemes)
+            raise ConfigError(f"{setting}: {quoted(text)} begins with neither {choices}")
+        return cls.parse(setting, rest)._replace(is_tls=bool(scheme) and schemes[scheme])
 
     @property
     def is_wildcard(self) -> bool:

@@ -45,10 +45,10 @@ CATALOGUE: Final = (
     _kind(
         "listening",
         "info",
-        "host port cluster_id leader_epoch software",
+        "host port tls cluster_id leader_epoch software",
         "The socket is open; groups are loaded next. Each address has a line.",
     ),
-    _kind("http.listening", "info", "host port", "The same, of the HTTP listener."),
+    _kind("http.listening", "info", "host port tls", "The same, of the HTTP listener."),
     _kind(
         "loading",
         "info",
@@ -73,6 +73,32 @@ CATALOGUE: Final = (
         "error",
         "reason",
         "SIGHUP, and the file or the environment can't be: nothing has changed.",
+    ),
+    # --- certificates ---
+    _kind(
+        "certificate.reloaded",
+        "info",
+        "subject expires days",
+        "The files have changed, and new connections get this certificate.",
+    ),
+    _kind(
+        "certificate.refused",
+        "error",
+        "reason",
+        "The files have changed and can't be used: the certificate before them stays in force.",
+    ),
+    _kind(
+        "certificate.expires_soon",
+        "warning",
+        "subject expires days",
+        "Once a day in the last 14 days of a certificate, "
+        "or in the last quarter of a shorter life.",
+    ),
+    _kind(
+        "certificate.key_exposed",
+        "warning",
+        "path",
+        "Everybody on this machine can read the private key.",
     ),
     # --- health ---
     _kind(
@@ -270,6 +296,12 @@ CATALOGUE: Final = (
         "A bug of the daemon in an answer of the HTTP listener, which was 500.",
     ),
     _kind("connection.closed", "warning", "peer reason", "A connection was ended by a limit."),
+    _kind(
+        "handshake.refused",
+        "warning",
+        "peer reason",
+        "A handshake of TLS came to nothing.",
+    ),
     _kind("connection.refused", "warning", "peer reason", "There were too many already."),
     _kind(
         "session.failed",

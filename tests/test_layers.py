@@ -89,9 +89,14 @@ LAYERS = {
     "coordinator.server": Layer(
         ours=OF_THE_SERVER, others=names("trio", "structlog", "outcome", "msgspec")
     ),
-    # Imported only where http.listeners are set: who has none pays nothing for it.
+    "coordinator.security": Layer(
+        ours=names("protocol", "coordinator.config"), others=names("cryptography", "re2")
+    ),
+    # The last two are imported only where there are http.listeners, or listeners with TLS: who has
+    # none pays nothing for them.
     "coordinator.server.run": Layer(
-        ours=OF_THE_SERVER | names("coordinator.server", "coordinator.http"),
+        ours=OF_THE_SERVER
+        | names("coordinator.server", "coordinator.http", "coordinator.security"),
         others=names("trio", "structlog", "outcome", "msgspec"),
     ),
     "coordinator.http": Layer(

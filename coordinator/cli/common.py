@@ -170,7 +170,8 @@ class Coordinator:
                 _, hello = self._protocol.send(ApiVersionsRequest(PROGRAM, PROGRAM, ""))
         wanted, frame = self._protocol.send(request)
         if sock is None:
-            sock = socket.create_connection(self._address, timeout=self._timeout_s)
+            where = (self._address.host, self._address.port)
+            sock = socket.create_connection(where, timeout=self._timeout_s)
             self._socket = sock
         sock.sendall(hello + frame)
         while data := sock.recv(65536):

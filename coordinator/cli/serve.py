@@ -30,6 +30,9 @@ LAST_LINES_TIMEOUT_S: Final = 1.0
         "Serve this machine, and keep the offsets in the folder data:": "serve --data-dir data",
         "The same on another port, with sessions of up to an hour:": "serve --data-dir data "
         "--listen 127.0.0.1:9311 --set group.max.session.timeout.ms=3600000",
+        "Serve other machines over TLS:": "serve --data-dir data --listen SSL://0.0.0.0:9310 "
+        "--set ssl.keystore.location=server.pem "
+        "--set advertised.listeners=coordinator.example:9310",
         "Serve other machines, which nothing encrypts:": "serve --data-dir data "
         "--listen 0.0.0.0:9310 --set allow.plaintext.remote=true "
         "--set advertised.listeners=coordinator.example:9310",

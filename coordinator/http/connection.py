@@ -47,6 +47,7 @@ _DROPPED_BYTES_MAX: Final = 1024 * 1024
 _DROP_TIMEOUT_MS: Final = 2_000
 # h11 takes any that is written like these.
 _VERSIONS: Final = frozenset({b"1.0", b"1.1"})
+_TLS: Final = b"\x16\x03"  # How a handshake begins.
 _REFUSED: Final = "its request was refused"
 _LINE_END: Final = b"\r\n"
 _SECURITY_LINES: Final = "".join(
@@ -175,6 +176,9 @@ class HttpSession:
                     return
                 event = self._http.next_event()
         except h11.RemoteProtocolError as exc:
+            if self._http.trailing_data[0].startswith(_TLS):
+                self.close_because("it speaks TLS to a listener without (http.listeners)")
+                return
             # What h11 says behind a colon repeats what came.
             self._refuse_rest(Refused(exc.error_status_hint, str(exc).partition(":")[0]))
             return

@@ -63,6 +63,8 @@ _DECLARED: Final = {
     "disk_size_bytes": ("group_coordinator_disk_size_bytes", 1),
     "disk_reserve_bytes": ("group_coordinator_disk_reserve_bytes", 1),
     "log_lines_dropped_total": ("group_coordinator_log_lines_dropped_total", 1),
+    "tls_handshakes": ("group_coordinator_tls_handshakes", 1),
+    "certificate_left_ms": ("group_coordinator_certificate_left_seconds", 1000),
     "http_connections": ("group_coordinator_http_connections", 1),
     "http_event_streams": ("group_coordinator_http_event_streams", 1),
 }
@@ -227,6 +229,7 @@ class Exporter:
             "group_coordinator_connections_accepted_total": t.connections_accepted,
             "group_coordinator_connections_closed_total": _by_one(t.connections_closed),
             "group_coordinator_connections_refused_total": _by_one(t.connections_refused),
+            "group_coordinator_tls_handshakes_total": _by_one(t.handshakes),
             "group_coordinator_received_bytes_total": t.received_bytes,
             "group_coordinator_sent_bytes_total": t.sent_bytes,
             "group_coordinator_flush_seconds": t.flush_s,

@@ -3,9 +3,7 @@
 import time
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import Final
 
-import structlog
 import trio
 
 from coordinator.config import Address, Settings
@@ -22,16 +20,14 @@ from coordinator.http.server import HttpSessions
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.node import Node
 from coordinator.runtime.telemetry import Tee
-from coordinator.server.transport import SocketListener
-
-log: Final = structlog.get_logger()
+from coordinator.server.transport import Listener
 
 
 def start_http(
     nursery: trio.Nursery,
     *,
     settings: Settings,
-    listeners: Sequence[SocketListener],
+    listeners: Sequence[Listener],
     node: Node,
     environment: Environment,
     tee: Tee,
@@ -40,6 +36,10 @@ def start_http(
 ) -> None:
     """Serve HTTP on *listeners*, which are those of ``http.listeners``, in *nursery*."""
     telemetry = environment.telemetry
+    hosts = tuple(address.host for address in settings.http_addresses())
+    if settings.advertised_listeners:
+        advertised = Address.parse("advertised.listeners", settings.advertised_listeners)
+        hosts = (*hosts, advertised.host)
     pace = Pace(lambda: telemetry.received_bytes, time.thread_time)
     sessions = HttpSessions(
         environment=environment,
@@ -48,11 +48,9 @@ def start_http(
         pace=pace,
         warn=warn,
         max_connections=max_connections,
-        allowed_hosts=lambda: _allowed_hosts(settings),
+        allowed_hosts=lambda: _names(settings.http_allowed_hosts, hosts),
     )
     nursery.start_soon(sessions.run, listeners)
-    for address, listener in zip(settings.http_addresses(), listeners, strict=True):
-        log.info("http.listening", host=address.host, port=listener.port)
 
 
 def _routes(
@@ -84,14 +82,8 @@ def _routes(
     ]
 
 
-def _allowed_hosts(settings: Settings) -> Collection[str]:
-    """Return the names that a request may ask for, in lower case."""
-    addresses = f"{settings.http_listeners},{settings.advertised_listeners}"
-    return _names(settings.http_allowed_hosts, addresses)
-
-
 @lru_cache(maxsize=4)
-def _names(listed: str, addresses: str) -> frozenset[str]:
-    hosts = [Address.parse("http.listeners", text).host for text in addresses.split(",") if text]
+def _names(listed: str, hosts: tuple[str, ...]) -> Collection[str]:
+    """Return the names that a request may ask for, in lower case."""
     names = [name.strip() for name in [*listed.split(","), *hosts]]
     return frozenset(name.lower().removesuffix(".") for name in names if name)

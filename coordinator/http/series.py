@@ -217,6 +217,12 @@ PROCESS_FAMILIES: Final = (
     _counter(
         "group_coordinator_connections_refused_total", "Connections closed at once.", "reason"
     ),
+    _counter("group_coordinator_tls_handshakes_total", "Handshakes that ended.", "result"),
+    _gauge("group_coordinator_tls_handshakes", "Handshakes that go on."),
+    _gauge(
+        "group_coordinator_certificate_left_seconds",
+        "Until the certificate of the listeners expires; below 0 once it has.",
+    ),
     _counter("group_coordinator_received_bytes_total", "Bytes that the native listener received."),
     _counter("group_coordinator_sent_bytes_total", "Bytes that the native listener sent."),
     _histogram(

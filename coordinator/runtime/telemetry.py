@@ -61,6 +61,7 @@ class Telemetry:
         rebalance_s: Trigger -> how long those took that ended with an assignment.
         phase_s: How long each phase of these took.
         members_removed: Why -> how many.
+        handshakes: How handshakes of TLS ended -> how many.
         http: Route template and status -> answers of the HTTP listener.
     """
 
@@ -86,6 +87,7 @@ class Telemetry:
         self.members_removed = dict.fromkeys(MEMBERS_REMOVED, 0)
         self.offsets_expired = 0
         self.offsets_removed = 0
+        self.handshakes: dict[str, int] = {}
         self.http: dict[tuple[str, int], int] = {}
 
     @property

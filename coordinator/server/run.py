@@ -14,17 +14,17 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 import trio
 
-from coordinator.config import Address, Settings
+from coordinator.config import Address, ConfigError, Settings
 from coordinator.group.core import GroupConfig
 from coordinator.group.records import RecordError, UnknownRecord
 from coordinator.log.directory import OsDirectory
@@ -39,14 +39,21 @@ from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.telemetry import Tee, Telemetry
 from coordinator.server.dispatch import SERVER_SOFTWARE
+from coordinator.server.handshakes import HANDSHAKES_MAX, Handshakes, TlsListener
 from coordinator.server.reload import Reload
 from coordinator.server.server import Server
 from coordinator.server.service_manager import ServiceManager
+from coordinator.server.session import Sessions
 from coordinator.server.terminal import Bar, LogOutput, log_event
 from coordinator.server.transport import Listener, SocketListener, listen
 
+if TYPE_CHECKING:
+    from coordinator.security.tls import Certificates
+
 log: Final = structlog.get_logger()
 
+# Replaced certificates are in force after twice this long.
+CERTIFICATES_PERIOD_S: Final = 5.0
 EXIT_CANNOT_LISTEN: Final = 75
 GC_THRESHOLD: Final = 50_000
 # The threads of the disk compute, too. Whenever one does, the event loop waits this long for its
@@ -129,12 +136,18 @@ def group_config(settings: Settings) -> GroupConfig:
 def max_connections(settings: Settings) -> int:
     """Return how many connections this process may hold, given its descriptors."""
     others = http_max_connections(settings) if settings.http_listeners else 0
+    others += max_handshakes() if settings.has_tls else 0
     return max(1, min(settings.max_connections, _descriptors() - others))
 
 
 def http_max_connections(settings: Settings) -> int:
     """Return how many of HTTP it may: few descriptors are for clients first."""
     return max(1, min(settings.http_max_connections, _descriptors() // 4))
+
+
+def max_handshakes() -> int:
+    """Return how many handshakes may go on, which are no connections yet."""
+    return max(1, min(HANDSHAKES_MAX, _descriptors() // 8))
 
 
 def _descriptors() -> int:
@@ -163,12 +176,17 @@ async def serve(
     The addresses come first: a port that is taken must not leave a new data folder behind. Who
     connects before the log is open waits.
     """
+    try:
+        certificates = load_certificates(settings)
+    except ConfigError as exc:
+        log.critical("refused", reason=str(exc))
+        return EXIT_REFUSED
     addresses = (*settings.listener_addresses(), *settings.http_addresses())
     listeners: list[SocketListener] = []
     journal: Journal | int
     try:
         # One that fails leaves those before it in the list, to be closed.
-        listeners.extend(listen(*address) for address in addresses)
+        listeners.extend(listen(address.host, address.port) for address in addresses)
     except OSError as exc:
         failed = addresses[len(listeners)]
         log.critical("refused", reason=f"can't listen on {failed}: {exc}")
@@ -181,7 +199,16 @@ async def serve(
         return journal
     for name, details in journal.recovery_events:
         log_event(name, details)
-    return await _serve_log(settings, journal, data_dir, listeners, console)
+    return await _serve_log(settings, journal, data_dir, listeners, certificates, console)
+
+
+def load_certificates(settings: Settings) -> "Certificates | None":
+    """Return what listeners with TLS need, None without one. Raises ConfigError."""
+    if not settings.has_tls:
+        return None
+    from coordinator.security.tls import Certificates  # noqa: PLC0415 - as with HTTP below
+
+    return Certificates(settings, log_event, wall_clock_ms)
 
 
 def _opened(settings: Settings, data_dir: Path, leader_epoch_at_least: int) -> Journal | int:
@@ -210,6 +237,7 @@ async def _serve_log(
     journal: Journal,
     data_dir: Path,
     listeners: list[SocketListener],
+    certificates: "Certificates | None",
     console: Console,
 ) -> int:
     telemetry = Telemetry()
@@ -217,8 +245,6 @@ async def _serve_log(
     environment = real_environment(telemetry, tee)
     environment.metrics["log_lines_dropped_total"] = lambda: console.output.printer.dropped
     node = make_node(settings, journal, environment, ChildProcess(data_dir).run)
-    native_listeners = listeners[: len(settings.listener_addresses())]
-    http_listeners = listeners[len(native_listeners) :]
     leader = _leader(settings, listeners[0], journal.leader_epoch)
     server = Server(
         node=node,
@@ -228,13 +254,24 @@ async def _serve_log(
         max_connections=max_connections(settings),
     )
     manager = console.manager
+    addresses = (*settings.listener_addresses(), *settings.http_addresses())
+    native = len(settings.listener_addresses())
+    doors = list[Listener](listeners)
 
     def apply() -> None:
         node.keep_free(settings.storage_reserve_bytes)
         node.reloader.min_interval_ms = settings.partition_reload_min_interval_ms
         server.sessions.max_connections = max_connections(settings)
 
-    reload = Reload(settings, console.read_settings, console.output, apply)
+    def reload() -> None:
+        manager.reloading()
+        read_again()
+        if certificates is not None:
+            certificates.reload()
+        if node.started:
+            manager.ready()
+
+    read_again = Reload(settings, console.read_settings, console.output, apply)
     clean = False
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
@@ -242,23 +279,17 @@ async def _serve_log(
             nursery.start_soon(node.run)
             nursery.start_soon(telemetry.watch_stalls)
             nursery.start_soon(console.output.printer.watch)
-            nursery.start_soon(server.run, list[Listener](native_listeners))
-            for address, listener in zip(
-                settings.listener_addresses(), native_listeners, strict=True
-            ):
-                log.info(
-                    "listening",
-                    host=address.host,
-                    port=listener.port,
-                    cluster_id=journal.meta.cluster_id,
-                    leader_epoch=journal.leader_epoch,
-                    software=SERVER_SOFTWARE,
+            if certificates is not None:
+                doors = _start_tls(
+                    nursery, addresses, listeners, certificates, server.sessions, environment
                 )
-            if http_listeners:
-                _start_http(nursery, settings, http_listeners, node, server, environment, tee)
+            nursery.start_soon(server.run, doors[:native])
+            if doors[native:]:
+                _start_http(nursery, settings, doors[native:], node, server, environment, tee)
+            _tell_listening(addresses, listeners, native, journal)
             nursery.start_soon(manager.feed)
             nursery.start_soon(_load, node, console)
-            await _wait_for_stop_signal(partial(_reload, reload, node, manager))
+            await _wait_for_stop_signal(reload)
             log.info("stopping")
             manager.stopping()
             for listener in listeners:
@@ -274,10 +305,61 @@ async def _serve_log(
     return 0
 
 
+def _start_tls(
+    nursery: trio.Nursery,
+    addresses: Sequence[Address],
+    listeners: Sequence[SocketListener],
+    certificates: "Certificates",
+    sessions: Sessions,
+    environment: Environment,
+) -> list[Listener]:
+    """Return the doors: the listeners themselves, or with TLS before them."""
+    handshakes = Handshakes(
+        environment=environment,
+        identities=certificates,
+        warn=sessions.warn,
+        no_room=sessions.has_no_room,
+        at_most=max_handshakes(),
+        clock_s=time.thread_time,
+    )
+    doors: list[Listener] = [
+        TlsListener(listener, handshakes) if address.is_tls else listener
+        for address, listener in zip(addresses, listeners, strict=True)
+    ]
+    environment.metrics["certificate_left_ms"] = lambda: certificates.left_ms
+    nursery.start_soon(handshakes.run, [door for door in doors if isinstance(door, TlsListener)])
+    nursery.start_soon(_watch, certificates)
+    return doors
+
+
+def _tell_listening(
+    addresses: Sequence[Address], listeners: Sequence[SocketListener], native: int, journal: Journal
+) -> None:
+    """Log where clients find it; the first *native* listeners are theirs, the others HTTP's."""
+    for number, (address, listener) in enumerate(zip(addresses, listeners, strict=True)):
+        where = {"host": address.host, "port": listener.port, "tls": address.is_tls}
+        if number >= native:
+            log.info("http.listening", **where)
+            continue
+        log.info(
+            "listening",
+            **where,
+            cluster_id=journal.meta.cluster_id,
+            leader_epoch=journal.leader_epoch,
+            software=SERVER_SOFTWARE,
+        )
+
+
+async def _watch(certificates: "Certificates") -> None:
+    while True:
+        certificates.watch()
+        await trio.sleep(CERTIFICATES_PERIOD_S)
+
+
 def _start_http(
     nursery: trio.Nursery,
     settings: Settings,
-    listeners: list[SocketListener],
+    listeners: list[Listener],
     node: Node,
     server: Server,
     environment: Environment,
@@ -305,13 +387,6 @@ async def _load(node: Node, console: Console) -> None:
             await node.load()
         nursery.cancel_scope.cancel()
     console.manager.ready()
-
-
-def _reload(reload: Reload, node: Node, manager: ServiceManager) -> None:
-    manager.reloading()
-    reload()
-    if node.started:
-        manager.ready()
 
 
 @contextmanager
@@ -356,10 +431,10 @@ async def _wait_for_stop_signal(reload: Callable[[], None]) -> None:
 
 def _leader(settings: Settings, listener: SocketListener, leader_epoch: int) -> Leader:
     if settings.advertised_listeners:
-        host, port = Address.parse("advertised.listeners", settings.advertised_listeners)
+        advertised = Address.parse("advertised.listeners", settings.advertised_listeners)
     else:
-        host, port = settings.listener_addresses()[0].host, listener.port
-    return Leader(settings.node_id, host, port, leader_epoch)
+        advertised = Address(settings.listener_addresses()[0].host, listener.port)
+    return Leader(settings.node_id, advertised.host, advertised.port, leader_epoch)
 
 
 def _exit_status_of(failures: BaseExceptionGroup[BaseException]) -> int:

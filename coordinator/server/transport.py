@@ -3,9 +3,23 @@
 A session is no task: it is called back when its transport has something to read or takes data
 again, in a round of the poller (`runtime.poller`), and never waits. Simulations bring an in-memory
 transport of the same shape.
+
+`TlsTransport` is TLS over any transport of this shape. OpenSSL works on buffers in memory and
+never sees a socket. Three things make it as good as the transport below, for whoever is above:
+
+- *Whatever one receive brings is decrypted at once*, so nothing but the beginning of a record is
+  kept, and who waits for the socket to be readable misses nothing.
+- *A record counts as sent when all of it has left.* Until then its bytes are still the session's,
+  which offers them again first; they are not encrypted again. So what a session knows of unsent
+  bytes, of peers that take nothing and of a drain holds as without TLS, and not more than one
+  record is kept here, however slowly its peer reads.
+- What OpenSSL itself has to say (the handshake, an alert, the answer to a change of keys) leaves
+  when it comes up, or when the transport below takes it.
 """
 
 import socket
+import ssl
+from contextlib import suppress
 from typing import Final, Protocol
 
 import trio
@@ -14,6 +28,15 @@ from coordinator.runtime.poller import BROKEN, READABLE, WRITABLE, Poller
 
 RECEIVE_BYTES: Final = 64 * 1024
 BACKLOG: Final = 1024
+ANONYMOUS: Final = "User:ANONYMOUS"
+# The plaintext of a TLS record, at most.
+RECORD_BYTES: Final = 16 * 1024
+# After so much others have their turn: to encrypt it takes some tenths of a millisecond.
+_SEND_TURN_BYTES: Final = 256 * 1024
+# Of ciphertext that OpenSSL has made by itself and the peer doesn't take.
+_UNASKED_BYTES_MAX: Final = 256 * 1024
+_HANDSHAKE_RECORD: Final = 0x16
+_HTTP_METHODS: Final = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"OPTIONS ")
 # What a transport raises when the connection is over.
 NETWORK_ERRORS: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -32,21 +55,36 @@ class Reader(Protocol):
 
 
 class Transport(Protocol):
-    """A byte stream to one peer. Errors of the network are `NETWORK_ERRORS`."""
+    """A byte stream to one peer. Errors of the network are `NETWORK_ERRORS`.
+
+    Attributes:
+        peer: Its address.
+        principal: Who it is, as far as the connection itself tells; ``User:ANONYMOUS`` otherwise.
+    """
 
     peer: str
+    principal: str
 
     def attach(self, poller: Poller, reader: Reader) -> None:
         """Call *reader* back from now on, when there is something to receive. Raises OSError."""
+
+    def detach(self) -> None:
+        """Call nobody back any more. It may be attached again, also to another poller."""
 
     def want(self, *, reading: bool, writing: bool) -> None:
         """Say what to be called back for."""
 
     def receive_now(self) -> bytes | None:
-        """Return what has come, at most `RECEIVE_BYTES`; empty at the end, None for nothing yet."""
+        """Return what has come, at most `RECEIVE_BYTES`; empty at the end, None for nothing yet.
+
+        With TLS there may be a record more.
+        """
 
     def send_now(self, data: bytes | bytearray) -> int:
-        """Take as much of *data* as fits without waiting, and return how much; may be 0."""
+        """Take as much of *data* as fits without waiting, and return how much; may be 0.
+
+        What is not taken must be at the beginning of what is offered next.
+        """
 
     def close(self) -> None:
         """Close at once, and call nobody back any more. Idempotent."""
@@ -64,6 +102,8 @@ class Listener(Protocol):
 
 class SocketTransport:
     """A TCP connection."""
+
+    principal = ANONYMOUS
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self.peer = peer
@@ -113,12 +153,215 @@ class SocketTransport:
         except (BlockingIOError, InterruptedError):
             return 0
 
-    def close(self) -> None:
-        """Close the socket."""
+    def detach(self) -> None:
+        """Have nobody watch it."""
         poller, self._poller = self._poller, None
+        self._mask = READABLE
         if poller is not None:
             poller.unwatch(self._socket.fileno())
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.detach()
         self._socket.close()
+
+
+class NotTls(ConnectionError):
+    """The peer's first bytes are no handshake; the message says what they look like."""
+
+
+class TlsTransport:
+    """TLS over another transport, this end being the server's.
+
+    First call `shake_hands` whenever there may be something to read, and `flush` when the transport
+    takes data again, until the handshake is over. It is attached to sessions after that.
+
+    Attributes:
+        has_begun: Whether the peer has said anything.
+        answers: How often we have said something in the handshake.
+    """
+
+    def __init__(self, inner: Transport, context: ssl.SSLContext) -> None:
+        self.peer = inner.peer
+        self.principal = ANONYMOUS
+        self._inner = inner
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self.has_begun = False
+        self.answers = 0
+        self._is_encrypted = False  # The handshake is over.
+        self._unsent = b""  # Ciphertext.
+        self._promised_bytes = 0  # What of the session's is in there, and was not called taken.
+        self._has_ended = False  # The peer sends no more.
+        self._poller: Poller | None = None
+        self._reader: Reader | None = None
+        self._reading, self._writing = True, False
+
+    # --- the handshake ------------------------------------------------------------------
+
+    def shake_hands(self) -> bool:
+        """Go on with what has come; return whether the handshake is over, and all of it has left.
+
+        Raises:
+            NotTls: The peer speaks something else.
+            ssl.SSLError: It comes to nothing; closing tells the peer why.
+            OSError: The peer is gone.
+        """
+        data = self._inner.receive_now()
+        if data is not None:
+            if not data:
+                raise ConnectionResetError("it left in the middle of the handshake")
+            if not self.has_begun and data[0] != _HANDSHAKE_RECORD:
+                raise NotTls(_not_tls(data))
+            self.has_begun = True
+            self._incoming.write(data)
+        with suppress(ssl.SSLWantReadError):
+            self._tls.do_handshake()
+            self._is_encrypted = True
+        self.answers += self._outgoing.pending > 0
+        return self.flush() and self._is_encrypted
+
+    def certificate(self) -> bytes | None:
+        """Return the peer's certificate (DER), which was verified; None if it showed none."""
+        return self._tls.getpeercert(binary_form=True)
+
+    # --- what sessions call ---------------------------------------------------------------
+
+    def attach(self, poller: Poller, reader: Reader) -> None:
+        """Call *reader* back; soon if something came with the end of the handshake."""
+        self._inner.attach(poller, self)
+        self._poller, self._reader = poller, reader
+        if self._incoming.pending:
+            poller.call_soon(self.readable)
+
+    def detach(self) -> None:
+        """Call nobody back any more."""
+        self._reader = None
+        self._reading, self._writing = True, False
+        self._inner.detach()
+
+    def want(self, *, reading: bool, writing: bool) -> None:
+        """Say what to be called back for."""
+        self._reading, self._writing = reading, writing
+        self._inner.want(reading=reading, writing=writing or bool(self._unsent))
+        if reading and self._has_ended and self._poller is not None:
+            self._poller.call_soon(self.readable)  # The transport below may never be readable.
+
+    def receive_now(self) -> bytes | None:
+        """Return what has come, decrypted; empty when the peer is done.
+
+        Whether it says so or only closes makes no difference: who speaks here has lengths in front
+        of what it says, so what was cut off is never taken for whole.
+        """
+        if self._has_ended:
+            return b""
+        data = self._inner.receive_now()
+        if data:
+            self._incoming.write(data)
+        elif data is not None:
+            self._incoming.write_eof()
+        elif not self._incoming.pending:
+            return None
+        received, self._has_ended = self._decrypted()
+        if self._outgoing.pending:
+            self.flush()
+        if not received:
+            return b"" if self._has_ended else None
+        if self._has_ended and self._poller is not None:
+            self._poller.call_soon(self.readable)
+        return received[0] if len(received) == 1 else b"".join(received)
+
+    def _decrypted(self) -> tuple[list[bytes], bool]:
+        """Return everything of which the whole record has come, and whether the peer is done."""
+        parts: list[bytes] = []
+        read, incoming = self._tls.read, self._incoming
+        try:
+            while part := read(RECORD_BYTES):
+                parts.append(part)
+                # OpenSSL takes no byte behind a record before it is asked for the next one.
+                if not (incoming.pending or incoming.eof):
+                    return parts, False
+        except ssl.SSLWantReadError:
+            return parts, False
+        except ssl.SSLEOFError:
+            pass
+        return parts, True
+
+    def send_now(self, data: bytes | bytearray) -> int:
+        """Take what the transport below does, by whole records."""
+        if self._unsent and not self.flush():
+            return 0
+        taken, self._promised_bytes = self._promised_bytes, 0
+        end = min(len(data), taken + _SEND_TURN_BYTES)
+        while taken < end:
+            size = min(RECORD_BYTES, end - taken)
+            if size == len(data):
+                self._tls.write(data)
+            else:
+                with memoryview(data) as view:
+                    self._tls.write(view[taken : taken + size])
+            if not self.flush():
+                self._promised_bytes = size
+                break
+            taken += size
+        return taken
+
+    def flush(self) -> bool:
+        """Send ciphertext; return whether all of it has left. Raises `NETWORK_ERRORS`."""
+        if self._outgoing.pending:
+            self._unsent += self._outgoing.read()
+        unsent = self._unsent
+        if not unsent:
+            return True
+        sent = self._inner.send_now(unsent)
+        had_all_left = len(unsent) == sent
+        self._unsent = unsent[sent:]
+        if len(self._unsent) > _UNASKED_BYTES_MAX:
+            raise trio.BrokenResourceError("it takes nothing, and asks for more and more")
+        if not (had_all_left or self._writing):
+            self._inner.want(reading=self._reading, writing=True)
+        return had_all_left
+
+    def close(self) -> None:
+        """Close, and tell the peer that nothing was cut off, or why the handshake failed."""
+        self.detach()
+        with suppress(*NETWORK_ERRORS):
+            if self._is_encrypted:
+                with suppress(ssl.SSLError):  # It waits for the peer's, or can't say anything more.
+                    self._tls.unwrap()
+            self.flush()
+        self._inner.close()
+
+    # --- what the transport below calls --------------------------------------------------
+
+    def readable(self) -> None:
+        """Pass it on."""
+        if self._reader is not None:
+            self._reader.readable()
+
+    def writable(self) -> None:
+        """Pass it on to who waits for it, or send what is left of our own."""
+        if self._reader is None:
+            return
+        if self._writing:
+            self._reader.writable()
+            return
+        try:
+            if self.flush():
+                self._inner.want(reading=self._reading, writing=False)
+        except NETWORK_ERRORS:
+            self._reader.broken()
+
+    def broken(self) -> None:
+        """Pass it on."""
+        if self._reader is not None:
+            self._reader.broken()
+
+
+def _not_tls(start: bytes) -> str:
+    if start.startswith(_HTTP_METHODS):
+        return "it speaks HTTP without TLS here; its address should begin with https"
+    return "it speaks without TLS here"
 
 
 class SocketListener:

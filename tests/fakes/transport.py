@@ -3,7 +3,7 @@
 import trio
 
 from coordinator.runtime.poller import Poller
-from coordinator.server.transport import RECEIVE_BYTES, Reader
+from coordinator.server.transport import ANONYMOUS, RECEIVE_BYTES, Reader
 
 
 class ReadyInMemory:
@@ -13,6 +13,7 @@ class ReadyInMemory:
     """
 
     def __init__(self) -> None:
+        self.principal = ANONYMOUS
         self._poller: Poller | None = None
         self._reader: Reader | None = None
         self._reading, self._writing = True, False
@@ -37,8 +38,10 @@ class ReadyInMemory:
     def _is_broken(self) -> bool:
         return False
 
-    def _detach(self) -> None:
+    def detach(self) -> None:
+        """Call nobody back any more."""
         self._reader = None
+        self._reading, self._writing = True, False
 
     def _look(self) -> None:
         if self._reader is None or self._poller is None or self._will_look:
@@ -130,7 +133,7 @@ class MemoryTransport(ReadyInMemory):
     def close(self) -> None:
         """Close the server's end."""
         self.closed = True
-        self._detach()
+        self.detach()
 
     def _can_receive(self) -> bool:
         return bool(self._unread) or self._ended or self._was_reset

@@ -549,3 +549,17 @@ def test_whatever_comes_is_answered_or_closed(pieces: list[bytes], cut: int, end
             assert not [key for key in here.telemetry.http if key[1] >= 500]
 
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def test_a_peer_that_speaks_tls_here_is_closed_with_a_hint(autojump_clock: object) -> None:
+    """What it would be answered is nothing that it can read."""
+    async with listener(text("/x", b"body")) as here:
+        peer = here.connect()
+        peer.put(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
+        await settle()
+
+        assert peer.closed
+        assert peer.received == b""
+        assert [
+            ("connection.closed", "it speaks TLS to a listener without (http.listeners)")
+        ] == here.warned

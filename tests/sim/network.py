@@ -263,7 +263,7 @@ class ServerTransport(ReadyInMemory):
 
     def close(self) -> None:
         """Close at once."""
-        self._detach()
+        self.detach()
         self._connection.close_server_end()
 
     def _can_receive(self) -> bool:

@@ -1,0 +1,337 @@
+"""The way into a listener with TLS: who is through with the handshake is handed on.
+
+Theory of operation
+===================
+
+A handshake costs about a millisecond of the processor, a commit a twentieth of that, and anybody
+who reaches the port may ask for one. So handshakes have a poller of their own, whose rounds are one
+callback long, and which rests after each: `REST` times as long as it worked, if clients have asked
+something meanwhile. However many come, they get a fifth of the event loop, in the order in which
+they are ready; on an idle daemon they get all of it.
+
+Sessions know nothing of this: their listener is a `TlsListener`, whose connections are encrypted
+and have a principal already. They are counted here, all listeners together, and when there are too
+many, the next ones wait in the system's queue.
+
+A peer has `TIMEOUT_S` to say something, and as much again after each answer of ours: two or three
+times in all. What is ready by then is looked at before anyone is called silent, so nobody is closed
+because we were slow.
+"""
+
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+import trio
+
+from coordinator.runtime.environment import Environment
+from coordinator.runtime.poller import Poller
+from coordinator.runtime.telemetry import count
+from coordinator.server.server import accept_for_ever
+from coordinator.server.transport import (
+    NETWORK_ERRORS,
+    Listener,
+    NotTls,
+    TlsTransport,
+    Transport,
+)
+
+TIMEOUT_S: Final = 5.0
+REST: Final = 4
+# At most so many at a time, or an eighth of all descriptors: see `server.run`.
+HANDSHAKES_MAX: Final = 1_000
+
+# How handshakes end, as they are counted.
+DONE: Final = "done"
+LEFT: Final = "left"
+NOT_TLS: Final = "not_tls"
+REFUSED: Final = "refused"
+STALLED: Final = "stalled"
+RESULTS: Final = (DONE, LEFT, NOT_TLS, REFUSED, STALLED)
+
+# What OpenSSL finds wrong with a peer, for its operator.
+_REASONS: Final = {
+    "UNSUPPORTED_PROTOCOL": "it speaks no version of TLS that ssl.enabled.protocols has",
+    "NO_SHARED_CIPHER": "it knows no cipher suite that ssl.cipher.suites has",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate, and ssl.client.auth is required",
+}
+_ALERT: Final = "_ALERT_"
+_DOES_NOT_TRUST: Final = {"unknown ca", "bad certificate", "certificate unknown"}
+
+
+class Identities(Protocol):
+    """The certificate of this daemon, and who those of clients stand for."""
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """What new connections are encrypted with."""
+
+    def principal_of(self, certificate: bytes) -> str:
+        """Return who showed *certificate* (DER). Raises an Exception that says why not."""
+
+
+class TlsListener:
+    """A listener whose connections have shaken hands."""
+
+    def __init__(self, inner: Listener, handshakes: "Handshakes") -> None:
+        self.inner = inner
+        self._handshakes = handshakes
+        self._ready: deque[TlsTransport] = deque()
+        self._changed = trio.Event()
+        self._is_over = False
+
+    async def accept(self) -> Transport:
+        """Return the next connection."""
+        await trio.lowlevel.checkpoint()
+        while not self._ready:
+            if self._is_over:
+                raise trio.ClosedResourceError
+            await self._changed.wait()
+        self._handshakes.let_go()
+        return self._ready.popleft()
+
+    def put(self, transport: TlsTransport) -> None:
+        """Let it be accepted."""
+        self._ready.append(transport)
+        self._tell()
+
+    def end(self) -> None:
+        """Nobody is accepted any more."""
+        self._is_over = True
+        self._tell()
+
+    def _tell(self) -> None:
+        while self._is_over and self._ready:
+            self._handshakes.let_go()
+            self._ready.popleft().close()
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.inner.close()
+
+
+class _Handshake:
+    """One that goes on, as the poller calls it."""
+
+    def __init__(self, owner: "Handshakes", transport: TlsTransport, listener: TlsListener) -> None:
+        self.transport = transport
+        self.listener = listener
+        self.until_s = trio.current_time() + TIMEOUT_S
+        self._owner = owner
+        self._answers = 0  # What we have said.
+
+    def readable(self) -> None:
+        """Go on."""
+        transport = self.transport
+        try:
+            is_over = transport.shake_hands()
+            transport.want(reading=True, writing=not transport.flush())
+        except NotTls as exc:
+            self._owner.refuse(self, NOT_TLS, str(exc))
+        except ssl.SSLError as exc:
+            self._owner.refuse(self, REFUSED, reason_of(exc))
+        except NETWORK_ERRORS as exc:
+            # Who only looks whether the port is open, as probes do, is no news.
+            self._owner.refuse(self, LEFT, str(exc) if transport.has_begun else None)
+        else:
+            if is_over:
+                self._owner.finish(self)
+            elif transport.answers != self._answers:
+                self._answers = transport.answers
+                self._owner.wait_for(self)
+
+    def writable(self) -> None:
+        """The rest of what it says has room now."""
+        self.readable()
+
+    def broken(self) -> None:
+        """The peer is gone."""
+        self._owner.refuse(self, LEFT, None)
+
+
+class Handshakes:
+    """All of this process."""
+
+    def __init__(
+        self,
+        *,
+        environment: Environment,
+        identities: Identities,
+        warn: Callable[..., None],
+        no_room: Callable[[], None],
+        at_most: int,
+        clock_s: Callable[[], float],
+    ) -> None:
+        """Make it.
+
+        Args:
+            environment: Of the node; its telemetry says whether clients ask something.
+            identities: Certificates.
+            warn: As `Sessions.warn`.
+            no_room: Called when a connection waits outside, as there is no descriptor for it.
+            at_most: So many at a time.
+            clock_s: How work is measured: the processor's time of this thread, best.
+        """
+        self.poller = Poller(slice_s=0)
+        self._identities = identities
+        self._warn = warn
+        self._no_room = no_room
+        self._at_most = at_most
+        self._telemetry = environment.telemetry
+        self._share = _Share(lambda: self._telemetry.received_bytes, clock_s)
+        self._under_way: dict[_Handshake, None] = {}  # By when they must have said something.
+        self._count = 0  # Those that nobody has accepted yet included.
+        self._has_room = trio.Event()
+        self._has_room.set()
+        for result in RESULTS:
+            self._telemetry.handshakes.setdefault(result, 0)
+        environment.metrics.update(tls_handshakes=lambda: len(self._under_way))
+
+    async def run(self, listeners: Sequence[TlsListener]) -> None:
+        """Serve the *listeners* until cancelled; then every handshake ends."""
+        try:
+            async with trio.open_nursery() as nursery:
+                for listener in listeners:
+                    nursery.start_soon(self._accept, listener)
+                nursery.start_soon(self._end_overdue)
+                nursery.start_soon(self.poller.run, _nothing, self._share)
+        finally:
+            for handshake in list(self._under_way):
+                self._forget(handshake)
+                handshake.transport.close()
+            for listener in listeners:
+                listener.end()
+            self.poller.close()
+
+    async def _accept(self, listener: TlsListener) -> None:
+        def begin(inner: Transport) -> None:
+            self._begin(inner, listener)
+
+        await accept_for_ever(_Gate(listener.inner, self.room), begin, self._no_room)
+        listener.end()
+
+    async def room(self) -> None:
+        """Return when another one may begin."""
+        await self._has_room.wait()
+
+    def _begin(self, inner: Transport, listener: TlsListener) -> None:
+        transport = TlsTransport(inner, self._identities.context)
+        handshake = _Handshake(self, transport, listener)
+        try:
+            transport.attach(self.poller, handshake)
+        except OSError as exc:
+            self._warn("connection.refused", inner.peer, reason=str(exc.strerror))
+            inner.close()
+            return
+        self._under_way[handshake] = None
+        self._count += 1
+        if self._count >= self._at_most:
+            self._has_room = trio.Event()
+
+    def wait_for(self, handshake: _Handshake) -> None:
+        """It was our turn, and now it is the peer's."""
+        self._forget(handshake)
+        handshake.until_s = trio.current_time() + TIMEOUT_S
+        self._under_way[handshake] = None
+
+    async def _end_overdue(self) -> None:
+        while True:
+            oldest = next(iter(self._under_way), None)
+            until_s = trio.current_time() + TIMEOUT_S if oldest is None else oldest.until_s
+            await trio.sleep_until(until_s)
+            await self.poller.caught_up()
+            for handshake in list(self._under_way):
+                if handshake.until_s > trio.current_time():
+                    break
+                self.refuse(handshake, STALLED, f"no handshake within {TIMEOUT_S:.0f} s")
+
+    def finish(self, handshake: _Handshake) -> None:
+        """Hand the connection on."""
+        transport = handshake.transport
+        certificate = transport.certificate()
+        try:
+            if certificate is not None:
+                transport.principal = self._identities.principal_of(certificate)
+        except Exception as exc:  # noqa: BLE001 - whatever is in a certificate ends one connection
+            self.refuse(handshake, REFUSED, str(exc))
+            return
+        self._forget(handshake)
+        transport.detach()
+        count(self._telemetry.handshakes, DONE)
+        handshake.listener.put(transport)
+
+    def refuse(self, handshake: _Handshake, result: str, reason: str | None) -> None:
+        """End it, and say why if there is a reason."""
+        self._forget(handshake)
+        count(self._telemetry.handshakes, result)
+        transport = handshake.transport
+        transport.close()
+        self.let_go()
+        if reason is not None:
+            self._warn("handshake.refused", transport.peer, reason=reason)
+
+    def _forget(self, handshake: _Handshake) -> None:
+        self._under_way.pop(handshake, None)
+
+    def let_go(self) -> None:
+        """Count one less."""
+        self._count -= 1
+        self._has_room.set()
+
+
+class _Gate:
+    """A listener that takes the next connection when there is room for it."""
+
+    def __init__(self, listener: Listener, room: Callable[[], Awaitable[None]]) -> None:
+        self._listener = listener
+        self._room = room
+
+    async def accept(self) -> Transport:
+        """Return the next connection."""
+        await self._room()
+        return await self._listener.accept()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+
+class _Share:
+    """Rests after work, for so much longer, while clients ask something."""
+
+    def __init__(self, requests: Callable[[], int], clock_s: Callable[[], float]) -> None:
+        self._requests = requests
+        self._clock_s = clock_s
+        self._seen = requests()
+        self._since_s = 0.0
+
+    def begin(self) -> None:
+        """Work begins."""
+        self._since_s = self._clock_s()
+
+    async def pause(self) -> None:
+        """Return when more may be done."""
+        worked_s = self._clock_s() - self._since_s
+        seen, self._seen = self._seen, self._requests()
+        await trio.sleep(0 if seen == self._seen else REST * worked_s)
+
+
+def reason_of(failure: ssl.SSLError) -> str:
+    """Return why a handshake came to nothing, in words for the log."""
+    if isinstance(failure, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {failure.verify_message}"
+    reason = failure.reason or str(failure)
+    _, is_alert, alert = reason.partition(_ALERT)
+    if not is_alert:
+        return _REASONS.get(reason, reason.replace("_", " ").lower())
+    said = alert.replace("_", " ").lower()
+    if said in _DOES_NOT_TRUST:
+        return f"it does not accept our certificate ({said})"
+    return f"it breaks off ({said})"
+
+
+def _nothing() -> None:
+    """Do nothing at a round's end."""
