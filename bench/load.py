@@ -17,6 +17,7 @@ import gc
 import resource
 import select
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,8 @@ from bench.processes import LoadError, cpu_ns, run_plan
 from bench.talk import AnswerReader, Talk, accepted, connect, decoded, encoded
 from protocol.messages import CompactLogRequest
 
-_READ_BYTES = 1 << 15
+_READ_BYTES = 1 << 15  # More than a record of TLS has, so that nothing of one is left behind.
+_WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantWriteError)
 _POLL_S = 0.5
 _DRAIN_S = 30
 # The rate is flat when that of so many successive windows differs by no more than this share.
@@ -67,6 +69,7 @@ class Plan:
         sleeps: An open loop that has nothing to do leaves its core to others. Without, it sends
             more exactly in time.
         kind: What the commits or fetches are like, a name of `bench.dialects.KINDS`.
+        authority: PEM file: speak TLS, to whom this one has certified; "" is without TLS.
     """
 
     host: str
@@ -85,6 +88,7 @@ class Plan:
     compact: bool = False
     sleeps: bool = False
     kind: str = UNIFORM
+    authority: str = ""
 
 
 class Connection:
@@ -128,7 +132,7 @@ class Connection:
             return
         try:
             sent = self.sock.send(data)
-        except BlockingIOError:
+        except _WOULD_BLOCK:
             sent = 0
         if sent < len(data):
             self._unsent += data[sent:]
@@ -138,7 +142,7 @@ class Connection:
         """The socket takes bytes again."""
         try:
             del self._unsent[: self.sock.send(self._unsent)]
-        except BlockingIOError:
+        except _WOULD_BLOCK:
             return
         if not self._unsent:
             self._epoll.modify(self.sock, select.EPOLLIN)
@@ -307,7 +311,10 @@ class Generator:
         talk.close()
 
     def _answered(self, connection: Connection) -> None:
-        data = connection.sock.recv(_READ_BYTES)
+        try:
+            data = connection.sock.recv(_READ_BYTES)
+        except ssl.SSLWantReadError:  # The rest of a record has yet to come.
+            return
         now_ns = time.perf_counter_ns()
         if not data:
             raise LoadError("the server closed a connection under load")
@@ -350,11 +357,12 @@ def run(plan: Plan) -> dict[str, float | None]:
     allow_descriptors(plan.connections + 64)
     load = Load(plan.workload, plan.window, plan.partitions, plan.run, plan.kind)
     dialect = DIALECTS[plan.dialect](load)
+    trusting = ssl.create_default_context(cafile=plan.authority) if plan.authority else None
     with ExitStack() as stack:
         epoll = stack.enter_context(select.epoll())
         talks, connections = [], []
         for number in range(plan.connections):
-            talks.append(stack.enter_context(closing(connect(plan.host, plan.port))))
+            talks.append(stack.enter_context(closing(connect(plan.host, plan.port, trusting))))
             exchanges = dialect.prepare(talks[-1], number)
             reader = dialect.reader(exchanges)
             connections.append(Connection(talks[-1].sock, epoll, reader, exchanges))

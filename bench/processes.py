@@ -150,6 +150,7 @@ def daemon(
     folder: Path,
     core: int | None,
     *settings: str,
+    listen: str = "127.0.0.1:0",
     checkout: Path | None = None,
     module: Sequence[str] = ("coordinator",),
 ) -> AbstractContextManager[Server]:
@@ -159,10 +160,11 @@ def daemon(
         folder: Made if it isn't there.
         core: Where it runs.
         settings: What differs from the defaults, besides `_DAEMON_SETTINGS`.
+        listen: Where it listens.
         checkout: Whose code it runs, with this interpreter and its packages; None: as this process.
         module: What runs the daemon, and what that is told first.
     """
-    arguments = ["serve", "--listen", "127.0.0.1:0", "--data-dir", str(folder.absolute())]
+    arguments = ["serve", "--listen", listen, "--data-dir", str(folder.absolute())]
     for setting in (*_DAEMON_SETTINGS, *settings):
         arguments += ["--set", setting]
     return serving(

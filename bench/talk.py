@@ -4,6 +4,7 @@
 """
 
 import socket
+import ssl
 from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Final
@@ -58,11 +59,11 @@ class Talk:
         self.sock.close()
 
 
-def connect(host: str, port: int) -> Talk:
-    """Return a new connection."""
+def connect(host: str, port: int, trusting: ssl.SSLContext | None = None) -> Talk:
+    """Return a new connection, over TLS to whoever *trusting* trusts."""
     sock = socket.create_connection((host, port), timeout=_TIMEOUT_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Talk(sock)
+    return Talk(sock if trusting is None else trusting.wrap_socket(sock, server_hostname=host))
 
 
 def exchange(talks: Sequence[Talk], frames: Sequence[bytes | bytearray]) -> list[bytes]:

@@ -100,6 +100,12 @@ def test_a_quick_run_of_the_command_line_judges_every_aim(tmp_path: Path) -> Non
 
 
 @pytest.mark.integration
+def test_a_quick_run_of_security_judges_every_aim(tmp_path: Path) -> None:
+    """The load speaks TLS, too."""
+    assert unjudged(quick_run("bench.security", tmp_path)) == set()
+
+
+@pytest.mark.integration
 def test_a_quick_run_of_telemetry_judges_every_aim(tmp_path: Path) -> None:
     """It runs the listener that everything else leaves off."""
     assert unjudged(quick_run("bench.telemetry", tmp_path)) == set()
