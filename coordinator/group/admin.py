@@ -177,7 +177,7 @@ def alter_offsets(core: Core, request: AlterOffsetsRequest, token: object, now: 
         topic, allowed = named.topic, named.partitions
         if not request.remove_owners:
             allowed = tuple([p for p in allowed if not committers.of(topic, p.partition)])
-        offsets, found = examine(core, group, None, AlteredTopic(topic, allowed))
+        offsets, found, _ = examine(core, group, None, AlteredTopic(topic, allowed))
         errors = {one.partition: one.error for one in found}
         owned = ErrorCode.PARTITION_OWNED.value
         numbers = [p.partition for p in named.partitions]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from coordinator.group.core import Core, Now, Outcome, Reply
+from coordinator.group.core import Core, Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.member import CONSUMER, NOTHING, Member, Owned
 from coordinator.group.records import Offsets, OffsetsCommitted, StoredOffsets
@@ -38,9 +38,16 @@ _NO_TOPICS = OffsetCommitResponse(_OK, ())
 # What stands for a topic that nobody registered, and for one without offsets.
 _UNREGISTERED: Final = Topic(TopicRegistered("", INT32_MAX + 1, (), is_deleted=False, version=0))
 _NOTHING_STORED: Final = StoredOffsets()
-# Nearly every answer to a commit is made of these.
-_ACCEPTED: Final = tuple([PartitionResult(partition, _OK) for partition in range(1_000)])
-_ACCEPTED_MAX: Final = len(_ACCEPTED)
+
+
+class _Accepted(dict[int, PartitionResult]):
+    """The results of accepted partitions; nearly every answer is made of the first thousand."""
+
+    def __missing__(self, partition: int) -> PartitionResult:
+        return PartitionResult(partition, _OK)
+
+
+_accepted: Final = _Accepted({n: PartitionResult(n, _OK) for n in range(1_000)}).__getitem__
 
 STORAGE_FULL_TEXT: Final = "the disk is full or too slow, new offsets are refused"
 
@@ -53,19 +60,20 @@ def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) ->
     group_id, topics = request.group_id, request.topics
     outcome = core.latest = Outcome(group_id)
     if not topics:
-        outcome.replies.append(Reply(token, _NO_TOPICS, True, None))
+        outcome.replies.append((token, _NO_TOPICS, _OK, True, None))
         return outcome
     group = core.groups.get(group_id)
     member, error = committer(core, group, request)
     if error:
         response = OffsetCommitResponse(error, (), _message(group, request, error, now))
-        outcome.replies.append(Reply(token, response, True, None))
+        outcome.replies.append((token, response, error, True, None))
         return outcome
     wall_ms = core.wall_ms(now)
     answered = []
     for named in topics:
-        offsets, results = examine(core, group, member, named)
+        offsets, results, refused = examine(core, group, member, named)
         answered.append(TopicResult(named.topic, results))
+        error = error or refused
         if offsets:
             record = OffsetsCommitted(group_id, named.topic, offsets, wall_ms)
             outcome.records.append(record)
@@ -77,7 +85,7 @@ def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) ->
         member.in_gate += 1
         member.gated_at_ms = now.mono_ms
     response = OffsetCommitResponse(_OK, tuple(answered))
-    outcome.replies.append(Reply(token, response, True, member))
+    outcome.replies.append((token, response, error, True, member))
     return outcome
 
 
@@ -120,10 +128,11 @@ def _message(group: Group | None, request: OffsetCommitRequest, error: int, now:
 
 def examine(
     core: Core, group: Group | None, member: Member | None, named: TopicCommit | AlteredTopic
-) -> tuple[Offsets, tuple[PartitionResult, ...]]:
-    """Return the offsets of the partitions that aren't refused, and the results of all.
+) -> tuple[Offsets, tuple[PartitionResult, ...], int]:
+    """Return the offsets of the partitions that aren't refused, the results of all, and an error.
 
-    Without a *member* nothing is asked about owners.
+    The error is the first one of the results, 0 if nothing was refused. Without a *member* nothing
+    is asked about owners.
     """
     config, topic, items = core.config, named.topic, named.partitions
     commit_bound = core.registry.topics.get(topic, _UNREGISTERED).commit_bound
@@ -139,7 +148,7 @@ def examine(
             owned, former = member.owned, member.former
     may_be_full = offsets_left < len(items)
     offsets: Offsets = {}
-    results = []
+    refused: dict[int, int] = {}
     for item in items:
         partition, metadata, expected = item.partition, item.metadata, item.expected_offset
         if partition >= commit_bound:
@@ -160,12 +169,12 @@ def examine(
             offsets[partition] = PartitionOffset(
                 partition, item.offset, item.leader_epoch, metadata or "", _OK
             )
-            if partition < _ACCEPTED_MAX:
-                results.append(_ACCEPTED[partition])
-                continue
-            error = _OK
-        results.append(PartitionResult(partition, error))
-    return offsets, tuple(results)
+            continue
+        refused[partition] = error
+    if not refused:
+        return offsets, tuple(map(_accepted, offsets)), _OK
+    results = [PartitionResult(item.partition, refused.get(item.partition, _OK)) for item in items]
+    return offsets, tuple(results), next(iter(refused.values()))
 
 
 def _is_too_long(metadata: str, max_bytes: int) -> bool:

@@ -76,7 +76,7 @@ class GroupConfig:
     new_member_join_timeout_ms: int = 300_000
 
 
-class Now(NamedTuple):
+class Now(Struct, frozen=True, gc=False):
     """The time, as an argument: the core never asks for it."""
 
     mono_ms: int  # For deadlines and measured gaps; never jumps.
@@ -90,18 +90,12 @@ class Caller(NamedTuple):
     client_host: str
 
 
-class Reply(Struct):
-    """The one answer to the request that came with ``token``.
-
-    A gated reply waits until everything that the shard appended for the group before it is
-    committed. ``member`` is opaque outside: whoever holds the reply back hands it to
-    `GroupShard.released` when it leaves.
-    """
-
-    token: object
-    response: Response
-    gated: bool
-    member: Watched | None
+# The one answer to the request that came with a token: the token, the response, its first error
+# (None: nobody has looked), whether it is gated, and the member that waits. A gated reply waits
+# until everything that the shard appended for the group before it is committed. The member is
+# opaque outside: whoever holds the reply back hands it to `GroupShard.released` when it leaves.
+# A plain tuple: one is made for every request.
+Reply = tuple[object, Response, int | None, bool, Watched | None]
 
 
 class Event(NamedTuple):
@@ -300,7 +294,7 @@ class Decision:
         if watched is not None and gated:
             watched.in_gate += 1
             watched.gated_at_ms = self.now.mono_ms
-        self.outcome.replies.append(Reply(token, response, gated, watched))
+        self.outcome.replies.append((token, response, None, gated, watched))
         return self.outcome
 
     def event(self, name: str, **fields: object) -> None:

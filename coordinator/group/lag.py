@@ -212,7 +212,7 @@ def sample_ends(registry: Registry, minute: int, now: Now, turn: Turn) -> Iterat
         ends = iter(list(registry.ends_of(topic).values()))
         while chunk := list(islice(ends, TURN_LOOKS)):
             if registry.partition_count(topic):  # It may have gone meanwhile.
-                registry.ends_history.sample(topic, chunk, minute, *now)
+                registry.ends_history.sample(topic, chunk, minute, now.mono_ms, now.wall_ms)
             if turn.is_over_after(len(chunk)):
                 yield
         if turn.is_over_after(1):

@@ -215,7 +215,7 @@ class Sweeper:
         yield from self._for_all_keys(group, keys, self._expire_keys)
 
     def _expire_keys(self, group: Group, keys: Sequence[_Key]) -> None:
-        mono_ms, wall_ms = self._now
+        mono_ms, wall_ms = self._now.mono_ms, self._now.wall_ms
         # A wall clock that has been set back since wins: it may have been ahead when it was read,
         # as that of a machine that has just started.
         now_ms = min(wall_ms, mono_ms + self._core.wall_offset_ms)

@@ -21,7 +21,7 @@ the group rebalances. Kafka ignores changed topics here; they would never be ass
 from typing import Final
 
 from coordinator.group import history
-from coordinator.group.core import Caller, Core, Decision, Now, Outcome, Reply
+from coordinator.group.core import Caller, Core, Decision, Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.member import (
     CONSUMER,
@@ -565,7 +565,7 @@ def heartbeat(core: Core, request: HeartbeatRequest, token: object, now: Now) ->
     gated = member is None
     if member is not None:
         core.heard(member, now.mono_ms)
-    outcome.replies.append(Reply(token, response, gated, None))
+    outcome.replies.append((token, response, response.error, gated, None))
     return outcome
 
 

@@ -8,7 +8,7 @@ Every record belongs to one group, which is the scope of its log entry. A key is
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, msgpack, structs
@@ -105,16 +105,16 @@ class StoredOffsets:
 
     def put(self, offsets: Offsets, commit_timestamp_ms: int, expire_timestamp_ms: int) -> int:
         """Store *offsets*, all committed at the same time; return how many of them are new."""
-        stored, times = self.offsets, self._times
+        stored = self.offsets
         before = len(stored)
         stored.update(offsets)
         after = len(stored)
         if after == len(offsets):
             self._committed_ms = commit_timestamp_ms
-            times.clear()
-        elif times or commit_timestamp_ms != self._committed_ms:
-            for partition in offsets:
-                times[partition] = commit_timestamp_ms
+            if self._times:
+                self._times.clear()
+        elif self._times or commit_timestamp_ms != self._committed_ms:
+            self._times.update(dict.fromkeys(offsets, commit_timestamp_ms))
         if self._expire_ms is not None or expire_timestamp_ms != NO_EXPIRY:
             self._put_expiry(offsets, expire_timestamp_ms)
         return after - before
@@ -277,9 +277,19 @@ def pack(records: Sequence[Record]) -> tuple[int, bytes]:
     items: list[Item] = []
     for record in records:
         if type(record) is OffsetsCommitted:  # Nearly all of them.
-            key, value = _write_offsets(record)
+            times = record.commit_timestamp_ms, record.expire_timestamp_ms
+            values = record.offsets.values()
+            width = len(values)
+            # A load reads an entry with columns of one element in twice the time.
+            if width == 1:
+                (one,) = values
+                key: object = record.topic, one.partition
+                value: object = one.offset, one.leader_epoch, one.metadata, *times
+            else:
+                key = record.topic, tuple(record.offsets)
+                value = *_columns(values), *times
             items.append((count, OFFSET_COMMITTED, 1, record.group_id, key, value))
-            count += len(record.offsets)
+            count += width
         else:
             type_, key, value = _WRITERS[type(record)](record)
             items.append((count, type_, VERSIONS[type_], record.group_id, key, value))
@@ -287,24 +297,11 @@ def pack(records: Sequence[Record]) -> tuple[int, bytes]:
     return count, _encode(items)
 
 
-def _write_offsets(record: OffsetsCommitted) -> tuple[object, object]:
-    """Return key and value of the entry of *record*: a wide one for more than one partition.
-
-    See docs/log-format.md; a load reads an entry with columns of one element in twice the time.
-    """
-    times = record.commit_timestamp_ms, record.expire_timestamp_ms
-    values = record.offsets.values()
-    first = next(iter(values))
-    epochs, metadata = first.leader_epoch, first.metadata
-    if len(values) == 1:
-        return (record.topic, first.partition), (first.offset, epochs, metadata, *times)
-    for value in values:
-        if value.leader_epoch != epochs or value.metadata != metadata:
-            epochs = _column([v.leader_epoch for v in values])
-            metadata = _column([v.metadata for v in values])
-            break
-    offsets = [v.offset for v in values]
-    return (record.topic, tuple(record.offsets)), (offsets, epochs, metadata, *times)
+def _columns(values: Collection[PartitionOffset]) -> tuple[list[int], Any, Any]:
+    """Return offsets, leader epochs and metadata as a wide entry has them: docs/log-format.md."""
+    epochs = _column([value.leader_epoch for value in values])
+    metadata = _column([value.metadata for value in values])
+    return [value.offset for value in values], epochs, metadata
 
 
 def _column(values: list[Any]) -> Any:

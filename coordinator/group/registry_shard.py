@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from coordinator.group import facts, lag
-from coordinator.group.core import Caller, Event, Now, Outcome, Reply
+from coordinator.group.core import Caller, Event, Now, Outcome
 from coordinator.group.registry import (
     EndReported,
     HardRegistry,
@@ -161,7 +161,7 @@ class RegistryShard:
         handler = self._handlers[type(request)]
         self._latest = outcome = Outcome("")
         response: Response = handler(request, outcome, now)
-        outcome.replies.append(Reply(token, response, True, None))
+        outcome.replies.append((token, response, None, True, None))
         return outcome
 
     def forget(self, purged: Iterable[str]) -> Outcome:
@@ -288,13 +288,15 @@ class RegistryShard:
                 if partition >= count:
                     error = _UNKNOWN_TOPIC
                 elif before is not None and before.end_offset == end_offset:
-                    history.told(topic, before, before, *now)
+                    history.told(topic, before, before, now.mono_ms, now.wall_ms)
                 elif self.storage_full:
                     error = _FULL
                 else:
                     record = EndReported(topic, partition, end_offset, now.wall_ms)
                     self._emit(outcome, record)
-                    history.told(topic, registry.ends[topic][partition], before, *now)
+                    history.told(
+                        topic, registry.ends[topic][partition], before, now.mono_ms, now.wall_ms
+                    )
                 checked.append(PartitionResult(partition, error))
             results.append(TopicResult(topic, tuple(checked)))
         return ReportEndOffsetsResponse(_OK, tuple(results))

@@ -65,7 +65,17 @@ SLICE_MEMBERS: Final = 500
 # What a group takes without members, in members.
 _GROUP_ROOM: Final = 0.1
 
-_Handler = Callable[[Any, object, Now], Outcome]
+# Who decides what, but for JoinGroup, which alone asks who its sender is.
+_HANDLERS: Final[Mapping[type, Callable[[Core, Any, object, Now], Outcome]]] = {
+    OffsetCommitRequest: commits.commit,
+    HeartbeatRequest: membership.heartbeat,
+    SyncGroupRequest: sync,
+    LeaveGroupRequest: membership.leave,
+    DrainMemberRequest: admin.drain,
+    OffsetDeleteRequest: admin.delete_offsets,
+    AlterGroupRetentionRequest: admin.alter_retention,
+    AlterOffsetsRequest: admin.alter_offsets,
+}
 
 
 class GroupShard:
@@ -112,17 +122,6 @@ class GroupShard:
         self.running = partial(facts.running, core)
         self.curve = partial(facts.curve, core)
         self.group_curve = partial(facts.group_curve, core)
-        # Bound once: this lookup is on the path of every request.
-        self._handlers: dict[type, _Handler] = {
-            OffsetCommitRequest: partial(commits.commit, core),
-            HeartbeatRequest: partial(membership.heartbeat, core),
-            SyncGroupRequest: partial(sync, core),
-            LeaveGroupRequest: partial(membership.leave, core),
-            DrainMemberRequest: partial(admin.drain, core),
-            OffsetDeleteRequest: partial(admin.delete_offsets, core),
-            AlterGroupRetentionRequest: partial(admin.alter_retention, core),
-            AlterOffsetsRequest: partial(admin.alter_offsets, core),
-        }
 
     @property
     def storage_full(self) -> bool:
@@ -153,10 +152,11 @@ class GroupShard:
             KeyError: The request is none of JoinGroup, SyncGroup, Heartbeat, LeaveGroup,
                 OffsetCommit, DrainMember, OffsetDelete, AlterGroupRetention and AlterOffsets.
         """
-        self._core.latest = None
+        core = self._core
+        core.latest = None
         if type(request) is JoinGroupRequest:
-            return join(self._core, request, token, caller, now)
-        return self._handlers[type(request)](request, token, now)
+            return join(core, request, token, caller, now)
+        return _HANDLERS[type(request)](core, request, token, now)
 
     def interrupted(self) -> Outcome | None:
         """Return what a `handle` or `delete_group` that raised had decided, if it had begun.

@@ -228,20 +228,23 @@ class OpenFlush:
 
     Attributes:
         start: The journal position at which it begins.
-        size_bytes: Of its batches.
         batches: Partition and position in the flush of each batch.
     """
 
-    __slots__ = ("_check", "_leader_epoch", "_pieces", "batches", "size_bytes", "start")
+    __slots__ = ("_check", "_data", "_leader_epoch", "batches", "start")
 
     def __init__(self, start: int, leader_epoch: int, key: FlushKey) -> None:
         """Begin it; every batch carries *leader_epoch*, and its check by the folder's *key*."""
         self.start = start
-        self.size_bytes = 0
         self.batches: list[tuple[int, int]] = []
         self._leader_epoch = leader_epoch
         self._check = key.check(leader_epoch, start)
-        self._pieces: list[bytes] = []
+        self._data = bytearray()
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of its batches."""
+        return len(self._data)
 
     def add(self, partition: int, base_offset: int, timestamp_ms: int, packed: bytes) -> None:
         """Append a batch of the *packed* array of entries."""
@@ -249,13 +252,14 @@ class OpenFlush:
         epoch, check = self._leader_epoch, self._check
         rest = _pack_rest(FORMAT, partition, epoch, base_offset, self.start, timestamp_ms, check)
         body = rest + packed
-        self.batches.append((partition, self.size_bytes))
-        self._pieces += (_pack_prefix(len(body), crc32(body)), body)
-        self.size_bytes += PREFIX_BYTES + len(body)
+        data = self._data
+        self.batches.append((partition, len(data)))
+        data += _pack_prefix(len(body), crc32(body))
+        data += body
 
     def data(self) -> bytes:
         """Return the bytes of all batches."""
-        return b"".join(self._pieces)
+        return bytes(self._data)
 
 
 def batch_at(data: bytes, start: int) -> RawBatch | None:

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from coordinator.group import records, registry
-from coordinator.group.core import Caller, Event, Now, Outcome, Reply
+from coordinator.group.core import Caller, Event, Now, Outcome
 from coordinator.group.records import Item
 from coordinator.log.errors import LogFailed
 from coordinator.log.format import Batch
@@ -117,12 +117,16 @@ class ReplyGate:
 
     What was just appended waits for the highest offset so far, so nearly all answers queue up in
     order. A read waits for its own group's last entry only, which may be earlier: a heap.
+
+    Attributes:
+        park_last: Holds what waits for the highest offset so far, a `Parked`; nearly all do.
     """
 
-    def __init__(self, release: Callable[[Token, Any, Any], None]) -> None:
-        """Make it; *release* is called with who waited, the answer, and the member."""
-        self._release = release
+    def __init__(self, released: Callable[[Any], None]) -> None:
+        """Make it; *released* is called with the member, if there is one, before each answer."""
+        self._released = released
         self._queue: deque[Parked] = deque()
+        self.park_last = self._queue.append
         # Each with a number: of those with the same offset, the first one decided comes first.
         self._early: list[tuple[int, int, Parked]] = []
         self._numbers = count()
@@ -136,12 +140,11 @@ class ReplyGate:
         self, until_offset: int, deadline_ms: int, token: Token, answer: Any, member: Any
     ) -> None:
         """Hold *answer* until the partition is committed up to *until_offset*."""
-        if until_offset <= self.committed_offset:
-            self._release(token, answer, member)
-            return
         parked = (until_offset, deadline_ms, token, answer, member)
         queue = self._queue
-        if not queue or until_offset >= queue[-1][0]:
+        if until_offset <= self.committed_offset:
+            self._release(parked)
+        elif not queue or until_offset >= queue[-1][0]:
             queue.append(parked)
         else:
             heapq.heappush(self._early, (until_offset, next(self._numbers), parked))
@@ -150,11 +153,21 @@ class ReplyGate:
         """Send everything that waited for *committed_offset* or less."""
         assert committed_offset >= self.committed_offset
         self.committed_offset = committed_offset
-        queue, early, release = self._queue, self._early, self._release
+        queue, early = self._queue, self._early
         while queue and queue[0][0] <= committed_offset:
-            release(*queue.popleft()[2:])
+            # `_release` written out: nearly every answer leaves here.
+            _, _, token, answer, member = queue.popleft()
+            if member is not None:
+                self._released(member)
+            token.send(answer)
         while early and early[0][0] <= committed_offset:
-            release(*heapq.heappop(early)[2][2:])
+            self._release(heapq.heappop(early)[2])
+
+    def _release(self, parked: Parked) -> None:
+        _, _, token, answer, member = parked
+        if member is not None:
+            self._released(member)
+        token.send(answer)
 
     def give_up(self, now_ms: int | None = None) -> list[tuple[Token, Any]]:
         """Remove what waited past its deadline, or with None everything.
@@ -167,7 +180,9 @@ class ReplyGate:
         waiting = [*self._queue, *(parked for _, _, parked in sorted(self._early))]
         for parked in sorted(waiting, key=itemgetter(0)):
             (late if now_ms is None or parked[1] <= now_ms else kept).append(parked)
-        self._queue, self._early = deque(kept), []
+        self._queue.clear()
+        self._queue.extend(kept)
+        self._early = []
         return [(token, member) for _, _, token, _, member in late]
 
 
@@ -178,7 +193,7 @@ class ShardRunner(Generic[C]):
         self.partition = partition
         self.core = core
         self.status = Status.LOADING
-        self.gate = ReplyGate(self._release)
+        self.gate = ReplyGate(self._released)
         self._services = services
         self._leader_epoch = services.journal.leader_epoch
         # Bound once: a look at each of them is on the path of every commit, or of a load's batches.
@@ -189,7 +204,7 @@ class ShardRunner(Generic[C]):
         self._append = services.journal.append_packed
         self._want_flush = services.appended
         self._commit_timeout_ms = services.commit_timeout_ms
-        self._park = self.gate.park
+        self._park_last = self.gate.park_last
         self._note_kept = core.kept
         self._note_released = core.released
         self._end_offset = core.end_offset
@@ -244,7 +259,7 @@ class ShardRunner(Generic[C]):
             self._refuse(token)
             return
         outcome, share = self._decided(decide, now)
-        outcome.replies.append(Reply(token, share, True, None))
+        outcome.replies.append((token, share, None, True, None))
         self.apply(outcome, now)
 
     def change(self, decide: Callable[[], Outcome], now: Now) -> None:
@@ -323,8 +338,8 @@ class ShardRunner(Generic[C]):
         self._unloads += 1
         self._fail_late(self.gate.give_up(), now)
         for outcome in self.core.unload(now):
-            for reply in outcome.replies:
-                reply.gated = False  # Nothing is waited for any more.
+            # Nothing is waited for any more.
+            outcome.replies = [(*reply[:3], False, reply[4]) for reply in outcome.replies]
             self.apply(outcome, now)
 
     def apply(self, outcome: Outcome, now: Now) -> None:
@@ -341,15 +356,18 @@ class ShardRunner(Generic[C]):
                 raise
             self._note_kept(outcome.group_id, until)
             self._want_flush()
-        for reply in outcome.replies:
-            token: Any = reply.token  # The core keeps it unread.
-            answer = token.prepare(reply.response, self._leader_epoch)
-            if not reply.gated:
+        token: Any  # The core keeps it unread.
+        for token, response, error, gated, member in outcome.replies:
+            answer = token.prepare(response, self._leader_epoch, error)
+            if not gated:
                 token.send(answer)
                 continue
-            if until is None:
-                until = self._end_offset(outcome.group_id)
-            self._park(until, now.mono_ms + self._commit_timeout_ms, token, answer, reply.member)
+            deadline_ms = now.mono_ms + self._commit_timeout_ms
+            if until is not None:
+                self._park_last((until, deadline_ms, token, answer, member))
+            else:
+                until_kept = self._end_offset(outcome.group_id)
+                self.gate.park(until_kept, deadline_ms, token, answer, member)
         for event in outcome.events:
             self._services.emit(event)
 
@@ -381,11 +399,9 @@ class ShardRunner(Generic[C]):
         assert refused is not None
         token.fail(refused, self._leader_epoch)
 
-    def _release(self, token: Token, answer: Any, member: Any) -> None:
-        if member is not None:
-            # It may be armed again by this, for longer than the timekeeper ever sleeps.
-            self._note_released(member, self._now)
-        token.send(answer)
+    def _released(self, member: Any) -> None:
+        # It may be armed again by this, for longer than the timekeeper ever sleeps.
+        self._note_released(member, self._now)
 
     def _fail_late(self, given_up: Iterable[tuple[Token, Any]], now: Now) -> None:
         for token, member in given_up:

@@ -142,10 +142,10 @@ class SessionCall(Call, eq=False):
 
     def send(self, prepared: bytes) -> None:
         """Put the frame behind what is unsent; the round's end sends it."""
-        session = self.session
-        if not self.is_open or session.is_closed:
+        if not self.is_open:
             return  # The client is gone, or a handler failed and was answered.
         self.is_open = False
+        session = self.session
         if self.is_held:
             session.let_go(self)
         session.unsent += prepared
@@ -485,10 +485,14 @@ class Session:
         self.unsent.clear()
         self._untaken.clear()
         self._queue.leave(self)
-        self._queue.bytes -= self._reserved_bytes + sum(call.size_bytes for call in self.in_flight)
+        self._queue.bytes -= self._reserved_bytes
+        for call in self.in_flight:
+            call.is_open = False
+            self._queue.bytes -= call.size_bytes
         self.in_flight.clear()
         parked, self._parked = self._parked, {}
         for call in parked:
+            call.is_open = False
             self._queue.unpark()
             self._sessions.dispatcher.withdraw(call, self._now())
         self._sessions.forget(self)

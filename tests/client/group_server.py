@@ -83,10 +83,10 @@ class GroupServer(ScriptedServer):
 
     def _take(self, outcome: Outcome) -> None:
         self.events += outcome.events
-        for reply in outcome.replies:
-            self._answers[reply.token] = reply.response
-            if reply.gated and reply.member is not None:
-                self.shard.released(reply.member, _now())
+        for token, response, _, gated, member in outcome.replies:
+            self._answers[token] = response
+            if gated and member is not None:
+                self.shard.released(member, _now())
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 

@@ -40,6 +40,7 @@ from protocol.messages import (
     SyncGroupResponse,
     TopicCommit,
     TopicPartitions,
+    first_error,
 )
 from protocol.partition import TopicPartition
 from tests.packed import entry_of, fetched, singles
@@ -171,10 +172,12 @@ class Context:
         for record in outcome.records:
             self.shadow.replay(roundtrip(record))
         for reply in outcome.replies:
-            assert isinstance(reply.token, int)
-            assert reply.token in self.asked
-            assert reply.token not in self.answers
-            self.answers[reply.token] = reply.response
+            token, response, error, _, _ = reply
+            assert isinstance(token, int)
+            assert token in self.asked
+            assert token not in self.answers
+            assert error in {None, first_error(response)}
+            self.answers[token] = response
             self.in_gate.append(reply)
         if self.gate_open:
             self.open_gate()
@@ -182,11 +185,11 @@ class Context:
     def open_gate(self) -> None:
         """Let everything in the gate out, now and from now on."""
         self.gate_open = True
-        for reply in self.in_gate:
-            assert isinstance(reply.token, int)
-            self.delivered[reply.token] = self.answers[reply.token]
-            if reply.gated and reply.member is not None:
-                self.shard.released(reply.member, self.now)
+        for token, response, _, gated, member in self.in_gate:
+            assert isinstance(token, int)
+            self.delivered[token] = response
+            if gated and member is not None:
+                self.shard.released(member, self.now)
         self.in_gate.clear()
         self.batch_ends.clear()
         self.durable = len(self.records)

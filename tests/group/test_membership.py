@@ -83,7 +83,7 @@ def test_heartbeats_that_reveal_nothing_new_skip_the_gate() -> None:
     context.beat(leader, 1)
     context.beat(follower, 1)
 
-    assert [reply.gated for reply in context.in_gate] == [False, True, True, False, True]
+    assert [gated for *_, gated, _ in context.in_gate] == [False, True, True, False, True]
 
 
 def test_those_who_wait_for_us_do_not_expire() -> None:

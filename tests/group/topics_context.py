@@ -90,11 +90,11 @@ class TopicsContext(Context):
         """Hand a request to the registry, and tell the groups what it changes."""
         outcome = self.topics.handle(request, "token", Caller("spark", "10.0.0.1"), self.now)
         self.keep(outcome)
-        (reply,) = outcome.replies
-        assert reply.gated
-        assert isinstance(reply.response, of)
+        ((_, response, _, gated, _),) = outcome.replies
+        assert gated
+        assert isinstance(response, of)
         self.tell()
-        return reply.response
+        return response
 
     def keep(self, outcome: Outcome) -> None:
         """Log what the registry decided; memory is the fold of the log, compacted or not."""

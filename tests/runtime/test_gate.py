@@ -12,21 +12,24 @@ LATER_MS = 10_000
 
 
 class Named:
-    """Who waits for an answer, which the gate hands to somebody else."""
+    """Who waits for an answer."""
 
-    def __init__(self, name: object) -> None:
+    def __init__(self, name: object, released: list[object]) -> None:
         self.name = name
+        self._released = released
 
     def prepare(self, answer: Any, leader_epoch: int, error: int | None = None) -> Any:
         """Nobody asks for that: what is parked was prepared."""
         raise AssertionError
 
     def send(self, prepared: Any) -> None:
-        """Nobody asks for that either."""
-        raise AssertionError
+        """Note that it left, behind the word to its member."""
+        assert self._released[-1] == f"member of {self.name}"
+        assert prepared == f"answer to {self.name}"
+        self._released[-1] = self.name
 
     def fail(self, error: int, leader_epoch: int) -> None:
-        """Nor for that."""
+        """Nobody asks for that either."""
         raise AssertionError
 
 
@@ -35,17 +38,18 @@ class Gate:
 
     def __init__(self) -> None:
         self.released: list[object] = []
-        self.gate = ReplyGate(self._release)
-
-    def _release(self, token: Token, answer: Any, member: Any) -> None:
-        assert isinstance(token, Named)
-        assert (answer, member) == (f"answer to {token.name}", f"member of {token.name}")
-        self.released.append(token.name)
+        self.gate = ReplyGate(self.released.append)
 
     def park(self, name: object, until: int, deadline_ms: int = LATER_MS) -> None:
         """Park an answer that can be told from others."""
-        answer, member = f"answer to {name}", f"member of {name}"
-        self.gate.park(until, deadline_ms, Named(name), answer, member)
+        self.gate.park(until, deadline_ms, *self._waiting(name))
+
+    def park_last(self, name: object, until: int, deadline_ms: int) -> None:
+        """Park one that waits for what was just appended."""
+        self.gate.park_last((until, deadline_ms, *self._waiting(name)))
+
+    def _waiting(self, name: object) -> tuple[Token, str, str]:
+        return Named(name, self.released), f"answer to {name}", f"member of {name}"
 
     def give_up(self, now_ms: int | None = None) -> list[object]:
         """Return the names of those that are given up."""
@@ -128,6 +132,7 @@ def test_the_log_never_goes_back() -> None:
     st.lists(
         st.one_of(
             st.tuples(st.just("park"), st.integers(0, 20), st.integers(0, 50)),
+            st.tuples(st.just("park last"), st.integers(1, 3), st.integers(0, 50)),
             st.tuples(st.just("advance"), st.integers(0, 5), st.just(0)),
             st.tuples(st.just("give up"), st.integers(0, 60), st.just(0)),
         ),
@@ -144,6 +149,9 @@ def test_every_reply_leaves_exactly_once(steps: list[tuple[str, int, int]]) -> N
         if what == "park":
             wanted[number] = argument
             gate.park(number, argument, deadline_ms)
+        elif what == "park last":
+            wanted[number] = max([committed, *wanted.values()]) + argument
+            gate.park_last(number, wanted[number], deadline_ms)
         elif what == "advance":
             committed += argument
             gate.gate.advance(committed)

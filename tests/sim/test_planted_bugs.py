@@ -26,12 +26,13 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def _acknowledge_before_fsync(patch: pytest.MonkeyPatch) -> None:
-    def park(
-        gate: ReplyGate, _until: int, _deadline_ms: int, token: Any, answer: Any, member: Any
-    ) -> None:
-        gate._release(token, answer, member)
+    begin = ReplyGate.__init__
 
-    patch.setattr(ReplyGate, "park", park)
+    def hasty(gate: ReplyGate, released: Callable[[Any], None]) -> None:
+        begin(gate, released)
+        gate.park_last = gate._release
+
+    patch.setattr(ReplyGate, "__init__", hasty)
 
 
 def _skip_generation_record(patch: pytest.MonkeyPatch) -> None:
