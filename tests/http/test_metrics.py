@@ -82,12 +82,14 @@ async def test_what_an_idle_daemon_knows_of_itself_is_there(
         if not family.labels and not families[family.name].samples
     }
 
-    # There is no HTTP listener here, nor one with TLS, and this is the first scrape.
+    # There is no HTTP listener here, nor one with TLS, no lines are printed, and this is the first
+    # scrape.
     assert without <= {
         "group_coordinator_certificate_left_seconds",
         "group_coordinator_tls_handshakes",
         "group_coordinator_http_connections",
         "group_coordinator_http_event_streams",
+        "group_coordinator_log_lines_dropped_total",
         "group_coordinator_scrape_seconds",
     }
 
