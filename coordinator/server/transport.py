@@ -292,35 +292,40 @@ class TlsTransport:
         if self._unsent and not self.flush():
             return 0
         taken, self._promised_bytes = self._promised_bytes, 0
+        if not taken and 0 < len(data) <= RECORD_BYTES:  # Nearly always.
+            return self._send_record(data)
         end = min(len(data), taken + _SEND_TURN_BYTES)
-        while taken < end:
-            size = min(RECORD_BYTES, end - taken)
-            if size == len(data):
-                self._tls.write(data)
-            else:
-                with memoryview(data) as view:
-                    self._tls.write(view[taken : taken + size])
-            if not self.flush():
-                self._promised_bytes = size
-                break
-            taken += size
+        with memoryview(data) as view:
+            while taken < end:
+                sent = self._send_record(view[taken : min(taken + RECORD_BYTES, end)])
+                if not sent:
+                    break
+                taken += sent
         return taken
+
+    def _send_record(self, data: bytes | bytearray | memoryview) -> int:
+        """Encrypt *data*, and return how much that is if all of it has left; else 0."""
+        self._tls.write(data)
+        size = len(data)
+        if self.flush():
+            return size
+        self._promised_bytes = size
+        return 0
 
     def flush(self) -> bool:
         """Send ciphertext; return whether all of it has left. Raises `NETWORK_ERRORS`."""
-        if self._outgoing.pending:
-            self._unsent += self._outgoing.read()
-        unsent = self._unsent
+        unsent = self._unsent + self._outgoing.read()
         if not unsent:
             return True
         sent = self._inner.send_now(unsent)
-        had_all_left = len(unsent) == sent
         self._unsent = unsent[sent:]
+        if not self._unsent:
+            return True
         if len(self._unsent) > _UNASKED_BYTES_MAX:
             raise trio.BrokenResourceError("it takes nothing, and asks for more and more")
-        if not (had_all_left or self._writing):
+        if not self._writing:
             self._inner.want(reading=self._reading, writing=True)
-        return had_all_left
+        return False
 
     def close(self) -> None:
         """Close, and tell the peer that nothing was cut off, or why the handshake failed."""

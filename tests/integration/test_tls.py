@@ -129,6 +129,7 @@ def test_a_renewed_certificate_is_in_force_without_a_restart(made: Path, tmp_pat
     with daemon(tmp_path / "data", options=with_tls(folder, "none")) as running:
         port = tls_port(running)
         with TlsConnection(port, made) as before:
+            before.ask(ListGroupsRequest((), ()))  # Who never asks is closed while it waits.
             renew = (
                 "certify new.pem renewed DNS:coordinator.example serverAuth; mv new.pem server.pem"
             )

@@ -138,6 +138,14 @@ def test_both_ends_say_that_they_are_done(version: ssl.TLSVersion) -> None:
     assert peer.wire.closed
 
 
+def test_nothing_to_send_is_nothing_on_the_wire() -> None:
+    """A session asks when it ends, too; an empty record would be for whoever counts them."""
+    server, peer = connected()
+    assert server.send_now(b"") == 0
+
+    assert peer.wire.received == b""
+
+
 @VERSIONS
 def test_an_end_without_a_word_is_an_end(version: ssl.TLSVersion) -> None:
     """Most clients only close."""
