@@ -167,6 +167,29 @@ class Settings:
         "interrupt it once more.",
         live=True,
     )
+    max_groups: int = _setting(1_000_000, "Groups; no further one is made.", low=1, live=True)
+    max_members: int = _setting(
+        200_000, "Members of all groups, ids given out included.", low=1, live=True
+    )
+    max_offsets: int = _setting(
+        5_000_000, "Committed offsets of all groups.", low=1, high=2**62, live=True
+    )
+    max_topics: int = _setting(
+        100_000, "Registered topics, deleted ones not yet forgotten included.", low=1, live=True
+    )
+    max_topic_partitions: int = _setting(
+        2_000_000, "Partitions of all registered topics.", low=1, live=True
+    )
+    max_topic_host_bytes: int = _setting(
+        64 * _MIB, "Names of hosts of all registered topics.", low=0, high=2**62, live=True
+    )
+    max_log_bytes: int = _setting(
+        64 * 1024 * _MIB,
+        "Size of the offsets log at which new data is refused, as below storage.reserve.bytes.",
+        low=1,
+        high=2**62,
+        live=True,
+    )
     max_connections: int = _setting(
         10_000, "Open connections; more are closed at once.", low=1, live=True
     )

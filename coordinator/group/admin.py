@@ -169,6 +169,10 @@ def alter_offsets(core: Core, request: AlterOffsetsRequest, token: object, now: 
         error = ErrorCode.STORAGE_FULL.value
         return d.answer(token, AlterOffsetsResponse(error, STORAGE_FULL_TEXT, (), ()))
     group = core.groups.get(request.group_id)
+    text = None if group is not None else core.totals.refusal("groups")
+    if text is not None:
+        error = ErrorCode.QUOTA_EXCEEDED.value
+        return d.answer(token, AlterOffsetsResponse(error, text, (), ()))
     committers = _Committers(core, group)
     results: list[TopicResult] = []
     losers: dict[Member, None] = {}

@@ -32,6 +32,7 @@ _EMPTY = GroupState.EMPTY
 _STABLE = GroupState.STABLE
 _OK = ErrorCode.NONE.value
 _FULL = ErrorCode.STORAGE_FULL.value
+_QUOTA = ErrorCode.QUOTA_EXCEEDED.value
 _UNKNOWN_GROUP = ErrorCode.GROUP_ID_NOT_FOUND.value
 _UNKNOWN_MEMBER = ErrorCode.UNKNOWN_MEMBER_ID.value
 _NO_TOPICS = OffsetCommitResponse(_OK, ())
@@ -65,7 +66,7 @@ def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) ->
     group = core.groups.get(group_id)
     member, error = committer(core, group, request)
     if error:
-        response = OffsetCommitResponse(error, (), _message(group, request, error, now))
+        response = OffsetCommitResponse(error, (), _message(core, group, request, error, now))
         outcome.replies.append((token, response, error, True, None))
         return outcome
     wall_ms = core.wall_ms(now)
@@ -96,6 +97,8 @@ def committer(
     generation_id = request.generation_id
     allowed = _FULL if core.storage_full else _OK
     if group is None:
+        if generation_id < 0 and core.totals.left("groups") < 1:
+            allowed = allowed or _QUOTA
         return None, allowed if generation_id < 0 else _UNKNOWN_GROUP
     if generation_id < 0 and group.state is _EMPTY:
         return None, allowed
@@ -118,9 +121,13 @@ def committer(
     return member, allowed
 
 
-def _message(group: Group | None, request: OffsetCommitRequest, error: int, now: Now) -> str | None:
+def _message(
+    core: Core, group: Group | None, request: OffsetCommitRequest, error: int, now: Now
+) -> str | None:
     if error == _FULL:
         return STORAGE_FULL_TEXT
+    if error == _QUOTA:
+        return core.totals.refusal("groups")
     if error == _UNKNOWN_GROUP:
         return "there is no such group"
     return member_refusal(group, error, request, now.mono_ms)
@@ -137,6 +144,7 @@ def examine(
     config, topic, items = core.config, named.topic, named.partitions
     commit_bound = core.registry.topics.get(topic, _UNREGISTERED).commit_bound
     stored = _NOTHING_STORED.offsets
+    totals = core.totals
     offsets_left = config.group_max_offsets
     # What the member may commit; None for everything.
     owned: Owned | None = None
@@ -146,6 +154,7 @@ def examine(
         stored = group.offsets.get(topic, _NOTHING_STORED).offsets
         if member is not None and config.ownership_check and group.protocol_type == CONSUMER:
             owned, former = member.owned, member.former
+    offsets_left = min(offsets_left, totals.limits["offsets"] - totals.offsets)
     may_be_full = offsets_left < len(items)
     offsets: Offsets = {}
     refused: dict[int, int] = {}

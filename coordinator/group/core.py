@@ -140,6 +140,7 @@ class Core:
         self.config = config
         self.new_uuid = new_uuid
         self.registry = Registry() if registry is None else registry
+        self.totals = self.registry.totals
         self.wall_offset_ms = 0  # Wall clock minus monotonic time, at the load.
         self.newest_ms = 0  # The newest timestamp of any record, see `wall_ms`.
         self.groups: dict[str, Group] = {}
@@ -163,15 +164,27 @@ class Core:
         stored = group.offsets.get(record.topic)
         if stored is None:
             stored = group.offsets[record.topic] = StoredOffsets()
-        group.offset_count += stored.put(record.offsets, commit_ms, record.expire_timestamp_ms)
+        added = stored.put(record.offsets, commit_ms, record.expire_timestamp_ms)
+        if added:
+            group.offset_count += added
+            self.totals.offsets += added
 
     def _make_group(self, group_id: str) -> Group:
         group = self.groups[group_id] = Group(group_id)
+        self.totals.groups += 1
         return group
+
+    def _note_gone(self, group: Group) -> None:
+        totals = self.totals
+        totals.groups -= 1
+        totals.members -= len(group.members) + len(group.pending)
+        totals.offsets -= group.offset_count
 
     def _replay_rare(self, record: Record) -> None:
         if type(record) is GroupDeleted:
-            self.groups.pop(record.group_id, None)
+            gone = self.groups.pop(record.group_id, None)
+            if gone is not None:
+                self._note_gone(gone)
             return
         group = self.groups.get(record.group_id) or self._make_group(record.group_id)
         if type(record) is GroupMetadata:
@@ -189,7 +202,7 @@ class Core:
         elif type(record) is GroupRetention:
             group.retention_ms = record.retention_ms
         elif type(record) is OffsetRemoved:
-            _forget_offset(group, record)
+            self.totals.offsets -= _forget_offset(group, record)
 
     def kept(self, group_id: str, end_offset: int) -> None:
         """Note that what was decided about a group is in the log, up to *end_offset*."""
@@ -223,6 +236,8 @@ class Core:
 
     def reset(self) -> None:
         """Forget all groups and deadlines."""
+        for group in self.groups.values():
+            self._note_gone(group)
         self.groups = {}
         self.timers = Timers()
         self.parked = {}
@@ -250,13 +265,15 @@ class Core:
         self.timers.arm(member.timer, now_ms + member.session_timeout_ms)
 
 
-def _forget_offset(group: Group, record: OffsetRemoved) -> None:
+def _forget_offset(group: Group, record: OffsetRemoved) -> int:
+    """Return how many offsets are gone."""
     stored = group.offsets.get(record.topic)
     if stored is None or not stored.remove(record.partition):
-        return
+        return 0
     group.offset_count -= 1
     if not stored:
         del group.offsets[record.topic]
+    return 1
 
 
 class Decision:
@@ -350,6 +367,7 @@ class Decision:
             self.finish_sync(member, sync_error(code, detail))
         self.core.timers.cancel(member.timer)
         group.drop(member)
+        self.core.totals.members -= 1
         group.note_removal(member.member_id, detail)
         self.event(
             "group.member_removed",
@@ -367,6 +385,7 @@ class Decision:
         self.core.timers.cancel(pending.timer)
         pending.gone = True
         del group.pending[pending.member_id]
+        self.core.totals.members -= 1
 
 
 def _names(member: Member) -> list[str]:

@@ -39,7 +39,7 @@ DECISION_ROOM: Final = 20
 # What a key takes, roughly.
 _KEY_US: Final = 2
 # What compiling a pattern takes, in keys.
-PATTERN_ROOM: Final = 250
+PATTERN_ROOM: Final = 50
 
 _Key = tuple[str, int]  # Topic and partition.
 

@@ -139,11 +139,11 @@ def _join_refusal(
         _, unknown = group.find(member_id, instance_id)
         if unknown:
             return unknown, refusal(group, unknown, member_id, instance_id, -1, now.mono_ms)
-    return _over_limit(core, group, pattern, is_member=is_member)
+    return _over_limit(core, group, pattern, is_member=is_member, has_place=has_place)
 
 
 def _over_limit(
-    core: Core, group: Group, pattern: str | None, *, is_member: bool
+    core: Core, group: Group, pattern: str | None, *, is_member: bool, has_place: bool
 ) -> _Refusal | None:
     patterns = len(group.patterns)
     if pattern is not None and pattern not in group.patterns and patterns >= PATTERNS_MAX:
@@ -151,6 +151,8 @@ def _over_limit(
         return ErrorCode.QUOTA_EXCEEDED, text
     if not is_member and core.storage_full:
         return ErrorCode.STORAGE_FULL, STORAGE_FULL
+    if not has_place and (over := core.totals.refusal("members")) is not None:
+        return ErrorCode.QUOTA_EXCEEDED, over
     if not is_member and group.generation == INT32_MAX:
         return ErrorCode.QUOTA_EXCEEDED, f"generation {INT32_MAX} is the last one; delete the group"
     return None
@@ -161,7 +163,10 @@ def _no_group(core: Core, request: JoinGroupRequest) -> _Refusal | None:
         return ErrorCode.UNKNOWN_MEMBER_ID, unknown_member(None, request.member_id, None)
     if not (request.protocol_type and request.protocols):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "no protocol type, or no protocols"
-    return (ErrorCode.STORAGE_FULL, STORAGE_FULL) if core.storage_full else None
+    if core.storage_full:
+        return ErrorCode.STORAGE_FULL, STORAGE_FULL
+    text = core.totals.refusal("groups") or core.totals.refusal("members")
+    return None if text is None else (ErrorCode.QUOTA_EXCEEDED, text)
 
 
 def _misfit(group: Group, request: JoinGroupRequest) -> str:
@@ -189,6 +194,7 @@ def _give_id(
     timer = Timer(TimerKind.PENDING, group.group_id, member_id)
     pending = PendingId(member_id, request.session_timeout_ms, timer)
     group.pending[member_id] = pending
+    d.core.totals.members += 1
     d.core.timers.arm(pending.timer, d.now.mono_ms + pending.session_timeout_ms)
     d.answer(token, join_error(ErrorCode.MEMBER_ID_REQUIRED, member_id), pending)
 
@@ -210,6 +216,7 @@ def _add(
     if not group.members:
         group.protocol_type = request.protocol_type
     group.add(member)
+    d.core.totals.members += 1
     if group.is_initial:
         group.member_added = True
     d.event(

@@ -10,7 +10,7 @@ topic lies in the scope "".
 
 import bisect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +26,7 @@ from coordinator.group.records import (
     MalformedRecord,
     UnknownRecord,
 )
+from coordinator.group.totals import Totals
 from protocol.messages import EndOffset, PartitionHosts
 from protocol.partition import INT32_MAX
 
@@ -157,6 +158,11 @@ class Topic:
         )
 
 
+def host_bytes(hosts: Iterable[PartitionHosts]) -> int:
+    """Return how long the names in *hosts* are, all together."""
+    return sum([len(name) for item in hosts for name in item.hosts])
+
+
 class HardRegistry(NamedTuple):
     """What a crash leaves of the registry."""
 
@@ -176,8 +182,10 @@ class _Matches:
     __slots__ = ("cost_us", "names", "version")
 
     def __init__(self, size: int) -> None:
-        # Of one name, at most; a list of names may be larger than it is costly.
-        self.cost_us = _MATCH_US + min(size, PATTERN_INSTRUCTIONS_MAX)
+        # Of one name, at most: what was measured of the worst patterns of that size. A list of
+        # names may be larger than it is costly.
+        size = min(size, PATTERN_INSTRUCTIONS_MAX)
+        self.cost_us = _MATCH_US + size * size // 500
         self.names: list[str] = []
         self.version = 0
 
@@ -218,11 +226,14 @@ def _does_match(regex: Any, name: str) -> bool:
 class Registry:
     """All topics. Groups only read it; `replay` alone changes what is hard."""
 
-    def __init__(self) -> None:
+    def __init__(self, totals: Totals | None = None) -> None:
+        """Begin empty; *totals* are of the whole node."""
+        self.totals = Totals() if totals is None else totals
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
+        self.totals.topics = self.totals.topic_partitions = self.totals.topic_host_bytes = 0
         # Hard: changed by replay alone.
         self.topics: dict[str, Topic] = {}  # The deleted ones too, until they are forgotten.
         self.ends: dict[str, dict[int, EndOffset]] = {}
@@ -249,7 +260,7 @@ class Registry:
             self.version = record.version
             self.last_deletion_version = record.last_deletion_version
         elif type(record) is TopicForgotten:
-            self.topics.pop(record.topic, None)
+            self._count(self.topics.pop(record.topic, None), -1)
             self.ends.pop(record.topic, None)
             self.ends_history.forget(record.topic)
             self._names = None
@@ -258,6 +269,8 @@ class Registry:
     def _register(self, record: TopicRegistered) -> TopicChange | None:
         before = self.topics.get(record.topic)
         self.topics[record.topic] = topic = Topic(record)
+        self._count(before, -1)
+        self._count(topic, 1)
         if before is not None and before.version == topic.version:
             return None
         if before is None or topic.is_deleted:
@@ -269,6 +282,12 @@ class Registry:
         if len(self._changes) > 2 * len(self.topics) + CHANGES_SLACK:
             self.fold_changes()
         return change
+
+    def _count(self, topic: Topic | None, by: int) -> None:
+        if topic is not None:
+            self.totals.topics += by
+            self.totals.topic_partitions += by * topic.partition_count
+            self.totals.topic_host_bytes += by * host_bytes(topic.hosts)
 
     def fold_changes(self) -> None:
         """Keep the latest change of each topic that is there, without what it was before."""

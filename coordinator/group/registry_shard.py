@@ -26,6 +26,7 @@ from coordinator.group.registry import (
     TopicForgotten,
     TopicRecord,
     TopicRegistered,
+    host_bytes,
 )
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -48,7 +49,6 @@ from protocol.messages import (
     TopicResult,
 )
 
-TOPICS_MAX: Final = 100_000
 PARTITIONS_MAX: Final = 100_000
 # Hosts in the records of one request, and hosts and end offsets in one page of topics: even with
 # the longest names they stay below what a batch of the log, and an answer, can hold.
@@ -246,13 +246,29 @@ class RegistryShard:
             return None, None
         if self.storage_full:
             return None, (ErrorCode.STORAGE_FULL, "the disk is nearly full")
-        if known is None and len(self.registry.topics) >= TOPICS_MAX:
-            return None, (ErrorCode.QUOTA_EXCEEDED, f"there are {TOPICS_MAX} topics already")
+        refusal = self._over_total(asked, known, hosts)
+        if refusal is not None:
+            return None, (ErrorCode.QUOTA_EXCEEDED, refusal)
         if _host_count(hosts) > room:
             return None, (ErrorCode.QUOTA_EXCEEDED, "too many hosts in one request: ask for less")
         grows = known is None or count > known.partition_count
         made_at = version if grows or known is None else known.version
         return TopicRegistered(asked.topic, count, hosts, False, made_at, is_observed), None
+
+    def _over_total(
+        self, asked: TopicRegistration, known: Topic | None, hosts: tuple[PartitionHosts, ...]
+    ) -> str | None:
+        """Return which total of the node would be passed, in words."""
+        totals = self.registry.totals
+        partitions = asked.partition_count - (0 if known is None else known.partition_count)
+        names_bytes = host_bytes(hosts) - (0 if known is None else host_bytes(known.hosts))
+        more = {
+            "topics": known is None,
+            "topic_partitions": partitions,
+            "topic_host_bytes": names_bytes,
+        }
+        refusals = (totals.refusal(name, count) for name, count in more.items() if count > 0)
+        return next((text for text in refusals if text is not None), None)
 
     def _delete_topics(
         self, request: DeleteTopicsRequest, outcome: Outcome, _now: Now

@@ -86,6 +86,7 @@ class GroupShard:
     appended as one batch, and its gated replies wait for that batch.
 
     Attributes:
+        totals: What the groups of all shards of the node take together.
         kept: See `Core.kept`; to be called when records were appended.
         end_offset: See `Core.end_offset`.
         fetch_offsets: See `commits.fetch`.
@@ -109,6 +110,7 @@ class GroupShard:
         self._summaries = lag.Summaries(core)
         # Applies one record of the log; must not be called once `loaded` was.
         self.replay = core.replay
+        self.totals = core.totals
         self.kept = core.kept
         self.end_offset = core.end_offset
         self.fetch_offsets = partial(commits.fetch, core)
@@ -324,6 +326,7 @@ def load(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
                 now_ms = now().mono_ms
                 member = _load_member(group, metadata, now_ms)
                 group.add(member)
+                core.totals.members += 1
                 core.restart_session(member, now_ms)
                 room -= 1
                 if room <= 0:

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from coordinator.config import Settings
 from coordinator.group.states import GroupState
+from coordinator.group.totals import Totals
 from coordinator.http.routes import Answer, HttpRequest, Pause, Route
 from coordinator.http.series import PROCESS_FAMILIES, Family, Walk
 from coordinator.runtime.environment import Environment
@@ -194,6 +195,12 @@ class Exporter:
                 (VERSION, meta.cluster_id, str(settings.node_id)): 1,
             },
             "group_coordinator_leader_epoch": node.journal.leader_epoch,
+            "group_coordinator_quota_used": {
+                (name,): declared[name]() for name in (*Totals.RESOURCES, "log_bytes")
+            },
+            "group_coordinator_quota_limit": {
+                (name,): declared[f"{name}_limit"]() for name in (*Totals.RESOURCES, "log_bytes")
+            },
             "group_coordinator_problem": {(check.part,): int(not check.ok) for check in checks},
             "group_coordinator_compactions_total": {
                 ("done",): declared["compactions_total"](),

@@ -175,6 +175,12 @@ PROCESS_FAMILIES: Final = (
     _gauge("group_coordinator_build_info", "1.", "version", "cluster_id", "node_id"),
     _gauge("group_coordinator_leader_epoch", "Rises with every start."),
     _gauge("group_coordinator_uptime_seconds", "Since its tasks began."),
+    _gauge(
+        "group_coordinator_quota_used",
+        "What all groups and topics take of a resource.",
+        "resource",
+    ),
+    _gauge("group_coordinator_quota_limit", "What they may take; see max.*.", "resource"),
     _gauge("group_coordinator_problem", "1 for each thing that is wrong.", "part"),
     _histogram(
         "group_coordinator_loop_stall_seconds",

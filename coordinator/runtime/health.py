@@ -166,6 +166,7 @@ def loaded_share(checks: Iterable[Check]) -> float:
 UNWRITTEN_BYTES_MAX: Final = 256 * 1024 * 1024
 
 _IS_FULL: Final = "the disk's reserve is reached: new offsets are refused"
+_IS_LARGE: Final = "the log has reached max.log.bytes: new offsets are refused"
 _IS_SLOW: Final = "the disk does not keep up with what is to be written: new offsets are refused"
 _IS_EXHAUSTED: Final = "; generations and assignments, too, as half of what was left is used up"
 
@@ -192,13 +193,18 @@ class StorageWatch:
         *,
         reserve_bytes: int,
         segment_bytes: int,
+        max_log_bytes: int,
     ) -> None:
-        """Keep *reserve_bytes* free; if negative, what compactions and a few segments need."""
+        """Keep *reserve_bytes* free; if negative, what compactions and a few segments need.
+
+        A log of *max_log_bytes* is as good as a full disk.
+        """
         self.is_full = False
         self.refuses = False
         self.is_exhausted = False
         self.alarm_bytes = UNWRITTEN_BYTES_MAX // 2
         self.reserve_bytes = reserve_bytes
+        self.max_log_bytes = max_log_bytes
         self._journal = journal
         self._health = health
         self._emit_event = environment.emit_event
@@ -208,18 +214,22 @@ class StorageWatch:
             disk_free_bytes=journal.directory.free_bytes,
             disk_size_bytes=journal.directory.total_bytes,
             disk_reserve_bytes=self._reserve,
+            log_bytes_limit=lambda: self.max_log_bytes,
         )
 
     def look(self) -> bool:
         """Look again, tell of a change, and return whether `is_full` is another than before."""
         free, reserve = self._journal.directory.free_bytes(), self._reserve()
-        was_full, self.is_full = self.is_full, free < reserve
+        is_large = self._journal.size_bytes >= self.max_log_bytes
+        was_full, self.is_full = self.is_full, free < reserve or is_large
         unwritten = self._journal.open_bytes
         is_slow = unwritten > UNWRITTEN_BYTES_MAX // 2
         self.refuses = self.is_full or is_slow
         self.is_exhausted = free < reserve // 2 or unwritten > UNWRITTEN_BYTES_MAX
         self.alarm_bytes = UNWRITTEN_BYTES_MAX if is_slow else UNWRITTEN_BYTES_MAX // 2
         problem = _IS_FULL if self.is_full else _IS_SLOW if is_slow else None
+        if is_large:
+            problem = _IS_LARGE
         if problem is not None and self.is_exhausted:
             problem += _IS_EXHAUSTED
         self._health.report(STORAGE, problem)

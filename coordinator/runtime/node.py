@@ -39,6 +39,7 @@ from coordinator.group.records import RecordError
 from coordinator.group.registry import Registry
 from coordinator.group.registry_shard import RegistryShard
 from coordinator.group.shard import GroupShard
+from coordinator.group.totals import Totals
 from coordinator.log.errors import LogError
 from coordinator.log.format import NODE_PARTITION
 from coordinator.log.journal import Journal
@@ -86,8 +87,11 @@ class Node:
         segment_bytes: int,
         compaction: Compaction,
         reload_min_interval_ms: int,
+        totals: Totals,
+        max_log_bytes: int,
     ) -> None:
         self.journal = journal
+        self.totals = totals
         self.commit_timeout_ms = commit_timeout_ms
         self.num_partitions = journal.meta.num_partitions
         self.now = environment.now
@@ -104,10 +108,11 @@ class Node:
             environment,
             reserve_bytes=reserve_bytes,
             segment_bytes=segment_bytes,
+            max_log_bytes=max_log_bytes,
         )
         self.flusher = Flusher(journal, environment, self._advance, self._look_at_backlog)
         self.appended = self.flusher.want  # For the shards, bound once.
-        topics = Registry()
+        topics = Registry(totals)
         self.registry = ShardRunner(NODE_PARTITION, RegistryShard(topics), TOPIC_CODEC, self)
         new_uuid = environment.new_uuid
         self.shards = [
@@ -166,9 +171,8 @@ class Node:
         )
         environment.metrics.update(
             uptime_ms=lambda: self.now().mono_ms - self._started_ms,
-            groups=lambda: sum(len(shard.core.groups) for shard in self.shards),
-            offsets=lambda: sum(shard.core.offset_count() for shard in self.shards),
-            topics=lambda: len(topics.topics),
+            **{name: partial(getattr, totals, name) for name in Totals.RESOURCES},
+            **{f"{name}_limit": partial(self._limit, name) for name in Totals.RESOURCES},
             answers_waiting_for_disk=lambda: sum(len(shard.gate) for shard in self.shards),
             partitions_active=lambda: self._count(Status.ACTIVE),
             partitions_loading=lambda: self._count(Status.LOADING),
@@ -249,6 +253,9 @@ class Node:
             return Load(0, 0, 0, len(self._runner_of), served, age_ms)
         sizes = (progress.done_bytes, progress.total_bytes, progress.entries)
         return Load(*sizes, len(self._runner_of), served, now_ms - progress.started_ms)
+
+    def _limit(self, resource: str) -> int:
+        return self.totals.limits[resource]
 
     def _count(self, status: Status) -> int:
         return sum(shard.status is status for shard in self.shards)
@@ -389,9 +396,10 @@ class Node:
             self.journal.check_ours()  # Whoever only asks is told nothing stale for long.
             self.check_storage()
 
-    def keep_free(self, reserve_bytes: int) -> None:
-        """Refuse new data below another reserve than so far; see `StorageWatch`."""
+    def keep_free(self, reserve_bytes: int, max_log_bytes: int) -> None:
+        """Refuse new data by other bounds than so far; see `StorageWatch`."""
         self._storage.reserve_bytes = reserve_bytes
+        self._storage.max_log_bytes = max_log_bytes
         self._compactor.spare_bytes = self._segment_bytes if reserve_bytes else 0
         if self.started:
             self.check_storage()

@@ -27,6 +27,7 @@ import trio
 from coordinator.config import Address, ConfigError, Settings
 from coordinator.group.core import GroupConfig
 from coordinator.group.records import RecordError, UnknownRecord
+from coordinator.group.totals import Totals
 from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, LogError
 from coordinator.log.format import SECRET_BYTES
@@ -117,7 +118,14 @@ def make_node(
             delete_retention_ms=settings.log_cleaner_delete_retention_ms,
         ),
         reload_min_interval_ms=settings.partition_reload_min_interval_ms,
+        totals=Totals(limits_of(settings)),
+        max_log_bytes=settings.max_log_bytes,
     )
+
+
+def limits_of(settings: Settings) -> dict[str, int]:
+    """Return how much of each resource a node may have in all."""
+    return {name: getattr(settings, f"max_{name}") for name in Totals.RESOURCES}
 
 
 def group_config(settings: Settings) -> GroupConfig:
@@ -258,11 +266,6 @@ async def _serve_log(
     native = len(settings.listener_addresses())
     doors = list[Listener](listeners)
 
-    def apply() -> None:
-        node.keep_free(settings.storage_reserve_bytes)
-        node.reloader.min_interval_ms = settings.partition_reload_min_interval_ms
-        server.sessions.max_connections = max_connections(settings)
-
     def reload() -> None:
         manager.reloading()
         read_again()
@@ -271,7 +274,8 @@ async def _serve_log(
         if node.started:
             manager.ready()
 
-    read_again = Reload(settings, console.read_settings, console.output, apply)
+    applied = partial(_apply, settings, node, server)
+    read_again = Reload(settings, console.read_settings, console.output, applied)
     clean = False
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
@@ -303,6 +307,14 @@ async def _serve_log(
             journal.close(clean=clean)
     log.info("stopped", clean=clean)
     return 0
+
+
+def _apply(settings: Settings, node: Node, server: Server) -> None:
+    """Tell those who keep a copy of *settings* that may change."""
+    node.keep_free(settings.storage_reserve_bytes, settings.max_log_bytes)
+    node.totals.limits = limits_of(settings)
+    node.reloader.min_interval_ms = settings.partition_reload_min_interval_ms
+    server.sessions.max_connections = max_connections(settings)
 
 
 def _start_tls(

@@ -111,13 +111,28 @@ def test_a_topic_has_one_to_100_000_partitions(count: int, error: int) -> None:
     assert TopicsContext().register({"t": count}) == [error]
 
 
-def test_there_is_a_limit_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is there already may still grow."""
-    monkeypatch.setattr("coordinator.group.registry_shard.TOPICS_MAX", 2)
+def test_there_is_a_limit_of_topics_their_partitions_and_the_names_of_hosts() -> None:
+    """And what is there already may still grow, shrink and go."""
     context = TopicsContext()
+    totals = context.topics.registry.totals
+    totals.limits = {"topics": 2, "topic_partitions": 10, "topic_host_bytes": 5}
 
     assert context.register({"a": 1, "b": 1, "c": 1, "d": 0}) == [0, 0, 1005, 42]
-    assert context.register({"a": 2}) == [0]
+    assert context.register({"a": 10}) == [1005]
+    assert context.register({"a": 9}) == [0]
+    assert context.register({"a": 9}, {0: ("1234", "56")}) == [1005]
+    assert context.register({"a": 9}, {0: ("1234", "5")}) == [0]
+    assert context.register({"b": 1}, {0: ("1",)}) == [1005]
+    assert context.register({"a": 9}, {0: ("1",)}) == [0]
+    assert (totals.topics, totals.topic_partitions, totals.topic_host_bytes) == (2, 10, 1)
+
+    (found,) = context.registered({"c": 1}).topics
+    assert found.message == "there are 2 already, max.topics is 2"
+
+    context.delete_topics("a", "b")
+    context.advance(0)
+    assert (totals.topics, totals.topic_partitions, totals.topic_host_bytes) == (0, 0, 0)
+    assert context.register({"c": 10}) == [0]
 
 
 def test_hosts_are_kept_replaced_and_removed_by_request_only() -> None:

@@ -147,6 +147,13 @@ def test_only_what_is_looked_at_each_time_is_live() -> None:
         "log.file",
         "log.format",
         "log.level",
+        "max.groups",
+        "max.log.bytes",
+        "max.members",
+        "max.offsets",
+        "max.topic.host.bytes",
+        "max.topic.partitions",
+        "max.topics",
         "max.connections",
         "metrics.max.series",
         "partition.reload.min.interval.ms",
@@ -157,9 +164,9 @@ def test_only_what_is_looked_at_each_time_is_live() -> None:
 async def test_another_reserve_holds_at_once() -> None:
     """Who is out of room for new offsets may lower it, and is served again."""
     async with world() as here:
-        here.node.keep_free(2**60)
+        here.node.keep_free(2**60, 2**60)
         full = list(here.event_names())
-        here.node.keep_free(0)
+        here.node.keep_free(0, 2**60)
 
     assert full[-1] == "storage.full"
     assert here.event_names()[-1] == "storage.has_room"

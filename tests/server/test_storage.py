@@ -331,6 +331,34 @@ async def test_nobody_reads_what_a_failed_log_did_not_take(autojump_clock: MockC
         w.nursery.cancel_scope.cancel()
 
 
+async def test_a_log_that_reached_its_limit_takes_no_new_data(autojump_clock: MockClock) -> None:
+    """As a full disk; whoever raises the limit is served at once."""
+    async with world("max.log.bytes=300") as w:
+        client = w.connect()
+        errors = []
+        for _ in range(10):
+            errors.append(await client.error(commit(5, group_id="x")))
+            await trio.sleep(0.5)
+        assert errors == sorted(errors)
+        assert 300 <= w.journal.size_bytes < 500
+        assert await client.error(commit(5, group_id="x")) == ErrorCode.STORAGE_FULL
+        assert "max.log.bytes" in w.node.health.problems["storage"]
+        assert w.metrics["log_bytes_limit"]() == 300
+        w.node.keep_free(0, 10_000)
+        assert await client.ask(commit(5, group_id="x")) == DONE
+
+
+async def test_a_node_tells_what_it_has_and_may_have(autojump_clock: MockClock) -> None:
+    """An alert comes before the refusal."""
+    async with world("max.offsets=3") as w:
+        client = w.connect()
+        assert await client.ask(commit(5, group_id="x")) == DONE
+        await client.member_id("y")
+        told = {name: w.metrics[name]() for name in ("groups", "members", "offsets")}
+        assert told == {"groups": 2, "members": 1, "offsets": 1}
+        assert (w.metrics["offsets_limit"](), w.metrics["groups_limit"]()) == (3, 1_000_000)
+
+
 @pytest.mark.parametrize("lacks", ["speed", "room"])
 async def test_assignments_cannot_fill_the_disk_or_the_memory(
     lacks: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
