@@ -242,8 +242,9 @@ class RequestCodec:
         size = len(body)
         if size > ITEMS_MAX:  # Else it can't hold so many values.
             _check_sound(body)
+        decode = self._decode
         try:
-            request = self._decode(body)
+            request = decode(body)
         except Exception as exc:  # Not all are msgspec's own: UnicodeDecodeError.
             _check_sound(body)
             raise Invalid(str(exc)) from exc

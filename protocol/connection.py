@@ -5,8 +5,8 @@ big-endian. Answers may come in any order; correlation ids join them with their 
 """
 
 import struct
-from collections.abc import Callable, Sized
-from typing import Final, Generic, TypeVar, final
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar, final
 
 from msgspec import Struct
 
@@ -42,10 +42,6 @@ REQUEST_START: Final = struct.Struct(">I4si")
 
 T = TypeVar("T")
 
-# Given size and the bytes from the size on: None = more bytes are needed to judge,
-# else whether such a frame is allowed.
-FrameRule = Callable[[int, bytes, int], bool | None]
-
 
 class FrameTooLarge(RemoteProtocolError):
     """The announced size is over the limit or below the header: close without answering."""
@@ -60,36 +56,38 @@ class FrameReader(Generic[T]):
         unfinished: The beginning of a frame of which the rest has not come.
     """
 
-    def __init__(
-        self, header: struct.Struct, usual_max: int, allowed: FrameRule, read: Callable[..., T]
-    ) -> None:
-        """Read frames that begin with *header*.
-
-        *allowed* judges those larger than *usual_max*; *read* makes something of header and body.
-        """
-        self._read = read
-        self._unpack_from = header.unpack_from
+    def __init__(self, header: struct.Struct, usual_max: int) -> None:
+        """Read frames that begin with *header*; those larger than *usual_max* are judged."""
+        self._header = header
         self._header_bytes = header.size
         self._smallest = header.size - SIZE.size
         self._usual_sizes = range(self._smallest, usual_max + 1)
-        self._allowed = allowed
         self.unfinished = bytearray()
         self._needed_bytes = 0  # The frame in the buffer is allowed, and takes so many.
 
+    def _allowed(self, size: int, data: bytes, at: int) -> bool | None:
+        """Say whether a frame of *size* at *at* is allowed, None if more is needed to judge."""
+        raise NotImplementedError
+
+    def _read(self, header: tuple[Any, ...], body: bytes) -> T:
+        """Return what header and body say."""
+        raise NotImplementedError
+
     @property
-    def wanted_bytes(self) -> int:
+    def announced_bytes(self) -> int:
         """The size that the unfinished frame announced, 0 when it is not known."""
         if len(self.unfinished) < SIZE.size:
             return 0
         size: int = SIZE.unpack_from(self.unfinished)[0]
         return size
 
-    def feed(self, data: bytes) -> list[T]:
+    def receive(self, data: bytes) -> list[T]:
         """Return what the frames say that *data* completes, in the order in which they were sent.
 
         Raises:
             FrameTooLarge: A frame is too large or too small. Frames before it are lost with
                 it, as the connection is.
+            RemoteProtocolError: A client reads what is no answer; close the connection.
         """
         if self.unfinished:
             self.unfinished += data
@@ -100,7 +98,7 @@ class FrameReader(Generic[T]):
         frames = []
         at, available = 0, len(data)
         while (body := at + self._header_bytes) <= available:
-            header = self._unpack_from(data, at)
+            header = self._header.unpack_from(data, at)
             size = header[0]
             if size not in self._usual_sizes:
                 self._judge(size, data, at)
@@ -196,13 +194,8 @@ class BadRequest(Struct, frozen=True, gc=False):
     reason: str
 
 
-class ServerConnection(Generic[T]):
-    """The server's end.
-
-    Attributes:
-        receive: Returns the requests that some bytes complete, and raises, as `FrameReader.feed`.
-        unfinished: The beginning of a frame of which the rest has not come.
-    """
+class ServerConnection(FrameReader[T | BadRequest]):
+    """The server's end: receives requests."""
 
     def __init__(
         self,
@@ -212,17 +205,10 @@ class ServerConnection(Generic[T]):
         max_sync_request_bytes: int = SYNC_REQUEST_BYTES_MAX,
     ) -> None:
         """Make it; *make* is `RequestEvent`, or what has the same fields and more."""
+        super().__init__(REQUEST_START, max_request_bytes)
         self._make = make
         self._max_request_bytes = max_request_bytes
         self._max_sync_request_bytes = max_sync_request_bytes
-        self._frames = FrameReader(REQUEST_START, max_request_bytes, self._allowed, self._read)
-        self.receive = self._frames.feed
-        self.unfinished: Sized = self._frames.unfinished
-
-    @property
-    def announced_bytes(self) -> int:
-        """The size of the unfinished frame as announced."""
-        return self._frames.wanted_bytes
 
     def _allowed(self, size: int, data: bytes, at: int) -> bool | None:
         if size <= self._max_request_bytes:
@@ -233,7 +219,7 @@ class ServerConnection(Generic[T]):
             return None
         return int.from_bytes(data[at + 4 : at + 6], "big", signed=True) == ApiKey.SYNC_GROUP
 
-    def _read(self, header: tuple[int, bytes, int], body: bytes) -> T | BadRequest:
+    def _read(self, header: tuple[Any, ...], body: bytes) -> T | BadRequest:
         size, start, correlation_id = header
         dialect: Dialect | None = _DIALECT_OF[start]
         if dialect is None:
@@ -243,8 +229,9 @@ class ServerConnection(Generic[T]):
                 reason = f"api {api_key} version {version} is not known"
                 return BadRequest(correlation_id, ErrorCode.UNSUPPORTED_VERSION, False, reason)
             dialect = DIALECTS[api_key, 0]
+        make, decode = self._make, dialect.decode
         try:
-            return self._make(dialect.decode(body), dialect, correlation_id, size)
+            return make(decode(body), dialect, correlation_id, size)
         except (Invalid, Unreadable) as exc:
             close = isinstance(exc, Unreadable)
             return BadRequest(correlation_id, ErrorCode.INVALID_REQUEST, close, str(exc))
@@ -257,7 +244,8 @@ def encode_response(
     leader_epoch: int = NO_LEADER_EPOCH,
 ) -> bytes:
     """Return the frame that answers a request."""
-    body = dialect.encode(response)
+    encode = dialect.encode
+    body = encode(response)
     size = RESPONSE_HEADER_BYTES + len(body)
     return _pack_response_header(size, correlation_id, 0, leader_epoch) + body
 
@@ -282,12 +270,12 @@ class ResponseEvent(Struct, frozen=True, gc=False):
     throttle_time_ms: int
 
 
-class ClientConnection:
-    """The client's end."""
+class ClientConnection(FrameReader[ResponseEvent]):
+    """The client's end: receives answers."""
 
     def __init__(self, *, max_response_bytes: int = RESPONSE_BYTES_MAX) -> None:
+        super().__init__(RESPONSE_HEADER, max_response_bytes)
         self._max_response_bytes = max_response_bytes
-        self._frames = FrameReader(RESPONSE_HEADER, max_response_bytes, self._allowed, self._event)
         self._in_flight: dict[int, tuple[Request, int]] = {}
         self._next_correlation_id = 0
 
@@ -318,18 +306,10 @@ class ClientConnection:
         self._in_flight[correlation_id] = (request, version)
         return correlation_id, REQUEST_HEADER.pack(size, key, version, correlation_id) + body
 
-    def receive(self, data: bytes) -> list[ResponseEvent]:
-        """Return the answers that *data* completes.
-
-        Raises:
-            RemoteProtocolError: The server broke the protocol; close the connection.
-        """
-        return self._frames.feed(data)
-
     def _allowed(self, size: int, _data: bytes, _at: int) -> bool:
         return size <= self._max_response_bytes
 
-    def _event(self, header: tuple[int, ...], body: bytes) -> ResponseEvent:
+    def _read(self, header: tuple[Any, ...], body: bytes) -> ResponseEvent:
         _, correlation_id, throttle_ms, leader_epoch = header
         if correlation_id not in self._in_flight:
             raise RemoteProtocolError(f"an answer with the unknown correlation id {correlation_id}")

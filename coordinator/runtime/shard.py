@@ -196,18 +196,11 @@ class ShardRunner(Generic[C]):
         self.gate = ReplyGate(self._released)
         self._services = services
         self._leader_epoch = services.journal.leader_epoch
-        # Bound once: a look at each of them is on the path of every commit, or of a load's batches.
-        self._read_item = codec.read_item
-        self._replay = core.replay
-        self._decide = core.handle
+        self._journal = services.journal
         self._pack = codec.pack
-        self._append = services.journal.append_packed
+        self._read_item = codec.read_item
         self._want_flush = services.appended
         self._commit_timeout_ms = services.commit_timeout_ms
-        self._park_last = self.gate.park_last
-        self._note_kept = core.kept
-        self._note_released = core.released
-        self._end_offset = core.end_offset
         self._now = Now(0, 0)  # Of the step that is being done, for replies that leave in it.
         self._unloads = 0
 
@@ -227,7 +220,7 @@ class ShardRunner(Generic[C]):
             self._refuse(token)
             return
         try:
-            outcome = self._decide(request, token, caller, now)
+            outcome = self.core.handle(request, token, caller, now)
         except Exception:
             self._keep_half_done(now)
             raise
@@ -313,8 +306,9 @@ class ShardRunner(Generic[C]):
 
     def replay(self, batch: Batch) -> None:
         """Load one batch, or a part. Raises RecordError on an entry that this code can't know."""
+        replay, read_item = self.core.replay, self._read_item
         for item in batch.items:
-            self._replay(self._read_item(item))
+            replay(read_item(item))
 
     def finish_load(self, now: Callable[[], Now]) -> Iterator[None]:
         """Everything is replayed: start to serve, and yield after every slice of that."""
@@ -347,15 +341,20 @@ class ShardRunner(Generic[C]):
         self._now = now
         until = None
         if outcome.records:
-            num_offsets, packed = self._pack(outcome.records)
+            # Locals: Python 3.11 is slow to call at once what is an attribute and no method.
+            pack, kept, want_flush = self._pack, self.core.kept, self._want_flush
+            num_offsets, packed = pack(outcome.records)
             try:
-                until = self._append(self.partition, num_offsets, packed, now.wall_ms)
+                until = self._journal.append_packed(
+                    self.partition, num_offsets, packed, now.wall_ms
+                )
             except LogFailed:
                 # Memory is ahead of a log that takes nothing more: nobody may look until the end.
                 self.status = Status.CLOSED
                 raise
-            self._note_kept(outcome.group_id, until)
-            self._want_flush()
+            kept(outcome.group_id, until)
+            want_flush()
+        park_last = self.gate.park_last
         token: Any  # The core keeps it unread.
         for token, response, error, gated, member in outcome.replies:
             answer = token.prepare(response, self._leader_epoch, error)
@@ -364,9 +363,9 @@ class ShardRunner(Generic[C]):
                 continue
             deadline_ms = now.mono_ms + self._commit_timeout_ms
             if until is not None:
-                self._park_last((until, deadline_ms, token, answer, member))
+                park_last((until, deadline_ms, token, answer, member))
             else:
-                until_kept = self._end_offset(outcome.group_id)
+                until_kept = self.core.end_offset(outcome.group_id)
                 self.gate.park(until_kept, deadline_ms, token, answer, member)
         for event in outcome.events:
             self._services.emit(event)
@@ -401,7 +400,7 @@ class ShardRunner(Generic[C]):
 
     def _released(self, member: Any) -> None:
         # It may be armed again by this, for longer than the timekeeper ever sleeps.
-        self._note_released(member, self._now)
+        self.core.released(member, self._now)
 
     def _fail_late(self, given_up: Iterable[tuple[Token, Any]], now: Now) -> None:
         for token, member in given_up:

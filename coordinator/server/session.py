@@ -183,8 +183,7 @@ class Session:
         self.caller = Caller(DEFAULT_CLIENT_ID, transport.peer)
         self.is_closed = False
         # Names of its own for what every request looks at.
-        self._dispatch = sessions.dispatcher.dispatch
-        self._receive = transport.receive_now
+        self._dispatcher = sessions.dispatcher
         self._queue = sessions.queue
         self._telemetry = sessions.telemetry
         self.answered = sessions.answered
@@ -197,7 +196,6 @@ class Session:
             max_request_bytes=settings.socket_request_max_bytes,
             max_sync_request_bytes=settings.sync_request_max_bytes,
         )
-        self._cut = self._connection.receive
         self._untaken: list[SessionCall | BadRequest] = []
         self._parked: dict[SessionCall, None] = {}
         self.in_flight: dict[SessionCall, None] = {}
@@ -220,7 +218,7 @@ class Session:
             self.transport.want(reading=False, writing=self.is_blocked)
             return
         try:
-            data = self._receive()
+            data = self.transport.receive_now()
         except NETWORK_ERRORS:
             self.close()
             return
@@ -229,7 +227,7 @@ class Session:
             now = self._sessions.round_now()
             self._arrival = self._sessions.arrival
             try:
-                self._take_turn(self._cut(data), now)
+                self._take_turn(self._connection.receive(data), now)
             except FrameTooLarge as exc:
                 count(self._telemetry.refused, "too_large")
                 self._close_because(End(MALFORMED, str(exc)))
@@ -347,7 +345,7 @@ class Session:
         if type(call.request) in _UNUSUAL and not self._take_unusual(call, call.request):
             return
         try:
-            self._dispatch(call, self.caller, now)
+            self._dispatcher.dispatch(call, self.caller, now)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
             self.fail(call, exc)
         if call.is_open and not call.parks:
