@@ -461,3 +461,26 @@ async def test_a_topic_that_was_deleted_meanwhile_is_purged_by_a_partition_that_
 
         assert "t" not in w.node.registry.core.registry.topics
         assert await offset_of(client, groups[2]) == -1
+
+
+async def test_reloads_that_are_pipelined_into_a_reset_leave_nothing_counted(
+    autojump_clock: MockClock,
+) -> None:
+    """A connection once ended within its own turn, and went on with requests it no longer had."""
+    async with world("partition.reload.min.interval.ms=0") as w:
+        for cut_after in range(12):
+            client = w.connect()
+            await client.ask(commit(cut_after))
+            requests = [commit(1), m.ReloadPartitionRequest(cut_after % 4), commit(2)] * 40
+            client.transport.put(b"".join(client.frame(request)[1] for request in requests))
+            for _ in range(cut_after):
+                await trio.lowlevel.checkpoint()
+            client.transport.reset()
+            await trio.sleep(1)
+
+        assert client.transport.closed
+        assert w.metrics["requests_waiting_bytes"]() == w.metrics["requests_parked"]() == 0
+        assert w.metrics["connections"]() == 0
+        assert await w.connect().error(commit(7)) == 0
+        assert w.environment.telemetry.refused.get("failed", 0) == 0
+        assert w.environment.telemetry.connections_closed.get("failed", 0) == 0
