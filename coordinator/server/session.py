@@ -12,6 +12,13 @@ A session that holds too much (requests in flight, unsent answers, or all sessio
 `RequestQueue`) is *paused*: it reads no more until answers have left. The socket is still watched,
 because most clients wait for their answers anyway, and only if it gets readable all the same
 the poller is told to leave it alone. What one read brought beyond the limits waits in `_untaken`.
+
+A turn ends after `_TURN_REQUESTS` or `_TURN_S`, whatever comes first, and the rest waits for
+another one. Who has used up a turn is *slow* from then on: it is not read when the poller finds
+it readable, but later, among the callbacks that `Poller.call_soon` keeps. So everybody whose
+requests cost little is served first in each round, and however many connections ask for much, all
+of them together get one slice of a round. A request that is long in bytes waits for such a turn,
+too: to read it has taken long already.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,8 +60,11 @@ log: Final = structlog.get_logger()
 DEFAULT_CLIENT_ID: Final = "client"
 SHED_MESSAGE: Final = "too many requests wait for other members (max.parked.requests); come back"
 NEVER_MS: Final = 2**63
-# After so many requests of one read, others get their turn.
+# After so many requests of one read, or so much time, others get their turn.
 _TURN_REQUESTS: Final = 64
+_TURN_S: Final = 0.002
+# To read so much takes a millisecond at most.
+_LONG_REQUEST_BYTES: Final = 16 * 1024
 # They wait for other members, not for us, and a limit of their own bounds them.
 _PARKING: Final = frozenset({JoinGroupRequest, SyncGroupRequest})
 _UNUSUAL: Final = _PARKING | {ApiVersionsRequest}
@@ -179,6 +189,7 @@ class Session:
         self._sessions = sessions
         self._poller = sessions.poller
         self._now = sessions.now
+        self._clock_s = sessions.clock_s
         self.transport = transport
         self.caller = Caller(DEFAULT_CLIENT_ID, transport.peer)
         self.is_closed = False
@@ -205,7 +216,8 @@ class Session:
         self._turn_bytes = 0  # What was unsent when this session's own turn was over.
         self.will_flush = False  # It is listed as one with something to send.
         self.is_paused = False
-        self._will_go_on = False  # The poller calls for what is untaken.
+        self._will_go_on = False  # The poller calls for what is untaken, or unread.
+        self._is_slow = False  # Its latest turn took as long as one may.
         self._is_closing = False  # Answer what is unsent, then close.
         self._closes_as = MALFORMED
         self.deadlines = Deadlines(settings, now_ms)
@@ -213,10 +225,17 @@ class Session:
     # --- reading ------------------------------------------------------------------------
 
     def readable(self) -> None:
-        """Read once, and take what that completes."""
+        """Read once, and take what that completes, unless others come first."""
         if self.is_paused:
             self.transport.want(reading=False, writing=self.is_blocked)
-            return
+        elif self._is_slow:
+            self._go_on_soon()
+        else:
+            self._read()
+
+    def _read(self) -> None:
+        self._is_slow = False
+        began_s = self._clock_s()
         try:
             data = self.transport.receive_now()
         except NETWORK_ERRORS:
@@ -227,7 +246,7 @@ class Session:
             now = self._sessions.round_now()
             self._arrival = self._sessions.arrival
             try:
-                self._take_turn(self._connection.receive(data), now)
+                self._take_turn(self._connection.receive(data), now, began_s)
             except FrameTooLarge as exc:
                 count(self._telemetry.refused, "too_large")
                 self._close_because(End(MALFORMED, str(exc)))
@@ -246,12 +265,18 @@ class Session:
         self.close()
 
     def _go_on(self) -> None:
-        """Take more of what an earlier read has brought."""
+        """Take more of what an earlier read has brought, or read."""
         self._will_go_on = False
-        if self.is_closed or self._must_pause():
+        if self.is_closed:
+            return
+        if not self.is_paused:
+            self._read()
+            return
+        if self._must_pause():
             return
         try:
-            self._take_turn(self._untaken, self._sessions.round_now())
+            now = self._sessions.round_now()
+            self._take_turn(self._untaken, now, self._clock_s(), is_own=True)
         except Exception as exc:  # noqa: BLE001 - as above
             self._fail(exc)
 
@@ -259,11 +284,19 @@ class Session:
         log.error("session.failed", peer=self.transport.peer, exc_info=exc)
         self.close(FAILED)
 
-    def _take_turn(self, calls: list[SessionCall | BadRequest], now: Now) -> None:
+    def _take_turn(
+        self,
+        calls: list[SessionCall | BadRequest],
+        now: Now,
+        began_s: float,
+        *,
+        is_own: bool = False,
+    ) -> None:
         """Take what was pipelined into one read, and decide whether to read on.
 
         One read holds thousands of small requests, and each may ask for a large answer: no more
-        are taken at a time than the limits allow.
+        are taken at a time than the limits allow. The turn began at *began_s*; *is_own*: it began
+        with this.
         """
         if self.deadlines.is_reading_frame and calls:
             # An unfinished frame behind whole ones is a new one.
@@ -272,10 +305,13 @@ class Session:
             self._reserved_bytes = 0
         taken, must_pause = 0, not calls and self._must_pause()
         for call in calls:
+            if type(call) is SessionCall and call.size_bytes > _LONG_REQUEST_BYTES and not is_own:
+                break
             self._take(call, now)
             taken += 1
             must_pause = self._must_pause()
-            if must_pause or taken == _TURN_REQUESTS:
+            self._is_slow = self._clock_s() - began_s >= _TURN_S
+            if must_pause or self._is_slow or taken == _TURN_REQUESTS:
                 break
         self._untaken = calls[taken:]
         self._turn_bytes = len(self.unsent)
@@ -621,7 +657,7 @@ class Sessions:
         )
         self.with_answers: list[Session] = []
         self.telemetry = environment.telemetry
-        self._clock_s = environment.clock_s
+        self.clock_s = environment.clock_s
         self.arrival = Arrival(0)
         self.answered: list[Arrival] = []
         self._flusher = flusher
@@ -672,7 +708,7 @@ class Sessions:
         now = self._round_now
         if now is None:
             now = self._round_now = self.now()
-            self.arrival = Arrival(self._clock_s())
+            self.arrival = Arrival(self.clock_s())
         return now
 
     def end_round(self) -> None:
@@ -695,7 +731,7 @@ class Sessions:
             self._count_answers()
 
     def _count_answers(self) -> None:
-        now_s = self._clock_s()
+        now_s = self.clock_s()
         for arrival in self.answered:
             self.telemetry.round_answered(now_s - arrival.at_s, arrival.answers)
             arrival.answers = {}

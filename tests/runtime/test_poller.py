@@ -92,6 +92,36 @@ async def test_who_is_ready_is_called_as_long_as_that_lasts() -> None:
             assert [] == silent.masks
 
 
+async def test_who_is_ready_is_called_before_those_that_were_put_off(
+    autojump_clock: MockClock,
+) -> None:
+    """Ten of them take a turn each: who asks for little must not wait for all of these."""
+    async with running() as poller:
+        order: list[str] = []
+
+        def long() -> None:
+            order.append("long")
+            autojump_clock.jump(2 * SLICE_S)
+
+        def answer() -> None:
+            order.append("ready")
+            bell.silence()
+
+        def ring() -> None:
+            bell.ring()
+            long()
+
+        with bells(poller, answer) as (bell,):
+            await wait_all_tasks_blocked()
+            poller.call_soon(ring)
+            for _ in range(10):
+                poller.call_soon(long)
+            await wait_all_tasks_blocked()
+
+            assert ["long", "ready", "long"] == order[:3]
+            assert 12 == len(order)
+
+
 async def test_nothing_is_called_for_what_was_told_to_be_left_alone() -> None:
     """A paused session must cost nothing, however much its peer sends."""
     async with running() as poller:
