@@ -116,6 +116,11 @@ class Settings:
         6_000, "Shortest session a member may ask for.", low=1
     )
     group_max_session_timeout_ms: int = _setting(1_800_000, "Longest session, likewise.", low=1)
+    group_max_rebalance_timeout_ms: int = _setting(
+        3_600_000,
+        "Longest time that a group waits for a member, whatever rebalance timeout it asks for.",
+        low=1,
+    )
     group_initial_rebalance_delay_ms: int = _setting(
         3_000, "How long the first join phase of an empty group waits for more members."
     )
@@ -193,6 +198,12 @@ class Settings:
     max_connections: int = _setting(
         10_000, "Open connections; more are closed at once.", low=1, live=True
     )
+    max_connections_per_ip: int = _setting(
+        5_000,
+        "Open connections of one address, and three quarters of all at most; likewise.",
+        low=1,
+        live=True,
+    )
     # Both must leave room in a batch of the log (32 MiB): a commit's repeats group and topic for
     # each entry, and a group's record holds all assignments besides its members.
     socket_request_max_bytes: int = _setting(
@@ -212,9 +223,18 @@ class Settings:
         "JoinGroups and SyncGroups that wait for other members; a further JoinGroup is refused.",
         low=1,
     )
+    queued_max_parked_bytes: int = _setting(
+        64 * _MIB, "The size of these JoinGroups, likewise.", low=1024, high=2**62
+    )
     queued_max_request_bytes: int = _setting(
         64 * _MIB,
         "Requests that are not answered or half read, of all connections, before no more is read.",
+        low=1024,
+        high=2**62,
+    )
+    queued_max_response_bytes: int = _setting(
+        256 * _MIB,
+        "Answers that were not taken, of all connections; beyond it who holds the most is closed.",
         low=1024,
         high=2**62,
     )
@@ -228,10 +248,10 @@ class Settings:
         10_000, "A new connection must ask something in this.", low=1
     )
     request_read_timeout_ms: int = _setting(
-        10_000, "A begun frame must be whole in this, plus a second per 64 KiB.", low=1
+        10_000, "A begun frame must be whole in this, or come at 64 KiB a second.", low=1
     )
     send_timeout_ms: int = _setting(
-        10_000, "A peer that takes no byte for this long is closed.", low=1
+        10_000, "Answers must be taken in this, or at 64 KiB a second.", low=1
     )
     shutdown_timeout_ms: int = _setting(10_000, "Longest drain after SIGTERM.")
     http_listeners: str = _setting(

@@ -72,6 +72,8 @@ class GroupConfig:
     # Room that a joiner must leave for the assignments in the group's record: the largest
     # SyncGroup request.
     max_assignments_bytes: int = 8 * MIB
+    # However long its members ask it to wait for them.
+    group_max_rebalance_timeout_ms: int = 3_600_000
     # How long a new member's first JoinGroup may stay parked; Kafka fixes it at 5 minutes.
     new_member_join_timeout_ms: int = 300_000
 
@@ -252,6 +254,10 @@ class Core:
         answer = HEAD_BYTES + group.answer_bytes + answer_bytes
         record = HEAD_BYTES + group.record_bytes + record_bytes + config.max_assignments_bytes
         return answer <= config.max_response_bytes and record <= config.max_batch_bytes
+
+    def rebalance_timeout_ms(self, asked_ms: int) -> int:
+        """Return how long a member that asked for so much is waited for."""
+        return min(asked_ms, self.config.group_max_rebalance_timeout_ms)
 
     def heard(self, member: Member, now_ms: int) -> None:
         """Note that *member* is alive; while a request of it is parked its session waits."""

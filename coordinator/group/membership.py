@@ -258,7 +258,7 @@ def _rejoin(
         maybe_start_rebalance(d, group, Trigger.MEMBER_LOST, "group full", member, detail)
         return
     member.session_timeout_ms = request.session_timeout_ms
-    member.rebalance_timeout_ms = request.rebalance_timeout_ms
+    member.rebalance_timeout_ms = d.core.rebalance_timeout_ms(request.rebalance_timeout_ms)
     d.park_join(group, member, token)
     cause = "leader rejoined" if is_unchanged else "member changed its protocols"
     detail = with_reason(cause, request.reason)
@@ -310,7 +310,7 @@ def _new_member(
         Timer(TimerKind.SESSION, group.group_id, member_id),
         client_id=caller.client_id,
         client_host=caller.client_host,
-        rebalance_timeout_ms=request.rebalance_timeout_ms,
+        rebalance_timeout_ms=d.core.rebalance_timeout_ms(request.rebalance_timeout_ms),
         protocols=request.protocols,
         heard_ms=d.now.mono_ms,
         group_instance_id=request.group_instance_id,

@@ -324,7 +324,7 @@ def load(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
             group.topics_version = stable.topics_version
             for metadata in stable.members:
                 now_ms = now().mono_ms
-                member = _load_member(group, metadata, now_ms)
+                member = _load_member(core, group, metadata, now_ms)
                 group.add(member)
                 core.totals.members += 1
                 core.restart_session(member, now_ms)
@@ -362,7 +362,7 @@ def _start_group(core: Core, group: Group, stable: GroupMetadata, now: Now) -> O
     return d.outcome
 
 
-def _load_member(group: Group, metadata: MemberMetadata, now_ms: int) -> Member:
+def _load_member(core: Core, group: Group, metadata: MemberMetadata, now_ms: int) -> Member:
     rebalance_timeout_ms = metadata.rebalance_timeout_ms
     member = Member(
         metadata.member_id,
@@ -374,7 +374,7 @@ def _load_member(group: Group, metadata: MemberMetadata, now_ms: int) -> Member:
         # -1 is Kafka's "as the session".
         rebalance_timeout_ms=metadata.session_timeout_ms
         if rebalance_timeout_ms < 0
-        else rebalance_timeout_ms,
+        else core.rebalance_timeout_ms(rebalance_timeout_ms),
         protocols=(JoinProtocol(group.protocol or "", metadata.subscription),),
         heard_ms=now_ms,
         topic_pattern=metadata.topic_pattern,

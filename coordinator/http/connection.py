@@ -326,7 +326,8 @@ class HttpSession:
             self._all_sent()
             return
         if self.unsent_bytes < had_bytes or not self._is_writing:
-            self.deadlines.sending(self._owner.now().mono_ms)
+            # `_answer_ms` has the least rate.
+            self.deadlines.sending(self.unsent_bytes, None, self._owner.now().mono_ms)
         if not self._is_writing:
             self._want(reading=self._is_reading, writing=True)
             self._owner.waits(self)

@@ -44,6 +44,16 @@ Value = float | Histogram
 Values = Value | Mapping[tuple[str, ...], Value]
 T = TypeVar("T")
 
+# What has a limit that is declared, too.
+_QUOTAS: Final = (
+    *Totals.RESOURCES,
+    "log_bytes",
+    "connections",
+    "requests_parked",
+    "requests_parked_bytes",
+    "requests_waiting_bytes",
+    "answers_unsent_bytes",
+)
 # What others declare in `Environment.metrics` -> the family and its unit in theirs.
 _DECLARED: Final = {
     "uptime_ms": ("group_coordinator_uptime_seconds", 1000),
@@ -195,11 +205,9 @@ class Exporter:
                 (VERSION, meta.cluster_id, str(settings.node_id)): 1,
             },
             "group_coordinator_leader_epoch": node.journal.leader_epoch,
-            "group_coordinator_quota_used": {
-                (name,): declared[name]() for name in (*Totals.RESOURCES, "log_bytes")
-            },
+            "group_coordinator_quota_used": {(name,): declared[name]() for name in _QUOTAS},
             "group_coordinator_quota_limit": {
-                (name,): declared[f"{name}_limit"]() for name in (*Totals.RESOURCES, "log_bytes")
+                (name,): declared[f"{name}_limit"]() for name in _QUOTAS
             },
             "group_coordinator_problem": {(check.part,): int(not check.ok) for check in checks},
             "group_coordinator_compactions_total": {

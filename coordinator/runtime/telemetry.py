@@ -35,7 +35,7 @@ CONNECTIONS_CLOSED: Final = (
     "failed",
     "shutdown",
 )
-CONNECTIONS_REFUSED: Final = ("max_connections", "descriptors")
+CONNECTIONS_REFUSED: Final = ("max_connections", "max_connections_per_ip", "descriptors")
 MEMBERS_REMOVED: Final = (
     "left",
     "session expired",

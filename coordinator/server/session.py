@@ -9,7 +9,7 @@ back through the `Call`, then or later, to what is unsent, which leaves in one s
 the round in which it came. An answer that comes outside of a round wakes the poller for one.
 
 A session that holds too much (requests in flight, unsent answers, or all sessions together: see
-`RequestQueue`) is *paused*: it reads no more until answers have left. The socket is still watched,
+`Held`) is *paused*: it reads no more until answers have left. The socket is still watched,
 because most clients wait for their answers anyway, and only if it gets readable all the same
 the poller is told to leave it alone. What one read brought beyond the limits waits in `_untaken`.
 
@@ -22,9 +22,11 @@ too: to read it has taken long already.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import structlog
+from msgspec import structs
 
 from coordinator.config import Settings
 from coordinator.group.core import Caller, Now
@@ -65,10 +67,16 @@ _TURN_REQUESTS: Final = 64
 _TURN_S: Final = 0.002
 # To read so much takes a millisecond at most.
 _LONG_REQUEST_BYTES: Final = 16 * 1024
+# What has been read of a frame, or is still to be answered, counts by the byte; so do answers that
+# are long, before they leave.
+_LONG_ANSWER_BYTES: Final = 64 * 1024
 # They wait for other members, not for us, and a limit of their own bounds them.
 _PARKING: Final = frozenset({JoinGroupRequest, SyncGroupRequest})
 _UNUSUAL: Final = _PARKING | {ApiVersionsRequest}
-_BYTES_PER_READ_SECOND: Final = 64 * 1024
+# So much of a frame must come, and of answers must be taken, in a second.
+_LEAST_RATE_BYTES: Final = 64 * 1024
+# Who waits for room, and is asked in one round whether there is enough.
+_WOKEN_MAX: Final = 64
 # One line per peer and second is enough to find out who sends garbage.
 _LOG_PERIOD_MS: Final = 1_000
 _LOGGED_PEERS_MAX: Final = 1_000
@@ -109,6 +117,9 @@ IDLE: Final = End("idle", "it is idle")
 UNFINISHED: Final = End("unfinished_request", "it stopped in the middle of a request")
 TAKES_NOTHING: Final = End("slow_reader", "it takes no answers")
 _TAKES_TOO_LITTLE: Final = End("slow_reader", "too many answers wait behind a slow read")
+_TAKES_MOST_ROOM: Final = End(
+    "slow_reader", "it holds the most of all unsent answers (queued.max.response.bytes)"
+)
 _NO_DESCRIPTORS: Final = "descriptors"
 # Until a request has its turn, nobody asks for these two.
 _NOT_TAKEN: Final[Any] = None
@@ -140,6 +151,8 @@ class SessionCall(Call, eq=False):
             error = ErrorCode.RESPONSE_TOO_LARGE
             frame = encode_error(self.correlation_id, error, leader_epoch)
         self.kind = error << KEY_BITS | self.dialect.api_key if error else self.dialect.api_key
+        if len(frame) > _LONG_ANSWER_BYTES:
+            self.session.hold_answer(self, len(frame))
         return frame
 
     def attempt(self, decide: Callable[[], None]) -> None:
@@ -184,7 +197,9 @@ class Session:
         deadlines: Until when the peer must have done something.
     """
 
-    def __init__(self, sessions: "Sessions", transport: Transport, now_ms: int) -> None:
+    def __init__(
+        self, sessions: "Sessions", transport: Transport, address: "Held", now_ms: int
+    ) -> None:
         settings = sessions.settings
         self._sessions = sessions
         self._poller = sessions.poller
@@ -195,7 +210,8 @@ class Session:
         self.is_closed = False
         # Names of its own for what every request looks at.
         self._dispatcher = sessions.dispatcher
-        self._queue = sessions.queue
+        self._all = sessions.held
+        self._address = address  # What it and its neighbours hold.
         self._telemetry = sessions.telemetry
         self.answered = sessions.answered
         self._arrival = sessions.arrival  # Of what was read last.
@@ -210,7 +226,9 @@ class Session:
         self._untaken: list[SessionCall | BadRequest] = []
         self._parked: dict[SessionCall, None] = {}
         self.in_flight: dict[SessionCall, None] = {}
-        self._reserved_bytes = 0  # For the frame that is being read.
+        self._begun_bytes = 0  # What has come of a frame that is being read.
+        self._parked_bytes = 0
+        self._unsent_bytes = 0  # What of `unsent` the peer was offered, and didn't take.
         self.unsent = bytearray()
         self.is_blocked = False
         self._turn_bytes = 0  # What was unsent when this session's own turn was over.
@@ -219,6 +237,7 @@ class Session:
         self._will_go_on = False  # The poller calls for what is untaken, or unread.
         self._is_slow = False  # Its latest turn took as long as one may.
         self._is_closing = False  # Answer what is unsent, then close.
+        self._has_ended = False  # The peer sends no more, and may still want its answers.
         self._closes_as = MALFORMED
         self.deadlines = Deadlines(settings, now_ms)
 
@@ -253,8 +272,17 @@ class Session:
             except Exception as exc:  # noqa: BLE001 - one session's bug must not end the others
                 self._fail(exc)
         elif data is not None:
-            self.flush()
-            self.close()
+            self._end_of_stream()
+
+    def _end_of_stream(self) -> None:
+        """The peer sends no more: answer what it has asked, but nothing waits for others."""
+        self._withdraw()
+        self._has_ended = self._is_closing = True
+        self._closes_as = PEER
+        self._pause()
+        self.transport.want(reading=False, writing=self.is_blocked)
+        self.flush()
+        self.resume()
 
     def writable(self) -> None:
         """Send more of the answers that the peer didn't take before."""
@@ -298,11 +326,7 @@ class Session:
         are taken at a time than the limits allow. The turn began at *began_s*; *is_own*: it began
         with this.
         """
-        if self.deadlines.is_reading_frame and calls:
-            # An unfinished frame behind whole ones is a new one.
-            self.deadlines.is_reading_frame = False
-            self._queue.bytes -= self._reserved_bytes
-            self._reserved_bytes = 0
+        self._count_begun(has_ended=bool(calls))
         taken, must_pause = 0, not calls and self._must_pause()
         for call in calls:
             if type(call) is SessionCall and call.size_bytes > _LONG_REQUEST_BYTES and not is_own:
@@ -324,18 +348,33 @@ class Session:
             self._pause()
             self._go_on_soon()
         else:
-            if self._connection.unfinished:
-                self._read_frame(now.mono_ms)
-            else:
-                self.deadlines.between_frames(now.mono_ms)
-            if self.is_paused:
-                self.is_paused = False
-                self.transport.want(reading=True, writing=self.is_blocked)
+            self._read_on(now.mono_ms)
+
+    def _count_begun(self, *, has_ended: bool) -> None:
+        """Count what has come of a frame; *has_ended*: another one than before."""
+        if has_ended:
+            self.deadlines.is_reading_frame = False
+            if self._address.finishing is self:
+                self._address.finishing = None
+        begun_bytes = len(self._connection.unfinished)
+        if begun_bytes != self._begun_bytes:
+            self._hold(begun_bytes - self._begun_bytes)
+            self._begun_bytes = begun_bytes
+
+    def _read_on(self, now_ms: int) -> None:
+        if self._begun_bytes:
+            missing_bytes = SIZE.size + self._connection.announced_bytes - self._begun_bytes
+            self.deadlines.inside_frame(missing_bytes, now_ms)
+        else:
+            self.deadlines.between_frames(now_ms)
+        if self.is_paused:
+            self.is_paused = False
+            self.transport.want(reading=True, writing=self.is_blocked)
 
     def resume(self) -> None:
         """Look again whether to read on, or to end."""
         if self._is_closing:
-            if not self.unsent:
+            if not (self.unsent or (self._has_ended and self.in_flight)):
                 self.close(self._closes_as)
         elif self.is_paused and not self._must_pause():
             self._go_on_soon()
@@ -350,27 +389,42 @@ class Session:
         self.deadlines.not_reading()
 
     def _must_pause(self) -> bool:
+        held, address = self._all, self._address
         return (
             self._is_closing
             or len(self.in_flight) >= self._max_in_flight
             or len(self.unsent) >= self._max_unsent_bytes
-            or (self._queue.bytes >= self._queue.max_bytes and self._is_paused_by_queue())
+            or (
+                (held.bytes >= held.max_bytes or address.bytes >= held.max_bytes // ADDRESS_PART)
+                and self._waits_for_room()
+            )
+            or (self.is_blocked and held.unsent_bytes >= held.max_unsent_bytes // 2)
         )
 
-    def _is_paused_by_queue(self) -> bool:
-        """Say whether to wait for room; whoever has nothing here may still ask something small."""
-        if self._reserved_bytes or not (self.in_flight or self._connection.unfinished):
-            return False
-        self._queue.wait(self)
+    def _waits_for_room(self) -> bool:
+        """Say whether to wait for room; whoever has nothing here may still ask something small.
+
+        One begun frame of each address is read to its end, so that nobody waits for ever.
+        """
+        if not self.in_flight:
+            if not self._begun_bytes:
+                return False
+            if self._address.finishing in {None, self}:
+                self._address.finishing = self
+                return False
+        self._all.wait(self)
         return True
 
-    def _read_frame(self, now_ms: int) -> None:
-        """Have time and room for the rest of a begun frame, so that it is read to its end."""
-        announced_bytes = self._connection.announced_bytes
-        self.deadlines.inside_frame(announced_bytes, now_ms)
-        if not self._reserved_bytes:
-            self._reserved_bytes = announced_bytes
-            self._queue.bytes += announced_bytes
+    def _hold(self, size_bytes: int) -> None:
+        """Count bytes of a request, or of its answer, until it has left."""
+        self._all.bytes += size_bytes
+        self._address.bytes += size_bytes
+
+    def hold_answer(self, call: SessionCall, size_bytes: int) -> None:
+        """Count a long answer of *call* that may have to wait for the disk."""
+        if call.is_held and not call.parks:
+            self._hold(size_bytes)
+        call.size_bytes += size_bytes
 
     def _take(self, call: SessionCall | BadRequest, now: Now) -> None:
         if type(call) is BadRequest:
@@ -384,10 +438,15 @@ class Session:
             self._dispatcher.dispatch(call, self.caller, now)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
             self.fail(call, exc)
-        if call.is_open and not call.parks:
+        if not call.is_open:
+            return
+        if not call.parks:
             call.is_held = True
             self.in_flight[call] = None
-            self._queue.bytes += call.size_bytes
+            self._hold(call.size_bytes)
+        elif type(call.request) is SyncGroupRequest:
+            # The leader's assignments are in force, and those of others nobody looks at.
+            call.request = structs.replace(call.request, assignments=())
 
     def fail(self, call: SessionCall, exc: Exception) -> None:
         """Answer *call*, whose handler had a bug, and end the connection."""
@@ -420,15 +479,31 @@ class Session:
         self._is_closing = bad.close
 
     def _park(self, call: SessionCall) -> bool:
-        """Count a request that may wait for other members; say whether it may."""
+        """Count a request that may wait for other members; say whether it may.
+
+        Only joins are refused: a SyncGroup belongs to a member that is counted already, and what
+        is long in it isn't kept.
+        """
+        is_join = type(call.request) is JoinGroupRequest
+        call.size_bytes = call.size_bytes if is_join else 0
+        is_shed = is_join and self._all.has_no_place(
+            self._address, len(self._parked), self._parked_bytes
+        )
         self._parked[call] = None
         call.is_held = True
-        if self._queue.park(is_join=type(call.request) is JoinGroupRequest):
+        self._count_parked(1, call.size_bytes)
+        if not is_shed:
             return True
         count(self._telemetry.refused, "parked_limit")
         self._sessions.warn("request.shed", self.transport.peer, reason="max.parked.requests")
         call.resolve(join_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, "", SHED_MESSAGE), -1)
         return False
+
+    def _count_parked(self, requests: int, size_bytes: int) -> None:
+        self._parked_bytes += size_bytes
+        for held in (self._all, self._address):
+            held.parked += requests
+            held.parked_bytes += size_bytes
 
     # --- answering ----------------------------------------------------------------------
 
@@ -436,10 +511,10 @@ class Session:
         """A request that waited has its answer."""
         if call.parks:
             del self._parked[call]
-            self._queue.unpark()
+            self._count_parked(-1, -call.size_bytes)
         else:
             del self.in_flight[call]
-            self._queue.bytes -= call.size_bytes
+            self._hold(-call.size_bytes)
 
     def flush_later(self) -> None:
         """Send what is unsent at the end of the round."""
@@ -458,8 +533,16 @@ class Session:
             allowed_bytes = max(self._turn_bytes, self._max_unsent_bytes) + self._max_unsent_bytes
             if len(self.unsent) > allowed_bytes:
                 self._close_because(_TAKES_TOO_LITTLE)
+            else:
+                self._count_unsent(len(self.unsent))
         else:
             self._send()
+
+    def _count_unsent(self, unsent_bytes: int) -> None:
+        more_bytes = unsent_bytes - self._unsent_bytes
+        self._unsent_bytes = unsent_bytes
+        self._all.unsent_bytes += more_bytes
+        self._address.unsent_bytes += more_bytes
 
     def _send(self) -> None:
         unsent = self.unsent
@@ -471,9 +554,10 @@ class Session:
         self._telemetry.sent_bytes += sent
         del unsent[:sent]
         if unsent or self.is_blocked:
-            if sent or not self.is_blocked:
-                self.deadlines.sending(self._now().mono_ms)
+            took_bytes = sent if self.is_blocked else None
+            self.deadlines.sending(len(unsent), took_bytes, self._now().mono_ms)
             self.is_blocked = bool(unsent)
+            self._count_unsent(len(unsent))
             self.transport.want(reading=not self.is_paused, writing=self.is_blocked)
         if self.is_paused:
             self.resume()
@@ -490,6 +574,14 @@ class Session:
         end = self._overdue(now_ms)
         if end is not None:
             self._close_because(end)
+
+    def weight(self) -> tuple[int, int]:
+        """Return what it, and before that its address, holds of unsent answers, to compare."""
+        return self._address.unsent_bytes, self._unsent_bytes
+
+    def make_room(self) -> None:
+        """End the connection: it holds more of all unsent answers than any other."""
+        self._close_because(_TAKES_MOST_ROOM)
 
     def _overdue(self, now_ms: int) -> End | None:
         if self.is_blocked:
@@ -513,24 +605,31 @@ class Session:
         """End the connection: withdraw what is parked, forget what is unanswered. Idempotent."""
         if self.is_closed:
             return
-        self.is_closed = True
+        self.is_closed = self._is_closing = True
         count(self._telemetry.connections_closed, why)
         self.transport.close()
         self.unsent.clear()
+        self._count_unsent(0)
         self._untaken.clear()
-        self._queue.leave(self)
-        self._queue.bytes -= self._reserved_bytes
+        self._all.leave(self)
+        if self._address.finishing is self:
+            self._address.finishing = None
+        self._hold(-self._begun_bytes)
         for call in self.in_flight:
             call.is_open = False
-            self._queue.bytes -= call.size_bytes
+            self._hold(-call.size_bytes)
         self.in_flight.clear()
+        self._withdraw()
+        self._sessions.forget(self)
+        self._poller.wake()  # Others may wait for the room that this one took.
+
+    def _withdraw(self) -> None:
+        """Take back what waits for other members."""
         parked, self._parked = self._parked, {}
         for call in parked:
             call.is_open = False
-            self._queue.unpark()
+            self._count_parked(-1, -call.size_bytes)
             self._sessions.dispatcher.withdraw(call, self._now())
-        self._sessions.forget(self)
-        self._poller.wake()  # Others may wait for the room that this one took.
 
 
 class Deadlines:
@@ -545,7 +644,15 @@ class Deadlines:
         is_reading_frame: Whether `read_ms` counts from the beginning of an unfinished frame.
     """
 
-    __slots__ = ("_settings", "idle_ms", "is_reading_frame", "read_ms", "send_ms")
+    __slots__ = (
+        "_missing_bytes",
+        "_settings",
+        "_to_take_bytes",
+        "idle_ms",
+        "is_reading_frame",
+        "read_ms",
+        "send_ms",
+    )
 
     def __init__(self, settings: Settings, now_ms: int) -> None:
         self._settings = settings
@@ -553,28 +660,41 @@ class Deadlines:
         self.read_ms = now_ms + settings.first_request_timeout_ms
         self.send_ms = 0
         self.is_reading_frame = False
+        self._missing_bytes = 0  # Of the frame, as its time began.
+        self._to_take_bytes = 0  # Before the peer is given new time.
 
     def between_frames(self, now_ms: int) -> None:
         """The peer may be silent now."""
         self.is_reading_frame = False
         self.read_ms = now_ms + self.idle_ms
 
-    def inside_frame(self, announced_bytes: int, now_ms: int) -> None:
-        """A frame was begun; how slowly its bytes drip doesn't matter."""
-        if not self.is_reading_frame:
+    def inside_frame(self, missing_bytes: int, now_ms: int) -> None:
+        """So much of a frame is still to come: in time, or at the least rate and then some more.
+
+        How often its bytes drip doesn't matter.
+        """
+        timeout_ms = self._settings.request_read_timeout_ms
+        came_bytes = self._missing_bytes - missing_bytes
+        if not self.is_reading_frame or came_bytes * 1000 >= _LEAST_RATE_BYTES * timeout_ms:
             self.is_reading_frame = True
-            allowed_s = announced_bytes / _BYTES_PER_READ_SECOND
-            allowed_ms = self._settings.request_read_timeout_ms + int(allowed_s * 1000)
-            self.read_ms = now_ms + allowed_ms
+            self._missing_bytes = missing_bytes
+            self.read_ms = now_ms + timeout_ms
 
     def not_reading(self) -> None:
         """Time in which we don't read is not the peer's."""
         self.is_reading_frame = False
         self.read_ms = NEVER_MS
 
-    def sending(self, now_ms: int) -> None:
-        """The peer took something, or is about to."""
-        self.send_ms = now_ms + self._settings.send_timeout_ms
+    def sending(self, unsent_bytes: int, took_bytes: int | None, now_ms: int) -> None:
+        """The peer took something, None if it is the first time that it doesn't take all.
+
+        It must take what is unsent in time, or at the least rate.
+        """
+        self._to_take_bytes -= took_bytes or 0
+        if took_bytes is None or self._to_take_bytes <= 0:
+            timeout_ms = self._settings.send_timeout_ms
+            self._to_take_bytes = min(unsent_bytes, _LEAST_RATE_BYTES * timeout_ms // 1000)
+            self.send_ms = now_ms + timeout_ms
 
     def shift(self, by_ms: int) -> None:
         """Give the peer back the time in which this process could not have heard it."""
@@ -582,58 +702,78 @@ class Deadlines:
         self.send_ms += by_ms
 
 
-class RequestQueue:
-    """What the requests of all connections hold: bytes not answered or half read, and parked ones.
+# A connection may hold a quarter of what is for all of them, and an address a half.
+CONNECTION_PART: Final = 4
+ADDRESS_PART: Final = 2
 
-    A frame that was begun has its announced size reserved and is read to its end, so that
-    sessions can't wait for one another for ever; the last one may go over the limit. Parked
-    requests count by number and not by bytes: what ends their wait must always be read.
+
+class Held:
+    """What the connections of one address hold.
 
     Attributes:
-        bytes: What is held; whoever holds counts it here.
-        parked: How many requests are parked.
+        connections: How many there are.
+        bytes: Requests that are not answered or half read, and long answers to them.
+        parked: Requests that wait for other members; `parked_bytes` is their size.
+        unsent_bytes: Answers that were offered, and not taken.
+        finishing: Whose frame is read to its end although there is no room.
     """
 
-    def __init__(self, *, max_bytes: int, max_parked: int) -> None:
-        self.max_bytes = max_bytes
-        self._max_parked = max_parked
-        self._waiting: dict[Session, None] = {}
+    def __init__(self) -> None:
+        self.connections = 0
         self.bytes = 0
         self.parked = 0
+        self.parked_bytes = 0
+        self.unsent_bytes = 0
+        self.finishing: Session | None = None
+
+
+class HeldByAll(Held):
+    """What all connections hold, and may.
+
+    A frame counts as its bytes come: who announces a large one has nothing by it. Over the limit
+    whoever holds something is not read, until there is room; see `Session._waits_for_room`.
+    Parked requests don't count there: what ends their wait must always be read.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.max_bytes = settings.queued_max_request_bytes
+        self.max_parked = settings.max_parked_requests
+        self.max_parked_bytes = settings.queued_max_parked_bytes
+        self.max_unsent_bytes = settings.queued_max_response_bytes
+        self._waiting: dict[Session, None] = {}
 
     def wake(self) -> None:
-        """Let those go on that wait, if there is room."""
-        if self._waiting and self.bytes < self.max_bytes:
-            waiting, self._waiting = self._waiting, {}
-            for session in waiting:
-                session.resume()
+        """Let some of those that wait look whether there is room, in turn."""
+        for session in list(islice(self._waiting, _WOKEN_MAX)):
+            self._waiting.pop(session, None)  # What another one does may end it.
+            session.resume()
 
     def wait(self, session: Session) -> None:
-        """Wake *session* when there is room, at the end of a round."""
+        """Wake *session* when there may be room, at the end of a round."""
         self._waiting[session] = None
 
     def leave(self, session: Session) -> None:
         """Forget *session*, which has ended."""
         self._waiting.pop(session, None)
 
-    def park(self, *, is_join: bool) -> bool:
-        """Count a request that waits for other members; say whether it may.
-
-        Only joins are refused: a SyncGroup belongs to a member that is counted already.
-        """
-        self.parked += 1
-        return not is_join or self.parked <= self._max_parked
-
-    def unpark(self) -> None:
-        """Count one less."""
-        self.parked -= 1
+    def has_no_place(self, address: Held, parked: int, parked_bytes: int) -> bool:
+        """Say whether one more may not be parked by a connection that has so much already."""
+        return (
+            self.parked >= self.max_parked
+            or address.parked * ADDRESS_PART >= self.max_parked
+            or parked * CONNECTION_PART >= self.max_parked
+            or self.parked_bytes >= self.max_parked_bytes
+            or address.parked_bytes * ADDRESS_PART >= self.max_parked_bytes
+            or parked_bytes * CONNECTION_PART >= self.max_parked_bytes
+        )
 
 
 class Sessions:
     """All sessions of this process, and what they share.
 
     Attributes:
-        queue: What their requests hold together.
+        held: What they hold together.
         with_answers: Those with something to send at the end of this round.
         arrival: Of what this round has read, once `round_now` was called in it.
         answered: Those to which answers leave at the end of this round.
@@ -652,9 +792,8 @@ class Sessions:
         self.poller = environment.poller
         self.settings = settings
         self.dispatcher = dispatcher
-        self.queue = RequestQueue(
-            max_bytes=settings.queued_max_request_bytes, max_parked=settings.max_parked_requests
-        )
+        self.held = HeldByAll(settings)
+        self._held_by: dict[str, Held] = {}
         self.with_answers: list[Session] = []
         self.telemetry = environment.telemetry
         self.clock_s = environment.clock_s
@@ -668,8 +807,15 @@ class Sessions:
         self._last_warned_ms: dict[str, int] = {}
         environment.metrics.update(
             connections=lambda: len(self._all),
-            requests_parked=lambda: self.queue.parked,
-            requests_waiting_bytes=lambda: self.queue.bytes,
+            connections_limit=lambda: self.max_connections,
+            requests_parked=lambda: self.held.parked,
+            requests_parked_limit=lambda: self.held.max_parked,
+            requests_parked_bytes=lambda: self.held.parked_bytes,
+            requests_parked_bytes_limit=lambda: self.held.max_parked_bytes,
+            requests_waiting_bytes=lambda: self.held.bytes,
+            requests_waiting_bytes_limit=lambda: self.held.max_bytes,
+            answers_unsent_bytes=lambda: self.held.unsent_bytes,
+            answers_unsent_bytes_limit=lambda: self.held.max_unsent_bytes,
         )
 
     def __iter__(self) -> Iterator[Session]:
@@ -681,13 +827,19 @@ class Sessions:
         if len(self._all) >= self.max_connections:
             self._refuse(transport, "max_connections", "max.connections")
             return
-        session = Session(self, transport, self.now().mono_ms)
+        address = self._held_by.get(transport.peer) or Held()
+        if address.connections >= self._max_connections_per_ip:
+            self._refuse(transport, "max_connections_per_ip", "max.connections.per.ip")
+            return
+        session = Session(self, transport, address, self.now().mono_ms)
         try:
             transport.attach(self.poller, session)
         except OSError as exc:
             self._refuse(transport, _NO_DESCRIPTORS, str(exc.strerror))
             return
         self._all[session] = None
+        self._held_by[transport.peer] = address
+        address.connections += 1
         self.telemetry.connections_accepted += 1
 
     def _refuse(self, transport: Transport, word: str, reason: str) -> None:
@@ -701,7 +853,17 @@ class Sessions:
 
     def forget(self, session: Session) -> None:
         """Note that *session* has ended."""
-        self._all.pop(session, None)
+        if self._all.pop(session, self) is self:
+            return
+        peer = session.transport.peer
+        self._held_by[peer].connections -= 1
+        if not self._held_by[peer].connections:
+            del self._held_by[peer]
+
+    @property
+    def _max_connections_per_ip(self) -> int:
+        """How many connections one address may have: never all of them, but for a few."""
+        return min(self.settings.max_connections_per_ip, -(-3 * self.max_connections // 4))
 
     def round_now(self) -> Now:
         """Return the time, the same for all sessions of a round."""
@@ -721,11 +883,15 @@ class Sessions:
         """
         self._round_now = None
         self._flusher.start()
-        while self.with_answers:  # Who can't be sent to is closed, and others may get answers.
+        held = self.held
+        # Who can't be sent to is closed, and others may get answers.
+        while self.with_answers or held.unsent_bytes > held.max_unsent_bytes:
             sessions, self.with_answers = self.with_answers, []
             for session in sessions:
                 session.flush()
-        self.queue.wake()
+            if held.unsent_bytes > held.max_unsent_bytes:
+                max(self._all, key=Session.weight).make_room()
+        held.wake()
         self._flusher.start()
         if self.answered:
             self._count_answers()

@@ -155,6 +155,7 @@ def test_only_what_is_looked_at_each_time_is_live() -> None:
         "max.topic.partitions",
         "max.topics",
         "max.connections",
+        "max.connections.per.ip",
         "metrics.max.series",
         "partition.reload.min.interval.ms",
         "storage.reserve.bytes",

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from coordinator.config import load_settings
-from coordinator.server.session import RequestQueue, Session
+from coordinator.server.session import HeldByAll, Session
 from coordinator.server.transport import Listener, listen
 from protocol.connection import ClientConnection, ResponseEvent
 from protocol.messages import HeartbeatResponse, ListGroupsRequest, ListGroupsResponse, Request
@@ -205,11 +205,11 @@ async def test_a_reset_ends_a_session_that_reads_nothing() -> None:
             await until(lambda: any(s.is_paused for s in w.sessions()))
             peer.send(commit(2))
             await rounds(w, 3)
-            assert w.server.sessions.queue.bytes > 0
+            assert w.server.sessions.held.bytes > 0
             peer.reset()
             await until(lambda: not w.sessions())
 
-        assert 0 == w.server.sessions.queue.bytes
+        assert 0 == w.server.sessions.held.bytes
         w.slow_disk.let_go()
 
 
@@ -245,11 +245,10 @@ async def test_a_bug_in_a_session_ends_that_one_only(
 ) -> None:
     """All sessions live in one task, so none may take it down."""
 
-    def fail(_queue: RequestQueue, *, is_join: bool) -> bool:
-        assert is_join
+    def fail(*_: object) -> bool:
         raise ZeroDivisionError("a planted bug")
 
-    monkeypatch.setattr(RequestQueue, "park", fail)
+    monkeypatch.setattr(HeldByAll, "has_no_place", fail)
     async with door() as w:
         with peers(w, 2) as (unlucky, friend):
             unlucky.send(*[beat()] * (pipelined - 1), join())
