@@ -14,10 +14,12 @@ INSTALLED := $(VENV)/.installed
 FLIGHTS := .demo/sdist/.downloaded
 
 # What the long versions use: how many times the examples of each property test (see
-# tests/conftest.py), how many seeds of the simulation, how many kills of the daemon.
+# tests/conftest.py), how many seeds of the simulation, how many kills of the daemon, how many
+# hostile frames.
 EXAMPLES_FACTOR_NIGHTLY ?= 20
 SIM_SEEDS_NIGHTLY ?= 5000
 KILL_CYCLES_NIGHTLY ?= 1000
+FUZZ_FRAMES_NIGHTLY ?= 10000000
 
 .PHONY: help
 help: ## List the targets
@@ -58,6 +60,9 @@ nightly: export SIM_SEEDS := $(SIM_SEEDS_NIGHTLY)
 nightly: $(INSTALLED) java peers browser ## The long versions: more examples, more seeds, more kills
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=7200
 	$(BIN)/python -m tests.kill_loop --cycles $(KILL_CYCLES_NIGHTLY)
+	$(BIN)/python -m tests.fuzz --frames $(FUZZ_FRAMES_NIGHTLY)
+	@if $(BIN)/python -c "import atheris" 2>/dev/null; then $(BIN)/python -m tests.fuzz.guided; \
+		else echo "atheris is not installed: nothing was fuzzed by coverage"; fi
 
 .PHONY: bench
 bench: $(INSTALLED) java $(if $(QUICK),,peers) ## Speed and memory, beside peers (about an hour; QUICK=1 for a smoke run)

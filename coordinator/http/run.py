@@ -1,7 +1,7 @@
 """Start HTTP beside the native listener."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 
 import trio
@@ -33,18 +33,22 @@ def start_http(
     tee: Tee,
     warn: Warn,
     max_connections: int,
+    clock_s: Callable[[], float] = time.thread_time,
 ) -> None:
-    """Serve HTTP on *listeners*, which are those of ``http.listeners``, in *nursery*."""
+    """Serve HTTP on *listeners*, which are those of ``http.listeners``, in *nursery*.
+
+    By *clock_s* it is measured how much it works.
+    """
     telemetry = environment.telemetry
     hosts = tuple(address.host for address in settings.http_addresses())
     if settings.advertised_listeners:
         advertised = Address.parse("advertised.listeners", settings.advertised_listeners)
         hosts = (*hosts, advertised.host)
-    pace = Pace(lambda: telemetry.received_bytes, time.thread_time)
+    pace = Pace(lambda: telemetry.received_bytes, clock_s)
     sessions = HttpSessions(
         environment=environment,
         settings=settings,
-        routes=_routes(nursery, settings, node, environment, tee, pace),
+        routes=_routes(nursery, settings, node, environment, tee, pace, clock_s),
         pace=pace,
         warn=warn,
         max_connections=max_connections,
@@ -60,13 +64,14 @@ def _routes(
     environment: Environment,
     tee: Tee,
     pace: Pace,
+    clock_s: Callable[[], float],
 ) -> list[Route]:
     """Return everything that is answered; what has to be watched for that is, in *nursery*."""
     exporter = metrics.Exporter(node, environment, settings, pace.pause)
-    overview = Overview(node, time.thread_time, pace.pause)
+    overview = Overview(node, clock_s, pace.pause)
     node_view = NodeView(node, environment, settings, lambda: exporter.left_out)
     api = Api(node, overview, node_view, Asker(node, pace.pause), pace.pause)
-    hub = Hub(api, overview, now=node.now, clock_s=time.thread_time, pause=pace.pause)
+    hub = Hub(api, overview, now=node.now, clock_s=clock_s, pause=pace.pause)
     tee.add(overview.heard)
     tee.add(node_view.heard)
     nursery.start_soon(hub.run)

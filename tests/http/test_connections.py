@@ -3,7 +3,6 @@
 import pytest
 import trio
 import trio.testing
-from hypothesis import given, strategies as st
 
 from coordinator.http.routes import Answer, EventStream, HttpRequest, Refused, Route, Streaming
 from coordinator.http.server import UNDER_WAY_MAX, WAITING_MAX
@@ -510,45 +509,6 @@ async def test_all_streams_end_with_the_listener(autojump_clock: object) -> None
 
     assert all(peer.closed for peer in peers)
     assert streams.open == streams.ended
-
-
-# --- anything ---------------------------------------------------------------------------------
-
-WORDS = """GET| HEAD| POST| /| /x| *| HTTP/1.1| HTTP/1.0| HTTP/2|\r\n|\n|\r|Host: localhost|Host:|:
-|Content-Length: 5|Expect: |Connection: close|Upgrade: x|Connection: upgrade|\0|?a=%|\xff|%00|%|#
-|Transfer-Encoding: chunked|\r\n\r\n|http://h/| """
-PIECES = st.sampled_from([get("/x"), *(word.encode("latin-1") for word in WORDS.split("|"))])
-
-
-@given(
-    pieces=st.lists(PIECES | st.binary(max_size=8), max_size=30),
-    cut=st.integers(0, 200),
-    ends=st.booleans(),
-)
-def test_whatever_comes_is_answered_or_closed(pieces: list[bytes], cut: int, ends: bool) -> None:
-    """And the next peer gets what it asks for."""
-
-    async def run() -> None:
-        settings = ["connections.max.idle.ms=10000"]
-        async with listener(text("/x", b"body"), settings=settings) as here:
-            data = b"".join(pieces)
-            peer = here.connect()
-            for part in (data[:cut], data[cut:]):
-                peer.put(part)
-                await settle()
-            if ends:
-                peer.end()
-                await settle()
-                assert peer.closed
-            await trio.sleep(24)
-            assert peer.closed
-            assert not peer.received or peer.received.startswith(b"HTTP/1.1 ")
-            [reply] = await here.ask(get("/x"))
-
-            assert b"body" == reply.body
-            assert not [key for key in here.telemetry.http if key[1] >= 500]
-
-    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 async def test_a_peer_that_speaks_tls_here_is_closed_with_a_hint(autojump_clock: object) -> None:

@@ -57,7 +57,8 @@ class SlowDisk:
 
     def hold(self) -> None:
         """Let no flush end from now on."""
-        self._open = trio.Event()
+        if self._open.is_set():
+            self._open = trio.Event()
 
     def let_go(self) -> None:
         """Let them end."""

@@ -1,0 +1,455 @@
+"""One history of hostile clients against a daemon in memory, made of one seed.
+
+Some clients of each listener share a grammar, so they act in each other's names. They pipeline,
+cut their bytes anywhere, read slowly, stop in the middle, reset, end; the disk hangs at times, and
+time passes. Between them an honest client commits and reads what it has committed.
+
+What must hold is checked all the while and at the end: each request has one answer or its
+connection was closed, no handler has failed, the honest client was never refused, and when all
+have gone nothing is left of them: no connection, request, answer, parked call, member or object.
+"""
+
+import gc
+import sys
+import zlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from random import Random
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+
+from coordinator.http.connection import HttpSession
+from coordinator.http.run import start_http
+from coordinator.runtime.shard import ShardRunner
+from coordinator.server.session import Session, SessionCall
+from protocol import messages as m
+from protocol.errors import ErrorCode
+from tests.fakes.transport import MemoryTransport
+from tests.fuzz.frames import Account, Broken, next_bytes
+from tests.fuzz.grammar import Grammar
+from tests.fuzz.web import Asked
+from tests.server.world import Client, FakeListener, World, commit, world
+from tests.sim.determinism import STEPS_MAX, run_deterministically
+
+NATIVE, WEB = 8, 4
+FRAMES: Final = 4_000
+# What nobody can wait for longer: sessions, barriers, frames and answers of the grammar.
+PATIENCE_S: Final = 60.0
+# As long as any session may last that this daemon takes, and a bit.
+SESSION_MAX_MS: Final = 30_000
+SESSIONS_OVER_S: Final = SESSION_MAX_MS / 1_000 + 5
+# How much of a burst is damaged. Most is not: what is closed for it gets nowhere.
+_DAMAGE: Final = (0, 0, 0, 0, 0, 0.02, 0.1, 0.5)
+# About what a call of a function takes with what it does between calls.
+CALL_S: Final = 2e-7
+FAILURES: Final = frozenset({"session.failed", "request.failed", "http.failed"})
+# What a partition says that is loaded again, as operators may ask.
+_COME_AGAIN: Final = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR})
+# What sessions count of what they hold.
+HELD: Final = (
+    *("connections", "http_connections", "http_event_streams", "requests_parked"),
+    *("requests_parked_bytes", "requests_waiting_bytes", "answers_unsent_bytes"),
+)
+# A task that goes on for ever keeps what it looked at last, with what that refers to.
+LAST_ONES: Final = 60
+KINDS: Final = (Session, SessionCall, HttpSession, MemoryTransport)
+
+settle = trio.testing.wait_all_tasks_blocked
+
+
+class Report(NamedTuple):
+    """What came of an episode.
+
+    Attributes:
+        seed: What it was made of.
+        frames: How many frames and HTTP requests were sent.
+        answers: How many came back.
+        longest_step: The most calls of functions in one step of a task; 0 if not counted.
+        members: How many members there were in sum, as a sign of how deep it got.
+        commits: How many commits were accepted.
+        checksum: Of all answers of the native listener.
+    """
+
+    seed: int
+    frames: int
+    answers: int
+    longest_step: int
+    members: int
+    commits: int
+    checksum: int
+
+
+class _Native:
+    """A hostile client of the native protocol."""
+
+    def __init__(self, connect: Callable[[], MemoryTransport], grammar: Grammar) -> None:
+        self._connect = connect
+        self._grammar = grammar
+        self.sent = self.answers = self.commits = self.checksum = 0
+        self._has_left = False
+        self.transport, self.account = connect(), Account()
+        self._greet()
+
+    def _greet(self) -> None:
+        """Say what a connection says first; here it will authenticate, or not."""
+        if self._grammar.rng.random() < 0.5:
+            hello = m.ApiVersionsRequest("fuzz", "fuzz", "1")
+            self._send(self.account.frame(hello, 0))
+
+    def _send(self, data: bytes) -> None:
+        self.transport.put(data)
+        self.account.sent(data)
+
+    def burst(self) -> None:
+        """Send some frames, in one piece or cut."""
+        rng = self._grammar.rng
+        self._renew()
+        damage = rng.choice(_DAMAGE)
+        data = b"".join(
+            [next_bytes(self._grammar, self.account, damage) for _ in range(_burst(rng))]
+        )
+        if rng.random() < 0.02:
+            data = data[: rng.randrange(len(data) + 1)]
+        self._send(data)
+
+    @property
+    def sent_so_far(self) -> int:
+        """How many frames were sent."""
+        return self.sent + self.account.frames
+
+    def leave(self, how: Callable[[], None]) -> None:
+        """Go without a word, and come back as somebody else."""
+        self._renew()
+        how()
+        self._has_left = True
+
+    def _renew(self) -> None:
+        if self.transport.closed or self._has_left:
+            self.check()
+            self._count()
+            self.transport, self.account = self._connect(), Account()
+            self._has_left = False
+            self._greet()
+
+    def _count(self) -> None:
+        self.sent += self.account.frames
+        self.answers += self.account.answers
+
+    def check(self) -> None:
+        """Take what came, and see that it is what was asked for."""
+        data = bytes(self.transport.received)
+        self.transport.received.clear()
+        self.checksum = zlib.crc32(data, self.checksum)
+        for request, answer in self.account.received(data):
+            self._grammar.learn(request, answer)
+            self.commits += isinstance(answer, m.OffsetCommitResponse) and answer.error == 0
+
+    def end(self) -> None:
+        """See that nothing is owed, and go."""
+        self.check()
+        if not (self.transport.closed or self._has_left):
+            if self.account.must_close:
+                raise Broken("a connection went on behind what is no frame")
+            unanswered = self.account.unanswered()
+            if unanswered:
+                raise Broken(f"never answered: {unanswered[:3]}")
+        self._count()
+        self.transport.end()
+
+
+class _Web:
+    """A hostile client of the HTTP listener."""
+
+    def __init__(self, connect: Callable[[], MemoryTransport], rng: Random) -> None:
+        self._connect = connect
+        self._rng = rng
+        self.sent = self.answers = 0
+        self._has_left = False
+        self.transport, self._asked = connect(), self._new()
+
+    @property
+    def sent_so_far(self) -> int:
+        """How many requests were sent."""
+        return self.sent
+
+    def _new(self) -> Asked:
+        return Asked(self._rng, is_wild=self._rng.random() < 0.5)
+
+    def burst(self) -> None:
+        """Send some requests."""
+        self._renew()
+        times = self._rng.randint(1, 6)
+        self.sent += times
+        self.transport.put(b"".join([self._asked.next_bytes() for _ in range(times)]))
+
+    def leave(self, how: Callable[[], None]) -> None:
+        """Go without a word, and come back as somebody else."""
+        self._renew()
+        how()
+        self._has_left = True
+
+    def _renew(self) -> None:
+        if self.transport.closed or self._has_left:
+            self.check()
+            self.answers += self._asked.answers
+            self.transport, self._asked = self._connect(), self._new()
+            self._has_left = False
+
+    def check(self) -> None:
+        """Take what came, and see that it may be."""
+        data = bytes(self.transport.received)
+        self.transport.received.clear()
+        self._asked.received(data)
+
+    def end(self) -> None:
+        """See that nothing is owed, and go."""
+        self.check()
+        unanswered = self._asked.unanswered()
+        if unanswered and not (self.transport.closed or self._has_left):
+            raise Broken(f"{len(unanswered)} requests were never answered")
+        self.answers += self._asked.answers
+        self.transport.end()
+
+
+class _Honest:
+    """A client with manners: the others' deeds must not reach it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._offset = 0
+
+    async def work(self) -> None:
+        """Commit, and see the commit."""
+        self._offset += 1
+        done = await self._ask(commit(self._offset, group_id="honest"))
+        if done.topics[0].partitions[0].error:
+            raise Broken(f"the honest client was told {done}")
+        fetch = m.GroupFetch("honest", None)
+        seen = await self._ask(m.OffsetFetchRequest((fetch,), False))
+        offset = seen.groups[0].topics[0].partitions[0].offset
+        if offset != self._offset:
+            raise Broken(f"committed {self._offset}, and read {offset}")
+
+    async def _ask(self, request: m.Request) -> Any:
+        """Return the answer; while its partition is loaded again, it has to come again."""
+        for _ in range(20):
+            answer = await self._client.ask(request)
+            if (error := m.first_error(answer)) not in _COME_AGAIN:
+                return answer
+            await trio.sleep(0.1)
+        raise Broken(f"the honest client was told {error} for two seconds")
+
+
+class _Steps(trio.abc.Instrument):
+    """Counts the calls of functions in each step of a task: how long others wait, without a clock.
+
+    A step is what trio's loop can't interrupt.
+    """
+
+    def __init__(self) -> None:
+        self.longest = 0
+        self._calls = self._before = 0
+
+    def clock_s(self) -> float:
+        """Return the time that was worked, as if each call took as long as the next."""
+        return (self._before + self._calls) * CALL_S
+
+    def before_task_step(self, _task: trio.lowlevel.Task) -> None:
+        """Begin to count."""
+        self._before += self._calls
+        self._calls = 0
+        sys.setprofile(self._count)
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Remember the longest one of the daemon."""
+        sys.setprofile(None)
+        if not task.name.startswith("tests."):
+            self.longest = max(self.longest, self._calls)
+
+    def _count(self, _frame: FrameType, event: str, _arg: object) -> None:
+        if event in {"call", "c_call"}:
+            self._calls += 1
+
+
+def run_episode(seed: int, frames: int = FRAMES) -> Report:
+    """Play the episode of *seed* with about so many *frames* and requests.
+
+    Each tenth seed has the work between two turns of the loop counted, which takes twice as long.
+
+    Raises:
+        Broken: A promise was; with the seed.
+    """
+    steps = _Steps()
+
+    async def run(_clock: trio.testing.MockClock) -> Report:
+        if seed % 10 == 0:
+            trio.lowlevel.add_instrument(steps)
+        return await _Episode(seed, frames).run(steps)
+
+    try:
+        with capture_logs() as lines:
+            report = run_deterministically(seed, run, steps_max=50 * frames + STEPS_MAX)
+    except BaseExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise Broken(f"seed {seed}, {frames} frames: {first!r}") from first
+    failed = [line for line in lines if line["event"] in FAILURES]
+    if failed:
+        cause = failed[0].get("exc_info")
+        raise Broken(f"seed {seed}, {frames} frames: {len(failed)} x {failed[0]}") from cause
+    return report
+
+
+class _Episode:
+    def __init__(self, seed: int, frames: int) -> None:
+        self._seed = seed
+        self._rng = Random(f"fuzz {seed}")
+        self._grammar = Grammar(self._rng)
+        self._frames = frames
+        self._members = 0
+        self._is_held = False  # The disk.
+
+    async def run(self, steps: _Steps) -> Report:
+        async with _daemon(steps.clock_s) as (w, door):
+            w.tee.add(self._heard)
+            honest = _Honest(w.connect())
+            await honest.work()
+            natives = [_Native(lambda: w.connect().transport, self._grammar) for _ in range(NATIVE)]
+            webs = [_Web(lambda: _arrive(door), self._rng) for _ in range(WEB)]
+            await self._misbehave(w, natives, webs, honest)
+            await self._heal(w, natives, webs)
+            everybody: list[_Native | _Web] = [*natives, *webs]
+            for client in everybody:
+                client.end()
+            report = Report(
+                self._seed,
+                sum(client.sent for client in everybody),
+                sum(client.answers for client in everybody),
+                steps.longest,
+                self._members,
+                sum(client.commits for client in natives),
+                zlib.crc32(repr([client.checksum for client in natives]).encode()),
+            )
+            del client, natives, webs, everybody
+            await settle()
+            await self._check_nothing_is_left(w)
+            await _Honest(w.connect()).work()
+        return report
+
+    def _heard(self, name: str, _fields: dict[str, Any]) -> None:
+        self._members += name == "group.member_added"
+
+    async def _misbehave(
+        self, w: World, natives: list[_Native], webs: list[_Web], honest: _Honest
+    ) -> None:
+        everybody: list[_Native | _Web] = [*natives, *webs]
+        while sum(client.sent_so_far for client in everybody) < self._frames:
+            client: _Native | _Web = self._rng.choice(natives)
+            if self._rng.random() < 0.25:
+                client = self._rng.choice(webs)
+            await self._act(w, client)
+            await settle()
+            client.check()
+            if not self._is_held and self._rng.random() < 0.05:
+                await honest.work()
+
+    async def _act(self, w: World, client: "_Native | _Web") -> None:
+        """Have *client* send something, mostly; or something happens to it, or to the disk."""
+        rng = self._rng
+        draw = rng.random()
+        if draw < 0.85:
+            client.burst()
+        elif draw < 0.95:
+            await trio.sleep(rng.choice((0.01, 0.1, 0.3, 0.4, 1, 3)))
+        elif draw < 0.98:
+            client.transport.give_room(rng.choice((0, 1, 100, 5_000, None, None, None, None)))
+        elif draw < 0.988:
+            client.leave(rng.choice((client.transport.reset, client.transport.end)))
+        elif draw < 0.99:
+            w.slow_disk.hold()
+            self._is_held = True
+        else:
+            w.slow_disk.let_go()
+            self._is_held = False
+
+    async def _heal(self, w: World, natives: list[_Native], webs: list[_Web]) -> None:
+        w.slow_disk.let_go()
+        everybody: list[_Native | _Web] = [*natives, *webs]
+        for client in everybody:
+            client.transport.give_room(None)
+        await trio.sleep(PATIENCE_S)
+        parked, known = w.metrics["requests_parked"](), _parked(w)
+        if parked != known:
+            raise Broken(f"{parked} requests are parked, and the groups know of {known}")
+
+    async def _check_nothing_is_left(self, w: World) -> None:
+        await trio.sleep(SESSIONS_OVER_S)
+        shards: list[ShardRunner[Any]] = [*w.node.shards, w.node.registry]
+        left = {
+            # Of connections none: the honest one was idle for too long.
+            **{name: w.metrics[name]() for name in HELD},
+            "answers in a gate": sum(len(shard.gate) for shard in shards),
+            "parked in a group": _parked(w),
+            "members": _sum_of_groups(w, lambda group: len(group.members)),
+            "ids given out": _sum_of_groups(w, lambda group: len(group.pending)),
+        }
+        if any(left.values()):
+            raise Broken(f"left behind: { {what: n for what, n in left.items() if n} }")
+        gc.collect()
+        kinds = [type(each).__name__ for each in gc.get_objects() if isinstance(each, KINDS)]
+        if len(kinds) > LAST_ONES:
+            raise Broken(f"objects left behind: {kinds[:10]}")
+
+
+def _parked(w: World) -> int:
+    return sum(len(shard.core._core.parked) for shard in w.node.shards)
+
+
+def _sum_of_groups(w: World, count: Callable[[Any], int]) -> int:
+    return sum(count(group) for shard in w.node.shards for group in shard.core.groups.values())
+
+
+def _burst(rng: Random) -> int:
+    return rng.choice((1, 1, 2, 5, 10, 20, 80))
+
+
+def _arrive(door: FakeListener) -> MemoryTransport:
+    transport = MemoryTransport()
+    door.arrive(transport)
+    return transport
+
+
+class _Door(FakeListener):
+    port = 0
+
+
+@asynccontextmanager
+async def _daemon(clock_s: Callable[[], float]) -> AsyncIterator[tuple[World, FakeListener]]:
+    """Run a daemon with both listeners."""
+    door = _Door()
+    options = (
+        "http.listeners=127.0.0.1:0",
+        "group.initial.rebalance.delay.ms=300",
+        f"group.max.session.timeout.ms={SESSION_MAX_MS}",
+        f"connections.max.idle.ms={SESSION_MAX_MS}",
+    )
+    async with world(*options) as w, trio.open_nursery() as nursery:
+        start_http(
+            nursery,
+            settings=w.settings,
+            listeners=[door],
+            node=w.node,
+            environment=w.environment,
+            tee=w.tee,
+            warn=w.server.sessions.warn,
+            max_connections=1_000,
+            clock_s=clock_s,
+        )
+        await settle()
+        yield w, door
+        nursery.cancel_scope.cancel()
