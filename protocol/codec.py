@@ -203,6 +203,9 @@ def _check_sound(body: bytes) -> None:
 # --- Codecs -----------------------------------------------------------------------------
 
 _encoder: Final = msgspec.msgpack.Encoder()
+# How many elements an array may have whose header takes one byte, or three.
+_FIXED_ARRAY_MAX: Final = 15
+_SHORT_ARRAY_MAX: Final = 0xFFFF
 
 
 def encode(value: Any) -> bytes:
@@ -215,6 +218,36 @@ def encode(value: Any) -> bytes:
         return _encoder.encode(value)
     except (TypeError, ValueError, OverflowError) as exc:
         raise LocalProtocolError(f"a message cannot be packed: {exc}") from exc
+
+
+class PackedArray:
+    """A long array, packed a few items at a time.
+
+    Attributes:
+        size_bytes: What it takes so far.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._parts: list[bytes] = []
+        self.size_bytes = 5
+
+    def extend(self, items: tuple[Any, ...]) -> None:
+        """Add *items*; raises as `encode` does."""
+        part = encode(items)[_array_header_bytes(len(items)) :]
+        self._count += len(items)
+        self._parts.append(part)
+        self.size_bytes += len(part)
+
+    def whole(self) -> Any:
+        """Return it, to stand in a message in the place of a tuple."""
+        return msgspec.Raw(b"".join((b"\xdd", self._count.to_bytes(4), *self._parts)))
+
+
+def _array_header_bytes(count: int) -> int:
+    if count <= _FIXED_ARRAY_MAX:
+        return 1
+    return 3 if count <= _SHORT_ARRAY_MAX else 5
 
 
 class RequestCodec:

@@ -1,10 +1,12 @@
 """What operators look at and change: groups, members, offsets and rebalances."""
 
+from collections.abc import Iterator
 from typing import Final
 
 from coordinator.group.commits import STORAGE_FULL_TEXT, examine
 from coordinator.group.core import TOPICS_NAMED_MAX, Core, Decision, Now, Outcome
 from coordinator.group.group import Group
+from coordinator.group.lag import TURN_NAMES, in_order
 from coordinator.group.member import CONSUMER, Member
 from coordinator.group.rebalance import maybe_start_rebalance
 from coordinator.group.records import (
@@ -77,17 +79,25 @@ def describe(core: Core, group_id: str) -> DescribedGroup:
     )
 
 
-def list_groups(core: Core, request: ListGroupsRequest) -> tuple[ListedGroup, ...]:
-    """Return the groups that pass both filters, by id; an unknown name matches nothing."""
+def list_groups(core: Core, request: ListGroupsRequest) -> Iterator[tuple[ListedGroup, ...] | None]:
+    """Yield the groups that pass both filters, by id, some at a time; None is a pause, too.
+
+    An unknown name matches nothing.
+    """
     states = frozenset(state.lower() for state in request.states)
     types = frozenset(type_.lower() for type_ in request.types)
     if types and CLASSIC not in types:
-        return ()
-    return tuple(
-        ListedGroup(group_id, group.protocol_type, group.state.value, CLASSIC)
-        for group_id, group in sorted(core.groups.items())
-        if not states or group.state.value.lower() in states
-    )
+        return
+    order = yield from in_order(core.groups)
+    for at in range(0, len(order), TURN_NAMES):
+        yield tuple(
+            [
+                ListedGroup(group_id, group.protocol_type, group.state.value, CLASSIC)
+                for group_id in order[at : at + TURN_NAMES]
+                if (group := core.groups.get(group_id)) is not None
+                and (not states or group.state.value.lower() in states)
+            ]
+        )
 
 
 def delete(core: Core, group_id: str, now: Now) -> tuple[Outcome, int]:

@@ -1,6 +1,6 @@
 """OffsetCommit and OffsetFetch: nearly every request is one of these."""
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Any, Final
 
 from coordinator.group.core import Core, Now, Outcome
@@ -10,6 +10,7 @@ from coordinator.group.records import Offsets, OffsetsCommitted, StoredOffsets
 from coordinator.group.refusals import member_refusal
 from coordinator.group.registry import Topic, TopicRegistered
 from coordinator.group.states import GroupState
+from protocol.codec import PackedArray
 from protocol.errors import ErrorCode
 from protocol.fields import TEXT_BYTES_MAX
 from protocol.messages import (
@@ -52,6 +53,8 @@ _accepted: Final = _Accepted({n: PartitionResult(n, _OK) for n in range(1_000)})
 
 STORAGE_FULL_TEXT: Final = "the disk is full or too slow, new offsets are refused"
 
+# What is packed in a slice: a third of a millisecond.
+_SLICE_OFFSETS: Final = 2_000
 # What an offset takes in an answer, at most.
 _OFFSET_BYTES_MAX: Final = 32 + TEXT_BYTES_MAX
 
@@ -213,6 +216,29 @@ def fetch(core: Core, request: GroupFetch, max_bytes: int) -> GroupOffsets | Non
     if room_bytes < 0 and _least_bytes(topics) > max_bytes:
         return None
     return GroupOffsets(request.group_id, _OK, tuple(topics))
+
+
+def fetch_all(
+    core: Core, group_id: str, max_bytes: int
+) -> Generator[None, None, GroupOffsets | None]:
+    """Return all committed offsets of a group as they are now, in slices; None as `fetch`."""
+    group = core.groups.get(group_id)
+    stored = {} if group is None else group.offsets
+    # What commits change is which offsets there are, and never one of them.
+    seen = {topic: dict(stored[topic].offsets) for topic in sorted(stored)}
+    room_bytes = max_bytes
+    topics = []
+    for topic, offsets in seen.items():
+        partitions = sorted(offsets)
+        packed = PackedArray()
+        for at in range(0, len(partitions), _SLICE_OFFSETS):
+            packed.extend(tuple([offsets[p] for p in partitions[at : at + _SLICE_OFFSETS]]))
+            if packed.size_bytes > room_bytes:
+                return None
+            yield
+        room_bytes -= packed.size_bytes + len(topic)
+        topics.append(TopicOffsets(topic, packed.whole()))
+    return GroupOffsets(group_id, _OK, tuple(topics))
 
 
 def _nothing(partition: int) -> PartitionOffset:

@@ -28,6 +28,7 @@ from coordinator.group.lag_samples import MINUTE_MS, UNKNOWN, LagSamples
 from coordinator.group.minutes import LagCurves
 from coordinator.group.records import StoredOffsets
 from coordinator.group.registry import Registry
+from protocol.codec import PackedArray
 from protocol.errors import ErrorCode
 from protocol.messages import (
     DescribeLagResponse,
@@ -300,34 +301,46 @@ def _summary(group: Group, total: TotalLag, max_samples: int, now_ms: int) -> Gr
     )
 
 
-def describe_lag(core: Core, group_id: str) -> DescribeLagResponse:
-    """Return the lag of every partition that the group has committed or owns.
+def describe_lag(
+    core: Core, group_id: str, max_bytes: int
+) -> Generator[None, None, DescribeLagResponse | None]:
+    """Return the lag of every partition that the group has committed or owns, in slices.
 
     What is not known is -1, and never 0: a missing commit, a missing end offset, and so their
-    difference.
+    difference. None: it takes more than *max_bytes*.
     """
     group = core.groups.get(group_id)
     if group is None:
         error = ErrorCode.GROUP_ID_NOT_FOUND.value
         return DescribeLagResponse(error, f"Group {group_id} not found.", group_id, ())
-    owners = {
-        topic_partition: member.member_id
-        for member in group.members.values()
-        for topic_partition in member.owned or ()
-    }
-    named: dict[str, set[int]] = {topic: set(found) for topic, found in group.offsets.items()}
-    for topic, partition in owners:
-        named.setdefault(topic, set()).add(partition)
-    topics = [
-        TopicLag(
-            topic,
-            tuple(
-                _lag(core, group, topic, partition, owners.get((topic, partition), ""))
-                for partition in sorted(named[topic])
-            ),
-        )
-        for topic in sorted(named)
-    ]
+    owners: dict[str, dict[int, str]] = {}
+    for member in list(group.members.values()):
+        owned = iter(member.owned or ())
+        while some := list(islice(owned, TURN_LOOKS)):
+            for topic, partition in some:
+                owners.setdefault(topic, {})[partition] = member.member_id
+            yield
+    topics: list[TopicLag] = []
+    room = max_bytes
+    for topic in sorted({*group.offsets, *owners}):
+        stored = group.offsets.get(topic)
+        owner_of = owners.get(topic, {})
+        partitions = sorted({*(() if stored is None else stored.offsets), *owner_of})
+        packed = PackedArray()
+        for at in range(0, len(partitions), TURN_LOOKS):
+            packed.extend(
+                tuple(
+                    [
+                        _lag(core, group, topic, partition, owner_of.get(partition, ""))
+                        for partition in partitions[at : at + TURN_LOOKS]
+                    ]
+                )
+            )
+            if packed.size_bytes > room:
+                return None
+            yield
+        room -= packed.size_bytes + len(topic)
+        topics.append(TopicLag(topic, packed.whole()))
     return DescribeLagResponse(ErrorCode.NONE.value, None, group_id, tuple(topics))
 
 

@@ -33,7 +33,6 @@ from protocol.messages import (
     AlterGroupRetentionRequest,
     AlterOffsetsRequest,
     DescribedGroup,
-    DescribeLagResponse,
     DescribeRebalancesRequest,
     DescribeRebalancesResponse,
     DrainMemberRequest,
@@ -41,8 +40,6 @@ from protocol.messages import (
     JoinGroupRequest,
     JoinProtocol,
     LeaveGroupRequest,
-    ListedGroup,
-    ListGroupsRequest,
     OffsetCommitRequest,
     OffsetDeleteRequest,
     Request,
@@ -89,7 +86,9 @@ class GroupShard:
         totals: What the groups of all shards of the node take together.
         kept: See `Core.kept`; to be called when records were appended.
         end_offset: See `Core.end_offset`.
-        fetch_offsets: See `commits.fetch`.
+        fetch_offsets: See `commits.fetch`; likewise ``fetch_all``.
+        list_groups: See `admin.list_groups`.
+        describe_lag: See `lag.describe_lag`.
         summaries: See `lag.Summaries.after`.
         sample_lags: See `lag.sample_lags`.
         facts: See `facts`; likewise ``facts_of``, ``topic_facts``, ``partition_facts``,
@@ -114,6 +113,9 @@ class GroupShard:
         self.kept = core.kept
         self.end_offset = core.end_offset
         self.fetch_offsets = partial(commits.fetch, core)
+        self.fetch_all = partial(commits.fetch_all, core)
+        self.list_groups = partial(admin.list_groups, core)
+        self.describe_lag = partial(lag.describe_lag, core)
         self.summaries = self._summaries.after
         self.sample_lags = partial(lag.sample_lags, core)
         self.facts = partial(facts.facts, core)
@@ -170,14 +172,6 @@ class GroupShard:
     def describe_group(self, group_id: str) -> DescribedGroup:
         """Return one group with its members; 69 and state Dead if there is none."""
         return admin.describe(self._core, group_id)
-
-    def list_groups(self, request: ListGroupsRequest) -> tuple[ListedGroup, ...]:
-        """Return the groups of this shard that pass the filters, by id."""
-        return admin.list_groups(self._core, request)
-
-    def describe_lag(self, group_id: str) -> DescribeLagResponse:
-        """Return how far one group is behind, by partition; 69 if there is no such group."""
-        return lag.describe_lag(self._core, group_id)
 
     def describe_rebalances(self, request: DescribeRebalancesRequest) -> DescribeRebalancesResponse:
         """Return why one group rebalanced, newest first; 69 if there is no such group."""

@@ -9,7 +9,7 @@ call. What takes long is done by a task, and waits for it in a `CallQueue`.
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 from msgspec import Struct
@@ -18,6 +18,9 @@ from protocol import messages as m
 from protocol.messages import error_response
 
 T = TypeVar("T")
+
+# Of work that is put off; the clients' requests have twice as much at a time.
+SLICE_S: Final = 0.001
 
 
 class Token(Protocol):
@@ -40,6 +43,11 @@ class Call(Struct, eq=False):
     """One request that expects one answer. The server's sessions have their own kind."""
 
     request: m.Request
+
+    @property
+    def asker(self) -> object:
+        """Who takes turns with others where calls wait."""
+        return self
 
     def prepare(self, answer: m.Response, leader_epoch: int, error: int | None = None) -> Any:
         """Return the answer packed."""
@@ -136,34 +144,99 @@ def gather_lists(call: Call, answer: Callable[[tuple[Any, ...]], m.Response]) ->
 
 
 class CallQueue(Generic[T]):
-    """Calls that wait for a task, which takes one after the other, each with what it needs."""
+    """Calls that wait for a task, which takes one after the other, each with what it needs.
+
+    Who asks much waits for himself: every asker has a line of his own, and they take turns.
+    """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Call, T]] = deque()
+        self._lines: dict[object, deque[tuple[Call, T]]] = {}  # The next one first.
+        self._length = 0
         self._wanted = trio.Event()
 
     def __len__(self) -> int:
         """Return how many wait."""
-        return len(self._waiting)
+        return self._length
 
     def __iter__(self) -> Iterator[tuple[Call, T]]:
-        """Yield those that wait, the next one first."""
-        return iter(self._waiting)
+        """Yield those that wait."""
+        return chain.from_iterable(self._lines.values())
+
+    def is_full_for(self, call: Call, most: int) -> bool:
+        """Say whether *most* wait; who has nothing here yet finds a place all the same."""
+        return self._length >= most and call.asker in self._lines
 
     def put(self, call: Call, item: T) -> None:
-        """Have *call* wait behind the others."""
-        self._waiting.append((call, item))
+        """Have *call* wait for its turn."""
+        self._lines.setdefault(call.asker, deque()).append((call, item))
+        self._length += 1
         self._wanted.set()
 
     async def take(self) -> tuple[Call, T]:
         """Return the next one, as soon as there is one."""
-        while not self._waiting:
+        while not self._lines:
             self._wanted = trio.Event()
             await self._wanted.wait()
-        return self._waiting.popleft()
+        asker = next(iter(self._lines))
+        line = self._lines.pop(asker)
+        found = line.popleft()
+        if line:
+            self._lines[asker] = line
+        self._length -= 1
+        return found
 
     def refuse_all(self, error: int) -> None:
         """Answer what waits with *error*."""
-        waiting, self._waiting = self._waiting, deque()
+        waiting = list(self)
+        self._lines.clear()
+        self._length = 0
         for call, _ in waiting:
             call.fail(error, -1)
+
+
+class Slices:
+    """Answers what takes long a slice at a time, so that everybody else has turns in between.
+
+    One request is answered after the other, the askers in turn. What fits into one slice is
+    answered at once while nothing else waits. Under a virtual clock that is everything.
+
+    Attributes:
+        is_busy: Whether one is being answered.
+    """
+
+    def __init__(self, clock_s: Callable[[], float]) -> None:
+        """Make it; *clock_s* measures the slices."""
+        self._clock_s = clock_s
+        self._queue: CallQueue[Iterator[None]] = CallQueue()
+        self.is_busy = False
+
+    def submit(self, call: Call, steps: Iterator[None]) -> None:
+        """Take all *steps*, which answer *call* in the end."""
+        if self.is_busy or self._queue or not self._is_done(steps):
+            self._queue.put(call, steps)
+
+    def refuse_all(self, error: int) -> None:
+        """Answer what waits with *error*."""
+        self._queue.refuse_all(error)
+
+    def _is_done(self, steps: Iterator[None]) -> bool:
+        """Take steps for a slice; say whether there are no more."""
+        until_s = self._clock_s() + SLICE_S
+        return all(self._clock_s() < until_s for _ in steps)
+
+    async def run(self) -> None:
+        """Answer until cancelled."""
+        while True:
+            call, steps = await self._queue.take()
+            self.is_busy = True
+            goes_on = True
+
+            def go_on(steps: Iterator[None] = steps) -> None:
+                nonlocal goes_on
+                goes_on = not self._is_done(steps)
+
+            while goes_on:
+                goes_on = False  # Nobody waits any more, or there was a bug.
+                call.attempt(go_on)
+                await trio.lowlevel.checkpoint()
+            self.is_busy = False

@@ -61,7 +61,7 @@ class GroupLags:
             return
         if any(shard.status is Status.LOADING for shard in self._shards):
             call.fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
-        elif len(self._queue) >= REQUESTS_WAITING_MAX:
+        elif self._queue.is_full_for(call, REQUESTS_WAITING_MAX):
             call.fail(ErrorCode.QUOTA_EXCEEDED, -1)
         else:
             self._queue.put(call, after)

@@ -4,7 +4,7 @@ Theory of operation
 ===================
 
 Everything that decides runs in the event loop without an await in between: a request, an
-expired deadline, an answer released. Eight tasks drive what is not a request:
+expired deadline, an answer released. Nine tasks drive what is not a request:
 
 - The *flusher* takes whatever was appended since it last looked, has it written and synced in
   a worker thread, and tells the shards how far their partitions are durable. While one
@@ -15,6 +15,7 @@ expired deadline, an answer released. Eight tasks drive what is not a request:
 - The *compactor* keeps the log small; what takes long about that is done by a child process.
 - The *group lags* answer who asks for the lag of all groups, and note it once a minute.
 - The *pattern matcher* finds the topics of a pattern that is new, before its request is decided.
+- The *slices* answer what takes long, a millisecond at a time.
 - The *reloader* loads partitions again, one after the other, that an operator asked it to.
 - The *janitor* looks twice a second after what need not be exact: answers that have waited
   for the disk too long, and the room that is left on it.
@@ -43,7 +44,7 @@ from coordinator.group.totals import Totals
 from coordinator.log.errors import LogError
 from coordinator.log.format import NODE_PARTITION
 from coordinator.log.journal import Journal
-from coordinator.runtime.calls import Call, CallQueue, Token
+from coordinator.runtime.calls import Call, CallQueue, Slices, Token
 from coordinator.runtime.compactor import Compaction, Compactor
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Flusher
@@ -150,6 +151,7 @@ class Node:
             is_draining=lambda: self.draining,
         )
         self.patterns = PatternMatcher(topics)
+        self.slices = Slices(environment.clock_s)
         self.reloader = Reloader(self, reload_min_interval_ms)
         self._changes = ChangesReader(
             journal, environment, max_response_bytes=group_config.max_response_bytes
@@ -334,6 +336,7 @@ class Node:
             nursery.start_soon(self.group_lags.run_sampling)
             nursery.start_soon(self.reloader.run)
             nursery.start_soon(self.patterns.run)
+            nursery.start_soon(self.slices.run)
             nursery.start_soon(self._timekeeper.run)
             nursery.start_soon(self._compactor.run)
             nursery.start_soon(self._run_janitor)
@@ -348,6 +351,7 @@ class Node:
         self.group_lags.refuse_all(ErrorCode.NOT_COORDINATOR)
         self.reloader.refuse_all(ErrorCode.NOT_COORDINATOR)
         self.patterns.refuse_all(ErrorCode.NOT_COORDINATOR)
+        self.slices.refuse_all(ErrorCode.NOT_COORDINATOR)
         await self._compactor.stop()
         await self.flusher.wait_idle()
 
@@ -434,7 +438,7 @@ class PatternMatcher:
         """Call *decide*, which answers *call*, once *pattern* is matched with every topic."""
         if not self._queue and self._registry.is_up_to_date(pattern):
             decide()
-        elif len(self._queue) >= PATTERNS_WAITING_MAX:
+        elif self._queue.is_full_for(call, PATTERNS_WAITING_MAX):
             call.fail(ErrorCode.QUOTA_EXCEEDED, -1)
         else:
             self._queue.put(call, (pattern, decide))

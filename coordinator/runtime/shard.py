@@ -2,7 +2,7 @@
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import count
 from operator import itemgetter
@@ -245,6 +245,27 @@ class ShardRunner(Generic[C]):
             token.send(answer)
         else:
             self.gate.park(until, now.mono_ms + self._commit_timeout_ms, token, answer, None)
+
+    def read_in_slices(
+        self,
+        group_id: str | None,
+        token: Token,
+        looking: Generator[None, None, Any],
+        now: Callable[[], Now],
+    ) -> Iterator[None]:
+        """Do what `read` does with what *looking* returns in the end, which takes long.
+
+        If the partition was unloaded meanwhile, what was seen may never have been durable: 16.
+        """
+        unloads = self._unloads
+        if self.status is not _ACTIVE:
+            self._refuse(token)
+            return
+        seen = yield from looking
+        if self._unloads == unloads:
+            self.read(group_id, token, lambda: seen, now())
+        else:
+            token.fail(ErrorCode.NOT_COORDINATOR, self._leader_epoch)
 
     def decide(self, decide: Callable[[], tuple[Outcome, Any]], token: Token, now: Now) -> None:
         """Do what *decide* returns; its share of the answer reaches *token* once that is kept."""

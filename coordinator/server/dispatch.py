@@ -6,7 +6,7 @@ about itself are answered even while loading, then the shard's status, then what
 says. What is checked here the core doesn't check again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from coordinator.runtime.coordination import Coordination
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import ShardRunner, Status
 from protocol import messages as m
-from protocol.codec import encode
+from protocol.codec import PackedArray, encode
 from protocol.errors import ErrorCode
 from protocol.group_ids import group_id_error, offsets_partition
 from protocol.messages import (
@@ -207,6 +207,9 @@ class Dispatcher:
             shard = self.known_shards.get(fetch.group_id) or self._shard_of(fetch.group_id)
             if shard is None:
                 call.fail(_E.INVALID_GROUP_ID, -1)
+            elif fetch.topics is None:
+                looking = _whole_group(shard.core.fetch_all(fetch.group_id, limit_bytes))
+                self._look_in_slices(call, shard, fetch.group_id, looking)
             else:
                 look = partial(_one_group, shard.core.fetch_offsets, fetch, limit_bytes)
                 shard.read(fetch.group_id, call, look, now)
@@ -215,11 +218,36 @@ class Dispatcher:
             lambda shares, epoch: call.resolve(m.OffsetFetchResponse(tuple(shares)), epoch)
         )
         budget = Budget(limit_bytes)
-        for fetch in request.groups:
-            self._fetch_group(fetch, gather, budget, now)
+        fetches = (
+            partial(self._fetch_group, fetch, gather, budget, now) for fetch in request.groups
+        )
+        self._node.slices.submit(call, self._one_by_one(call, fetches, gather, budget))
+
+    def _one_by_one(
+        self,
+        call: Call,
+        shares: Iterable[Callable[[], None]],
+        gather: Gather,
+        budget: "Budget",
+    ) -> Iterator[None]:
+        """Ask for all *shares* of the answer, and pause after each."""
+        for ask in shares:
+            ask()
             if budget.is_spent:
                 break
+            yield
         self._seal(call, gather, budget)
+
+    def _look_in_slices(
+        self,
+        call: Call,
+        shard: ShardRunner[GroupShard],
+        group_id: str,
+        looking: Generator[None, None, Any],
+    ) -> None:
+        self._node.slices.submit(
+            call, shard.read_in_slices(group_id, call, looking, self._node.now)
+        )
 
     def _seal(self, call: Call, gather: Gather, budget: "Budget") -> None:
         """Answer with the shares, or with 1006 if they are too many; then they are dropped."""
@@ -246,11 +274,11 @@ class Dispatcher:
     def _describe_groups(self, call: Call, request: m.DescribeGroupsRequest, now: Now) -> None:
         gather = Gather(lambda shares, e: call.resolve(m.DescribeGroupsResponse(tuple(shares)), e))
         budget = Budget(self._settings.response_max_bytes)
-        for group_id in request.group_ids:
-            self._describe_group(group_id, gather, budget, now)
-            if budget.is_spent:
-                break
-        self._seal(call, gather, budget)
+        groups = (
+            partial(self._describe_group, group_id, gather, budget, now)
+            for group_id in request.group_ids
+        )
+        self._node.slices.submit(call, self._one_by_one(call, groups, gather, budget))
 
     def _describe_group(self, group_id: str, gather: Gather, budget: "Budget", now: Now) -> None:
         part = gather.part(lambda error: describe_error(group_id, error, None, state=""))
@@ -276,20 +304,35 @@ class Dispatcher:
                 shard.decide(partial(shard.core.delete_group, group_id, now), part, now)
         gather.seal()
 
-    def _list_groups(self, call: Call, request: m.ListGroupsRequest, now: Now) -> None:
+    def _list_groups(self, call: Call, request: m.ListGroupsRequest, _now: Now) -> None:
         if any(shard.status is Status.LOADING for shard in self._node.shards):
             call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
             return
 
-        def look(shard: ShardRunner[GroupShard]) -> tuple[m.ListedGroup, ...]:
-            return budget.for_groups(shard.core.list_groups(request))
+        self._node.slices.submit(call, self._listing(call, request))
 
-        gather = gather_lists(call, partial(m.ListGroupsResponse, _E.NONE))
-        budget = Budget(self._settings.response_max_bytes)
+    def _listing(self, call: Call, request: m.ListGroupsRequest) -> Iterator[None]:
+        packed = PackedArray()
+        limit_bytes = self._settings.response_max_bytes
+
+        def look(shard: ShardRunner[GroupShard]) -> Generator[None, None, tuple[()]]:
+            for groups in shard.core.list_groups(request):
+                if groups:
+                    packed.extend(groups)
+                yield
+                if packed.size_bytes > limit_bytes:
+                    break
+            return ()
+
+        gather = gather_lists(call, lambda _: m.ListGroupsResponse(_E.NONE, packed.whole()))
         for shard in self._node.shards:
-            if shard.status is Status.ACTIVE and not budget.is_spent:
-                shard.read(None, gather.part(lambda error: error), partial(look, shard), now)
-        self._seal(call, gather, budget)
+            if shard.status is Status.ACTIVE:
+                part = gather.part(lambda error: error)
+                yield from shard.read_in_slices(None, part, look(shard), self._node.now)
+            if packed.size_bytes > limit_bytes:
+                call.resolve(m.BareError(_E.RESPONSE_TOO_LARGE), -1)
+                return
+        gather.seal()
 
     def _summarize_groups(self, call: Call, request: m.SummarizeGroupsRequest, _now: Now) -> None:
         if not self._content_is_sound(call, request):
@@ -311,13 +354,13 @@ class Dispatcher:
         shard = self._shard_for(call, request)
         if shard is None:
             return
-        look: Callable[[], Any]
+        limit_bytes = self._settings.response_max_bytes
         if isinstance(request, m.DescribeLagRequest):
-            look = partial(shard.core.describe_lag, request.group_id)
+            looking = shard.core.describe_lag(request.group_id, limit_bytes)
+            self._look_in_slices(call, shard, request.group_id, _or_too_large(looking))
         else:
-            look = partial(shard.core.describe_rebalances, request)
-        look = fitting(look, self._settings.response_max_bytes)
-        shard.read(request.group_id, call, look, now)
+            look = fitting(partial(shard.core.describe_rebalances, request), limit_bytes)
+            shard.read(request.group_id, call, look, now)
 
     # --- topics -------------------------------------------------------------------------
 
@@ -417,11 +460,6 @@ class Budget:
         self.left_bytes -= _ITEM_BYTES + len(group.group_id)
         return group
 
-    def for_groups(self, groups: tuple[m.ListedGroup, ...]) -> tuple[m.ListedGroup, ...]:
-        """Count *groups* and return them."""
-        self.left_bytes -= sum([_ITEM_BYTES + len(group.group_id) for group in groups])
-        return groups
-
     def for_topic(self, topic: m.DescribedTopic) -> m.DescribedTopic:
         """Count *topic* with its hosts and end offsets, and return it."""
         hosts_bytes = sum([len(host) for item in topic.hosts for host in item.hosts])
@@ -453,6 +491,18 @@ class NoGroup:
 
 def _one_group(look: Callable[..., Any], fetch: m.GroupFetch, limit_bytes: int) -> m.Response:
     offsets = look(fetch, limit_bytes)
+    if offsets is None:
+        return m.BareError(ErrorCode.RESPONSE_TOO_LARGE)
+    return m.OffsetFetchResponse((offsets,))
+
+
+def _or_too_large(looking: Generator[None, None, Any]) -> Generator[None, None, Any]:
+    seen = yield from looking
+    return m.BareError(ErrorCode.RESPONSE_TOO_LARGE) if seen is None else seen
+
+
+def _whole_group(looking: Generator[None, None, Any]) -> Generator[None, None, Any]:
+    offsets = yield from looking
     if offsets is None:
         return m.BareError(ErrorCode.RESPONSE_TOO_LARGE)
     return m.OffsetFetchResponse((offsets,))

@@ -142,6 +142,11 @@ class SessionCall(Call, eq=False):
     is_open: bool = True
     kind: int = 0  # Of what was prepared: API key and, above it, the error code.
 
+    @property
+    def asker(self) -> object:
+        """The connection; once clients say who they are, whoever that is."""
+        return self.session
+
     def prepare(self, answer: Response, leader_epoch: int, error: int | None = None) -> bytes:
         """Return the frame of *answer*."""
         if error is None:

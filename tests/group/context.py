@@ -6,15 +6,18 @@ the test closes it.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from coordinator.group.core import Caller, Event, GroupConfig, Now, Outcome, Reply
 from coordinator.group.records import GroupDeleted, OffsetsCommitted, Record, from_entry
 from coordinator.group.shard import GroupShard
+from protocol.codec import RESPONSE_CODECS
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.messages import (
+    ApiKey,
     DescribedGroup,
+    DescribeLagResponse,
     DescribeRebalancesRequest,
     DrainMemberRequest,
     DrainMemberResponse,
@@ -28,6 +31,8 @@ from protocol.messages import (
     LeaveGroupResponse,
     LeavingMember,
     LeftMember,
+    ListedGroup,
+    ListGroupsRequest,
     MemberAssignment,
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -43,7 +48,7 @@ from protocol.messages import (
     first_error,
 )
 from protocol.partition import TopicPartition
-from tests.packed import entry_of, fetched, singles
+from tests.packed import ROOM, entry_of, fetched, singles
 
 GROUP = "etl"
 SESSION_MS = 10_000
@@ -51,6 +56,7 @@ REBALANCE_MS = 60_000
 DELAY_MS = 3_000
 
 R = TypeVar("R", bound=Response)
+T = TypeVar("T")
 
 
 def subscription(*topics: str) -> bytes:
@@ -85,6 +91,16 @@ def compacted(records: list[Record]) -> list[Record]:
 
 # A new member's first JoinGroup; no test asks for a longer session or rebalance timeout.
 LONGEST_DEADLINE_MS = 300_000
+
+
+def returned(steps: Generator[None, None, T]) -> T:
+    """Take all *steps* at once, and return what they return."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 class Context:
@@ -406,6 +422,19 @@ class Context:
     def describe(self, group: str = GROUP) -> DescribedGroup:
         """Return the group as operators see it."""
         return self.shard.describe_group(group)
+
+    def listed(self, states: tuple[str, ...], types: tuple[str, ...]) -> list[ListedGroup]:
+        """Return what ListGroups shows."""
+        pieces = self.shard.list_groups(ListGroupsRequest(states, types))
+        return [group for piece in pieces for group in piece or ()]
+
+    def lag(self, group: str = GROUP) -> DescribeLagResponse:
+        """Return what DescribeLag shows."""
+        seen = returned(self.shard.describe_lag(group, ROOM))
+        assert seen is not None
+        codec = RESPONSE_CODECS[ApiKey.DESCRIBE_LAG, 0]
+        response: DescribeLagResponse = codec.decode(codec.encode(seen))
+        return response
 
     def is_at_rest(self) -> bool:
         """Say whether no group waits for a deadline: the next one is the shard's expiry."""

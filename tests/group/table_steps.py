@@ -330,7 +330,7 @@ def list_groups(here: Scene, who: str, how: set[str]) -> Answer:
     """ListGroups; 69 stands for a group that is not in the list."""
     types = tuple(how)
     states = () if who == "any state" else (who,)
-    listed = here.context.shard.list_groups(m.ListGroupsRequest(states, types))
+    listed = here.context.listed(states, types)
     return (0 if GROUP in [group.group_id for group in listed] else 69), "not listed"
 
 
@@ -387,7 +387,7 @@ def describe_rebalances(here: Scene, _who: str, _how: set[str]) -> Answer:
 
 def describe_lag(here: Scene, _who: str, _how: set[str]) -> Answer:
     """DescribeLag."""
-    response = here.context.shard.describe_lag(GROUP)
+    response = here.context.lag(GROUP)
     return response.error, response.message
 
 

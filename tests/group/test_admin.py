@@ -14,7 +14,6 @@ from protocol.messages import (
     DrainedMember,
     DrainMemberResponse,
     LeavingMember,
-    ListGroupsRequest,
     OffsetDeleteRequest,
     OffsetDeleteResponse,
     PartitionLag,
@@ -107,7 +106,7 @@ def test_lists_are_filtered_by_state_and_type(
     context.commit("", -1, group="simple")
     context.stable_group(1)
     context.new_id(group="other")
-    listed = context.shard.list_groups(ListGroupsRequest(states, types))
+    listed = context.listed(states, types)
 
     assert expected == [group.group_id for group in listed]
     assert all(group.type == "classic" for group in listed)
@@ -504,7 +503,7 @@ def test_offsets_and_their_end_are_the_fold_of_the_log_compacted_or_not(
 def lag_of(context: Context, name: str) -> PartitionLag:
     """Return the lag of a partition written as ``topic-3``."""
     topic, partition = name.rsplit("-", 1)
-    response = context.shard.describe_lag(GROUP)
+    response = context.lag(GROUP)
     assert (response.error, response.message, response.group_id) == (0, None, GROUP)
     (found,) = [
         lag
@@ -566,13 +565,13 @@ def test_lag_is_listed_in_order_and_of_an_unknown_group_refused() -> None:
     context = Context()
     for name in ("b-1", "a-10", "a-9"):
         context.commit("", -1, name)
-    topics = context.shard.describe_lag(GROUP).topics
+    topics = context.lag(GROUP).topics
 
     assert [(t.topic, [p.partition for p in t.partitions]) for t in topics] == [
         ("a", [9, 10]),
         ("b", [1]),
     ]
 
-    unknown = context.shard.describe_lag("nope")
+    unknown = context.lag("nope")
 
     assert (unknown.error, unknown.message) == (69, "Group nope not found.")

@@ -389,7 +389,7 @@ def test_an_end_is_as_old_as_its_last_report_though_it_did_not_change() -> None:
 
     assert len(context.topic_records) == records + 1  # The deleted topic is forgotten.
     assert [one.end_reported_ms for one in context.partitions()] == [context_ms]
-    (lag,) = context.shard.describe_lag(GROUP).topics
+    (lag,) = context.lag(GROUP).topics
     assert [one.end_reported_ms for one in lag.partitions] == [context_ms]
     assert _all(context.topics.topic_facts(Turn())) == [
         TopicEndFacts("quiet", 2, 30, before_ms),

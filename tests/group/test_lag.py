@@ -142,7 +142,7 @@ def test_the_sum_is_that_of_the_partitions(
         context.report(topic, reported)
     for topic, committed in offsets.items():
         context.committed({f"{topic}-{p}": offset for p, offset in committed.items()})
-    lags = [p.lag for t in context.shard.describe_lag(GROUP).topics for p in t.partitions]
+    lags = [p.lag for t in context.lag(GROUP).topics for p in t.partitions]
     known = [one for one in lags if one != UNKNOWN]
 
     assert [(len(lags), len(lags) - len(known), sum(known) if known else UNKNOWN)] * bool(lags) == [

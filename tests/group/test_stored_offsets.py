@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
@@ -30,7 +31,7 @@ from protocol.messages import (
     TopicPartitions,
 )
 from protocol.partition import INT32_MAX, INT64_MAX
-from tests.group.context import GROUP, Context
+from tests.group.context import GROUP, Context, returned
 from tests.group.topics_context import TopicsContext
 from tests.packed import ROOM, offsets_of
 
@@ -239,6 +240,27 @@ def test_a_fetch_shows_what_there_is_and_what_is_not(count: int) -> None:
 
     assert context.shard.fetch_offsets(GroupFetch(GROUP, asked), ROOM) == expected
     assert context.shard.fetch_offsets(GroupFetch(GROUP, None), ROOM) == everything
+    assert whole(context, ROOM) == everything
+
+
+def whole(context: Context, room: int) -> GroupOffsets | None:
+    """Return what a fetch of everything shows, None if it has no room."""
+    found = returned(context.shard.fetch_all(GROUP, room))
+    return None if found is None else msgspec.msgpack.decode(encode(found), type=GroupOffsets)
+
+
+def test_a_fetch_of_everything_shows_one_moment_however_long_it_takes() -> None:
+    """It is made in slices, and what is committed in between must not show in a part of it."""
+    context = Context(config=GroupConfig())
+    commits_of(context, [PartitionCommit(p, 1, -1, "", None) for p in range(5_000)])
+    steps = context.shard.fetch_all(GROUP, ROOM)
+    next(steps)
+    commits_of(context, [PartitionCommit(p, 2, -1, "", None) for p in range(5_000)])
+    found = msgspec.msgpack.decode(encode(returned(steps)), type=GroupOffsets)
+
+    assert {1} == {one.offset for one in found.topics[0].partitions}
+    assert {2} == {one.offset for one in (whole(context, ROOM) or found).topics[0].partitions}
+    assert whole(context, 20_000) is None
 
 
 def test_a_fetch_that_is_too_large_is_not_made() -> None:

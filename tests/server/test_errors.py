@@ -343,7 +343,8 @@ async def test_a_bug_over_several_groups_ends_one_connection(
         def broken(*_: Any) -> Any:
             raise ZeroDivisionError("a planted bug")
 
-        monkeypatch.setattr(GroupShard, "list_groups", broken)
+        for shard in w.node.shards:
+            monkeypatch.setattr(shard.core, "list_groups", broken)
         sent = asker.send(ListGroupsRequest((), ()))
         await turn()
 

@@ -1,5 +1,6 @@
 """Whoever asks for much has it done a turn at a time, behind everybody who asks for little."""
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -10,6 +11,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from coordinator.runtime.poller import SLICE_S
+from protocol.messages import ListGroupsRequest, ListGroupsResponse
 from tests.server.test_sockets import door, peers, until
 from tests.server.world import World, beat, commit, world
 
@@ -80,3 +82,76 @@ async def test_a_long_request_is_decided_in_a_turn_of_its_own(autojump_clock: Mo
         assert 1 == len(client.answers())
         await trio.testing.wait_all_tasks_blocked()
         assert 2 == len(client.answers())
+
+
+def make_lists_long(w: World, clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each look at an offsets partition take three slices."""
+
+    def looking(_: object) -> Iterator[None]:
+        for _ in range(3):
+            clock.jump(SLICE_S)
+            yield
+
+    for shard in w.node.shards:
+        monkeypatch.setattr(shard.core, "list_groups", looking)
+
+
+async def test_a_long_list_is_made_in_slices_and_everybody_has_a_turn_in_between(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 lists of 100,000 groups took ten seconds, in which nobody else was heard."""
+    async with world() as w:
+        make_lists_long(w, autojump_clock, monkeypatch)
+        greedy, friend = w.connect(), w.connect()
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(64):
+            greedy.send(ListGroupsRequest((), ()))
+        began_s = trio.current_time()
+        sent = friend.send(beat())
+        while sent not in friend.answers():
+            await trio.lowlevel.checkpoint()
+        assert trio.current_time() - began_s <= 2 * SLICE_S
+        assert 0 == len(greedy.answers())
+
+        sent = friend.send(ListGroupsRequest((), ()))
+        while sent not in friend.answers():
+            await trio.lowlevel.checkpoint()
+        assert len(greedy.answers()) <= 3
+        await trio.testing.wait_all_tasks_blocked()
+        assert 64 == len(greedy.answers())
+
+
+async def test_what_nobody_waits_for_any_more_is_not_made(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one could ask, leave, and ask again."""
+    async with world() as w:
+        make_lists_long(w, autojump_clock, monkeypatch)
+        client = w.connect()
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(64):
+            client.send(ListGroupsRequest((), ()))
+        client.transport.reset()
+        await trio.testing.wait_all_tasks_blocked()
+
+        assert trio.current_time() < 64 * SLICE_S
+        monkeypatch.undo()
+        assert ListGroupsResponse(0, ()) == await w.connect().ask(ListGroupsRequest((), ()))
+
+
+async def test_a_list_over_a_partition_that_is_loaded_again_meanwhile_is_refused(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have seen what was never durable."""
+    async with world() as w:
+        make_lists_long(w, autojump_clock, monkeypatch)
+        client = w.connect()
+        await trio.testing.wait_all_tasks_blocked()
+        sent = client.send(ListGroupsRequest((), ()))
+        while not w.node.slices.is_busy:
+            await trio.lowlevel.checkpoint()
+        w.node.unload(0)
+        await w.node.load_partition(0)
+        await trio.testing.wait_all_tasks_blocked()
+
+        assert ListGroupsResponse(16, ()) == client.answers()[sent].response
