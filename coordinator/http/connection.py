@@ -353,8 +353,8 @@ class HttpSession:
                 self._owner.poller.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Take what an earlier read has brought."""
-        if self.is_closed or self._request is not None:
+        """Take what an earlier read has brought, unless a later one came first."""
+        if self.is_closed or self._request is not None or self._dropped_bytes is not None:
             return
         try:
             self._next()

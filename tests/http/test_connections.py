@@ -242,6 +242,25 @@ async def test_the_rest_of_a_refused_body_is_dropped(autojump_clock: object) -> 
         assert peer.closed
 
 
+async def test_what_is_no_request_behind_a_request_is_refused_once(autojump_clock: object) -> None:
+    """Part of it was read with the request, and the rest comes as that is answered."""
+    events: dict[str, trio.Event] = {}
+    async with listener(waiting(events)) as here:
+        peer = here.connect()
+        peer.put(get("/wait/x") + b"nonsense")
+        await settle()
+        peer.put(b" and more\r\n\r\n")
+        await settle()
+        events["x"].set()
+        await settle()
+
+        assert [200, 400] == [reply.status for reply in replies(peer)]
+        assert not peer.closed  # The peer may not have read yet why.
+        peer.end()
+        await settle()
+        assert peer.closed
+
+
 async def test_a_refused_peer_that_goes_on_is_closed(autojump_clock: object) -> None:
     """Neither time nor bytes without end."""
     async with listener() as here:
