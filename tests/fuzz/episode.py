@@ -218,12 +218,20 @@ class _Web:
 class _Honest:
     """A client with manners: the others' deeds must not reach it."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, connect: Callable[[], Client]) -> None:
+        self._connect = connect
+        self._client = connect()
+        self._heard_s = trio.current_time()
         self._offset = 0
 
     async def work(self) -> None:
-        """Commit, and see the commit."""
+        """Commit, and see the commit; come again after having been idle for too long."""
+        silent_s = trio.current_time() - self._heard_s
+        if self._client.transport.closed:
+            if silent_s < SESSION_MAX_MS / 1_000:
+                raise Broken(f"the honest client was closed after {silent_s} s")
+            self._client = self._connect()
+        self._heard_s = trio.current_time()
         self._offset += 1
         done = await self._ask(commit(self._offset, group_id="honest"))
         if done.topics[0].partitions[0].error:
@@ -317,7 +325,7 @@ class _Episode:
     async def run(self, steps: _Steps) -> Report:
         async with _daemon(steps.clock_s) as (w, door):
             w.tee.add(self._heard)
-            honest = _Honest(w.connect())
+            honest = _Honest(w.connect)
             await honest.work()
             natives = [_Native(lambda: w.connect().transport, self._grammar) for _ in range(NATIVE)]
             webs = [_Web(lambda: _arrive(door), self._rng) for _ in range(WEB)]
@@ -338,7 +346,7 @@ class _Episode:
             del client, natives, webs, everybody
             await settle()
             await self._check_nothing_is_left(w)
-            await _Honest(w.connect()).work()
+            await honest.work()
         return report
 
     def _heard(self, name: str, _fields: dict[str, Any]) -> None:

