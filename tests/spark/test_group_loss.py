@@ -24,6 +24,7 @@ from tests.spark.helpers import Checkpoint, Clock, MemoryLog, Query, group_and_l
 
 CHECKPOINT = {"onGroupLoss": "checkpoint"}
 SESSION_S = 10
+MISSING_S = 15  # Half of the coordinator timeout.
 ANEW = {"onGroupLoss": "startingOffsets"}
 
 
@@ -386,14 +387,20 @@ def test_readers_put_back_together_what_each_of_them_knows(start: str) -> None:
 def test_partitions_that_nobody_knows_are_read_from_their_start_after_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One of the readers, and its checkpoint, may be gone for good: no row is skipped for that."""
+    """One of the readers, and its checkpoint, may be gone for good: no row is skipped for that.
+
+    Others certainly were there: they have longer than a session, and less than what must not end
+    empty-handed waits.
+    """
     group, _, (b, a) = several(2, **CHECKPOINT)  # The first one had all before.
     of_b = sorted(task.tp for task in b.sunk)
     group.lose(cluster_id="cluster-2")
 
     a.triggers(3)
+    a.clock.now_s += SESSION_S
+    a.triggers(3)
     waiting = {one.partition for one in of_b if group.offset(one) is None}
-    a.clock.now_s += 10
+    a.clock.now_s += MISSING_S - SESSION_S
     a.triggers(5)
 
     assert waiting == {one.partition for one in of_b}
@@ -416,7 +423,102 @@ def test_available_now_does_not_end_before_the_others_have_said_where_they_were(
         pass
 
     assert all(group.offset(tp(p)) == 30 for p in range(6))
-    assert sum(query.clock.slept) >= 10
+    assert MISSING_S <= sum(query.clock.slept) < 2 * MISSING_S
+
+
+def written_by(*queries: Query) -> set[tuple[int, int, int]]:
+    """Return the ranges that some runs wrote; one that was repeated is there once."""
+    return set(ranges([task for query in queries for task in query.sunk]))
+
+
+def expect_no_overlap(written: set[tuple[int, int, int]], ends: dict[int, int]) -> None:
+    """Check that no row is missing, and that ranges lie apart."""
+    for partition, log_end in ends.items():
+        at = 0
+        for _, start, end in sorted(one for one in written if one[0] == partition):
+            assert start == at, f"partition {partition}: a gap or an overlap at {at}"
+            at = end
+        assert at == log_end
+
+
+def test_what_a_reader_gave_away_waits_for_the_one_that_had_it_last() -> None:
+    """Its own place is old: ranges from there would have other bounds than those that were run."""
+    group, log = group_and_log(dict.fromkeys(range(6), 10))
+    first_runs = [reader(group, log, client_id="a")]
+    settled(*first_runs)  # It has all, and then half.
+    first_runs.append(reader(group, log, client_id="b"))
+    settled(*first_runs)
+    log.ends = dict.fromkeys(range(6), 20)
+    settled(*first_runs)
+    a, b = (stopped(query) for query in first_runs)
+    group.lose(cluster_id="cluster-2")
+    log.ends = dict.fromkeys(range(6), 30)
+    again = [reader(group, log, checkpoint=a, client_id="a2", max_rows=None, **CHECKPOINT)]
+
+    put_back = {part for part, _, _ in after_waiting(again[0])}
+    late = reader(group, log, checkpoint=b, client_id="b2", max_rows=None, **CHECKPOINT)
+    again.append(late)
+    settled(*again)
+    for query in again:
+        query.clock.now_s += SESSION_S
+    settled(*again)
+
+    assert put_back == {0, 1, 2}
+    expect_no_overlap(written_by(*first_runs, *again), log.ends)
+
+
+def test_a_replay_waits_only_for_places_of_its_own_batch() -> None:
+    """A driver that is gone for good must not keep the others from starting."""
+    group, log, (a, _) = several(2, coordinatorTimeout="100s", **CHECKPOINT)
+    a.trigger()
+    a.crash_before_commit_log()
+    group.lose(cluster_id="cluster-2")
+    again = reader(group, log, checkpoint=a.checkpoint, coordinatorTimeout="100s", **CHECKPOINT)
+
+    again.trigger()
+
+    assert ranges(again.sunk) == [(p, 20, 30) for p in range(3)]
+    assert SESSION_S <= sum(again.clock.slept) < 2 * SESSION_S
+
+
+@given(data=st.data(), count=st.integers(2, 3))
+def test_readers_that_come_back_in_any_order_and_at_any_pace_run_no_other_ranges(
+    data: st.DataObject, count: int
+) -> None:
+    """Whoever had a partition last knows of it, and nobody goes on from an older place before."""
+    group, log = group_and_log(dict.fromkeys(range(5), 0))
+    given_options = {"coordinatorTimeout": "600s", **CHECKPOINT}
+    clock = Clock()
+    first_runs: list[Query] = []
+    for name in "abc"[:count]:
+        first_runs.append(reader(group, log, client_id=name, clock=clock, **given_options))
+        for _ in range(2):
+            settled(*first_runs)
+            for partition in data.draw(st.sets(st.integers(0, 4)), f"rows while {name} is there"):
+                log.ends[partition] += 7
+    settled(*first_runs)
+    for query in first_runs:
+        if data.draw(st.booleans(), "crash"):
+            query.crash_before_commit_log()
+        else:
+            query.core.stop()
+    group.lose(cluster_id="cluster-2")
+    log.ends = {partition: end + 5 for partition, end in log.ends.items()}
+
+    again: list[Query] = []
+    for query in data.draw(st.permutations(first_runs), "order"):
+        client_id = f"{query.session.client_id}-again"
+        kept = {"checkpoint": query.checkpoint, "clock": clock, "max_rows": None}
+        again.append(reader(group, log, client_id=client_id, **kept, **given_options))
+        settled(*again)
+        clock.now_s += data.draw(st.integers(0, 3 * SESSION_S), "pause")
+        settled(*again)
+    clock.now_s += SESSION_S
+    settled(*again)
+    clock.now_s += 600
+    settled(*again)
+
+    expect_no_overlap(written_by(*first_runs, *again), log.ends)
 
 
 def test_a_reader_without_partitions_takes_no_lost_group_for_a_new_one() -> None:

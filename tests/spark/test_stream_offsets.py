@@ -50,6 +50,7 @@ READER = ReaderIdentity("host:9310", "etl", "spark-1")
                 st.just(NO_LEADER_EPOCH),
             ),
         ),
+        st.frozensets(st.builds(TopicPartition, st.text(min_size=1), st.integers(0, 2**31 - 1))),
     ),
 )
 def test_an_end_offset_survives_json(
@@ -91,6 +92,9 @@ def test_the_offset_of_an_older_release_still_says_where_its_ranges_began() -> N
         {"at": {"flights": {"0": [1]}}},
         {"at": {"flights": {"0": ["many", ""]}}},
         {"at": {"flights": {"0": 5}}},
+        {"away": [1]},
+        {"away": {"flights": 1}},
+        {"away": {"flights": ["x"]}},
     ],
 )
 def test_a_damaged_memory_is_refused_like_any_other_damage(about: dict[str, object]) -> None:

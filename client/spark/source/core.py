@@ -280,13 +280,13 @@ class ReaderCore:
         }
         if not run and self._is_published(start):
             return start
-        # Without ranges this is the one empty batch that publishes who we are, and where.
+        # Without ranges this is the empty batch that publishes who we are, and where, and which
+        # partitions came to us, or went away.
         return self._hand(start, run)
 
     def _is_published(self, start: Offset) -> bool:
         before = decode_end(start)
-        is_known = before.memory.cluster == self._ownership.seen.cluster
-        return before.reader == self.identity and is_known
+        return before.reader == self.identity and before.memory.names(self._ownership.seen)
 
     def _hand(self, start: Offset, run: dict[TopicPartition, Finished]) -> Offset:
         end = encode_end(
@@ -320,9 +320,10 @@ class ReaderCore:
     def _replay(self, end: Offset) -> None:
         self._check_log_has_expected()
         positions = self._settle()
-        self._ownership.check_places()
+        ranges = decode_end(end).ranges
+        self._ownership.check_places(ranges.keys())
         run: dict[TopicPartition, Finished] = {}
-        for tp, planned in decode_end(end).ranges.items():
+        for tp, planned in ranges.items():
             position = positions.get(tp)
             if position is not None and (position.offset, position.pinned_end) == planned[:2]:
                 run[tp] = Finished(planned, position.resets)

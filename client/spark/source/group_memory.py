@@ -18,8 +18,13 @@ generation, so that a reader that knows of no reset before still comes to a high
 Each reader knows only the partitions that it had, and the checkpoint of one that was stopped may
 be older than what another reader did since. So after a loss all of them write down what they know
 in a group beside their own, which never has members (`places_group`): there whoever owns a
-partition now finds how far the others were. What a reader had while it ran, at the moment of the
-loss, is certain, and marked as such; with everything else the owner waits for more.
+partition now finds how far the others were. Each place has a mark of what it is worth:
+
+- CERTAIN: its reader ran at the moment of the loss, and had the partition. It goes back at once.
+- HAD: its reader had the partition when its checkpoint was written. Nobody else need know more,
+  but somebody may, who comes a little later.
+- none: its reader had given the partition away, so somebody else has gone on from there. Where
+  nothing better is known, or nothing at all, a reader is missing, and is waited for longer.
 """
 
 import hashlib
@@ -38,8 +43,10 @@ logger = logging.getLogger(__name__)
 
 PLACES_SUFFIX: Final = ".places"
 
-# Marks, in the place of a leader's epoch, a place that its writer owned when it was lost.
+# Marks of a place, in the place of a leader's epoch: see above.
 CERTAIN: Final = 1
+HAD: Final = 0
+GIVEN_AWAY: Final = -1
 
 # So many partitions are named in a message.
 NAMED_MAX: Final = 3
@@ -129,6 +136,7 @@ class GroupMemory:
         self.mine: frozenset[TopicPartition] = frozenset()
         self._certain: frozenset[TopicPartition] = frozenset()
         self._owed: set[TopicPartition] = set()  # Lost, and not back yet.
+        self._may_come_until_s = 0.0
         self._wait_until_s = 0.0
         self._resets: dict[TopicPartition, int] = {}
 
@@ -174,13 +182,28 @@ class GroupMemory:
         )
         return loss if gone or loss.is_elsewhere or loss.is_younger else None
 
-    def put_back(self, loss: Loss, wait_s: float) -> None:
-        """Go on after a loss with what is remembered; the others have so long to say more."""
+    def put_back(self, loss: Loss, may_come_s: float, wait_s: float) -> None:
+        """Go on after a loss with what is remembered, once the others have had time to say more.
+
+        Args:
+            loss: what was found.
+            may_come_s: how long others have where nobody need know more.
+            wait_s: how long they have, at least, where a reader that knows more is missing.
+
+        """
         self._accept(loss)
         self.is_lost = True
         self._certain, self.mine = self.mine, frozenset()
         self._owed = set(self.seen.offsets)
-        self._wait_until_s = self._clock() + wait_s
+        now_s = self._clock()
+        self._may_come_until_s = now_s + may_come_s
+        self._wait_until_s = now_s + max(may_come_s, wait_s)
+
+    def own(self, tps: Collection[TopicPartition]) -> None:
+        """Take note of what this reader owns now; what else it knows of it has given away."""
+        self.mine = frozenset(tps)
+        away = self.seen.away | (self.seen.offsets.keys() - self.mine)
+        self.seen = self.seen._replace(away=away)
 
     def begin_anew(self, loss: Loss) -> None:
         """Go on after a loss with what the group has now.
@@ -191,7 +214,7 @@ class GroupMemory:
         for tp in (*loss.missing, *(tp for tp, _ in loss.behind)):
             self._resets[tp] = Position.of(offsets.pop(tp)).resets + 1
         self._accept(loss)
-        self.seen = self.seen._replace(offsets=offsets)
+        self.seen = self.seen._replace(offsets=offsets, away=self.seen.away & offsets.keys())
 
     def note(
         self, cluster: str, generation: int, positions: Mapping[TopicPartition, Position]
@@ -202,15 +225,13 @@ class GroupMemory:
             for tp, position in positions.items()
             if position.offset is not None
         }
-        self.seen = Memory(cluster, generation, {**self.seen.offsets, **offsets})
+        away = self.seen.away - offsets.keys()
+        self.seen = Memory(cluster, generation, {**self.seen.offsets, **offsets}, away)
         self._owed.difference_update(offsets)
 
     def places(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return what the group's other readers should know after a loss."""
-        return {
-            tp: stored._replace(leader_epoch=CERTAIN) if tp in self.mine else stored
-            for tp, stored in self.seen.offsets.items()
-        }
+        return self._marked(self.mine)
 
     def to_restore(
         self,
@@ -224,19 +245,33 @@ class GroupMemory:
             places: what all readers have written down.
 
         """
-        known = {**self.seen.offsets, **farther(places, self.seen.offsets)}
+        known = self._marked(self._certain)
+        known |= farther(places, known)
         best = {tp: Position.of(known[tp]) for tp in found if tp in known}
         back = {tp: place for tp, place in best.items() if is_gone(place, found[tp])}
         if not self.is_waiting():
             return back, set()
+        enough = CERTAIN if self._clock() < self._may_come_until_s else HAD
         unset = {tp for tp, position in found.items() if position.offset is None}
-        certain = self._certain | {tp for tp in places if places[tp].leader_epoch == CERTAIN}
-        held = (unset | back.keys()) - certain
+        said = {tp for tp, place in known.items() if place.leader_epoch >= enough}
+        held = (unset | back.keys()) - said - self._certain
         return {tp: place for tp, place in back.items() if tp not in held}, held
 
     def is_waiting(self) -> bool:
         """Say whether the other readers still have time to write down where they were."""
         return self.is_lost and self._clock() < self._wait_until_s
+
+    def _marked(
+        self, certain: Collection[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        marks = {
+            **dict.fromkeys(self.seen.offsets, HAD),
+            **dict.fromkeys(self.seen.away, GIVEN_AWAY),
+            **dict.fromkeys(certain, CERTAIN),
+        }
+        return {
+            tp: stored._replace(leader_epoch=marks[tp]) for tp, stored in self.seen.offsets.items()
+        }
 
     def _accept(self, loss: Loss) -> None:
         self.seen = self.seen._replace(cluster=loss.cluster, generation=loss.generation)

@@ -184,10 +184,10 @@ class Ownership:
         """Settle, then commit what is finished together with the pins of what comes next."""
         return self._in_rounds(lambda: self._pin_next(max_rows, wait_s))
 
-    def check_places(self) -> None:
-        """Raise `RetriableError` while other readers may know more of what we own."""
-        if self._held:
-            raise RetriableError(f"nobody has said yet where {listed(self._held)} was")
+    def check_places(self, tps: Collection[TopicPartition]) -> None:
+        """Raise `RetriableError` while other readers may know more of what we own of *tps*."""
+        if held := self._held.intersection(tps):
+            raise RetriableError(f"nobody has said yet where {listed(held)} was")
 
     def prove(self, tps: Collection[TopicPartition]) -> None:
         """Have the group confirm, before ranges are run that others have pinned, that we own them.
@@ -251,7 +251,7 @@ class Ownership:
             for step in steps.values():
                 if step.waiting:  # Having nothing to run would mean that all is done.
                     raise RetriableError(step.waiting)
-            self.check_places()
+            self.check_places(self._held)
         return Batch(assignment.generation, steps)
 
     def _settle_once(self, wait_s: float) -> Assignment:
@@ -399,7 +399,7 @@ class Ownership:
         elif not tps and (session.cluster_id, generation) == memory.seen[:2]:
             return
         found = self._compare(tps, generation)
-        memory.mine = frozenset(assignment.partitions)
+        memory.own(assignment.partitions)
         back: dict[TopicPartition, Position] = {}
         self._held = set()
         if memory.is_lost and tps:
@@ -464,7 +464,9 @@ class Ownership:
         # A reader that knows no offsets itself waits for what others know.
         self._session.write_places(memory.places())
         logger.warning("%s: %s. It is put back where its readers were", what, loss)
-        memory.put_back(loss, options.session_timeout_ms / 1000)
+        # Half of it: what must not end empty-handed waits here as well, and is not to fail for it.
+        missing_s = options.coordinator_timeout_ms / 2000
+        memory.put_back(loss, options.session_timeout_ms / 1000, missing_s)
         self._latest_from = frozenset()
 
     def _only_finished(self) -> dict[TopicPartition, Step]:

@@ -6,11 +6,14 @@ needs nothing but the offset, and no code ever subtracts a start from an end::
     {"flights-3": {"s": 100, "e": 200, "g": 7},
      "@": {"v": 1, "coordinator": "host:9310", "group": "etl", "client_id": "...",
            "topics": ["flights"], "stateful": "fail",
-           "cluster": "...", "generation": 7, "at": {"flights": {"3": [100, "gc1:200:0"]}}}}
+           "cluster": "...", "generation": 7,
+           "at": {"flights": {"2": [40, "gc1:40:0"], "3": [100, "gc1:200:0"]}},
+           "away": {"flights": [2]}}}
 
 ``cluster``, ``generation`` and ``at`` say what the reader last saw of its group: which cluster it
-was, and where the group was in each partition that this reader ever had. Checkpoints of releases
-before don't have them; what the ranges say is then all that is known.
+was, and where the group was in each partition that this reader ever had; ``away`` are those of
+them that it gave away. Checkpoints of releases before don't have them; what the ranges say is then
+all that is known.
 
 A pin is the planned end of the range that begins at a committed offset. It is stored as the
 metadata of the commit, ``gc1:<end>:<resets>``; an end equal to the offset means "no range
@@ -77,12 +80,19 @@ class ReaderIdentity(NamedTuple):
 class Memory(NamedTuple):
     """What a reader last saw of its group; *cluster* is empty where that is not known.
 
-    The metadata of its offsets are pins, or empty.
+    The metadata of its offsets are pins, or empty. *away* are the partitions that the reader gave
+    away: others have gone on from their offsets.
     """
 
     cluster: str = ""
     generation: int = NO_GENERATION
     offsets: Mapping[TopicPartition, OffsetAndMetadata] = MappingProxyType({})
+    away: frozenset[TopicPartition] = frozenset()
+
+    def names(self, other: "Memory") -> bool:
+        """Say whether it is of the same cluster and the same partitions, wherever they are."""
+        is_same = self.cluster == other.cluster and self.away == other.away
+        return is_same and self.offsets.keys() == other.offsets.keys()
 
 
 _NO_MEMORY: Final = Memory()
@@ -135,6 +145,11 @@ def encode_end(
         for (topic, partition), stored in memory.offsets.items():
             at.setdefault(topic, {})[str(partition)] = [stored.offset, stored.metadata]
         end[READER_KEY]["at"] = at
+    if memory.away:
+        away: dict[str, list[int]] = {}
+        for topic, partition in sorted(memory.away):
+            away.setdefault(topic, []).append(partition)
+        end[READER_KEY]["away"] = away
     return end
 
 
@@ -241,16 +256,26 @@ def _decode_memory(
         tp: OffsetAndMetadata(one.start, Pin(one.end).to_metadata()) for tp, one in ranges.items()
     }
     generation = max((one.generation for one in ranges.values()), default=NO_GENERATION)
-    match about.get("cluster", ""), about.get("generation", generation), about.get("at", {}):
-        case str(cluster), int(generation), dict(at):
+    match (
+        about.get("cluster", ""),
+        about.get("generation", generation),
+        about.get("at", {}),
+        about.get("away", {}),
+    ):
+        case str(cluster), int(generation), dict(at), dict(away):
             try:
                 for topic, places in at.items():
                     for partition, (place, metadata) in places.items():
                         tp = TopicPartition(str(topic), int(partition))
                         offsets[tp] = OffsetAndMetadata(int(place), str(metadata))
+                gone = frozenset(
+                    TopicPartition(str(topic), int(partition))
+                    for topic, partitions in away.items()
+                    for partition in partitions
+                )
             except (AttributeError, TypeError, ValueError):
                 raise _unreadable(offset) from None
-            return Memory(cluster, generation, offsets)
+            return Memory(cluster, generation, offsets, gone)
     raise _unreadable(offset)
 
 
