@@ -27,6 +27,9 @@ TOPIC = "events"
 GROUP = "g"
 NUM_PARTITIONS = 4
 DEADLINE_S = 60.0
+
+# A driver's first rows: a query is compiled and Python workers start, beside other drivers' JVMs.
+ROWS_S = 180.0
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 # Long enough that a busy test machine's heartbeats come in time.
@@ -408,7 +411,11 @@ class Driver:
     def wait_rows(self) -> None:
         """Wait until it wrote something new."""
         before = self.size()
-        wait_until(f"rows of {self.name}", lambda: self.size() > before)
+        try:
+            wait_until(f"rows of {self.name}", lambda: self.size() > before, ROWS_S)
+        except AssertionError as error:
+            error.add_note(self.errors()[-4_000:])
+            raise
 
     def size(self) -> int:
         """Return how much it wrote."""

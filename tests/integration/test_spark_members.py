@@ -172,13 +172,17 @@ def test_what_is_kept_goes_on_while_a_reader_is_inside_of_a_long_batch(scene: Sc
 
 
 def test_a_static_reader_comes_back_without_a_rebalance(scene: Scene) -> None:
-    """Its place is kept, what grew meanwhile is found, and its forerunner hears why it ends."""
-    other, old = scene.reader(groupInstanceId="o"), scene.reader(groupInstanceId="me")
+    """Its place is kept, and its forerunner hears why it ends.
+
+    No session ends here: they are long, as a busy machine's heartbeats may be late.
+    """
+    other, old, new = (
+        scene.reader(groupInstanceId=name, sessionTimeout="30s") for name in ("o", "me", "me")
+    )
     scene.share(other, old)
     generation = old.sunk[-1].range.generation
     mine = {task.tp for task in old.sunk if task.range.generation == generation}
 
-    new = scene.reader(groupInstanceId="me")
     wait_until("rows of the new one", lambda: bool(new.trigger()))
 
     assert {task.tp for task in new.sunk} == mine
