@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 # Of work that is put off; the clients' requests have twice as much at a time.
 SLICE_S: Final = 0.001
+# Times as long as a slice took: a fifth of the event loop is for such work while clients ask.
+REST: Final = 4
 
 
 class Token(Protocol):
@@ -198,15 +200,23 @@ class Slices:
     """Answers what takes long a slice at a time, so that everybody else has turns in between.
 
     One request is answered after the other, the askers in turn. What fits into one slice is
-    answered at once while nothing else waits. Under a virtual clock that is everything.
+    answered at once while nothing else waits. Under a virtual clock that is everything. After each
+    further slice it rests, if clients have asked something meanwhile.
 
     Attributes:
         is_busy: Whether one is being answered.
     """
 
-    def __init__(self, clock_s: Callable[[], float]) -> None:
-        """Make it; *clock_s* measures the slices."""
+    def __init__(self, clock_s: Callable[[], float], requests: Callable[[], int]) -> None:
+        """Make it.
+
+        Args:
+            clock_s: It measures the slices.
+            requests: A number that grows whenever clients ask something.
+        """
         self._clock_s = clock_s
+        self._requests = requests
+        self._seen = 0  # So many had been asked after the slice before.
         self._queue: CallQueue[Iterator[None]] = CallQueue()
         self.is_busy = False
 
@@ -237,6 +247,11 @@ class Slices:
 
             while goes_on:
                 goes_on = False  # Nobody waits any more, or there was a bug.
+                began_s = self._clock_s()
                 call.attempt(go_on)
+                worked_s = self._clock_s() - began_s
                 await trio.lowlevel.checkpoint()
+                seen, self._seen = self._seen, self._requests()
+                if seen != self._seen:
+                    await trio.sleep(REST * worked_s)
             self.is_busy = False

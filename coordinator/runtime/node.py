@@ -151,7 +151,7 @@ class Node:
             is_draining=lambda: self.draining,
         )
         self.patterns = PatternMatcher(topics)
-        self.slices = Slices(environment.clock_s)
+        self.slices = Slices(environment.clock_s, lambda: environment.telemetry.received_bytes)
         self.reloader = Reloader(self, reload_min_interval_ms)
         self._changes = ChangesReader(
             journal, environment, max_response_bytes=group_config.max_response_bytes
