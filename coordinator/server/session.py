@@ -30,6 +30,7 @@ from msgspec import structs
 
 from coordinator.config import Settings
 from coordinator.group.core import Caller, Now
+from coordinator.log.errors import LogFailed
 from coordinator.runtime.calls import Call
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Flusher
@@ -455,9 +456,11 @@ class Session:
 
     def fail(self, call: SessionCall, exc: Exception) -> None:
         """Answer *call*, whose handler had a bug, and end the connection."""
-        self._sessions.request_failed(call, exc)
-        if call.is_open:
-            call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
+        # The disk's thread knows first that the log failed: all ends, without a bug to look for.
+        if not isinstance(exc, LogFailed):
+            self._sessions.request_failed(call, exc)
+            if call.is_open:
+                call.resolve(BareError(ErrorCode.UNKNOWN_SERVER_ERROR), -1)
         self._is_closing = True
         self._closes_as = FAILED
 
