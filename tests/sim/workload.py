@@ -1,8 +1,9 @@
 """What honest clients do: members over the real client library, and operators."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from typing import Protocol
 
 import trio
 
@@ -27,12 +28,65 @@ from client import (
     connect,
 )
 from protocol.partition import TopicPartition
-from tests.sim.history import Key, Outcome
-from tests.sim.world import HOST, PORT, World
+from tests.sim.history import History, Key, Outcome
 
 TOPIC = "flights"
 NUM_PARTITIONS = 5
 PLAIN_GROUP = "plain"  # It has no members; operators commit to it, and delete it.
+
+
+class Wires(Protocol):
+    """What lies between clients and the coordinator."""
+
+    def opener(self, client: str, /) -> Callable[[str, int], Awaitable[trio.abc.Stream]]:
+        """Return the `open_stream` of the client with that name."""
+
+    def cut_off(self, client: str, /) -> None:
+        """Hold everything between the client and the server."""
+
+    def reconnect(self, client: str, /) -> None:
+        """Deliver again."""
+
+    def reset_some(self, client: str | None, /) -> None:
+        """Reset the connections of one client, or all."""
+
+
+class Surroundings(Protocol):
+    """What a client lives in: a simulated world, or a process of its own.
+
+    Attributes:
+        away: Clients that are not running.
+        healed: No more faults; everybody should recover.
+        stopping: The workload comes to its end.
+    """
+
+    away: set[str]
+    healed: bool
+    stopping: bool
+
+    @property
+    def address(self) -> str:
+        """Where the coordinator is."""
+
+    @property
+    def history(self) -> History:
+        """Where it is written down what the library says."""
+
+    @property
+    def network(self) -> Wires:
+        """What lies between."""
+
+    def rng(self, purpose: str) -> random.Random:
+        """Return randomness of its own for each purpose."""
+
+    def is_cooperative(self, group: str) -> bool:
+        """Say how the members of *group* hand partitions over."""
+
+    def next_id(self) -> int:
+        """Return a number that no commit has had."""
+
+    def violate(self, invariant: str, text: str) -> None:
+        """Note a promise that was broken."""
 
 
 class Lookalike(str):
@@ -64,7 +118,7 @@ class Overlapping:
 class Driver:
     """One program that reads as a member of a group, dies now and then, and comes back."""
 
-    def __init__(self, world: World, name: str, group: str) -> None:
+    def __init__(self, world: Surroundings, name: str, group: str) -> None:
         self.world = world
         self.name = name
         self.group = group
@@ -217,7 +271,7 @@ class Claims:
     """Writes down what the library said of one commit."""
 
     def __init__(
-        self, world: World, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+        self, world: Surroundings, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
         self._world = world
         self._group = group
@@ -244,7 +298,7 @@ class Claims:
 class Operator:
     """Commits for a group without members, looks at everything, deletes."""
 
-    def __init__(self, world: World, name: str, groups: list[str]) -> None:
+    def __init__(self, world: Surroundings, name: str, groups: list[str]) -> None:
         self.world = world
         self.name = name
         self._groups = groups
@@ -296,7 +350,7 @@ class Operator:
 
 
 def new_offsets(
-    world: World, partitions: list[TopicPartition]
+    world: Surroundings, partitions: list[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """Return commits that can be told from all others."""
     offsets = {}
@@ -306,10 +360,12 @@ def new_offsets(
     return offsets
 
 
-def connect_as(world: World, name: str, rng: random.Random) -> AbstractAsyncContextManager[Client]:
+def connect_as(
+    world: Surroundings, name: str, rng: random.Random
+) -> AbstractAsyncContextManager[Client]:
     """Connect the real client library to the world's network."""
     return connect(
-        f"{HOST}:{PORT}",
+        world.address,
         client_id=name,
         request_timeout_ms=5_000,
         rng=rng,

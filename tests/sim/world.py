@@ -99,6 +99,11 @@ class World:
         self.settings: Settings = load_settings(overrides=(*SETTINGS, retention))
         self._last_id = 0
 
+    @property
+    def address(self) -> str:
+        """Where the coordinator is."""
+        return f"{HOST}:{PORT}"
+
     def rng(self, purpose: str) -> random.Random:
         """Return randomness of its own for each purpose, so that they don't shift each other."""
         return random.Random(f"{self.seed} {purpose}")
