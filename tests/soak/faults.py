@@ -18,11 +18,13 @@ import trio
 from protocol.connection import ClientConnection
 from protocol.messages import ApiVersionsRequest
 from tests.integration.daemon import Daemon
+from tests.sim.registers import Violation
 from tests.soak.node import KILLED, WRITE_FAILED, Node
 
 _DAY_NS: Final = 86_400 * 10**9
 _CALLS: Final = "pwritev2,fdatasync"
 _CHURN: Final = 50
+_START_MAX_S: Final = 60
 _PAUSE_S: Final = (0.5, 4.0)
 
 
@@ -184,8 +186,12 @@ class OnTheDaemon:
         with self._node.may_end(WRITE_FAILED), self._filled(leave_bytes=0):
             with trio.move_on_after(20):
                 await self._node.ended(life)
-            await self._node.serving()
-            await self._some_time(0.5, 3)
+            with trio.move_on_after(_START_MAX_S) as scope:
+                await self._node.serving()
+                await self._some_time(0.5, 3)
+            if scope.cancelled_caught:
+                text = f"nothing serves on a full disk for {_START_MAX_S} s"
+                self._node.violations.append(Violation("start on a full disk", text))
         if self._node.lives == life:
             daemon.process.send_signal(signal.SIGHUP)
 

@@ -221,15 +221,20 @@ async def _collect(stream: trio.abc.ReceiveStream | None, into: list[bytes]) -> 
     into.extend([bytes(data) async for data in stream])
 
 
-async def soak(folder: Path, *, seconds: float, seed: int) -> Report:
-    """Run that long, and at least until each fault has come; then let all recover, and judge."""
+async def soak(
+    folder: Path, *, seconds: float, seed: int, without: frozenset[str] = frozenset()
+) -> Report:
+    """Run that long, and at least until each fault has come; then let all recover, and judge.
+
+    *without* names faults that are left out.
+    """
     report = Report(seed, seconds, Counter())
     history = History()
     disk = folder / "disk"
     with small_disk(disk) as is_small:
         async with trio.open_nursery() as nursery:
             run = _Run(report, history, folder, nursery)
-            await run.suffer(_faults_of(run, disk, is_small=is_small))
+            await run.suffer(_faults_of(run, disk, is_small=is_small, without=without))
             await run.recover()
             nursery.cancel_scope.cancel()
         verify = partial(run_cli, "log", "verify", "--data-dir", str(run.node.data))
@@ -298,7 +303,9 @@ class _Run:
         await self.node.stop(for_good=True)
 
 
-def _faults_of(run: _Run, disk: Path, *, is_small: bool) -> tuple[Deck, Deck]:
+def _faults_of(
+    run: _Run, disk: Path, *, is_small: bool, without: frozenset[str]
+) -> tuple[Deck, Deck]:
     """Return those of the daemon, and those of clients."""
     seed, counts = run.report.seed, run.report.faults
     on_daemon = OnTheDaemon(run.node, disk, _rng(seed, "faults"), run.pace)
@@ -308,8 +315,10 @@ def _faults_of(run: _Run, disk: Path, *, is_small: bool) -> tuple[Deck, Deck]:
         _rng(seed, "client faults"),
         max(run.pace, _CLIENT_PACE_MIN),
     )
+    of_daemon = on_daemon.all(small_disk=is_small)
+    chosen = {name: fault for name, fault in of_daemon.items() if name not in without}
     return (
-        Deck(on_daemon.all(small_disk=is_small), _rng(seed, "deck"), counts),
+        Deck(chosen, _rng(seed, "deck"), counts),
         Deck(on_clients.all(), _rng(seed, "client deck"), counts),
     )
 
