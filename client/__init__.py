@@ -28,12 +28,13 @@ from client.exceptions import (
 from client.member import Member
 from client.membership import Assignment
 from client.offsets import OffsetAndMetadata
-from client.operators import GroupSummary, Lag, PositionTooOld, TopicSource
+from client.operators import Acl, GroupSummary, Lag, PositionTooOld, TopicSource
 from protocol.errors import ErrorCode
 from protocol.offset_feed import OffsetEvent
 from protocol.partition import TopicPartition
 
 __all__ = [
+    "Acl",
     "Assignment",
     "AssignmentWarning",
     "Assignor",

@@ -274,6 +274,21 @@ CATALOGUE: Final = (
         "count topics",
         "No group has offsets of these deleted topics any more.",
     ),
+    # --- who may do what ---
+    _kind("acl.added", "info", "count rules", "Rules of access are in force; the first in words."),
+    _kind("acl.removed", "info", "count rules", "Rules of access are not in force any more."),
+    _kind(
+        "user.altered",
+        "info",
+        "user mechanism change iterations",
+        "A password was set, or removed (`change`); what it is checked by is never told.",
+    ),
+    _kind(
+        "quota.altered",
+        "info",
+        "principal quotas",
+        "Quotas of a principal were set, or (null) removed; no principal: the default.",
+    ),
     # --- clients ---
     _kind(
         "request.refused",

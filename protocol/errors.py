@@ -37,6 +37,10 @@ class ErrorCode(IntEnum):
     UNKNOWN_MEMBER_ID = 25
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    UNSUPPORTED_SASL_MECHANISM = 33
     UNSUPPORTED_VERSION = 35
     INVALID_PARTITIONS = 37
     INVALID_REQUEST = 42
@@ -46,6 +50,9 @@ class ErrorCode(IntEnum):
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
     GROUP_SUBSCRIBED_TO_TOPIC = 86
+    RESOURCE_NOT_FOUND = 91
+    DUPLICATE_RESOURCE = 92
+    UNACCEPTABLE_CREDENTIAL = 93
     INVALID_REGULAR_EXPRESSION = 128
     OUTCOME_UNKNOWN = 1000
     INVALID_OFFSET = 1001
@@ -135,6 +142,18 @@ ERRORS: Final[Mapping[ErrorCode, ErrorInfo]] = {
         _NO, _R.REPORT, "The session timeout is outside the server's bounds."
     ),
     _E.REBALANCE_IN_PROGRESS: ErrorInfo(_NO, _R.REJOIN, "The group is rebalancing."),
+    _E.TOPIC_AUTHORIZATION_FAILED: ErrorInfo(
+        _NO, _R.REPORT, "The principal may not do this with the topic."
+    ),
+    _E.GROUP_AUTHORIZATION_FAILED: ErrorInfo(
+        _NO, _R.REPORT, "The principal may not do this with the group."
+    ),
+    _E.CLUSTER_AUTHORIZATION_FAILED: ErrorInfo(
+        _NO, _R.REPORT, "The principal may not do this with the coordinator itself."
+    ),
+    _E.UNSUPPORTED_SASL_MECHANISM: ErrorInfo(
+        _NO, _R.REPORT, "The server doesn't take this mechanism; the answer lists those it takes."
+    ),
     _E.UNSUPPORTED_VERSION: ErrorInfo(
         _NO, _R.REPORT, "This server doesn't know the request, or not in this version or form."
     ),
@@ -157,6 +176,11 @@ ERRORS: Final[Mapping[ErrorCode, ErrorInfo]] = {
     ),
     _E.GROUP_SUBSCRIBED_TO_TOPIC: ErrorInfo(
         _NO, _R.REPORT, "Members of the group still subscribe to the topic."
+    ),
+    _E.RESOURCE_NOT_FOUND: ErrorInfo(_NO, _R.REPORT, "There is no such user or credential."),
+    _E.DUPLICATE_RESOURCE: ErrorInfo(_NO, _R.REPORT, "The request names the same thing twice."),
+    _E.UNACCEPTABLE_CREDENTIAL: ErrorInfo(
+        _NO, _R.REPORT, "The credential's iterations, salt or keys are out of bounds."
     ),
     _E.INVALID_REGULAR_EXPRESSION: ErrorInfo(
         _NO, _R.REPORT, "The pattern of topics is no regular expression of RE2's syntax."

@@ -5,9 +5,9 @@ comes out as an `Outcome`. `Core.replay` alone changes hard state, when the log 
 a `Decision` emits a record, so that a replay of the log gives the same state again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -112,13 +112,29 @@ class Outcome(Struct):
     """
 
     group_id: str
-    records: list[Record] = []
+    records: list[Any] = []  # `Record`s, and of the node's own partition `NodeRecord`s.
     replies: list[Reply] = []
     events: list[Event] = []
 
     def __bool__(self) -> bool:
         """Say whether there is anything to do."""
         return bool(self.records or self.replies or self.events)
+
+
+class Step(NamedTuple):
+    """One decision about what belongs to the node, and not to a group, in the making."""
+
+    now: Now
+    storage_full: bool  # What only removes goes on then.
+    outcome: Outcome
+
+    def event(self, name: str, **fields: object) -> None:
+        """Tell the operator."""
+        self.outcome.events.append(Event(name, fields))
+
+
+# By type of request, what decides it.
+Handlers = Mapping[type, Callable[[Any, Step], Response]]
 
 
 class HardGroup(NamedTuple):

@@ -267,6 +267,22 @@ Record = OffsetsCommitted | _RareRecord
 
 # (type, version, scope, key, value); a value of None is a tombstone.
 EntryFields = tuple[int, int, str, object, object]
+# How a record of the node's own partition becomes an entry.
+Writer = Callable[[Any], EntryFields]
+
+
+class Reader(NamedTuple):
+    """How an entry of the node's own partition becomes a record.
+
+    Attributes:
+        read: Of scope, key and value; raises TypeError and ValueError.
+        newest: The newest version that it understands.
+    """
+
+    read: Callable[[str, Any, Any], Any]
+    newest: int = 0
+
+
 # What a batch of the log holds: the same behind the distance of the entry from the batch's first.
 Item = Sequence[Any]
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import trio
 
-from coordinator.group.registry_shard import RegistryShard
+from coordinator.group.node_shard import NodeShard
 from coordinator.group.shard import GroupShard
 from coordinator.http.routes import Pause, Refused
 from coordinator.names import COMPARED_MAX, did_you_mean, shortened
@@ -103,7 +103,7 @@ class Asker:
             return seen
         raise await self.no_group(group_id)
 
-    async def topics(self, look: Callable[[RegistryShard], T]) -> T:
+    async def topics(self, look: Callable[[NodeShard], T]) -> T:
         """Return what *look* sees, once all that is known of topics is on disk."""
         waiting: _Waiting[T] = _Waiting()
         registry = self._node.registry

@@ -48,6 +48,8 @@ T = TypeVar("T")
 _DECLARED: Final = {
     "uptime_ms": ("group_coordinator_uptime_seconds", 1000),
     "topics": ("group_coordinator_topics", 1),
+    "acls": ("group_coordinator_acls", 1),
+    "users": ("group_coordinator_users", 1),
     "requests_parked": ("group_coordinator_requests_parked", 1),
     "requests_waiting_bytes": ("group_coordinator_requests_waiting_bytes", 1),
     "answers_waiting_for_disk": ("group_coordinator_answers_waiting_for_disk", 1),

@@ -69,10 +69,17 @@ class Dispatcher:
             m.DeleteGroupsRequest: self._delete_groups,
             m.DescribeLagRequest: self._look_into_group,
             m.DescribeRebalancesRequest: self._look_into_group,
-            m.RegisterTopicsRequest: self._decide_topics,
-            m.DeleteTopicsRequest: self._decide_topics,
-            m.ReportEndOffsetsRequest: self._decide_topics,
+            m.RegisterTopicsRequest: self._decide_for_node,
+            m.DeleteTopicsRequest: self._decide_for_node,
+            m.ReportEndOffsetsRequest: self._decide_for_node,
             m.DescribeTopicsRequest: self._describe_topics,
+            m.CreateAclsRequest: self._decide_for_node,
+            m.DeleteAclsRequest: self._decide_for_node,
+            m.AlterUserScramCredentialsRequest: self._decide_for_node,
+            m.AlterClientQuotasRequest: self._decide_for_node,
+            m.DescribeAclsRequest: self._look_into_node,
+            m.DescribeUserScramCredentialsRequest: self._look_into_node,
+            m.DescribeClientQuotasRequest: self._look_into_node,
             m.ScanOffsetsRequest: self._scan_offsets,
             m.ReadOffsetChangesRequest: self._read_changes,
             m.CompactLogRequest: self._compact_log,
@@ -321,9 +328,9 @@ class Dispatcher:
 
     # --- topics -------------------------------------------------------------------------
 
-    def _decide_topics(self, call: Call, request: m.Request, now: Now) -> None:
+    def _decide_for_node(self, call: Call, request: m.Request, now: Now) -> None:
         if self._content_is_sound(call, request):
-            self._node.decide_topics(request, NoGroup(call), now)
+            self._node.decide(request, NoGroup(call), now)
 
     def _describe_topics(self, call: Call, request: m.DescribeTopicsRequest, now: Now) -> None:
         if not self._content_is_sound(call, request):
@@ -335,6 +342,19 @@ class Dispatcher:
             read(now)
         else:
             self._node.patterns.submit(call, request.pattern, lambda: read(self._node.now()))
+
+    def _look_into_node(self, call: Call, request: Any, now: Now) -> None:
+        """Show rules, users or quotas."""
+        if self._content_is_sound(call, request):
+            core = self._node.registry.core
+            describe: Mapping[type, Callable[[Any], m.Response]] = {
+                m.DescribeAclsRequest: core.rules.describe,
+                m.DescribeUserScramCredentialsRequest: core.users.describe,
+                m.DescribeClientQuotasRequest: core.quotas.describe,
+            }
+            look = partial(describe[type(request)], request)
+            fits = fitting(look, self._settings.response_max_bytes)
+            self._node.registry.read(None, NoGroup(call), fits, now)
 
     def _topics(self, request: m.DescribeTopicsRequest) -> m.Response:
         """Look at the topics; those of a list one by one, as each may be large."""

@@ -216,6 +216,13 @@ SHAPES: list[tuple[m.Request, tuple[Any, ...]]] = [
     (m.CompactLogRequest(), (CODE, None, -1, -1, -1, -1)),
     (m.DescribeNodeRequest(), (CODE, -1, -1, "", (), (), ())),
     (m.ReloadPartitionRequest(0), (CODE, None, -1, -1)),
+    (m.DescribeAclsRequest(1, None, 1, None, None, 1, 1), (CODE, None, ())),
+    (m.CreateAclsRequest(()), (CODE, ())),
+    (m.DeleteAclsRequest(()), (CODE, ())),
+    (m.DescribeUserScramCredentialsRequest(None, "", 1), (CODE, None, (), False)),
+    (m.AlterUserScramCredentialsRequest((), ()), (CODE, ())),
+    (m.DescribeClientQuotasRequest(None), (CODE, None, ())),
+    (m.AlterClientQuotasRequest(()), (CODE, ())),
 ]
 
 
