@@ -182,6 +182,14 @@ def naive(
 
 @given(st.lists(st.tuples(st.booleans(), RULES), max_size=14), st.data())
 @example([(True, rule("a")), (True, rule("a", host="h")), (False, rule("a"))], None)
+@example(
+    [
+        (True, rule("a", pattern=P.PREFIXED)),
+        (True, rule("b", pattern=P.PREFIXED)),
+        (False, rule("b", pattern=P.PREFIXED)),
+    ],
+    None,
+)
 def test_rules_say_what_a_walk_over_all_of_them_says(
     changes: list[tuple[bool, Rule]], data: Any
 ) -> None:
