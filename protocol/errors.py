@@ -41,9 +41,11 @@ class ErrorCode(IntEnum):
     GROUP_AUTHORIZATION_FAILED = 30
     CLUSTER_AUTHORIZATION_FAILED = 31
     UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
     UNSUPPORTED_VERSION = 35
     INVALID_PARTITIONS = 37
     INVALID_REQUEST = 42
+    SASL_AUTHENTICATION_FAILED = 58
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
     MEMBER_ID_REQUIRED = 79
@@ -94,6 +96,7 @@ class Remedy(Enum):
     REPEAT_AND_CHECK = "repeat the same request, or read back what is stored"
     READ_BACK = "read what is stored and decide anew"
     ASK_FOR_LESS = "ask for less at a time"
+    LOG_IN = "log in again if the credentials can be others now; else tell the user"
     REPORT = "tell the user; repeating it does not help"
 
 
@@ -154,6 +157,9 @@ ERRORS: Final[Mapping[ErrorCode, ErrorInfo]] = {
     _E.UNSUPPORTED_SASL_MECHANISM: ErrorInfo(
         _NO, _R.REPORT, "The server doesn't take this mechanism; the answer lists those it takes."
     ),
+    _E.ILLEGAL_SASL_STATE: ErrorInfo(
+        _NO, _R.LOG_IN, "The request isn't due now: first SaslHandshake, then SaslAuthenticate."
+    ),
     _E.UNSUPPORTED_VERSION: ErrorInfo(
         _NO, _R.REPORT, "This server doesn't know the request, or not in this version or form."
     ),
@@ -162,6 +168,9 @@ ERRORS: Final[Mapping[ErrorCode, ErrorInfo]] = {
     ),
     _E.INVALID_REQUEST: ErrorInfo(
         _NO, _R.REPORT, "The request's bytes or values break the protocol."
+    ),
+    _E.SASL_AUTHENTICATION_FAILED: ErrorInfo(
+        _NO, _R.LOG_IN, "The log-in failed, or what it rested on has ended; why isn't told."
     ),
     _E.NON_EMPTY_GROUP: ErrorInfo(_NO, _R.REPORT, "The group still has members."),
     _E.GROUP_ID_NOT_FOUND: ErrorInfo(_NO, _R.REPORT, "There is no such group."),

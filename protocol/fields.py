@@ -34,6 +34,8 @@ HOSTS_MAX: Final = 16
 PRINCIPAL_BYTES_MAX: Final = 512
 # A salt, or a key made of a password.
 KEY_BYTES_MAX: Final = 64
+# One message of a log-in. It is read of somebody who has not said yet who he is.
+AUTH_BYTES_MAX: Final = 4_096
 
 
 class Since(NamedTuple):
@@ -75,6 +77,7 @@ Principal = Annotated[
 KeyBytes = Annotated[bytes, Meta(max_length=KEY_BYTES_MAX)]
 MemberBytes = Annotated[bytes, Meta(max_length=MEMBER_BYTES_MAX)]
 Cursor = Annotated[bytes, Meta(max_length=CURSOR_BYTES_MAX)]
+AuthBytes = Annotated[bytes, Meta(max_length=AUTH_BYTES_MAX)]
 Hosts = Annotated[tuple[Name, ...], Meta(max_length=HOSTS_MAX)]
 
 

@@ -32,6 +32,7 @@ from protocol.fields import (
     I32,
     I64,
     REQUEST_PARTITIONS_MAX,
+    AuthBytes,
     Code,
     Count,
     Cursor,
@@ -60,7 +61,7 @@ from protocol.partition import TopicPartition
 
 
 class ApiKey(IntEnum):
-    """Kafka's numbers; from 1000 on our own. 17 and 36 are kept for authentication."""
+    """Kafka's numbers; from 1000 on our own."""
 
     OFFSET_COMMIT = 8
     OFFSET_FETCH = 9
@@ -71,10 +72,12 @@ class ApiKey(IntEnum):
     SYNC_GROUP = 14
     DESCRIBE_GROUPS = 15
     LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
     API_VERSIONS = 18
     DESCRIBE_ACLS = 29
     CREATE_ACLS = 30
     DELETE_ACLS = 31
+    SASL_AUTHENTICATE = 36
     DELETE_GROUPS = 42
     OFFSET_DELETE = 47
     DESCRIBE_CLIENT_QUOTAS = 48
@@ -306,6 +309,74 @@ declare(
             "c0FmZS1hbmQtc291bmQhIQ",
             1,
             1_048_576,
+        ),
+        -1,
+    ),
+)
+
+
+class SaslHandshakeRequest(Request):
+    """Which mechanism the messages that follow are of; the first step of a log-in."""
+
+    mechanism: Name
+
+
+class SaslHandshakeResponse(Response):
+    """Answer to `SaslHandshakeRequest`: the mechanisms that the server takes, in any case."""
+
+    error: Code
+    mechanisms: ResponseArray[Text]
+
+
+declare(
+    ApiKey.SASL_HANDSHAKE,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+    example=Example(
+        51,
+        "a log-in begins",
+        0,
+        SaslHandshakeRequest("SCRAM-SHA-256"),
+        SaslHandshakeResponse(0, ("SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")),
+        -1,
+    ),
+)
+
+
+class SaslAuthenticateRequest(Request):
+    """One message of the mechanism, from client to server."""
+
+    auth_bytes: AuthBytes
+
+
+class SaslAuthenticateResponse(Response):
+    """Answer to `SaslAuthenticateRequest`, with the mechanism's message to the client.
+
+    ``session_lifetime_ms``: after the last message, within which time to log in again on this
+    connection; 0 is never.
+    """
+
+    error: Code
+    message: Text | None
+    auth_bytes: bytes
+    session_lifetime_ms: I64
+
+
+declare(
+    ApiKey.SASL_AUTHENTICATE,
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    example=Example(
+        52,
+        "a log-in by SCRAM ends",
+        0,
+        # RFC 7677, section 3.
+        SaslAuthenticateRequest(
+            b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,"
+            b"p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
+        ),
+        SaslAuthenticateResponse(
+            0, None, b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=", 3_600_000
         ),
         -1,
     ),

@@ -86,6 +86,12 @@ LAYERS = {
         ours=names("protocol", "coordinator.group", "coordinator.log"),
         others=names("trio", "structlog", "outcome", "msgspec"),
     ),
+    # Who somebody is, without sockets and tasks.
+    "coordinator.security": Layer(
+        ours=names("protocol", "coordinator.config"),
+        others=names("cryptography", "jwt", "scramp"),
+        banned=names("threading", "asyncio", "time", "socket"),
+    ),
     "coordinator.server": Layer(
         ours=OF_THE_SERVER, others=names("trio", "structlog", "outcome", "msgspec")
     ),

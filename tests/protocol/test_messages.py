@@ -177,6 +177,8 @@ TWO = ("g", "h", "g")
 # echoes the request is echoed; several groups get the error each.
 SHAPES: list[tuple[m.Request, tuple[Any, ...]]] = [
     (m.ApiVersionsRequest("c", "s", "1"), (CODE, (), "", "", -1, -1)),
+    (m.SaslHandshakeRequest("PLAIN"), (CODE, ())),
+    (m.SaslAuthenticateRequest(b"n,,"), (CODE, None, b"", -1)),
     (
         m.FindCoordinatorRequest(0, TWO),
         (tuple((g, CODE, None, -1, "", -1, -1, -1) for g in TWO),),
