@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from msgspec import structs
 
-from client.exceptions import FatalError, OutcomeUnknown, code_text, known_code
+from client.exceptions import FatalError, OutcomeUnknown, code_text, known_code, refusal
 from client.offset_watch import OffsetWatch
 from client.offsets import Offsets, by_topic, commit_request
 from client.router import Router
@@ -220,7 +220,7 @@ class TopicCalls:
                 listed_words = "; ".join(
                     f"{one.topic}: {code_text(one.error, one.message)}" for one in refused
                 )
-                raise FatalError(f"not registered: {listed_words}", code=refused[0].error)
+                raise refusal(f"not registered: {listed_words}", refused[0].error)
 
     async def delete_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """Tell that topics are gone; return the code per topic: 0 is done, 3 is not there.
@@ -269,9 +269,7 @@ class TopicCalls:
             }
         if refused:
             listed_codes = ", ".join(f"{tp}: {code_text(code)}" for tp, code in refused.items())
-            raise FatalError(
-                f"end offsets not taken: {listed_codes}", code=next(iter(refused.values()))
-            )
+            raise refusal(f"end offsets not taken: {listed_codes}", next(iter(refused.values())))
 
     async def _change(self, request: m.Request, kind: type[C], what: str) -> C:
         response = await self._router.ask(request, kind, changes_state=True)
@@ -881,4 +879,4 @@ def names_of(names: Iterable[str], what: str) -> tuple[str, ...]:
 
 def _check(code: int, what: str, message: str | None = None) -> None:
     if code != ErrorCode.NONE:
-        raise FatalError(f"{what}: {code_text(code, message)}", code=code)
+        raise refusal(f"{what}: {code_text(code, message)}", code)

@@ -123,7 +123,14 @@ LAYERS = {
         ours=names("protocol", "coordinator"),
         others=names("trio", "structlog", "click", "rich", "msgpack", "msgspec"),
     ),
-    "client": Layer(ours=names("protocol"), others=names("trio", "msgspec")),
+    # What its commands for a running coordinator know of TLS and log-ins is the client's.
+    "coordinator.cli.common": Layer(
+        ours=names("protocol", "coordinator", "client.security", "client.exceptions"),
+        others=names("click", "rich"),
+    ),
+    "client": Layer(ours=names("protocol", "client.security"), others=names("trio", "msgspec")),
+    # SCRAM is imported by who logs in by it.
+    "client.security": Layer(ours=names("protocol", "client"), others=names("trio", "scramp")),
     # Its command line, and the Kafka client behind it, which are imported only when they are used.
     "client.kafka_groups": Layer(
         ours=names("protocol", "client"), others=names("click", "confluent_kafka")

@@ -31,16 +31,11 @@ from protocol.messages import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
+from protocol.scram import ITERATIONS, ITERATIONS_MAX, ITERATIONS_MIN, SALT_BYTES
 
 SCRAM: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 OAUTHBEARER: Final = "OAUTHBEARER"
 MECHANISMS: Final = (*SCRAM, OAUTHBEARER)
-
-# RFC 7677 asks for 4096 at least. The client does the work: the upper bound is for its sake.
-ITERATIONS: Final = 4_096
-ITERATIONS_MAX: Final = 1_000_000
-# Of a credential that is made by `group-coordinator users`, and so of one that is made up.
-SALT_BYTES: Final = 32
 
 _FAILED: Final = "authentication failed"
 _HASHES: Final = {"SCRAM-SHA-256": ("sha256", 32), "SCRAM-SHA-512": ("sha512", 64)}
@@ -221,7 +216,7 @@ class _ByScram:
         self._name = name
         self._is_known = (
             found is not None
-            and ITERATIONS <= found[3] <= ITERATIONS_MAX
+            and ITERATIONS_MIN <= found[3] <= ITERATIONS_MAX
             and name_error(name, NAME_BYTES_MAX) is None
         )
         return found if found is not None and self._is_known else likeness
