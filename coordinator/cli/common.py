@@ -214,13 +214,13 @@ class Coordinator:
                     request = steps.send(self._answer(sock, wanted))
         except StopIteration:
             return sock
-        except (AuthenticationFailed, ValueError, s.NotNow) as exc:
-            raise AskFailed(str(exc)) from exc
-        except ssl.SSLError as exc:
+        except ssl.SSLError as exc:  # Before ValueError, which some of them are, too.
             refusal = s.tls_refusal(exc, name)
             if refusal is None:
                 raise OSError(s.CLOSED_IN_HANDSHAKE) from exc
             raise AskFailed(str(refusal)) from exc
+        except (AuthenticationFailed, ValueError, s.NotNow) as exc:
+            raise AskFailed(str(exc)) from exc
         return sock
 
     def _answer(self, sock: socket.socket, wanted: int) -> Response:
