@@ -482,8 +482,6 @@ _reads_group: Final = _group(Operation.READ)
 
 NEEDS: Final[Mapping[type[m.Request], Check]] = {
     m.ApiVersionsRequest: _nothing,
-    m.SaslHandshakeRequest: _nothing,
-    m.SaslAuthenticateRequest: _nothing,
     m.FindCoordinatorRequest: _groups(Operation.DESCRIBE, _no_coordinator, "coordinators"),
     m.JoinGroupRequest: _reads_group,
     m.SyncGroupRequest: _reads_group,
