@@ -15,6 +15,7 @@ from client.counts import ClientCounts, ClientNow, MemberNow
 from client.exceptions import (
     ClientClosed,
     CoordinatorUnavailable,
+    FatalError,
     OutcomeUnknown,
     RetriableError,
     code_text,

@@ -89,14 +89,11 @@ LAYERS = {
     # Who somebody is, without sockets and tasks.
     "coordinator.security": Layer(
         ours=names("protocol", "coordinator.config"),
-        others=names("cryptography", "jwt", "scramp"),
+        others=names("cryptography", "jwt", "re2", "scramp"),
         banned=names("threading", "asyncio", "time", "socket"),
     ),
     "coordinator.server": Layer(
         ours=OF_THE_SERVER, others=names("trio", "structlog", "outcome", "msgspec")
-    ),
-    "coordinator.security": Layer(
-        ours=names("protocol", "coordinator.config"), others=names("cryptography", "re2")
     ),
     # The last two are imported only where there are http.listeners, or listeners with TLS: who has
     # none pays nothing for them.

@@ -61,9 +61,9 @@ class NodeContext:
         compacted = last_per_key(self.records)
         assert live == replayed(self.records) == replayed(compacted)
         assert live == replayed(without_tombstones(compacted))
-        (reply,) = outcome.replies
-        assert reply.gated
-        return reply.response
+        ((_, response, _, gated, _),) = outcome.replies
+        assert gated
+        return response
 
     def crash(self) -> None:
         """Begin anew with what the log has."""
