@@ -246,6 +246,12 @@ class Settings:
         1_500, "Open HTTP connections; more are closed at once.", low=1
     )
     http_max_event_streams: int = _setting(1_000, "Pages that are told what changes.")
+    http_session_idle_timeout_ms: int = _setting(
+        1_800_000, "A log-in of the page that nobody uses ends after this.", low=1
+    )
+    http_metrics_anonymous: bool = _setting(
+        False, "Answer /metrics to everybody, also where there is authentication."
+    )
     metrics_max_series: int = _setting(
         50_000, "Series of groups and topics in one scrape, the worst groups first.", live=True
     )

@@ -310,6 +310,15 @@ CATALOGUE: Final = (
         "error_id route peer",
         "A bug of the daemon in an answer of the HTTP listener, which was 500.",
     ),
+    _kind(
+        "http.login_failed",
+        "warning",
+        "peer reason",
+        "Somebody showed a token, a password or a cookie over HTTP that is nobody's. "
+        "`reason` is more than he hears.",
+    ),
+    _kind("http.logged_in", "info", "peer principal by", "Somebody logged in by the page."),
+    _kind("http.logged_out", "info", "peer principal", "He logged out."),
     _kind("connection.closed", "warning", "peer reason", "A connection was ended by a limit."),
     _kind(
         "handshake.refused",

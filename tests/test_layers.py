@@ -88,7 +88,7 @@ LAYERS = {
     ),
     # Who somebody is, without sockets and tasks.
     "coordinator.security": Layer(
-        ours=names("protocol", "coordinator.config"),
+        ours=names("protocol", "coordinator.config", "coordinator.group.buckets"),
         others=names("cryptography", "jwt", "re2", "scramp"),
         banned=names("threading", "asyncio", "time", "socket"),
     ),
@@ -102,6 +102,13 @@ LAYERS = {
         | names("coordinator.server", "coordinator.http", "coordinator.security"),
         others=names("trio", "structlog", "outcome", "msgspec"),
     ),
+    # Imported only where somebody is asked who he is: who asks nobody pays nothing for it.
+    "coordinator.http.entry": Layer(
+        ours=names(
+            "coordinator.group", "coordinator.http", "coordinator.security", "coordinator.server"
+        ),
+        others=names("trio"),
+    ),
     "coordinator.http": Layer(
         ours=names(
             "protocol",
@@ -111,6 +118,7 @@ LAYERS = {
             "coordinator.group",
             "coordinator.runtime",
             "coordinator.server",
+            "coordinator.http.entry",
         ),
         others=names("trio", "structlog", "msgspec", "h11", "prometheus_client"),
     ),

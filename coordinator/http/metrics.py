@@ -76,16 +76,21 @@ _DECLARED: Final = {
 class Scrapes:
     """One scrape at a time: who comes while it is made, or soon after, gets the same."""
 
-    def __init__(self, make: Callable[[], Awaitable[Sequence[bytes]]]) -> None:
+    def __init__(
+        self, make: Callable[[], Awaitable[Sequence[bytes]]], *, is_open: bool = False
+    ) -> None:
+        """Make it; where it is *open*, nobody is asked who he is."""
         self._make = make
+        self._is_open = is_open
         self._latest: _Scrape | None = None
         self._is_made = trio.Event()
 
     def routes(self) -> Sequence[Route]:
         """Return the route of /metrics."""
-        return (Route("/metrics", self._answer),)
+        return (Route("/metrics", self._answer, is_open=self._is_open),)
 
-    async def _answer(self, _request: HttpRequest) -> Answer:
+    async def _answer(self, request: HttpRequest) -> Answer:
+        request.need_cluster()
         return Answer(content_type=CONTENT_TYPE, body=await self.latest())
 
     async def latest(self) -> Sequence[bytes]:

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Collection, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import trio
 
 from coordinator.config import Address, Settings
-from coordinator.http import health, metrics, page
+from coordinator.http import health, login, metrics, page
 from coordinator.http.api import Api, openapi_operation
 from coordinator.http.ask import Asker
 from coordinator.http.connection import Warn
@@ -22,6 +23,9 @@ from coordinator.runtime.node import Node
 from coordinator.runtime.telemetry import Tee
 from coordinator.server.transport import Listener
 
+if TYPE_CHECKING:
+    from coordinator.http.entry import Entry
+
 
 def start_http(
     nursery: trio.Nursery,
@@ -33,8 +37,12 @@ def start_http(
     tee: Tee,
     warn: Warn,
     max_connections: int,
+    entry: "Entry | None" = None,
 ) -> None:
-    """Serve HTTP on *listeners*, which are those of ``http.listeners``, in *nursery*."""
+    """Serve HTTP on *listeners*, which are those of ``http.listeners``, in *nursery*.
+
+    Without an *entry*, nobody is asked who he is, and everybody sees everything.
+    """
     telemetry = environment.telemetry
     hosts = tuple(address.host for address in settings.http_addresses())
     if settings.advertised_listeners:
@@ -44,11 +52,12 @@ def start_http(
     sessions = HttpSessions(
         environment=environment,
         settings=settings,
-        routes=_routes(nursery, settings, node, environment, tee, pace),
+        routes=_routes(nursery, settings, node, environment, tee, pace, entry),
         pace=pace,
         warn=warn,
         max_connections=max_connections,
         allowed_hosts=lambda: _names(settings.http_allowed_hosts, hosts),
+        entry=entry,
     )
     nursery.start_soon(sessions.run, listeners)
 
@@ -60,6 +69,7 @@ def _routes(
     environment: Environment,
     tee: Tee,
     pace: Pace,
+    entry: "Entry | None",
 ) -> list[Route]:
     """Return everything that is answered; what has to be watched for that is, in *nursery*."""
     exporter = metrics.Exporter(node, environment, settings, pace.pause)
@@ -70,10 +80,15 @@ def _routes(
     tee.add(overview.heard)
     tee.add(node_view.heard)
     nursery.start_soon(hub.run)
-    scrapes = metrics.Scrapes(exporter.scrape)
+    scrapes = metrics.Scrapes(exporter.scrape, is_open=settings.http_metrics_anonymous)
     nursery.start_soon(node_view.history.run)
     nursery.start_soon(scrapes.forget_each)
-    operations = [*health.operations(node), *api.operations(), *hub.operations()]
+    operations = [
+        *health.operations(node),
+        *api.operations(),
+        *hub.operations(),
+        *login.operations(entry),
+    ]
     operations.append(openapi_operation(operations))
     return [
         *page.routes(),

@@ -283,6 +283,11 @@ class Bearer:
         self._keys = keys
         self._rules = rules or Rules()
 
+    @property
+    def sources(self) -> tuple[object, object]:
+        """What tokens are looked for in: another one once a file was replaced."""
+        return self._tokens(), self._keys()
+
     def look(self, token: str, wall_ms: int) -> Bearing:
         """Return who bears *token*.
 

@@ -109,7 +109,7 @@ class Access:
         self._rules = authorizer.rules
         self._principal = principal
         self._host = host
-        self._is_free = is_free
+        self.is_free = is_free
         self._version = -1
         # By name, the masks of what is allowed with groups and topics.
         self.groups = _Kept(partial(self._mask, ResourceType.GROUP))
@@ -121,13 +121,16 @@ class Access:
         Raises:
             KeyError: It is none that `NEEDS` knows.
         """
-        if self._is_free:
+        if self.is_free:
             return None
+        self._refresh()
+        return NEEDS[type(request)](self, request)
+
+    def _refresh(self) -> None:
         if self._version != self._rules.version:
             self._version = self._rules.version
             self.groups.clear()
             self.topics.clear()
-        return NEEDS[type(request)](self, request)
 
     def cluster(self) -> int:
         """Return the mask of what is allowed with the coordinator itself."""
@@ -137,9 +140,24 @@ class Access:
         """Say whether there is a topic of this name."""
         return self._authorizer.is_registered(topic)
 
+    def sees_cluster(self) -> bool:
+        """Say whether the coordinator itself, and all groups in a list, are shown."""
+        return self.is_free or bool(self.cluster() & _DESCRIBE)
+
+    def sees_group(self, name: str) -> bool:
+        """Say whether a group is shown, now."""
+        self._refresh()
+        return self.is_free or bool(self.groups[name] & _DESCRIBE)
+
     def sees_topic(self, name: str) -> bool:
-        """Say whether a topic is in the lists that are shown."""
-        return self._is_free or bool(self.topics[name] & _DESCRIBE)
+        """Say whether a topic is in the lists that are shown, now."""
+        self._refresh()
+        return self.is_free or bool(self.topics[name] & _DESCRIBE)
+
+    @property
+    def sight(self) -> tuple[str, str, int]:
+        """What decides what is shown; another one after each change of rules."""
+        return self._principal, self._host, self._rules.version
 
     def _mask(self, resource_type: ResourceType, name: str) -> int:
         rules = self._rules

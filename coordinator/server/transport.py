@@ -60,10 +60,12 @@ class Transport(Protocol):
     Attributes:
         peer: Its address.
         principal: Who it is, as far as the connection itself tells; ``User:ANONYMOUS`` otherwise.
+        is_tls: Whether nobody between the two can read along.
     """
 
     peer: str
     principal: str
+    is_tls: bool
 
     def attach(self, poller: Poller, reader: Reader) -> None:
         """Call *reader* back from now on, when there is something to receive. Raises OSError."""
@@ -104,6 +106,7 @@ class SocketTransport:
     """A TCP connection."""
 
     principal = ANONYMOUS
+    is_tls = False
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self.peer = peer
@@ -180,6 +183,8 @@ class TlsTransport:
         has_begun: Whether the peer has said anything.
         answers: How often we have said something in the handshake.
     """
+
+    is_tls = True
 
     def __init__(self, inner: Transport, context: ssl.SSLContext) -> None:
         self.peer = inner.peer

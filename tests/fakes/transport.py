@@ -14,6 +14,7 @@ class ReadyInMemory:
 
     def __init__(self) -> None:
         self.principal = ANONYMOUS
+        self.is_tls = False
         self._poller: Poller | None = None
         self._reader: Reader | None = None
         self._reading, self._writing = True, False
