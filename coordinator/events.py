@@ -100,6 +100,18 @@ CATALOGUE: Final = (
         "path",
         "Everybody on this machine can read the private key.",
     ),
+    _kind(
+        "tokens.reloaded",
+        "info",
+        "path count",
+        "A file of bearer tokens, or of the keys that sign them, has changed and is in force.",
+    ),
+    _kind(
+        "tokens.refused",
+        "error",
+        "reason",
+        "It has changed and makes no sense: what was in force stays so.",
+    ),
     # --- health ---
     _kind(
         "health.problem",
@@ -275,19 +287,41 @@ CATALOGUE: Final = (
         "No group has offsets of these deleted topics any more.",
     ),
     # --- who may do what ---
-    _kind("acl.added", "info", "count rules", "Rules of access are in force; the first in words."),
-    _kind("acl.removed", "info", "count rules", "Rules of access are not in force any more."),
+    _kind(
+        "acl.added", "info", "count rules by", "Rules of access are in force; the first in words."
+    ),
+    _kind("acl.removed", "info", "count rules by", "Rules of access are not in force any more."),
     _kind(
         "user.altered",
         "info",
-        "user mechanism change iterations",
+        "user mechanism change iterations by",
         "A password was set, or removed (`change`); what it is checked by is never told.",
     ),
     _kind(
         "quota.altered",
         "info",
-        "principal quotas",
+        "principal quotas by",
         "Quotas of a principal were set, or (null) removed; no principal: the default.",
+    ),
+    _kind(
+        "access.refused",
+        "warning",
+        "principal peer api what error? why left_out",
+        "A request, or a part of it, was not allowed. "
+        "Once a principal and second; `left_out` were not told since.",
+    ),
+    _kind(
+        "access.used",
+        "info",
+        "principal peer api what left_out",
+        "Something was asked that only administrators may; likewise.",
+    ),
+    _kind(
+        "login.refused",
+        "warning",
+        "principal peer mechanism reason left_out",
+        "A log-in failed; `reason` is more than the client hears. "
+        "The principal is that of the connection before.",
     ),
     # --- clients ---
     _kind(

@@ -350,7 +350,7 @@ class Rules:
                 added.append(rule)
             results.append(CreatedAcl(ErrorCode.NONE.value, None))
         if added:
-            step.event("acl.added", count=len(added), rules=_words(added))
+            step.event("acl.added", count=len(added), rules=_words(added), by=step.caller.principal)
         return CreateAclsResponse(ErrorCode.NONE.value, tuple(results))
 
     def _delete(self, request: DeleteAclsRequest, step: Step) -> DeleteAclsResponse:
@@ -368,7 +368,9 @@ class Rules:
             shown = tuple(rule.described() for rule in found)
             results.append(DeletedAcls(ErrorCode.NONE.value, None, shown))
         if removed:
-            step.event("acl.removed", count=len(removed), rules=_words(removed))
+            step.event(
+                "acl.removed", count=len(removed), rules=_words(removed), by=step.caller.principal
+            )
         return DeleteAclsResponse(ErrorCode.NONE.value, tuple(results))
 
     def _emit(self, step: Step, record: RuleRecord) -> None:

@@ -37,6 +37,9 @@ from protocol.messages import (
     sync_error,
 )
 
+# Who has not said who he is.
+ANONYMOUS = "User:ANONYMOUS"
+
 MIB = 1024 * 1024
 MINUTE_MS = 60_000
 
@@ -88,6 +91,7 @@ class Caller(NamedTuple):
 
     client_id: str
     client_host: str
+    principal: str = ANONYMOUS
 
 
 # The one answer to the request that came with a token: the token, the response, its first error
@@ -125,6 +129,7 @@ class Step(NamedTuple):
     """One decision about what belongs to the node, and not to a group, in the making."""
 
     now: Now
+    caller: Caller
     storage_full: bool  # What only removes goes on then.
     outcome: Outcome
 
@@ -164,6 +169,8 @@ class Core:
         self.gone_end_offset = 0
         self.timers = Timers()
         self.parked: dict[object, Member] = {}  # By the token of the parked request.
+        # Says of a member's principal and host whether a topic may be known to it; None: all are.
+        self.sees_topic: Callable[[str | None, str, str], bool] | None = None
         self.storage_full = False
         self.storage_exhausted = False  # Nothing is taken that isn't needed to free room.
         self.latest: Outcome | None = None  # The decision in the making, see `interrupted`.

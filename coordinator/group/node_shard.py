@@ -19,6 +19,8 @@ from coordinator.group.registry import HardRegistry, Registry
 from coordinator.group.topics import Topics
 from protocol.messages import Request
 
+_NOBODY: Final = Caller("", "")
+
 
 class Subject(Protocol):
     """One of the things that lie in the node's partition."""
@@ -149,7 +151,7 @@ class NodeShard:
 
     # --- deciding ---------------------------------------------------------------------------
 
-    def handle(self, request: Request, token: object, caller: Caller, now: Now) -> Outcome:  # noqa: ARG002  as above
+    def handle(self, request: Request, token: object, caller: Caller, now: Now) -> Outcome:
         """Decide one request; its reply is gated.
 
         Raises:
@@ -157,16 +159,16 @@ class NodeShard:
         """
         self._latest = None
         handler = self._handlers[type(request)]
-        step = self._step(now)
+        step = self._step(now, caller)
         step.outcome.replies.append((token, handler(request, step), None, True, None))
         return step.outcome
 
     def forget(self, purged: Iterable[str]) -> Outcome:
         """Forget deleted topics that no group has offsets of any more."""
-        step = self._step(Now(0, 0))  # It asks for no time.
+        step = self._step(Now(0, 0), _NOBODY)  # It asks for neither.
         self._topics.forget(purged, step)
         return step.outcome
 
-    def _step(self, now: Now) -> Step:
+    def _step(self, now: Now, caller: Caller) -> Step:
         self._latest = outcome = Outcome("")
-        return Step(now, self.storage_full, outcome)
+        return Step(now, caller, self.storage_full, outcome)

@@ -130,7 +130,12 @@ class Quotas:
             step.outcome.records.append(record)
             self.replay(record)
         if changes:
-            step.event("quota.altered", principal=entry.principal or None, quotas=changes)
+            step.event(
+                "quota.altered",
+                principal=entry.principal or None,
+                quotas=changes,
+                by=step.caller.principal,
+            )
 
     # --- looking ----------------------------------------------------------------------------
 

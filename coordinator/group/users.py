@@ -187,6 +187,7 @@ class Users:
             mechanism=mechanism.sasl_name,
             change="removed" if iterations is None else "set",
             iterations=iterations,
+            by=step.caller.principal,
         )
 
     # --- looking ----------------------------------------------------------------------------

@@ -244,6 +244,10 @@ class Exporter:
             "group_coordinator_connections_closed_total": _by_one(t.connections_closed),
             "group_coordinator_connections_refused_total": _by_one(t.connections_refused),
             "group_coordinator_tls_handshakes_total": _by_one(t.handshakes),
+            "group_coordinator_log_ins_total": {
+                (mechanism or "none", result): count
+                for (mechanism, result), count in t.log_ins.items()
+            },
             "group_coordinator_received_bytes_total": t.received_bytes,
             "group_coordinator_sent_bytes_total": t.sent_bytes,
             "group_coordinator_flush_seconds": t.flush_s,

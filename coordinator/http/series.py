@@ -227,6 +227,9 @@ PROCESS_FAMILIES: Final = (
     ),
     _counter("group_coordinator_tls_handshakes_total", "Handshakes that ended.", "result"),
     _gauge("group_coordinator_tls_handshakes", "Handshakes that go on."),
+    _counter(
+        "group_coordinator_log_ins_total", "Log-ins by SASL that ended.", "mechanism", "result"
+    ),
     _gauge(
         "group_coordinator_certificate_left_seconds",
         "Until the certificate of the listeners expires; below 0 once it has.",

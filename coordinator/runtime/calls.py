@@ -9,15 +9,18 @@ call. What takes long is done by a task, and waits for it in a `CallQueue`.
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 from msgspec import Struct
 
+from coordinator.group.core import Caller
 from protocol import messages as m
 from protocol.messages import error_response
 
 T = TypeVar("T")
+
+_NOBODY: Final = Caller("", "")
 
 
 class Token(Protocol):
@@ -40,6 +43,15 @@ class Call(Struct, eq=False):
     """One request that expects one answer. The server's sessions have their own kind."""
 
     request: m.Request
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks."""
+        return _NOBODY
+
+    def sees_topic(self, name: str) -> bool:  # noqa: ARG002  whoever asks
+        """Say whether a topic may be shown in a list."""
+        return True
 
     def prepare(self, answer: m.Response, leader_epoch: int, error: int | None = None) -> Any:
         """Return the answer packed."""

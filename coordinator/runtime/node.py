@@ -191,10 +191,10 @@ class Node:
         """Whether every partition is loaded."""
         return all(runner.status is Status.ACTIVE for runner in self._runner_of.values())
 
-    def decide(self, request: Request, token: Token, now: Now) -> None:
+    def decide(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
         """Decide a request about what is the node's own, and have the groups concerned told."""
         try:
-            self.registry.handle(request, token, _NO_CALLER, now)
+            self.registry.handle(request, token, caller, now)
         finally:
             self._tell_shards(now)
 

@@ -57,11 +57,15 @@ class Challenge(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """The client is *principal*, until its credential ends, if that does; *data* is the last."""
+    """The client is *principal*, until its credential ends, if that does; *data* is the last.
+
+    *is_good* says whether what it has shown is still right.
+    """
 
     principal: str
     data: bytes
     expires_wall_ms: int | None
+    is_good: Callable[[], bool] = lambda: True
 
 
 class Refused(NamedTuple):
@@ -190,6 +194,7 @@ class _ByScram:
         self._made_up = made_up
         self._name = ""
         self._is_known = False
+        self._found: Credential | None = None
         self._turn: Callable[[str], Challenge | Accepted | Refused] = self._first
         self._server = ScramMechanism(mechanism).make_server(self._credential)
 
@@ -214,6 +219,7 @@ class _ByScram:
         found = self._lookup(name, self._mechanism)
         assert likeness is not None
         self._name = name
+        self._found = found
         self._is_known = (
             found is not None
             and ITERATIONS_MIN <= found[3] <= ITERATIONS_MAX
@@ -236,8 +242,13 @@ class _ByScram:
             raise
         if not self._is_known:  # Nobody has a proof for a key that is made up.
             return Refused(f"{self._mechanism}: no such user")
+        if not self._is_good():
+            return Refused(f"{self._mechanism}: the password was changed meanwhile")
         answer: str = self._server.get_server_final()
-        return Accepted(f"User:{self._name}", answer.encode(), None)
+        return Accepted(f"User:{self._name}", answer.encode(), None, self._is_good)
+
+    def _is_good(self) -> bool:
+        return self._lookup(self._name, self._mechanism) == self._found
 
     def _over(self, _text: str) -> Refused:
         return Refused("a message after the end")
@@ -291,6 +302,7 @@ class LogIn:
 
     Attributes:
         principal: Who it is; None before the first log-in.
+        mechanism: By which it was tried last, "" if by none that is enabled.
         ends_wall_ms: When another log-in must have been done; None is never.
         failures: How many times it failed.
         refused_because: Why it failed last, for the audit.
@@ -300,11 +312,22 @@ class LogIn:
     def __init__(self, authenticator: Authenticator) -> None:
         """Begin with nobody."""
         self.principal: str | None = None
+        self.mechanism = ""
         self.ends_wall_ms: int | None = None
         self.failures = 0
         self.refused_because = ""
         self._authenticator = authenticator
         self._conversation: Conversation | None = None
+        self._is_good: Callable[[], bool] = lambda: True
+
+    @property
+    def is_done(self) -> bool:
+        """Whether somebody is logged in, and not about to do it again."""
+        return self.principal is not None and self._conversation is None
+
+    def is_good(self) -> bool:
+        """Say whether what was shown is still right: the password is the same, say."""
+        return self._is_good()
 
     def handshake(self, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
         """Begin a conversation."""
@@ -317,7 +340,9 @@ class LogIn:
             self._conversation = self._authenticator.begin(request.mechanism)
         except UnsupportedMechanism:
             self._fail("a mechanism that isn't enabled")
+            self.mechanism = ""
             return SaslHandshakeResponse(ErrorCode.UNSUPPORTED_SASL_MECHANISM, mechanisms)
+        self.mechanism = request.mechanism
         return SaslHandshakeResponse(ErrorCode.NONE, mechanisms)
 
     def authenticate(
@@ -337,6 +362,7 @@ class LogIn:
             return self._refuse(ErrorCode.SASL_AUTHENTICATION_FAILED, why)
         lifetime_ms = self._lifetime_ms(result.expires_wall_ms, wall_ms)
         self.principal = result.principal
+        self._is_good = result.is_good
         self.ends_wall_ms = wall_ms + lifetime_ms if lifetime_ms else None
         return SaslAuthenticateResponse(ErrorCode.NONE, None, result.data, lifetime_ms)
 

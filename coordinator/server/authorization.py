@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Raw, msgpack, structs
 
 from coordinator.group.acls import Rules
+from coordinator.group.core import ANONYMOUS
 from protocol import messages as m
 from protocol.acls import CLUSTER, Operation, ResourceType
 from protocol.errors import ErrorCode
@@ -54,7 +55,11 @@ class Verdict(NamedTuple):
 
 
 class Authorizer:
-    """What is allowed on this node, for whoever asks."""
+    """What is allowed on this node, for whoever asks.
+
+    Attributes:
+        is_on: Whether anything is refused at all.
+    """
 
     def __init__(
         self,
@@ -78,12 +83,16 @@ class Authorizer:
         self.rules = rules
         self.allow_everyone = allow_everyone
         self.is_registered = is_registered
-        self._is_on = is_on
+        self.is_on = is_on
         self._super_users = frozenset(super_users)
+
+    def sees_topic(self, principal: str | None, host: str, topic: str) -> bool:
+        """Say whether a topic may be shown to *principal*; None has not said who he is."""
+        return self.access(principal or ANONYMOUS, host).sees_topic(topic)
 
     def access(self, principal: str, host: str) -> "Access":
         """Return what *principal* may do from *host*, for as long as it is connected."""
-        is_free = not self._is_on or principal in self._super_users
+        is_free = not self.is_on or principal in self._super_users
         return Access(self, principal, host, is_free=is_free)
 
 
@@ -101,7 +110,11 @@ class _Kept(dict[str, int]):
 
 
 class Access:
-    """What one principal may do from one host."""
+    """What one principal may do from one host.
+
+    Attributes:
+        is_free: It may do everything.
+    """
 
     def __init__(self, authorizer: Authorizer, principal: str, host: str, *, is_free: bool) -> None:
         """Use `Authorizer.access` instead."""
@@ -158,6 +171,10 @@ class Access:
     def sight(self) -> tuple[str, str, int]:
         """What decides what is shown; another one after each change of rules."""
         return self._principal, self._host, self._rules.version
+
+    def may_with_group(self, group_id: str, operation: Operation) -> bool:
+        """Say whether *operation* is allowed with a group."""
+        return self.is_free or bool(self.groups[group_id] & operation.bit)
 
     def _mask(self, resource_type: ResourceType, name: str) -> int:
         rules = self._rules
