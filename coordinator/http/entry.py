@@ -42,6 +42,7 @@ class Entry:
         *,
         now: Callable[[], Now],
         audit: Audit,
+        is_ready: Callable[[], bool] = lambda: True,
         run_in_thread: RunInThread | None = None,
     ) -> None:
         """Take what knows people and rules.
@@ -51,12 +52,14 @@ class Entry:
             authorizer: Knows what they may.
             now: Returns the time.
             audit: Is told of log-ins that failed, and of those of the page.
+            is_ready: Says whether users and rules are loaded; until then nobody is known.
             run_in_thread: Compares a password; by default one at a time, in a thread.
         """
         self.accounts = accounts
         self._authorizer = authorizer
         self.now = now
         self.audit = audit
+        self._is_ready = is_ready
         self._run_in_thread = run_in_thread or partial(
             trio.to_thread.run_sync, limiter=trio.CapacityLimiter(1)
         )
@@ -68,6 +71,7 @@ class Entry:
         Raises:
             Refused: Nobody who may come in.
         """
+        self._check_ready()
         said = headers.get("authorization")
         if said is not None:
             scheme, _, rest = said.partition(" ")
@@ -86,8 +90,9 @@ class Entry:
                     raise self._over(exc, connection) from None
             else:
                 return self._viewer(account, connection, secret)
-        if connection.principal != ANONYMOUS:
-            return self._viewer(by_certificate(connection.principal), connection)
+        certified = by_certificate(connection.principal, connection.ends_wall_ms)
+        if connection.principal != ANONYMOUS and certified.holds(self.now().wall_ms):
+            return self._viewer(certified, connection)
         raise Refused(401, "log in, or send a bearer token", headers=_CHALLENGE)
 
     def by_token(self, token: str, connection: Connection) -> Account:
@@ -148,7 +153,13 @@ class Entry:
             del self._accesses[next(iter(self._accesses))]
         return found
 
+    def _check_ready(self) -> None:
+        # To be called a stranger would end a program that only came too early.
+        if not self._is_ready():
+            raise Refused(503, "users and rules of access are being loaded", retry_after_s=1)
+
     def _begin(self, connection: Connection) -> None:
+        self._check_ready()
         try:
             self.accounts.attempts.begin(connection.peer, self.now().mono_ms)
         except TooManyAttempts as exc:

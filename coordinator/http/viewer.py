@@ -17,6 +17,7 @@ class Connection(Protocol):
     peer: str
     principal: str
     is_tls: bool
+    ends_wall_ms: int | None
 
 
 class Viewer:

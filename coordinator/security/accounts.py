@@ -55,9 +55,11 @@ class Account:
         self.holds = holds
 
 
-def by_certificate(principal: str) -> Account:
-    """Return the account of a connection's certificate: it is the connection's, until that ends."""
-    return Account(principal, "certificate", lambda _wall_ms: True)
+def by_certificate(principal: str, ends_wall_ms: int | None = None) -> Account:
+    """Return the account of a connection's certificate, which is good until it ends."""
+    return Account(
+        principal, "certificate", lambda wall_ms: ends_wall_ms is None or wall_ms < ends_wall_ms
+    )
 
 
 class _Visit(NamedTuple):
@@ -206,6 +208,18 @@ class Accounts:
         """End it; return whose it was."""
         visit = self._visits.pop(_key(secret), None)
         return None if visit is None else visit.account
+
+
+def only_certificates() -> Accounts:
+    """Return what knows nobody, where only connections say who somebody is."""
+    return Accounts(
+        bearer=None,
+        credential=lambda _name, _mechanism: None,
+        made_up=lambda _name, _mechanism: None,
+        mechanisms=(),
+        new_secret=lambda: bytes(SECRET_BYTES),
+        idle_ms=0,
+    )
 
 
 def _same(one: Account, other: Account) -> bool:

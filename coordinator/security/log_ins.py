@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from coordinator.config import ConfigError, Settings
+from coordinator.security.accounts import Accounts
 from coordinator.security.bearer import BadFile, Bearer, Keys, Rules, StaticTokens, WatchedFile
 from coordinator.security.sasl import (
     OAUTHBEARER,
+    SCRAM,
     Authenticator,
     Credential,
     LogIn,
@@ -41,6 +43,7 @@ class LogIns:
         """
         self._settings = settings
         self._tell = tell
+        self._authenticator: Authenticator | None = None
         self._files: list[WatchedFile[Any]] = []
         self._bearer = self._read_bearer() if OAUTHBEARER in settings.mechanisms() else None
         self._password = self._read_password() if settings.sasl_bootstrap_user else ""
@@ -70,7 +73,21 @@ class LogIns:
                 )
             finally:
                 self._password = ""
+        self._authenticator = authenticator
         return lambda: LogIn(authenticator)
+
+    def accounts(self, new_secret: Callable[[], bytes]) -> Accounts:
+        """Return who can say over HTTP who he is, by what clients log in by."""
+        authenticator = self._authenticator
+        assert authenticator is not None
+        return Accounts(
+            bearer=self._bearer,
+            credential=authenticator.credential,
+            made_up=authenticator.made_up,
+            mechanisms=[name for name in authenticator.mechanisms if name in SCRAM],
+            new_secret=new_secret,
+            idle_ms=self._settings.http_session_idle_timeout_ms,
+        )
 
     def watch(self) -> None:
         """Take over files that have changed."""

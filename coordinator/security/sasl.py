@@ -86,6 +86,7 @@ class Authenticator:
 
     Attributes:
         mechanisms: Those that are enabled.
+        credential: Looks users up.
         max_session_ms: How long a log-in is good for at most; 0 is for ever.
 
     """
@@ -121,7 +122,7 @@ class Authenticator:
             raise ValueError(f"{OAUTHBEARER} needs the keys of an issuer, or a file of tokens")
         self.mechanisms = tuple(mechanisms)
         self.max_session_ms = max_session_ms
-        self._credential = credential
+        self.credential = credential
         self._bearer = bearer
         self._secret = secret
         self._iterations = tuple(iterations)
@@ -136,7 +137,7 @@ class Authenticator:
             raise UnsupportedMechanism(mechanism)
         if self._bearer is not None and mechanism == OAUTHBEARER:
             return _ByBearer(self._bearer)
-        return _ByScram(mechanism, self._credential, self.made_up)
+        return _ByScram(mechanism, self.credential, self.made_up)
 
     def made_up(self, name: str, mechanism: str) -> Credential:
         """Return the credential of a user that there isn't: always the same, and of no password."""

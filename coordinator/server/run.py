@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import structlog
 import trio
@@ -38,6 +38,7 @@ from coordinator.runtime.environment import Environment, wall_clock_ms
 from coordinator.runtime.flusher import DiskThread, Mailbox
 from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
+from coordinator.runtime.shard import Status
 from coordinator.runtime.telemetry import Tee, Telemetry
 from coordinator.server.authorization import Authorizer
 from coordinator.server.dispatch import SERVER_SOFTWARE
@@ -51,6 +52,7 @@ from coordinator.server.terminal import Bar, LogOutput, log_event
 from coordinator.server.transport import Listener, SocketListener, listen
 
 if TYPE_CHECKING:
+    from coordinator.http.entry import Entry
     from coordinator.security.log_ins import LogIns
     from coordinator.security.tls import Certificates
 
@@ -325,7 +327,9 @@ async def _serve_log(
                 )
             nursery.start_soon(server.run, doors[:native], _with_log_in(doors, addresses))
             if doors[native:]:
-                _start_http(nursery, settings, doors[native:], node, server, environment, tee)
+                _start_http(
+                    nursery, settings, doors[native:], node, server, environment, tee, log_ins
+                )
             _tell_listening(addresses, listeners, native, journal)
             nursery.start_soon(manager.feed)
             nursery.start_soon(_load, node, console)
@@ -421,6 +425,7 @@ def _start_http(
     server: Server,
     environment: Environment,
     tee: Tee,
+    log_ins: "LogIns | None",
 ) -> None:
     from coordinator.http.run import start_http  # noqa: PLC0415 - who has none pays nothing for it
 
@@ -433,6 +438,35 @@ def _start_http(
         tee=tee,
         warn=server.sessions.warn,
         max_connections=http_max_connections(settings),
+        entry=make_entry(settings, node, server, log_ins),
+    )
+
+
+def make_entry(
+    settings: Settings, node: Node, server: Server, log_ins: "LogIns | None"
+) -> "Entry | None":
+    """Return what asks over HTTP who somebody is, None where nobody is asked."""
+    if not settings.has_authentication:
+        return None
+    from coordinator.http.entry import Entry  # noqa: PLC0415 - as above
+    from coordinator.security.accounts import (  # noqa: PLC0415 - as above
+        SECRET_BYTES,
+        only_certificates,
+    )
+
+    def audit(event: str, peer: str, **fields: Any) -> None:
+        if event == "http.login_failed":
+            server.sessions.warn(event, peer, **fields)
+        else:
+            log.info(event, peer=peer, **fields)
+
+    new_secret = partial(secrets.token_bytes, SECRET_BYTES)
+    return Entry(
+        only_certificates() if log_ins is None else log_ins.accounts(new_secret),
+        make_authorizer(settings, node),
+        now=node.now,
+        audit=audit,
+        is_ready=lambda: node.registry.status is Status.ACTIVE,
     )
 
 

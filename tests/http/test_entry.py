@@ -45,11 +45,13 @@ class Site:
 
     Attributes:
         people: Alice, who has a password, and a token.
+        is_ready: Whether users are loaded.
     """
 
     def __init__(self, here: Listener, people: People) -> None:
         self.here = here
         self.people = people
+        self.is_ready = True
 
     async def ask(self, *lines: str, path: str = "/who", method: str = "GET", **peer: Any) -> Reply:
         """Return the answer to one request."""
@@ -84,6 +86,7 @@ class Site:
 async def site() -> AsyncIterator[Site]:
     """Run one as long as the block lasts."""
     people = People()
+    places: list[Site] = []
     people.add("alice", "secret")
     people.tokens = tokens(("alice", "t0ken", ""))
 
@@ -93,6 +96,7 @@ async def site() -> AsyncIterator[Site]:
             Authorizer(Rules(), is_on=True, is_registered=lambda _topic: False),
             now=here.environment.now,
             audit=here.audit,
+            is_ready=lambda: not places or places[0].is_ready,
             run_in_thread=_at_once,
         )
 
@@ -101,7 +105,8 @@ async def site() -> AsyncIterator[Site]:
 
     open_route = Route("/open", _who, is_open=True)
     async with listener(Route("/who", _who), open_route, entry=entry, more=more) as here:
-        yield Site(here, people)
+        places.append(Site(here, people))
+        yield places[0]
 
 
 def basic(name: str, password: str) -> str:
@@ -224,6 +229,34 @@ async def test_the_audit_hears_why_and_nothing_secret(autojump_clock: MockClock)
         assert "no known token" in told
         assert "t0psecret" not in told
         assert "secret" not in told.replace("t0psecret", "")
+
+
+async def test_nobody_is_a_stranger_while_users_are_loaded(autojump_clock: MockClock) -> None:
+    """A program that is told 401 gives up; it only came too early."""
+    async with site() as here:
+        here.is_ready = False
+        said = [
+            await here.ask("Authorization: Bearer t0ken"),
+            await here.ask(basic("alice", "secret"), is_tls=True),
+            await here.post("/api/v1/login", LOG_IN),
+        ]
+        assert [(503, "1")] * 3 == [(one.status, one.headers["retry-after"]) for one in said]
+        here.is_ready = True
+        assert 200 == (await here.ask("Authorization: Bearer t0ken")).status
+
+
+async def test_a_certificate_that_has_ended_is_none(autojump_clock: MockClock) -> None:
+    """A connection may live longer than what it was opened by."""
+    async with site() as here:
+        transport = here.here.connect(is_tls=True, principal="User:bob")
+        transport.ends_wall_ms = here.here.environment.now().wall_ms + 1_000
+        transport.put(get("/who"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert b"User:bob by certificate" in transport.received
+        transport.ends_wall_ms = here.here.environment.now().wall_ms
+        transport.put(get("/who"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert b"HTTP/1.1 401 " in transport.received
 
 
 # --- the page's log-in ------------------------------------------------------------------
