@@ -15,12 +15,14 @@ from client.assignors import (
 )
 from client.backoff import RetrySettings
 from client.exceptions import (
+    AuthenticationFailed,
     ClientClosed,
     CommitRefused,
     CoordinatorError,
     CoordinatorUnavailable,
     FatalError,
     MemberLost,
+    NotAuthorized,
     OutcomeUnknown,
     Rebalanced,
     RetriableError,
@@ -28,15 +30,18 @@ from client.exceptions import (
 from client.member import Member
 from client.membership import Assignment
 from client.offsets import OffsetAndMetadata
-from client.operators import GroupSummary, Lag, PositionTooOld, TopicSource
+from client.operators import Acl, GroupSummary, Lag, PositionTooOld, TopicSource
+from client.security import Security
 from protocol.errors import ErrorCode
 from protocol.offset_feed import OffsetEvent
 from protocol.partition import TopicPartition
 
 __all__ = [
+    "Acl",
     "Assignment",
     "AssignmentWarning",
     "Assignor",
+    "AuthenticationFailed",
     "BaseAssignor",
     "Client",
     "ClientClosed",
@@ -52,6 +57,7 @@ __all__ = [
     "Member",
     "MemberLost",
     "MemberSubscription",
+    "NotAuthorized",
     "OffsetAndMetadata",
     "OffsetEvent",
     "OutcomeUnknown",
@@ -61,6 +67,7 @@ __all__ = [
     "RetriableError",
     "RetrySettings",
     "RoundRobinAssignor",
+    "Security",
     "StickyAssignor",
     "TopicPartition",
     "TopicSource",

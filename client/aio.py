@@ -366,6 +366,15 @@ class Client(ClientFacade, _Aio[api.Client]):
     describe_topics = _aio(api.Client.describe_topics)
     report_end_offsets = _aio(api.Client.report_end_offsets)
 
+    describe_acls = _aio(api.Client.describe_acls)
+    create_acls = _aio(api.Client.create_acls)
+    delete_acls = _aio(api.Client.delete_acls)
+    describe_users = _aio(api.Client.describe_users)
+    set_password = _aio(api.Client.set_password)
+    remove_password = _aio(api.Client.remove_password)
+    describe_quotas = _aio(api.Client.describe_quotas)
+    alter_quotas = _aio(api.Client.alter_quotas)
+
     def scan_offset_columns(
         self,
         offsets_partition: int,

@@ -14,6 +14,7 @@ from client.membership import Change, MembershipConfig
 from client.offsets import OffsetAndMetadata, OffsetCalls, Offsets, commit_request
 from client.operators import OperatorCalls
 from client.router import OpenStream, Router
+from client.security import Given, Security
 from protocol.fields import TOPIC_BYTES_MAX
 from protocol.group_ids import NAME_BYTES_MAX, name_error
 from protocol.partition import NO_GENERATION, TopicPartition
@@ -32,6 +33,7 @@ async def connect(
     leave_timeout_ms: int = LEAVE_TIMEOUT_MS,
     retry: RetrySettings | None = None,
     rng: random.Random | None = None,
+    security: Given = None,
     open_stream: OpenStream = trio.open_tcp_stream,
 ) -> AsyncIterator["Client"]:
     """Connect to a coordinator; use as ``async with``. Leaving the block leaves all groups.
@@ -44,10 +46,14 @@ async def connect(
         leave_timeout_ms: How long leaving may take, at most.
         retry: Pauses between attempts.
         rng: Where the jitter of the pauses comes from.
+        security: How to be sure whom one talks to, and to say who one is: properties by Kafka's
+            names (``security.protocol``, ``sasl.*``, ``ssl.*``), or a file of them. None is a
+            connection without either.
         open_stream: Makes a connection to (host, port); `trio.open_tcp_stream` by default.
 
     Raises:
         CoordinatorUnavailable: None of the addresses answered in time.
+        AuthenticationFailed: One end isn't sure who the other is.
         FatalError: Somebody answered who is no coordinator for this client.
         RuntimeError: This is no trio program.
         ValueError: An argument makes no sense.
@@ -56,6 +62,7 @@ async def connect(
     _check_connect(
         client_id, request_timeout_ms=request_timeout_ms, leave_timeout_ms=leave_timeout_ms
     )
+    secured = Security.of(security)
     _check_trio()
     failure: BaseException | None = None
     async with trio.open_nursery() as outer:
@@ -65,6 +72,7 @@ async def connect(
             addresses,
             client_id=client_id,
             open_stream=open_stream,
+            security=secured,
             rng=rng or random.Random(),  # noqa: S311 - jitter needs no secrecy.
             retry=retry or RetrySettings(),
             request_timeout_ms=request_timeout_ms,

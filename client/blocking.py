@@ -170,6 +170,15 @@ class BlockingClient(ClientFacade, _Blocking[Client]):
     describe_topics = _blocking(Client.describe_topics)
     report_end_offsets = _blocking(Client.report_end_offsets)
 
+    describe_acls = _blocking(Client.describe_acls)
+    create_acls = _blocking(Client.create_acls)
+    delete_acls = _blocking(Client.delete_acls)
+    describe_users = _blocking(Client.describe_users)
+    set_password = _blocking(Client.set_password)
+    remove_password = _blocking(Client.remove_password)
+    describe_quotas = _blocking(Client.describe_quotas)
+    alter_quotas = _blocking(Client.alter_quotas)
+
     def scan_offset_columns(
         self,
         offsets_partition: int,

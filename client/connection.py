@@ -3,9 +3,10 @@
 Theory of operation
 ===================
 
-Three tasks share a connection: one reads, one writes, one watches that the peer is alive. A
-caller only leaves bytes in the outbox and waits for its own answer. So a caller that is
-cancelled can't tear a frame that is half sent, and nobody waits for anybody else's answer.
+Four tasks share a connection: one reads, one writes, one watches that the peer is alive, and one
+logs in again before a log-in ends. A caller only leaves bytes in the outbox and waits for its own
+answer. So a caller that is cancelled can't tear a frame that is half sent, and nobody waits for
+anybody else's answer.
 
 trio raises KeyboardInterrupt in whatever task runs when Ctrl-C is pressed. A task of the client's
 own that died of it would take the connection away before the group is left. So those tasks, and
@@ -18,7 +19,8 @@ from typing import Final
 
 import trio
 
-from client.exceptions import FatalError
+from client.exceptions import AuthenticationFailed, FatalError
+from client.security import PLAINTEXT, LogIn, NotNow, Security, speaks_tls, tls_refusal
 from protocol.connection import ClientConnection, ResponseEvent
 from protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from protocol.messages import (
@@ -29,6 +31,7 @@ from protocol.messages import (
     JoinGroupRequest,
     OffsetCommitRequest,
     Request,
+    Response,
     SyncGroupRequest,
     api_of,
 )
@@ -40,6 +43,9 @@ RECEIVE_BYTES: Final = 64 * 1024
 # without a byte while something is awaited, a harmless request is sent; after as long again
 # without an answer to it, the connection counts as dead.
 SILENCE_S: Final = 10.0
+LAST_WORDS_S: Final = 1.0
+# Of a log-in's lifetime. The rest is for an answer that takes long.
+LOG_IN_AGAIN_AT: Final = 0.85
 
 _STREAM_ERRORS: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -100,15 +106,21 @@ class Connection:
 
     Attributes:
         address: "host:port", for messages.
+        security: How `handshake` logs in, if it does.
         cluster_id: As the server said in `handshake`.
 
     """
 
     def __init__(
-        self, stream: trio.abc.Stream, address: str, protocol: ClientConnection | None = None
+        self,
+        stream: trio.abc.Stream,
+        address: str,
+        protocol: ClientConnection | None = None,
+        security: Security = PLAINTEXT,
     ) -> None:
-        """Take over *stream*; `run` closes it."""
+        """Take over *stream*, which is encrypted already if it is to be; `run` closes it."""
         self.address = address
+        self.security = security
         self.cluster_id = ""
         self._stream = stream
         self._protocol = protocol or ClientConnection()
@@ -118,6 +130,10 @@ class Connection:
         self._scope = trio.CancelScope()
         self._lost_because: str | None = None
         self._is_stranger = False
+        self._refusal: AuthenticationFailed | None = None
+        self._logged_in = trio.Event()
+        self._lifetime_ms = 0
+        self._has_heard = False
         self._versions: dict[int, tuple[int, int]] = {}
         self._server_software = "the server"
         self._max_request_bytes: int | None = None
@@ -149,16 +165,18 @@ class Connection:
                     nursery.start_soon(self._guarded, self._read)
                     nursery.start_soon(self._guarded, self._write)
                     nursery.start_soon(self._watch)
+                    nursery.start_soon(self._stay_logged_in)
         finally:
             self.close("the connection was closed")
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(self._stream)
 
     async def handshake(self, client_id: str) -> None:
-        """Say who is calling and learn which versions the server speaks.
+        """Say who is calling, learn which versions the server speaks, and log in.
 
         Raises:
             ConnectionLost: No answer.
+            AuthenticationFailed: The server isn't sure who this client is, or the other way round.
             FatalError: The server doesn't want to talk to this client.
         """
         request = ApiVersionsRequest(client_id, SOFTWARE_NAME, VERSION)
@@ -172,6 +190,20 @@ class Connection:
         self._server_software = response.server_software or "the server"
         self._max_request_bytes = response.max_request_bytes
         self.cluster_id = response.cluster_id
+        if self.security.logs_in:
+            await self._log_in()
+
+    async def _log_in(self) -> None:
+        steps = self.security.log_in(self.address)
+        request = await _in_thread(steps, None)
+        while not isinstance(request, int):
+            answer = await self._request(request, self._version_of(request))
+            try:
+                request = await _in_thread(steps, answer.response)
+            except NotNow as exc:
+                raise ConnectionLost(str(exc), self.address, maybe_sent=False) from None
+        self._lifetime_ms = request
+        self._logged_in.set()
 
     async def wait_for_turn(self) -> None:
         """Wait as long as the server's ``throttle_time_ms`` asked for."""
@@ -210,6 +242,8 @@ class Connection:
             await waiter.done.wait()
         finally:
             self._waiters.pop(correlation_id, None)
+        if waiter.answer is None and self._refusal is not None:
+            raise self._refusal
         if waiter.answer is None:
             raise ConnectionLost(
                 f"{self.address}: {waiter.lost}", self.address, is_stranger=self._is_stranger
@@ -248,6 +282,8 @@ class Connection:
         try:
             await work()
         except _STREAM_ERRORS as exc:
+            # A server of TLS 1.3 judges a client's certificate only after the handshake.
+            self._refusal = tls_refusal(exc, self.address)
             self.close(str(exc) or type(exc).__name__)
         except RemoteProtocolError as exc:
             self._is_stranger = not self._versions
@@ -257,11 +293,23 @@ class Connection:
         while True:
             data = await self._stream.receive_some(RECEIVE_BYTES)
             if not data:
-                self.close("the server closed the connection")
+                self.close(self._why_closed())
                 return
+            self._has_heard = True
             self._last_heard_s = trio.current_time()
+            if not self.security.uses_tls and speaks_tls(data):
+                why = f"{self.address} speaks TLS: set security.protocol to SSL or SASL_SSL"
+                self._refusal = AuthenticationFailed(why)
+                self.close(why)
+                return
             for event in self._protocol.receive(bytes(data)):
                 self._take(event)
+
+    def _why_closed(self) -> str:
+        if self._has_heard or self.security.uses_tls:
+            return "the server closed the connection"
+        # OpenSSL says nothing to somebody who doesn't speak TLS.
+        return "the server closed the connection before it said anything (maybe it speaks TLS)"
 
     def _take(self, event: ResponseEvent) -> None:
         if event.throttle_time_ms > 0:
@@ -279,7 +327,13 @@ class Connection:
             self._outbox_filled = trio.Event()
             data = bytes(self._outbox)
             self._outbox.clear()
-            await self._stream.send_all(data)
+            try:
+                await self._stream.send_all(data)
+            except _STREAM_ERRORS:
+                if self.security.uses_tls:
+                    # Why the server closed is in what it sent before, and is read meanwhile.
+                    await trio.sleep(LAST_WORDS_S)
+                raise
 
     @trio.lowlevel.enable_ki_protection
     async def _watch(self) -> None:
@@ -294,3 +348,30 @@ class Connection:
                     return
             if scope.cancelled_caught:
                 self.close("the server went silent")
+
+    @trio.lowlevel.enable_ki_protection
+    async def _stay_logged_in(self) -> None:
+        await self._logged_in.wait()
+        while self._lifetime_ms:
+            await trio.sleep(self._lifetime_ms / 1000 * LOG_IN_AGAIN_AT)
+            try:
+                await self._log_in()
+            except ConnectionLost:
+                return  # Or the server can't tell now: it will end the connection itself.
+            except FatalError as exc:
+                # Whoever asks next connects anew, and is told why that fails.
+                self.close(f"the log-in could not be renewed: {exc}")
+
+
+async def _in_thread(steps: LogIn, answer: Response | None) -> Request | int:
+    """Return the next request of a log-in, or, at its end, how long it is good for."""
+
+    def step() -> Request | int:
+        try:
+            return next(steps) if answer is None else steps.send(answer)
+        except StopIteration as end:
+            lifetime_ms: int = end.value
+            return lifetime_ms
+
+    # Abandoned when there is no more time: what returns a token may take for ever.
+    return await trio.to_thread.run_sync(step, abandon_on_cancel=True)

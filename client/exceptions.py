@@ -5,6 +5,7 @@ the class says what to do, the message says what happened, `code` is for logs.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from protocol.errors import ERRORS, ErrorCode, ErrorInfo
 from protocol.partition import TopicPartition
@@ -100,14 +101,49 @@ class FatalError(CoordinatorError):
         code: int | None = None,
         group_code: int | None = None,
         group_message: str | None = None,
+        cause: OSError | None = None,
     ) -> None:
         """Take a sentence for people, and the wire code if there is one."""
         self.code = None if code is None else known_code(code)
-        super().__init__(message, group_code=group_code, group_message=group_message)
+        super().__init__(message, group_code=group_code, group_message=group_message, cause=cause)
+
+
+class AuthenticationFailed(FatalError):
+    """One end isn't sure who the other is: a certificate, a password, a token, a setting of these.
+
+    The message says which, and what to look at. It is never tried again by itself; who wants to,
+    after the credentials were changed, makes the same call again.
+    """
+
+
+class NotAuthorized(FatalError):
+    """The principal may not do this: an operator has to allow it (``group-coordinator acls``)."""
 
 
 class ClientClosed(CoordinatorError):
     """The client, or this member of it, was closed. Make a new one."""
+
+
+_CLASSES: Final[Mapping[int, type[FatalError]]] = {
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: NotAuthorized,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: NotAuthorized,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: NotAuthorized,
+    ErrorCode.UNSUPPORTED_SASL_MECHANISM: AuthenticationFailed,
+    ErrorCode.ILLEGAL_SASL_STATE: AuthenticationFailed,
+    ErrorCode.SASL_AUTHENTICATION_FAILED: AuthenticationFailed,
+}
+
+
+def refusal(
+    message: str,
+    code: int,
+    *,
+    group_code: int | None = None,
+    group_message: str | None = None,
+) -> FatalError:
+    """Return the `FatalError` that *code* is, or one of its subclasses."""
+    kind = _CLASSES.get(code, FatalError)
+    return kind(message, code=code, group_code=group_code, group_message=group_message)
 
 
 def known_code(code: int) -> int:

@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
-from client.exceptions import ClientClosed, CoordinatorError, FatalError, code_text
+from client.exceptions import ClientClosed, CoordinatorError, FatalError, code_text, refusal
 from protocol import consumer
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -569,7 +569,7 @@ class Membership:
 
     def _refused(self, what: str, code: int, message: str | None) -> FatalError:
         text = f"{what} in group {self.config.group_id!r}: {code_text(code, message)}"
-        return FatalError(text, code=code)
+        return refusal(text, code)
 
     def _heartbeat_over(self, request: HeartbeatRequest, now_ms: int) -> None:
         if request is self._heartbeat:

@@ -7,7 +7,7 @@ from typing import Final, Self
 
 import trio
 
-from client.exceptions import FatalError, RetriableError, code_text
+from client.exceptions import FatalError, RetriableError, code_text, refusal
 from client.router import Router, error_of
 from protocol import messages as m
 from protocol.errors import ErrorCode, RemoteProtocolError
@@ -102,7 +102,7 @@ class OffsetWatch(Paged):
             raise RetriableError("another cluster's coordinator answers")
         code = error_of(response, group_id)
         if code is not None and code not in _FINE:
-            raise FatalError(f"offsets can't be watched: {code_text(code)}", code=code)
+            raise refusal(f"offsets can't be watched: {code_text(code)}", code)
         return response
 
     def _go_on(self, answer: m.Response | None) -> list[OffsetEvent]:

@@ -16,6 +16,7 @@ from client.exceptions import (
     Rebalanced,
     code_text,
     error_info,
+    refusal,
 )
 from client.router import Router
 from protocol.errors import Applied, ErrorCode
@@ -155,7 +156,7 @@ class OffsetCalls:
         )
         code = response.groups[0].error
         if code != ErrorCode.NONE:
-            raise FatalError(f"no offsets of group {group_id!r}: {code_text(code)}", code=code)
+            raise refusal(f"no offsets of group {group_id!r}: {code_text(code)}", code)
         return fetched(response)
 
 
@@ -173,7 +174,7 @@ def _refusal(request: OffsetCommitRequest, code: int, message: str | None) -> Co
                 pass
     elif code == ErrorCode.UNKNOWN_MEMBER_ID:
         text += " The group has active members: only they can commit."
-    return FatalError(text, code=code)
+    return refusal(text, code)
 
 
 # A member of an enum takes longer to look up than a partition to look at.
@@ -272,7 +273,7 @@ def fetched(response: OffsetFetchResponse) -> dict[TopicPartition, OffsetAndMeta
         for entry in topic.partitions:
             tp = TopicPartition(topic.topic, entry.partition)
             if entry.error != ErrorCode.NONE:
-                raise FatalError(f"no offset of {tp}: {code_text(entry.error)}", code=entry.error)
+                raise refusal(f"no offset of {tp}: {code_text(entry.error)}", entry.error)
             if entry.offset != NO_OFFSET:
                 result[tp] = OffsetAndMetadata(entry.offset, entry.metadata, entry.leader_epoch)
     return result

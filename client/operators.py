@@ -1,19 +1,30 @@
 """What operators, and those who know a source, ask of the coordinator."""
 
+import secrets
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from msgspec import structs
 
-from client.exceptions import FatalError, OutcomeUnknown, code_text, known_code
+from client.exceptions import FatalError, OutcomeUnknown, code_text, known_code, refusal
 from client.offset_watch import OffsetWatch
 from client.offsets import Offsets, by_topic, commit_request
 from client.router import Router
 from protocol import messages as m
+from protocol.acls import (
+    ANY,
+    EVERY_HOST,
+    MATCH,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
 from protocol.codec import scanned_offsets
 from protocol.errors import ErrorCode, RemoteProtocolError
 from protocol.offset_feed import log_ends, scan_request
 from protocol.partition import INT64_MAX, TopicPartition
+from protocol.scram import ITERATIONS, MECHANISMS, SALT_BYTES, Mechanism, keys_of
 
 REBALANCES_MAX: Final = 100
 # What a request's array may hold.
@@ -22,6 +33,7 @@ PARTITIONS_PER_REQUEST: Final = 10_000
 TOPICS_PER_PAGE: Final = 1_000
 CHANGES_PER_PAGE: Final = 5_000
 GROUPS_PER_PAGE: Final = 2_000
+USERS_PER_PAGE: Final = 1_000
 FOR_EVER: Final = -1
 NO_POSITION: Final = -1
 
@@ -208,7 +220,7 @@ class TopicCalls:
                 listed_words = "; ".join(
                     f"{one.topic}: {code_text(one.error, one.message)}" for one in refused
                 )
-                raise FatalError(f"not registered: {listed_words}", code=refused[0].error)
+                raise refusal(f"not registered: {listed_words}", refused[0].error)
 
     async def delete_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """Tell that topics are gone; return the code per topic: 0 is done, 3 is not there.
@@ -257,14 +269,195 @@ class TopicCalls:
             }
         if refused:
             listed_codes = ", ".join(f"{tp}: {code_text(code)}" for tp, code in refused.items())
-            raise FatalError(
-                f"end offsets not taken: {listed_codes}", code=next(iter(refused.values()))
-            )
+            raise refusal(f"end offsets not taken: {listed_codes}", next(iter(refused.values())))
 
     async def _change(self, request: m.Request, kind: type[C], what: str) -> C:
         response = await self._router.ask(request, kind, changes_state=True)
         _check(response.error, f"the change of {what} was refused")
         return response
+
+
+class Acl(NamedTuple):
+    """A rule of access: with which resources a principal may do what, or with *deny* must not.
+
+    ``name`` "*" is every resource of the type, and with *prefix* what a name begins with.
+    """
+
+    principal: str
+    operation: Operation
+    resource_type: ResourceType
+    name: str
+    prefix: bool = False
+    host: str = EVERY_HOST
+    deny: bool = False
+
+
+def _wire(acl: Acl) -> tuple[int, str, int, str, str, int, int]:
+    pattern = PatternType.PREFIXED if acl.prefix else PatternType.LITERAL
+    permission = Permission.DENY if acl.deny else Permission.ALLOW
+    what = (acl.resource_type, acl.name, pattern)
+    return (*what, acl.principal, acl.host, acl.operation, permission)
+
+
+def _acl(shown: m.DescribedAcl) -> Acl:
+    return Acl(
+        shown.principal,
+        Operation(shown.operation),
+        ResourceType(shown.resource_type),
+        shown.resource_name,
+        shown.pattern_type == PatternType.PREFIXED,
+        shown.host,
+        shown.permission == Permission.DENY,
+    )
+
+
+class SecurityCalls:
+    """The part of `client.Client` that says who may do what, and how much of it."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def describe_acls(
+        self,
+        principal: str | None = None,
+        resource_type: ResourceType | None = None,
+        name: str | None = None,
+    ) -> list[Acl]:
+        """Return the rules of *principal* (None: of all) that concern the resource *name*, or all.
+
+        Raises:
+            FatalError: They can't be shown.
+        """
+        kind = ANY if resource_type is None else resource_type
+        pattern = ANY if name is None else MATCH
+        request = m.DescribeAclsRequest(kind, name, pattern, principal, None, ANY, ANY)
+        response = await self._router.ask(request, m.DescribeAclsResponse)
+        _check(response.error, "no list of rules", response.message)
+        return list(map(_acl, response.acls))
+
+    async def create_acls(self, acls: Iterable[Acl]) -> None:
+        """Add rules; one that is there already changes nothing.
+
+        Raises:
+            FatalError: Some were refused, the others are in force.
+            OutcomeUnknown: No definite answer in time. Repeat the same call.
+        """
+        wanted = tuple(acls)
+        request = m.CreateAclsRequest(tuple(m.Acl(*_wire(one)) for one in wanted))
+        response = await self._router.ask(request, m.CreateAclsResponse, changes_state=True)
+        _check(response.error, "no rules were added")
+        _check_parts(
+            [
+                (str(one), r.error, r.message)
+                for one, r in zip(wanted, response.results, strict=True)
+            ]
+        )
+
+    async def delete_acls(self, acls: Iterable[Acl]) -> list[Acl]:
+        """Remove exactly these rules; return those that were there.
+
+        Raises:
+            OutcomeUnknown: No definite answer in time. Repeat the same call.
+        """
+        filters = tuple(m.AclFilter(*_wire(one)) for one in acls)
+        request = m.DeleteAclsRequest(filters)
+        response = await self._router.ask(request, m.DeleteAclsResponse, changes_state=True)
+        _check(response.error, "no rules were removed")
+        _check_parts([("a rule", r.error, r.message) for r in response.results])
+        return [_acl(one) for result in response.results for one in result.acls]
+
+    async def describe_users(self) -> dict[str, dict[str, int]]:
+        """Return who can log in with a password: the iterations by mechanism, by user."""
+        found: dict[str, dict[str, int]] = {}
+        after, has_more = "", True
+        while has_more:
+            request = m.DescribeUserScramCredentialsRequest(None, after, USERS_PER_PAGE)
+            response = await self._router.ask(request, m.DescribeUserScramCredentialsResponse)
+            _check(response.error, "no list of users", response.message)
+            for user in response.users:
+                infos = user.credentials
+                found[user.user] = {Mechanism(c.mechanism).sasl_name: c.iterations for c in infos}
+                after = user.user
+            has_more = response.has_more and bool(response.users)
+        return found
+
+    async def set_password(
+        self,
+        user: str,
+        password: str,
+        mechanism: str = "SCRAM-SHA-256",
+        iterations: int = ITERATIONS,
+    ) -> None:
+        """Let *user* log in with *password*, and no more with an older one.
+
+        The password isn't sent: its keys are made here.
+
+        Raises:
+            FatalError: Refused, for instance 93: *iterations* are out of bounds.
+            OutcomeUnknown: No definite answer in time. Repeat the same call.
+            ValueError: The password can't be one, or there is no such mechanism.
+        """
+        kind = _mechanism(mechanism)
+        salt = secrets.token_bytes(SALT_BYTES)
+        keys = keys_of(password, kind, salt, iterations)
+        wanted = m.ScramUpsertion(user, kind, iterations, salt, *keys)
+        await self._alter_users(m.AlterUserScramCredentialsRequest((), (wanted,)))
+
+    async def remove_password(self, user: str, mechanism: str = "SCRAM-SHA-256") -> None:
+        """Let *user* log in no more with a password of this mechanism.
+
+        Raises:
+            FatalError: Code 91: there is none.
+            OutcomeUnknown: No definite answer in time. Look who is there.
+            ValueError: There is no such mechanism.
+        """
+        gone = m.ScramDeletion(user, _mechanism(mechanism))
+        await self._alter_users(m.AlterUserScramCredentialsRequest((gone,), ()))
+
+    async def _alter_users(self, request: m.AlterUserScramCredentialsRequest) -> None:
+        response = await self._router.ask(
+            request, m.AlterUserScramCredentialsResponse, changes_state=True
+        )
+        _check(response.error, "the user wasn't changed")
+        _check_parts([(f"user {r.user!r}", r.error, r.message) for r in response.results])
+
+    async def describe_quotas(self) -> dict[str | None, dict[str, int]]:
+        """Return the quotas that are set, by principal; None is the default."""
+        request = m.DescribeClientQuotasRequest(None)
+        response = await self._router.ask(request, m.DescribeClientQuotasResponse)
+        _check(response.error, "no list of quotas", response.message)
+        return {
+            entry.principal or None: {quota.key: quota.value for quota in entry.quotas}
+            for entry in response.entries
+        }
+
+    async def alter_quotas(self, principal: str | None, quotas: Mapping[str, int | None]) -> None:
+        """Set quotas of *principal* (None: the default), and remove those that are None.
+
+        Raises:
+            FatalError: Code 42: there is no such quota or principal; nothing was changed.
+            OutcomeUnknown: No definite answer in time. Repeat the same call.
+        """
+        changes = tuple(m.QuotaChange(key, value) for key, value in quotas.items())
+        entry = m.AlteredPrincipal(principal or "", changes)
+        request = m.AlterClientQuotasRequest((entry,))
+        response = await self._router.ask(request, m.AlterClientQuotasResponse, changes_state=True)
+        _check(response.error, "no quotas were changed")
+        _check_parts([(r.principal or "the default", r.error, r.message) for r in response.results])
+
+
+def _mechanism(name: str) -> Mechanism:
+    if name not in MECHANISMS:
+        raise ValueError(f"there is no mechanism {name!r}, but {', '.join(MECHANISMS)}")
+    return MECHANISMS[name]
+
+
+def _check_parts(parts: Iterable[tuple[str, int, str | None]]) -> None:
+    """Raise FatalError with all that was refused."""
+    refused = [(what, code, message) for what, code, message in parts if code != ErrorCode.NONE]
+    if refused:
+        words = "; ".join(f"{what}: {code_text(code, message)}" for what, code, message in refused)
+        raise FatalError(f"refused: {words}", code=refused[0][1])
 
 
 class PositionTooOld(FatalError):
@@ -354,7 +547,7 @@ def offsets_of_page(page: m.OffsetColumns) -> list[m.ScannedOffset]:
         raise FatalError(f"a page of a scan can't be read: {exc}") from exc
 
 
-class OperatorCalls(TopicCalls):
+class OperatorCalls(TopicCalls, SecurityCalls):
     """The part of `client.Client` that joins no group."""
 
     # --- Groups ---
@@ -686,4 +879,4 @@ def names_of(names: Iterable[str], what: str) -> tuple[str, ...]:
 
 def _check(code: int, what: str, message: str | None = None) -> None:
     if code != ErrorCode.NONE:
-        raise FatalError(f"{what}: {code_text(code, message)}", code=code)
+        raise refusal(f"{what}: {code_text(code, message)}", code)

@@ -20,8 +20,10 @@ from client.exceptions import (
     RetriableError,
     code_text,
     error_info,
+    refusal,
 )
 from client.outages import Outages, in_words, one_line, refusals_of
+from client.security import Security
 from protocol.connection import ResponseEvent
 from protocol.errors import ErrorCode, Remedy, error_name
 from protocol.messages import (
@@ -57,6 +59,7 @@ class Verdict(Enum):
     RETRY = "pause, then ask the same coordinator again"
     LOADING = "the same, but not for ever"
     FIND = "pause, find the coordinator, ask it"
+    LOG_IN = "connect anew and log in, where this client does; else hand the answer on"
     IN_DOUBT = "pause and repeat the same request: it may or may not have been applied"
     MALFORMED = "the answer doesn't fit its request; close the connection"
 
@@ -65,6 +68,7 @@ _VERDICTS: Final = {
     Remedy.RETRY: Verdict.RETRY,
     Remedy.FIND_COORDINATOR: Verdict.FIND,
     Remedy.REPEAT_AND_CHECK: Verdict.IN_DOUBT,
+    Remedy.LOG_IN: Verdict.LOG_IN,
 }
 
 
@@ -114,6 +118,7 @@ class Router:
         *,
         client_id: str,
         open_stream: OpenStream,
+        security: Security,
         rng: random.Random,
         retry: RetrySettings,
         request_timeout_ms: int,
@@ -124,6 +129,7 @@ class Router:
         self._bootstrap = tuple(addresses)
         self._client_id = client_id
         self._open_stream = open_stream
+        self._security = security
         self._rng = rng
         self._retry = retry
         self._connections: dict[Address, Connection] = {}
@@ -191,6 +197,8 @@ class Router:
             CoordinatorUnavailable: Time is up; nothing was applied.
             RetriableError: The same, with a reason that the coordinator named.
             OutcomeUnknown: Time is up, and some attempt may have been applied.
+            AuthenticationFailed: One end isn't sure who the other is.
+            NotAuthorized: This principal may not ask that.
             FatalError: The request can't be sent, or wasn't understood.
             ClientClosed: The client was closed.
         """
@@ -394,11 +402,16 @@ class Router:
         what = verdict(code)
         if what is not Verdict.LOADING and group_id is not None:
             self._loading_since_s.pop(group_id, None)
+        if what is Verdict.LOG_IN and not self._security.logs_in:
+            raise refusal(
+                f"{connection.address} wants a log-in: set security.protocol and sasl.mechanism",
+                code or 0,
+            )
         if what is Verdict.DONE:
             if isinstance(response, BareError):
-                raise FatalError(
+                raise refusal(
                     f"{type(call.request).__name__} was refused: {code_text(response.error)}",
-                    code=response.error,
+                    response.error,
                 )
             return Reply(response, after_doubt=call.in_doubt)
         self._note_trouble(call, what, code, connection)
@@ -421,6 +434,8 @@ class Router:
                     self._coordinators.pop(group_id, None)
             case Verdict.FIND if group_id is not None:
                 self._coordinators.pop(group_id, None)
+            case Verdict.LOG_IN:
+                connection.close("its log-in has ended")  # Nothing was applied.
             case Verdict.IN_DOUBT:
                 call.in_doubt = True
             case Verdict.MALFORMED:
@@ -460,7 +475,7 @@ class Router:
         code = error_of(response, group_id)
         if code != ErrorCode.NONE or not isinstance(response, FindCoordinatorResponse):
             if code is not None and verdict(code) is Verdict.DONE:
-                raise FatalError(f"no coordinator for {group_id!r}: {code_text(code)}", code=code)
+                raise refusal(f"no coordinator for {group_id!r}: {code_text(code)}", code)
             text = "nonsense" if code is None else code_text(code)
             text = f"{connection.address} can't find the coordinator: {text}"
             raise ConnectionLost(text, connection.address, maybe_sent=False)
@@ -476,6 +491,7 @@ class Router:
 
         Raises:
             ConnectionLost: It can't be reached.
+            AuthenticationFailed: One end isn't sure who the other is.
             FatalError: It refused this client.
         """
         name = f"{address[0]}:{address[1]}"
@@ -497,12 +513,13 @@ class Router:
     async def _open(self, address: Address, name: str) -> Connection:
         try:
             stream = await self._open_stream(*address)
+            stream = await self._security.secured(stream, address[0], name)
         except (OSError, trio.BrokenResourceError) as exc:
             refusals = refusals_of(exc)
             why = in_words(refusals) or str(exc) or type(exc).__name__
             text = f"{name} could not be connected: {why}"
             raise ConnectionLost(text, name, cause=next(iter(refusals), None)) from exc
-        connection = Connection(stream, name)
+        connection = Connection(stream, name, security=self._security)
         if self._is_closed:  # The nursery may be gone; nobody would close the stream.
             await trio.aclose_forcefully(stream)
             raise ClientClosed("the client is closed")

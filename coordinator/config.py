@@ -53,10 +53,16 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("auto", "json", "text")
 CLIENT_AUTHS: Final = ("none", "requested", "required")
 TLS_VERSIONS: Final = ("TLSv1.2", "TLSv1.3")
-# What may stand before :// of an address to listen on, and whether TLS is spoken there. The first
-# one is meant where none stands.
-_NATIVE_SCHEMES: Final = {"PLAINTEXT": False, "SSL": True}
-_HTTP_SCHEMES: Final = {"http": False, "https": True}
+MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+# What may stand before :// of an address to listen on, whether TLS is spoken there, and whether
+# clients have to log in. The first one is meant where none stands.
+_NATIVE_SCHEMES: Final = {
+    "PLAINTEXT": (False, False),
+    "SSL": (True, False),
+    "SASL_PLAINTEXT": (False, True),
+    "SASL_SSL": (True, True),
+}
+_HTTP_SCHEMES: Final = {"http": (False, False), "https": (True, False)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +78,8 @@ class Settings:
     listeners: str = _setting(
         "127.0.0.1:9310",
         "Addresses to listen on, comma-separated: SSL://host:port with TLS, "
-        "PLAINTEXT://host:port or host:port without.",
+        "PLAINTEXT://host:port or host:port without; SASL_SSL:// and SASL_PLAINTEXT:// where "
+        "clients have to log in.",
     )
     advertised_listeners: str = _setting(
         "", "host:port that FindCoordinator answers; needed where a listener is a wildcard."
@@ -111,6 +118,45 @@ class Settings:
         "",
         "RULE:pattern/replacement/[LU] and DEFAULT, comma-separated: who a client certificate is, "
         "by its subject; empty = its first URI, DNS name or mail address, else its subject.",
+    )
+    sasl_enabled_mechanisms: str = _setting(
+        "SCRAM-SHA-256,SCRAM-SHA-512",
+        "How clients may log in, comma-separated: SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER.",
+    )
+    sasl_bootstrap_user: str = _setting(
+        "", "The first administrator, who is in no log and may do everything; empty = none."
+    )
+    sasl_bootstrap_password_file: str = _setting(
+        "", "File whose first line is the password of sasl.bootstrap.user."
+    )
+    sasl_tokens_file: str = _setting(
+        "",
+        "File of bearer tokens: a name, the SHA-256 of its token in hex, and when that ends if it "
+        "does, one a line.",
+    )
+    sasl_oauthbearer_jwks_file: str = _setting(
+        "", "File with the public keys (JWKS) of who signs bearer tokens."
+    )
+    sasl_oauthbearer_expected_issuer: str = _setting(
+        "", "The issuer that a signed token must name; empty = any."
+    )
+    sasl_oauthbearer_expected_audience: str = _setting(
+        "", "Audiences, comma-separated, of which a signed token must name one; empty = any."
+    )
+    sasl_oauthbearer_sub_claim_name: str = _setting(
+        "sub", "The claim of a signed token that names the principal."
+    )
+    sasl_oauthbearer_clock_skew_seconds: int = _setting(
+        30, "How much the clock of the issuer may differ.", high=3_600
+    )
+    connections_max_reauth_ms: int = _setting(
+        0, "How long a log-in is good for at most, then it is done again; 0 = as long as it lasts."
+    )
+    super_users: str = _setting(
+        "", "Principals who may do everything, such as User:alice, parted by semicolons."
+    )
+    allow_everyone_if_no_acl_found: bool = _setting(
+        False, "Allow everybody everything with groups and topics that no rule is about."
     )
     group_min_session_timeout_ms: int = _setting(
         6_000, "Shortest session a member may ask for.", low=1
@@ -245,7 +291,9 @@ class Settings:
         600_000, "A silent connection is closed after this.", low=1
     )
     first_request_timeout_ms: int = _setting(
-        10_000, "A new connection must ask something in this.", low=1
+        10_000,
+        "A new connection must ask something in this, and have logged in where it has to.",
+        low=1,
     )
     request_read_timeout_ms: int = _setting(
         10_000, "A begun frame must be whole in this, or come at 64 KiB a second.", low=1
@@ -266,6 +314,12 @@ class Settings:
         1_500, "Open HTTP connections; more are closed at once.", low=1
     )
     http_max_event_streams: int = _setting(1_000, "Pages that are told what changes.")
+    http_session_idle_timeout_ms: int = _setting(
+        1_800_000, "A log-in of the page that nobody uses ends after this.", low=1
+    )
+    http_metrics_anonymous: bool = _setting(
+        False, "Answer /metrics to everybody, also where there is authentication."
+    )
     metrics_max_series: int = _setting(
         50_000, "Series of groups and topics in one scrape, the worst groups first.", live=True
     )
@@ -301,6 +355,7 @@ class Settings:
         _check_choice("log.format", self.log_format, LOG_FORMATS)
         self._check_addresses()
         self._check_tls()
+        self._check_log_ins()
         for name in map(str.strip, self.http_allowed_hosts.split(",")):
             if name and not _HOST_NAME.fullmatch(name) and _ip(name) is None:
                 raise ConfigError(
@@ -349,6 +404,57 @@ class Settings:
                 f"ssl.client.auth={self.ssl_client_auth} needs ssl.truststore.location, a PEM file "
                 "of the authorities whose certificates are accepted"
             )
+
+    def _check_log_ins(self) -> None:
+        for mechanism in self.mechanisms():
+            _check_choice("sasl.enabled.mechanisms", mechanism, MECHANISMS)
+        has_tokens = bool(self.sasl_tokens_file or self.sasl_oauthbearer_jwks_file)
+        if not has_tokens and "OAUTHBEARER" in self.mechanisms():
+            raise ConfigError(
+                "sasl.enabled.mechanisms: OAUTHBEARER needs sasl.tokens.file, or "
+                "sasl.oauthbearer.jwks.file, to know tokens by"
+            )
+        if has_tokens and "OAUTHBEARER" not in self.mechanisms():
+            raise ConfigError(
+                "sasl.enabled.mechanisms has no OAUTHBEARER: nobody could show a token of "
+                "sasl.tokens.file or sasl.oauthbearer.jwks.file"
+            )
+        if bool(self.sasl_bootstrap_user) != bool(self.sasl_bootstrap_password_file):
+            raise ConfigError(
+                "sasl.bootstrap.user and sasl.bootstrap.password.file belong together: set both, "
+                "or neither"
+            )
+        for principal in self.super_user_names():
+            if not principal.startswith("User:") or principal == "User:":
+                raise ConfigError(
+                    f"super.users: {quoted(principal)} is no principal such as User:alice; "
+                    "semicolons part them"
+                )
+        if self.has_authentication and not (
+            self.super_user_names() or self.allow_everyone_if_no_acl_found
+        ):
+            raise ConfigError(
+                "clients have to say who they are, and nobody may do anything before there are "
+                "rules: name an administrator in super.users, or in sasl.bootstrap.user with "
+                "sasl.bootstrap.password.file"
+            )
+
+    @property
+    def has_authentication(self) -> bool:
+        """Whether any client has to say who he is: then nobody may do what no rule allows."""
+        addresses = self.listener_addresses()
+        by_certificate = self.ssl_client_auth != "none" and any(a.is_tls for a in addresses)
+        return by_certificate or any(a.has_log_in for a in addresses)
+
+    def mechanisms(self) -> tuple[str, ...]:
+        """Return how clients may log in."""
+        return tuple(name.strip() for name in self.sasl_enabled_mechanisms.split(","))
+
+    def super_user_names(self) -> tuple[str, ...]:
+        """Return who may do everything, the first administrator among them."""
+        named = [name.strip() for name in self.super_users.split(";") if name.strip()]
+        bootstrap = [f"User:{self.sasl_bootstrap_user}"] if self.sasl_bootstrap_user else []
+        return (*named, *bootstrap)
 
     def adopt(self, newer: "Settings") -> "Adopted":
         """Take over what may change while the daemon runs; nothing else ever changes."""
@@ -414,11 +520,13 @@ class Address(NamedTuple):
 
     Attributes:
         is_tls: Whether TLS is spoken there, for one to listen on.
+        has_log_in: Whether clients have to log in there.
     """
 
     host: str
     port: int
     is_tls: bool = False
+    has_log_in: bool = False
 
     @classmethod
     def parse(cls, setting: str, text: str) -> "Address":
@@ -435,21 +543,25 @@ class Address(NamedTuple):
 
     @classmethod
     def parse_all(
-        cls, setting: str, text: str, schemes: Mapping[str, bool]
+        cls, setting: str, text: str, schemes: Mapping[str, tuple[bool, bool]]
     ) -> tuple["Address", ...]:
         """Return the addresses in *text*, which commas part; see `parse`.
 
-        Each may have one of the *schemes* before it, which say whether that is TLS.
+        Each may have one of the *schemes* before it, which say whether that is TLS, and whether
+        clients log in.
         """
         return tuple(cls._parse_one(setting, part.strip(), schemes) for part in text.split(","))
 
     @classmethod
-    def _parse_one(cls, setting: str, text: str, schemes: Mapping[str, bool]) -> "Address":
+    def _parse_one(
+        cls, setting: str, text: str, schemes: Mapping[str, tuple[bool, bool]]
+    ) -> "Address":
         scheme, separator, rest = text.rpartition("://")
         if separator and scheme not in schemes:
             choices = " nor ".join(f"{one}://" for one in schemes)
             raise ConfigError(f"{setting}: {quoted(text)} begins with neither {choices}")
-        return cls.parse(setting, rest)._replace(is_tls=bool(scheme) and schemes[scheme])
+        is_tls, has_log_in = schemes[scheme] if scheme else (False, False)
+        return cls.parse(setting, rest)._replace(is_tls=is_tls, has_log_in=has_log_in)
 
     @property
     def is_wildcard(self) -> bool:

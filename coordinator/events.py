@@ -100,6 +100,18 @@ CATALOGUE: Final = (
         "path",
         "Everybody on this machine can read the private key.",
     ),
+    _kind(
+        "tokens.reloaded",
+        "info",
+        "path count",
+        "A file of bearer tokens, or of the keys that sign them, has changed and is in force.",
+    ),
+    _kind(
+        "tokens.refused",
+        "error",
+        "reason",
+        "It has changed and makes no sense: what was in force stays so.",
+    ),
     # --- health ---
     _kind(
         "health.problem",
@@ -274,6 +286,43 @@ CATALOGUE: Final = (
         "count topics",
         "No group has offsets of these deleted topics any more.",
     ),
+    # --- who may do what ---
+    _kind(
+        "acl.added", "info", "count rules by", "Rules of access are in force; the first in words."
+    ),
+    _kind("acl.removed", "info", "count rules by", "Rules of access are not in force any more."),
+    _kind(
+        "user.altered",
+        "info",
+        "user mechanism change iterations by",
+        "A password was set, or removed (`change`); what it is checked by is never told.",
+    ),
+    _kind(
+        "quota.altered",
+        "info",
+        "principal quotas by",
+        "Quotas of a principal were set, or (null) removed; no principal: the default.",
+    ),
+    _kind(
+        "access.refused",
+        "warning",
+        "principal peer api what error? why left_out",
+        "A request, or a part of it, was not allowed. "
+        "Once a principal and second; `left_out` were not told since.",
+    ),
+    _kind(
+        "access.used",
+        "info",
+        "principal peer api what left_out",
+        "Something was asked that only administrators may; likewise.",
+    ),
+    _kind(
+        "login.refused",
+        "warning",
+        "principal peer mechanism reason left_out",
+        "A log-in failed; `reason` is more than the client hears. "
+        "The principal is that of the connection before.",
+    ),
     # --- clients ---
     _kind(
         "request.refused",
@@ -295,6 +344,15 @@ CATALOGUE: Final = (
         "error_id route peer",
         "A bug of the daemon in an answer of the HTTP listener, which was 500.",
     ),
+    _kind(
+        "http.login_failed",
+        "warning",
+        "peer reason",
+        "Somebody showed a token, a password or a cookie over HTTP that is nobody's. "
+        "`reason` is more than he hears.",
+    ),
+    _kind("http.logged_in", "info", "peer principal by", "Somebody logged in by the page."),
+    _kind("http.logged_out", "info", "peer principal", "He logged out."),
     _kind("connection.closed", "warning", "peer reason", "A connection was ended by a limit."),
     _kind(
         "handshake.refused",

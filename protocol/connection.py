@@ -210,6 +210,12 @@ class ServerConnection(FrameReader[T | BadRequest]):
         self._max_request_bytes = max_request_bytes
         self._max_sync_request_bytes = max_sync_request_bytes
 
+    def limit(self, max_request_bytes: int, max_sync_request_bytes: int = 0) -> None:
+        """Take no larger requests from now on."""
+        self._usual_sizes = range(self._smallest, max_request_bytes + 1)
+        self._max_request_bytes = max_request_bytes
+        self._max_sync_request_bytes = max_sync_request_bytes
+
     def _allowed(self, size: int, data: bytes, at: int) -> bool | None:
         if size <= self._max_request_bytes:
             return True

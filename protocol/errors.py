@@ -37,15 +37,24 @@ class ErrorCode(IntEnum):
     UNKNOWN_MEMBER_ID = 25
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
     UNSUPPORTED_VERSION = 35
     INVALID_PARTITIONS = 37
     INVALID_REQUEST = 42
+    SASL_AUTHENTICATION_FAILED = 58
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
     MEMBER_ID_REQUIRED = 79
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
     GROUP_SUBSCRIBED_TO_TOPIC = 86
+    RESOURCE_NOT_FOUND = 91
+    DUPLICATE_RESOURCE = 92
+    UNACCEPTABLE_CREDENTIAL = 93
     INVALID_REGULAR_EXPRESSION = 128
     OUTCOME_UNKNOWN = 1000
     INVALID_OFFSET = 1001
@@ -87,6 +96,7 @@ class Remedy(Enum):
     REPEAT_AND_CHECK = "repeat the same request, or read back what is stored"
     READ_BACK = "read what is stored and decide anew"
     ASK_FOR_LESS = "ask for less at a time"
+    LOG_IN = "log in again if the credentials can be others now; else tell the user"
     REPORT = "tell the user; repeating it does not help"
 
 
@@ -135,6 +145,21 @@ ERRORS: Final[Mapping[ErrorCode, ErrorInfo]] = {
         _NO, _R.REPORT, "The session timeout is outside the server's bounds."
     ),
     _E.REBALANCE_IN_PROGRESS: ErrorInfo(_NO, _R.REJOIN, "The group is rebalancing."),
+    _E.TOPIC_AUTHORIZATION_FAILED: ErrorInfo(
+        _NO, _R.REPORT, "The principal may not do this with the topic."
+    ),
+    _E.GROUP_AUTHORIZATION_FAILED: ErrorInfo(
+        _NO, _R.REPORT, "The principal may not do this with the group."
+    ),
+    _E.CLUSTER_AUTHORIZATION_FAILED: ErrorInfo(
+        _NO, _R.REPORT, "The principal may not do this with the coordinator itself."
+    ),
+    _E.UNSUPPORTED_SASL_MECHANISM: ErrorInfo(
+        _NO, _R.REPORT, "The server doesn't take this mechanism; the answer lists those it takes."
+    ),
+    _E.ILLEGAL_SASL_STATE: ErrorInfo(
+        _NO, _R.LOG_IN, "The request isn't due now: first SaslHandshake, then SaslAuthenticate."
+    ),
     _E.UNSUPPORTED_VERSION: ErrorInfo(
         _NO, _R.REPORT, "This server doesn't know the request, or not in this version or form."
     ),
@@ -143,6 +168,9 @@ ERRORS: Final[Mapping[ErrorCode, ErrorInfo]] = {
     ),
     _E.INVALID_REQUEST: ErrorInfo(
         _NO, _R.REPORT, "The request's bytes or values break the protocol."
+    ),
+    _E.SASL_AUTHENTICATION_FAILED: ErrorInfo(
+        _NO, _R.LOG_IN, "The log-in failed, or what it rested on has ended; why isn't told."
     ),
     _E.NON_EMPTY_GROUP: ErrorInfo(_NO, _R.REPORT, "The group still has members."),
     _E.GROUP_ID_NOT_FOUND: ErrorInfo(_NO, _R.REPORT, "There is no such group."),
@@ -157,6 +185,11 @@ ERRORS: Final[Mapping[ErrorCode, ErrorInfo]] = {
     ),
     _E.GROUP_SUBSCRIBED_TO_TOPIC: ErrorInfo(
         _NO, _R.REPORT, "Members of the group still subscribe to the topic."
+    ),
+    _E.RESOURCE_NOT_FOUND: ErrorInfo(_NO, _R.REPORT, "There is no such user or credential."),
+    _E.DUPLICATE_RESOURCE: ErrorInfo(_NO, _R.REPORT, "The request names the same thing twice."),
+    _E.UNACCEPTABLE_CREDENTIAL: ErrorInfo(
+        _NO, _R.REPORT, "The credential's iterations, salt or keys are out of bounds."
     ),
     _E.INVALID_REGULAR_EXPRESSION: ErrorInfo(
         _NO, _R.REPORT, "The pattern of topics is no regular expression of RE2's syntax."

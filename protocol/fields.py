@@ -30,6 +30,12 @@ MEMBER_BYTES_MAX: Final = 256 * 1024
 # A cursor names a group, a topic and a partition.
 CURSOR_BYTES_MAX: Final = 1_024
 HOSTS_MAX: Final = 16
+# "User:" and a name; those of certificates are long.
+PRINCIPAL_BYTES_MAX: Final = 512
+# A salt, or a key made of a password.
+KEY_BYTES_MAX: Final = 64
+# One message of a log-in. It is read of somebody who has not said yet who he is.
+AUTH_BYTES_MAX: Final = 4_096
 
 
 class Since(NamedTuple):
@@ -64,8 +70,14 @@ MemberId = Annotated[str, Meta(max_length=MEMBER_ID_BYTES_MAX, pattern=NO_CONTRO
 # An empty one has an error code of its own (23).
 ProtocolType = Annotated[str, Meta(max_length=NAME_BYTES_MAX, pattern=NO_CONTROL_CHARACTERS)]
 
+Principal = Annotated[
+    str, Meta(min_length=1, max_length=PRINCIPAL_BYTES_MAX, pattern=NO_CONTROL_CHARACTERS)
+]
+
+KeyBytes = Annotated[bytes, Meta(max_length=KEY_BYTES_MAX)]
 MemberBytes = Annotated[bytes, Meta(max_length=MEMBER_BYTES_MAX)]
 Cursor = Annotated[bytes, Meta(max_length=CURSOR_BYTES_MAX)]
+AuthBytes = Annotated[bytes, Meta(max_length=AUTH_BYTES_MAX)]
 Hosts = Annotated[tuple[Name, ...], Meta(max_length=HOSTS_MAX)]
 
 

@@ -16,23 +16,36 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar, dataclass_transfo
 
 from msgspec import Raw, Struct, structs
 
+from protocol.acls import (
+    ANY,
+    CLUSTER,
+    EVERY_HOST,
+    MATCH,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
 from protocol.fields import (
     I32,
     I64,
     REQUEST_PARTITIONS_MAX,
+    AuthBytes,
     Code,
     Count,
     Cursor,
     Epoch,
     GroupId,
     Hosts,
+    KeyBytes,
     MemberBytes,
     MemberId,
     Name,
     Offset,
     OffsetOrNone,
+    Principal,
     ProtocolType,
     RequestArray,
     ResponseArray,
@@ -48,7 +61,7 @@ from protocol.partition import TopicPartition
 
 
 class ApiKey(IntEnum):
-    """Kafka's numbers; from 1000 on our own. 17 and 36 are kept for authentication."""
+    """Kafka's numbers; from 1000 on our own."""
 
     OFFSET_COMMIT = 8
     OFFSET_FETCH = 9
@@ -59,9 +72,18 @@ class ApiKey(IntEnum):
     SYNC_GROUP = 14
     DESCRIBE_GROUPS = 15
     LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
     API_VERSIONS = 18
+    DESCRIBE_ACLS = 29
+    CREATE_ACLS = 30
+    DELETE_ACLS = 31
+    SASL_AUTHENTICATE = 36
     DELETE_GROUPS = 42
     OFFSET_DELETE = 47
+    DESCRIBE_CLIENT_QUOTAS = 48
+    ALTER_CLIENT_QUOTAS = 49
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    ALTER_USER_SCRAM_CREDENTIALS = 51
     DRAIN_MEMBER = 1000
     REGISTER_TOPICS = 1001
     DELETE_TOPICS = 1002
@@ -287,6 +309,74 @@ declare(
             "c0FmZS1hbmQtc291bmQhIQ",
             1,
             1_048_576,
+        ),
+        -1,
+    ),
+)
+
+
+class SaslHandshakeRequest(Request):
+    """Which mechanism the messages that follow are of; the first step of a log-in."""
+
+    mechanism: Name
+
+
+class SaslHandshakeResponse(Response):
+    """Answer to `SaslHandshakeRequest`: the mechanisms that the server takes, in any case."""
+
+    error: Code
+    mechanisms: ResponseArray[Text]
+
+
+declare(
+    ApiKey.SASL_HANDSHAKE,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+    example=Example(
+        51,
+        "a log-in begins",
+        0,
+        SaslHandshakeRequest("SCRAM-SHA-256"),
+        SaslHandshakeResponse(0, ("SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")),
+        -1,
+    ),
+)
+
+
+class SaslAuthenticateRequest(Request):
+    """One message of the mechanism, from client to server."""
+
+    auth_bytes: AuthBytes
+
+
+class SaslAuthenticateResponse(Response):
+    """Answer to `SaslAuthenticateRequest`, with the mechanism's message to the client.
+
+    ``session_lifetime_ms``: after the last message, within which time to log in again on this
+    connection; 0 is never.
+    """
+
+    error: Code
+    message: Text | None
+    auth_bytes: bytes
+    session_lifetime_ms: I64
+
+
+declare(
+    ApiKey.SASL_AUTHENTICATE,
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    example=Example(
+        52,
+        "a log-in by SCRAM ends",
+        0,
+        # RFC 7677, section 3.
+        SaslAuthenticateRequest(
+            b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,"
+            b"p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
+        ),
+        SaslAuthenticateResponse(
+            0, None, b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=", 3_600_000
         ),
         -1,
     ),
@@ -1702,6 +1792,438 @@ declare(
 )
 
 
+# --- What somebody may ------------------------------------------------------------------
+#
+# Rules of access, credentials and quotas lie in the log, beside the topics. The numbers are those
+# of `protocol.acls` and `protocol.scram`.
+
+
+class Acl(RequestPart):
+    """A rule: with which resources a principal may do what, or may not."""
+
+    resource_type: Count
+    resource_name: Name  # "*" with a literal pattern is every name.
+    pattern_type: Count
+    principal: Principal
+    host: Name  # An address as the connection shows it, "*" is every one.
+    operation: Count
+    permission: Count
+
+
+class AclFilter(RequestPart):
+    """Rules that fit in everything that is given; None, and 1 of a number, fits all.
+
+    Pattern type 2 is "match": the rules that concern a resource of this name.
+    """
+
+    resource_type: Count
+    resource_name: Name | None
+    pattern_type: Count
+    principal: Principal | None
+    host: Name | None
+    operation: Count
+    permission: Count
+
+
+class DescribeAclsRequest(Request):
+    """Which rules fit in everything that is given, as in an `AclFilter`?"""
+
+    resource_type: Count
+    resource_name: Name | None
+    pattern_type: Count
+    principal: Principal | None
+    host: Name | None
+    operation: Count
+    permission: Count
+
+
+class DescribedAcl(ResponsePart):
+    """A rule, as `Acl`."""
+
+    resource_type: Count
+    resource_name: Text
+    pattern_type: Count
+    principal: Text
+    host: Text
+    operation: Count
+    permission: Count
+
+
+class DescribeAclsResponse(Response):
+    """Answer to `DescribeAclsRequest`, sorted."""
+
+    error: Code
+    message: Text | None
+    acls: ResponseArray[DescribedAcl]
+
+
+_ETL_READS: Final = (
+    ResourceType.GROUP,
+    GROUP,
+    PatternType.PREFIXED,
+    "User:alice",
+    EVERY_HOST,
+    Operation.READ,
+    Permission.ALLOW,
+)
+
+declare(
+    ApiKey.DESCRIBE_ACLS,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
+    example=Example(
+        44,
+        "which rules concern a group",
+        0,
+        DescribeAclsRequest(ResourceType.GROUP, "etl-1", MATCH, None, None, ANY, ANY),
+        DescribeAclsResponse(0, None, (DescribedAcl(*_ETL_READS),)),
+        -1,
+    ),
+)
+
+
+class CreateAclsRequest(Request):
+    """Add rules; one that is there already changes nothing."""
+
+    acls: RequestArray[Acl]
+
+
+class CreatedAcl(ResponsePart):
+    """What became of one rule."""
+
+    error: Code
+    message: Text | None
+
+
+class CreateAclsResponse(Response):
+    """Answer to `CreateAclsRequest`, in the order asked."""
+
+    error: Code
+    results: ResponseArray[CreatedAcl]
+
+
+declare(
+    ApiKey.CREATE_ACLS,
+    CreateAclsRequest,
+    CreateAclsResponse,
+    example=Example(
+        45,
+        "rules are added",
+        0,
+        CreateAclsRequest(
+            (
+                Acl(*_ETL_READS),
+                Acl(
+                    ResourceType.CLUSTER,
+                    CLUSTER,
+                    PatternType.LITERAL,
+                    "alice",
+                    EVERY_HOST,
+                    Operation.DESCRIBE,
+                    Permission.ALLOW,
+                ),
+            )
+        ),
+        CreateAclsResponse(
+            0,
+            (
+                CreatedAcl(0, None),
+                CreatedAcl(ErrorCode.INVALID_REQUEST, "a principal is User:<name>"),
+            ),
+        ),
+        -1,
+    ),
+)
+
+
+class DeleteAclsRequest(Request):
+    """Remove all rules that fit one of the filters."""
+
+    filters: RequestArray[AclFilter]
+
+
+class DeletedAcls(ResponsePart):
+    """What one filter has removed; a rule that fits several is named by the first."""
+
+    error: Code
+    message: Text | None
+    acls: ResponseArray[DescribedAcl]
+
+
+class DeleteAclsResponse(Response):
+    """Answer to `DeleteAclsRequest`, in the order of the filters."""
+
+    error: Code
+    results: ResponseArray[DeletedAcls]
+
+
+declare(
+    ApiKey.DELETE_ACLS,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    example=Example(
+        46,
+        "rules are removed",
+        0,
+        DeleteAclsRequest((AclFilter(ANY, None, ANY, "User:alice", None, ANY, ANY),)),
+        DeleteAclsResponse(0, (DeletedAcls(0, None, (DescribedAcl(*_ETL_READS),)),)),
+        -1,
+    ),
+)
+
+
+class DescribeUserScramCredentialsRequest(Request):
+    """Which users can log in with a password?
+
+    Those in ``users``, or (None) all: by name, at most ``max_users`` of them after ``start_after``.
+    """
+
+    users: RequestArray[Name] | None
+    start_after: Text
+    max_users: Count
+
+
+class ScramCredentialInfo(ResponsePart):
+    """What is told of a credential: never its salt or keys."""
+
+    mechanism: Count
+    iterations: Count
+
+
+class DescribedUser(ResponsePart):
+    """One user; error 91 if there is none of this name."""
+
+    user: Text
+    error: Code
+    credentials: ResponseArray[ScramCredentialInfo]
+
+
+class DescribeUserScramCredentialsResponse(Response):
+    """Answer to `DescribeUserScramCredentialsRequest`; ``has_more``: another page follows."""
+
+    error: Code
+    message: Text | None
+    users: ResponseArray[DescribedUser]
+    has_more: bool
+
+
+declare(
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+    problem=lambda r: "max_users is 0" if r.users is None and not r.max_users else None,
+    example=Example(
+        47,
+        "who can log in with a password",
+        0,
+        DescribeUserScramCredentialsRequest(("alice", "bob"), "", 0),
+        DescribeUserScramCredentialsResponse(
+            0,
+            None,
+            (
+                DescribedUser("alice", 0, (ScramCredentialInfo(1, 16_384),)),
+                DescribedUser("bob", ErrorCode.RESOURCE_NOT_FOUND, ()),
+            ),
+            has_more=False,
+        ),
+        -1,
+    ),
+)
+
+
+class ScramDeletion(RequestPart):
+    """A credential that is to go."""
+
+    user: Name
+    mechanism: Count
+
+
+class ScramUpsertion(RequestPart):
+    """A credential as it is to be: who asks has made the keys of the password (RFC 5802)."""
+
+    user: Name
+    mechanism: Count
+    iterations: Count
+    salt: KeyBytes
+    stored_key: KeyBytes
+    server_key: KeyBytes
+
+    def __repr__(self) -> str:
+        """Keep salt and keys out of every text."""
+        return f"ScramUpsertion({self.user!r}, {self.mechanism}, {self.iterations}, …)"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Likewise, for a traceback that shows variables."""
+        return [("user", self.user), ("mechanism", self.mechanism)]
+
+
+class AlterUserScramCredentialsRequest(Request):
+    """Set and remove passwords: of each user everything that is named here, or nothing."""
+
+    deletions: RequestArray[ScramDeletion]
+    upsertions: RequestArray[ScramUpsertion]
+
+
+class AlteredUser(ResponsePart):
+    """What became of one user."""
+
+    user: Text
+    error: Code
+    message: Text | None
+
+
+class AlterUserScramCredentialsResponse(Response):
+    """Answer to `AlterUserScramCredentialsRequest`, each user once, as they are first named."""
+
+    error: Code
+    results: ResponseArray[AlteredUser]
+
+
+declare(
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    example=Example(
+        48,
+        "a password is set, and another one removed",
+        0,
+        AlterUserScramCredentialsRequest(
+            (ScramDeletion("bob", 1),),
+            # RFC 7677, section 3: the password is "pencil".
+            (
+                ScramUpsertion(
+                    "alice",
+                    1,
+                    4_096,
+                    bytes.fromhex("5b6d99689d12358eeca04b141236fa81"),
+                    bytes.fromhex(
+                        "586e5df283e6dceb5c3e791d8b8528ec191e664045ce971792e2e6b5bb13e2a6"
+                    ),
+                    bytes.fromhex(
+                        "c1f3cbc1c13a9d35a14c0990eed97629ea225863e566a4314ab99f3f00e5d9d5"
+                    ),
+                ),
+            ),
+        ),
+        AlterUserScramCredentialsResponse(
+            0,
+            (
+                AlteredUser("bob", ErrorCode.RESOURCE_NOT_FOUND, "the user has no SCRAM-SHA-256"),
+                AlteredUser("alice", 0, None),
+            ),
+        ),
+        -1,
+    ),
+)
+
+
+class DescribeClientQuotasRequest(Request):
+    """Which quotas are set: those of these principals ("" is the default), or (None) all?"""
+
+    principals: RequestArray[Text] | None
+
+
+class QuotaValue(ResponsePart):
+    """One quota."""
+
+    key: Text
+    value: Offset
+
+
+class DescribedQuotas(ResponsePart):
+    """What is set for one principal, "" for everybody who has no quota of that key himself."""
+
+    principal: Text
+    quotas: ResponseArray[QuotaValue]
+
+
+class DescribeClientQuotasResponse(Response):
+    """Answer to `DescribeClientQuotasRequest`, by principal, those without any left out."""
+
+    error: Code
+    message: Text | None
+    entries: ResponseArray[DescribedQuotas]
+
+
+declare(
+    ApiKey.DESCRIBE_CLIENT_QUOTAS,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+    example=Example(
+        49,
+        "which quotas are set",
+        0,
+        DescribeClientQuotasRequest(None),
+        DescribeClientQuotasResponse(
+            0,
+            None,
+            (
+                DescribedQuotas("", (QuotaValue("connections", 100),)),
+                DescribedQuotas("User:alice", (QuotaValue("request_rate", 5_000),)),
+            ),
+        ),
+        -1,
+    ),
+)
+
+
+class QuotaChange(RequestPart):
+    """One quota as it is to be; None removes it."""
+
+    key: Name
+    value: Offset | None
+
+
+class AlteredPrincipal(RequestPart):
+    """The changes for one principal, "" for everybody who has no quota of that key himself."""
+
+    principal: Text
+    changes: RequestArray[QuotaChange]
+
+
+class AlterClientQuotasRequest(Request):
+    """Set and remove quotas: of each principal everything that is named here, or nothing."""
+
+    entries: RequestArray[AlteredPrincipal]
+
+
+class AlteredQuotas(ResponsePart):
+    """What became of one principal's quotas."""
+
+    principal: Text
+    error: Code
+    message: Text | None
+
+
+class AlterClientQuotasResponse(Response):
+    """Answer to `AlterClientQuotasRequest`, in the order asked."""
+
+    error: Code
+    results: ResponseArray[AlteredQuotas]
+
+
+declare(
+    ApiKey.ALTER_CLIENT_QUOTAS,
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    example=Example(
+        50,
+        "quotas change",
+        0,
+        AlterClientQuotasRequest(
+            (
+                AlteredPrincipal(
+                    "User:alice",
+                    (QuotaChange("request_rate", 5_000), QuotaChange("connections", None)),
+                ),
+            )
+        ),
+        AlterClientQuotasResponse(0, (AlteredQuotas("User:alice", 0, None),)),
+        -1,
+    ),
+)
+
+
 # --- The node and its log ---------------------------------------------------------------
 
 
@@ -1899,6 +2421,10 @@ def _of_groups(response: Any) -> int:
     return _first(response.groups)
 
 
+def _of_results(response: Any) -> int:
+    return response.error or _first(response.results)
+
+
 def _first(parts: Iterable[Any]) -> int:
     for part in parts:
         if type(part) is not Raw and part.error:  # What is packed already went well.
@@ -1913,6 +2439,11 @@ _PARTS_WITH_ERRORS: Final[dict[type[Response], Callable[[Any], int]]] = {
     ReportEndOffsetsResponse: _of_partitions,
     RegisterTopicsResponse: _of_topics,
     DeleteTopicsResponse: _of_topics,
+    CreateAclsResponse: _of_results,
+    DeleteAclsResponse: _of_results,
+    AlterUserScramCredentialsResponse: _of_results,
+    AlterClientQuotasResponse: _of_results,
+    DescribeUserScramCredentialsResponse: lambda response: response.error or _first(response.users),
     DescribeTopicsResponse: _of_topics,
     LeaveGroupResponse: lambda response: response.error or _first(response.members),
     FindCoordinatorResponse: lambda response: _first(response.coordinators),

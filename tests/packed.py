@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgpack
 from msgspec import structs
 
-from coordinator.group import records, registry
+from coordinator.group import node_records, records
 from coordinator.group.records import CommittedOffset
 from coordinator.group.shard import GroupShard
 from protocol.messages import GroupFetch, GroupOffsets, PartitionOffset
@@ -30,9 +30,9 @@ def entry_of(record: Any, codec: Any = records) -> tuple[Any, ...]:
     return tuple(entry)
 
 
-def topic_entry(record: registry.TopicRecord) -> tuple[Any, ...]:
+def node_entry(record: node_records.NodeRecord) -> tuple[Any, ...]:
     """Return the log's entry of *record*."""
-    return entry_of(record, registry)
+    return entry_of(record, node_records)
 
 
 def singles(found: Iterable[records.Record]) -> Iterator[records.Record]:

@@ -86,11 +86,14 @@ LAYERS = {
         ours=names("protocol", "coordinator.group", "coordinator.log"),
         others=names("trio", "structlog", "outcome", "msgspec"),
     ),
+    # Who somebody is, without sockets and tasks.
+    "coordinator.security": Layer(
+        ours=names("protocol", "coordinator.config", "coordinator.group.buckets"),
+        others=names("cryptography", "jwt", "re2", "scramp"),
+        banned=names("threading", "asyncio", "time", "socket"),
+    ),
     "coordinator.server": Layer(
         ours=OF_THE_SERVER, others=names("trio", "structlog", "outcome", "msgspec")
-    ),
-    "coordinator.security": Layer(
-        ours=names("protocol", "coordinator.config"), others=names("cryptography", "re2")
     ),
     # The last two are imported only where there are http.listeners, or listeners with TLS: who has
     # none pays nothing for them.
@@ -98,6 +101,13 @@ LAYERS = {
         ours=OF_THE_SERVER
         | names("coordinator.server", "coordinator.http", "coordinator.security"),
         others=names("trio", "structlog", "outcome", "msgspec"),
+    ),
+    # Imported only where somebody is asked who he is: who asks nobody pays nothing for it.
+    "coordinator.http.entry": Layer(
+        ours=names(
+            "coordinator.group", "coordinator.http", "coordinator.security", "coordinator.server"
+        ),
+        others=names("trio"),
     ),
     "coordinator.http": Layer(
         ours=names(
@@ -108,6 +118,7 @@ LAYERS = {
             "coordinator.group",
             "coordinator.runtime",
             "coordinator.server",
+            "coordinator.http.entry",
         ),
         others=names("trio", "structlog", "msgspec", "h11", "prometheus_client"),
     ),
@@ -117,7 +128,14 @@ LAYERS = {
         ours=names("protocol", "coordinator"),
         others=names("trio", "structlog", "click", "rich", "msgpack", "msgspec"),
     ),
-    "client": Layer(ours=names("protocol"), others=names("trio", "msgspec")),
+    # What its commands for a running coordinator know of TLS and log-ins is the client's.
+    "coordinator.cli.common": Layer(
+        ours=names("protocol", "coordinator", "client.security", "client.exceptions"),
+        others=names("click", "rich"),
+    ),
+    "client": Layer(ours=names("protocol", "client.security"), others=names("trio", "msgspec")),
+    # SCRAM is imported by who logs in by it.
+    "client.security": Layer(ours=names("protocol", "client"), others=names("trio", "scramp")),
     # Its command line, and the Kafka client behind it, which are imported only when they are used.
     "client.kafka_groups": Layer(
         ours=names("protocol", "client"), others=names("click", "confluent_kafka")

@@ -28,6 +28,12 @@ def main() -> None:
     help="Lines name=value for confluent-kafka, such as security.protocol; for passwords, too.",
 )
 @click.option("--coordinator", required=True, metavar="HOST:PORT", help="The coordinator.")
+@click.option(
+    "--coordinator-config",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Properties for the coordinator: security.protocol, sasl.* and ssl.*.",
+)
 @click.option("--group", "groups", multiple=True, help="This group; may be given several times.")
 @click.option("--pattern", metavar="REGEX", help="All groups whose whole name matches.")
 @click.option("--all-groups", is_flag=True, help="All groups.")
@@ -49,6 +55,7 @@ def import_command(
     kafka: str | None,
     kafka_config: Path | None,
     coordinator: str,
+    coordinator_config: str | None,
     groups: tuple[str, ...],
     pattern: str | None,
     all_groups: bool,
@@ -79,6 +86,7 @@ def import_command(
             existing=existing,
             force=force,
             dry_run=dry_run,
+            security=coordinator_config,
         )
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc

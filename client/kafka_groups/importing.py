@@ -7,10 +7,11 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol
 
 from client.blocking import connect_blocking
-from client.exceptions import CommitRefused, CoordinatorError, FatalError, code_text
+from client.exceptions import CommitRefused, CoordinatorError, code_text, refusal
 from client.kafka_groups.cluster import KafkaCluster, KafkaGroup, KafkaGroupError
 from client.offsets import OffsetAndMetadata, Offsets
 from client.operators import PARTITIONS_PER_REQUEST
+from client.security import Given
 from protocol.errors import ErrorCode
 from protocol.messages import DescribedGroup
 from protocol.partition import NO_OFFSET, TopicPartition
@@ -177,6 +178,7 @@ def import_groups(
     existing: Existing | str = Existing.FORWARD,
     force: bool = False,
     dry_run: bool = False,
+    security: Given = None,
 ) -> ImportReport:
     """Copy the committed offsets of a cluster's groups into groups of the coordinator.
 
@@ -197,6 +199,7 @@ def import_groups(
         force: import groups that have members in Kafka, too: the offsets of a moment. A group
             that has members at the coordinator is never written to.
         dry_run: only say what would be done.
+        security: how to connect to the coordinator, as of `client.connect`.
 
     Returns:
         What became of each group; a group that failed doesn't stop the others.
@@ -212,7 +215,9 @@ def import_groups(
     with ExitStack() as connection:
         client = coordinator
         if isinstance(client, str):
-            connecting = connect_blocking(client.split(","), client_id="kafka-groups")
+            connecting = connect_blocking(
+                client.split(","), client_id="kafka-groups", security=security
+            )
             client = connection.enter_context(connecting)
         wanted = _wanted(cluster, groups, pattern)
         targets = _targets([one.name for one in wanted], into)
@@ -287,7 +292,7 @@ def _plan(
     (described,) = coordinator.describe_groups([into])
     if described.error not in {ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND}:
         text = code_text(described.error, described.message)
-        raise FatalError(f"group {into!r}: {text}", code=described.error)
+        raise refusal(f"group {into!r}: {text}", described.error)
     stored = {tp: value.offset for tp, value in coordinator.fetch_offsets(into).items()}
 
     def result(status: str, reason: str = "", found: Sequence[PartitionImport] = ()) -> GroupImport:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from client.security import PREFIXES as SECURITY_PREFIXES, Security, without_literals
+
 # Options of a log are told apart by a prefix.
 LOG_PREFIXES: Final = ("log.", "kafka.")
 
@@ -66,6 +68,26 @@ def read_duration_ms(name: str, value: str) -> int:
             "(a bare number is milliseconds)"
         )
     return duration_ms
+
+
+def read_security(options: Mapping[str, str]) -> Security:
+    """Return how to connect to the coordinator: the options by Kafka's names for it.
+
+    Secrets are looked up by each process that connects, so a file has to be there for it.
+
+    Args:
+        options: names in lower case; those of other things are passed over.
+
+    Raises:
+        OptionError: one is unknown or impossible, or is a secret itself: Spark shows options.
+
+    """
+    given = {name: value for name, value in options.items() if name.startswith(SECURITY_PREFIXES)}
+    try:
+        without_literals(given)
+        return Security.of(given)
+    except ValueError as error:
+        raise OptionError(f"options of security: {error}") from None
 
 
 def _read_text(path: str) -> str:

@@ -24,6 +24,7 @@ import functools
 import math
 import re
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,6 +59,7 @@ EXIT_SOME_FAILED: Final = 1
 EXIT_DRY_RUN: Final = 3
 EXIT_UNREACHABLE: Final = 69
 TIMEOUT_S: Final = 10.0
+CONFIG_VARIABLE: Final = "COORDINATOR_COMMAND_CONFIG"
 WATCH_S: Final = 2.0
 # A question is asked below so many rows at most.
 _ROWS_ASKED_ABOUT: Final = 100
@@ -123,8 +125,10 @@ class DryRun(Exception):
 class Coordinator:
     """Where the questions go. It is connected at the first one, and anew after a failure."""
 
-    def __init__(self, address: Address, *, timeout_s: float) -> None:
+    def __init__(self, address: Address, *, timeout_s: float, config: str | None = None) -> None:
+        """Take what is asked, and the file that says how to be sure of it, if there is one."""
         self._address = address
+        self._config = config
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._protocol = ClientConnection()
@@ -170,10 +174,56 @@ class Coordinator:
                 _, hello = self._protocol.send(ApiVersionsRequest(PROGRAM, PROGRAM, ""))
         wanted, frame = self._protocol.send(request)
         if sock is None:
-            where = (self._address.host, self._address.port)
-            sock = socket.create_connection(where, timeout=self._timeout_s)
+            sock = self._connected(hello)
+            hello = b""
             self._socket = sock
-        sock.sendall(hello + frame)
+        sock.sendall(frame)
+        return self._answer(sock, wanted)
+
+    def _connected(self, hello: bytes) -> socket.socket:
+        """Return a connection on which *hello* was said, encrypted and logged in if need be."""
+        where = (self._address.host, self._address.port)
+        sock = socket.create_connection(where, timeout=self._timeout_s)
+        try:
+            if self._config is None:
+                sock.sendall(hello)
+                return sock
+            return self._secured(sock, hello)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _secured(self, sock: socket.socket, hello: bytes) -> socket.socket:
+        # It brings trio, which commands that need none of this don't wait for.
+        from client import security as s  # noqa: PLC0415
+        from client.exceptions import AuthenticationFailed  # noqa: PLC0415
+
+        name = str(self._address)
+        try:
+            security = s.Security.of(self._config)
+            if security.uses_tls:
+                context = security.context()
+                sock = context.wrap_socket(sock, server_hostname=self._address.host)
+            sock.sendall(hello)
+            if security.logs_in:
+                steps = security.log_in(name)
+                request = next(steps)
+                while True:
+                    wanted, frame = self._protocol.send(request)
+                    sock.sendall(frame)
+                    request = steps.send(self._answer(sock, wanted))
+        except StopIteration:
+            return sock
+        except ssl.SSLError as exc:  # Before ValueError, which some of them are, too.
+            refusal = s.tls_refusal(exc, name)
+            if refusal is None:
+                raise OSError(s.CLOSED_IN_HANDSHAKE) from exc
+            raise AskFailed(str(refusal)) from exc
+        except (AuthenticationFailed, ValueError, s.NotNow) as exc:
+            raise AskFailed(str(exc)) from exc
+        return sock
+
+    def _answer(self, sock: socket.socket, wanted: int) -> Response:
         while data := sock.recv(65536):
             for event in self._protocol.receive(data):
                 if event.correlation_id == wanted:
@@ -324,15 +374,29 @@ def asks(
         help="How long to wait for each answer.",
         show_default=True,
     )
+    @click.option(
+        "--command-config",
+        "config",
+        envvar=CONFIG_VARIABLE,
+        type=click.Path(),
+        metavar="FILE",
+        help="Properties such as security.protocol, sasl.* and ssl.*; also by the variable "
+        f"{CONFIG_VARIABLE}.",
+    )
     @refuses("--bootstrap-server", "The coordinator is named by --at HOST:PORT.")
     @prints
     @functools.wraps(command)
     def asking(
-        output: Output, *arguments: Any, at: Address, timeout_s: float, **options: Any
+        output: Output,
+        *arguments: Any,
+        at: Address,
+        timeout_s: float,
+        config: str | None,
+        **options: Any,
     ) -> None:
         failed: bool | None = None
         try:
-            with Coordinator(at, timeout_s=timeout_s) as coordinator:
+            with Coordinator(at, timeout_s=timeout_s, config=config) as coordinator:
                 failed = command(coordinator, output, *arguments, **options)
         except Unreachable as exc:
             end(str(exc), EXIT_UNREACHABLE)

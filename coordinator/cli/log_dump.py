@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from coordinator.cli.common import by_topic
 from coordinator.cli.output import CSV, JSON, TABLE, csv_line, end, time_of
-from coordinator.group import records, registry
+from coordinator.group import acls, node_records, quotas, records, registry, users
 from coordinator.log.compaction import LiveCursor, PackedBatch, find_live
 from coordinator.log.directory import Directory, OsDirectory, ReadOnlyDirectory
 from coordinator.log.errors import (
@@ -92,7 +92,7 @@ def live_of(directory: Directory, found: Survey, num_partitions: int) -> LiveCur
 
 def _check_records(batch: Batch) -> None:
     """See that the daemon could load the batch."""
-    read = registry.read_item if batch.partition == NODE_PARTITION else records.read_item
+    read = node_records.read_item if batch.partition == NODE_PARTITION else records.read_item
     where = f"(the batch at offset {batch.base_offset} of partition {batch.partition})"
     try:
         for item in batch.items:
@@ -268,13 +268,16 @@ _GROUP_SHAPES: Final[Mapping[int, _Shape]] = {
     records.GROUP_RETENTION: _Shape("retention", (), ("retention_ms",)),
     records.GROUP_REBALANCED: _Shape("rebalance", ("slot",), Rebalance.__struct_fields__),
 }
-_TOPIC_SHAPES: Final[Mapping[int, _Shape]] = {
+_NODE_SHAPES: Final[Mapping[int, _Shape]] = {
     registry.TOPIC: _Shape("topic", (), registry.TopicRegistered._fields[1:]),
     registry.TOPIC_END: _Shape("end-offset", ("partition",), ("end_offset", "reported_ms")),
     registry.REGISTRY: _Shape("registry", (), registry.RegistryChanged._fields),
     registry.TOPIC_FORGOTTEN: _TOMBSTONE,
+    acls.RULE: _Shape("acl", acls.Rule._fields, ()),
+    users.CREDENTIAL: _Shape("credential", ("user", "mechanism"), ("iterations",)),
+    quotas.QUOTA: _Shape("quota", ("principal", "key"), ("value",)),
 }
-TYPE_NAMES: Final = sorted({s.name for s in (*_GROUP_SHAPES.values(), *_TOPIC_SHAPES.values())})
+TYPE_NAMES: Final = sorted({s.name for s in (*_GROUP_SHAPES.values(), *_NODE_SHAPES.values())})
 
 
 class _Named(NamedTuple):
@@ -287,11 +290,12 @@ class _Named(NamedTuple):
 
 def _named(partition: int, entry: Entry) -> _Named:
     """Return *entry* with names for everything that has one."""
-    shapes = _TOPIC_SHAPES if partition == NODE_PARTITION else _GROUP_SHAPES
+    shapes = _NODE_SHAPES if partition == NODE_PARTITION else _GROUP_SHAPES
     shape = shapes.get(entry.type)
     if shape is None:
         return _Named("unknown", _plain(entry.key), _plain(entry.value))
-    value = _fields(shape.value, entry.value)
+    shown = _without_secrets(entry) if shape.name == "credential" else entry.value
+    value = _fields(shape.value, shown)
     if isinstance(value, dict):
         members, late = value.get("members"), value.get("late")
         if shape.name == "group" and isinstance(members, list | tuple):
@@ -299,6 +303,14 @@ def _named(partition: int, entry: Entry) -> _Named:
         elif shape.name == "rebalance" and isinstance(late, list | tuple):
             value["late"] = [_fields(LateMember.__struct_fields__, member) for member in late]
     return _Named(shape.name, _plain(_fields(shape.key, entry.key)), _plain(value))
+
+
+def _without_secrets(entry: Entry) -> Any:
+    """Return what of a credential may be seen: whatever its shape is, no salt and no key."""
+    if entry.value is None:
+        return None
+    last = entry.value[-1:] if isinstance(entry.value, list | tuple) else ()
+    return tuple(number for number in last if type(number) is int)
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from coordinator.cli.grammar import PROGRAM, Lazy, LazyCommands
 from protocol.version import VERSION
 
 _COMMANDS: Final = {
+    "acls": Lazy("coordinator.cli.acls", "Look at rules of access, and change them."),
     "compact": Lazy("coordinator.cli.node", "Compact the offsets log now."),
     "config": Lazy("coordinator.cli.config", "See what a daemon is set to, and why."),
     "groups": Lazy("coordinator.cli.groups", "Look at consumer groups, and change them."),
@@ -20,10 +21,12 @@ _COMMANDS: Final = {
     "members": Lazy("coordinator.cli.members", "Take partitions from members, or remove them."),
     "offsets": Lazy("coordinator.cli.offsets", "Follow committed offsets, export and import them."),
     "ping": Lazy("coordinator.cli.node", "Say whether a coordinator answers (health checks)."),
+    "quotas": Lazy("coordinator.cli.quotas", "Look at quotas, and change them."),
     "reload": Lazy("coordinator.cli.node", "Load a partition of the offsets log again."),
     "serve": Lazy("coordinator.cli.serve", "Run the daemon."),
     "settings": Lazy("coordinator.cli.config", "Print the daemon's settings."),
     "topics": Lazy("coordinator.cli.topics", "Look at the topic registry, and change it."),
+    "users": Lazy("coordinator.cli.users", "Look at users with a password, and change them."),
 }
 
 

@@ -5,9 +5,9 @@ comes out as an `Outcome`. `Core.replay` alone changes hard state, when the log 
 a `Decision` emits a record, so that a replay of the log gives the same state again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -36,6 +36,9 @@ from protocol.messages import (
     join_error,
     sync_error,
 )
+
+# Who has not said who he is.
+ANONYMOUS = "User:ANONYMOUS"
 
 MIB = 1024 * 1024
 MINUTE_MS = 60_000
@@ -90,6 +93,7 @@ class Caller(NamedTuple):
 
     client_id: str
     client_host: str
+    principal: str = ANONYMOUS
 
 
 # The one answer to the request that came with a token: the token, the response, its first error
@@ -114,13 +118,30 @@ class Outcome(Struct):
     """
 
     group_id: str
-    records: list[Record] = []
+    records: list[Any] = []  # `Record`s, and of the node's own partition `NodeRecord`s.
     replies: list[Reply] = []
     events: list[Event] = []
 
     def __bool__(self) -> bool:
         """Say whether there is anything to do."""
         return bool(self.records or self.replies or self.events)
+
+
+class Step(NamedTuple):
+    """One decision about what belongs to the node, and not to a group, in the making."""
+
+    now: Now
+    caller: Caller
+    storage_full: bool  # What only removes goes on then.
+    outcome: Outcome
+
+    def event(self, name: str, **fields: object) -> None:
+        """Tell the operator."""
+        self.outcome.events.append(Event(name, fields))
+
+
+# By type of request, what decides it.
+Handlers = Mapping[type, Callable[[Any, Step], Response]]
 
 
 class HardGroup(NamedTuple):
@@ -150,6 +171,8 @@ class Core:
         self.gone_end_offset = 0
         self.timers = Timers()
         self.parked: dict[object, Member] = {}  # By the token of the parked request.
+        # Says of a member's principal and host whether a topic may be known to it; None: all are.
+        self.sees_topic: Callable[[str | None, str, str], bool] | None = None
         self.storage_full = False
         self.storage_exhausted = False  # Nothing is taken that isn't needed to free room.
         self.latest: Outcome | None = None  # The decision in the making, see `interrupted`.

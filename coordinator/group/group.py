@@ -249,6 +249,7 @@ class Group:
                     m.metadata_for(self.protocol),
                     assignments[m.member_id],
                     m.topic_pattern,
+                    m.principal,
                 )
                 for m in self.members.values()
             ),

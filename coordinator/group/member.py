@@ -162,10 +162,11 @@ class Watched:
     gone: bool = False  # No longer part of the group.
 
 
+@dataclass(slots=True, eq=False)
 class PendingId(Watched):
     """A member id that was given out with MEMBER_ID_REQUIRED and not joined with yet."""
 
-    __slots__ = ()
+    principal: str | None = None  # Whose it is; None: of whoever has it.
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -177,6 +178,7 @@ class Member(Watched):
     client_host: str
     rebalance_timeout_ms: int
     protocols: tuple[JoinProtocol, ...]
+    principal: str | None = None  # Whose it is; None: of whoever has its id.
     topic_pattern: str | None  # It wants whatever registered topic matches.
     # Monotonic time of its last request, or of our answer to one that was parked.
     heard_ms: int

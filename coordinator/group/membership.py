@@ -21,7 +21,7 @@ the group rebalances. Kafka ignores changed topics here; they would never be ass
 from typing import Final
 
 from coordinator.group import history
-from coordinator.group.core import Caller, Core, Decision, Now, Outcome
+from coordinator.group.core import ANONYMOUS, Caller, Core, Decision, Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.member import (
     CONSUMER,
@@ -192,7 +192,8 @@ def _give_id(
     """Give out a member id, so that a lost answer leaves no member behind."""
     member_id = f"{caller.client_id}-{d.core.new_uuid()}"
     timer = Timer(TimerKind.PENDING, group.group_id, member_id)
-    pending = PendingId(member_id, request.session_timeout_ms, timer)
+    owner = owner_of(caller)
+    pending = PendingId(member_id, request.session_timeout_ms, timer, principal=owner)
     group.pending[member_id] = pending
     d.core.totals.members += 1
     d.core.timers.arm(pending.timer, d.now.mono_ms + pending.session_timeout_ms)
@@ -300,6 +301,11 @@ def _replaced_member(group: Group | None, request: JoinGroupRequest) -> Member |
     return None if member_id is None else group.members[member_id]
 
 
+def owner_of(caller: Caller) -> str | None:
+    """Return whose a member is that *caller* joins with, None if he hasn't said who he is."""
+    return None if caller.principal == ANONYMOUS else caller.principal
+
+
 def _new_member(
     d: Decision, group: Group, member_id: str, request: JoinGroupRequest, caller: Caller
 ) -> Member:
@@ -314,6 +320,7 @@ def _new_member(
         protocols=request.protocols,
         heard_ms=d.now.mono_ms,
         group_instance_id=request.group_instance_id,
+        principal=owner_of(caller),
         topic_pattern=request.topic_pattern,
     )
 
@@ -418,7 +425,7 @@ def rewrite_record(d: Decision, group: Group, member: Member, *, is_current: boo
     old = next((m for m in stable.members if m.group_instance_id == instance_id), None)
     if old is None:
         return
-    new = old._replace(member_id=member.member_id)
+    new = old._replace(member_id=member.member_id, principal=member.principal)
     if is_current:
         new = MemberMetadata(
             member.member_id,
@@ -430,6 +437,7 @@ def rewrite_record(d: Decision, group: Group, member: Member, *, is_current: boo
             member.metadata_for(group.protocol),
             old.assignment,
             member.topic_pattern,
+            member.principal,
         )
     leader = member.member_id if stable.leader == old.member_id else stable.leader
     members = tuple(new if m is old else m for m in stable.members)

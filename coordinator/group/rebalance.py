@@ -318,7 +318,8 @@ def _note_topics(core: Core, group: Group) -> None:
         for pattern, known in _patterns(group):
             for name in _matching(registry, pattern):
                 made_at = registry.topics[name].version
-                if group.topics_triggered < made_at <= version and name not in known:
+                is_newer = group.topics_triggered < made_at <= version
+                if is_newer and name not in known and _is_seen(core, group, pattern, name):
                     version = made_at - 1
     group.topics_version = version
 
@@ -328,7 +329,7 @@ def rebalance_if_topics_changed(d: Decision, group: Group) -> None:
     registry = d.core.registry
     if registry.version <= max(group.topics_version, group.topics_triggered):
         return
-    named = list(islice(_topic_changes(registry, group), CHANGES_NAMED_MAX + 1))
+    named = list(islice(_topic_changes(d.core, group), CHANGES_NAMED_MAX + 1))
     if not named:
         group.topics_version = registry.version
         return
@@ -339,8 +340,9 @@ def rebalance_if_topics_changed(d: Decision, group: Group) -> None:
     start_rebalance(d, group, Trigger.TOPICS_CHANGED, "topics changed", None, detail)
 
 
-def _topic_changes(registry: Registry, group: Group) -> Iterator[str]:
+def _topic_changes(core: Core, group: Group) -> Iterator[str]:
     """Yield in words the changes that concern *group* and are newer than its assignment."""
+    registry = core.registry
     known_version = max(group.topics_version, group.topics_triggered)
     subscribed = group.subscribed or frozenset()
     patterns = {pattern for pattern, _ in _patterns(group)}
@@ -351,7 +353,10 @@ def _topic_changes(registry: Registry, group: Group) -> Iterator[str]:
             continue
         is_wanted = topic in subscribed
         if not is_wanted and change.after:
-            is_wanted = any(registry.is_matched(pattern, topic) for pattern in patterns)
+            is_wanted = any(
+                registry.is_matched(pattern, topic) and _is_seen(core, group, pattern, topic)
+                for pattern in patterns
+            )
         if not is_wanted and change.after:
             continue
         owned = _owned_partitions(group) if owned is None else owned
@@ -402,6 +407,16 @@ def _patterns(group: Group) -> list[tuple[str, frozenset[str]]]:
         if member.topic_pattern is not None
     }
     return [(pattern, frozenset(topics or ())) for pattern, topics in found]
+
+
+def _is_seen(core: Core, group: Group, pattern: str, topic: str) -> bool:
+    """Say whether a member that wants what matches *pattern* may know of *topic*."""
+    sees = core.sees_topic
+    return sees is None or any(
+        sees(member.principal, member.client_host, topic)
+        for member in group.members.values()
+        if member.topic_pattern == pattern
+    )
 
 
 def _matching(registry: Registry, pattern: str) -> list[str]:

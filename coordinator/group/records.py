@@ -149,12 +149,16 @@ GROUP_REBALANCED: Final = 1003
 # The version that each type is written with; older ones are read.
 VERSIONS: Final[Mapping[int, int]] = {
     OFFSET_COMMITTED: 1,  # 1 brought entries that stand for several partitions.
-    GROUP_METADATA: 1,  # 1 brought topics_version, and topic_pattern of a member.
+    # 1 brought topics_version, and topic_pattern of a member.
+    GROUP_METADATA: 1,
     GROUP_GENERATION: 0,
     GROUP_DELETED: 0,
     GROUP_RETENTION: 0,
     GROUP_REBALANCED: 0,
 }
+
+# Only what has members who said who they are is written so: what older code can read, it still can.
+OWNED_METADATA_VERSION: Final = 2
 
 # A group's retention: its offsets never expire.
 KEEP_FOR_EVER: Final = -1
@@ -211,6 +215,7 @@ class MemberMetadata(NamedTuple):
     subscription: bytes
     assignment: bytes
     topic_pattern: str | None = None
+    principal: str | None = None  # Whose it is; None: of whoever has its id.
 
 
 class GroupMetadata(NamedTuple):
@@ -267,6 +272,22 @@ Record = OffsetsCommitted | _RareRecord
 
 # (type, version, scope, key, value); a value of None is a tombstone.
 EntryFields = tuple[int, int, str, object, object]
+# How a record of the node's own partition becomes an entry.
+Writer = Callable[[Any], EntryFields]
+
+
+class Reader(NamedTuple):
+    """How an entry of the node's own partition becomes a record.
+
+    Attributes:
+        read: Of scope, key and value; raises TypeError and ValueError.
+        newest: The newest version that it understands.
+    """
+
+    read: Callable[[str, Any, Any], Any]
+    newest: int = 0
+
+
 # What a batch of the log holds: the same behind the distance of the entry from the batch's first.
 Item = Sequence[Any]
 
@@ -292,7 +313,10 @@ def pack(records: Sequence[Record]) -> tuple[int, bytes]:
             count += width
         else:
             type_, key, value = _WRITERS[type(record)](record)
-            items.append((count, type_, VERSIONS[type_], record.group_id, key, value))
+            version = VERSIONS[type_]
+            if type(record) is GroupMetadata:
+                version, value = _metadata(record)
+            items.append((count, type_, version, record.group_id, key, value))
             count += 1
     return count, _encode(items)
 
@@ -313,6 +337,18 @@ def _column(values: list[Any]) -> Any:
 def _rebalance(rebalance: Rebalance) -> tuple[Any, ...]:
     late = tuple(map(structs.astuple, rebalance.late))
     return structs.astuple(structs.replace(rebalance, late=late))
+
+
+_MEMBERS_AT: Final = GroupMetadata._fields.index("members") - 1
+
+
+def _metadata(record: GroupMetadata) -> tuple[int, tuple[Any, ...]]:
+    """Return the version and the value of the entry."""
+    if any(member.principal is not None for member in record.members):
+        return OWNED_METADATA_VERSION, tuple(record[1:])
+    fields: list[Any] = list(record[1:])
+    fields[_MEMBERS_AT] = [member[:-1] for member in record.members]
+    return VERSIONS[GROUP_METADATA], tuple(fields)
 
 
 _WRITERS: Final[Mapping[type, Callable[[Any], tuple[int, object, object]]]] = {
@@ -388,6 +424,8 @@ def _read(type_: int, version: int, scope: str, key: Any, value: Any) -> Record:
         newest = VERSIONS.get(type_)
         if newest is None:
             raise UnknownRecord(f"record type {type_} is not known to this code")
+        if type_ == GROUP_METADATA:
+            newest = OWNED_METADATA_VERSION
         if not 0 <= version <= newest:
             raise UnknownRecord(f"record type {type_} has version {version}, newer than this code")
         return _READERS[type_](scope, key, value)

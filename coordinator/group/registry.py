@@ -10,22 +10,15 @@ topic lies in the scope "".
 
 import bisect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-import msgpack
 import re2
 from msgspec import structs
 
 from coordinator.group.ends_history import EndsHistory
-from coordinator.group.records import (
-    GROUP_DELETED,
-    EntryFields,
-    Item,
-    MalformedRecord,
-    UnknownRecord,
-)
+from coordinator.group.records import GROUP_DELETED, EntryFields, Reader, Writer
 from coordinator.group.totals import Totals
 from protocol.messages import EndOffset, PartitionHosts
 from protocol.partition import INT32_MAX
@@ -39,7 +32,6 @@ TOPIC_FORGOTTEN: Final = GROUP_DELETED
 RECORD_VERSION: Final = 0
 # Only a topic that bounds no commits is written so: what older code can read, it still can.
 OBSERVED_VERSION: Final = 1
-_VERSIONS: Final = {TOPIC: OBSERVED_VERSION}
 
 # Matching a pattern against 100,000 topics takes long, so what matched is kept for the patterns
 # that were used last: at most so many, and so many names in all of them.
@@ -455,46 +447,17 @@ class Registry:
             total -= len(self._kept.pop(oldest).names)
 
 
-def pack(records: Sequence[TopicRecord]) -> tuple[int, bytes]:
-    """Return how many entries *records* make, and the msgpack array of them as a batch."""
-    items = [(delta, *_entry_fields(record)) for delta, record in enumerate(records)]
-    packed: bytes = msgpack.packb(items)
-    return len(items), packed
+def _write_topic(record: TopicRegistered) -> EntryFields:
+    hosts = [(one.partition, one.hosts) for one in record.hosts]
+    described = (record.partition_count, hosts, record.is_deleted, record.version)
+    if record.is_observed:
+        return TOPIC, OBSERVED_VERSION, record.topic, (), (*described, True)
+    return TOPIC, RECORD_VERSION, record.topic, (), described
 
 
-def _entry_fields(record: TopicRecord) -> EntryFields:
-    if type(record) is EndReported:
-        value = (record.end_offset, record.reported_ms)
-        return TOPIC_END, RECORD_VERSION, record.topic, (record.partition,), value
-    if type(record) is TopicRegistered:
-        hosts = [(one.partition, one.hosts) for one in record.hosts]
-        described = (record.partition_count, hosts, record.is_deleted, record.version)
-        if record.is_observed:
-            return TOPIC, OBSERVED_VERSION, record.topic, (), (*described, True)
-        return TOPIC, RECORD_VERSION, record.topic, (), described
-    if type(record) is RegistryChanged:
-        return REGISTRY, RECORD_VERSION, "", (), tuple(record)
-    assert type(record) is TopicForgotten
-    return TOPIC_FORGOTTEN, RECORD_VERSION, record.topic, (), None
-
-
-def read_item(item: Item) -> TopicRecord:
-    """Return the record of an entry as it lies in a batch; arrays may be lists or tuples.
-
-    Raises:
-        UnknownRecord: A type or version is none of ours.
-        MalformedRecord: A shape is not that of the type.
-    """
-    _, type_, version, scope, key, value = item
-    reader = _READERS.get(type_)
-    if reader is None:
-        raise UnknownRecord(f"record type {type_} of the registry is not known to this code")
-    if not RECORD_VERSION <= version <= _VERSIONS.get(type_, RECORD_VERSION):
-        raise UnknownRecord(f"record type {type_} has version {version}, newer than this code")
-    try:
-        return reader(scope, key, value)
-    except (TypeError, ValueError) as exc:
-        raise MalformedRecord(f"record type {type_} of topic {scope!r}: {exc}") from exc
+def _write_end(record: EndReported) -> EntryFields:
+    value = (record.end_offset, record.reported_ms)
+    return TOPIC_END, RECORD_VERSION, record.topic, (record.partition,), value
 
 
 def _read_topic(topic: str, _key: Any, value: Any) -> TopicRecord:
@@ -508,9 +471,15 @@ def _read_end(topic: str, key: Any, value: Any) -> TopicRecord:
     return EndReported(topic, partition, *value)
 
 
-_READERS: Final[Mapping[int, Callable[[str, Any, Any], TopicRecord]]] = {
-    TOPIC: _read_topic,
-    TOPIC_END: _read_end,
-    REGISTRY: lambda _scope, _key, value: RegistryChanged(*value),
-    TOPIC_FORGOTTEN: lambda topic, _key, _value: TopicForgotten(topic),
+WRITERS: Final[Mapping[type, Writer]] = {
+    TopicRegistered: _write_topic,
+    EndReported: _write_end,
+    RegistryChanged: lambda record: (REGISTRY, RECORD_VERSION, "", (), tuple(record)),
+    TopicForgotten: lambda record: (TOPIC_FORGOTTEN, RECORD_VERSION, record.topic, (), None),
+}
+READERS: Final[Mapping[int, Reader]] = {
+    TOPIC: Reader(_read_topic, OBSERVED_VERSION),
+    TOPIC_END: Reader(_read_end),
+    REGISTRY: Reader(lambda _scope, _key, value: RegistryChanged(*value)),
+    TOPIC_FORGOTTEN: Reader(lambda topic, _key, _value: TopicForgotten(topic)),
 }

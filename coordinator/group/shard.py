@@ -136,6 +136,10 @@ class GroupShard:
     def storage_full(self, value: bool) -> None:
         self._core.storage_full = value
 
+    def hide_topics(self, sees_topic: Callable[[str | None, str, str], bool]) -> None:
+        """Let patterns match what *sees_topic* shows: of a principal, a host and a topic."""
+        self._core.sees_topic = sees_topic
+
     @property
     def storage_exhausted(self) -> bool:
         """Whether generations and assignments are refused, too."""
@@ -371,6 +375,7 @@ def _load_member(core: Core, group: Group, metadata: MemberMetadata, now_ms: int
         else core.rebalance_timeout_ms(rebalance_timeout_ms),
         protocols=(JoinProtocol(group.protocol or "", metadata.subscription),),
         heard_ms=now_ms,
+        principal=metadata.principal,
         topic_pattern=metadata.topic_pattern,
     )
     member.is_loaded = True

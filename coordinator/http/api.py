@@ -1,4 +1,8 @@
-"""The JSON API: read-only, by page, with ETags. docs/http.md says what it shows."""
+"""The JSON API: read-only, by page, with ETags. docs/http.md says what it shows.
+
+Everything is shown as its viewer may see it. Whether he may is decided by rules and names alone,
+before anything is looked at, so neither answer nor time tells what else there is.
+"""
 
 import base64
 import binascii
@@ -24,6 +28,7 @@ from coordinator.http.openapi import CURSOR, Operation, Parameter, Query, docume
 from coordinator.http.overview import ORDERS, PAGES_MAX, Overview, Snapshot
 from coordinator.http.routes import Answer, HttpRequest, Pause, Refused
 from coordinator.http.turns import in_turns, sorted_in_turns
+from coordinator.http.viewer import Viewer
 from coordinator.runtime.node import Node
 from protocol.errors import ErrorCode
 from protocol.messages import DescribedTopic, DescribeRebalancesRequest, DescribeTopicsRequest
@@ -179,8 +184,9 @@ class Api:
 
     # --- the node -----------------------------------------------------------------------
 
-    async def node(self, _request: HttpRequest, _query: Query) -> Answer:
+    async def node(self, request: HttpRequest, _query: Query) -> Answer:
         """Answer /api/v1/node, also while the node loads."""
+        request.need_cluster()
         return answer_of([views.encode(await self.show_node(with_samples=True))])
 
     async def show_node(self, *, with_samples: bool) -> views.Node:
@@ -200,11 +206,14 @@ class Api:
         kept = None if cursor is None else self._overview.kept(cursor[0])
         snapshot = kept or await self._overview.current()
         minute = sampled_minute(self._node.now())
-        # Weak: a lag in seconds that has only grown with time is no other answer.
-        etag = f'W/"{self._overview.boot}-{snapshot.version}-{minute}"'
-        if known_already(request, etag):
+        sight = None if request.viewer.sees_cluster else request.viewer.sight
+        # Weak: a lag in seconds that has only grown with time is no other answer. Whoever doesn't
+        # see all groups has it read off what he sees: others change unseen.
+        etag = f'W/"{self._overview.boot}-{snapshot.version}-{minute}"' if sight is None else None
+        if etag is not None and known_already(request, etag):
             return Answer(etag=etag)
-        asked = (minute, request.path, *((k, *v) for k, v in sorted(request.query.items())))
+        shown = sorted(request.query.items())
+        asked = (sight, minute, request.path, *((k, *v) for k, v in shown))
         async with snapshot.encoding:
             parts = snapshot.pages.pop(asked, None)
             if parts is None:
@@ -212,7 +221,7 @@ class Api:
             snapshot.pages[asked] = parts
             if len(snapshot.pages) > PAGES_MAX:
                 del snapshot.pages[next(iter(snapshot.pages))]
-        return Answer(body=parts, etag=etag)
+        return answer_of(parts) if etag is None else Answer(body=parts, etag=etag)
 
     async def _groups(
         self,
@@ -224,6 +233,9 @@ class Api:
     ) -> list[bytes]:
         order = query.text("sort")
         rows = await snapshot.in_order(order, self._pause)
+        viewer = request.viewer
+        if not viewer.sees_cluster:
+            rows = await self._filtered(rows, lambda row: viewer.sees_group(row.group_id))
         part, states = query.text("q").casefold(), frozenset(query.many("state"))
         if part or states:
             rows = await self._filtered(
@@ -252,7 +264,7 @@ class Api:
 
     async def group(self, request: HttpRequest, _query: Query) -> Answer:
         """Answer /api/v1/groups/{group}."""
-        shown = await self.show_group(request.names["group"])
+        shown = await self.show_group(await self._named(request), request.viewer)
         await self._pause()
         return answer_of([views.encode(shown)])
 
@@ -263,7 +275,15 @@ class Api:
             return row._replace(lag_seconds=0, earlier_ms=0)
         return None
 
-    async def show_group(self, group_id: str) -> views.GroupAlone:
+    async def _named(self, request: HttpRequest) -> str:
+        """Return the group that is asked for. Raises Refused if the viewer may not see it."""
+        group_id, viewer = request.names["group"], request.viewer
+        request.need_group(group_id)
+        if not viewer.sees_group(group_id):
+            raise await self._asker.no_group(group_id, viewer)
+        return group_id
+
+    async def show_group(self, group_id: str, viewer: Viewer) -> views.GroupAlone:
         """Return one group with everything but its partitions. Raises Refused."""
         core = self._core_of(group_id)
         now = self._node.now()
@@ -273,11 +293,13 @@ class Api:
         members = await in_turns(core.member_facts(group_id, now.mono_ms, turn), self._pause)
         rows = await in_turns(core.facts_of(group_id, now.mono_ms, turn), self._pause)
         if not rows:
-            await self._asker.group(group_id, lambda _core: None)
-            return await self.show_group(group_id)  # It came while nobody looked.
+            await self._asker.group(group_id, lambda _core: None, viewer)
+            return await self.show_group(group_id, viewer)  # It came while nobody looked.
         row = rows[0]
         minute = sampled_minute(now)
         shown_members = await self._shown(members, views.member)
+        if not viewer.sees_all:
+            topics = await self._filtered(topics, lambda row: viewer.sees_topic(row.topic))
         shown_topics = await self._shown(topics, views.topic_of_group)
 
         def look(core: GroupShard) -> views.GroupAlone:
@@ -297,14 +319,15 @@ class Api:
                 **views.group_fields(row),
             )
 
-        return await self._asker.group(group_id, look)
+        return await self._asker.group(group_id, look, viewer)
 
     def _core_of(self, group_id: str) -> GroupShard:
         return self._asker.shard_of(group_id).core
 
     async def partitions(self, request: HttpRequest, query: Query) -> Answer:
         """Answer /api/v1/groups/{group}/partitions."""
-        group_id, topic = request.names["group"], query.text("topic") or None
+        group_id, topic = await self._named(request), query.text("topic") or None
+        viewer = request.viewer
         core = self._core_of(group_id)
         now = self._node.now()
         is_by_lag = query.text("sort") == "lag"
@@ -312,6 +335,8 @@ class Api:
         turn = Turn()
         walk = core.partition_facts(group_id, now.mono_ms, turn, topic=topic)
         rows = await in_turns(walk, self._pause)
+        if not viewer.sees_all:
+            rows = await self._filtered(rows, lambda row: viewer.sees_topic(row.topic))
         key = _by_lag if is_by_lag else _by_name
         if is_by_lag:
             rows = await sorted_in_turns(rows, key, self._pause)
@@ -326,14 +351,16 @@ class Api:
 
         parts = await self._list(shown, show, len(rows), following)
         # Empty-handed: what was seen before is on disk when this comes back.
-        await self._asker.group(group_id, lambda _core: None)
+        await self._asker.group(group_id, lambda _core: None, viewer)
         return answer_of(parts)
 
     async def rebalances(self, request: HttpRequest, query: Query) -> Answer:
         """Answer /api/v1/groups/{group}/rebalances."""
-        asked = DescribeRebalancesRequest(request.names["group"], REBALANCES_MAX)
+        asked = DescribeRebalancesRequest(await self._named(request), REBALANCES_MAX)
         found = await self._asker.group(
-            asked.group_id, lambda core: core.describe_rebalances(asked).rebalances
+            asked.group_id,
+            lambda core: core.describe_rebalances(asked).rebalances,
+            request.viewer,
         )
         shown = found[: query.number("limit")]
         return answer_of(await self._list(shown, views.rebalance, len(found), None))
@@ -345,6 +372,9 @@ class Api:
         cursor = read_cursor(query.text("cursor"), "topic")
         core = self._node.registry.core
         rows = await in_turns(core.topic_facts(Turn()), self._pause)
+        viewer = request.viewer
+        if not viewer.sees_all:
+            rows = await self._filtered(rows, lambda row: viewer.sees_topic(row.topic))
         part = query.text("q").casefold()
         if part:
             rows = await self._filtered(rows, lambda row: part in row.topic.casefold())
@@ -356,11 +386,13 @@ class Api:
 
     async def topic(self, request: HttpRequest, _query: Query) -> Answer:
         """Answer /api/v1/topics/{topic}."""
-        name = request.names["topic"]
+        name, viewer = request.names["topic"], request.viewer
+        if not viewer.sees_topic(name):
+            raise await self._asker.no_topic(name, viewer)
         asked = DescribeTopicsRequest((name,), None, True, "", 1)
         (found,) = await self._asker.topics(lambda core: core.describe(asked).topics)
         if found.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise await self._asker.no_topic(name)
+            raise await self._asker.no_topic(name, viewer)
         return answer_of(await self._show_topic_alone(found))
 
     async def _show_topic_alone(self, found: DescribedTopic) -> list[bytes]:
@@ -449,6 +481,8 @@ def openapi_operation(operations: Sequence[Operation]) -> Operation:
         return answer
 
     summary = "This document"
-    itself = Operation("/api/v1/openapi.json", summary, openapi, views.OpenApi, is_quick=True)
+    itself = Operation(
+        "/api/v1/openapi.json", summary, openapi, views.OpenApi, is_quick=True, is_open=True
+    )
     answer = answer_of([msgspec.json.encode(document([*operations, itself]))])
     return itself

@@ -10,9 +10,10 @@ from typing import Any, Final, Generic, TypeVar
 
 import trio
 
-from coordinator.group.registry_shard import RegistryShard
+from coordinator.group.node_shard import NodeShard
 from coordinator.group.shard import GroupShard
 from coordinator.http.routes import Pause, Refused
+from coordinator.http.viewer import Viewer
 from coordinator.names import COMPARED_MAX, did_you_mean, shortened
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import ShardRunner
@@ -85,8 +86,10 @@ class Asker:
             raise Refused(404, f"there is no group {shortened(group_id)}: {problem}")
         return self._node.shard_of(group_id)
 
-    async def group(self, group_id: str, look: Callable[[GroupShard], T]) -> T:
+    async def group(self, group_id: str, look: Callable[[GroupShard], T], viewer: Viewer) -> T:
         """Return what *look* sees, once what is kept of the group is on disk.
+
+        What *viewer* sees is what he may have meant.
 
         Raises:
             Refused: There is no such group, or its shard can't be asked now.
@@ -101,30 +104,34 @@ class Asker:
         shard.read(group_id, waiting, look_if_there, self._node.now())
         for seen in await waiting.wait():
             return seen
-        raise await self.no_group(group_id)
+        raise await self.no_group(group_id, viewer)
 
-    async def topics(self, look: Callable[[RegistryShard], T]) -> T:
+    async def topics(self, look: Callable[[NodeShard], T]) -> T:
         """Return what *look* sees, once all that is known of topics is on disk."""
         waiting: _Waiting[T] = _Waiting()
         registry = self._node.registry
         registry.read(None, waiting, lambda: look(registry.core), self._node.now())
         return await waiting.wait()
 
-    async def no_group(self, group_id: str) -> Refused:
+    async def no_group(self, group_id: str, viewer: Viewer) -> Refused:
         """Return what says that there is no such group, and which one may have been meant."""
         names = chain.from_iterable(list(shard.core.groups) for shard in self._node.shards)
-        return await self._nothing("group", group_id, names)
+        return await self._nothing("group", group_id, names, viewer.lists_group)
 
-    async def no_topic(self, topic: str) -> Refused:
+    async def no_topic(self, topic: str, viewer: Viewer) -> Refused:
         """Return what says that there is no such topic."""
-        return await self._nothing("topic", topic, self._node.registry.core.registry.names())
+        names = self._node.registry.core.registry.names()
+        return await self._nothing("topic", topic, names, viewer.sees_topic)
 
-    async def _nothing(self, kind: str, name: str, names: Iterable[str]) -> Refused:
+    async def _nothing(
+        self, kind: str, name: str, names: Iterable[str], is_seen: Callable[[str], bool]
+    ) -> Refused:
         beginning = name.casefold()[:_NEAR_CHARS]
         near: list[str] = []
         left = islice(names, COMPARED_MAX)
         while len(near) < _NEAR_MAX and (some := list(islice(left, _TURN_NAMES))):
-            near += [other for other in some if other.casefold().startswith(beginning)]
+            begun = (other for other in some if other.casefold().startswith(beginning))
+            near += filter(is_seen, begun)
             await self._pause()
         hint = did_you_mean(name, near[:_NEAR_MAX], shortened)
         return Refused(404, f"there is no {kind} {shortened(name)}.{hint}")

@@ -18,7 +18,7 @@ while: closing at once would have the system throw away the answer, too.
 from collections import deque
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import h11
 import structlog
@@ -27,7 +27,7 @@ from coordinator.config import Settings
 from coordinator.group.core import Now
 from coordinator.http.guard import SECURITY_HEADERS
 from coordinator.http.router import METHODS, OTHER, problem, unless_known
-from coordinator.http.routes import Answer, HttpRequest, Refused, Streaming
+from coordinator.http.routes import POST, Answer, HttpRequest, Refused, Streaming
 from coordinator.runtime.poller import Poller
 from coordinator.server.session import IDLE, TAKES_NOTHING, UNFINISHED, Deadlines
 from coordinator.server.transport import NETWORK_ERRORS, Transport
@@ -37,6 +37,7 @@ log: Final = structlog.get_logger()
 Warn = Callable[..., None]  # `Sessions.warn`: event, peer, and more by name.
 
 HEAD_BYTES_MAX: Final = 16 * 1024
+BODY_BYTES_MAX: Final = 8 * 1024
 STREAM_UNSENT_BYTES_MAX: Final = 256 * 1024
 # What is shorter leaves in one send; what is longer is cut, never joined.
 _SEND_BYTES: Final = 64 * 1024
@@ -81,7 +82,7 @@ class Owner(Protocol):
     def date(self) -> str:
         """Return the time of day as a header has it."""
 
-    def ask(self, session: "HttpSession", target: str, headers: Mapping[str, str]) -> None:
+    def ask(self, session: "HttpSession", asked: "Asked") -> None:
         """Have the request answered, now or later."""
 
     def count(self, route_name: str, status: int) -> None:
@@ -100,6 +101,15 @@ class Owner(Protocol):
         """Note that *session* has ended."""
 
 
+class Asked(NamedTuple):
+    """A request as it came, whole."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
 class HttpSession:
     """One peer.
 
@@ -113,7 +123,8 @@ class HttpSession:
         self._owner = owner
         self.transport = transport
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
-        self._request: h11.Request | None = None  # Read, and not answered to the end.
+        self._request: h11.Request | None = None  # Begun, and not answered to the end.
+        self._body = bytearray()
         self.route_name = OTHER
         self._stream: Streaming | None = None
         self._unsent: deque[bytes] = deque()
@@ -131,7 +142,7 @@ class HttpSession:
 
     def readable(self) -> None:
         """Read once, and take the request that this completes."""
-        if self._request is not None and self._stream is None and self._dropped_bytes is None:
+        if self._is_asked and self._stream is None and self._dropped_bytes is None:
             self._want(reading=False, writing=self._is_writing)
             return
         try:
@@ -158,6 +169,11 @@ class HttpSession:
         """Nothing can be sent any more."""
         self.close()
 
+    @property
+    def _is_asked(self) -> bool:
+        """Whether a whole request is under way."""
+        return self._request is not None and self._http.their_state is not h11.SEND_BODY
+
     def _drop(self, data: bytes) -> None:
         if self._dropped_bytes is not None:
             self._dropped_bytes += len(data)
@@ -175,6 +191,9 @@ class HttpSession:
                     self._refuse_rest(refused)
                     return
                 event = self._http.next_event()
+            while isinstance(event, h11.Data):
+                self._body += event.data
+                event = self._http.next_event()
         except h11.RemoteProtocolError as exc:
             if self._http.trailing_data[0].startswith(_TLS):
                 self.close_because("it speaks TLS to a listener without (http.listeners)")
@@ -186,7 +205,7 @@ class HttpSession:
             self._ask()
         elif isinstance(event, h11.ConnectionClosed) or is_end:
             self.close()
-        elif self._http.trailing_data[0]:
+        elif self._request is not None or self._http.trailing_data[0]:
             self.deadlines.inside_frame(0, self._owner.now().mono_ms)
 
     def _refuse_rest(self, refused: Refused) -> None:
@@ -202,7 +221,10 @@ class HttpSession:
         for raw_name, raw_value in request.headers:
             name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        self._owner.ask(self, request.target.decode("ascii"), headers)
+        body = bytes(self._body)
+        self._body.clear()
+        method, target = request.method.decode("ascii"), request.target.decode("ascii")
+        self._owner.ask(self, Asked(method, target, headers, body))
 
     # --- answering ----------------------------------------------------------------------
 
@@ -284,6 +306,10 @@ class HttpSession:
         """Whether anybody is there."""
         return not self.is_closed
 
+    def end(self, reason: str) -> None:
+        """End it, from this side."""
+        self.close_because(reason)
+
     def send(self, frame: bytes) -> None:
         """Send *frame*, or queue it behind what the peer has not taken."""
         if self.is_closed:
@@ -354,7 +380,7 @@ class HttpSession:
 
     def _go_on(self) -> None:
         """Take what an earlier read has brought, unless a later one came first."""
-        if self.is_closed or self._request is not None or self._dropped_bytes is not None:
+        if self.is_closed or self._is_asked or self._dropped_bytes is not None:
             return
         try:
             self._next()
@@ -386,7 +412,7 @@ class HttpSession:
             return None
         if self._dropped_bytes is not None:
             return _REFUSED if now_ms >= self._answer_ms else None
-        if self._request is not None or now_ms < self.deadlines.read_ms:
+        if self._is_asked or now_ms < self.deadlines.read_ms:
             return None
         if self.deadlines.is_reading_frame:
             return UNFINISHED.reason
@@ -416,14 +442,20 @@ def _refusal_of_head(request: h11.Request) -> Refused | None:
     """Return why nothing more is taken after this head, or None."""
     if request.http_version not in _VERSIONS:
         return Refused(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "only HTTP/1.0 and 1.1 are spoken")
-    if request.method.decode("ascii") not in METHODS:
-        return Refused(HTTPStatus.METHOD_NOT_ALLOWED, "everything here is read-only: GET and HEAD")
+    method = request.method.decode("ascii")
+    if method not in METHODS:
+        return Refused(
+            HTTPStatus.METHOD_NOT_ALLOWED,
+            "what is shown is read-only, but for the log-in: GET, HEAD and POST",
+            headers={"allow": ", ".join(sorted(METHODS))},
+        )
     head_bytes = len(request.target)
+    most = BODY_BYTES_MAX if method == POST else 0
     for name, value in request.headers:
         head_bytes += len(name) + len(value) + 4
-        has_body = name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-        if has_body:
-            return Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a request has no body here")
+        if name == b"transfer-encoding" or (name == b"content-length" and int(value) > most):
+            detail = f"a body here has at most {most} bytes" if most else "a GET has no body here"
+            return Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)
     if head_bytes > HEAD_BYTES_MAX:
         return Refused(
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,

@@ -11,6 +11,10 @@ What all streams get has a number and is kept for a minute: a browser that comes
 number that it has, and gets the rest. A group that somebody follows alone is looked at more
 often, by a task of its own: at its numbers, and at everything once those are others, or a second
 has passed. What it tells has no number, as the next one says all of it anew.
+
+Whoever doesn't see everything gets frames of his own, of what he sees, which have no number: he
+reads the lists again when he comes back. When rules change his stream ends, as every stream does
+whose viewer is nobody any more, and a browser comes back to what holds now.
 """
 
 from collections import deque
@@ -18,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 from msgspec import structs
@@ -32,6 +36,7 @@ from coordinator.http.api import SAMPLING_MS, Api, sampled_minute
 from coordinator.http.openapi import Operation, Parameter, Query
 from coordinator.http.overview import REST, Changes, Overview
 from coordinator.http.routes import EventStream, HttpRequest, Pause, Refused, Streaming
+from coordinator.http.viewer import EVERYBODY, Viewer
 from protocol.group_ids import group_id_error
 from protocol.version import VERSION
 
@@ -59,6 +64,7 @@ _STREAMS_A_TURN: Final = 4
 _COSTS: Final = 8
 # Who is waited for shows only in a look at everything.
 _MOVING: Final = frozenset((GroupState.PREPARING, GroupState.COMPLETING))
+T = TypeVar("T", bound=views.View)
 _RETRY: Final = b"retry: 1000\n\n"
 _GROUP: Final = Parameter("group", "tells of this group also as alone")
 
@@ -114,6 +120,34 @@ class Journal:
         return missed if sum(map(len, missed)) <= SENT_BYTES_MAX else None
 
 
+class Follower:
+    """One stream, and what it is told."""
+
+    __slots__ = ("group_id", "sight", "stream", "viewer")
+
+    def __init__(self, stream: EventStream, viewer: Viewer, group_id: str) -> None:
+        """Make it; *group_id* is the group that it follows, or empty."""
+        self.stream = stream
+        self.viewer = viewer
+        self.group_id = group_id
+        self.sight = viewer.sight
+
+    def may_go_on(self) -> bool:
+        """Say whether it is still to be told; else it is ended."""
+        if not self.stream.is_open:
+            return False
+        if not self.viewer.is_known():
+            self.stream.end("the log-in behind it has ended")
+        elif self.viewer.sight != self.sight:
+            self.stream.end("the rules of access have changed")
+        return self.stream.is_open
+
+    def send(self, made: bytes) -> None:
+        """Send a frame, if it may still be told anything."""
+        if self.may_go_on():
+            self.stream.send(made)
+
+
 class Hub:
     """All streams of one node; `run` serves them."""
 
@@ -133,7 +167,7 @@ class Hub:
         self._clock_s = clock_s
         self._pause = pause
         self._journal = Journal(overview.boot)
-        self._streams: dict[EventStream, str] = {}  # Each with the group that it follows, or "".
+        self._streams: dict[EventStream, Follower] = {}
         self._is_followed = trio.Event()
         self._changed: dict[str, GroupFacts] = {}
         self._removed: dict[str, None] = {}
@@ -156,23 +190,28 @@ class Hub:
         if problem is not None:
             raise Refused(400, f"group: {problem}")
         last = request.headers.get("last-event-id", "")
-        return Streaming(partial(self._begin, last, group_id), self._end)
+        viewer = request.viewer
+        if group_id:
+            request.need_group(group_id)
+        return Streaming(partial(self._begin, last, group_id, viewer), self._end)
 
-    def _begin(self, last: str, group_id: str, stream: EventStream) -> None:
+    def _begin(self, last: str, group_id: str, viewer: Viewer, stream: EventStream) -> None:
         now = self._now()
-        missed = self._journal.since(last, now.mono_ms)
+        missed = self._journal.since(last, now.mono_ms) if viewer.sees_cluster else None
         stream.send(_RETRY)
-        for made in [self._hello()] if missed is None else missed:
+        for made in [self._hello(viewer)] if missed is None else missed:
             stream.send(made)
         if not stream.is_open:
             return
-        self._streams[stream] = group_id
+        # Of a group that he may not see he is told as of one that there isn't: nothing.
+        followed = group_id if group_id and viewer.sees_group(group_id) else ""
+        follower = self._streams[stream] = Follower(stream, viewer, followed)
         self._is_followed.set()
-        if not group_id or self._nursery is None:
+        if not followed or self._nursery is None:
             return
         if group_id in self._watched:
             # The others were told what it is; the one that has come was not.
-            self._nursery.start_soon(self._tell_group, group_id, stream)
+            self._nursery.start_soon(self._tell_group, group_id, follower)
         else:
             self._watched.add(group_id)
             self._nursery.start_soon(self._watch, group_id)
@@ -182,14 +221,14 @@ class Hub:
         if not self._streams:
             self._is_followed = trio.Event()
 
-    def _hello(self) -> bytes:
+    def _hello(self, viewer: Viewer = EVERYBODY) -> bytes:
         looked_ms = self._overview.looked_ms
         hello = views.Hello(
             as_of=views.moment(self._now().wall_ms),
             version=VERSION,
             groups_as_of=None if looked_ms is None else views.moment(looked_ms),
         )
-        return frame("hello", hello, self._journal.name)
+        return frame("hello", hello, self._journal.name if viewer.sees_cluster else "")
 
     # --- tasks --------------------------------------------------------------------------
 
@@ -227,7 +266,9 @@ class Hub:
             await self._is_followed.wait()
             made = frame("node", await self._api.show_node(with_samples=False))
             async with self._sending:
-                await self._send(made, list(self._streams))
+                # Who may not go on is found here, if there is no other news.
+                going = [one for one in list(self._streams.values()) if one.may_go_on()]
+                await self._send(made, [one for one in going if one.viewer.sees_cluster])
             await trio.sleep(NODE_S)
 
     async def _tell_minutes(self) -> None:
@@ -237,7 +278,7 @@ class Hub:
             await trio.sleep_until((minute * MINUTE_MS + SAMPLING_MS) / 1000 + 0.0005)
             now = self._now()
             at_ms = now.wall_ms - (now.mono_ms - minute * MINUTE_MS)
-            await self._send_kept("minute", views.Minute(views.moment(at_ms)))
+            await self._send_kept("minute", views.Minute(views.moment(at_ms)), _all_of)
 
     # --- news of all groups -------------------------------------------------------------
 
@@ -263,30 +304,48 @@ class Hub:
                 self._is_too_much = False
                 async with self._sending:
                     self._journal.forget()
-                    await self._send(self._hello(), list(self._streams))
+                    for one in list(self._streams.values()):
+                        one.send(self._hello(one.viewer))
+                        await self._pause()
             while self._changed or self._removed:
                 changed = _take_some(self._changed)
                 removed = _take_some(self._removed)
                 rows = [views.group_change(row) for _, row in changed]
-                await self._send_kept(
-                    "groups", views.GroupChanges(rows, [group_id for group_id, _ in removed])
-                )
+                gone = [group_id for group_id, _ in removed]
+                await self._send_kept("groups", views.GroupChanges(rows, gone), _seen_of)
 
-    async def _send_kept(self, event: str, data: views.View) -> None:
+    async def _send_kept(self, event: str, data: T, seen: Callable[[T, Viewer], T | None]) -> None:
+        """Tell everybody; those who don't see all of it are told what of it is *seen*."""
         async with self._sending:
             # In one step with the list of streams: who comes meanwhile has it from the journal.
             made = self._journal.put(event, data, self._now().mono_ms)
-            self._overview.add_cost(await self._send(made, list(self._streams)))
+            followers = list(self._streams.values())
+            whole = [one for one in followers if one.viewer.sees_cluster]
+            part = [one for one in followers if not one.viewer.sees_cluster]
+            cost_s = await self._send(made, whole)
 
-    async def _send(self, made: bytes, streams: Sequence[EventStream]) -> float:
+            def own(one: Follower) -> bytes | None:
+                left = seen(data, one.viewer)
+                return None if left is None else frame(event, left)
+
+            self._overview.add_cost(cost_s + await self._send_own(own, part))
+
+    async def _send(self, made: bytes, followers: Sequence[Follower]) -> float:
         """Send a frame in turns; return how long that took without what others did."""
+        return await self._send_own(lambda _one: made, followers)
+
+    async def _send_own(
+        self, make: Callable[[Follower], bytes | None], followers: Sequence[Follower]
+    ) -> float:
+        """Send each his frame, if there is one for him, likewise."""
         worked_s = 0.0
         began_s = self._clock_s()
-        left = iter(streams)
+        left = iter(followers)
         while some := list(islice(left, _STREAMS_A_TURN)):
-            for stream in some:
-                if stream.is_open:
-                    stream.send(made)
+            for one in some:
+                # First whether he may be told anything: what is made goes by the rules of now.
+                if one.may_go_on() and (made := make(one)) is not None:
+                    one.stream.send(made)
             worked_s += self._clock_s() - began_s
             await self._pause()
             began_s = self._clock_s()
@@ -294,17 +353,21 @@ class Hub:
 
     # --- one group ----------------------------------------------------------------------
 
-    async def _tell_group(self, group_id: str, stream: EventStream) -> None:
+    async def _tell_group(self, group_id: str, follower: Follower) -> None:
         try:
-            made = self._of_group(await self._api.show_group(group_id))
+            shown = await self._api.show_group(group_id, EVERYBODY)
         except Refused:
             return
         async with self._sending:
-            await self._send(made, [stream])
+            await self._send_own(partial(self._of_group, shown), [follower])
 
-    def _of_group(self, shown: views.GroupAlone) -> bytes:
+    def _of_group(self, shown: views.GroupAlone, follower: Follower) -> bytes:
+        viewer = follower.viewer
+        if not viewer.sees_all:
+            topics = [one for one in shown.topics if viewer.sees_topic(one.topic)]
+            shown = structs.replace(shown, topics=topics)
         made = frame("group", shown)
-        return made if len(made) <= SENT_BYTES_MAX else self._hello()
+        return made if len(made) <= SENT_BYTES_MAX else self._hello(viewer)
 
     async def _watch(self, group_id: str) -> None:
         """Tell those that follow a group of it, until nobody does."""
@@ -312,7 +375,7 @@ class Hub:
         told_ms = looked_ms = 0
         outline: GroupFacts | None = None
         costs: deque[float] = deque(maxlen=_COSTS)
-        while streams := [s for s, watched in self._streams.items() if watched == group_id]:
+        while followers := [one for one in self._streams.values() if one.group_id == group_id]:
             began_s = self._clock_s()
             before, outline = outline, await self._api.outline(group_id)
             cost_s = self._clock_s() - began_s
@@ -322,23 +385,39 @@ class Hub:
             elif outline != before or outline.state in _MOVING or now_ms - looked_ms >= MOVED_MS:
                 looked_ms = now_ms
                 try:
-                    shown = await self._api.show_group(group_id)
+                    shown = await self._api.show_group(group_id, EVERYBODY)
                 except Refused:  # Its partition is loaded, or the disk hangs.
                     await trio.sleep(REFUSED_S)
                     continue
                 now_ms = self._now().mono_ms
                 if _is_news(told, shown, now_ms - told_ms):
                     told, told_ms = shown, now_ms
-                    made = self._of_group(shown)
+                    made = frame("group", shown)
                     async with self._sending:
-                        await self._send(made, streams)
-                    if not made.startswith(b"event: group"):
+                        hidden = [one for one in followers if not one.viewer.sees_all]
+                        whole = [one for one in followers if one.viewer.sees_all]
+                        await self._send_own(partial(self._of_group, shown), hidden)
+                        is_large = len(made) > SENT_BYTES_MAX
+                        await self._send(self._hello() if is_large else made, whole)
+                    if is_large:
                         await trio.sleep(LARGE_GROUP_S)
                 # While it waits for the disk, others work; so the least of some looks is its own.
                 costs.append(self._clock_s() - began_s)
                 cost_s = min(costs)
             await trio.sleep(max(WATCHED_S, REST * cost_s * len(self._watched)))
         self._watched.discard(group_id)
+
+
+def _all_of(data: T, _viewer: Viewer) -> T:
+    """Return what everybody is told alike."""
+    return data
+
+
+def _seen_of(data: views.GroupChanges, viewer: Viewer) -> views.GroupChanges | None:
+    """Return what of it *viewer* sees; None if that is nothing."""
+    changed = [row for row in data.changed if viewer.sees_group(row.id)]
+    removed = [group_id for group_id in data.removed if viewer.sees_group(group_id)]
+    return views.GroupChanges(changed, removed) if changed or removed else None
 
 
 def _take_some(waiting: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -1,10 +1,13 @@
 """Who may read over HTTP: nobody whom a page of another site has sent. Pure.
 
-Nothing is authenticated, so the danger is a browser of somebody who can reach this port, on a page
-of somebody who can't. Three things stand against it. A name that was bound to this address by
+The danger is a browser of somebody who can reach this port, or has logged in, on a page of somebody
+who can't. Three things stand against it. A name that was bound to this address by
 somebody else (DNS rebinding) is none of the *allowed*. A browser says where a request comes from
 (`Sec-Fetch-Site`, `Origin`), and what comes from elsewhere is refused. And where it doesn't say,
 there are no CORS headers, so what is answered can't be read.
+
+What changes something, a log-in and a log-out, is a POST, and that must say that it comes from a
+page of this listener; to say nothing is not enough. It must be JSON, too, which no form sends.
 """
 
 import ipaddress
@@ -12,7 +15,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from coordinator.http.routes import Refused, Route
+from coordinator.http.routes import POST, Refused, Route
 
 PAGE: Final = "/"
 
@@ -31,13 +34,16 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def refusal(headers: Mapping[str, str], allowed: Collection[str], route: Route) -> Refused | None:
+def refusal(
+    headers: Mapping[str, str], allowed: Collection[str], route: Route, *, is_tls: bool = False
+) -> Refused | None:
     """Return why a request with *headers* gets no answer of *route*, or None.
 
     Args:
         headers: By lower-case name.
         allowed: Names that may be asked for, in lower case; `*.` in front stands for all below.
         route: What it asks for: the page alone may be linked to.
+        is_tls: Whether it came over TLS.
     """
     asked = headers.get("host")
     # Only HTTP/1.0 may come without; no browser does.
@@ -62,6 +68,18 @@ def refusal(headers: Mapping[str, str], allowed: Collection[str], route: Route) 
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2].lower() != (asked or "").lower():
         return Refused(403, "it comes from another site (Origin)")
+    return _refusal_of_post(headers, is_tls=is_tls) if route.method == POST else None
+
+
+def _refusal_of_post(headers: Mapping[str, str], *, is_tls: bool) -> Refused | None:
+    origin = headers.get("origin")
+    # A proxy in front may speak TLS where we don't, but never the other way round.
+    is_downgraded = is_tls and origin is not None and not origin.startswith("https://")
+    if is_downgraded or (origin is None and headers.get("sec-fetch-site") != "same-origin"):
+        return Refused(403, "it doesn't say that it comes from a page of this listener (Origin)")
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        return Refused(415, "what is posted must be application/json")
     return None
 
 

@@ -49,7 +49,9 @@ def operations(node: Node) -> tuple[Operation, ...]:
 
     return (
         # Whatever a prober puts behind the path, the answer must not be that it is to be restarted.
-        Operation("/livez", "Whether it is alive", livez, views.Alive, None, is_quick=True),
+        Operation(
+            "/livez", "Whether it is alive", livez, views.Alive, None, is_quick=True, is_open=True
+        ),
         Operation(
             "/readyz",
             "Whether it can be sent requests, and why not",
@@ -57,6 +59,7 @@ def operations(node: Node) -> tuple[Operation, ...]:
             views.Health,
             (_EXCLUDE,),
             is_quick=True,
+            is_open=True,
             also=(503,),
         ),
     )

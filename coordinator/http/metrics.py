@@ -58,6 +58,8 @@ _QUOTAS: Final = (
 _DECLARED: Final = {
     "uptime_ms": ("group_coordinator_uptime_seconds", 1000),
     "topics": ("group_coordinator_topics", 1),
+    "acls": ("group_coordinator_acls", 1),
+    "users": ("group_coordinator_users", 1),
     "requests_parked": ("group_coordinator_requests_parked", 1),
     "requests_waiting_bytes": ("group_coordinator_requests_waiting_bytes", 1),
     "answers_waiting_for_disk": ("group_coordinator_answers_waiting_for_disk", 1),
@@ -84,16 +86,21 @@ _DECLARED: Final = {
 class Scrapes:
     """One scrape at a time: who comes while it is made, or soon after, gets the same."""
 
-    def __init__(self, make: Callable[[], Awaitable[Sequence[bytes]]]) -> None:
+    def __init__(
+        self, make: Callable[[], Awaitable[Sequence[bytes]]], *, is_open: bool = False
+    ) -> None:
+        """Make it; where it is *open*, nobody is asked who he is."""
         self._make = make
+        self._is_open = is_open
         self._latest: _Scrape | None = None
         self._is_made = trio.Event()
 
     def routes(self) -> Sequence[Route]:
         """Return the route of /metrics."""
-        return (Route("/metrics", self._answer),)
+        return (Route("/metrics", self._answer, is_open=self._is_open),)
 
-    async def _answer(self, _request: HttpRequest) -> Answer:
+    async def _answer(self, request: HttpRequest) -> Answer:
+        request.need_cluster()
         return Answer(content_type=CONTENT_TYPE, body=await self.latest())
 
     async def latest(self) -> Sequence[bytes]:
@@ -245,6 +252,10 @@ class Exporter:
             "group_coordinator_connections_closed_total": _by_one(t.connections_closed),
             "group_coordinator_connections_refused_total": _by_one(t.connections_refused),
             "group_coordinator_tls_handshakes_total": _by_one(t.handshakes),
+            "group_coordinator_log_ins_total": {
+                (mechanism or "none", result): count
+                for (mechanism, result), count in t.log_ins.items()
+            },
             "group_coordinator_received_bytes_total": t.received_bytes,
             "group_coordinator_sent_bytes_total": t.sent_bytes,
             "group_coordinator_flush_seconds": t.flush_s,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from coordinator.http import views
-from coordinator.http.routes import Answer, HttpRequest, Refused, Route, Streaming
+from coordinator.http.routes import GET, Answer, HttpRequest, Refused, Route, Streaming
 from coordinator.names import did_you_mean, quoted
 from protocol.version import VERSION
 
@@ -121,6 +121,8 @@ class Operation:
         answer: The type of the body; None for a stream of events.
         parameters: None takes any query, and looks at none of it.
         also: More statuses that have the same body.
+        takes: The type of the body of a POST.
+        is_open: Whether nobody is asked who he is.
     """
 
     template: str
@@ -130,6 +132,9 @@ class Operation:
     parameters: tuple[Parameter, ...] | None = ()
     is_quick: bool = False
     also: tuple[int, ...] = ()
+    method: str = GET
+    takes: type[msgspec.Struct] | None = None
+    is_open: bool = False
 
     def route(self) -> Route:
         """Return the route that reads the query, and asks."""
@@ -138,7 +143,7 @@ class Operation:
             given = {} if self.parameters is None else request.query
             return await self.asked(request, Query(self.parameters or (), given))
 
-        return Route(self.template, handle, self.is_quick)
+        return Route(self.template, handle, self.is_quick, self.is_open, self.method)
 
     def document(self) -> dict[str, Any]:
         """Return it as OpenAPI shows it, its answer by reference."""
@@ -152,24 +157,42 @@ class Operation:
             content = {"application/json": {"schema": reference}}
         shown = {"description": self.summary, "content": content}
         operation_id = re.sub(r"\W+", "_", self.template).strip("_")
-        return {
-            "get": {
-                "operationId": operation_id,
-                "summary": self.summary,
-                "parameters": [*names, *(p.document() for p in self.parameters or ())],
-                "responses": {
-                    "200": shown,
-                    **{str(status): shown for status in self.also},
-                    "default": {"$ref": "#/components/responses/Problem"},
-                },
-            }
+        found: dict[str, Any] = {
+            "operationId": operation_id,
+            "summary": self.summary,
+            "parameters": [*names, *(p.document() for p in self.parameters or ())],
+            "responses": {
+                "200": shown,
+                **{str(status): shown for status in self.also},
+                "default": {"$ref": "#/components/responses/Problem"},
+            },
         }
+        if self.takes is not None:
+            taken = {"schema": {"$ref": _REF.format(name=self.takes.__name__)}}
+            found["requestBody"] = {"required": True, "content": {"application/json": taken}}
+        if self.is_open:
+            found["security"] = []
+        return {self.method.lower(): found}
+
+
+_SECURITY_SCHEMES: Final[Mapping[str, Any]] = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "a token, signed or known"},
+    "basic": {"type": "http", "scheme": "basic", "description": "a user's password; over TLS only"},
+    "cookie": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": "__Host-group-coordinator-session",
+        "description": "of a log-in; without TLS its name has no __Host-",
+    },
+    "certificate": {"type": "mutualTLS", "description": "of the connection"},
+}
 
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the OpenAPI document of *operations*."""
-    answers = {operation.answer for operation in operations if operation.answer is not None}
-    types: list[type[msgspec.Struct]] = [*answers, *views.OF_EVENTS, views.Problem]
+    named = [kind for operation in operations for kind in (operation.answer, operation.takes)]
+    types: list[type[msgspec.Struct]] = [kind for kind in named if kind is not None]
+    types += [*views.OF_EVENTS, views.Problem]
     types = sorted(set(types), key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     problem = {"schema": {"$ref": _REF.format(name="Problem")}}
@@ -178,11 +201,17 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         "info": {
             "title": "group-coordinator",
             "version": VERSION,
-            "description": "Read-only. A new release adds fields, and takes none away within v1.",
+            "description": (
+                "Read-only, but for the log-in. A new release adds fields, and takes none away "
+                "within v1."
+            ),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": {operation.template: operation.document() for operation in operations},
+        # Asked for once the coordinator knows who may do what; until then nothing is needed.
+        "security": [{}, {"bearer": []}, {"basic": []}, {"cookie": []}, {"certificate": []}],
         "components": {
+            "securitySchemes": _SECURITY_SCHEMES,
             "schemas": schemas,
             "responses": {
                 "Problem": {

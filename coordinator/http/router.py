@@ -7,10 +7,10 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from coordinator.http.routes import Answer, HttpRequest, Refused, Route
+from coordinator.http.routes import GET, HEAD, POST, Answer, HttpRequest, Refused, Route
 
 PARAMETERS_MAX: Final = 64
-METHODS: Final = frozenset({"GET", "HEAD"})
+METHODS: Final = frozenset({GET, HEAD, POST})
 OTHER: Final = "other"  # Stands for all paths without a route, where answers are counted.
 
 
@@ -36,6 +36,14 @@ def split_target(text: str) -> Target:
         raise Refused(400, "the target of the request is not a path")
     path, _, query = text.partition("?")
     return Target(path, query, authority)
+
+
+def check_method(route: Route, method: str) -> None:
+    """Raise Refused unless *route* takes requests of this *method*."""
+    taken = (route.method, HEAD) if route.method == GET else (route.method,)
+    if method not in taken:
+        allowed = {"allow": ", ".join(taken)}
+        raise Refused(405, f"this path takes {' and '.join(taken)} only", headers=allowed)
 
 
 def query_of(text: str) -> Mapping[str, Sequence[str]]:
@@ -112,11 +120,9 @@ def problem(refused: Refused) -> Answer:
         "status": refused.status,
         "detail": refused.detail,
     }
-    headers = {"cache-control": "no-store"}
+    headers = {"cache-control": "no-store", **refused.headers}
     if refused.retry_after_s is not None:
         headers["retry-after"] = str(refused.retry_after_s)
-    if refused.status == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers["allow"] = ", ".join(sorted(METHODS))
     return Answer(
         status=refused.status,
         content_type="application/problem+json",

@@ -2,18 +2,28 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from coordinator.http.viewer import Connection, Viewer
+from coordinator.names import shortened
+
+GET: Final = "GET"
+HEAD: Final = "HEAD"
+POST: Final = "POST"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRequest:
-    """One GET or HEAD.
+    """One GET or HEAD, or one POST with its body.
 
     Attributes:
         path: As it came, without the query; for `Refused` and the log.
         names: What stands in the braces of the route's template, decoded.
         query: Each parameter with its values, in their order.
         headers: By lower-case name; a repeated one is joined by commas.
+        viewer: Who asks; of a route that is open to everybody, nobody in particular.
+        connection: What it came by.
     """
 
     path: str
@@ -21,6 +31,21 @@ class HttpRequest:
     query: Mapping[str, Sequence[str]]
     headers: Mapping[str, str]
     peer: str
+    viewer: Viewer
+    connection: Connection | None = None
+    body: bytes = b""
+
+    def need_cluster(self) -> None:
+        """Raise Refused if the viewer doesn't see the node."""
+        if not self.viewer.sees_cluster:
+            raise Refused(403, f"{self.viewer.principal} needs DESCRIBE of the cluster for this")
+
+    def need_group(self, group_id: str) -> None:
+        """Raise Refused if the viewer knows of a group, and may see no more of it than that."""
+        viewer = self.viewer
+        if viewer.sees_cluster and not viewer.sees_group(group_id):
+            group = shortened(group_id)
+            raise Refused(403, f"{viewer.principal} needs DESCRIBE of group {group} for this")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +74,9 @@ class EventStream(Protocol):
     def is_open(self) -> bool:
         """Whether anybody is there."""
 
+    def end(self, reason: str) -> None:
+        """End it, from this side."""
+
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
@@ -61,8 +89,16 @@ class Streaming:
 class Refused(Exception):
     """The request can't be answered; becomes a problem in JSON (RFC 9457)."""
 
-    def __init__(self, status: int, detail: str, *, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        retry_after_s: int | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         super().__init__(detail)
+        self.headers = headers
         self.status = status
         self.detail = detail
         self.retry_after_s = retry_after_s
@@ -78,6 +114,8 @@ class Route:
     template: str
     handler: Handler
     is_quick: bool = False  # It never waits, and so needs no turn: health, the page's files.
+    is_open: bool = False  # To everybody, whoever he is: the same, and the log-in.
+    method: str = GET  # A GET is a HEAD, too.
 
 
 Pause = Callable[[], Awaitable[None]]  # Of `pace.Pace`: call it after each tenth of a millisecond.

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import trio
 
 from coordinator.config import Address, Settings
-from coordinator.http import health, metrics, page
+from coordinator.http import health, login, metrics, page
 from coordinator.http.api import Api, openapi_operation
 from coordinator.http.ask import Asker
 from coordinator.http.connection import Warn
@@ -22,6 +23,9 @@ from coordinator.runtime.node import Node
 from coordinator.runtime.telemetry import Tee
 from coordinator.server.transport import Listener
 
+if TYPE_CHECKING:
+    from coordinator.http.entry import Entry
+
 
 def start_http(
     nursery: trio.Nursery,
@@ -34,10 +38,12 @@ def start_http(
     warn: Warn,
     max_connections: int,
     clock_s: Callable[[], float] = time.thread_time,
+    entry: "Entry | None" = None,
 ) -> None:
     """Serve HTTP on *listeners*, which are those of ``http.listeners``, in *nursery*.
 
-    By *clock_s* it is measured how much it works.
+    By *clock_s* it is measured how much it works. Without an *entry*, nobody is asked who he is,
+    and everybody sees everything.
     """
     telemetry = environment.telemetry
     hosts = tuple(address.host for address in settings.http_addresses())
@@ -48,11 +54,12 @@ def start_http(
     sessions = HttpSessions(
         environment=environment,
         settings=settings,
-        routes=_routes(nursery, settings, node, environment, tee, pace, clock_s),
+        routes=_routes(nursery, settings, node, environment, tee, pace, clock_s, entry),
         pace=pace,
         warn=warn,
         max_connections=max_connections,
         allowed_hosts=lambda: _names(settings.http_allowed_hosts, hosts),
+        entry=entry,
     )
     nursery.start_soon(sessions.run, listeners)
 
@@ -65,6 +72,7 @@ def _routes(
     tee: Tee,
     pace: Pace,
     clock_s: Callable[[], float],
+    entry: "Entry | None",
 ) -> list[Route]:
     """Return everything that is answered; what has to be watched for that is, in *nursery*."""
     exporter = metrics.Exporter(node, environment, settings, pace.pause)
@@ -75,10 +83,15 @@ def _routes(
     tee.add(overview.heard)
     tee.add(node_view.heard)
     nursery.start_soon(hub.run)
-    scrapes = metrics.Scrapes(exporter.scrape)
+    scrapes = metrics.Scrapes(exporter.scrape, is_open=settings.http_metrics_anonymous)
     nursery.start_soon(node_view.history.run)
     nursery.start_soon(scrapes.forget_each)
-    operations = [*health.operations(node), *api.operations(), *hub.operations()]
+    operations = [
+        *health.operations(node),
+        *api.operations(),
+        *hub.operations(),
+        *login.operations(entry),
+    ]
     operations.append(openapi_operation(operations))
     return [
         *page.routes(),

@@ -190,6 +190,8 @@ PROCESS_FAMILIES: Final = (
     _gauge("group_coordinator_members", "Members of all groups."),
     _gauge("group_coordinator_offsets", "Committed offsets in memory."),
     _gauge("group_coordinator_topics", "Registered topics."),
+    _gauge("group_coordinator_acls", "Rules of access."),
+    _gauge("group_coordinator_users", "Users who can log in with a password."),
     _counter("group_coordinator_rebalances_total", "Rebalances that ended.", "trigger", "outcome"),
     _histogram(
         "group_coordinator_rebalance_seconds",
@@ -225,6 +227,9 @@ PROCESS_FAMILIES: Final = (
     ),
     _counter("group_coordinator_tls_handshakes_total", "Handshakes that ended.", "result"),
     _gauge("group_coordinator_tls_handshakes", "Handshakes that go on."),
+    _counter(
+        "group_coordinator_log_ins_total", "Log-ins by SASL that ended.", "mechanism", "result"
+    ),
     _gauge(
         "group_coordinator_certificate_left_seconds",
         "Until the certificate of the listeners expires; below 0 once it has.",

@@ -1,24 +1,29 @@
 """The HTTP door: all connections, what they share, and the handlers under way."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from email.utils import formatdate
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 from h11 import LocalProtocolError
 
 from coordinator.config import Settings
-from coordinator.http.connection import HttpSession, Warn
+from coordinator.http.connection import Asked, HttpSession, Warn
 from coordinator.http.guard import refusal
 from coordinator.http.pace import Pace
-from coordinator.http.router import Router, query_of, split_target
+from coordinator.http.router import Router, check_method, query_of, split_target
 from coordinator.http.routes import HttpRequest, Refused, Route, Streaming
+from coordinator.http.viewer import EVERYBODY, Viewer
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.telemetry import count
 from coordinator.server.server import accept_for_ever, sweep_for_ever
 from coordinator.server.transport import Listener, Transport
+
+if TYPE_CHECKING:
+    from coordinator.http.entry import Entry
 
 log: Final = structlog.get_logger()
 
@@ -28,6 +33,9 @@ WAITING_MAX: Final = 64
 # Of all answers that their peers don't take; a scrape of 100,000 series has 12 MB.
 UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
 _STREAMS_RETRY_S: Final = 10
+
+
+FindOut = Callable[[], Awaitable[Viewer]]  # Who asks, where that takes a while.
 
 
 class HttpSessions:
@@ -47,6 +55,7 @@ class HttpSessions:
         warn: Warn,
         max_connections: int,
         allowed_hosts: Callable[[], Collection[str]],
+        entry: "Entry | None" = None,
     ) -> None:
         """Make it.
 
@@ -58,6 +67,7 @@ class HttpSessions:
             warn: As `Sessions.warn` of the native listener.
             max_connections: More are closed at once.
             allowed_hosts: Returns the names that may be asked for just now; see `guard`.
+            entry: Finds out who asks; without it, everybody may see everything.
         """
         self.now = environment.now
         self.settings = settings
@@ -68,12 +78,13 @@ class HttpSessions:
         self._pace = pace
         self._max_connections = max_connections
         self._allowed_hosts = allowed_hosts
+        self._entry = entry
         self._wall_clock_ms = environment.wall_clock_ms
         self._answered = environment.telemetry.http
         self._all: dict[HttpSession, None] = {}
         self._unsent: dict[HttpSession, None] = {}  # Who has yet to take an answer, by age.
         self._under_way = 0
-        self._waiting: dict[HttpSession, tuple[Route, HttpRequest]] = {}
+        self._waiting: dict[HttpSession, tuple[Route, HttpRequest, FindOut | None]] = {}
         self._failed_requests = 0
         self._nursery: trio.Nursery | None = None
         self._date = (-1, "")
@@ -143,17 +154,23 @@ class HttpSessions:
 
     # --- requests -----------------------------------------------------------------------
 
-    def ask(self, session: HttpSession, target: str, headers: Mapping[str, str]) -> None:
+    def ask(self, session: HttpSession, asked: Asked) -> None:
         """Have the request answered, now or later."""
+        transport = session.transport
+        headers = asked.headers
         try:
-            path, query, authority = split_target(target)
+            path, query, authority = split_target(asked.target)
             if authority is not None:
                 headers = {**headers, "host": authority}
             route, names = self._router.find(path)
             session.route_name = route.template
-            refused = refusal(headers, self._allowed_hosts(), route)
+            check_method(route, asked.method)
+            refused = refusal(headers, self._allowed_hosts(), route, is_tls=transport.is_tls)
             if refused is not None:
                 raise refused
+            viewer: Viewer | FindOut = EVERYBODY
+            if self._entry is not None and not route.is_open:
+                viewer = self._entry.viewer(headers, transport)
             parameters = query_of(query)
         except Refused as exc:
             session.refuse(exc)
@@ -163,14 +180,18 @@ class HttpSessions:
             names=names,
             query=parameters,
             headers=headers,
-            peer=session.transport.peer,
+            peer=transport.peer,
+            connection=transport,
+            viewer=viewer if isinstance(viewer, Viewer) else EVERYBODY,
+            body=asked.body,
         )
+        find_out = None if isinstance(viewer, Viewer) else viewer
         if route.is_quick:
             self._answer_at_once(session, route, request)
         elif self._under_way < UNDER_WAY_MAX:
-            self._start(session, route, request)
+            self._start(session, route, request, find_out)
         elif len(self._waiting) < WAITING_MAX:
-            self._waiting[session] = (route, request)
+            self._waiting[session] = (route, request, find_out)
         else:
             session.refuse(Refused(503, "too many requests are under way", retry_after_s=1))
 
@@ -188,14 +209,20 @@ class HttpSessions:
         else:
             self._failed(session, route, RuntimeError("the handler of a quick route waits"))
 
-    def _start(self, session: HttpSession, route: Route, request: HttpRequest) -> None:
+    def _start(
+        self, session: HttpSession, route: Route, request: HttpRequest, find_out: FindOut | None
+    ) -> None:
         assert self._nursery is not None
         self._under_way += 1
-        self._nursery.start_soon(self._handle, session, route, request)
+        self._nursery.start_soon(self._handle, session, route, request, find_out)
 
-    async def _handle(self, session: HttpSession, route: Route, request: HttpRequest) -> None:
+    async def _handle(
+        self, session: HttpSession, route: Route, request: HttpRequest, find_out: FindOut | None
+    ) -> None:
         await self._pace.pause()
         try:
+            if find_out is not None:
+                request = replace(request, viewer=await find_out())
             answer = await route.handler(request)
             await self._pace.pause()  # Many may have waited for the same.
             if isinstance(answer, Streaming) and self._has_too_many_streams():

@@ -37,12 +37,32 @@ class Problem(View):
     detail: str
 
 
+class LogIn(View):
+    """Who somebody says to be: a name with its password, or a token."""
+
+    name: str = ""
+    password: str = ""
+    token: str = ""
+
+    def __repr__(self) -> str:
+        """Keep secrets out of every text."""
+        return "LogIn(…)"
+
+
+class Session(View):
+    """Who asks, and how he has shown it; nulls where nobody is asked who he is."""
+
+    principal: str | None
+    by: str | None
+
+
 class OpenApi(View):
     """What can be asked, and what is answered (OpenAPI 3.1)."""
 
     openapi: str
     info: dict[str, Any]
     paths: dict[str, Any]
+    security: list[dict[str, Any]]
     components: dict[str, Any]
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import trio
 from msgspec import Struct
 
+from coordinator.group.core import Caller
 from protocol import messages as m
 from protocol.messages import error_response
 
@@ -23,6 +24,7 @@ T = TypeVar("T")
 SLICE_S: Final = 0.001
 # Times as long as a slice took: a fifth of the event loop is for such work while clients ask.
 REST: Final = 4
+_NOBODY: Final = Caller("", "")
 
 
 class Token(Protocol):
@@ -50,6 +52,15 @@ class Call(Struct, eq=False):
     def asker(self) -> object:
         """Who takes turns with others where calls wait."""
         return self
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks."""
+        return _NOBODY
+
+    def sees_topic(self, name: str) -> bool:  # noqa: ARG002  whoever asks
+        """Say whether a topic may be shown in a list."""
+        return True
 
     def prepare(self, answer: m.Response, leader_epoch: int, error: int | None = None) -> Any:
         """Return the answer packed."""

@@ -12,7 +12,7 @@ import trio
 from coordinator.group.core import Now
 from coordinator.group.lag import Turn
 from coordinator.group.lag_samples import MINUTE_MS
-from coordinator.group.registry_shard import RegistryShard
+from coordinator.group.node_shard import NodeShard
 from coordinator.group.scans import Cursor, decode_cursor
 from coordinator.group.shard import GroupShard
 from coordinator.runtime.calls import Call, CallQueue, Gather, gather_lists
@@ -31,7 +31,7 @@ _NUMBERS_BYTES: Final = 64
 _SAMPLE_BYTES: Final = 9
 
 Shard = ShardRunner[GroupShard]
-Topics = ShardRunner[RegistryShard]
+Topics = ShardRunner[NodeShard]
 
 
 class GroupLags:

@@ -20,9 +20,9 @@ expired deadline, an answer released. Nine tasks drive what is not a request:
 - The *janitor* looks twice a second after what need not be exact: answers that have waited
   for the disk too long, and the room that is left on it.
 
-The topics are a shard like the others, over the node's own partition. What it changes, the shards
-of groups are told at once (`decide_topics`); when each of them has removed a deleted topic's
-offsets, the topic is forgotten.
+What is the node's own (topics, rules of access, users, quotas) is a shard like the others, over the
+node's own partition. What changes of topics, the shards of groups are told at once (`decide`);
+when each of them has removed a deleted topic's offsets, the topic is forgotten.
 
 Time, threads and the rounds in which requests are handled come in from outside, as one
 `Environment`, so that a simulation can replace them. An answer that is ready outside of such a
@@ -36,9 +36,9 @@ from typing import Any, Final
 import trio
 
 from coordinator.group.core import Caller, Event, GroupConfig, Now
+from coordinator.group.node_shard import NodeShard
 from coordinator.group.records import RecordError
 from coordinator.group.registry import Registry
-from coordinator.group.registry_shard import RegistryShard
 from coordinator.group.shard import GroupShard
 from coordinator.group.totals import Totals
 from coordinator.log.errors import LogError
@@ -52,7 +52,7 @@ from coordinator.runtime.group_lags import GroupLags
 from coordinator.runtime.health import Checks, Health, Load, StorageWatch
 from coordinator.runtime.loading import Abandoned, Loader, Progress
 from coordinator.runtime.offset_changes import ChangesReader
-from coordinator.runtime.shard import GROUP_CODEC, TOPIC_CODEC, ShardRunner, Status
+from coordinator.runtime.shard import GROUP_CODEC, NODE_CODEC, ShardRunner, Status
 from coordinator.runtime.timekeeper import Timekeeper
 from protocol import messages as m
 from protocol.errors import ErrorCode
@@ -114,7 +114,7 @@ class Node:
         self.flusher = Flusher(journal, environment, self._advance, self._look_at_backlog)
         self.appended = self.flusher.want  # For the shards, bound once.
         topics = Registry(totals)
-        self.registry = ShardRunner(NODE_PARTITION, RegistryShard(topics), TOPIC_CODEC, self)
+        self.registry = ShardRunner(NODE_PARTITION, NodeShard(topics), NODE_CODEC, self)
         new_uuid = environment.new_uuid
         self.shards = [
             ShardRunner(
@@ -175,6 +175,8 @@ class Node:
             uptime_ms=lambda: self.now().mono_ms - self._started_ms,
             **{name: partial(getattr, totals, name) for name in Totals.RESOURCES},
             **{f"{name}_limit": partial(self._limit, name) for name in Totals.RESOURCES},
+            acls=lambda: len(self.registry.core.rules),
+            users=lambda: len(self.registry.core.users),
             answers_waiting_for_disk=lambda: sum(len(shard.gate) for shard in self.shards),
             partitions_active=lambda: self._count(Status.ACTIVE),
             partitions_loading=lambda: self._count(Status.LOADING),
@@ -191,10 +193,10 @@ class Node:
         """Whether every partition is loaded."""
         return all(runner.status is Status.ACTIVE for runner in self._runner_of.values())
 
-    def decide_topics(self, request: Request, token: Token, now: Now) -> None:
-        """Decide a request that may change topics, and have the groups concerned told."""
+    def decide(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
+        """Decide a request about what is the node's own, and have the groups concerned told."""
         try:
-            self.registry.handle(request, token, _NO_CALLER, now)
+            self.registry.handle(request, token, caller, now)
         finally:
             self._tell_shards(now)
 

@@ -8,7 +8,7 @@ from itertools import count
 from operator import itemgetter
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from coordinator.group import records, registry
+from coordinator.group import node_records, records
 from coordinator.group.core import Caller, Event, Now, Outcome
 from coordinator.group.records import Item
 from coordinator.log.errors import LogFailed
@@ -44,7 +44,7 @@ class Services(Protocol):
 
 
 class Core(Protocol):
-    """The pure part of a shard: `GroupShard`, or `RegistryShard` for the topics."""
+    """The pure part of a shard: `GroupShard`, or `NodeShard` for what is the node's own."""
 
     storage_full: bool
 
@@ -93,7 +93,7 @@ class Codec(NamedTuple):
 
 
 GROUP_CODEC: Final = Codec(records.pack, records.read_item)
-TOPIC_CODEC: Final = Codec(registry.pack, registry.read_item)
+NODE_CODEC: Final = Codec(node_records.pack, node_records.read_item)
 
 _ACTIVE: Final = Status.ACTIVE
 C = TypeVar("C", bound=Core)

@@ -32,6 +32,7 @@ CONNECTIONS_CLOSED: Final = (
     "slow_reader",
     "unfinished_request",
     "malformed",
+    "unauthenticated",
     "failed",
     "shutdown",
 )
@@ -62,6 +63,7 @@ class Telemetry:
         phase_s: How long each phase of these took.
         members_removed: Why -> how many.
         handshakes: How handshakes of TLS ended -> how many.
+        log_ins: By which mechanism and how those of SASL ended -> how many.
         http: Route template and status -> answers of the HTTP listener.
     """
 
@@ -88,6 +90,7 @@ class Telemetry:
         self.offsets_expired = 0
         self.offsets_removed = 0
         self.handshakes: dict[str, int] = {}
+        self.log_ins: dict[tuple[str, str], int] = {}
         self.http: dict[tuple[str, int], int] = {}
 
     @property

@@ -1,1 +1,1 @@
-"""Who is at the other end, and how nobody else listens: certificates."""
+"""Who somebody is: log-ins, tokens, certificates."""

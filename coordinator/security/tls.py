@@ -151,17 +151,18 @@ class Certificates:
         )
         return tuple(_look_at(Path(path)) for path in paths if path)
 
-    def principal_of(self, certificate: bytes) -> str:
-        """Return who showed this certificate (DER).
+    def identify(self, certificate: bytes) -> tuple[str, int]:
+        """Return who showed this certificate (DER), and when it ends, in wall-clock milliseconds.
 
         Raises:
             NoPrincipal: Nobody that there is a name for, or not any more.
         """
         theirs = x509.load_der_x509_certificate(certificate)
         # OpenSSL doesn't look again when a session of TLSv1.2 is taken up, two hours later.
-        if self._wall_clock_ms() >= theirs.not_valid_after_utc.timestamp() * 1000:
+        ends_wall_ms = int(theirs.not_valid_after_utc.timestamp() * 1000)
+        if self._wall_clock_ms() >= ends_wall_ms:
             raise NoPrincipal("its certificate is not accepted: certificate has expired")
-        return self._rules.principal_of(theirs)
+        return self._rules.principal_of(theirs), ends_wall_ms
 
 
 def _look_at(path: Path) -> tuple[int, int, int] | None:

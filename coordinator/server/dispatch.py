@@ -14,6 +14,7 @@ from msgspec import Raw, structs
 
 from coordinator.config import Settings, settings_in_force
 from coordinator.group.core import Caller, Now
+from coordinator.group.group import Group
 from coordinator.group.shard import GroupShard
 from coordinator.runtime.calls import Call, Gather, Token, gather_lists
 from coordinator.runtime.coordination import Coordination
@@ -48,6 +49,7 @@ class Dispatcher:
 
     Attributes:
         known_shards: Of groups that were asked for: their ids are legal.
+        users_changed: Called when users may have other passwords, or none.
     """
 
     def __init__(self, *, node: Node, settings: Settings, coordination: Coordination) -> None:
@@ -55,12 +57,15 @@ class Dispatcher:
         self._settings = settings
         self._coordination = coordination
         self.known_shards: dict[str, ShardRunner[GroupShard]] = {}
+        self.users_changed: Callable[[], None] = lambda: None
         self._problem_of: dict[type, Callable[[Any], str | None]] = {
             api.request: api.problem for api in APIS.values() if api.problem is not None
         }
         self._problem_of[m.JoinGroupRequest] = self._session_problem
         self._special: Mapping[type, Callable[[Call, Any, Now], None]] = {
             m.ApiVersionsRequest: self._api_versions,
+            m.SaslHandshakeRequest: self._no_log_in,
+            m.SaslAuthenticateRequest: self._no_log_in,
             m.FindCoordinatorRequest: self._find_coordinator,
             m.OffsetFetchRequest: self._offset_fetch,
             m.DescribeGroupsRequest: self._describe_groups,
@@ -69,10 +74,17 @@ class Dispatcher:
             m.DeleteGroupsRequest: self._delete_groups,
             m.DescribeLagRequest: self._look_into_group,
             m.DescribeRebalancesRequest: self._look_into_group,
-            m.RegisterTopicsRequest: self._decide_topics,
-            m.DeleteTopicsRequest: self._decide_topics,
-            m.ReportEndOffsetsRequest: self._decide_topics,
+            m.RegisterTopicsRequest: self._decide_for_node,
+            m.DeleteTopicsRequest: self._decide_for_node,
+            m.ReportEndOffsetsRequest: self._decide_for_node,
             m.DescribeTopicsRequest: self._describe_topics,
+            m.CreateAclsRequest: self._decide_for_node,
+            m.DeleteAclsRequest: self._decide_for_node,
+            m.AlterUserScramCredentialsRequest: self._decide_for_node,
+            m.AlterClientQuotasRequest: self._decide_for_node,
+            m.DescribeAclsRequest: self._look_into_node,
+            m.DescribeUserScramCredentialsRequest: self._look_into_node,
+            m.DescribeClientQuotasRequest: self._look_into_node,
             m.ScanOffsetsRequest: self._scan_offsets,
             m.ReadOffsetChangesRequest: self._read_changes,
             m.CompactLogRequest: self._compact_log,
@@ -152,6 +164,15 @@ class Dispatcher:
         """The client behind a parked *call* is gone."""
         self._node.shard_of(call.request.group_id).withdraw(call, now)  # type: ignore[attr-defined]  # only joins and syncs park
 
+    def group(self, group_id: str) -> Group | None:
+        """Return a group that is served here, to look at only."""
+        shard = self.known_shards.get(group_id) or self._shard_of(group_id)
+        return None if shard is None else shard.core.groups.get(group_id)
+
+    def answer_about(self, group_id: str, call: Call, answer: m.Response, now: Now) -> None:
+        """Give an answer about a group that is there, when what the group says could be given."""
+        self._node.shard_of(group_id).read(group_id, call, lambda: answer, now)
+
     # --- answers that need no shard -----------------------------------------------------
 
     def _api_versions(self, call: Call, _request: m.ApiVersionsRequest, _now: Now) -> None:
@@ -168,6 +189,9 @@ class Dispatcher:
             self._settings.socket_request_max_bytes,
         )
         call.resolve(response, -1)
+
+    def _no_log_in(self, call: Call, _request: m.Request, _now: Now) -> None:
+        call.fail(_E.ILLEGAL_SASL_STATE, -1)
 
     def _find_coordinator(self, call: Call, request: m.FindCoordinatorRequest, _now: Now) -> None:
         found = tuple(self._locate(request.key_type, g) for g in request.group_ids)
@@ -364,27 +388,47 @@ class Dispatcher:
 
     # --- topics -------------------------------------------------------------------------
 
-    def _decide_topics(self, call: Call, request: m.Request, now: Now) -> None:
+    def _decide_for_node(self, call: Call, request: m.Request, now: Now) -> None:
         if self._content_is_sound(call, request):
-            self._node.decide_topics(request, NoGroup(call), now)
+            self._node.decide(request, NoGroup(call), call.caller, now)
+            if type(request) is m.AlterUserScramCredentialsRequest:
+                self.users_changed()
 
     def _describe_topics(self, call: Call, request: m.DescribeTopicsRequest, now: Now) -> None:
         if not self._content_is_sound(call, request):
             return
         read = partial(
-            self._node.registry.read, None, NoGroup(call), partial(self._topics, request)
+            self._node.registry.read,
+            None,
+            NoGroup(call),
+            partial(self._topics, request, call.sees_topic),
         )
         if request.pattern is None or self._node.registry.refusal() is not None:
             read(now)
         else:
             self._node.patterns.submit(call, request.pattern, lambda: read(self._node.now()))
 
-    def _topics(self, request: m.DescribeTopicsRequest) -> m.Response:
+    def _look_into_node(self, call: Call, request: Any, now: Now) -> None:
+        """Show rules, users or quotas."""
+        if self._content_is_sound(call, request):
+            core = self._node.registry.core
+            describe: Mapping[type, Callable[[Any], m.Response]] = {
+                m.DescribeAclsRequest: core.rules.describe,
+                m.DescribeUserScramCredentialsRequest: core.users.describe,
+                m.DescribeClientQuotasRequest: core.quotas.describe,
+            }
+            look = partial(describe[type(request)], request)
+            fits = fitting(look, self._settings.response_max_bytes)
+            self._node.registry.read(None, NoGroup(call), fits, now)
+
+    def _topics(
+        self, request: m.DescribeTopicsRequest, sees_topic: Callable[[str], bool]
+    ) -> m.Response:
         """Look at the topics; those of a list one by one, as each may be large."""
         describe = self._node.registry.core.describe
         budget = Budget(self._settings.response_max_bytes)
         if request.topics is None:
-            page = describe(request)
+            page = describe(request, sees_topic)
             for topic in page.topics:
                 budget.for_topic(topic)
         else:

@@ -67,8 +67,11 @@ class Identities(Protocol):
     def context(self) -> ssl.SSLContext:
         """What new connections are encrypted with."""
 
-    def principal_of(self, certificate: bytes) -> str:
-        """Return who showed *certificate* (DER). Raises an Exception that says why not."""
+    def identify(self, certificate: bytes) -> tuple[str, int]:
+        """Return who showed *certificate* (DER), and when it ends, in wall-clock milliseconds.
+
+        Raises an Exception that says why it tells nobody.
+        """
 
 
 class TlsListener:
@@ -254,7 +257,8 @@ class Handshakes:
         certificate = transport.certificate()
         try:
             if certificate is not None:
-                transport.principal = self._identities.principal_of(certificate)
+                identity = self._identities.identify(certificate)
+                transport.principal, transport.ends_wall_ms = identity
         except Exception as exc:  # noqa: BLE001 - whatever is in a certificate ends one connection
             self.refuse(handshake, REFUSED, str(exc))
             return

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import structlog
 import trio
@@ -38,8 +38,11 @@ from coordinator.runtime.environment import Environment, wall_clock_ms
 from coordinator.runtime.flusher import DiskThread, Mailbox
 from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
+from coordinator.runtime.shard import Status
 from coordinator.runtime.telemetry import Tee, Telemetry
+from coordinator.server.authorization import Authorizer
 from coordinator.server.dispatch import SERVER_SOFTWARE
+from coordinator.server.gatekeeper import LogIn
 from coordinator.server.handshakes import HANDSHAKES_MAX, Handshakes, TlsListener
 from coordinator.server.reload import Reload
 from coordinator.server.server import Server
@@ -49,12 +52,14 @@ from coordinator.server.terminal import Bar, LogOutput, log_event
 from coordinator.server.transport import Listener, SocketListener, listen
 
 if TYPE_CHECKING:
+    from coordinator.http.entry import Entry
+    from coordinator.security.log_ins import LogIns
     from coordinator.security.tls import Certificates
 
 log: Final = structlog.get_logger()
 
-# Replaced certificates are in force after twice this long.
-CERTIFICATES_PERIOD_S: Final = 5.0
+# Replaced certificates, tokens and keys are in force after twice this long.
+FILES_PERIOD_S: Final = 5.0
 EXIT_CANNOT_LISTEN: Final = 75
 GC_THRESHOLD: Final = 50_000
 # The threads of the disk compute, too. Whenever one does, the event loop waits this long for its
@@ -186,6 +191,7 @@ async def serve(
     """
     try:
         certificates = load_certificates(settings)
+        log_ins = load_log_ins(settings)
     except ConfigError as exc:
         log.critical("refused", reason=str(exc))
         return EXIT_REFUSED
@@ -207,7 +213,7 @@ async def serve(
         return journal
     for name, details in journal.recovery_events:
         log_event(name, details)
-    return await _serve_log(settings, journal, data_dir, listeners, certificates, console)
+    return await _serve_log(settings, journal, data_dir, listeners, certificates, log_ins, console)
 
 
 def load_certificates(settings: Settings) -> "Certificates | None":
@@ -217,6 +223,32 @@ def load_certificates(settings: Settings) -> "Certificates | None":
     from coordinator.security.tls import Certificates  # noqa: PLC0415 - as with HTTP below
 
     return Certificates(settings, log_event, wall_clock_ms)
+
+
+def load_log_ins(settings: Settings) -> "LogIns | None":
+    """Return what clients log in by, None where nobody has to. Raises ConfigError."""
+    if not any(address.has_log_in for address in settings.listener_addresses()):
+        return None
+    from coordinator.security.log_ins import LogIns  # noqa: PLC0415 - as with HTTP below
+
+    return LogIns(settings, log_event)
+
+
+def make_log_ins(log_ins: "LogIns | None", node: Node, secret: bytes) -> Callable[[], LogIn] | None:
+    """Return what begins the log-in of a connection, by what *node* knows of users."""
+    return None if log_ins is None else log_ins.over(node.registry.core.users, secret)
+
+
+def make_authorizer(settings: Settings, node: Node) -> Authorizer:
+    """Return what knows who may do what on *node*."""
+    registry = node.registry.core
+    return Authorizer(
+        registry.rules,
+        is_on=settings.has_authentication,
+        super_users=settings.super_user_names(),
+        allow_everyone=settings.allow_everyone_if_no_acl_found,
+        is_registered=lambda topic: bool(registry.registry.partition_count(topic)),
+    )
 
 
 def _opened(settings: Settings, data_dir: Path, leader_epoch_at_least: int) -> Journal | int:
@@ -246,6 +278,7 @@ async def _serve_log(
     data_dir: Path,
     listeners: list[SocketListener],
     certificates: "Certificates | None",
+    log_ins: "LogIns | None",
     console: Console,
 ) -> int:
     telemetry = Telemetry()
@@ -260,17 +293,20 @@ async def _serve_log(
         settings=settings,
         coordination=EmbeddedCoordination(leader),
         max_connections=max_connections(settings),
+        authorizer=make_authorizer(settings, node),
+        begin_log_in=make_log_ins(log_ins, node, journal.key.secret),
     )
     manager = console.manager
     addresses = (*settings.listener_addresses(), *settings.http_addresses())
     native = len(settings.listener_addresses())
     doors = list[Listener](listeners)
+    watched = [files for files in (certificates, log_ins) if files is not None]
 
     def reload() -> None:
         manager.reloading()
         read_again()
-        if certificates is not None:
-            certificates.reload()
+        for files in watched:
+            files.reload()
         if node.started:
             manager.ready()
 
@@ -283,13 +319,17 @@ async def _serve_log(
             nursery.start_soon(node.run)
             nursery.start_soon(telemetry.watch_stalls)
             nursery.start_soon(console.output.printer.watch)
+            for files in watched:
+                nursery.start_soon(_watch, files)
             if certificates is not None:
                 doors = _start_tls(
                     nursery, addresses, listeners, certificates, server.sessions, environment
                 )
-            nursery.start_soon(server.run, doors[:native])
+            nursery.start_soon(server.run, doors[:native], _with_log_in(doors, addresses))
             if doors[native:]:
-                _start_http(nursery, settings, doors[native:], node, server, environment, tee)
+                _start_http(
+                    nursery, settings, doors[native:], node, server, environment, tee, log_ins
+                )
             _tell_listening(addresses, listeners, native, journal)
             nursery.start_soon(manager.feed)
             nursery.start_soon(_load, node, console)
@@ -340,7 +380,6 @@ def _start_tls(
     ]
     environment.metrics["certificate_left_ms"] = lambda: certificates.left_ms
     nursery.start_soon(handshakes.run, [door for door in doors if isinstance(door, TlsListener)])
-    nursery.start_soon(_watch, certificates)
     return doors
 
 
@@ -362,10 +401,20 @@ def _tell_listening(
         )
 
 
-async def _watch(certificates: "Certificates") -> None:
+def _with_log_in(doors: Sequence[Listener], addresses: Sequence[Address]) -> list[Listener]:
+    pairs = zip(doors, addresses, strict=True)
+    return [door for door, address in pairs if address.has_log_in]
+
+
+class _HasFiles(Protocol):
+    def watch(self) -> None:
+        """Take over files that have changed."""
+
+
+async def _watch(files: _HasFiles) -> None:
     while True:
-        certificates.watch()
-        await trio.sleep(CERTIFICATES_PERIOD_S)
+        files.watch()
+        await trio.sleep(FILES_PERIOD_S)
 
 
 def _start_http(
@@ -376,6 +425,7 @@ def _start_http(
     server: Server,
     environment: Environment,
     tee: Tee,
+    log_ins: "LogIns | None",
 ) -> None:
     from coordinator.http.run import start_http  # noqa: PLC0415 - who has none pays nothing for it
 
@@ -388,6 +438,35 @@ def _start_http(
         tee=tee,
         warn=server.sessions.warn,
         max_connections=http_max_connections(settings),
+        entry=make_entry(settings, node, server, log_ins),
+    )
+
+
+def make_entry(
+    settings: Settings, node: Node, server: Server, log_ins: "LogIns | None"
+) -> "Entry | None":
+    """Return what asks over HTTP who somebody is, None where nobody is asked."""
+    if not settings.has_authentication:
+        return None
+    from coordinator.http.entry import Entry  # noqa: PLC0415 - as above
+    from coordinator.security.accounts import (  # noqa: PLC0415 - as above
+        SECRET_BYTES,
+        only_certificates,
+    )
+
+    def audit(event: str, peer: str, **fields: Any) -> None:
+        if event == "http.login_failed":
+            server.sessions.warn(event, peer, **fields)
+        else:
+            log.info(event, peer=peer, **fields)
+
+    new_secret = partial(secrets.token_bytes, SECRET_BYTES)
+    return Entry(
+        only_certificates() if log_ins is None else log_ins.accounts(new_secret),
+        make_authorizer(settings, node),
+        now=node.now,
+        audit=audit,
+        is_ready=lambda: node.registry.status is Status.ACTIVE,
     )
 
 

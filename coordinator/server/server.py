@@ -1,7 +1,8 @@
 """The door: accepts connections, and closes those that overstay."""
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -14,7 +15,9 @@ from coordinator.runtime.environment import Environment
 from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.timekeeper import LATE_MS
+from coordinator.server.authorization import Authorizer
 from coordinator.server.dispatch import Dispatcher
+from coordinator.server.gatekeeper import Gatekeeper, LogIn
 from coordinator.server.session import SHUTDOWN, Deadlines, Sessions
 from coordinator.server.transport import Listener, Transport
 
@@ -43,27 +46,43 @@ class Server:
         settings: Settings,
         coordination: Coordination,
         max_connections: int,
+        authorizer: Authorizer,
+        begin_log_in: Callable[[], LogIn] | None = None,
     ) -> None:
-        """Make it over the *environment* of *node*."""
+        """Make it over the *environment* of *node*; see `Gatekeeper` for the last two."""
         self.dispatcher = Dispatcher(node=node, settings=settings, coordination=coordination)
+        self.gatekeeper = Gatekeeper(
+            dispatcher=self.dispatcher,
+            authorizer=authorizer,
+            begin_log_in=begin_log_in,
+            telemetry=environment.telemetry,
+            emit=environment.emit_event,
+            node_status=lambda: node.registry.status,
+        )
+        if authorizer.is_on:
+            for shard in node.shards:
+                shard.core.hide_topics(authorizer.sees_topic)
         self.sessions = Sessions(
             environment=environment,
             settings=settings,
-            dispatcher=self.dispatcher,
+            gatekeeper=self.gatekeeper,
             flusher=node.flusher,
             max_connections=max_connections,
         )
         self._now = environment.now
         self._poller = environment.poller
 
-    async def run(self, listeners: list[Listener]) -> None:
-        """Serve the *listeners* until cancelled; then every session ends."""
+    async def run(self, listeners: list[Listener], with_log_in: Collection[Listener] = ()) -> None:
+        """Serve the *listeners* until cancelled; then every session ends.
+
+        Who comes in through one of those *with_log_in* has to log in first.
+        """
         try:
             async with trio.open_nursery() as nursery:
                 for listener in listeners:
-                    nursery.start_soon(
-                        accept_for_ever, listener, self.sessions.begin, self.sessions.has_no_room
-                    )
+                    begin = partial(self.sessions.begin, must_log_in=listener in with_log_in)
+                    nursery.start_soon(accept_for_ever, listener, begin, self.sessions.has_no_room)
+                nursery.start_soon(self.gatekeeper.later.run)
                 nursery.start_soon(sweep_for_ever, self.sessions, self._poller, self._now)
                 nursery.start_soon(self._poller.run, self.sessions.end_round)
         finally:

@@ -36,6 +36,7 @@ from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Flusher
 from coordinator.runtime.telemetry import KEY_BITS, count
 from coordinator.server.dispatch import Dispatcher
+from coordinator.server.gatekeeper import STRANGER_REQUEST_BYTES_MAX, Gate, Gatekeeper
 from coordinator.server.transport import NETWORK_ERRORS, Transport
 from protocol.connection import (
     SIZE,
@@ -111,12 +112,14 @@ class End(NamedTuple):
 # As what connections are counted that end without a word.
 PEER: Final = "peer"
 FAILED: Final = "failed"
+UNAUTHENTICATED: Final = "unauthenticated"
 MALFORMED: Final = "malformed"
 SHUTDOWN: Final = "shutdown"
 # Why a connection ends that overstays, also one of HTTP.
 IDLE: Final = End("idle", "it is idle")
 UNFINISHED: Final = End("unfinished_request", "it stopped in the middle of a request")
 TAKES_NOTHING: Final = End("slow_reader", "it takes no answers")
+_NOT_LOGGED_IN: Final = End(UNAUTHENTICATED, "it has not logged in in time")
 _TAKES_TOO_LITTLE: Final = End("slow_reader", "too many answers wait behind a slow read")
 _TAKES_MOST_ROOM: Final = End(
     "slow_reader", "it holds the most of all unsent answers (queued.max.response.bytes)"
@@ -147,6 +150,16 @@ class SessionCall(Call, eq=False):
     def asker(self) -> object:
         """The connection; once clients say who they are, whoever that is."""
         return self.session
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks."""
+        return self.session.caller
+
+    def sees_topic(self, name: str) -> bool:
+        """Say whether a topic may be shown in a list."""
+        gate = self.session.gate
+        return gate is None or gate.sees_topic(name)
 
     def prepare(self, answer: Response, leader_epoch: int, error: int | None = None) -> bytes:
         """Return the frame of *answer*."""
@@ -204,7 +217,13 @@ class Session:
     """
 
     def __init__(
-        self, sessions: "Sessions", transport: Transport, address: "Held", now_ms: int
+        self,
+        sessions: "Sessions",
+        transport: Transport,
+        address: "Held",
+        now_ms: int,
+        *,
+        must_log_in: bool,
     ) -> None:
         settings = sessions.settings
         self._sessions = sessions
@@ -212,10 +231,11 @@ class Session:
         self._now = sessions.now
         self._clock_s = sessions.clock_s
         self.transport = transport
-        self.caller = Caller(DEFAULT_CLIENT_ID, transport.peer)
+        self.caller = Caller(DEFAULT_CLIENT_ID, transport.peer, transport.principal)
         self.is_closed = False
         # Names of its own for what every request looks at.
-        self._dispatcher = sessions.dispatcher
+        self._dispatcher: Dispatcher | Gate = sessions.dispatcher
+        self.gate: Gate | None = None
         self._all = sessions.held
         self._address = address  # What it and its neighbours hold.
         self._telemetry = sessions.telemetry
@@ -246,6 +266,38 @@ class Session:
         self._has_ended = False  # The peer sends no more, and may still want its answers.
         self._closes_as = MALFORMED
         self.deadlines = Deadlines(settings, now_ms)
+        keeper = sessions.gatekeeper
+        if must_log_in:
+            self.gate = keeper.closed_gate(self, transport.peer)
+            self._max_in_flight = 1
+            self._connection.limit(STRANGER_REQUEST_BYTES_MAX)
+            self.deadlines.log_in_ms = now_ms + settings.first_request_timeout_ms
+        elif keeper.has_gates:
+            self.gate = keeper.gate(
+                self, transport.peer, transport.principal, transport.ends_wall_ms
+            )
+        if self.gate is not None:
+            self._dispatcher = self.gate
+
+    # --- logging in ---------------------------------------------------------------------
+
+    def may_ask_more(self) -> None:
+        """The log-in is done: the limits are those of everybody."""
+        settings = self._sessions.settings
+        self._max_in_flight = settings.max_in_flight_requests
+        self._connection.limit(settings.socket_request_max_bytes, settings.sync_request_max_bytes)
+        self.deadlines.log_in_ms = NEVER_MS
+
+    def close_after_answers(self, why: str) -> None:
+        """End the connection once its answers have left."""
+        self._is_closing = True
+        self._closes_as = why
+        self._pause()
+        self.flush_later()
+
+    def close_because_over(self, reason: str) -> None:
+        """End the connection now, and say why in the log."""
+        self._close_because(End(UNAUTHENTICATED, reason))
 
     # --- reading ------------------------------------------------------------------------
 
@@ -467,7 +519,9 @@ class Session:
     def _take_unusual(self, call: SessionCall, request: Request) -> bool:
         """Note what *call* says of its sender, or that it may wait; say whether it is decided."""
         if type(request) is ApiVersionsRequest:
-            self.caller = Caller(request.client_id, self.transport.peer)
+            self.caller = self.caller._replace(client_id=request.client_id)
+            return True
+        if self.gate is not None and self.gate.is_closed:
             return True
         call.parks = True
         return self._park(call)
@@ -592,6 +646,12 @@ class Session:
         self._close_because(_TAKES_MOST_ROOM)
 
     def _overdue(self, now_ms: int) -> End | None:
+        if self.gate is not None:
+            over = self.gate.over_because(self._now().wall_ms)
+            if over is not None:
+                return End(UNAUTHENTICATED, over)
+            if now_ms >= self.deadlines.log_in_ms:
+                return _NOT_LOGGED_IN
         if self.is_blocked:
             return TAKES_NOTHING if now_ms >= self.deadlines.send_ms else None
         if now_ms < self.deadlines.read_ms or self._must_pause():
@@ -648,6 +708,7 @@ class Deadlines:
 
     Attributes:
         read_ms: When the peer must have sent a request, or the rest of one.
+        log_in_ms: When it must have logged in.
         send_ms: When it must have taken some of the answers that wait for it.
         is_reading_frame: Whether `read_ms` counts from the beginning of an unfinished frame.
     """
@@ -658,6 +719,7 @@ class Deadlines:
         "_to_take_bytes",
         "idle_ms",
         "is_reading_frame",
+        "log_in_ms",
         "read_ms",
         "send_ms",
     )
@@ -667,6 +729,7 @@ class Deadlines:
         self.idle_ms = settings.connections_max_idle_ms
         self.read_ms = now_ms + settings.first_request_timeout_ms
         self.send_ms = 0
+        self.log_in_ms = NEVER_MS
         self.is_reading_frame = False
         self._missing_bytes = 0  # Of the frame, as its time began.
         self._to_take_bytes = 0  # Before the peer is given new time.
@@ -708,6 +771,7 @@ class Deadlines:
         """Give the peer back the time in which this process could not have heard it."""
         self.read_ms += by_ms
         self.send_ms += by_ms
+        self.log_in_ms += by_ms
 
 
 # A connection may hold a quarter of what is for all of them, and an address a half.
@@ -792,14 +856,16 @@ class Sessions:
         *,
         environment: Environment,
         settings: Settings,
-        dispatcher: Dispatcher,
+        gatekeeper: Gatekeeper,
         flusher: Flusher,
         max_connections: int,
     ) -> None:
         self.now = environment.now
         self.poller = environment.poller
         self.settings = settings
-        self.dispatcher = dispatcher
+        self.gatekeeper = gatekeeper
+        self.dispatcher = gatekeeper.dispatcher
+        self.dispatcher.users_changed = lambda: self.poller.call_soon(self._end_strangers)
         self.held = HeldByAll(settings)
         self._held_by: dict[str, Held] = {}
         self.with_answers: list[Session] = []
@@ -830,7 +896,7 @@ class Sessions:
         """Return the sessions of the moment; each may end meanwhile."""
         return iter(list(self._all))
 
-    def begin(self, transport: Transport) -> None:
+    def begin(self, transport: Transport, *, must_log_in: bool = False) -> None:
         """Start a session on *transport*, or close it when there are too many."""
         if len(self._all) >= self.max_connections:
             self._refuse(transport, "max_connections", "max.connections")
@@ -839,7 +905,8 @@ class Sessions:
         if address.connections >= self._max_connections_per_ip:
             self._refuse(transport, "max_connections_per_ip", "max.connections.per.ip")
             return
-        session = Session(self, transport, address, self.now().mono_ms)
+        now_ms = self.now().mono_ms
+        session = Session(self, transport, address, now_ms, must_log_in=must_log_in)
         try:
             transport.attach(self.poller, session)
         except OSError as exc:
@@ -849,6 +916,17 @@ class Sessions:
         self._held_by[transport.peer] = address
         address.connections += 1
         self.telemetry.connections_accepted += 1
+
+    def _end_strangers(self) -> None:
+        """End the sessions whose users have other passwords now, or none.
+
+        Whoever waits for an answer, as the one who asked for this may, has until the next sweep.
+        """
+        wall_ms = self.now().wall_ms
+        for session in self:
+            over = None if session.gate is None else session.gate.over_because(wall_ms)
+            if over is not None and not session.in_flight:
+                session.close_because_over(over)
 
     def _refuse(self, transport: Transport, word: str, reason: str) -> None:
         count(self.telemetry.connections_refused, word)

@@ -24,11 +24,11 @@ from typing import Final, Protocol
 
 import trio
 
+from coordinator.group.core import ANONYMOUS
 from coordinator.runtime.poller import BROKEN, READABLE, WRITABLE, Poller
 
 RECEIVE_BYTES: Final = 64 * 1024
 BACKLOG: Final = 1024
-ANONYMOUS: Final = "User:ANONYMOUS"
 # The plaintext of a TLS record, at most.
 RECORD_BYTES: Final = 16 * 1024
 # After so much others have their turn: to encrypt it takes some tenths of a millisecond.
@@ -60,10 +60,14 @@ class Transport(Protocol):
     Attributes:
         peer: Its address.
         principal: Who it is, as far as the connection itself tells; ``User:ANONYMOUS`` otherwise.
+        is_tls: Whether nobody between the two can read along.
+        ends_wall_ms: When what tells so ends, a certificate; None is never.
     """
 
     peer: str
     principal: str
+    is_tls: bool
+    ends_wall_ms: int | None
 
     def attach(self, poller: Poller, reader: Reader) -> None:
         """Call *reader* back from now on, when there is something to receive. Raises OSError."""
@@ -104,6 +108,8 @@ class SocketTransport:
     """A TCP connection."""
 
     principal = ANONYMOUS
+    is_tls = False
+    ends_wall_ms: int | None = None
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self.peer = peer
@@ -181,9 +187,12 @@ class TlsTransport:
         answers: How often we have said something in the handshake.
     """
 
+    is_tls = True
+
     def __init__(self, inner: Transport, context: ssl.SSLContext) -> None:
         self.peer = inner.peer
         self.principal = ANONYMOUS
+        self.ends_wall_ms: int | None = None
         self._inner = inner
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)

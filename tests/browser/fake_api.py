@@ -94,6 +94,8 @@ class FakeApi:
                 return listed(self.details.get(group_id, bare())["rebalances"])
             case ["groups", group_id, "partitions"] if group_id in self.groups:
                 return self._partitions(group_id, query)
+            case ["session"]:
+                return {"principal": None, "by": None}
             case ["node"]:
                 return node()
         return None

@@ -6,9 +6,14 @@ import trio
 
 from coordinator.http import page
 from coordinator.http.routes import Answer, HttpRequest
+from coordinator.http.viewer import EVERYBODY
 
 IMPORTED = re.compile(r'from "\./([\w.]+)"')
 NAMED = re.compile(r'(?:src|href)="(page/[\w.]+)"')
+# As the log-in, which lies beside them, names the files of the page.
+BESIDE = re.compile(r'(?:src|href)="([\w.]+)"')
+LOG_IN = "/page/login.html"
+PAGES = {"/", LOG_IN}
 # What would take text for markup or a program, whatever the text is.
 DANGEROUS = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc"
@@ -28,15 +33,16 @@ def test_what_a_file_of_the_page_names_is_there() -> None:
     files = texts()
     named = {f"/page/{name}" for text in files.values() for name in IMPORTED.findall(text)}
     named |= {f"/{name}" for name in NAMED.findall(files["/"])}
+    named |= {f"/page/{name}" for name in BESIDE.findall(files[LOG_IN])}
 
     assert named <= files.keys()
-    assert set(files) - named == {"/"}
+    assert set(files) - named == PAGES
 
 
 def test_all_modules_are_asked_for_at_once() -> None:
     """One after the other, as they import each other, would be five round trips."""
     files = texts()
-    modules = {path for path in files if path.endswith(".js")}
+    modules = {path for path in files if path.endswith(".js")} - {"/page/login.js"}
 
     assert modules == {f"/{name}" for name in NAMED.findall(files["/"]) if name.endswith(".js")}
 
@@ -62,12 +68,13 @@ def test_nothing_comes_from_elsewhere() -> None:
 
 def test_styles_and_scripts_stand_in_files_of_their_own() -> None:
     """The content policy forbids all others, silently."""
-    index = texts()["/"]
+    for page_of_it in PAGES:
+        markup = texts()[page_of_it]
 
-    assert " style=" not in index
-    assert "<style" not in index
-    assert not re.search(r"\son\w+=", index)
-    assert not re.search(r"<script(?![^>]*src=)", index)
+        assert " style=" not in markup
+        assert "<style" not in markup
+        assert not re.search(r"\son\w+=", markup)
+        assert not re.search(r"<script(?![^>]*src=)", markup)
 
 
 def test_a_file_is_kept_by_the_browser_and_asked_for_again() -> None:
@@ -75,7 +82,9 @@ def test_a_file_is_kept_by_the_browser_and_asked_for_again() -> None:
 
     async def ask(template: str) -> Answer:
         route = next(route for route in page.routes() if route.template == template)
-        request = HttpRequest(path=template, names={}, query={}, headers={}, peer="")
+        request = HttpRequest(
+            path=template, names={}, query={}, headers={}, peer="", viewer=EVERYBODY
+        )
         answer = await route.handler(request)
         assert isinstance(answer, Answer)
         return answer

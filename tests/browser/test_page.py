@@ -377,6 +377,7 @@ def test_what_is_shown_is_asked_for_once(opened: OpenPage, served: ExitStack) ->
         "/api/v1/groups/billing",
         "/api/v1/groups/billing/partitions",
         "/api/v1/groups/billing/rebalances",
+        "/api/v1/session",
     ] == sorted(questions)
 
 

@@ -21,11 +21,14 @@ LOOKS: Final = {
     *("groups describe", "groups lag", "groups list", "groups rebalances", "groups top"),
     *("topics describe", "topics list", "topics register", "topics report-end"),
     *("config show", "offsets export", "offsets watch"),
+    *("acls list", "quotas list", "users list"),
 }
 CHANGES: Final = {
     *("groups delete", "groups delete-offsets", "groups reset-offsets"),
     *("members drain", "members remove", "offsets import"),
     *("groups retention", "topics delete"),
+    *("acls add", "acls remove", "quotas remove", "quotas set"),
+    *("users add", "users password", "users remove"),
 }
 PRINT_ROWS: Final = {*LOOKS, *CHANGES, "settings", "log dump", "log verify"}
 

@@ -8,6 +8,7 @@ from typing import Any
 import trio
 
 from client import Client, connect
+from tests.fakes.disk import Disk
 from tests.fakes.transport import MemoryTransport
 from tests.server.world import World, world
 
@@ -83,7 +84,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(*settings: str) -> AsyncIterator[Served]:
+async def served(*settings: str, disk: Disk | None = None) -> AsyncIterator[Served]:
     """Run a daemon as long as the block lasts; groups begin without a delay."""
-    async with world("group.initial.rebalance.delay.ms=0", *settings) as daemon:
+    async with world("group.initial.rebalance.delay.ms=0", *settings, disk=disk) as daemon:
         yield Served(daemon)

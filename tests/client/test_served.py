@@ -5,6 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from client import (
+    Acl,
     Assignor,
     Client,
     CommitRefused,
@@ -21,8 +22,10 @@ from client import (
 )
 from client.operators import offsets_of_page
 from coordinator.group import scans
+from protocol.acls import Operation, ResourceType
 from protocol.messages import PartitionHosts
 from tests.client.served import served
+from tests.fakes.disk import Disk
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 State = dict[tuple[str, TopicPartition], int]
@@ -44,6 +47,40 @@ async def test_registered_topics_are_described_as_they_are(autojump_clock: MockC
             await client.register_topics({"t": 1})
         with pytest.raises(FatalError, match="u-1"):
             await client.report_end_offsets({TopicPartition("u", 1): 1})
+
+
+async def test_rules_users_and_quotas_are_changed_and_outlive_a_restart(
+    autojump_clock: MockClock,
+) -> None:
+    """They are in the log, and each call says what became of it."""
+    disk = Disk()
+    rule = Acl("User:alice", Operation.READ, ResourceType.GROUP, "etl", prefix=True)
+    async with served(disk=disk) as here, here.connect() as client:
+        await client.create_acls([rule, rule._replace(deny=True)])
+        with pytest.raises(FatalError, match="User:<name>"):
+            await client.create_acls([rule._replace(principal="alice")])
+        await client.set_password("alice", "correct horse", iterations=4_096)
+        with pytest.raises(FatalError, match="UNACCEPTABLE_CREDENTIAL"):
+            await client.set_password("alice", "correct horse", iterations=1)
+        with pytest.raises(FatalError, match="RESOURCE_NOT_FOUND"):
+            await client.remove_password("bob")
+        with pytest.raises(ValueError, match="PLAIN"):
+            await client.remove_password("bob", "PLAIN")
+        await client.alter_quotas("User:alice", {"groups": 5, "keys": 7})
+        await client.alter_quotas(None, {"groups": 1})
+        await client.alter_quotas("User:alice", {"keys": None})
+        with pytest.raises(FatalError, match="wings"):
+            await client.alter_quotas(None, {"wings": 1})
+    disk.kill()
+    async with served(disk=disk) as here, here.connect() as client:
+        concerned = await client.describe_acls("User:alice", ResourceType.GROUP, "etl-7")
+        assert set(concerned) == {rule, rule._replace(deny=True)}
+        assert await client.describe_acls(resource_type=ResourceType.TOPIC) == []
+        assert await client.describe_users() == {"alice": {"SCRAM-SHA-256": 4_096}}
+        assert await client.describe_quotas() == {None: {"groups": 1}, "User:alice": {"groups": 5}}
+        assert await client.delete_acls([rule, rule]) == [rule]
+        await client.remove_password("alice")
+        assert await client.describe_users() == {}
 
 
 async def test_a_group_rebalances_when_its_topics_grow_or_come(autojump_clock: MockClock) -> None:

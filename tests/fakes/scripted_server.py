@@ -4,6 +4,7 @@ Without a script it behaves like a coordinator whose groups have one member each
 """
 
 import re
+import ssl
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import trio
 import trio.testing
 
+from coordinator.security.sasl import Authenticator, LogIn
 from protocol import messages as m
 from protocol.connection import BadRequest, RequestEvent, ServerConnection, encode_response
 from protocol.errors import ErrorCode
@@ -66,6 +68,33 @@ class Seen:
     at_s: float
 
 
+class _TlsStream(trio.abc.Stream):
+    """A server's end, which tells the client by an alert why it closes; trio's own doesn't."""
+
+    def __init__(self, inner: trio.SSLStream[trio.abc.Stream]) -> None:
+        self._inner = inner
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """Receive."""
+        try:
+            return await self._inner.receive_some(max_bytes)
+        except trio.BrokenResourceError:
+            await self._inner.transport_stream.send_all(self._inner._outgoing.read())
+            raise
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send."""
+        await self._inner.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait."""
+        await self._inner.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        """Close."""
+        await self._inner.aclose()
+
+
 class ScriptedServer:
     """One node. `script` takes steps for the next requests of a kind."""
 
@@ -83,6 +112,9 @@ class ScriptedServer:
         self.cluster_id = "scripted-cluster"
         self.max_request_bytes = 1024 * 1024
         self.streams: list[trio.abc.Stream] = []
+        self.tls: ssl.SSLContext | None = None
+        self.authenticator: Authenticator | None = None
+        self.log_ins: list[LogIn] = []
         self._steps: dict[type, deque[Step]] = defaultdict(deque)
 
     def script(self, kind: type, *steps: Step | int) -> None:
@@ -101,7 +133,14 @@ class ScriptedServer:
         """Serve one connection until it ends."""
         self.connections += 1
         self.open_connections += 1
+        if self.tls is not None:
+            stream = _TlsStream(
+                trio.SSLStream(stream, self.tls, server_side=True, https_compatible=True)
+            )
         self.streams.append(stream)
+        log_in = None if self.authenticator is None else LogIn(self.authenticator)
+        if log_in is not None:
+            self.log_ins.append(log_in)
         number = self.connections
         protocol = ServerConnection(RequestEvent)
         sending = trio.Lock()
@@ -120,12 +159,31 @@ class ScriptedServer:
                         )
                         steps = self._steps[type(event.request)]
                         step = steps.popleft() if steps else None
+                        if step is None and log_in is not None:
+                            step = self._of_a_log_in(event.request, log_in)
                         nursery.start_soon(self._perform, event, step, stream, sending)
                 nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         finally:
             self.open_connections -= 1
+
+    def _of_a_log_in(self, request: m.Request, log_in: LogIn) -> Step | None:
+        """Return what to answer because of who asks; None: what anybody gets."""
+        wall_ms = round(trio.current_time() * 1000)
+        match request:
+            case m.SaslHandshakeRequest():
+                return Answer(log_in.handshake(request))
+            case m.SaslAuthenticateRequest():
+                return Answer(log_in.authenticate(request, wall_ms))
+            case m.ApiVersionsRequest():
+                return None
+            case _ if log_in.principal is None:
+                return Answer(ErrorCode.ILLEGAL_SASL_STATE)
+            case _ if log_in.is_over(wall_ms):
+                return Answer(ErrorCode.SASL_AUTHENTICATION_FAILED)
+            case _:
+                return None
 
     async def _perform(
         self,

@@ -2,8 +2,9 @@
 
 import trio
 
+from coordinator.group.core import ANONYMOUS
 from coordinator.runtime.poller import Poller
-from coordinator.server.transport import ANONYMOUS, RECEIVE_BYTES, Reader
+from coordinator.server.transport import RECEIVE_BYTES, Reader
 
 
 class ReadyInMemory:
@@ -14,6 +15,8 @@ class ReadyInMemory:
 
     def __init__(self) -> None:
         self.principal = ANONYMOUS
+        self.is_tls = False
+        self.ends_wall_ms: int | None = None
         self._poller: Poller | None = None
         self._reader: Reader | None = None
         self._reading, self._writing = True, False

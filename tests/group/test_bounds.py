@@ -14,7 +14,7 @@ from protocol.messages import LeavingMember, SyncGroupRequest
 from protocol.partition import INT32_MAX, INT64_MAX
 from tests.group.context import GROUP, Context, assignment
 from tests.group.topics_context import TopicsContext
-from tests.packed import entry_of, topic_entry
+from tests.packed import entry_of, node_entry
 
 BATCH_BYTES_MAX = GroupConfig().max_batch_bytes
 NO_DELAY = GroupConfig(group_initial_rebalance_delay_ms=0)
@@ -34,7 +34,7 @@ def test_the_largest_deletion_of_offsets_is_one_batch() -> None:
 
 def test_the_largest_report_of_end_offsets_is_one_batch() -> None:
     """As above."""
-    largest = topic_entry(EndReported("t" * 249, INT32_MAX, INT64_MAX, INT64_MAX))
+    largest = node_entry(EndReported("t" * 249, INT32_MAX, INT64_MAX, INT64_MAX))
 
     assert len(msgpack.packb((INT32_MAX, *largest))) * REQUEST_PARTITIONS_MAX < BATCH_BYTES_MAX
 

@@ -111,7 +111,7 @@ def test_a_record_of_the_first_version_is_read() -> None:
     )
 
 
-@pytest.mark.parametrize(("type_", "version"), [(3, 0), (0, 0), (1, 2), (2, 2), (2, -1), (1004, 0)])
+@pytest.mark.parametrize(("type_", "version"), [(3, 0), (0, 0), (1, 2), (2, 3), (2, -1), (1004, 0)])
 def test_an_unknown_type_or_version_is_refused(type_: int, version: int) -> None:
     """A newer release wrote it; skipping it would lose state silently."""
     with pytest.raises(UnknownRecord):

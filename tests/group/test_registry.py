@@ -5,6 +5,8 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
+from coordinator.group.node_records import read_item
+from coordinator.group.node_shard import NodeShard
 from coordinator.group.records import MalformedRecord, UnknownRecord
 from coordinator.group.registry import (
     CHANGES_SLACK,
@@ -15,9 +17,7 @@ from coordinator.group.registry import (
     TopicForgotten,
     TopicRecord,
     TopicRegistered,
-    read_item,
 )
-from coordinator.group.registry_shard import RegistryShard
 from protocol.messages import (
     DescribeTopicsRequest,
     EndOffset,
@@ -27,7 +27,7 @@ from protocol.messages import (
     TopicRegistration,
 )
 from tests.group.topics_context import TopicsContext, last_per_key, replayed, topic_roundtrip
-from tests.packed import topic_entry
+from tests.packed import node_entry
 
 RECORDS: list[TopicRecord] = [
     TopicRegistered("t", 2, (PartitionHosts(1, ("a", "b")),), False, 7),
@@ -49,7 +49,7 @@ def test_a_record_comes_back_from_the_log_as_it_was(record: TopicRecord) -> None
 
 def test_a_topic_is_the_scope_of_its_entries() -> None:
     """So one tombstone takes all of it. Types and keys are on disk for ever."""
-    assert [topic_entry(record)[:4] for record in RECORDS] == [
+    assert [node_entry(record)[:4] for record in RECORDS] == [
         (1010, 0, "t", ()),
         (1010, 1, "u", ()),
         (1011, 0, "t", (1,)),
@@ -172,7 +172,7 @@ def test_hosts_of_many_stored_topics_do_not_make_a_batch_too_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A record repeats the stored hosts, so growing many topics at once writes them all."""
-    monkeypatch.setattr("coordinator.group.registry_shard.REQUEST_HOSTS", 5)
+    monkeypatch.setattr("coordinator.group.topics.REQUEST_HOSTS", 5)
     context = TopicsContext()
     for name in "abc":
         context.register({name: 1}, {0: ("x",)})
@@ -350,7 +350,7 @@ def test_topics_come_by_page_in_the_order_of_names() -> None:
 
 def test_a_page_ends_before_its_topics_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer than asked, but at least one."""
-    monkeypatch.setattr("coordinator.group.registry_shard.PAGE_ITEMS", 3)
+    monkeypatch.setattr("coordinator.group.topics.PAGE_ITEMS", 3)
     context = TopicsContext()
     context.register({"a": 2, "b": 2, "c": 2}, {0: ("x", "y", "z")})
     page = context.described()
@@ -497,14 +497,14 @@ def test_an_unloaded_registry_knows_nothing() -> None:
     context.delete_topics("t")
     context.topics.unload(context.now)
 
-    assert context.topics.hard_state() == Registry().hard_state()
+    assert context.topics.hard_state() == NodeShard(Registry()).hard_state()
     assert context.topics.take_changes() == []
 
 
 def test_a_registry_has_the_shape_of_a_shard() -> None:
     """One runner serves both; nothing in it waits for time or a member."""
     context = TopicsContext()
-    registry = RegistryShard(Registry())
+    registry = NodeShard(Registry())
 
     assert registry.next_deadline_ms() is None
     assert registry.expire(context.now) == []

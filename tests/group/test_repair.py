@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis.strategies import integers
 
+from coordinator.group.node_records import pack as pack_topics, read_item as read_topic_item
 from coordinator.group.records import (
     GroupDeleted,
     GroupGeneration,
@@ -13,12 +14,7 @@ from coordinator.group.records import (
     pack,
     read_item,
 )
-from coordinator.group.registry import (
-    RegistryChanged,
-    TopicRegistered,
-    pack as pack_topics,
-    read_item as read_topic_item,
-)
+from coordinator.group.registry import RegistryChanged, TopicRegistered
 from coordinator.group.repair import CHANGE_BYTES_MIN, ENTRIES_PER_BATCH, FenceBuilder
 from coordinator.log.compaction import checked_items
 from coordinator.log.format import HEADER_BYTES, NODE_PARTITION

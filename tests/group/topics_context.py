@@ -5,16 +5,17 @@ and both must be the same after every step.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from coordinator.group.core import Caller, GroupConfig, Outcome
+from coordinator.group.node_records import read_item
+from coordinator.group.node_shard import NodeShard
 from coordinator.group.registry import (
     HardRegistry,
     Registry,
     TopicForgotten,
     TopicRecord,
-    read_item,
 )
-from coordinator.group.registry_shard import RegistryShard
 from coordinator.group.shard import GroupShard
 from protocol.messages import (
     DeleteTopicsRequest,
@@ -32,14 +33,16 @@ from protocol.messages import (
     TopicRegistration,
 )
 from tests.group.context import Context, R
-from tests.packed import topic_entry
+from tests.packed import node_entry
 
 Hosts = Mapping[int, tuple[str, ...]]
 
 
 def topic_roundtrip(record: TopicRecord) -> TopicRecord:
     """Return *record* as it comes back from the log."""
-    return read_item((0, *topic_entry(record)))
+    back: Any = read_item((0, *node_entry(record)))
+    assert isinstance(back, type(record))
+    return back
 
 
 def replayed(records: Iterable[TopicRecord]) -> HardRegistry:
@@ -54,7 +57,7 @@ def last_per_key(records: list[TopicRecord]) -> list[TopicRecord]:
     """Return what compaction keeps of *records*: the last of each key, no scope's past."""
     kept: dict[tuple[object, ...], TopicRecord] = {}
     for record in records:
-        type_, _, scope, key, _ = topic_entry(record)
+        type_, _, scope, key, _ = node_entry(record)
         if type(record) is TopicForgotten:
             kept = {k: r for k, r in kept.items() if k[0] != scope}
         kept.pop((scope, type_, key), None)
@@ -66,7 +69,7 @@ class TopicsContext(Context):
     """A shard of groups, and the registry that it reads."""
 
     def __init__(self, config: GroupConfig | None = None) -> None:
-        self.topics = RegistryShard(Registry())
+        self.topics = NodeShard(Registry())
         self.topic_records: list[TopicRecord] = []
         super().__init__(config)
 
@@ -79,7 +82,7 @@ class TopicsContext(Context):
 
     def crash(self, lost_batches: int = 0) -> None:
         """Lose all soft state, of the registry first, as a node loads it first."""
-        self.topics = RegistryShard(Registry())
+        self.topics = NodeShard(Registry())
         for record in self.topic_records:
             self.topics.replay(topic_roundtrip(record))
         assert self.topics.loaded(self.now) == []
@@ -98,10 +101,10 @@ class TopicsContext(Context):
 
     def keep(self, outcome: Outcome) -> None:
         """Log what the registry decided; memory is the fold of the log, compacted or not."""
-        records: list[TopicRecord] = outcome.records  # type: ignore[assignment]  # see there
+        records: list[TopicRecord] = outcome.records
         self.topic_records += records
         self.events += outcome.events
-        live = self.topics.hard_state()
+        live = self.topics.registry.hard_state()
         assert live == replayed(self.topic_records) == replayed(last_per_key(self.topic_records))
 
     def tell(self) -> None:

@@ -18,6 +18,7 @@ from coordinator.http.node_view import NodeView
 from coordinator.http.openapi import Operation, document
 from coordinator.http.overview import Overview
 from coordinator.http.routes import Answer, HttpRequest, Pause, Refused, Streaming
+from coordinator.http.viewer import EVERYBODY, Viewer
 from tests.server.world import World, world
 
 
@@ -28,7 +29,12 @@ class Asking:
         self._operations = operations
         self._document = document(operations)
 
-    async def answer(self, target: str, headers: Mapping[str, str] | None = None) -> Any:
+    async def answer(
+        self,
+        target: str,
+        headers: Mapping[str, str] | None = None,
+        viewer: Viewer = EVERYBODY,
+    ) -> Any:
         """Return the answer to a GET of *target*."""
         url = urlsplit(target)
         for operation in self._operations:
@@ -40,6 +46,7 @@ class Asking:
                     query=parse_qs(url.query, keep_blank_values=True),
                     headers=headers or {},
                     peer="192.0.2.1",
+                    viewer=viewer,
                 )
                 answer = await operation.route().handler(request)
                 if isinstance(answer, Answer) and answer.body:
@@ -59,23 +66,28 @@ class Asking:
             format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
         ).validate(said)
 
-    async def get(self, target: str) -> Any:
+    async def get(self, target: str, viewer: Viewer = EVERYBODY) -> Any:
         """Return what the answer's body says."""
-        answer = await self.answer(target)
+        answer = await self.answer(target, viewer=viewer)
         assert isinstance(answer, Answer)
         return body(answer)
 
-    async def refused(self, target: str) -> Refused:
+    async def refused(self, target: str, viewer: Viewer = EVERYBODY) -> Refused:
         """Return why *target* is refused."""
         try:
-            await self.answer(target)
+            await self.answer(target, viewer=viewer)
         except Refused as refused:
             return refused
         raise AssertionError(f"{target} was answered")
 
-    async def stream(self, target: str, headers: Mapping[str, str] | None = None) -> Streaming:
+    async def stream(
+        self,
+        target: str,
+        headers: Mapping[str, str] | None = None,
+        viewer: Viewer = EVERYBODY,
+    ) -> Streaming:
         """Return the answer that goes on."""
-        answer = await self.answer(target, headers)
+        answer = await self.answer(target, headers, viewer)
         assert isinstance(answer, Streaming)
         return answer
 

@@ -1,6 +1,6 @@
 """The HTTP listener in memory: fake connections, virtual time, routes of the test's own."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -9,6 +9,8 @@ import trio
 import trio.testing
 
 from coordinator.config import Settings, load_settings
+from coordinator.group.core import ANONYMOUS
+from coordinator.http.entry import Entry
 from coordinator.http.pace import Pace
 from coordinator.http.routes import Answer, HttpRequest, Route
 from coordinator.http.server import HttpSessions
@@ -39,9 +41,16 @@ class Listener:
     Attributes:
         asked: How much clients of the native listener have asked so far.
         warned: Events and their reasons.
+        entry: Asks who somebody is, if anything does.
+        audited: Events of log-ins.
     """
 
-    def __init__(self, routes: Sequence[Route], settings: Settings) -> None:
+    def __init__(
+        self,
+        routes: Callable[["Listener"], Sequence[Route]],
+        settings: Settings,
+        entry: Callable[["Listener"], Entry] | None = None,
+    ) -> None:
         def submit(_work: Work, _done: Done) -> None:
             raise AssertionError("nothing is written here")
 
@@ -50,29 +59,39 @@ class Listener:
         self.asked = 0
         self.warned: list[tuple[str, str]] = []
         self.pace = Pace(lambda: self.asked, trio.current_time)
+        self.audited: list[tuple[str, dict[str, Any]]] = []
+        self.entry = None if entry is None else entry(self)
         self.sessions = HttpSessions(
             environment=self.environment,
             settings=settings,
-            routes=routes,
+            routes=routes(self),
             pace=self.pace,
             warn=self._warn,
             max_connections=settings.http_max_connections,
             allowed_hosts=lambda: ("listed.example",),
+            entry=self.entry,
         )
         self.door = FakeListener()
 
     def _warn(self, event: str, _peer: str, **fields: Any) -> None:
         self.warned.append((event, fields["reason"]))
 
-    def connect(self) -> MemoryTransport:
+    def audit(self, event: str, peer: str, **fields: Any) -> None:
+        """Take note of what an entry tells."""
+        self.audited.append((event, {"peer": peer, **fields}))
+
+    def connect(
+        self, *, is_tls: bool = False, principal: str = ANONYMOUS, peer: str = "192.0.2.1"
+    ) -> MemoryTransport:
         """Return the test's end of a new connection."""
-        transport = MemoryTransport()
+        transport = MemoryTransport(peer)
+        transport.is_tls, transport.principal = is_tls, principal
         self.door.arrive(transport)
         return transport
 
-    async def ask(self, *requests: bytes, method: str = "GET") -> list[Reply]:
+    async def ask(self, *requests: bytes, method: str = "GET", **peer: Any) -> list[Reply]:
         """Send *requests* in one go over a connection of their own; return what came."""
-        transport = self.connect()
+        transport = self.connect(**peer)
         transport.put(b"".join(requests))
         await trio.testing.wait_all_tasks_blocked()
         return replies(transport, method)
@@ -104,10 +123,17 @@ def replies(transport: MemoryTransport, method: str = "GET") -> list[Reply]:
 
 
 @asynccontextmanager
-async def listener(*routes: Route, settings: Sequence[str] = ()) -> AsyncIterator[Listener]:
-    """Run a listener with *routes* as long as the block lasts."""
+async def listener(
+    *routes: Route,
+    settings: Sequence[str] = (),
+    entry: Callable[[Listener], Entry] | None = None,
+    more: Callable[[Listener], Sequence[Route]] = lambda _here: (),
+) -> AsyncIterator[Listener]:
+    """Run a listener with *routes*, and *more* of what needs it, as long as the block lasts."""
     async with trio.open_nursery() as nursery:
-        here = Listener(routes, load_settings(overrides=settings))
+        here = Listener(
+            lambda here: (*routes, *more(here)), load_settings(overrides=settings), entry
+        )
         nursery.start_soon(here.sessions.run, [here.door])
         yield here
         nursery.cancel_scope.cancel()

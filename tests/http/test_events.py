@@ -10,6 +10,7 @@ from trio.testing import MockClock
 
 from coordinator.http import views
 from coordinator.http.events import FRAME_GROUPS, KEPT_BYTES, NEWS_MAX, SENT_BYTES_MAX, Journal
+from coordinator.http.viewer import EVERYBODY, Viewer
 from protocol import messages as m
 from tests.http.asking import Site, site
 from tests.http.test_api import report
@@ -22,6 +23,7 @@ class Browser:
     def __init__(self) -> None:
         self.received = b""
         self.is_open = True
+        self.ended_because = ""
         self._end: Any = None
 
     def send(self, frame: bytes) -> None:
@@ -29,12 +31,23 @@ class Browser:
         assert self.is_open
         self.received += frame
 
-    async def follow(self, here: Site, query: str = "", last: str | None = None) -> None:
+    async def follow(
+        self,
+        here: Site,
+        query: str = "",
+        last: str | None = None,
+        viewer: Viewer = EVERYBODY,
+    ) -> None:
         """Begin, or come back."""
         headers = {} if last is None else {"last-event-id": last}
-        streaming = await here.stream(f"/api/v1/events{query}", headers)
+        streaming = await here.stream(f"/api/v1/events{query}", headers, viewer)
         self._end = streaming.end
         streaming.begin(self)
+
+    def end(self, reason: str) -> None:
+        """Be ended by the other side."""
+        self.ended_because = reason
+        self.leave()
 
     def leave(self) -> None:
         """End."""

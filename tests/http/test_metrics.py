@@ -17,6 +17,7 @@ from coordinator.http.metrics import (
 )
 from coordinator.http.routes import Answer, HttpRequest
 from coordinator.http.series import CATALOGUE, Family
+from coordinator.http.viewer import EVERYBODY
 from protocol.histogram import Histogram
 from protocol.messages import (
     PartitionEnd,
@@ -28,7 +29,9 @@ from protocol.messages import (
 from tests.fakes.environment import answered_alike
 from tests.server.world import World, commit, world
 
-REQUEST = HttpRequest(path="/metrics", names={}, query={}, headers={}, peer="192.0.2.1")
+REQUEST = HttpRequest(
+    path="/metrics", names={}, query={}, headers={}, peer="192.0.2.1", viewer=EVERYBODY
+)
 
 
 async def scraped(here: World) -> dict[str, Metric]:

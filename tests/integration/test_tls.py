@@ -42,6 +42,7 @@ def with_tls(made: Path, client_auth: str) -> list[str]:
         f"ssl.keystore.location={made / 'server.pem'}",
         f"ssl.truststore.location={made / 'ca.pem'}",
         f"ssl.client.auth={client_auth}",
+        "allow.everyone.if.no.acl.found=true",
         "http.listeners=https://127.0.0.1:0,http://127.0.0.1:0",
         "storage.reserve.bytes=0",
     )

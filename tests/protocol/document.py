@@ -86,7 +86,8 @@ def _limited(kind: Any, limits: msgspec.Meta) -> tuple[str, str]:
     if kind is str and limits.pattern:
         return "str", f"{limits.min_length or 0} … {longest} bytes, no control characters"
     if kind in {str, bytes}:
-        return {str: "str", bytes: "bin"}[kind], f"at most {longest // 1_024} KiB"
+        size = f"{longest} bytes" if longest < 1_024 else f"{longest // 1_024} KiB"
+        return {str: "str", bytes: "bin"}[kind], f"at most {size}"
     if any(parts(kind)):
         return "array", f"at most {longest:,} of"
     item, note = _kind(get_args(kind)[0])

@@ -121,6 +121,7 @@ _CONTENT: Final = {
     "an end offset below 0": _packed(ApiKey.REPORT_END_OFFSETS, [["t", [[0, -1]]]]),
     "a cursor over 1 KiB": _packed(ApiKey.SCAN_OFFSETS, 0, bytes(1_025), 1),
     "a position below 0": _packed(ApiKey.READ_OFFSET_CHANGES, 0, -1, 1),
+    "4 KiB and a byte of a log-in": _packed(ApiKey.SASL_AUTHENTICATE, bytes(4_097)),
     "a retention below -1": _packed(ApiKey.ALTER_GROUP_RETENTION, "g", -2),
 }
 
@@ -142,7 +143,6 @@ _BYTES: Final = {
 
 _VERSIONS: Final = {
     "an api that nobody knows": frame_of(9_999, 0, b"\x90"),
-    "an api that is kept for later": frame_of(17, 0, b"\x90"),
     "a negative api": frame_of(-1, 0, b"\x90"),
     "a version too new": frame_of(ApiKey.HEARTBEAT, 2, _GOOD),
     "a negative version": frame_of(ApiKey.HEARTBEAT, -1, _GOOD),

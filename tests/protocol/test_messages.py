@@ -177,6 +177,8 @@ TWO = ("g", "h", "g")
 # echoes the request is echoed; several groups get the error each.
 SHAPES: list[tuple[m.Request, tuple[Any, ...]]] = [
     (m.ApiVersionsRequest("c", "s", "1"), (CODE, (), "", "", -1, -1)),
+    (m.SaslHandshakeRequest("PLAIN"), (CODE, ())),
+    (m.SaslAuthenticateRequest(b"n,,"), (CODE, None, b"", -1)),
     (
         m.FindCoordinatorRequest(0, TWO),
         (tuple((g, CODE, None, -1, "", -1, -1, -1) for g in TWO),),
@@ -216,6 +218,13 @@ SHAPES: list[tuple[m.Request, tuple[Any, ...]]] = [
     (m.CompactLogRequest(), (CODE, None, -1, -1, -1, -1)),
     (m.DescribeNodeRequest(), (CODE, -1, -1, "", (), (), ())),
     (m.ReloadPartitionRequest(0), (CODE, None, -1, -1)),
+    (m.DescribeAclsRequest(1, None, 1, None, None, 1, 1), (CODE, None, ())),
+    (m.CreateAclsRequest(()), (CODE, ())),
+    (m.DeleteAclsRequest(()), (CODE, ())),
+    (m.DescribeUserScramCredentialsRequest(None, "", 1), (CODE, None, (), False)),
+    (m.AlterUserScramCredentialsRequest((), ()), (CODE, ())),
+    (m.DescribeClientQuotasRequest(None), (CODE, None, ())),
+    (m.AlterClientQuotasRequest(()), (CODE, ())),
 ]
 
 

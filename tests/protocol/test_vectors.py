@@ -47,7 +47,9 @@ def test_the_vectors_of_the_previous_release_are_unchanged() -> None:
     previous = json.loads(PREVIOUS.read_text(encoding="ascii"))
 
     for part in ("requests", "responses", "errors_in_full_shape", "invalid_requests"):
-        assert all(vector in FILE[part] for vector in previous[part])
+        # Key 17 was kept for log-ins, which are there now.
+        kept = [v for v in previous[part] if v.get("name") != "an api that is kept for later"]
+        assert all(vector in FILE[part] for vector in kept)
     assert all(FILE[part] == vectors for part, vectors in previous.items() if part not in FILE)
 
 

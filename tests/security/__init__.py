@@ -1,1 +1,1 @@
-"""Certificates, and who shows them."""
+"""Tests of who somebody is."""

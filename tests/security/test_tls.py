@@ -147,7 +147,7 @@ def test_settings_that_cannot_be_are_refused_by_name(
 @pytest.mark.parametrize("content", [None, b"nothing"])
 def test_a_trust_store_that_cannot_be_is_refused(tmp_path: Path, content: bytes | None) -> None:
     """Without authorities nobody would get in, or everybody."""
-    node = Node(tmp_path, "ssl.client.auth=required")
+    node = Node(tmp_path, "ssl.client.auth=required", "super.users=User:alice@example.org")
     (tmp_path / "ca.pem").unlink()
     if content is not None:
         (tmp_path / "ca.pem").write_bytes(content)
@@ -224,7 +224,7 @@ def test_a_signal_has_them_loaded_at_once(node: Node) -> None:
 
 def test_another_trust_store_is_in_force_without_a_restart(tmp_path: Path) -> None:
     """An authority that is no longer trusted must not wait for the night."""
-    node = Node(tmp_path, "ssl.client.auth=required")
+    node = Node(tmp_path, "ssl.client.auth=required", "super.users=User:alice@example.org")
     certificates = node.start()
     authority("theirs").cert_pem.write_to_path(tmp_path / "ca.pem")
     certificates.watch()
@@ -303,10 +303,10 @@ def test_a_certificate_that_has_ended_since_names_nobody(node: Node) -> None:
     leaf = certificate("alice@example.org", days=1).cert_chain_pems[0].bytes()
     der = x509.load_pem_x509_certificate(leaf).public_bytes(serialization.Encoding.DER)
 
-    assert certificates.principal_of(der) == "User:alice@example.org"
+    assert certificates.identify(der)[0] == "User:alice@example.org"
     node.now_ms += 2 * DAY_MS
     with pytest.raises(NoPrincipal, match="has expired"):
-        certificates.principal_of(der)
+        certificates.identify(der)
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,13 @@ async def test_a_session_timeout_out_of_bounds_is_26(
         assert without_words(answer) == error_response(request, 26)
 
 
-SERVED = [e for e in EXAMPLES if e.version >= APIS[api_of(e.request)].min_version]
+# The session answers these once it asks who somebody is.
+AWAITED = {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
+SERVED = [
+    e
+    for e in EXAMPLES
+    if e.version >= APIS[api_of(e.request)].min_version and api_of(e.request) not in AWAITED
+]
 
 
 @pytest.mark.parametrize("example", SERVED, ids=lambda example: example.title)

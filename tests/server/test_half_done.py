@@ -6,8 +6,8 @@ import pytest
 import trio.testing
 from trio.testing import MockClock
 
-from coordinator.group import admin, registry_shard
-from coordinator.group.core import Core, Now, Outcome
+from coordinator.group import admin
+from coordinator.group.core import Core, Now, Outcome, Step
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.group_ids import offsets_partition
@@ -35,7 +35,7 @@ async def test_what_a_decision_that_raised_had_changed_is_logged(
             delete(core, group_id, now)
             raise RuntimeError
 
-        def fail(*_: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise RuntimeError
 
         delete = admin.delete
@@ -43,7 +43,7 @@ async def test_what_a_decision_that_raised_had_changed_is_logged(
         broken = w.connect()
         assert ErrorCode.UNKNOWN_SERVER_ERROR == await broken.error(m.DeleteGroupsRequest(("g",)))
         await client.ask(m.DeleteTopicsRequest(("u",)))
-        monkeypatch.setattr(registry_shard, "Event", fail)
+        monkeypatch.setattr(Step, "event", fail)
         forget = partial(w.node.registry.core.forget, ["u"])
         with pytest.raises(RuntimeError):
             w.node.registry.change(forget, w.node.now())

@@ -11,13 +11,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 from coordinator.cli.main import main
-from coordinator.group import records as r, registry as t
+from coordinator.group import node_records, records as r, registry as t
+from coordinator.group.acls import Rule, RuleAdded
+from coordinator.group.quotas import QuotaSet
+from coordinator.group.users import CredentialRemoved, CredentialSet, ScramCredential
 from coordinator.log.directory import OsDirectory
 from coordinator.log.format import NODE_PARTITION, Entry, FlushKey
 from coordinator.log.journal import Journal
+from protocol.acls import Operation, PatternType, ResourceType
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.messages import LateMember, PartitionHosts, Rebalance
 from protocol.partition import TopicPartition
+from protocol.scram import Mechanism
 from tests.log.helpers import CLUSTER_ID, NOW_MS, SECRET, flush, open_real
 
 MEMBER = r.MemberMetadata(
@@ -44,6 +49,26 @@ RARE: list[r.Record] = [
 ]
 
 
+SECRET_KEYS = b"\x5e\xc2\xe7" * 8
+CREDENTIAL = ScramCredential(SECRET_KEYS, SECRET_KEYS, SECRET_KEYS, 4_096)
+NODES: list[node_records.NodeRecord] = [
+    RuleAdded(
+        Rule(
+            ResourceType.GROUP,
+            "etl",
+            PatternType.PREFIXED,
+            "User:alice",
+            "*",
+            Operation.READ,
+            is_allow=True,
+        )
+    ),
+    CredentialSet("alice", Mechanism.SCRAM_SHA_256, CREDENTIAL),
+    CredentialRemoved("bob", Mechanism.SCRAM_SHA_512),
+    QuotaSet("User:alice", "groups", 5),
+]
+
+
 def offset(group_id: str, number: int) -> Entry:
     """Return a commit."""
     return Entry(1, 0, group_id, ("orders", 3), (number, -1, "", NOW_MS, -1))
@@ -63,7 +88,7 @@ def make(path: Path, *, clean: bool = True, is_known: bool = False) -> list[Path
     write(1, *r.pack(RARE))
     write(
         NODE_PARTITION,
-        *t.pack(
+        *node_records.pack(
             [
                 t.TopicRegistered("orders", 9, (PartitionHosts(0, ("h1",)),), False, 3),
                 t.EndReported("orders", 0, 1500, NOW_MS),
@@ -112,6 +137,36 @@ def test_every_type_of_entry_is_shown_by_its_names(tmp_path: Path) -> None:
     assert found["end-offset", "orders"]["key"] == {"partition": 0}
     assert found["registry", ""]["value"] == {"version": 3, "last_deletion_version": 0}
     assert found["scope-deleted", "old"]["partition"] == "node"
+
+
+def test_rights_are_shown_and_no_salt_or_key_is(tmp_path: Path) -> None:
+    """In any form, whatever the entry looks like; and they outlive compaction and repair."""
+    journal = open_real(tmp_path, segment_bytes=10_000)
+    journal.append_packed(NODE_PARTITION, *node_records.pack(NODES), NOW_MS)
+    flush(journal)
+    journal.close(clean=True)
+    before = {e["type"]: e for e in dumped(tmp_path) if e["value"] is not None}
+    assert before["credential"]["key"] == {"user": "alice", "mechanism": 1}
+    assert before["credential"]["value"] == {"iterations": 4_096}
+    assert before["acl"]["key"]["name"] == "etl"
+    assert before["quota"]["value"] == {"value": 5}
+    assert run(tmp_path, "verify").exit_code == 0
+    assert run(tmp_path, "compact", "--segment-bytes", "4096").exit_code == 0
+    assert {e["type"] for e in dumped(tmp_path, "--live-only")} == {"acl", "credential", "quota"}
+    odd_values: tuple[object, ...] = ((SECRET_KEYS,), SECRET_KEYS, {})
+    odd = [Entry(1021, 0, "", ("eve", 1), value) for value in odd_values]
+    journal = open_real(tmp_path, segment_bytes=10_000)
+    journal.append(NODE_PARTITION, odd, NOW_MS)
+    flush(journal)
+    journal.close(clean=True)
+    texts = [run(tmp_path, "dump", "--output", form).output for form in ("table", "json", "csv")]
+    texts.append(run(tmp_path, "verify").output)
+    texts.append(run(tmp_path, "repair", "--accept-loss").output)
+
+    assert "eve" in texts[0]
+    assert [SECRET_KEYS.hex() in t or "\\x5e" in t or "^" in t for t in texts] == [False] * 5
+    keys = [e["key"] for e in dumped(tmp_path) if e["type"] == "credential"]
+    assert {"user": "alice", "mechanism": 1} in keys
 
 
 def make_wide(path: Path, *batches: Sequence[Entry]) -> None:

@@ -297,7 +297,9 @@ async def test_a_request_right_behind_the_handshake_is_answered(
 
 async def test_a_client_is_who_its_certificate_says(tmp_path: Path, autojump_clock: object) -> None:
     """What it may do is decided by that, later."""
-    async with guarded(tmp_path, "ssl.client.auth=required") as here:
+    async with guarded(
+        tmp_path, "ssl.client.auth=required", "super.users=User:alice@example.org"
+    ) as here:
         peer = await here.shake(client_context(certificate(ALICE)))
 
         assert await here.serves(peer)
@@ -335,7 +337,9 @@ async def test_who_may_not_come_in_is_told_apart(
     tmp_path: Path, autojump_clock: object, context: Any, reason: str
 ) -> None:
     """Each at once, with a line that says what to mend; and the next one is served."""
-    async with guarded(tmp_path, "ssl.client.auth=required") as here:
+    async with guarded(
+        tmp_path, "ssl.client.auth=required", "super.users=User:alice@example.org"
+    ) as here:
         peer = TlsPeer(here.arrive(), context())
         for _ in range(4):
             try:

@@ -12,7 +12,7 @@ from coordinator.config import Settings, load_settings
 from coordinator.log.journal import Journal
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.telemetry import Tee
-from coordinator.server.run import make_node
+from coordinator.server.run import load_log_ins, make_authorizer, make_log_ins, make_node
 from coordinator.server.server import Server
 from coordinator.server.transport import Listener
 from protocol.connection import ClientConnection, ResponseEvent
@@ -226,6 +226,8 @@ class World:
             settings=settings,
             coordination=EmbeddedCoordination(leader),
             max_connections=max_connections,
+            authorizer=make_authorizer(settings, self.node),
+            begin_log_in=make_log_ins(load_log_ins(settings), self.node, bytes(16)),
         )
 
     def _new_uuid(self) -> str:
@@ -260,7 +262,9 @@ async def world(
             max_connections=max_connections,
         )
         nursery.start_soon(here.node.run)
-        nursery.start_soon(here.server.run, list[Listener]([here.listener]))
+        doors = list[Listener]([here.listener])
+        has_log_in = here.settings.listener_addresses()[0].has_log_in
+        nursery.start_soon(here.server.run, doors, doors if has_log_in else ())
         if load:
             await here.node.load()
         await trio.testing.wait_all_tasks_blocked()

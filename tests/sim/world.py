@@ -20,7 +20,7 @@ from coordinator.runtime.compactor import CompactionFailed, RunChild
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.loading import Abandoned
 from coordinator.runtime.node import Node
-from coordinator.server.run import group_config, make_node
+from coordinator.server.run import group_config, make_authorizer, make_node
 from coordinator.server.server import Server
 from coordinator.server.session import DEFAULT_CLIENT_ID
 from coordinator.server.transport import Listener as AnyListener
@@ -160,6 +160,7 @@ class World:
             settings=self.settings,
             coordination=EmbeddedCoordination(leader),
             max_connections=1_000,
+            authorizer=make_authorizer(self.settings, node),
         )
         self.process = process = Process(self.starts, journal, node, server)
         self.nursery.start_soon(self._run_process, process)

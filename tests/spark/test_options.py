@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from client.exceptions import FatalError
+from client.security import Security
 from client.spark.options import OptionError, with_secrets
 from client.spark.source.data_source import Refusals
 from client.spark.source.reader_options import client_id_of, explained, parse_options
@@ -47,6 +48,7 @@ def test_the_defaults_are_as_documented() -> None:
         "discovery_interval_ms": 5_000,
         "log_timeout_ms": 300_000,
         "report_ends": True,
+        "security": Security(),
     }
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from client.blocking import connect_blocking
+from client.security import Given
 from client.spark.logs.partition_log import load_log
 from protocol.messages import DescribedTopic
 
@@ -41,6 +42,7 @@ def registry_ends(
     *,
     topics: Sequence[str] | None = None,
     pattern: str | None = None,
+    security: Given = None,
 ) -> "DataFrame":
     """Return the end offsets that were reported to the coordinator, with the time of the report.
 
@@ -49,13 +51,14 @@ def registry_ends(
         coordinator: ``host:port``, or several of them separated by commas.
         topics: which; or those that match *pattern* (RE2's syntax); or all.
         pattern: see *topics*.
+        security: as of `client.connect`.
 
     Raises:
         CoordinatorUnavailable: nobody could be reached in time.
 
     """
     addresses = [address.strip() for address in coordinator.split(",")]
-    with connect_blocking(addresses, client_id="lag") as client:
+    with connect_blocking(addresses, client_id="lag", security=security) as client:
         described = client.describe_topics(topics, pattern, with_end_offsets=True)
     return frame(spark, registered(described))
 

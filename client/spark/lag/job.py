@@ -12,6 +12,7 @@ import click
 from pyspark.errors import PySparkException
 
 from client.exceptions import CoordinatorError
+from client.security import Security, read_properties, without_literals
 from client.spark.lag.compute import windowed, worst
 from client.spark.lag.ends import kafka_ends, log_ends, registry_ends
 from client.spark.lag.history import Sample, keep_sample, read_samples, take_sample, watch
@@ -40,6 +41,7 @@ class Wanted:
     """What to measure, and from where."""
 
     coordinator: str | None
+    security: dict[str, str]
     groups: tuple[str, ...]
     topics: tuple[str, ...]
     offsets: str | None
@@ -58,7 +60,8 @@ class Wanted:
 
             register(spark)
             assert self.coordinator is not None
-            rows = spark.read.format("group_offsets").option("coordinator", self.coordinator).load()
+            reader = spark.read.format("group_offsets").options(**self.security)
+            rows = reader.option("coordinator", self.coordinator).load()
         else:
             rows = spark.read.parquet(self.offsets)
         # The format asks the coordinator only for these.
@@ -72,7 +75,7 @@ class Wanted:
         topics = list(self.topics) or None
         if self.ends == "registry":
             assert self.coordinator is not None
-            return registry_ends(spark, self.coordinator, topics=topics)
+            return registry_ends(spark, self.coordinator, topics=topics, security=self.security)
         if self.ends == "kafka":
             return kafka_ends(spark, self.kafka, topics=topics)
         if self.ends == "log":
@@ -123,8 +126,28 @@ class Shown:
         return any(not rows.where(condition).isEmpty() for condition in too_far)
 
 
+def _security(path: str | None) -> dict[str, str]:
+    """Return the properties in a file, which have no secrets themselves."""
+    if path is None:
+        return {}
+    try:
+        properties = read_properties(path)
+        without_literals(properties)
+        Security.of(properties)
+    except ValueError as error:
+        raise click.UsageError(f"--coordinator-config: {error}") from None
+    return properties
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--coordinator", help="host:port, or several of them separated by commas.")
+@click.option(
+    "--coordinator-config",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Properties for the coordinator: security.protocol, sasl.* and ssl.*; secrets as "
+    "{file:/path} or {env:NAME}, since Spark shows them.",
+)
 @click.option("--group", "groups", multiple=True, help="Only this group. May be repeated.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic. May be repeated.")
 @click.option("--offsets", help="A Parquet folder of committed offsets, in place of a coordinator.")
@@ -205,6 +228,7 @@ class Shown:
 def main(
     *,
     coordinator: str | None,
+    coordinator_config: str | None,
     groups: tuple[str, ...],
     topics: tuple[str, ...],
     offsets: str | None,
@@ -225,6 +249,7 @@ def main(
     """
     wanted = Wanted(
         coordinator=coordinator,
+        security=_security(coordinator_config),
         groups=groups,
         topics=topics,
         offsets=offsets,

@@ -21,6 +21,7 @@ from client.kafka_groups.cluster import (
     KafkaRefused,
     KafkaUnavailable,
 )
+from client.security import Given, Security
 from client.spark.listener.background import Worker
 from client.spark.listener.metrics import TargetMetrics
 from client.spark.listener.queries import Offsets
@@ -209,16 +210,22 @@ class CoordinatorTarget:
         coordinator: "host:port", or several separated by commas.
         group: the group.
         ends: tells where partitions end, to be reported after each commit; None for nothing.
+        security: as of `client.connect`.
 
     """
 
     def __init__(
-        self, coordinator: str, group: str, ends: Callable[[], Offsets] | None = None
+        self,
+        coordinator: str,
+        group: str,
+        ends: Callable[[], Offsets] | None = None,
+        security: Given = None,
     ) -> None:
         self.name = f"group {group!r} at the coordinator {coordinator}"
         self._coordinator = coordinator
         self._group = group
         self._ends = ends
+        self._security = Security.of(security)
         self._connected = ExitStack()
         self._client: BlockingClient | None = None
 
@@ -256,7 +263,11 @@ class CoordinatorTarget:
     def _connect(self) -> BlockingClient:
         if self._client is None:
             self._client = self._connected.enter_context(
-                connect_blocking(self._coordinator.split(","), client_id="spark-listener")
+                connect_blocking(
+                    self._coordinator.split(","),
+                    client_id="spark-listener",
+                    security=self._security,
+                )
             )
         return self._client
 

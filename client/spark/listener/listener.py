@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from client.security import Given
 from client.spark.errors import CheckpointError
 from client.spark.listener.background import Background
 from client.spark.listener.checkpoint import (
@@ -95,6 +96,7 @@ class GroupOffsetListener(StreamingQueryListener):
             Committed, as partition 0, is how many groups of new files are finished.
         decode: turns the offset of a Python source into ``{(topic, partition): offset}``; None
             where it isn't one of yours. It must be quick.
+        security: how to connect to the coordinator, as of `client.connect`.
         report_ends: tell the coordinator where the sources end, so that it knows the lag too.
             Only of topics that are registered there.
         metrics_every_s: log `metrics` as a line of JSON so often (logger
@@ -123,6 +125,7 @@ class GroupOffsetListener(StreamingQueryListener):
         report_ends: bool = False,
         metrics_every_s: float | None = None,
         metrics_file: str | None = None,
+        security: Given = None,
     ) -> None:
         super().__init__()
         _check(coordinator, group, kafka, kafka_group, topics, metrics_every_s, metrics_file)
@@ -140,7 +143,7 @@ class GroupOffsetListener(StreamingQueryListener):
         self._targets: list[tuple[Target, BackgroundCommitter]] = []
         if coordinator is not None:
             ends = self._ends if report_ends else None
-            self._add(CoordinatorTarget(coordinator, group, ends))
+            self._add(CoordinatorTarget(coordinator, group, ends, security))
         if kafka is not None:
             self._add(KafkaTarget(kafka, kafka_group or group))
         self._background = Background(self._emit, metrics_every_s)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from client.blocking import connect_blocking
 from client.exceptions import CoordinatorError, FatalError
+from client.security import Given
 from client.spark.errors import DrainTimeout
 from client.spark.source.stream_offsets import ReaderIdentity, reader_of
 from protocol.errors import ErrorCode
@@ -43,7 +44,9 @@ class DrainClient(Protocol):
 ClientOf = Callable[[str, int], DrainClient]
 
 
-def drain_and_stop(query: "StreamingQuery", timeout: float = 60.0) -> None:
+def drain_and_stop(
+    query: "StreamingQuery", timeout: float = 60.0, *, security: Given = None
+) -> None:
     """Let the readers of *query* commit what they finished, take their partitions, then stop it.
 
     The other members of the group go on with the partitions; nothing runs twice. Returns when
@@ -53,6 +56,7 @@ def drain_and_stop(query: "StreamingQuery", timeout: float = 60.0) -> None:
         query: a running query over at least one ``coordinated`` source.
         timeout: how long to wait, in seconds. It must cover the batch that is running and the
             two rounds of a rebalance.
+        security: as of `client.connect`; a query's options are not known here.
 
     Raises:
         DrainTimeout: not done in time; the query still runs, and a plain ``query.stop()``
@@ -70,6 +74,7 @@ def drain_and_stop(query: "StreamingQuery", timeout: float = 60.0) -> None:
                         coordinator.split(","),
                         client_id="spark-drain",
                         request_timeout_ms=timeout_ms,
+                        security=security,
                     )
                 )
             return clients[coordinator]
@@ -77,7 +82,9 @@ def drain_and_stop(query: "StreamingQuery", timeout: float = 60.0) -> None:
         drain(query, client_of, timeout, clock=time.monotonic, sleep=time.sleep)
 
 
-def run_until_stopped(query: "StreamingQuery", timeout: float = 60.0) -> None:
+def run_until_stopped(
+    query: "StreamingQuery", timeout: float = 60.0, *, security: Given = None
+) -> None:
     """Wait until *query* ends; at Control-C or SIGTERM drain and stop it first.
 
     What ``awaitTermination`` is for, without its traps: Spark's own handler of Control-C cancels
@@ -87,13 +94,14 @@ def run_until_stopped(query: "StreamingQuery", timeout: float = 60.0) -> None:
     Args:
         query: a running query over at least one ``coordinated`` source.
         timeout: how long the drain may take, in seconds, see `drain_and_stop`.
+        security: see `drain_and_stop`.
 
     Raises:
         StreamingQueryException: the query failed.
 
     """
     with _signals_counted() as asked:
-        drain_now = partial(drain_and_stop, query, timeout)
+        drain_now = partial(drain_and_stop, query, timeout, security=security)
         wait_and_drain(query, asked, lambda: unless_asked_again(drain_now, asked))
 
 

@@ -7,7 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from client.exceptions import FatalError
-from client.spark.options import LOG_PREFIXES, OptionError, read_addresses, read_duration_ms
+from client.security import PREFIXES as SECURITY_PREFIXES, Security
+from client.spark.options import (
+    LOG_PREFIXES,
+    OptionError,
+    read_addresses,
+    read_duration_ms,
+    read_security,
+)
 from protocol.errors import ErrorCode
 from protocol.group_ids import NAME_BYTES_MAX, group_id_error, name_error
 
@@ -100,6 +107,7 @@ class ReaderOptions(NamedTuple):
     discovery_interval_ms: int
     log_timeout_ms: int
     report_ends: bool
+    security: Security
 
 
 def parse_options(options: Mapping[str, str]) -> ReaderOptions:
@@ -142,6 +150,7 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
         discovery_interval_ms=_duration_ms(values, "discoveryInterval", "5s"),
         log_timeout_ms=_duration_ms(values, "logTimeout", "5m"),
         report_ends=_choice(values, "reportEnds", ("true", "false")) == "true",
+        security=read_security(values),
     )
     if parsed.coordinator_timeout_ms <= parsed.session_timeout_ms:
         # A restarted reader waits until its crashed forerunner's session is over.
@@ -156,13 +165,14 @@ def _refuse_unknown(values: Mapping[str, str]) -> None:
     """Refuse what is not an option. Values are not shown: one may be a secret."""
     known = {name.lower(): name for name in KNOWN}
     for name in values:
-        if name in known or name.startswith(LOG_PREFIXES):
+        if name in known or name.startswith((*LOG_PREFIXES, *SECURITY_PREFIXES)):
             continue
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
         hint = f"did you mean '{known[close[0]]}'? There" if close else "there"
         raise OptionError(
             f"option {name!r} is unknown; {hint} are {', '.join(KNOWN)}, 'log.<name>' for the log "
-            "(or a log class of your own) and 'kafka.<name>' for a Kafka log"
+            "(or a log class of your own), 'kafka.<name>' for a Kafka log, and Kafka's "
+            "'security.protocol', 'sasl.<name>' and 'ssl.<name>' for the coordinator"
         )
 
 

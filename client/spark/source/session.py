@@ -182,6 +182,7 @@ class BlockingSession:
                     options.coordinator.split(","),
                     client_id=client_id,
                     request_timeout_ms=options.request_timeout_ms,
+                    security=options.security,
                 )
             )
             self._client: BlockingClient = client

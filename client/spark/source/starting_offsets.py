@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from client.blocking import BlockingClient, connect_blocking
 from client.kafka_groups.cluster import KafkaUnavailable
+from client.security import Given
 from client.spark.errors import CoordinatedSourceError
 from protocol.partition import TopicPartition
 
@@ -57,6 +58,7 @@ def starting_offsets(
     kafka: Mapping[str, str] | None = None,
     out_of_range: str = "error",
     request_timeout_s: float = REQUEST_TIMEOUT_S,
+    security: Given = None,
 ) -> str:
     """Return what the option ``startingOffsets`` must be to go on where *group* is.
 
@@ -84,6 +86,7 @@ def starting_offsets(
         out_of_range: where a partition begins whose committed offset Kafka doesn't hold (any
             more): "error" to raise, "earliest" or "latest". Checked with *kafka* only.
         request_timeout_s: how long each question goes on trying.
+        security: as of `client.connect`.
 
     Raises:
         StartingOffsetsError: the group has offsets of partitions that are not there or not
@@ -104,6 +107,7 @@ def starting_offsets(
         coordinator.split(","),
         client_id="spark-starting-offsets",
         request_timeout_ms=round(request_timeout_s * 1000),
+        security=security,
     ) as client:
         stored = client.fetch_offsets(group)
         committed = {tp: value.offset for tp, value in stored.items() if tp.topic in topics}

@@ -23,6 +23,7 @@ from client.backoff import backoff
 from client.blocking import BlockingClient, connect_blocking
 from client.exceptions import CommitRefused, CoordinatorError, FatalError, OutcomeUnknown
 from client.offsets import OffsetAndMetadata, commit_request
+from client.security import Given, Security
 from client.spark.options import OptionError
 from client.spark.source.stream_offsets import Pin, parse_pin
 from client.spark.tables.options import TableOptions, Target
@@ -546,7 +547,10 @@ def write_table(rows: pa.Table, options: WriteOptions) -> list[GroupResult]:
     """
     groups = by_group(rows)
     with connect_blocking(
-        options.target.addresses, client_id=CLIENT_ID, request_timeout_ms=options.target.timeout_ms
+        options.target.addresses,
+        client_id=CLIENT_ID,
+        request_timeout_ms=options.target.timeout_ms,
+        security=options.target.security,
     ) as client:
         results = bulk_write(client, groups, options.how, options.report)
     logger.info("wrote offsets from a DataFrame: %s", summary(results))
@@ -561,6 +565,7 @@ def write_group_offsets(
     force: bool = False,
     skip_refused: bool = False,
     timeout: str = "60s",
+    security: Given = None,
 ) -> list[GroupResult]:
     """Write the committed offsets of whole groups, from this process; return what became of each.
 
@@ -575,6 +580,7 @@ def write_group_offsets(
         force: Write groups that have members, too: these are removed and join again.
         skip_refused: Write the others where a group can't be written; else, write none.
         timeout: How long to try to reach the coordinator.
+        security: As of `client.connect`.
 
     Raises:
         OptionError: an argument is impossible.
@@ -585,5 +591,6 @@ def write_group_offsets(
     arguments = {"coordinator": coordinator, "timeout": timeout}
     named = TableOptions(arguments, tuple(arguments))
     how = How(dry_run=dry_run, force=force, skip_refused=skip_refused)
-    options = WriteOptions(named.target(timeout, "timeout"), how, None)
+    target = named.target(timeout, "timeout")._replace(security=Security.of(security))
+    options = WriteOptions(target, how, None)
     return write_table(normal_columns(df.toArrow()), options)

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 from pyspark.sql.datasource import DataSourceReader, EqualNullSafe, EqualTo, Filter, In, IsNotNull
 
-from client.spark.options import OptionError, read_addresses, read_duration_ms
+from client.security import PLAINTEXT, PREFIXES as SECURITY_PREFIXES, Security
+from client.spark.options import OptionError, read_addresses, read_duration_ms, read_security
 from protocol.partition import INT32_MAX
 
 Names = frozenset[str] | None
@@ -29,6 +30,7 @@ class Target(NamedTuple):
 
     addresses: tuple[str, ...]
     timeout_ms: int
+    security: Security = PLAINTEXT
 
 
 class Wanted(NamedTuple):
@@ -59,7 +61,7 @@ class TableOptions:
         self._values = {name.lower(): value for name, value in options.items()}
         names = {name.lower(): name for name in known}
         for name in self._values:
-            if name not in names:
+            if name not in names and not name.startswith(SECURITY_PREFIXES):
                 near = get_close_matches(name, names, n=1)
                 hint = f"; did you mean '{names[near[0]]}'?" if near else ""
                 raise OptionError(
@@ -82,7 +84,8 @@ class TableOptions:
         if value is None:
             raise OptionError("option 'coordinator' is missing: the coordinator's host:port")
         timeout_ms = read_duration_ms(timeout_name, self.text(timeout_name) or timeout)
-        return Target(read_addresses("coordinator", value), timeout_ms)
+        security = read_security(self._values)
+        return Target(read_addresses("coordinator", value), timeout_ms, security)
 
     def names(self, name: str) -> frozenset[str] | None:
         """Return names that are separated by commas, None if the option was not given."""

@@ -52,7 +52,11 @@ def client_of(target: Target) -> BlockingClient:
     with _lock:
         if key not in _clients:
             connecting = partial(
-                connect, target.addresses, client_id=CLIENT_ID, request_timeout_ms=target.timeout_ms
+                connect,
+                target.addresses,
+                client_id=CLIENT_ID,
+                request_timeout_ms=target.timeout_ms,
+                security=target.security,
             )
             _clients[key] = BlockingClient(connecting).__enter__()
         return _clients[key]

@@ -1,7 +1,7 @@
 // The page: which view is shown, what every view shares, and the keys.
 
 import { dot, el, redraw, setAttribute, setText } from "./dom.js";
-import { Live } from "./live.js";
+import { Live, ask, post } from "./live.js";
 import { Group } from "./group.js";
 import { Groups } from "./groups.js";
 import { Node } from "./node.js";
@@ -25,11 +25,13 @@ class Page {
     this.lookTimer = null;
     this.sayTimer = null;
     this.problem = "";
+    this.isForbidden = false; // The problem is that one may not see it.
     this.wrong = []; // What the node finds wrong with itself.
     this.now = () => Date.now() + this.skewMs;
     this.live = new Live(
       (state) => this.#connection(state),
       (name, data) => this.#event(name, data),
+      () => this.#whoAsks(), // A stream doesn't say why: maybe the log-in has ended.
     );
   }
 
@@ -37,7 +39,33 @@ class Page {
     window.addEventListener("hashchange", () => this.route());
     document.addEventListener("keydown", (event) => this.#key(event));
     byId("show-keys").addEventListener("click", () => byId("keys").showModal());
+    byId("log-out").addEventListener("click", () => this.#logOut());
+    this.#whoAsks();
     this.route();
+  }
+
+  // Who looks, where the coordinator asks; who has logged in here can log out.
+  async #whoAsks() {
+    try {
+      const { principal, by } = await ask("api/v1/session");
+      setText(byId("who"), principal ?? "");
+      byId("log-out").hidden = by !== "cookie";
+    } catch (problem) {
+      if (problem.status === 401) this.#toLogIn();
+    }
+  }
+
+  async #logOut() {
+    try {
+      await post("api/v1/logout", {});
+    } catch {
+      return; // Who can't be reached, says so by the stream.
+    }
+    this.#toLogIn();
+  }
+
+  #toLogIn() {
+    location.assign(`page/login.html${location.hash}`);
   }
 
   // The address says what is shown, so it can be sent to somebody.
@@ -59,6 +87,7 @@ class Page {
     }
     setAttribute(byId("to-groups"), "href", view === this.groups ? "#/" : this.groupsAddress);
     if (view === from) return;
+    if (this.isForbidden) this.answered();
     from?.close();
     this.view = view;
     this.content.replaceChildren(view.node);
@@ -101,9 +130,14 @@ class Page {
   failed(problem) {
     // Without an answer the stream is lost as well, and says so.
     if (problem.status === undefined) return;
+    if (problem.status === 401) {
+      this.#toLogIn();
+      return;
+    }
+    this.isForbidden = problem.status === 403;
     this.problem = problem.message;
     this.#notice();
-    this.#askAgain();
+    if (!this.isForbidden) this.#askAgain();
   }
 
   #askAgain() {
@@ -159,7 +193,9 @@ class Page {
     const notice = byId("notice");
     const texts = this.wrong.map((text) => `${capital(text)}.`);
     const of = this.heardAt === null ? "" : ` What is shown is of ${clockTime(this.heardAt)}.`;
-    if (this.problem !== "") {
+    if (this.problem !== "" && this.isForbidden) {
+      texts.push(`This is not shown to you: ${visible(this.problem)}.`);
+    } else if (this.problem !== "") {
       texts.push(`The coordinator can’t tell yet: ${visible(this.problem)}.${of}`);
     } else if (this.isLost) {
       texts.push(`The coordinator can’t be reached; the page tries on.${of}`);

@@ -12,7 +12,15 @@ export class Problem extends Error {
 
 // Relative to the page, so that a proxy may put it anywhere.
 export async function ask(path) {
-  const response = await fetch(path, { cache: "no-cache" });
+  return answered(await fetch(path, { cache: "no-cache" }));
+}
+
+export async function post(path, said) {
+  const headers = { "content-type": "application/json" };
+  return answered(await fetch(path, { method: "POST", headers, body: JSON.stringify(said) }));
+}
+
+async function answered(response) {
   if (response.ok) return response.json();
   let detail = response.statusText;
   try {
@@ -27,10 +35,11 @@ export const groupPath = (id) => `api/v1/groups/${encodeURIComponent(id)}`;
 
 // The event stream; comes back by itself, and says whether it is there.
 export class Live {
-  // onState("live" | "lost"), onEvent(name, data).
-  constructor(onState, onEvent) {
+  // onState("live" | "lost"), onEvent(name, data); onRefused() when it was refused.
+  constructor(onState, onEvent, onRefused) {
     this.onState = onState;
     this.onEvent = onEvent;
+    this.onRefused = onRefused;
     this.group = null;
     this.source = null;
     this.failed = 0;
@@ -63,6 +72,7 @@ export class Live {
         const wait = RETRY_MS[Math.min(this.failed, RETRY_MS.length - 1)];
         this.failed += 1;
         this.timer = setTimeout(() => this.#open(), wait);
+        this.onRefused();
       }
     });
     for (const name of ["hello", "groups", "group", "node", "minute"]) {

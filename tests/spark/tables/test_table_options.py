@@ -20,7 +20,14 @@ from pyspark.sql.datasource import (
 from client.spark.options import OptionError
 from client.spark.tables import bulk, offset_log, offset_table
 from client.spark.tables.groups import GroupMembersSource
-from client.spark.tables.options import SPARK_SCOPES_FILTERS, TableOptions, Wanted, name_parts, push
+from client.spark.tables.options import (
+    SPARK_SCOPES_FILTERS,
+    TableOptions,
+    Target,
+    Wanted,
+    name_parts,
+    push,
+)
 
 HOST = {"coordinator": "h:1"}
 
@@ -63,7 +70,7 @@ def test_every_table_has_its_defaults() -> None:
     log = offset_log.parse_options(HOST)
 
     assert isinstance(reader, offset_table.PushingReader) == SPARK_SCOPES_FILTERS
-    assert (reader.target, reader.wanted) == ((("h:1",), 60_000), (None, None))
+    assert (reader.target, reader.wanted) == (Target(("h:1",), 60_000), Wanted())
     assert (log.starts_with_snapshot, log.rescans) == (True, False)
     assert bulk.parse_options(HOST).how == (False, False, False)
     assert GroupMembersSource(dict(HOST)).schema().names[0] == "group"

@@ -1,4 +1,4 @@
-"""The topic registry's own decisions, in the form of a shard: the node's partition of the log.
+"""What is asked about topics: the registry's own decisions.
 
 What a change means for groups is not decided here: `take_changes` tells the shards of groups
 (see `maintenance`), and when each of them has removed a deleted topic's offsets, the topic is
@@ -6,18 +6,15 @@ forgotten (`forget`).
 """
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from msgspec import structs
 
-from coordinator.group import facts, lag
-from coordinator.group.core import Caller, Event, Now, Outcome
+from coordinator.group.core import Handlers, Step
 from coordinator.group.registry import (
     EndReported,
-    HardRegistry,
     InvalidPattern,
     Registry,
     RegistryChanged,
@@ -43,8 +40,6 @@ from protocol.messages import (
     RegisterTopicsResponse,
     ReportEndOffsetsRequest,
     ReportEndOffsetsResponse,
-    Request,
-    Response,
     TopicRegistration,
     TopicResult,
 )
@@ -66,83 +61,36 @@ _INVALID = ErrorCode.INVALID_REQUEST.value
 _Refusal = tuple[ErrorCode, str]
 
 
-class RegistryShard:
-    """The same shape as `GroupShard` for whoever runs it: `replay`, `loaded`, then the rest.
+class Topics:
+    """What is asked about topics, and what comes of it.
 
     Attributes:
-        sample_ends: See `lag.sample_ends`.
-        topic_facts: See `facts.topic_end_facts`.
+        registry: All of them.
+        handlers: What decides each request.
+        replay: See `Registry.replay`.
+        hard_state: See `Registry.hard_state`.
     """
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self.sample_ends = partial(lag.sample_ends, registry)
-        self.topic_facts = partial(facts.topic_end_facts, registry)
-        self.storage_full = False
-        self._changes: list[TopicChange] = []
-        self._end_offset = 0
-        self._latest: Outcome | None = None  # The decision in the making, see `interrupted`.
-        self._handlers: dict[type, Any] = {
+        self.replay = registry.replay
+        self.hard_state = registry.hard_state
+        self.handlers: Handlers = {
             RegisterTopicsRequest: self._register_topics,
             DeleteTopicsRequest: self._delete_topics,
             ReportEndOffsetsRequest: self._report_end_offsets,
         }
+        self._changes: list[TopicChange] = []
 
-    # --- life -------------------------------------------------------------------------------
-
-    def replay(self, record: TopicRecord) -> None:
-        """Apply one record of the log; must not be called once `loaded` was."""
-        self.registry.replay(record)
-
-    def loaded(self, now: Now) -> list[Outcome]:  # noqa: ARG002  the shape of a shard
+    def loaded(self) -> None:
         """Start to serve; deletions that were not finished are changes once more."""
         self.registry.fold_changes()
         self._changes = [c for c in self.registry.changes_since(0) if not c.after]
-        return []
 
-    def finish_load(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
-        """Do the same, in the form of a shard of groups."""
-        yield self.loaded(now())
-
-    def unload(self, now: Now) -> list[Outcome]:  # noqa: ARG002  as above
-        """Stop serving and forget everything."""
+    def reset(self) -> None:
+        """Forget everything."""
         self.registry.reset()
         self._changes = []
-        return []
-
-    def hard_state(self) -> HardRegistry:
-        """Return what a crash would leave."""
-        return self.registry.hard_state()
-
-    def next_deadline_ms(self) -> int | None:
-        """Return None: nothing here waits for the time."""
-        return None
-
-    def shift_deadlines(self, by_ms: int) -> None:
-        """Do nothing, as there are no deadlines."""
-
-    def expire(self, now: Now) -> list[Outcome]:  # noqa: ARG002  as above
-        """Return nothing, as there are no deadlines."""
-        return []
-
-    def released(self, member: object, now: Now) -> None:
-        """Do nothing: no reply of this shard belongs to a member."""
-
-    def kept(self, group_id: str, end_offset: int) -> None:  # noqa: ARG002  as above
-        """Note that what was decided is in the log, up to *end_offset*."""
-        self._end_offset = end_offset
-
-    def end_offset(self, group_id: str) -> int:  # noqa: ARG002  as above
-        """Return the end offset of the last entry: what is known waits for that."""
-        return self._end_offset
-
-    def withdraw(self, token: object, now: Now) -> Outcome | None:  # noqa: ARG002  as above
-        """Return None: no request is ever parked here."""
-        return None
-
-    def interrupted(self) -> Outcome | None:
-        """Return what a `handle` or `forget` that raised had decided, if it had begun."""
-        return self._latest
 
     def take_changes(self) -> list[TopicChange]:
         """Return what the shards of groups must be told, oldest first, and forget it."""
@@ -151,51 +99,33 @@ class RegistryShard:
 
     # --- deciding ---------------------------------------------------------------------------
 
-    def handle(self, request: Request, token: object, caller: Caller, now: Now) -> Outcome:  # noqa: ARG002  as above
-        """Decide one request; its reply is gated.
-
-        Raises:
-            KeyError: The request is none of RegisterTopics, DeleteTopics, ReportEndOffsets.
-        """
-        self._latest = None
-        handler = self._handlers[type(request)]
-        self._latest = outcome = Outcome("")
-        response: Response = handler(request, outcome, now)
-        outcome.replies.append((token, response, None, True, None))
-        return outcome
-
-    def forget(self, purged: Iterable[str]) -> Outcome:
+    def forget(self, purged: Iterable[str], step: Step) -> None:
         """Forget deleted topics that no group has offsets of any more."""
-        self._latest = outcome = Outcome("")
         forgotten = []
         for topic in purged:
             known = self.registry.topics.get(topic)
             if known is not None and known.is_deleted:
-                self._emit(outcome, TopicForgotten(topic))
+                self._emit(step, TopicForgotten(topic))
                 forgotten.append(topic)
         if forgotten:
-            fields = {"count": len(forgotten), "topics": forgotten[:NAMED_MAX]}
-            outcome.events.append(Event("topics.forgotten", fields))
-        return outcome
+            step.event("topics.forgotten", count=len(forgotten), topics=forgotten[:NAMED_MAX])
 
-    def _emit(self, outcome: Outcome, record: TopicRecord) -> None:
-        records: list[Any] = outcome.records  # Those of groups are of another type.
-        records.append(record)
+    def _emit(self, step: Step, record: TopicRecord) -> None:
+        step.outcome.records.append(record)
         change = self.registry.replay(record)
         if change is not None:
             self._changes.append(change)
 
-    def _end_version(self, outcome: Outcome, version: int, last_deletion_version: int) -> None:
+    def _end_version(self, step: Step, version: int, last_deletion_version: int) -> None:
         before = self.registry.version
         if version == before:
             return
-        self._emit(outcome, RegistryChanged(version, last_deletion_version))
+        self._emit(step, RegistryChanged(version, last_deletion_version))
         changes = [str(change) for change in islice(self.registry.changes_since(before), NAMED_MAX)]
-        fields = {"version": version, "count": version - before, "changes": changes}
-        outcome.events.append(Event("topics.changed", fields))
+        step.event("topics.changed", version=version, count=version - before, changes=changes)
 
     def _register_topics(
-        self, request: RegisterTopicsRequest, outcome: Outcome, _now: Now
+        self, request: RegisterTopicsRequest, step: Step
     ) -> RegisterTopicsResponse:
         registry = self.registry
         version = registry.version
@@ -205,10 +135,15 @@ class RegistryShard:
             known = registry.topics.get(told.topic)
             asked = _at_least(told, known) if request.is_observed else told
             record, refusal = self._registration(
-                asked, known, version + 1, room, is_observed=request.is_observed
+                asked,
+                known,
+                version + 1,
+                room,
+                is_observed=request.is_observed,
+                storage_full=step.storage_full,
             )
             if record is not None:
-                self._emit(outcome, record)
+                self._emit(step, record)
                 version = max(version, record.version)
                 room -= _host_count(record.hosts)
             count = -1 if known is None else known.partition_count
@@ -217,7 +152,7 @@ class RegistryShard:
             else:
                 done = RegisteredTopic(asked.topic, refusal[0].value, refusal[1], count)
             results.append(done)
-        self._end_version(outcome, version, registry.last_deletion_version)
+        self._end_version(step, version, registry.last_deletion_version)
         return RegisterTopicsResponse(_OK, tuple(results))
 
     def _registration(
@@ -228,6 +163,7 @@ class RegistryShard:
         room: int,
         *,
         is_observed: bool,
+        storage_full: bool,
     ) -> tuple[TopicRegistered | None, _Refusal | None]:
         """Return the record that fulfils *asked* (None: it is so already), or why not."""
         problem = _registration_problem(asked, known)
@@ -244,7 +180,7 @@ class RegistryShard:
             and known.is_observed == is_observed
         ):
             return None, None
-        if self.storage_full:
+        if storage_full:
             return None, (ErrorCode.STORAGE_FULL, "the disk is nearly full")
         refusal = self._over_total(asked, known, hosts)
         if refusal is not None:
@@ -270,9 +206,7 @@ class RegistryShard:
         refusals = (totals.refusal(name, count) for name, count in more.items() if count > 0)
         return next((text for text in refusals if text is not None), None)
 
-    def _delete_topics(
-        self, request: DeleteTopicsRequest, outcome: Outcome, _now: Now
-    ) -> DeleteTopicsResponse:
+    def _delete_topics(self, request: DeleteTopicsRequest, step: Step) -> DeleteTopicsResponse:
         registry = self.registry
         version = registry.version
         results = []
@@ -282,16 +216,16 @@ class RegistryShard:
                 results.append(DeletedTopic(name, _UNKNOWN_TOPIC))
                 continue
             version += 1
-            self._emit(outcome, TopicRegistered(name, known.partition_count, (), True, version))
+            self._emit(step, TopicRegistered(name, known.partition_count, (), True, version))
             results.append(DeletedTopic(name, _OK))
-        self._end_version(outcome, version, version)
+        self._end_version(step, version, version)
         return DeleteTopicsResponse(_OK, tuple(results))
 
     def _report_end_offsets(
-        self, request: ReportEndOffsetsRequest, outcome: Outcome, now: Now
+        self, request: ReportEndOffsetsRequest, step: Step
     ) -> ReportEndOffsetsResponse:
         registry = self.registry
-        history = registry.ends_history
+        history, now = registry.ends_history, step.now
         results = []
         for ends in request.topics:
             topic = ends.topic
@@ -305,11 +239,11 @@ class RegistryShard:
                     error = _UNKNOWN_TOPIC
                 elif before is not None and before.end_offset == end_offset:
                     history.told(topic, before, before, now.mono_ms, now.wall_ms)
-                elif self.storage_full:
+                elif step.storage_full:
                     error = _FULL
                 else:
                     record = EndReported(topic, partition, end_offset, now.wall_ms)
-                    self._emit(outcome, record)
+                    self._emit(step, record)
                     history.told(
                         topic, registry.ends[topic][partition], before, now.mono_ms, now.wall_ms
                     )
@@ -319,8 +253,13 @@ class RegistryShard:
 
     # --- looking ----------------------------------------------------------------------------
 
-    def describe(self, request: DescribeTopicsRequest) -> DescribeTopicsResponse:
-        """Return topics by list, by pattern, or all, the latter two by page."""
+    def describe(
+        self, request: DescribeTopicsRequest, sees: Callable[[str], bool] = bool
+    ) -> DescribeTopicsResponse:
+        """Return topics by list, by pattern, or all, the latter two by page.
+
+        The latter two leave out those that whoever asks doesn't see; no name is empty.
+        """
         if request.topics is not None:
             described = [
                 self._described(name, request.with_end_offsets)
@@ -338,19 +277,21 @@ class RegistryShard:
                 error = ErrorCode.INVALID_REGULAR_EXPRESSION.value
                 message = f"pattern {request.pattern!r}: {exc}"
                 return DescribeTopicsResponse(error, message, (), has_more=False)
-        return self._page(names, request)
+        return self._page(names, request, sees)
 
-    def _page(self, names: list[str], request: DescribeTopicsRequest) -> DescribeTopicsResponse:
+    def _page(
+        self, names: list[str], request: DescribeTopicsRequest, sees: Callable[[str], bool]
+    ) -> DescribeTopicsResponse:
         at = bisect.bisect_right(names, request.start_after) if request.start_after else 0
-        end = min(at + request.max_topics, len(names))
-        topics = []
+        topics: list[DescribedTopic] = []
         items = 0
-        while at < end and items < PAGE_ITEMS:
-            topic = self._described(names[at], request.with_end_offsets)
+        for name in filter(sees, islice(names, at, None)):
+            if len(topics) == request.max_topics or items >= PAGE_ITEMS:
+                return DescribeTopicsResponse(_OK, None, tuple(topics), has_more=True)
+            topic = self._described(name, request.with_end_offsets)
             items += 1 + _host_count(topic.hosts) + len(topic.end_offsets)
             topics.append(topic)
-            at += 1
-        return DescribeTopicsResponse(_OK, None, tuple(topics), has_more=at < len(names))
+        return DescribeTopicsResponse(_OK, None, tuple(topics), has_more=False)
 
     def _described(self, name: str, with_end_offsets: bool) -> DescribedTopic:
         known = self.registry.topics.get(name)

@@ -1,0 +1,499 @@
+"""Who may do what: the rules of access (ACLs), as Kafka has them.
+
+Theory of operation
+===================
+
+A rule says that a principal, from a host, may or may not do an operation with the resources of a
+type that a pattern names. Of all rules that fit, one denial outweighs everything that is allowed
+(`org.apache.kafka.metadata.authorizer.StandardAuthorizer`; KIP-290 brought prefixes):
+
+- a principal fits its own rules and those of ``User:*``, a host its own and those of ``*``;
+- a name fits the literal rules of that name and of ``*``, and every prefix that it begins with;
+- a rule about ALL is about each operation;
+- who is allowed READ, WRITE, DELETE or ALTER is allowed DESCRIBE, and ALTER_CONFIGS allows
+  DESCRIBE_CONFIGS. A denial denies nothing but what it says.
+
+Where no rule fits, nothing is allowed. Super users, and what holds where there are no rules for a
+resource, are the business of whoever asks.
+
+All rules of one principal about one pattern are two masks of operations for each host, so a look
+at a resource is a handful of dict lookups, one more for each *length* that the principal's prefixes
+have, and gives all operations at once. Rules are asked far more often than they change: who keeps
+an answer keeps `Rules.version` with it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from msgspec import structs
+
+from coordinator.group.core import Handlers, Step
+from coordinator.group.records import Reader, Writer
+from protocol.acls import (
+    ANY,
+    CLUSTER,
+    EVERY_HOST,
+    EVERY_NAME,
+    EVERYBODY,
+    MATCH,
+    OPERATIONS,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+    principal_problem,
+)
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    Acl,
+    AclFilter,
+    CreateAclsRequest,
+    CreateAclsResponse,
+    CreatedAcl,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    DeletedAcls,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
+    DescribedAcl,
+)
+
+RULE: Final = 1020
+# All of them fit one answer, even with the longest texts.
+RULES_MAX: Final = 10_000
+# Rules that an event tells; a request may bring thousands.
+NAMED_MAX: Final = 100
+
+_ALL_BITS: Final = sum(operation.bit for operation in Operation)
+_DESCRIBERS: Final = (
+    Operation.READ.bit | Operation.WRITE.bit | Operation.DELETE.bit | Operation.ALTER.bit
+)
+_INVALID: Final = ErrorCode.INVALID_REQUEST.value
+
+
+class Rule(NamedTuple):
+    """One rule; two that are equal are the same."""
+
+    resource_type: ResourceType
+    name: str
+    pattern_type: PatternType
+    principal: str
+    host: str
+    operation: Operation
+    is_allow: bool
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        verb = "may" if self.is_allow else "must not"
+        prefixed = self.pattern_type is PatternType.PREFIXED
+        return (
+            f"{self.principal} from {self.host} {verb} {self.operation.name} "
+            f"{self.resource_type.name} {self.name}{'…' if prefixed else ''}"
+        )
+
+    def described(self) -> DescribedAcl:
+        """Return it as answers show it."""
+        permission = Permission.ALLOW if self.is_allow else Permission.DENY
+        return DescribedAcl(*self[:-1], permission)
+
+
+class RuleAdded(NamedTuple):
+    """The rule is in force."""
+
+    rule: Rule
+
+
+class RuleRemoved(NamedTuple):
+    """The rule isn't any more."""
+
+    rule: Rule
+
+
+RuleRecord = RuleAdded | RuleRemoved
+
+
+class _Masks:
+    """The operations that rules alike in all but the operation allow and deny."""
+
+    __slots__ = ("allowed", "denied")
+
+    def __init__(self) -> None:
+        self.allowed = 0
+        self.denied = 0
+
+
+# The rules that are alike in all but host and operation: by host.
+_ByHost = dict[str, _Masks]
+
+
+class _OfPrincipal:
+    """The rules of one principal about the resources of one type."""
+
+    __slots__ = ("lengths", "literal", "prefixed", "rules")
+
+    def __init__(self) -> None:
+        self.rules: set[Rule] = set()
+        self.literal: dict[str, _ByHost] = {}
+        self.prefixed: dict[str, _ByHost] = {}
+        self.lengths: Counter[int] = Counter()  # Of prefixes.
+
+    def about(self, name: str) -> Iterator[_ByHost]:
+        """Yield the masks of all patterns that a name fits."""
+        literal, prefixed = self.literal, self.prefixed
+        if name in literal:
+            yield literal[name]
+        if EVERY_NAME in literal and name != EVERY_NAME:
+            yield literal[EVERY_NAME]
+        for length in self.lengths:
+            found = prefixed.get(name[:length]) if length <= len(name) else None
+            if found is not None:
+                yield found
+
+    def add(self, rule: Rule) -> None:
+        where = self._place(rule)
+        masks = where.setdefault(rule.name, {}).setdefault(rule.host, _Masks())
+        if rule.is_allow:
+            masks.allowed |= rule.operation.bit
+        else:
+            masks.denied |= rule.operation.bit
+        if where is self.prefixed:
+            self.lengths[len(rule.name)] += 1
+        self.rules.add(rule)
+
+    def remove(self, rule: Rule) -> None:
+        where = self._place(rule)
+        masks = where[rule.name][rule.host]
+        if rule.is_allow:
+            masks.allowed &= ~rule.operation.bit
+        else:
+            masks.denied &= ~rule.operation.bit
+        if not (masks.allowed or masks.denied):
+            del where[rule.name][rule.host]
+            if not where[rule.name]:
+                del where[rule.name]
+        if where is self.prefixed:
+            _count_off(self.lengths, len(rule.name))
+        self.rules.discard(rule)
+
+    def _place(self, rule: Rule) -> dict[str, _ByHost]:
+        return self.prefixed if rule.pattern_type is PatternType.PREFIXED else self.literal
+
+
+class _OfType:
+    """The rules about the resources of one type, and by whom they are."""
+
+    def __init__(self) -> None:
+        self.of_principal: dict[str, _OfPrincipal] = {}
+        # Whoever's they are: how many rules have a name, or a prefix.
+        self.names: Counter[str] = Counter()
+        self.prefixes: Counter[str] = Counter()
+
+    def has_any(self, name: str) -> bool:
+        if name in self.names or EVERY_NAME in self.names:
+            return True
+        return any(name[:length] in self.prefixes for length in range(1, len(name) + 1))
+
+    def masks(self, principal: str, host: str, name: str) -> tuple[int, int]:
+        """Return the operations that rules allow with a resource, and that they deny."""
+        allowed = denied = 0
+        for who in (principal, EVERYBODY):
+            rules = self.of_principal.get(who)
+            if rules is None:
+                continue
+            for by_host in rules.about(name):
+                for masks in (by_host.get(host), by_host.get(EVERY_HOST)):
+                    if masks is not None:
+                        allowed |= masks.allowed
+                        denied |= masks.denied
+        return allowed, denied
+
+    def add(self, rule: Rule) -> None:
+        self.of_principal.setdefault(rule.principal, _OfPrincipal()).add(rule)
+        self._counts(rule)[rule.name] += 1
+
+    def remove(self, rule: Rule) -> None:
+        rules = self.of_principal[rule.principal]
+        rules.remove(rule)
+        if not rules.rules:
+            del self.of_principal[rule.principal]
+        _count_off(self._counts(rule), rule.name)
+
+    def _counts(self, rule: Rule) -> Counter[str]:
+        return self.prefixes if rule.pattern_type is PatternType.PREFIXED else self.names
+
+
+def _count_off(counts: Counter[Any], what: Any) -> None:
+    counts[what] -= 1
+    if not counts[what]:
+        del counts[what]
+
+
+class Rules:
+    """All rules. `replay` alone changes them.
+
+    Attributes:
+        version: Rises with each change.
+        handlers: What decides the requests that change rules.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.handlers: Handlers = {
+            CreateAclsRequest: self._create,
+            DeleteAclsRequest: self._delete,
+        }
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything; what somebody keeps of it is old from here on."""
+        self.version += 1
+        self._rules: dict[Rule, None] = {}
+        self._of_type: dict[ResourceType, _OfType] = {kind: _OfType() for kind in ResourceType}
+
+    def loaded(self) -> None:
+        """Start to serve."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._rules)
+
+    def replay(self, record: RuleRecord) -> None:
+        """Apply one record; repeating it changes nothing. It can't fail."""
+        rule = record.rule
+        is_new = type(record) is RuleAdded
+        if is_new == (rule in self._rules):
+            return
+        self.version += 1
+        if is_new:
+            self._rules[rule] = None
+            self._of_type[rule.resource_type].add(rule)
+        else:
+            del self._rules[rule]
+            self._of_type[rule.resource_type].remove(rule)
+
+    def hard_state(self) -> tuple[Rule, ...]:
+        """Return all rules, sorted."""
+        return tuple(sorted(self._rules))
+
+    # --- asking -----------------------------------------------------------------------------
+
+    def granted(self, principal: str, host: str, resource_type: ResourceType, name: str) -> int:
+        """Return a mask (see `Operation.bit`) of all that the principal may do with a resource."""
+        return _granted(*self._of_type[resource_type].masks(principal, host, name))
+
+    def allows(
+        self,
+        principal: str,
+        host: str,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+    ) -> bool:
+        """Say whether the principal may do *operation* with a resource."""
+        return bool(self.granted(principal, host, resource_type, name) & operation.bit)
+
+    def allows_any(
+        self, principal: str, host: str, operation: Operation, resource_type: ResourceType
+    ) -> bool:
+        """Say whether there may be a resource with which *operation* is allowed.
+
+        A prefix that is allowed has one, unless a prefix that is denied covers all of it.
+        """
+        of_type = self._of_type[resource_type]
+        for who in (principal, EVERYBODY):
+            rules = of_type.of_principal.get(who)
+            for rule in () if rules is None else rules.rules:
+                if not rule.is_allow or rule.host not in {host, EVERY_HOST}:
+                    continue
+                if not _granted(rule.operation.bit, 0) & operation.bit:
+                    continue
+                name = rule.name
+                if rule.pattern_type is PatternType.PREFIXED or name == EVERY_NAME:
+                    # No rule has a name with a control character.
+                    name = "\0" if rule.pattern_type is PatternType.LITERAL else f"{name}\0"
+                if self.allows(principal, host, operation, resource_type, name):
+                    return True
+        return False
+
+    def has_any(self, resource_type: ResourceType, name: str) -> bool:
+        """Say whether any rule concerns a resource, whoever's it is."""
+        return self._of_type[resource_type].has_any(name)
+
+    def matching(self, wanted: AclFilter) -> list[Rule]:
+        """Return the rules that fit a filter without a problem (`filter_problem`), sorted."""
+        fits = _fits(wanted)
+        return sorted(filter(fits, self._rules))
+
+    # --- deciding ---------------------------------------------------------------------------
+
+    def _create(self, request: CreateAclsRequest, step: Step) -> CreateAclsResponse:
+        results = []
+        added: list[Rule] = []
+        for asked in request.acls:
+            problem = rule_problem(asked)
+            if problem is not None:
+                results.append(CreatedAcl(_INVALID, problem))
+                continue
+            rule = _rule(asked)
+            if rule not in self._rules:
+                if step.storage_full:
+                    message = "the disk is nearly full"
+                    results.append(CreatedAcl(ErrorCode.STORAGE_FULL.value, message))
+                    continue
+                if len(self._rules) >= RULES_MAX:
+                    message = f"there are {RULES_MAX} rules already"
+                    results.append(CreatedAcl(ErrorCode.QUOTA_EXCEEDED.value, message))
+                    continue
+                self._emit(step, RuleAdded(rule))
+                added.append(rule)
+            results.append(CreatedAcl(ErrorCode.NONE.value, None))
+        if added:
+            step.event("acl.added", count=len(added), rules=_words(added), by=step.caller.principal)
+        return CreateAclsResponse(ErrorCode.NONE.value, tuple(results))
+
+    def _delete(self, request: DeleteAclsRequest, step: Step) -> DeleteAclsResponse:
+        results = []
+        removed: list[Rule] = []
+        for wanted in request.filters:
+            problem = filter_problem(wanted)
+            if problem is not None:
+                results.append(DeletedAcls(_INVALID, problem, ()))
+                continue
+            found = self.matching(wanted)
+            for rule in found:
+                self._emit(step, RuleRemoved(rule))
+            removed += found
+            shown = tuple(rule.described() for rule in found)
+            results.append(DeletedAcls(ErrorCode.NONE.value, None, shown))
+        if removed:
+            step.event(
+                "acl.removed", count=len(removed), rules=_words(removed), by=step.caller.principal
+            )
+        return DeleteAclsResponse(ErrorCode.NONE.value, tuple(results))
+
+    def _emit(self, step: Step, record: RuleRecord) -> None:
+        step.outcome.records.append(record)
+        self.replay(record)
+
+    def describe(self, request: DescribeAclsRequest) -> DescribeAclsResponse:
+        """Return the rules that fit."""
+        wanted = AclFilter(*structs.astuple(request))
+        problem = filter_problem(wanted)
+        if problem is not None:
+            return DescribeAclsResponse(_INVALID, problem, ())
+        shown = tuple(rule.described() for rule in self.matching(wanted))
+        return DescribeAclsResponse(ErrorCode.NONE.value, None, shown)
+
+
+def _granted(allowed: int, denied: int) -> int:
+    """Return what is left of what rules allow, with all that it implies."""
+    if denied & Operation.ALL.bit:
+        return 0
+    if allowed & Operation.ALL.bit:
+        allowed = _ALL_BITS
+    if allowed & _DESCRIBERS:
+        allowed |= Operation.DESCRIBE.bit
+    if allowed & Operation.ALTER_CONFIGS.bit:
+        allowed |= Operation.DESCRIBE_CONFIGS.bit
+    return allowed & ~denied
+
+
+def _words(rules: list[Rule]) -> list[str]:
+    return [str(rule) for rule in islice(rules, NAMED_MAX)]
+
+
+def _rule(asked: Acl) -> Rule:
+    return Rule(
+        ResourceType(asked.resource_type),
+        asked.resource_name,
+        PatternType(asked.pattern_type),
+        asked.principal,
+        asked.host,
+        Operation(asked.operation),
+        asked.permission == Permission.ALLOW,
+    )
+
+
+# The numbers that a rule has, and that a filter may have besides.
+_NUMBERS: Final = (
+    ("resource_type", ResourceType, frozenset({ANY})),
+    ("pattern_type", PatternType, frozenset({ANY, MATCH})),
+    ("operation", Operation, frozenset({ANY})),
+    ("permission", Permission, frozenset({ANY})),
+)
+
+
+def rule_problem(asked: Acl) -> str | None:
+    """Return why this can be no rule, None if it can."""
+    for field, numbers, _ in _NUMBERS:
+        if getattr(asked, field) not in frozenset(numbers):
+            return f"{field} {getattr(asked, field)} is not known"
+    kind = ResourceType(asked.resource_type)
+    if asked.operation not in OPERATIONS[kind]:
+        return f"{Operation(asked.operation).name} is nothing that is done with a {kind.name}"
+    if kind is ResourceType.CLUSTER and (
+        asked.resource_name != CLUSTER or asked.pattern_type != PatternType.LITERAL
+    ):
+        return f"the only CLUSTER is the literal {CLUSTER}"
+    return principal_problem(asked.principal)
+
+
+def filter_problem(wanted: AclFilter) -> str | None:
+    """Return what is wrong with a filter, None if nothing."""
+    for field, numbers, besides in _NUMBERS:
+        if getattr(wanted, field) not in besides | frozenset(numbers):
+            return f"{field} {getattr(wanted, field)} of a filter is not known"
+    return None
+
+
+def _fits(wanted: AclFilter) -> Callable[[Rule], bool]:
+    resource_type, name, pattern_type, principal, host, operation, permission = structs.astuple(
+        wanted
+    )
+
+    def fits_name(rule: Rule) -> bool:
+        if pattern_type == MATCH and name is not None:
+            if rule.pattern_type is PatternType.PREFIXED:
+                return bool(name.startswith(rule.name))
+            return rule.name in {name, EVERY_NAME}
+        return pattern_type in {ANY, MATCH, rule.pattern_type} and name in {None, rule.name}
+
+    def fits(rule: Rule) -> bool:
+        return (
+            resource_type in {ANY, rule.resource_type}
+            and principal in {None, rule.principal}
+            and host in {None, rule.host}
+            and operation in {ANY, rule.operation}
+            and permission in {ANY, Permission.ALLOW if rule.is_allow else Permission.DENY}
+            and fits_name(rule)
+        )
+
+    return fits
+
+
+# --- in the log -----------------------------------------------------------------------------
+
+
+def _read(_scope: str, key: Any, value: Any) -> RuleRecord:
+    resource_type, name, pattern_type, principal, host, operation, is_allow = key
+    if {*map(type, (name, principal, host))} != {str} or type(is_allow) is not bool:
+        raise ValueError("the key is no rule")
+    rule = Rule(
+        ResourceType(resource_type),
+        name,
+        PatternType(pattern_type),
+        principal,
+        host,
+        Operation(operation),
+        is_allow,
+    )
+    return RuleRemoved(rule) if value is None else RuleAdded(rule)
+
+
+WRITERS: Final[Mapping[type, Writer]] = {
+    RuleAdded: lambda record: (RULE, 0, "", tuple(record.rule), ()),
+    RuleRemoved: lambda record: (RULE, 0, "", tuple(record.rule), None),
+}
+READERS: Final[Mapping[int, Reader]] = {RULE: Reader(_read)}

@@ -1,0 +1,182 @@
+"""How much a principal may take: its quotas, or for those that it hasn't the default's.
+
+What each quota counts says `protocol.quotas.QUOTAS`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from coordinator.group.core import Handlers, Step
+from coordinator.group.records import Reader, Writer
+from protocol.acls import principal_problem
+from protocol.errors import ErrorCode
+from protocol.fields import PRINCIPAL_BYTES_MAX
+from protocol.group_ids import name_error
+from protocol.messages import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    AlteredPrincipal,
+    AlteredQuotas,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+    DescribedQuotas,
+    QuotaValue,
+)
+from protocol.quotas import DEFAULT, QUOTAS
+
+QUOTA: Final = 1022
+# Principals with quotas: all of them fit one answer.
+PRINCIPALS_MAX: Final = 10_000
+
+_OK: Final = ErrorCode.NONE.value
+_Refusal = tuple[ErrorCode, str]
+
+
+class QuotaSet(NamedTuple):
+    """A quota as it is from here on; None: there is none."""
+
+    principal: str  # DEFAULT: everybody who has no quota of this key himself.
+    key: str
+    value: int | None
+
+
+QuotaRecord = QuotaSet
+
+
+class Quotas:
+    """All quotas. `replay` alone changes them.
+
+    Attributes:
+        version: Rises with each change.
+        handlers: What decides the requests that change quotas.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.handlers: Handlers = {AlterClientQuotasRequest: self._alter}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.version += 1
+        self._of: dict[str, dict[str, int]] = {}
+
+    def loaded(self) -> None:
+        """Start to serve."""
+
+    def replay(self, record: QuotaRecord) -> None:
+        """Apply one record. It can't fail."""
+        self.version += 1
+        principal, key, value = record
+        if value is not None:
+            self._of.setdefault(principal, {})[key] = value
+            return
+        quotas = self._of.get(principal, {})
+        quotas.pop(key, None)
+        if not quotas:
+            self._of.pop(principal, None)
+
+    def hard_state(self) -> tuple[QuotaSet, ...]:
+        """Return all quotas, by principal and key."""
+        return tuple(
+            QuotaSet(principal, key, value)
+            for principal, quotas in sorted(self._of.items())
+            for key, value in sorted(quotas.items())
+        )
+
+    def limit(self, principal: str, key: str) -> int | None:
+        """Return the quota *key* of a principal, None if nothing limits it."""
+        for whose in (principal, DEFAULT):
+            value = self._of.get(whose, {}).get(key)
+            if value is not None:
+                return value
+        return None
+
+    # --- deciding ---------------------------------------------------------------------------
+
+    def _alter(self, request: AlterClientQuotasRequest, step: Step) -> AlterClientQuotasResponse:
+        results = []
+        for entry in request.entries:
+            refusal = self._refusal(entry, step)
+            if refusal is None:
+                self._apply(entry, step)
+            error, message = (ErrorCode.NONE, None) if refusal is None else refusal
+            results.append(AlteredQuotas(entry.principal, error.value, message))
+        return AlterClientQuotasResponse(_OK, tuple(results))
+
+    def _refusal(self, entry: AlteredPrincipal, step: Step) -> _Refusal | None:
+        problem = _principal_problem(entry.principal)
+        if problem is not None:
+            return ErrorCode.INVALID_REQUEST, problem
+        for change in entry.changes:
+            if change.key not in QUOTAS:
+                return ErrorCode.INVALID_REQUEST, f"there is no quota {change.key}"
+        if len({change.key for change in entry.changes}) != len(entry.changes):
+            return ErrorCode.INVALID_REQUEST, "a quota is named twice"
+        if all(change.value is None for change in entry.changes):
+            return None
+        if step.storage_full:
+            return ErrorCode.STORAGE_FULL, "the disk is nearly full"
+        if entry.principal not in self._of and len(self._of) >= PRINCIPALS_MAX:
+            message = f"{PRINCIPALS_MAX} principals have quotas already"
+            return ErrorCode.QUOTA_EXCEEDED, message
+        return None
+
+    def _apply(self, entry: AlteredPrincipal, step: Step) -> None:
+        known = self._of.get(entry.principal, {})
+        changes = {c.key: c.value for c in entry.changes if known.get(c.key) != c.value}
+        for key, value in changes.items():
+            record = QuotaSet(entry.principal, key, value)
+            step.outcome.records.append(record)
+            self.replay(record)
+        if changes:
+            step.event(
+                "quota.altered",
+                principal=entry.principal or None,
+                quotas=changes,
+                by=step.caller.principal,
+            )
+
+    # --- looking ----------------------------------------------------------------------------
+
+    def describe(self, request: DescribeClientQuotasRequest) -> DescribeClientQuotasResponse:
+        """Return what is set, of some principals or of all."""
+        asked = self._of if request.principals is None else frozenset(request.principals)
+        entries = tuple(
+            DescribedQuotas(
+                principal,
+                tuple(QuotaValue(*quota) for quota in sorted(self._of[principal].items())),
+            )
+            for principal in sorted(asked)
+            if principal in self._of
+        )
+        return DescribeClientQuotasResponse(_OK, None, entries)
+
+
+def _principal_problem(principal: str) -> str | None:
+    if principal == DEFAULT:
+        return None
+    problem = name_error(principal, PRINCIPAL_BYTES_MAX)
+    return principal_problem(principal) if problem is None else f"the principal: {problem}"
+
+
+# --- in the log -----------------------------------------------------------------------------
+
+
+def _read(_scope: str, key: Any, value: Any) -> QuotaRecord:
+    principal, name = key
+    limit = None
+    if value is not None:
+        (limit,) = value
+    if [type(principal), type(name)] != [str, str] or type(limit) not in {int, type(None)}:
+        raise ValueError("that is no quota")
+    return QuotaSet(principal, name, limit)
+
+
+def _write(record: QuotaRecord) -> tuple[int, int, str, object, object]:
+    value = None if record.value is None else (record.value,)
+    return QUOTA, 0, "", (record.principal, record.key), value
+
+
+WRITERS: Final[Mapping[type, Writer]] = {QuotaSet: _write}
+READERS: Final[Mapping[int, Reader]] = {QUOTA: Reader(_read)}

@@ -1,0 +1,250 @@
+"""The users who can log in with a password: their SCRAM credentials.
+
+What is kept of a password is what RFC 5802 needs to check it, and nobody can log in with that. Even
+so, salt and keys are in no answer, event or text: only user, mechanism and iterations are.
+"""
+
+import bisect
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from coordinator.group.core import Handlers, Step
+from coordinator.group.records import Reader, Writer
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    AlteredUser,
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    DescribedUser,
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+    ScramCredentialInfo,
+    ScramDeletion,
+    ScramUpsertion,
+)
+from protocol.scram import (
+    ITERATIONS_MAX,
+    ITERATIONS_MIN,
+    KEY_BYTES,
+    MECHANISMS,
+    SALT_BYTES_MAX,
+    SALT_BYTES_MIN,
+    Mechanism,
+)
+
+CREDENTIAL: Final = 1021
+USERS_MAX: Final = 100_000
+# Of one answer: with the longest names it stays below what an answer can hold.
+PAGE_USERS: Final = 10_000
+
+_OK: Final = ErrorCode.NONE.value
+_Refusal = tuple[ErrorCode, str]
+
+
+class ScramCredential(NamedTuple):
+    """What a password is checked by."""
+
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+    iterations: int
+
+    def __repr__(self) -> str:
+        """Keep salt and keys out of every text."""
+        return f"ScramCredential(…, iterations={self.iterations})"
+
+
+class CredentialSet(NamedTuple):
+    """The user logs in with this password from here on."""
+
+    user: str
+    mechanism: Mechanism
+    credential: ScramCredential
+
+
+class CredentialRemoved(NamedTuple):
+    """The user has no password for this mechanism any more."""
+
+    user: str
+    mechanism: Mechanism
+
+
+UserRecord = CredentialSet | CredentialRemoved
+
+
+class Users:
+    """All credentials. `replay` alone changes them.
+
+    Attributes:
+        handlers: What decides the requests that change users.
+    """
+
+    def __init__(self) -> None:
+        self.handlers: Handlers = {AlterUserScramCredentialsRequest: self._alter}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._users: dict[str, dict[Mechanism, ScramCredential]] = {}
+        self._names: list[str] | None = None  # Sorted.
+
+    def loaded(self) -> None:
+        """Start to serve."""
+
+    def __len__(self) -> int:
+        """Return how many users there are."""
+        return len(self._users)
+
+    def replay(self, record: UserRecord) -> None:
+        """Apply one record. It can't fail."""
+        user = record.user
+        if type(record) is CredentialSet:
+            if user not in self._users:
+                self._names = None
+            self._users.setdefault(user, {})[record.mechanism] = record.credential
+            return
+        credentials = self._users.get(user, {})
+        credentials.pop(record.mechanism, None)
+        if not credentials and self._users.pop(user, None) is not None:
+            self._names = None
+
+    def hard_state(self) -> tuple[CredentialSet, ...]:
+        """Return all credentials, by user and mechanism."""
+        return tuple(
+            CredentialSet(user, mechanism, credential)
+            for user, credentials in sorted(self._users.items())
+            for mechanism, credential in sorted(credentials.items())
+        )
+
+    def credential(self, name: str, mechanism: str) -> ScramCredential | None:
+        """Return what the password of *name* is checked by, None if there is no such one.
+
+        *mechanism* is SASL's name, such as "SCRAM-SHA-256".
+        """
+        known = MECHANISMS.get(mechanism)
+        return None if known is None else self._users.get(name, {}).get(known)
+
+    # --- deciding ---------------------------------------------------------------------------
+
+    def _alter(
+        self, request: AlterUserScramCredentialsRequest, step: Step
+    ) -> AlterUserScramCredentialsResponse:
+        of_user: dict[str, list[ScramDeletion | ScramUpsertion]] = {}
+        every: list[ScramDeletion | ScramUpsertion] = [*request.deletions, *request.upsertions]
+        for change in every:
+            of_user.setdefault(change.user, []).append(change)
+        results = []
+        for user, changes in of_user.items():
+            refusal = self._refusal(user, changes, step)
+            if refusal is not None:
+                results.append(AlteredUser(user, refusal[0].value, refusal[1]))
+                continue
+            for change in changes:
+                self._apply(change, step)
+            results.append(AlteredUser(user, _OK, None))
+        return AlterUserScramCredentialsResponse(_OK, tuple(results))
+
+    def _refusal(
+        self, user: str, changes: list[ScramDeletion | ScramUpsertion], step: Step
+    ) -> _Refusal | None:
+        if len({change.mechanism for change in changes}) != len(changes):
+            return ErrorCode.DUPLICATE_RESOURCE, "a credential is named twice"
+        known = self._users.get(user, {})
+        for change in changes:
+            if change.mechanism not in frozenset(Mechanism):
+                message = f"mechanism {change.mechanism} is not known"
+                return ErrorCode.UNSUPPORTED_SASL_MECHANISM, message
+            mechanism = Mechanism(change.mechanism)
+            if type(change) is ScramDeletion and mechanism not in known:
+                return ErrorCode.RESOURCE_NOT_FOUND, f"the user has no {mechanism.sasl_name}"
+            if type(change) is ScramUpsertion:
+                refusal = _credential_refusal(change, mechanism)
+                if refusal is not None:
+                    return refusal
+                if step.storage_full:
+                    return ErrorCode.STORAGE_FULL, "the disk is nearly full"
+                if not known and len(self._users) >= USERS_MAX:
+                    return ErrorCode.QUOTA_EXCEEDED, f"there are {USERS_MAX} users already"
+        return None
+
+    def _apply(self, change: ScramDeletion | ScramUpsertion, step: Step) -> None:
+        mechanism = Mechanism(change.mechanism)
+        iterations = None
+        record: UserRecord
+        if type(change) is ScramUpsertion:
+            iterations = change.iterations
+            credential = ScramCredential(
+                change.salt, change.stored_key, change.server_key, iterations
+            )
+            record = CredentialSet(change.user, mechanism, credential)
+        else:
+            record = CredentialRemoved(change.user, mechanism)
+        step.outcome.records.append(record)
+        self.replay(record)
+        step.event(
+            "user.altered",
+            user=change.user,
+            mechanism=mechanism.sasl_name,
+            change="removed" if iterations is None else "set",
+            iterations=iterations,
+            by=step.caller.principal,
+        )
+
+    # --- looking ----------------------------------------------------------------------------
+
+    def describe(
+        self, request: DescribeUserScramCredentialsRequest
+    ) -> DescribeUserScramCredentialsResponse:
+        """Return users by list, or all, those by page."""
+        if request.users is not None:
+            found = tuple(map(self._described, dict.fromkeys(request.users)))
+            return DescribeUserScramCredentialsResponse(_OK, None, found, has_more=False)
+        if self._names is None:
+            self._names = sorted(self._users)
+        names = self._names
+        at = bisect.bisect_right(names, request.start_after) if request.start_after else 0
+        end = min(at + min(request.max_users, PAGE_USERS), len(names))
+        page = tuple(map(self._described, names[at:end]))
+        return DescribeUserScramCredentialsResponse(_OK, None, page, has_more=end < len(names))
+
+    def _described(self, user: str) -> DescribedUser:
+        known = self._users.get(user)
+        if known is None:
+            return DescribedUser(user, ErrorCode.RESOURCE_NOT_FOUND.value, ())
+        shown = tuple(ScramCredentialInfo(m, c.iterations) for m, c in sorted(known.items()))
+        return DescribedUser(user, _OK, shown)
+
+
+def _credential_refusal(change: ScramUpsertion, mechanism: Mechanism) -> _Refusal | None:
+    if not ITERATIONS_MIN <= change.iterations <= ITERATIONS_MAX:
+        problem = f"iterations are {ITERATIONS_MIN} to {ITERATIONS_MAX}"
+    elif not SALT_BYTES_MIN <= len(change.salt) <= SALT_BYTES_MAX:
+        problem = f"a salt has {SALT_BYTES_MIN} to {SALT_BYTES_MAX} bytes"
+    elif {len(change.stored_key), len(change.server_key)} != {KEY_BYTES[mechanism]}:
+        problem = f"the keys of {mechanism.sasl_name} have {KEY_BYTES[mechanism]} bytes"
+    else:
+        return None
+    return ErrorCode.UNACCEPTABLE_CREDENTIAL, problem
+
+
+# --- in the log -----------------------------------------------------------------------------
+
+
+def _read(_scope: str, key: Any, value: Any) -> UserRecord:
+    user, number = key
+    mechanism = Mechanism(number)
+    if type(user) is not str:
+        raise ValueError("the key names no user")
+    if value is None:
+        return CredentialRemoved(user, mechanism)
+    salt, stored_key, server_key, iterations = value
+    if [*map(type, value)] != [bytes, bytes, bytes, int]:
+        raise ValueError("the value is no credential")
+    return CredentialSet(user, mechanism, ScramCredential(salt, stored_key, server_key, iterations))
+
+
+WRITERS: Final[Mapping[type, Writer]] = {
+    CredentialSet: lambda r: (CREDENTIAL, 0, "", (r.user, r.mechanism), tuple(r.credential)),
+    CredentialRemoved: lambda r: (CREDENTIAL, 0, "", (r.user, r.mechanism), None),
+}
+READERS: Final[Mapping[int, Reader]] = {CREDENTIAL: Reader(_read)}

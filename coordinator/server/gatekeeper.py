@@ -1,0 +1,526 @@
+"""Before a request is decided: who asks, and may he?
+
+Theory of operation
+===================
+
+Where nobody has to say who he is, there are no gates, and a session asks the dispatcher itself.
+Otherwise each session has a `Gate` in the dispatcher's place. It has three things to find out.
+
+*Who asks.* On a listener with SASL nobody is known before a log-in: until then a session takes what
+the log-in needs, nothing else (34), and reads no second request before the first is answered. A
+log-in that fails is answered late, and how late depends on how many failed from that address: so
+nobody tries more than ten passwords a second from one address, however many connections he has.
+Whoever comes while the latest that is allowed is taken isn't looked at, and is cut off.
+
+*May he.* `Access.verdict` says so. What is refused of a request never reaches the dispatcher: it
+gets the rest (`Narrowed`), and the refusals are put into the answer to that.
+
+*Is he whose member id he names.* A member id, and a group instance id, belong to the principal who
+joined with them. To others they are unknown. Who may ALTER the group may take members out.
+
+What somebody may ends with what he has shown: a session whose log-in or certificate is over, or
+whose user has another password or none, is closed. While rules and users are loaded, everybody gets
+14: to be called a stranger would end a client that only came too early.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import count as counter
+from typing import Any, Final, Protocol
+
+import trio
+from msgspec import structs
+
+from coordinator.group.core import ANONYMOUS, Caller, Now
+from coordinator.group.group import Group
+from coordinator.names import shortened
+from coordinator.runtime.calls import Call
+from coordinator.runtime.shard import Status
+from coordinator.runtime.telemetry import Telemetry, count
+from coordinator.server.authorization import Access, Authorizer, Verdict
+from coordinator.server.dispatch import Dispatcher
+from protocol import messages as m
+from protocol.acls import Operation
+from protocol.errors import ErrorCode
+from protocol.messages import APIS, error_response, first_error
+
+TRIES_MAX: Final = 3
+# Between two failures of an address, and how late one is answered at most.
+FAILURE_PACE_MS: Final = 100
+FAILURE_DELAY_MAX_MS: Final = 1_000
+# Of everything before a log-in.
+STRANGER_REQUEST_BYTES_MAX: Final = 4_096
+AUDIT_PERIOD_MS: Final = 1_000
+_ADDRESSES_KEPT: Final = 10_000
+_PRINCIPALS_KEPT: Final = 1_000
+_NAMED_MAX: Final = 3
+_NEVER_MS: Final = 2**63
+
+_E = ErrorCode
+_LOG_IN: Final = frozenset({m.SaslHandshakeRequest, m.SaslAuthenticateRequest})
+# What only an administrator may do is told each time.
+PRIVILEGED: Final = frozenset(
+    {
+        m.CompactLogRequest,
+        m.ReloadPartitionRequest,
+        m.DescribeSettingsRequest,
+        m.CreateAclsRequest,
+        m.DeleteAclsRequest,
+        m.AlterUserScramCredentialsRequest,
+        m.AlterClientQuotasRequest,
+    }
+)
+# They speak for the member whose id they name.
+_SPEAKS_FOR_MEMBER: Final = frozenset(
+    {m.OffsetCommitRequest, m.HeartbeatRequest, m.JoinGroupRequest, m.SyncGroupRequest}
+)
+_NAME_OF: Final = {api.request: api.name for api in APIS.values()}
+# The fields of requests that say what is asked about.
+_NAMING: Final = ("group_id", "group_ids", "topics", "groups", "offsets_partition")
+
+
+class LogIn(Protocol):
+    """The log-in of one connection: see `coordinator.security.sasl.LogIn`."""
+
+    principal: str | None
+    mechanism: str
+    ends_wall_ms: int | None
+    failures: int
+    refused_because: str
+
+    def handshake(self, request: m.SaslHandshakeRequest) -> m.SaslHandshakeResponse:
+        """Begin a conversation."""
+
+    def authenticate(
+        self, request: m.SaslAuthenticateRequest, wall_ms: int
+    ) -> m.SaslAuthenticateResponse:
+        """Go on with it."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether somebody is logged in, and not about to do it again."""
+
+    def is_good(self) -> bool:
+        """Say whether what was shown is still right."""
+
+
+class Client(Protocol):
+    """The session that a gate stands before."""
+
+    caller: Caller
+
+    def may_ask_more(self) -> None:
+        """The log-in is done: the limits are those of everybody."""
+
+    def close_after_answers(self, why: str) -> None:
+        """End the connection once its answers have left."""
+
+    def close_because_over(self, reason: str) -> None:
+        """End the connection now, and say why in the log."""
+
+
+class Failures:
+    """How fast log-ins may fail, by address."""
+
+    def __init__(self) -> None:
+        self._latest_ms: dict[str, int] = {}
+
+    def are_too_many(self, address: str, now_ms: int) -> bool:
+        """Say whether the latest answer that is allowed is taken."""
+        latest_ms = self._latest_ms.get(address, 0)
+        return latest_ms + FAILURE_PACE_MS - now_ms > FAILURE_DELAY_MAX_MS
+
+    def delay_ms(self, address: str, now_ms: int) -> int:
+        """Count one more, and return how late it is to be answered."""
+        if len(self._latest_ms) >= _ADDRESSES_KEPT:
+            self._latest_ms = {a: at for a, at in self._latest_ms.items() if at > now_ms}
+        at_ms = max(now_ms, self._latest_ms.get(address, 0)) + FAILURE_PACE_MS
+        self._latest_ms[address] = at_ms
+        return at_ms - now_ms
+
+
+class Later:
+    """What is done after a while."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = counter()
+        self._changed = trio.Event()
+
+    def do(self, delay_ms: int, act: Callable[[], None]) -> None:
+        """Have *act* called in so many milliseconds."""
+        at_s = trio.current_time() + delay_ms / 1000
+        heapq.heappush(self._heap, (at_s, next(self._numbers), act))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Do it, until cancelled."""
+        while True:
+            until_s = self._heap[0][0] if self._heap else float("inf")
+            with trio.move_on_at(until_s):
+                await self._changed.wait()
+            self._changed = trio.Event()
+            while self._heap and self._heap[0][0] <= trio.current_time():
+                heapq.heappop(self._heap)[2]()
+
+
+class Audit:
+    """Tells what was refused, and what only few may do; of each principal so much a second."""
+
+    def __init__(self, emit: Callable[[str, dict[str, Any]], None]) -> None:
+        self._emit = emit
+        # By event and principal: when it was told last, and how many were not told since.
+        self._told: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
+
+    def tell(self, event: str, principal: str, now_ms: int, **fields: Any) -> None:
+        """Tell it, or count it for the next one."""
+        key = (event, principal)
+        told = self._told.pop(key, None)
+        if told is not None and now_ms - told[0] < AUDIT_PERIOD_MS:
+            self._told[key] = (told[0], told[1] + 1)
+            return
+        if len(self._told) >= _PRINCIPALS_KEPT:
+            self._told.popitem(last=False)
+        self._told[key] = (now_ms, 0)
+        left_out = 0 if told is None else told[1]
+        self._emit(event, {"principal": principal, **fields, "left_out": left_out})
+
+
+class Gatekeeper:
+    """What all gates of a process share.
+
+    Attributes:
+        has_gates: Whether anybody has to say who he is; there are no gates otherwise.
+    """
+
+    def __init__(
+        self,
+        *,
+        dispatcher: Dispatcher,
+        authorizer: Authorizer,
+        begin_log_in: Callable[[], LogIn] | None,
+        telemetry: Telemetry,
+        emit: Callable[[str, dict[str, Any]], None],
+        node_status: Callable[[], Status],
+    ) -> None:
+        """Make it.
+
+        Args:
+            dispatcher: Who decides what may be asked.
+            authorizer: Who knows what that is.
+            begin_log_in: Makes what a connection to a listener with SASL logs in by.
+            telemetry: Counts log-ins.
+            emit: Takes the events of the audit.
+            node_status: Says whether rules and users are loaded.
+        """
+        self.dispatcher = dispatcher
+        self.authorizer = authorizer
+        self.begin_log_in = begin_log_in
+        self.telemetry = telemetry
+        self.audit = Audit(emit)
+        self.failures = Failures()
+        self.later = Later()
+        self.node_status = node_status
+        self.has_gates = authorizer.is_on
+
+    def gate(self, client: Client, peer: str, principal: str, ends_wall_ms: int | None) -> "Gate":
+        """Return the gate before *client*, whom its connection alone tells to be *principal*."""
+        gate = Gate(self, client, peer)
+        gate.open(principal, ends_wall_ms)
+        return gate
+
+    def closed_gate(self, client: Client, peer: str) -> "Gate":
+        """Return the gate before *client*, who has to log in."""
+        assert self.begin_log_in is not None
+        return Gate(self, client, peer, self.begin_log_in())
+
+
+class Gate:
+    """Stands before the dispatcher, for one session.
+
+    Attributes:
+        is_closed: The client has to log in first.
+    """
+
+    def __init__(
+        self, keeper: Gatekeeper, client: Client, peer: str, log_in: LogIn | None = None
+    ) -> None:
+        """Use `Gatekeeper` instead."""
+        self._keeper = keeper
+        self._dispatcher = keeper.dispatcher
+        self._client = client
+        self._peer = peer
+        self._log_in = log_in
+        self._access: Access | None = None
+        self._ends_wall_ms = _NEVER_MS
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody is known yet."""
+        return self._access is None
+
+    def open(self, principal: str, ends_wall_ms: int | None) -> None:
+        """Let *principal* ask, until then."""
+        self._access = self._keeper.authorizer.access(principal, self._peer)
+        self._ends_wall_ms = _NEVER_MS if ends_wall_ms is None else ends_wall_ms
+        self._client.caller = self._client.caller._replace(principal=principal)
+
+    def sees_topic(self, name: str) -> bool:
+        """Say whether a topic is in the lists that are shown."""
+        return self._access is not None and self._access.sees_topic(name)
+
+    def over_because(self, wall_ms: int) -> str | None:
+        """Say why the client isn't known any more, None if he is, or never was."""
+        if self._access is None:
+            return None
+        if wall_ms >= self._ends_wall_ms:
+            return "its log-in or certificate has ended"
+        if self._log_in is not None and not self._log_in.is_good():
+            return "its user has another password, or none"
+        return None
+
+    # --- requests -----------------------------------------------------------------------
+
+    def dispatch(self, call: Call, caller: Caller, now: Now) -> None:
+        """Have decided of *call* what is allowed."""
+        access = self._access
+        request: Any = call.request
+        kind = type(request)
+        if kind in _LOG_IN and self._log_in is not None:
+            self._go_on_with_log_in(call, request, now)
+        elif kind is m.ApiVersionsRequest or kind in _LOG_IN:
+            self._dispatcher.dispatch(call, caller, now)
+        elif access is None:
+            call.fail(_E.ILLEGAL_SASL_STATE, -1)
+            self._client.close_after_answers("unauthenticated")
+        elif now.wall_ms >= self._ends_wall_ms:
+            self._client.close_because_over("its log-in or certificate has ended")
+        elif not access.is_free and self._keeper.node_status() is not Status.ACTIVE:
+            call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
+        else:
+            verdict = access.verdict(request)
+            if verdict is not None:
+                self._narrow(call, verdict, caller, now)
+            elif kind in _SPEAKS_FOR_MEMBER and self._is_anothers(request, caller):
+                self._refuse_member(call, request, caller, now)
+            elif kind is m.LeaveGroupRequest:
+                self._leave(call, request, caller, now)
+            else:
+                if kind in PRIVILEGED:
+                    self._tell("access.used", request, caller, now)
+                self._dispatcher.dispatch(call, caller, now)
+
+    def _narrow(self, call: Call, verdict: Verdict, caller: Caller, now: Now) -> None:
+        """Ask for what is allowed, if anything is."""
+        if verdict.request is None:
+            answer = verdict.complete(None)
+            self._tell_refused(call.request, answer, caller, now)
+            call.resolve(answer, -1)
+            return
+        request: Any = verdict.request
+        narrowed = Narrowed(request, call, verdict.complete)
+        if request is not call.request:  # Else it is only that not everything is shown.
+            self._tell_refused(call.request, None, caller, now)
+        if type(request) in _SPEAKS_FOR_MEMBER and self._is_anothers(request, caller):
+            self._refuse_member(narrowed, request, caller, now)
+        else:
+            self._dispatcher.dispatch(narrowed, caller, now)
+
+    # --- members ------------------------------------------------------------------------
+
+    def _is_anothers(self, request: Any, caller: Caller) -> bool:
+        group = self._dispatcher.group(request.group_id)
+        if group is None:
+            return False
+        return _is_anothers(group, request.member_id, request.group_instance_id, caller.principal)
+
+    def _refuse_member(self, call: Call, request: Any, caller: Caller, now: Now) -> None:
+        reason = "the member id or instance id is another principal's"
+        self._tell("access.refused", request, caller, now, error=_E.UNKNOWN_MEMBER_ID, why=reason)
+        refused: Any = error_response(request, _E.UNKNOWN_MEMBER_ID)
+        if "message" in refused.__struct_fields__:
+            words = f"the group knows no member {request.member_id!r}"
+            refused = structs.replace(refused, message=words)
+        self._dispatcher.answer_about(request.group_id, call, refused, now)
+
+    def _leave(self, call: Call, request: m.LeaveGroupRequest, caller: Caller, now: Now) -> None:
+        """Let members go that are the caller's; an administrator of the group may take any out."""
+        group = self._dispatcher.group(request.group_id)
+        access = self._access
+        assert access is not None
+        if group is None or access.may_with_group(request.group_id, Operation.ALTER):
+            self._dispatcher.dispatch(call, caller, now)
+            return
+        flags = [
+            not _is_anothers(group, one.member_id, one.group_instance_id, caller.principal)
+            for one in request.members
+        ]
+        if all(flags):
+            self._dispatcher.dispatch(call, caller, now)
+            return
+        reason = "the member id or instance id is another principal's"
+        self._tell("access.refused", request, caller, now, error=_E.UNKNOWN_MEMBER_ID, why=reason)
+        own = tuple(one for one, is_own in zip(request.members, flags, strict=True) if is_own)
+
+        def complete(response: Any) -> m.Response:
+            if response.error:
+                found: m.Response = response
+                return found
+            answers = iter(response.members)
+            members = tuple(
+                next(answers) if is_own else _not_yours(one)
+                for one, is_own in zip(request.members, flags, strict=True)
+            )
+            whole: m.Response = structs.replace(response, members=members)
+            return whole
+
+        narrowed = Narrowed(structs.replace(request, members=own), call, complete)
+        if own:
+            self._dispatcher.dispatch(narrowed, caller, now)
+        else:
+            nobody = m.LeaveGroupResponse(_E.NONE.value, ())
+            self._dispatcher.answer_about(request.group_id, narrowed, nobody, now)
+
+    # --- logging in ---------------------------------------------------------------------
+
+    def _go_on_with_log_in(
+        self, call: Call, request: m.SaslHandshakeRequest | m.SaslAuthenticateRequest, now: Now
+    ) -> None:
+        keeper, log_in = self._keeper, self._log_in
+        assert log_in is not None
+        if keeper.node_status() is not Status.ACTIVE:
+            call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
+            return
+        if keeper.failures.are_too_many(self._peer, now.mono_ms):
+            count(keeper.telemetry.log_ins, (log_in.mechanism, "limited"))
+            self._client.close_because_over("too many log-ins have failed from its address")
+            return
+        answer: m.SaslHandshakeResponse | m.SaslAuthenticateResponse
+        if isinstance(request, m.SaslHandshakeRequest):
+            answer = log_in.handshake(request)
+        else:
+            answer = log_in.authenticate(request, now.wall_ms)
+        if answer.error:
+            self._log_in_failed(call, answer, log_in, now)
+            return
+        call.resolve(answer, -1)
+        if isinstance(answer, m.SaslAuthenticateResponse) and log_in.is_done:
+            assert log_in.principal is not None
+            count(keeper.telemetry.log_ins, (log_in.mechanism, "done"))
+            self.open(log_in.principal, log_in.ends_wall_ms)
+            self._client.may_ask_more()
+
+    def _log_in_failed(self, call: Call, answer: m.Response, log_in: LogIn, now: Now) -> None:
+        """Answer late; and end the connection, unless there is another try."""
+        keeper = self._keeper
+        count(keeper.telemetry.log_ins, (log_in.mechanism, "failed"))
+        was_known = self._access is not None
+        principal = self._client.caller.principal if was_known else ANONYMOUS
+        self._access = None
+        keeper.audit.tell(
+            "login.refused",
+            principal,
+            now.mono_ms,
+            peer=self._peer,
+            mechanism=log_in.mechanism,
+            reason=log_in.refused_because,
+        )
+        is_last = was_known or log_in.failures >= TRIES_MAX
+        is_last = is_last or first_error(answer) == _E.ILLEGAL_SASL_STATE
+
+        def answer_now() -> None:
+            if is_last:
+                self._client.close_after_answers("unauthenticated")
+            call.resolve(answer, -1)
+
+        keeper.later.do(keeper.failures.delay_ms(self._peer, now.mono_ms), answer_now)
+
+    # --- the audit ----------------------------------------------------------------------
+
+    def _tell_refused(
+        self, request: m.Request, answer: m.Response | None, caller: Caller, now: Now
+    ) -> None:
+        error = 0 if answer is None else first_error(answer)
+        why = "no right to all of it" if answer is None else "no right to it"
+        self._tell("access.refused", request, caller, now, error=error or None, why=why)
+
+    def _tell(
+        self,
+        event: str,
+        request: m.Request,
+        caller: Caller,
+        now: Now,
+        **fields: Any,
+    ) -> None:
+        self._keeper.audit.tell(
+            event,
+            caller.principal,
+            now.mono_ms,
+            peer=self._peer,
+            api=_NAME_OF[type(request)],
+            what=_what(request),
+            **fields,
+        )
+
+
+class Narrowed(Call, eq=False):
+    """What is allowed of a request; the answer to it becomes that to the whole one."""
+
+    whole: Call
+    complete: Callable[[Any], m.Response]
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks."""
+        return self.whole.caller
+
+    def sees_topic(self, name: str) -> bool:
+        """Say whether a topic may be shown."""
+        return self.whole.sees_topic(name)
+
+    def prepare(self, answer: m.Response, leader_epoch: int, error: int | None = None) -> Any:
+        """Return the whole answer packed."""
+        del error  # Of a part.
+        return self.whole.prepare(self.complete(answer), leader_epoch)
+
+    def send(self, prepared: Any) -> None:
+        """Send it."""
+        self.whole.send(prepared)
+
+    def attempt(self, decide: Callable[[], None]) -> None:
+        """Call *decide*, unless nobody waits any more."""
+        self.whole.attempt(decide)
+
+
+def _is_anothers(group: Group, member_id: str, instance_id: str | None, principal: str) -> bool:
+    """Say whether a member, or an id that was given out, belongs to somebody else."""
+    held = group.static.get(instance_id, member_id) if instance_id is not None else member_id
+    holder = group.members.get(held) or group.pending.get(held)
+    return holder is not None and holder.principal not in {None, principal}
+
+
+def _not_yours(one: m.LeavingMember) -> m.LeftMember:
+    words = f"the group knows no member {one.member_id!r}"
+    return m.LeftMember(one.member_id, one.group_instance_id, _E.UNKNOWN_MEMBER_ID.value, words)
+
+
+def _what(request: Any) -> str:
+    """Return the groups and topics that a request names, the first ones; nothing else of it."""
+    parts = []
+    for field in _NAMING:
+        value = getattr(request, field, None)
+        if value is None:
+            continue
+        items = value if isinstance(value, tuple) else (value,)
+        names = [
+            str(
+                item
+                if isinstance(item, str | int)
+                else getattr(item, "topic", None) or item.group_id
+            )
+            for item in items[:_NAMED_MAX]
+        ]
+        more = f" and {len(items) - _NAMED_MAX} more" if len(items) > _NAMED_MAX else ""
+        parts.append(f"{field}: {', '.join(map(shortened, names))}{more}")
+    return "; ".join(parts)

@@ -1,0 +1,113 @@
+"""What a rule of access (an ACL) is made of: Kafka's names and numbers, as on the wire.
+
+The meaning is Kafka's, see `org.apache.kafka.common.acl` and KIP-290. Numbers that a rule can't
+have are for filters, which say with them that it doesn't matter.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final
+
+# In a filter: any number.
+ANY: Final = 1
+
+
+class Operation(IntEnum):
+    """What somebody does. Each is a bit of its own in a mask."""
+
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+
+    __hash__ = int.__hash__  # Enum's own is written in Python.
+
+    @property
+    def bit(self) -> int:
+        """The place in a mask."""
+        return 1 << self
+
+
+class ResourceType(IntEnum):
+    """With what."""
+
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+
+    __hash__ = int.__hash__  # As above.
+
+
+class PatternType(IntEnum):
+    """Whether a rule's name is a resource's whole name or what it begins with."""
+
+    LITERAL = 3
+    PREFIXED = 4
+
+    __hash__ = int.__hash__  # As above.
+
+
+class Permission(IntEnum):
+    """What a rule says: a denial outweighs everything that is allowed."""
+
+    DENY = 2
+    ALLOW = 3
+
+    __hash__ = int.__hash__  # As above.
+
+
+# In a filter, as a pattern type: the rules that concern the resource of this name.
+MATCH: Final = 2
+# A literal name that means every resource of its type.
+EVERY_NAME: Final = "*"
+EVERY_HOST: Final = "*"
+PRINCIPAL_PREFIX: Final = "User:"
+EVERYBODY: Final = "User:*"
+# The only resource of its type.
+CLUSTER: Final = "kafka-cluster"
+
+# What can be done with a resource of each type; a rule about anything else would say nothing.
+OPERATIONS: Final[Mapping[ResourceType, frozenset[Operation]]] = {
+    ResourceType.TOPIC: frozenset(
+        {
+            Operation.ALL,
+            Operation.READ,
+            Operation.WRITE,
+            Operation.CREATE,
+            Operation.DELETE,
+            Operation.ALTER,
+            Operation.DESCRIBE,
+        }
+    ),
+    ResourceType.GROUP: frozenset(
+        {
+            Operation.ALL,
+            Operation.READ,
+            Operation.DELETE,
+            Operation.ALTER,
+            Operation.DESCRIBE,
+        }
+    ),
+    ResourceType.CLUSTER: frozenset(
+        {
+            Operation.ALL,
+            Operation.CREATE,
+            Operation.ALTER,
+            Operation.DESCRIBE,
+            Operation.DESCRIBE_CONFIGS,
+            Operation.ALTER_CONFIGS,
+        }
+    ),
+}
+
+
+def principal_problem(principal: str) -> str | None:
+    """Return why *principal* names nobody, None if it does."""
+    if principal.startswith(PRINCIPAL_PREFIX) and principal != PRINCIPAL_PREFIX:
+        return None
+    return f"a principal is {PRINCIPAL_PREFIX}<name>"

@@ -1,0 +1,94 @@
+"""Commands that log in: the file of properties, the variable for it, and that no secret shows."""
+
+import traceback
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from coordinator.security.sasl import Authenticator, LogIn, credential_of
+from protocol import messages as m
+from tests.fakes.command_line import CommandLine
+
+MARKER = "never-to-be-seen"
+KNOWN = credential_of(MARKER, "SCRAM-SHA-256")
+
+
+def command_line(monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """Return a command line before a coordinator that knows alice."""
+    log_in = LogIn(
+        Authenticator(
+            mechanisms=("SCRAM-SHA-256",),
+            credential=lambda name, _: KNOWN if name == "alice" else None,
+            bearer=None,
+            secret=b"secret",
+        )
+    )
+    return CommandLine(
+        monkeypatch,
+        {
+            m.SaslHandshakeRequest: log_in.handshake,
+            m.SaslAuthenticateRequest: lambda request: log_in.authenticate(request, 0),
+            m.SummarizeGroupsRequest: lambda request: (
+                structs.replace(m.APIS[m.ApiKey.SUMMARIZE_GROUPS].example.response, groups=())
+                if log_in.principal == "User:alice"
+                else m.error_response(request, 34)
+            ),
+        },
+    )
+
+
+def written(folder: Path, password: str) -> str:
+    """Return a file of properties."""
+    path = folder / "client.properties"
+    path.write_text(
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\n"
+        f"sasl.username=alice\nsasl.password={password}\n"
+    )
+    return str(path)
+
+
+def test_a_command_logs_in_by_a_file_of_properties(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As Kafka's tools do, so that no secret is in a list of processes."""
+    path = written(tmp_path, MARKER)
+    line = command_line(monkeypatch)
+    assert line.run("groups", "list", "--command-config", path).exit_code == 0
+    assert len(line.of_type(m.SaslAuthenticateRequest)) == 2
+
+    monkeypatch.setenv("COORDINATOR_COMMAND_CONFIG", path)
+    assert command_line(monkeypatch).run("groups", "list").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("password", "says"),
+    [
+        (f"{MARKER}-2", "refused the log-in of user 'alice'"),
+        ("{file:/not/there}", "no such readable file"),
+        ("", "sasl.password is missing"),
+    ],
+    ids=str,
+)
+def test_a_log_in_that_fails_is_told_without_the_secret(
+    password: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With what to look at, and at once."""
+    line = command_line(monkeypatch)
+    result = line.run("groups", "list", "--command-config", written(tmp_path, password))
+
+    assert (result.exit_code, line.connections) == (1, 1)
+    assert says in result.output
+    assert MARKER not in result.output
+    assert result.exception is not None
+    assert MARKER not in "".join(traceback.format_exception(result.exception))
+
+
+def test_a_file_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is said to anybody."""
+    line = command_line(monkeypatch)
+    result = line.run("groups", "list", "--command-config", "/not/there")
+
+    assert result.exit_code == 1
+    assert "/not/there: No such file" in result.output
+    assert line.asked == []

@@ -1,0 +1,77 @@
+"""The node's own shard beside its log: memory is the fold of it, compacted or not."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from coordinator.group.core import Caller, Event, Now
+from coordinator.group.node_records import NodeRecord, read_item
+from coordinator.group.node_shard import HardNode, NodeShard
+from coordinator.group.registry import Registry, TopicForgotten
+from protocol.messages import Request
+from tests.packed import node_entry
+
+NOW = Now(1_000, 1_700_000_000_000)
+
+
+def roundtrip(record: Any) -> Any:
+    """Return *record* as it comes back from the log."""
+    return read_item((0, *node_entry(record)))
+
+
+def replayed(records: Iterable[NodeRecord]) -> HardNode:
+    """Return the hard state that *records* leave."""
+    shard = NodeShard(Registry())
+    for record in records:
+        shard.replay(roundtrip(record))
+    return shard.hard_state()
+
+
+def last_per_key(records: Iterable[NodeRecord]) -> list[NodeRecord]:
+    """Return what compaction keeps of *records*: the last of each key, no scope's past."""
+    kept: dict[tuple[object, ...], NodeRecord] = {}
+    for record in records:
+        type_, _, scope, key, _ = node_entry(record)
+        if type(record) is TopicForgotten:
+            kept = {k: r for k, r in kept.items() if k[0] != scope}
+        kept.pop((scope, type_, key), None)
+        kept[scope, type_, key] = record
+    return list(kept.values())
+
+
+def without_tombstones(records: Iterable[NodeRecord]) -> list[NodeRecord]:
+    """Return *records* without those that only say that something is gone."""
+    return [record for record in records if node_entry(record)[4] is not None]
+
+
+class NodeContext:
+    """A node's shard, all that it has logged, and its events."""
+
+    def __init__(self) -> None:
+        self.shard = NodeShard(Registry())
+        self.shard.loaded(NOW)
+        self.records: list[NodeRecord] = []
+        self.events: list[Event] = []
+
+    def ask(self, request: Request) -> Any:
+        """Return the answer to a request that may change something."""
+        outcome = self.shard.handle(request, "token", Caller("admin", "10.0.0.1"), NOW)
+        self.records += outcome.records
+        self.events += outcome.events
+        live = self.shard.hard_state()
+        compacted = last_per_key(self.records)
+        assert live == replayed(self.records) == replayed(compacted)
+        assert live == replayed(without_tombstones(compacted))
+        ((_, response, _, gated, _),) = outcome.replies
+        assert gated
+        return response
+
+    def crash(self) -> None:
+        """Begin anew with what the log has."""
+        self.shard = NodeShard(Registry())
+        for record in self.records:
+            self.shard.replay(roundtrip(record))
+        self.shard.loaded(NOW)
+
+    def told(self, name: str) -> list[dict[str, object]]:
+        """Return the events of a name."""
+        return [event.fields for event in self.events if event.name == name]

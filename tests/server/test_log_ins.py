@@ -1,0 +1,296 @@
+"""Listeners with SASL: nobody asks anything before he is known, and nobody guesses fast."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+import trio.testing
+from scramp import ScramClient
+
+from coordinator.config import ConfigError, load_settings
+from coordinator.security.sasl import credential_of
+from protocol import messages as m
+from protocol.errors import ErrorCode as E
+from protocol.messages import APIS, ApiKey
+from protocol.scram import Mechanism
+from tests.fakes.disk import Disk
+from tests.server.world import Client, World, beat, commit, join, world
+
+SCRAM: Final = "SCRAM-SHA-256"
+SECRET: Final = "sesame-7f3a"
+
+
+@asynccontextmanager
+async def guarded(tmp_path: Path, *settings: str, disk: Disk | None = None) -> AsyncIterator[World]:
+    """Run a daemon whose one listener has SASL; the first administrator is root."""
+    password = tmp_path / "password"
+    password.write_text(f"{SECRET}\n")
+    async with world(
+        "listeners=SASL_PLAINTEXT://127.0.0.1:9310",
+        "sasl.bootstrap.user=root",
+        f"sasl.bootstrap.password.file={password}",
+        *settings,
+        disk=disk,
+    ) as here:
+        yield here
+
+
+async def step(client: Client, request: m.Request) -> Any:
+    """Ask, and wait as long as an answer to a failure may take."""
+    sent = client.send(request)
+    with trio.move_on_after(2):
+        while sent not in client.answers() and not client.transport.closed:  # noqa: ASYNC110 - a fake tells nobody
+            await trio.sleep(0.01)
+    found = client.answers().get(sent)
+    return None if found is None else found.response
+
+
+async def log_in(client: Client, name: str, password: str, mechanism: str = SCRAM) -> Any:
+    """Log in by SCRAM; return the last answer, None if the connection was closed."""
+    answer = await step(client, m.SaslHandshakeRequest(mechanism))
+    if answer is None or answer.error:
+        return answer
+    ours = ScramClient([mechanism], name, password)
+    answer = await step(client, m.SaslAuthenticateRequest(ours.get_client_first().encode()))
+    if answer is None or answer.error:
+        return answer
+    ours.set_server_first(answer.auth_bytes.decode())
+    return await step(client, m.SaslAuthenticateRequest(ours.get_client_final().encode()))
+
+
+async def known(here: World, name: str = "root", password: str = SECRET, **where: str) -> Client:
+    """Return a connection that is logged in."""
+    client = here.connect(**where)
+    answer = await log_in(client, name, password)
+    assert answer.error == 0
+    return client
+
+
+def password_of(user: str, password: str) -> m.AlterUserScramCredentialsRequest:
+    """Return the request that gives a user a password."""
+    salt, stored, server, iterations = credential_of(password, SCRAM)
+    mechanism = Mechanism.SCRAM_SHA_256
+    upsertion = m.ScramUpsertion(user, mechanism, iterations, salt, stored, server)
+    return m.AlterUserScramCredentialsRequest((), (upsertion,))
+
+
+def told(here: World, name: str) -> list[dict[str, Any]]:
+    """Return what events of a name say."""
+    return [fields for event, fields in here.events if event == name]
+
+
+@pytest.mark.parametrize("key", [key for key in APIS if key not in {18, 17, 36}])
+async def test_a_stranger_gets_34_and_is_cut_off(key: ApiKey, tmp_path: Path) -> None:
+    """Whatever it asks, also what would be parked; only a hello is answered before."""
+    async with guarded(tmp_path) as here:
+        client = here.connect()
+        hello: Any = await client.ask(m.ApiVersionsRequest("me", "test", "1"))
+        assert hello.error == 0
+        sent = client.send(APIS[key].example.request)
+        answer: Any = (await client.answer(sent)).response
+        assert m.first_error(answer) == E.ILLEGAL_SASL_STATE
+        assert client.transport.closed
+        assert here.metrics["requests_parked"]() == 0
+
+
+async def test_a_stranger_sends_only_little(tmp_path: Path) -> None:
+    """A frame of 4 KiB is enough for a log-in, and nothing larger is waited for."""
+    async with guarded(tmp_path) as here:
+        client = here.connect()
+        client.transport.put((4_097).to_bytes(4))
+        await trio.testing.wait_all_tasks_blocked()
+        client.transport.put(bytes(14))
+        await trio.testing.wait_all_tasks_blocked()
+        assert client.transport.closed
+
+        client = await known(here)
+        answer: Any = await client.ask(commit(1, *range(1_000)))
+        assert answer.error == 0
+
+
+async def test_who_does_not_log_in_in_time_is_cut_off(tmp_path: Path) -> None:
+    """However much it asks that it may."""
+    async with guarded(tmp_path) as here:
+        client = here.connect()
+        for _ in range(3):
+            await client.ask(m.ApiVersionsRequest("me", "test", "1"))
+            await trio.sleep(3)
+        assert not client.transport.closed
+        await trio.sleep(3)
+        assert client.transport.closed
+        assert here.environment.telemetry.connections_closed["unauthenticated"] == 1
+
+
+async def test_failures_look_alike_and_come_late(tmp_path: Path) -> None:
+    """A wrong password and a user who isn't there: same answer, same delay; three tries."""
+    async with guarded(tmp_path) as here:
+        seen = []
+        for number, (name, password) in enumerate([("root", "wrong"), ("nobody", SECRET)]):
+            client = here.connect(peer=f"192.0.2.{number}")
+            for failures in range(1, 4):
+                began_s = trio.current_time()
+                answer = await log_in(client, name, password)
+                await trio.testing.wait_all_tasks_blocked()
+                took_s = trio.current_time() - began_s
+                seen.append((number, answer, took_s))
+                assert client.transport.closed == (failures == 3)
+                await trio.sleep(1)
+        for (_, one, one_s), (_, other, other_s) in zip(seen[:3], seen[3:], strict=True):
+            assert (one, abs(one_s - other_s) < 0.05) == (other, True)
+        answer = seen[0][1]
+        assert (answer.error, answer.message) == (58, "authentication failed")
+        assert all(took_s >= 0.1 for _, _, took_s in seen)
+        reasons = {line["reason"] for line in told(here, "login.refused")}
+        assert any("no such user" in reason for reason in reasons)
+        assert SECRET not in repr(here.events)
+
+
+async def test_an_address_fails_ten_times_a_second_at_most(tmp_path: Path) -> None:
+    """However many connections it has; another address is as quick as ever."""
+    async with guarded(tmp_path) as here:
+        clients = [here.connect() for _ in range(30)]
+        began_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for client in clients:
+                nursery.start_soon(log_in, client, "root", "guess")
+        failed = here.environment.telemetry.log_ins[SCRAM, "failed"]
+        assert failed <= 10 + 10 * (trio.current_time() - began_s)
+        assert any(client.transport.closed for client in clients)
+
+        began_s = trio.current_time()
+        await known(here, peer="192.0.2.99")
+        assert trio.current_time() - began_s < 0.5
+
+
+async def test_a_log_in_ends_with_the_password(tmp_path: Path) -> None:
+    """A new password or none ends the connections that were made with the old one, at once."""
+    async with guarded(tmp_path) as here:
+        admin = await known(here)
+        answer: Any = await admin.ask(password_of("bob", "first"))
+        assert m.first_error(answer) == 0
+        bob = await known(here, "bob", "first")
+        other = await known(here, "bob", "first")
+        await admin.ask(password_of("bob", "second"))
+        assert (bob.transport.closed, other.transport.closed) == (True, True)
+        assert (await log_in(here.connect(), "bob", "first")).error == 58
+        bob = await known(here, "bob", "second")
+        gone = m.AlterUserScramCredentialsRequest(
+            (m.ScramDeletion("bob", Mechanism.SCRAM_SHA_256),), ()
+        )
+        await admin.ask(gone)
+        assert bob.transport.closed
+        assert not admin.transport.closed
+        assert {line["by"] for line in told(here, "user.altered")} == {"User:root"}
+
+
+async def test_a_session_ends_unless_it_logs_in_again(tmp_path: Path) -> None:
+    """After connections.max.reauth.ms; on the same connection, as the same principal only."""
+    async with guarded(tmp_path, "connections.max.reauth.ms=5000") as here:
+        admin = await known(here)
+        await admin.ask(password_of("bob", "first"))
+        again, other, silent = [await known(here, "bob", "first") for _ in range(3)]
+        answer = await log_in(again, "bob", "first")
+        assert (answer.error, answer.session_lifetime_ms) == (0, 5_000)
+        answer = await log_in(other, "root", SECRET)
+        assert answer.error == 58
+        await trio.testing.wait_all_tasks_blocked()
+        assert other.transport.closed
+        here.wall_ms += 5_000
+        await trio.sleep(1.1)
+        assert silent.transport.closed
+
+
+async def test_a_token_ends_the_connection_with_it(tmp_path: Path) -> None:
+    """Static ones are in a file as hashes, with their end."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"etl {hashlib.sha256(b'token').hexdigest()} 2023-11-14T22:13:30Z\n")
+    settings = ("sasl.enabled.mechanisms=OAUTHBEARER", f"sasl.tokens.file={tokens}")
+    async with guarded(tmp_path, *settings, "super.users=User:etl") as here:
+        client = here.connect()
+        assert (await step(client, m.SaslHandshakeRequest("OAUTHBEARER"))).error == 0
+        first = b"n,,\x01auth=Bearer token\x01\x01"
+        answer = await step(client, m.SaslAuthenticateRequest(first))
+        assert (answer.error, answer.session_lifetime_ms) == (0, 10_000)
+        assert (await client.ask(commit())).topics[0].partitions[0].error == 0  # type: ignore[attr-defined]
+        here.wall_ms += 10_000
+        assert await step(client, commit()) is None
+        assert client.transport.closed
+
+
+async def test_while_users_are_loaded_a_log_in_is_told_to_come_back(tmp_path: Path) -> None:
+    """To be refused would end a client for good that only came too early."""
+    async with guarded(tmp_path) as here:
+        here.node.registry.status = type(here.node.registry.status).LOADING
+        client = here.connect()
+        answer = await step(client, m.SaslHandshakeRequest(SCRAM))
+        assert answer.error == E.COORDINATOR_LOAD_IN_PROGRESS
+        here.node.registry.status = type(here.node.registry.status).ACTIVE
+        assert (await log_in(client, "root", SECRET)).error == 0
+
+
+async def test_a_listener_without_sasl_knows_no_log_in() -> None:
+    """Kafka's answer to who tries: 34."""
+    async with world() as here:
+        client = here.connect()
+        assert await client.error(m.SaslHandshakeRequest(SCRAM)) == E.ILLEGAL_SASL_STATE
+        assert await client.error(beat()) == E.UNKNOWN_MEMBER_ID
+
+
+async def test_beside_a_listener_with_sasl_the_others_refuse_too() -> None:
+    """Who comes by another door is anonymous, and may nothing; a log-in there is Kafka's 34."""
+    doors = "listeners=PLAINTEXT://127.0.0.1:1,SASL_PLAINTEXT://127.0.0.1:2"
+    async with world(doors, "super.users=User:a") as here:
+        client = here.connect()
+        assert await client.error(m.SaslHandshakeRequest(SCRAM)) == E.ILLEGAL_SASL_STATE
+        assert await client.error(beat()) == E.GROUP_AUTHORIZATION_FAILED
+
+
+async def test_the_member_of_a_principal_is_bound_to_it(tmp_path: Path) -> None:
+    """Who knows a member id, or an instance id, can't speak for it; not after a restart either."""
+    disk = Disk()
+    everybody = "allow.everyone.if.no.acl.found=true"
+    async with guarded(tmp_path, everybody, disk=disk) as here:
+        admin = await known(here)
+        await admin.ask(password_of("alice", "a"))
+        await admin.ask(password_of("bob", "b"))
+        alice, bob = await known(here, "alice", "a"), await known(here, "bob", "b")
+        member_id = await alice.join_alone()
+        stolen = m.OffsetCommitRequest("g", 1, member_id, None, commit().topics)
+        for request in (
+            beat(member_id),
+            join("g", member_id),
+            stolen,
+            m.SyncGroupRequest("g", 1, member_id, None, None, None, ()),
+        ):
+            assert await bob.error(request) == E.UNKNOWN_MEMBER_ID
+        assert await alice.error(beat(member_id)) == 0
+        pending = await alice.member_id("other")
+        assert await bob.error(join("other", pending)) == E.UNKNOWN_MEMBER_ID
+        line = told(here, "access.refused")[0]
+        assert (line["principal"], line["peer"], line["error"]) == ("User:bob", "192.0.2.1", 25)
+    disk.kill()
+    async with guarded(tmp_path, everybody, disk=disk) as here:
+        alice, bob = await known(here, "alice", "a"), await known(here, "bob", "b")
+        assert await bob.error(beat(member_id)) == E.UNKNOWN_MEMBER_ID
+        assert await alice.error(beat(member_id)) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ((), "name an administrator in super.users"),
+        (("sasl.bootstrap.user=root",), "belong together"),
+        (("super.users=alice",), "no principal such as User:alice"),
+        (("super.users=User:a", "sasl.enabled.mechanisms=PLAIN"), "is not SCRAM-SHA-256"),
+        (("super.users=User:a", "sasl.enabled.mechanisms=OAUTHBEARER"), "needs sasl.tokens.file"),
+        (("super.users=User:a", "sasl.tokens.file=/t"), "has no OAUTHBEARER"),
+    ],
+)
+def test_a_start_that_lets_nobody_in_is_refused(settings: tuple[str, ...], says: str) -> None:
+    """It would look healthy, and serve nobody."""
+    with pytest.raises(ConfigError, match=says):
+        load_settings(overrides=["listeners=SASL_PLAINTEXT://127.0.0.1:0", *settings])

@@ -1,0 +1,144 @@
+"""The matrix of rights in a running daemon: refused before any effect, and without a trace."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+from msgspec import structs
+
+from protocol import messages as m
+from protocol.acls import CLUSTER, Operation as Op, PatternType, ResourceType as T
+from protocol.errors import ErrorCode as E
+from tests.server.test_authorization import ERRORS, FILTERED, MATRIX, REQUESTS, errors_of
+from tests.server.test_log_ins import guarded, known, password_of, told
+from tests.server.world import Client, World, commit, join
+
+NAMES: Final = {T.CLUSTER: CLUSTER, T.GROUP: "*", T.TOPIC: "*"}
+
+
+async def grant(admin: Client, *rights: tuple[Op, T] | tuple[Op, T, str]) -> None:
+    """Let Alice do that."""
+    acls = tuple(
+        m.Acl(
+            kind,
+            name[0] if name else NAMES[kind],
+            PatternType.LITERAL,
+            "User:alice",
+            "*",
+            operation,
+            3,
+        )
+        for operation, kind, *name in rights
+    )
+    answer: Any = await admin.ask(m.CreateAclsRequest(acls))
+    assert m.first_error(answer) == 0
+
+
+async def both(here: World) -> tuple[Client, Client]:
+    """Return connections of the administrator's and of Alice's, who may do nothing."""
+    admin = await known(here)
+    await admin.ask(password_of("alice", "a"))
+    return admin, await known(here, "alice", "a")
+
+
+def records(here: World) -> int:
+    """Return how many entries the log has in all."""
+    node = here.node
+    partitions = [*(shard.partition for shard in node.shards), node.registry.partition]
+    return sum(map(here.journal.end_offset, partitions))
+
+
+@pytest.mark.parametrize("kind", [k for k in MATRIX if MATRIX[k]], ids=lambda k: k.__name__)
+async def test_without_a_right_nothing_happens(kind: type[m.Request], tmp_path: Path) -> None:
+    """The first right that is missing says which error; and the log has nothing new."""
+    async with guarded(tmp_path) as here:
+        _, alice = await both(here)
+        before = records(here)
+        answer = await alice.ask(REQUESTS[kind])
+        if kind in FILTERED:
+            assert m.first_error(answer) == 0
+            return
+        assert errors_of(answer) - {0} == {ERRORS[MATRIX[kind][0][1]]}
+        assert records(here) == before
+        line = told(here, "access.refused")[-1]
+        assert (line["principal"], line["peer"]) == ("User:alice", "192.0.2.1")
+
+
+@pytest.mark.parametrize("kind", MATRIX, ids=lambda k: k.__name__)
+async def test_with_its_rights_a_request_is_decided(kind: type[m.Request], tmp_path: Path) -> None:
+    """On a connection that was there before the rules were."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, *MATRIX[kind])
+        answer = await alice.ask(REQUESTS[kind])
+        assert not errors_of(answer) & {29, 30, 31}
+
+
+async def test_the_topics_that_are_allowed_go_on(tmp_path: Path) -> None:
+    """Each refused one in its place; and what is committed is nothing else."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP), (Op.READ, T.TOPIC, "t"))
+        topics = (m.TopicCommit("secret", commit().topics[0].partitions), *commit().topics)
+        answer: Any = await alice.ask(m.OffsetCommitRequest("g", -1, "", None, topics))
+        errors = [(t.topic, t.partitions[0].error) for t in answer.topics]
+        assert errors == [("secret", 29), ("t", 0)]
+        group = here.node.shard_of("g").core.groups["g"]
+        assert list(group.offsets) == ["t"]
+
+
+async def test_what_may_not_be_seen_is_in_no_list(tmp_path: Path) -> None:
+    """Neither groups nor topics; and a page has as many as it may, whatever was left out."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        for group_id in ("mine", "secret"):
+            await admin.ask(commit(group_id=group_id))
+        topics = tuple(m.TopicRegistration(t, 1, None) for t in ("a-secret", "b-secret", "mine"))
+        await admin.ask(m.RegisterTopicsRequest(topics, is_observed=False))
+        await grant(admin, (Op.DESCRIBE, T.GROUP, "mine"), (Op.DESCRIBE, T.TOPIC, "mine"))
+        groups: Any = await alice.ask(m.ListGroupsRequest((), ()))
+        assert [g.group_id for g in groups.groups] == ["mine"]
+        for pattern in (None, ".*"):
+            asked = m.DescribeTopicsRequest(None, pattern, False, "", 1)
+            found: Any = await alice.ask(asked)
+            assert [t.topic for t in found.topics] == ["mine"]
+            assert not found.has_more
+
+
+async def test_a_denial_is_in_force_at_once(tmp_path: Path) -> None:
+    """Also for who is connected, and in the middle of a group's life."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP, "g"))
+        member_id = await alice.join_alone()
+        everything = m.AclFilter(*(1, None, 1, None, None, 1, 1))
+        answer: Any = await admin.ask(m.DeleteAclsRequest((everything,)))
+        assert m.first_error(answer) == 0
+        assert await alice.error(m.HeartbeatRequest("g", 1, member_id, None)) == 30
+
+
+async def test_a_refusal_does_not_tell_whether_it_is_there(tmp_path: Path) -> None:
+    """The same answer for a group that is there and one that isn't, loading or not."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await admin.ask(commit(group_id="there"))
+        answers = [
+            await alice.ask(m.DescribeRebalancesRequest(group_id, 10))
+            for group_id in ("there", "absent")
+        ]
+        assert structs.replace(answers[0], group_id="absent") == answers[1]
+
+
+async def test_the_audit_counts_what_it_leaves_out(tmp_path: Path) -> None:
+    """A line a second and principal; nothing of a body in it."""
+    async with guarded(tmp_path) as here:
+        _, alice = await both(here)
+        for _ in range(5):
+            await alice.ask(join("g"))
+        assert [line["left_out"] for line in told(here, "access.refused")] == [0]
+        await trio.sleep(1.1)
+        await alice.ask(join("g"))
+        line = told(here, "access.refused")[-1]
+        assert (line["left_out"], line["api"], line["what"]) == (4, "JoinGroup", "group_id: g")
+        assert line["error"] == E.GROUP_AUTHORIZATION_FAILED
