@@ -58,7 +58,11 @@ class Call(Struct, eq=False):
         """Who asks."""
         return _NOBODY
 
-    def sees_topic(self, name: str) -> bool:  # noqa: ARG002  whoever asks
+    def sees_group(self, name: str) -> bool:  # noqa: ARG002  whoever asks
+        """Say whether a group may be shown in a list."""
+        return True
+
+    def sees_topic(self, name: str) -> bool:  # noqa: ARG002  as above
         """Say whether a topic may be shown in a list."""
         return True
 

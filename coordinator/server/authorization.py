@@ -411,13 +411,13 @@ def _no_offsets(named: m.TopicPartitions) -> m.TopicOffsets:
     )
 
 
-def _list_groups(access: Access, request: Any) -> Verdict | None:
+def _summarize_groups(access: Access, request: m.SummarizeGroupsRequest) -> Verdict | None:
     """DESCRIBE with the cluster, or else only those groups are shown with which there is."""
     if access.cluster() & _DESCRIBE:
         return None
-    is_list = type(request) is m.ListGroupsRequest
-    part = m.ListedGroup if is_list else m.GroupSummary
-    return _shown(request, "groups", part, lambda g: bool(access.groups[g.group_id] & _DESCRIBE))
+    return _shown(
+        request, "groups", m.GroupSummary, lambda g: bool(access.groups[g.group_id] & _DESCRIBE)
+    )
 
 
 def _describe_lag(access: Access, request: m.DescribeLagRequest) -> Verdict | None:
@@ -529,8 +529,9 @@ NEEDS: Final[Mapping[type[m.Request], Check]] = {
     m.OffsetDeleteRequest: _group_and_topics(Operation.DELETE),
     m.AlterOffsetsRequest: _alter_offsets,
     m.DescribeGroupsRequest: _groups(Operation.DESCRIBE, _no_description, "groups"),
-    m.ListGroupsRequest: _list_groups,
-    m.SummarizeGroupsRequest: _list_groups,
+    # Likewise, but it is made in slices, which leave out what isn't seen (`Call.sees_group`).
+    m.ListGroupsRequest: _nothing,
+    m.SummarizeGroupsRequest: _summarize_groups,
     m.DeleteGroupsRequest: _groups(Operation.DELETE, _no_deletion, "groups", once=True),
     m.AlterGroupRetentionRequest: _group(Operation.ALTER),
     m.DescribeRebalancesRequest: _group(Operation.DESCRIBE),

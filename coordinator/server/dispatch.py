@@ -341,8 +341,9 @@ class Dispatcher:
 
         def look(shard: ShardRunner[GroupShard]) -> Generator[None, None, tuple[()]]:
             for groups in shard.core.list_groups(request):
-                if groups:
-                    packed.extend(groups)
+                seen = [group for group in groups or () if call.sees_group(group.group_id)]
+                if seen:
+                    packed.extend(seen)
                 yield
                 if packed.size_bytes > limit_bytes:
                     break

@@ -266,6 +266,11 @@ class Gate:
         self._ends_wall_ms = _NEVER_MS if ends_wall_ms is None else ends_wall_ms
         self._client.caller = self._client.caller._replace(principal=principal)
 
+    def sees_group(self, name: str) -> bool:
+        """Say whether a group is in the lists that are shown."""
+        access = self._access
+        return access is not None and (access.sees_cluster() or access.sees_group(name))
+
     def sees_topic(self, name: str) -> bool:
         """Say whether a topic is in the lists that are shown."""
         return self._access is not None and self._access.sees_topic(name)
@@ -474,6 +479,10 @@ class Narrowed(Call, eq=False):
     def caller(self) -> Caller:
         """Who asks."""
         return self.whole.caller
+
+    def sees_group(self, name: str) -> bool:
+        """Say whether a group may be shown."""
+        return self.whole.sees_group(name)
 
     def sees_topic(self, name: str) -> bool:
         """Say whether a topic may be shown."""

@@ -156,6 +156,11 @@ class SessionCall(Call, eq=False):
         """Who asks."""
         return self.session.caller
 
+    def sees_group(self, name: str) -> bool:
+        """Say whether a group may be shown in a list."""
+        gate = self.session.gate
+        return gate is None or gate.sees_group(name)
+
     def sees_topic(self, name: str) -> bool:
         """Say whether a topic may be shown in a list."""
         gate = self.session.gate

@@ -1,5 +1,6 @@
 """The matrix of rights: what each request needs, and what is answered where it is missing."""
 
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -31,7 +32,7 @@ MATRIX: Final[dict[type[m.Request], tuple[Right, ...]]] = {
     m.OffsetDeleteRequest: ((Op.DELETE, G), (Op.READ, TP)),
     m.AlterOffsetsRequest: ((Op.ALTER, G), (Op.READ, G), (Op.READ, TP)),
     m.DescribeGroupsRequest: ((Op.DESCRIBE, G),),
-    m.ListGroupsRequest: ((Op.DESCRIBE, C),),
+    m.ListGroupsRequest: (),  # Whoever makes the list leaves out what isn't seen.
     m.SummarizeGroupsRequest: ((Op.DESCRIBE, C),),
     m.DeleteGroupsRequest: ((Op.DELETE, G),),
     m.AlterGroupRetentionRequest: ((Op.ALTER, G),),
@@ -56,7 +57,7 @@ MATRIX: Final[dict[type[m.Request], tuple[Right, ...]]] = {
     m.AlterClientQuotasRequest: ((Op.ALTER_CONFIGS, C),),
 }
 # They show less to who lacks the right, and refuse nothing.
-FILTERED: Final = {m.ListGroupsRequest, m.SummarizeGroupsRequest}
+FILTERED: Final = {m.SummarizeGroupsRequest}
 # What the examples of the declarations can't show.
 REQUESTS: Final[dict[type[m.Request], m.Request]] = {
     **{api.request: api.example.request for api in APIS.values()},
@@ -291,13 +292,15 @@ def test_a_fetch_shows_only_what_may_be_seen() -> None:
 def test_lists_have_what_may_be_seen() -> None:
     """Without a word of the others, packed or not."""
     found = access(rule(Op.READ, T.GROUP, "etl"), rule(Op.READ, T.TOPIC, "mine"))
-    listed = [m.ListedGroup(g, "consumer", "Stable", "classic") for g in ("etl", "secret")]
-    verdict = refused(found, REQUESTS[m.ListGroupsRequest])
-    assert verdict.request is REQUESTS[m.ListGroupsRequest]
+    (shown_group, *_) = APIS[ApiKey.SUMMARIZE_GROUPS].example.response.groups  # type: ignore[attr-defined]  # of a list
+    listed = [structs.replace(shown_group, group_id=g) for g in ("etl", "secret")]
+    verdict = refused(found, REQUESTS[m.SummarizeGroupsRequest])
+    assert verdict.request is REQUESTS[m.SummarizeGroupsRequest]
     packed = (Raw(encode(listed[0])), Raw(encode(listed[1])))
+    whole = partial(m.SummarizeGroupsResponse, 0, None, cursor=b"")
 
-    assert verdict.complete(m.ListGroupsResponse(0, tuple(listed))).groups == (listed[0],)  # type: ignore[attr-defined]  # of a list
-    assert verdict.complete(m.ListGroupsResponse(0, packed)).groups == (listed[0],)  # type: ignore[arg-type, attr-defined]  # likewise
+    assert verdict.complete(whole(groups=tuple(listed))).groups == (listed[0],)  # type: ignore[attr-defined]  # of a list
+    assert verdict.complete(whole(groups=packed)).groups == (listed[0],)  # type: ignore[attr-defined]  # likewise
     lag = m.DescribeLagRequest("etl")
     topics = tuple(m.TopicLag(topic, ()) for topic in ("x", "mine"))
     shown = refused(found, lag).complete(m.DescribeLagResponse(0, None, "etl", topics))
