@@ -341,7 +341,7 @@ class Dispatcher:
 
         def look(shard: ShardRunner[GroupShard]) -> Generator[None, None, tuple[()]]:
             for groups in shard.core.list_groups(request):
-                seen = [group for group in groups or () if call.sees_group(group.group_id)]
+                seen = tuple([g for g in groups or () if call.sees_group(g.group_id)])
                 if seen:
                     packed.extend(seen)
                 yield

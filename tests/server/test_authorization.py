@@ -300,7 +300,7 @@ def test_lists_have_what_may_be_seen() -> None:
     whole = partial(m.SummarizeGroupsResponse, 0, None, cursor=b"")
 
     assert verdict.complete(whole(groups=tuple(listed))).groups == (listed[0],)  # type: ignore[attr-defined]  # of a list
-    assert verdict.complete(whole(groups=packed)).groups == (listed[0],)  # type: ignore[attr-defined]  # likewise
+    assert verdict.complete(whole(groups=packed)).groups == (listed[0],)  # type: ignore[arg-type, attr-defined]  # likewise
     lag = m.DescribeLagRequest("etl")
     topics = tuple(m.TopicLag(topic, ()) for topic in ("x", "mine"))
     shown = refused(found, lag).complete(m.DescribeLagResponse(0, None, "etl", topics))
