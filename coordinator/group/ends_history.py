@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from coordinator.group.lag_samples import MINUTE_MS, SAMPLES_KEPT, UNKNOWN
-from coordinator.group.minutes import Block, Minutes
+from coordinator.group.minutes import BLOCK_BITS, Block, Minutes
 from protocol.messages import EndOffset
 
 # Behind the minutes of a column.
@@ -62,17 +62,27 @@ class TopicEnds(Minutes):
         cells: array[int] = block.cells
         return max(end.reported_ms, cells[at + _TOLD])
 
-    def behind_ms(self, end: EndOffset, committed: int, now_ms: int) -> int:
-        """Return how long ago the end passed a committed offset, `UNKNOWN` if that isn't known.
+    def behind_ms(
+        self, ends: Iterable[EndOffset | None], committed: Iterable[int], now_ms: int
+    ) -> list[int]:
+        """Return for each of *ends* how long ago it passed what is *committed* of its partition.
 
-        It is 0 if nothing is left to do; *end* is that of the moment.
+        It is 0 if nothing is left to do, and `UNKNOWN` if that isn't known, as of no end (None).
+        The ends are those of the moment.
         """
+        return [
+            UNKNOWN if end is None else self._behind_ms(end, offset, now_ms)
+            for end, offset in zip(ends, committed, strict=True)
+        ]
+
+    def _behind_ms(self, end: EndOffset, committed: int, now_ms: int) -> int:
         if committed >= end.end_offset:
             return 0
-        found = self.find(end.partition)
-        if found is None:
+        block = self._blocks.get(end.partition >> BLOCK_BITS)
+        place = -1 if block is None else block.place(end.partition)
+        if block is None or place < 0:
             return UNKNOWN
-        passed_ms = _passed_ms(*found, committed, end.end_offset)
+        passed_ms = _passed_ms(block, place * len(self.COLUMN), committed, end.end_offset)
         return UNKNOWN if passed_ms is None else max(now_ms - passed_ms, 0)
 
 
@@ -154,31 +164,31 @@ def _straighten(block: Block, at: int, before: int, end: int, now_ms: int) -> No
 def _passed_ms(block: Block, at: int, committed: int, end: int) -> int | None:
     """Return when the column at *at* passed *committed*, which is below *end*."""
     cells: array[int] = block.cells
-    newest_ms = block.minute * MINUTE_MS
-    slot = block.minute % SAMPLES_KEPT
-    # How many minutes, from the oldest, were not above it. Those that aren't known come first,
-    # and are below everything. The ring is two ascending runs.
-    turn = at + slot + 1
-    if cells[at] <= committed:
-        below = bisect_right(cells, committed, at, turn) - at + SAMPLES_KEPT - 1 - slot
-    else:
-        below = bisect_right(cells, committed, turn, at + SAMPLES_KEPT) - turn
-    changed_ms = cells[at + _CHANGED]
-    # The first point above it.
-    if below == SAMPLES_KEPT:
-        after, after_ms = end, changed_ms
-    else:
-        after = cells[at + (turn - at + below) % SAMPLES_KEPT]
-        after_ms = newest_ms - (SAMPLES_KEPT - 1 - below) * MINUTE_MS
-        if after == end:
-            after_ms = min(after_ms, changed_ms)
-    # The last that isn't.
-    before = cells[at + (slot + below) % SAMPLES_KEPT] if below else UNKNOWN
-    before_ms = newest_ms - (SAMPLES_KEPT - below) * MINUTE_MS
+    newest = at + block.minute % SAMPLES_KEPT
+    # The last point that isn't above it, and the first one that is: after the newest sample?
+    before, before_ms = cells[newest], block.minute * MINUTE_MS
+    after, after_ms = end, cells[at + _CHANGED]
+    known_ms = None  # When a sample was above it; nothing tells how long before.
+    if before > committed:
+        # The ring is two ascending runs; what isn't known is below everything.
+        if cells[at] <= committed:
+            first = bisect_right(cells, committed, at, newest)
+            ago = newest - first
+        else:
+            first = bisect_right(cells, committed, newest + 1, at + SAMPLES_KEPT)
+            ago = newest - first + SAMPLES_KEPT
+            first -= SAMPLES_KEPT * (first == at + SAMPLES_KEPT)
+        sampled_ms = before_ms - ago * MINUTE_MS
+        after = cells[first]
+        after_ms = known_ms = min(sampled_ms, after_ms) if after == end else sampled_ms
+        if ago == SAMPLES_KEPT - 1:
+            return known_ms
+        before = cells[first - 1 if first > at else at + SAMPLES_KEPT - 1]
+        before_ms = sampled_ms - MINUTE_MS
     if before == UNKNOWN:
-        if not below or cells[at + _FIRST_END] == UNKNOWN:
-            return after_ms if below < SAMPLES_KEPT else None
         before, before_ms = cells[at + _FIRST_END], cells[at + _FIRST_MS]
+        if before == UNKNOWN:
+            return known_ms
         if before > committed:
             return before_ms
     return before_ms + (after_ms - before_ms) * (committed - before) // (after - before)

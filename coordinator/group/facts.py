@@ -5,7 +5,7 @@ everybody else has had theirs. Groups may change, come and go meanwhile. What is
 durable yet.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
@@ -16,13 +16,16 @@ from coordinator.group.lag import (
     BEHIND_LOOKS,
     GROUP_LOOKS,
     TURN_LOOKS,
-    Behind,
+    LagSum,
     Turn,
+    add_up,
     in_order,
+    lag_columns,
     total_lag,
 )
 from coordinator.group.lag_samples import SAMPLES_KEPT, UNKNOWN
 from coordinator.group.member import NOTHING
+from coordinator.group.records import StoredOffsets
 from coordinator.group.registry import Registry
 from protocol.partition import NO_OFFSET
 
@@ -180,7 +183,7 @@ def _group_facts(core: Core, group: Group, now_ms: int, turn: Turn) -> Iterator[
         partitions=total.partitions,
         unknown=total.unknown,
         lag=total.lag,
-        lag_seconds=_seconds(total.behind_ms),
+        lag_seconds=seconds(total.behind_ms),
         earlier=earlier,
     )
 
@@ -238,21 +241,10 @@ def _topic_facts(
     core: Core, group: Group, topic: str, owners: Mapping[int, str], now_ms: int, turn: Turn
 ) -> Iterator[TopicFacts | None]:
     stored = group.offsets.get(topic)
-    ends = core.registry.ends_of(topic)
-    partitions = offset_sum = lag = known = 0
-    behind = Behind()
-    committed = iter([] if stored is None else list(stored.offsets.values()))
-    while chunk := list(islice(committed, TURN_LOOKS)):
-        partitions += len(chunk)
-        for one in chunk:
-            offset_sum += one.offset
-            end = ends.get(one.partition)
-            if end is not None:
-                known += 1
-                lag += max(end.end_offset - one.offset, 0)
-        if turn.is_over_after(len(chunk)):
-            yield None
-        yield from behind.look(core.registry, topic, chunk, now_ms, turn)
+    total = LagSum()
+    if stored is not None:
+        yield from add_up(total, core.registry, topic, stored, turn, now_ms=now_ms)
+    partitions = total.committed
     owned = iter(owners.items())
     members: set[str] = set()
     while pairs := list(islice(owned, TURN_LOOKS)):
@@ -266,9 +258,9 @@ def _topic_facts(
         partitions,
         len(members),
         len(owners),
-        offset_sum,
-        lag if known else UNKNOWN,
-        _seconds(behind.ms if known else UNKNOWN),
+        total.offset_sum,
+        total.lag,
+        seconds(total.behind_ms),
     )
 
 
@@ -308,59 +300,62 @@ def partition_facts(
                 continue
             first = after[1] + 1 if name == after[0] else 0
         owned = owners.get(name, {})
-        for partition in _numbers(group.offsets.get(name, ()), owned, first, turn):
-            if partition is None:
+        for numbers in _numbers(group.offsets.get(name, ()), owned, first, turn):
+            if numbers is None:
                 yield None
                 continue
-            yield _partition_facts(core, group, name, partition, owned.get(partition, ""), now_ms)
-            if turn.is_over_after(BEHIND_LOOKS):
+            yield from _partition_facts(core, group, name, numbers, owned, now_ms)
+            if turn.is_over_after(BEHIND_LOOKS * len(numbers)):
                 yield None
 
 
 def _numbers(
     committed: Iterable[int], owned: Iterable[int], first: int, turn: Turn
-) -> Iterator[int | None]:
-    """Yield what is in either from *first* on, in order; and None whenever *turn* is over."""
+) -> Iterator[list[int] | None]:
+    """Yield what is in either from *first* on, in order, some at a time; None as above."""
     runs: dict[int, set[int]] = {}
+    size = TURN_LOOKS // BEHIND_LOOKS
     both = chain(list(committed), owned)
     while chunk := list(islice(both, TURN_LOOKS)):
         for partition in chunk:
             if partition >= first:
-                runs.setdefault(partition // TURN_LOOKS, set()).add(partition)
+                runs.setdefault(partition // size, set()).add(partition)
         if turn.is_over_after(len(chunk)):
             yield None
     for run in sorted(runs):
-        yield from sorted(runs[run])
+        yield sorted(runs[run])
 
 
 def _partition_facts(
-    core: Core, group: Group, topic: str, partition: int, owner: str, now_ms: int
-) -> PartitionFacts:
+    core: Core,
+    group: Group,
+    topic: str,
+    numbers: Sequence[int],
+    owners: Mapping[int, str],
+    now_ms: int,
+) -> Iterator[PartitionFacts]:
     registry = core.registry
-    stored = group.offsets.get(topic)
-    one = None if stored is None else stored.offsets.get(partition)
-    end = registry.ends_of(topic).get(partition)
-    lag = behind_ms = committed_ms = told_ms = UNKNOWN
-    if stored is not None and one is not None:
-        committed_ms = stored.committed_ms(partition)
-    if end is not None:
-        ends = registry.ends_history.of(topic)
-        told_ms = ends.told_ms(end)
-        if one is not None:
-            lag = max(end.end_offset - one.offset, 0)
-            behind_ms = ends.behind_ms(end, one.offset, now_ms) if lag else 0
-    return PartitionFacts(
-        topic,
-        partition,
-        owner,
-        NO_OFFSET if one is None else one.offset,
-        NO_OFFSET if end is None else end.end_offset,
-        lag,
-        _seconds(behind_ms),
-        committed_ms,
-        told_ms,
-        "" if one is None else one.metadata,
-    )
+    ends, history = registry.ends_of(topic), registry.ends_history.of(topic)
+    stored = group.offsets.get(topic) or StoredOffsets()
+    committed = [one for number in numbers if (one := stored.offsets.get(number)) is not None]
+    columns = lag_columns(registry, topic, committed, now_ms)
+    behind = zip(committed, columns.lags, columns.behind_ms, strict=True)
+    found = {one.partition: (one, lag, behind_ms) for one, lag, behind_ms in behind}
+    for number in numbers:
+        one, lag, behind_ms = found.get(number, (None, UNKNOWN, UNKNOWN))
+        end = ends.get(number)
+        yield PartitionFacts(
+            topic,
+            number,
+            owners.get(number, ""),
+            NO_OFFSET if one is None else one.offset,
+            NO_OFFSET if end is None else end.end_offset,
+            lag,
+            seconds(behind_ms),
+            UNKNOWN if one is None else stored.committed_ms(number),
+            UNKNOWN if end is None else history.told_ms(end),
+            "" if one is None else one.metadata,
+        )
 
 
 def member_facts(
@@ -452,5 +447,6 @@ def topic_end_facts(registry: Registry, turn: Turn) -> Iterator[TopicEndFacts | 
             yield None
 
 
-def _seconds(ms: int) -> float:
+def seconds(ms: int) -> float:
+    """Return *ms* in seconds, if it is known."""
     return float(UNKNOWN) if ms == UNKNOWN else ms / 1000

@@ -37,6 +37,10 @@ class Block(Struct, eq=False, gc=False):
     minute: int
     places: bytes = b""
 
+    def place(self, partition: int) -> int:
+        """Return which column is that of *partition*, -1 for none."""
+        return self.places.find(partition & _IN_BLOCK)
+
 
 class Minutes:
     """The partitions of one topic.
@@ -59,7 +63,7 @@ class Minutes:
         block = self._blocks.get(partition >> BLOCK_BITS)
         if block is None:
             return None
-        place = block.places.find(partition & _IN_BLOCK)
+        place = block.place(partition)
         return None if place < 0 else (block, place * len(self.COLUMN))
 
     def make(self, partitions: Iterable[int], minute: int) -> list[int]:
@@ -91,10 +95,10 @@ class Minutes:
                 )
                 if block.minute != minute:
                     self._turn(block, minute)
-            place = block.places.find(partition & _IN_BLOCK)
+            place = block.place(partition)
             if place < 0:
                 made += self.make(numbers, minute)
-                place = block.places.find(partition & _IN_BLOCK)
+                place = block.place(partition)
             block.cells[place * step + slot] = number
         return made
 

@@ -9,23 +9,35 @@ topics may have hundreds of thousands of series, so their lines are put together
 A family's lines must stand together, the worst group first, and there may be more of them than are
 wanted. But to look at a partition costs more than to write its lines. So there is one walk over
 all partitions, which adds up each group and writes its lines, a text for each family (`Texts`).
-Then the groups are put in order, and their texts one behind the other (`Sections`).
+They are kept by level and family, in the order of the walk (`Lines`). Then the groups are put in
+order, and their texts one behind the other.
 
 How many series there are is bounded, and they are taken level by level (`LEVELS`). An item of a
 level counts with as many series as it can have, also where some of its values are not known and
 have none. So what is left out can be told, and a scrape never has more than the bound. The walk
 keeps no more texts either: a group that turns out to be among the worst is looked at once more.
+
+While a walk is on, nothing of it is an object that the garbage collector looks at, but for a few
+lists: a pass over fifty thousand of them is a stall of 17 ms.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
+from msgspec import Struct
+
 from coordinator.group.core import Now
-from coordinator.group.facts import GroupFacts, TopicEndFacts, TopicFacts, topic_end_facts
+from coordinator.group.facts import (
+    GroupFacts,
+    TopicEndFacts,
+    TopicFacts,
+    seconds,
+    topic_end_facts,
+)
 from coordinator.group.group import Group
-from coordinator.group.lag import Turn
+from coordinator.group.lag import LagColumns, LagSum, Turn, chunks, lag_columns
 from coordinator.group.member import NOTHING
 from coordinator.group.records import StoredOffsets
 from coordinator.group.registry import Registry
@@ -33,21 +45,15 @@ from coordinator.group.states import GroupState
 from coordinator.http.routes import Pause
 from coordinator.http.turns import in_turns, sorted_in_turns
 from protocol.messages import EndOffset
-from protocol.partition import INT64_MAX
 
 PART_BYTES: Final = 64 * 1024
-# Items whose lines are written in one go.
-TURN_ITEMS: Final = 50
+# Items whose lines are one text, and texts that are put one behind the other in one go.
+ITEMS: Final = 50
+TEXTS: Final = 50
+# What a group takes besides, as so many items.
+GROUP_ITEMS: Final = 10
 # Items that one turn puts in order.
 TURN_SORTED: Final = 200
-# Characters of a level that are put one behind the other in one go.
-CUT_CHARACTERS: Final = 128 * 1024
-# What things take, counted as `Turn` does: to look at a partition and write its lines, to write
-# those of an item alone, and what each group takes besides. Sets are compared much faster.
-_LOOKED_AT: Final = 14
-_WRITTEN: Final = 4
-_GROUP_LOOKS: Final = 20
-_OWNED_A_LOOK: Final = 10
 _UNKNOWN: Final = -1
 
 # The lines of some items, a text for each family of their level.
@@ -303,7 +309,7 @@ def _lines(family: Family, labels: Iterable[str], values: Iterable[float]) -> st
     name = family.name
     return "".join(
         [
-            f"{name}{named} {value!r}\n"
+            f"{name}{named} {value}\n"
             for named, value in zip(labels, values, strict=True)
             if value >= 0
         ]
@@ -312,9 +318,8 @@ def _lines(family: Family, labels: Iterable[str], values: Iterable[float]) -> st
 
 def _texts(families: Sequence[Family], labels: Sequence[str], *columns: Iterable[float]) -> Texts:
     """Return the lines of items with these *labels*; each family has its column of values."""
-    return tuple(
-        _lines(family, labels, values) for family, values in zip(families, columns, strict=True)
-    )
+    pairs = zip(families, columns, strict=True)
+    return tuple([_lines(family, labels, values) for family, values in pairs])
 
 
 def group_texts(facts: GroupFacts, node_id: int) -> Texts:
@@ -334,13 +339,12 @@ def group_texts(facts: GroupFacts, node_id: int) -> Texts:
         facts.generation,
     )
     is_stable = int(facts.state == GroupState.STABLE)
-    labels = f"{{{group}}}"
     return (
         f"{info.name}{details} {is_stable}\n",
-        *(
-            f"{family.name}{labels} {value}\n" if value >= 0 else ""
+        *[
+            f"{family.name}{{{group}}} {value}\n" if value >= 0 else ""
             for family, value in zip(others, values, strict=True)
-        ),
+        ],
     )
 
 
@@ -352,19 +356,22 @@ def topic_texts(group_id: str, topics: Sequence[TopicFacts]) -> Texts:
     return _texts(TOPIC_FAMILIES, labels, lags, offset_sums, members, assigned)
 
 
-def partition_texts(group_id: str, topic: str, columns: "Columns", now_ms: int) -> Texts:
+def partition_texts(
+    group_id: str, topic: str, columns: LagColumns, committed_ms: Sequence[int], now_ms: int
+) -> Texts:
     """Return the lines of partitions of a topic of a group."""
     group = f'{{group_id="{escaped(group_id)}",partition_id="'
     name = f'",topic_name="{escaped(topic)}"}}'
     labels = [f"{group}{partition}{name}" for partition in columns.partitions]
     *families, age = PARTITION_FAMILIES
     # Most were committed together, and to write a fraction takes as long as all the rest of a line.
-    ages = {at_ms: str(_age_s(at_ms, now_ms)) for at_ms in set(columns.committed_ms)}
+    ages = {at_ms: str(_age_s(at_ms, now_ms)) for at_ms in set(committed_ms)}
     age_lines = [
         f"{age.name}{named} {ages[at_ms]}\n"
-        for named, at_ms in zip(labels, columns.committed_ms, strict=True)
+        for named, at_ms in zip(labels, committed_ms, strict=True)
     ]
-    others = _texts(families, labels, columns.lags, columns.lag_seconds, columns.committed)
+    lag_seconds = [_UNKNOWN if ms < 0 else ms / 1000 for ms in columns.behind_ms]
+    others = _texts(families, labels, columns.lags, lag_seconds, columns.committed)
     return (*others, "".join(age_lines))
 
 
@@ -401,37 +408,47 @@ def _age_s(since_ms: int, now_ms: int) -> float:
     return max(now_ms - since_ms, 0) / 1000 if since_ms >= 0 else _UNKNOWN
 
 
-class Sections:
-    """The texts of a level's families, one behind the other."""
+class Lines:
+    """The lines of one level: of each of its families the texts in the order of the walk."""
 
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._waiting: list[list[str]] = []
-        self._characters = 0
-        self._parts: list[list[bytes]] = []
-        for family in families:
-            head = f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n"
-            self._waiting.append([head])
-            self._parts.append([])
+    def __init__(self, level: str) -> None:
+        self._families = LEVELS[level]
+        self._columns: list[list[str]] = [[] for _ in self._families]
+
+    def __len__(self) -> int:
+        """Return how many texts each family has."""
+        return len(self._columns[0])
 
     def add(self, texts: Texts) -> None:
         """Add the lines of some items."""
-        for waiting, text in zip(self._waiting, texts, strict=True):
-            waiting.append(text)
-            self._characters += len(text)
-        if self._characters >= CUT_CHARACTERS:
-            self._cut()
+        for column, text in zip(self._columns, texts, strict=True):
+            column.append(text)
 
-    def _cut(self) -> None:
-        self._characters = 0
-        for waiting, parts in zip(self._waiting, self._parts, strict=True):
-            data = "".join(waiting).encode()
-            waiting.clear()
-            parts += [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)]
+    def cut(self, count: int) -> None:
+        """Keep only so many texts of each family."""
+        for column in self._columns:
+            del column[count:]
 
-    def parts(self) -> list[bytes]:
-        """Return the text, a family after the other, in parts."""
-        self._cut()
-        return [part for parts in self._parts for part in parts]
+    async def parts(self, pause: Pause, order: Sequence[int] | None = None) -> list[bytes]:
+        """Return the text, a family after the other, in parts. The lines are gone after that.
+
+        Args:
+            pause: Lets others have their turn.
+            order: Which texts come in which order; None is all as they were added.
+        """
+        order = range(len(self)) if order is None else order
+        parts: list[bytes] = []
+        for family, column in zip(self._families, self._columns, strict=True):
+            head = f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n"
+            parts.append(head.encode())
+            for at in range(0, len(order), TEXTS):
+                some = order[at : at + TEXTS]
+                data = "".join([column[one] for one in some]).encode()
+                parts += [data[cut : cut + PART_BYTES] for cut in range(0, len(data), PART_BYTES)]
+                for one in some:  # To free all of them in one go would take milliseconds.
+                    column[one] = ""
+                await pause()
+        return parts
 
 
 # --- what there is room for -----------------------------------------------------------------
@@ -466,96 +483,6 @@ class Room:
 # --- the walk -------------------------------------------------------------------------------
 
 
-class Columns(NamedTuple):
-    """Some committed partitions of one topic of a group; -1 is what is not known."""
-
-    partitions: list[int]
-    lags: list[int]
-    lag_seconds: list[float]
-    committed: list[int]
-    committed_ms: list[int]
-
-    def first(self, count: int) -> "Columns":
-        """Return the first *count* partitions, or all."""
-        return Columns(
-            self.partitions[:count],
-            self.lags[:count],
-            self.lag_seconds[:count],
-            self.committed[:count],
-            self.committed_ms[:count],
-        )
-
-
-def columns_of(
-    topic: str, stored: StoredOffsets, registry: Registry, now_ms: int
-) -> Iterator[Columns]:
-    """Yield what a group has committed of *topic*, a turn's worth at a time; *now_ms* is monotonic.
-
-    `facts.partition_facts` tells the same of each partition on its own, which takes twice as long.
-    """
-    ends = registry.ends_of(topic)
-    behind_ms = registry.ends_history.of(topic).behind_ms
-    committed = iter(list(stored.offsets.values()))
-    while chunk := list(islice(committed, TURN_ITEMS)):
-        lags: list[int] = []
-        lag_seconds: list[float] = []
-        for one in chunk:
-            end = ends.get(one.partition)
-            lag = _UNKNOWN if end is None else end.end_offset - one.offset
-            if end is None or lag <= 0:
-                lags.append(0 if end else _UNKNOWN)
-                lag_seconds.append(0 if end else _UNKNOWN)
-            else:
-                lags.append(lag)
-                ms = behind_ms(end, one.offset, now_ms)
-                lag_seconds.append(ms / 1000 if ms >= 0 else _UNKNOWN)
-        partitions = [one.partition for one in chunk]
-        yield Columns(
-            partitions,
-            lags,
-            lag_seconds,
-            [one.offset for one in chunk],
-            list(map(stored.committed_ms, partitions)),
-        )
-
-
-class _Sum:
-    """Partitions of a group, added up."""
-
-    __slots__ = ("committed", "is_vague", "known", "lag", "offset_sum", "seconds")
-
-    def __init__(self) -> None:
-        self.committed = self.known = self.lag = self.offset_sum = 0
-        self.seconds = 0.0
-        self.is_vague = False  # Of one that is behind it isn't known since when.
-
-    def add(self, columns: Columns) -> None:
-        """Add what was committed."""
-        unknown = columns.lags.count(_UNKNOWN)
-        known = len(columns.lags) - unknown
-        self.committed += len(columns.lags)
-        self.offset_sum += sum(columns.committed)
-        self.known += known
-        self.lag += sum(columns.lags) + unknown
-        self.seconds = max(self.seconds, *columns.lag_seconds)
-        self.is_vague |= columns.lag_seconds.count(_UNKNOWN) > unknown
-
-    def merge(self, other: "_Sum") -> None:
-        """Add what was added to another."""
-        self.committed += other.committed
-        self.known += other.known
-        self.lag += other.lag
-        self.seconds = max(self.seconds, other.seconds)
-        self.is_vague |= other.is_vague
-
-    def lags(self) -> tuple[int, float]:
-        """Return the lag in messages and in seconds; -1 is what is not known."""
-        if not self.known:
-            return _UNKNOWN, _UNKNOWN
-        is_unknown = self.is_vague and not self.seconds
-        return min(self.lag, INT64_MAX), _UNKNOWN if is_unknown else self.seconds
-
-
 class _Owned:
     """What members own of one topic."""
 
@@ -566,22 +493,27 @@ class _Owned:
         self.partitions: set[int] = set()
 
 
-class _Walked(NamedTuple):
+class _Walked(Struct, eq=False, gc=False):
     """A group that was looked at.
 
     Attributes:
         group: It, as it is at the moment.
-        facts: It in numbers.
-        topics: Its topics, too.
+        lag: Of the whole group, in messages and in seconds.
+        topics: How many it has committed or owns a partition of.
         committed: How many partitions have an offset, and so series.
-        texts: Their lines; None if they were too many to be kept.
+        topic_texts: Where among the `Lines` those of its topics are; likewise of its partitions.
+        is_kept: Whether they are there: there were not too many.
     """
 
     group: Group
-    facts: GroupFacts
-    topics: list[TopicFacts]
+    lag: int
+    lag_seconds: float
+    topics: int
     committed: int
-    texts: list[Texts] | None
+    group_text: int
+    topic_texts: range
+    partition_texts: range
+    is_kept: bool
 
 
 _NOTHING_STORED: Final = StoredOffsets()
@@ -608,8 +540,9 @@ class Walk:
         self._node_id = node_id
         self._now = now
         self._pause = pause
-        self._turn = Turn()
-        self._may_keep = max_series // len(PARTITION_FAMILIES)  # Partitions, with their texts.
+        self._may_keep = max_series
+        self._spent = 0  # Items since the last pause.
+        self._groups, self._topics, self._partitions = map(Lines, ("group", "topic", "partition"))
 
     async def go(self, shards: Iterable[Mapping[str, Group]]) -> list[bytes]:
         """Return the series of the groups in *shards*, and of the topics."""
@@ -618,70 +551,96 @@ class Walk:
             for group_id in list(groups):
                 group = groups.get(group_id)
                 if group is not None:
-                    walked.append(await self._look_at(group))
+                    one = await self._look_at(group)
+                    walked.append(one)
+                    self.states[group.state] += 1
+                    self.members += len(group.members)
+                    self.offsets += one.committed
         ranked = await sorted_in_turns(walked, _worst_first, self._pause, TURN_SORTED)
-        topics = await in_turns(topic_end_facts(self._registry, self._turn), self._pause)
+        topics = await in_turns(topic_end_facts(self._registry, Turn()), self._pause)
         topics = await sorted_in_turns(topics, _oldest_first, self._pause, TURN_SORTED)
-        parts = await self._write_groups(ranked)
-        parts += await self._write_topics(ranked)
-        parts += await self._write_registry(topics)
-        parts += await self._write_partitions(ranked)
-        return parts + await self._write_ends(topics)
+        return await self._write(ranked, topics)
 
-    async def _spend(self, looks: int) -> None:
-        if self._turn.is_over_after(looks):
+    async def _spend(self, items: int) -> None:
+        """Pause if so many items more are too much for one go: a look at the clock is not free."""
+        self._spent += items
+        if self._spent >= ITEMS:
+            self._spent = 0
             await self._pause()
 
-    async def _look_at(self, group: Group) -> _Walked:
-        """Add up *group*, and write the lines of its partitions if they can be kept."""
+    async def _look_at(self, group: Group, wanted: tuple[int, int] | None = None) -> _Walked:
+        """Add up *group*, and write its lines: of so many topics and partitions as are *wanted*.
+
+        None stands for all of them, but nothing is written where that is too much to be kept.
+        """
+        await self._spend(GROUP_ITEMS)
         owned, idle = await self._owned(group)
-        whole = _Sum()
+        names = [*group.offsets, *(topic for topic in owned if topic not in group.offsets)]
+        limits = wanted or self._if_kept(len(names), sum(map(len, group.offsets.values())))
+        topics_left, partitions_left = limits or (0, 0)
+        topics_at, partitions_at = len(self._topics), len(self._partitions)
+        whole = LagSum()
         partitions = 0
         topics: list[TopicFacts] = []
-        texts: list[Texts] | None = []
-        may_keep = self._may_keep
-        for topic in [*group.offsets, *(topic for topic in owned if topic not in group.offsets)]:
-            sums = _Sum()
+        for topic in names:
             stored = group.offsets.get(topic, _NOTHING_STORED)
-            for columns in columns_of(topic, stored, self._registry, self._now.mono_ms):
+            sums = LagSum()
+            for chunk in chunks(stored, ITEMS):
+                await self._spend(len(chunk))
+                columns = lag_columns(self._registry, topic, chunk, self._now.mono_ms)
                 sums.add(columns)
-                texts = self._kept(group, topic, columns, texts)
-                await self._spend(_LOOKED_AT * len(columns.partitions))
-            whole.merge(sums)
+                whole.add(columns)
+                if partitions_left > 0:
+                    some = columns.first(partitions_left)
+                    self._partitions.add(self._partition_texts(group, topic, stored, some))
+                    partitions_left -= len(some.partitions)
             of_topic = owned.get(topic, _NOTHING_OWNED)
             count = len(of_topic.partitions.difference(stored)) + sums.committed
             partitions += count
             counts = (len(of_topic.members), len(of_topic.partitions), sums.offset_sum)
-            topics.append(TopicFacts(topic, count, *counts, *sums.lags()))
-            await self._spend(1 + len(of_topic.partitions) // _OWNED_A_LOOK)
-        if texts is None:
-            self._may_keep = may_keep  # What was kept of it isn't any more.
-        self.states[group.state] += 1
-        self.members += len(group.members)
-        self.offsets += whole.committed
-        await self._spend(_GROUP_LOOKS)
-        lag, lag_seconds = whole.lags()
-        facts = GroupFacts.of(
+            topics.append(TopicFacts(topic, count, *counts, sums.lag, seconds(sums.behind_ms)))
+        for at in range(0, topics_left, ITEMS):
+            some_topics = topics[at : min(at + ITEMS, topics_left)]
+            await self._spend(len(some_topics))
+            self._topics.add(topic_texts(group.group_id, some_topics))
+        lag, lag_seconds = whole.lag, seconds(whole.behind_ms)
+        if limits is not None:
+            facts = GroupFacts.of(
+                group,
+                empty_members=idle,
+                partitions=partitions,
+                unknown=partitions - whole.known,
+                lag=lag,
+                lag_seconds=lag_seconds,
+            )
+            self._groups.add(group_texts(facts, self._node_id))
+        return _Walked(
             group,
-            empty_members=idle,
-            partitions=partitions,
-            unknown=partitions - whole.known,
-            lag=lag,
-            lag_seconds=lag_seconds,
+            lag,
+            lag_seconds,
+            len(topics),
+            whole.committed,
+            len(self._groups) - 1,
+            range(topics_at, len(self._topics)),
+            range(partitions_at, len(self._partitions)),
+            limits is not None,
         )
-        return _Walked(group, facts, topics, whole.committed, texts)
 
-    def _kept(
-        self, group: Group, topic: str, columns: Columns, texts: list[Texts] | None
-    ) -> list[Texts] | None:
-        """Return the *texts* that are kept of a group with those of *columns*, None if too many."""
-        if texts is None:
+    def _if_kept(self, topics: int, partitions: int) -> tuple[int, int] | None:
+        """Return how many of each are kept of a group: all, or None of it."""
+        sizes = [len(LEVELS[level]) for level in ("group", "topic", "partition")]
+        series = sizes[0] + sizes[1] * topics + sizes[2] * partitions
+        if series > self._may_keep:
             return None
-        if len(columns.partitions) > self._may_keep:
-            return None
-        self._may_keep -= len(columns.partitions)
-        texts.append(partition_texts(group.group_id, topic, columns, self._now.wall_ms))
-        return texts
+        self._may_keep -= series
+        return topics, partitions
+
+    def _partition_texts(
+        self, group: Group, topic: str, stored: StoredOffsets, columns: LagColumns
+    ) -> Texts:
+        committed_ms = list(map(stored.committed_ms, columns.partitions))
+        now_ms = self._now.wall_ms
+        return partition_texts(group.group_id, topic, columns, committed_ms, now_ms)
 
     async def _owned(self, group: Group) -> tuple[dict[str, _Owned], int]:
         """Return what members own by topic, and how many of them own nothing."""
@@ -690,7 +649,7 @@ class Walk:
         for member in list(group.members.values()):
             idle += member.owned == NOTHING
             owned = iter(member.owned or ())
-            while chunk := list(islice(owned, TURN_ITEMS)):
+            while chunk := list(islice(owned, ITEMS)):
                 for topic, partition in chunk:
                     of_topic = found.get(topic)
                     if of_topic is None:
@@ -698,74 +657,73 @@ class Walk:
                     of_topic.members.add(member.member_id)
                     of_topic.partitions.add(partition)
                 await self._spend(len(chunk))
-            await self._spend(1)
         return found, idle
 
-    async def _write_groups(self, groups: Sequence[_Walked]) -> list[bytes]:
-        sections = Sections(GROUP_FAMILIES)
-        for one in groups[: self._room.take("group", len(groups))]:
-            sections.add(group_texts(one.facts, self._node_id))
-            await self._spend(_GROUP_LOOKS)
-        return sections.parts()
+    # --- writing ------------------------------------------------------------------------
 
-    async def _write_topics(self, groups: Iterable[_Walked]) -> list[bytes]:
-        sections = Sections(TOPIC_FAMILIES)
-        for one in groups:
-            fitting = self._room.take("topic", len(one.topics))
-            for at in range(0, fitting, TURN_ITEMS):
-                topics = one.topics[at : min(at + TURN_ITEMS, fitting)]
-                sections.add(topic_texts(one.facts.group_id, topics))
-                await self._spend(_GROUP_LOOKS + _WRITTEN * len(topics))
-        return sections.parts()
+    async def _write(
+        self, ranked: Sequence[_Walked], topics: Sequence[TopicEndFacts]
+    ) -> list[bytes]:
+        """Return as much of everything as there is room for, level by level."""
+        shown = ranked[: self._room.take("group", len(ranked))]
+        of_topics = await self._take("topic", [one.topics for one in ranked])
+        registered = topics[: self._room.take("registry", len(topics))]
+        of_partitions = await self._take("partition", [one.committed for one in ranked])
+        order: tuple[list[int], list[int], list[int]] = ([], [], [])
+        fitting = zip(shown, of_topics, of_partitions, strict=False)
+        while some := list(islice(fitting, TEXTS)):
+            await self._pause()
+            for group, of_topic, of_partition in some:
+                written = await self._written(group, of_topic, of_partition)
+                for texts, more in zip(order, written, strict=True):
+                    texts.extend(more)
+        parts = await self._groups.parts(self._pause, order[0])
+        parts += await self._topics.parts(self._pause, order[1])
+        parts += await self._write_registry(registered)
+        parts += await self._partitions.parts(self._pause, order[2])
+        return parts + await self._write_ends(topics)
+
+    async def _take(self, level: str, items: Sequence[int]) -> list[int]:
+        """Return for how many *items* of each group there is room."""
+        found: list[int] = []
+        for at in range(0, len(items), TURN_SORTED):
+            found += [self._room.take(level, count) for count in items[at : at + TURN_SORTED]]
+            await self._pause()
+        return found
+
+    async def _written(
+        self, group: _Walked, topics: int, partitions: int
+    ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """Return where the lines of a group are, of each level, with so many of its items."""
+        is_there = group.is_kept and topics in {0, group.topics}
+        if not (is_there and partitions in {0, group.committed}):
+            group = await self._look_at(group.group, (topics, partitions))
+        return (
+            (group.group_text,),
+            group.topic_texts if topics else (),
+            group.partition_texts if partitions else (),
+        )
 
     async def _write_registry(self, topics: Sequence[TopicEndFacts]) -> list[bytes]:
-        sections = Sections(REGISTRY_FAMILIES)
-        fitting = self._room.take("registry", len(topics))
-        for at in range(0, fitting, TURN_ITEMS):
-            items = topics[at : min(at + TURN_ITEMS, fitting)]
-            sections.add(registry_texts(items, self._now.wall_ms))
-            await self._spend(_WRITTEN * len(items))
-        return sections.parts()
+        lines = Lines("registry")
+        for at in range(0, len(topics), ITEMS):
+            lines.add(registry_texts(topics[at : at + ITEMS], self._now.wall_ms))
+            await self._pause()
+        return await lines.parts(self._pause)
 
-    async def _write_partitions(self, groups: Iterable[_Walked]) -> list[bytes]:
-        sections = Sections(PARTITION_FAMILIES)
-        for one in groups:
-            fitting = self._room.take("partition", one.committed)
-            if fitting == one.committed and one.texts is not None:
-                for texts in one.texts:
-                    sections.add(texts)
-                    await self._spend(_GROUP_LOOKS // 2)
-            elif fitting:
-                await self._write_anew(one.group, fitting, sections)
-        return sections.parts()
-
-    async def _write_anew(self, group: Group, fitting: int, sections: Sections) -> None:
-        """Write the lines of *fitting* partitions of *group*, which were not kept."""
-        now = self._now
-        for topic, stored in list(group.offsets.items()):
-            for columns in columns_of(topic, stored, self._registry, now.mono_ms):
-                some = columns.first(fitting)
-                sections.add(partition_texts(group.group_id, topic, some, now.wall_ms))
-                await self._spend(_LOOKED_AT * len(columns.partitions))
-                fitting -= len(some.partitions)
-                if not fitting:
-                    return
-
-    async def _write_ends(self, topics: Iterable[TopicEndFacts]) -> list[bytes]:
-        sections = Sections(REGISTRY_PARTITION_FAMILIES)
+    async def _write_ends(self, topics: Sequence[TopicEndFacts]) -> list[bytes]:
+        lines = Lines("registry_partition")
         for one in topics:
             ends = list(self._registry.ends_of(one.topic).values())
             fitting = self._room.take("registry_partition", len(ends))
-            for at in range(0, fitting, TURN_ITEMS):
-                items = ends[at : min(at + TURN_ITEMS, fitting)]
-                sections.add(end_texts(one.topic, items))
-                await self._spend(2 + len(items))
-        return sections.parts()
+            for at in range(0, fitting, ITEMS):
+                lines.add(end_texts(one.topic, ends[at : min(at + ITEMS, fitting)]))
+                await self._pause()
+        return await lines.parts(self._pause)
 
 
 def _worst_first(walked: _Walked) -> tuple[float, int, str]:
-    facts = walked.facts
-    return -facts.lag_seconds, -facts.lag, facts.group_id
+    return -walked.lag_seconds, -walked.lag, walked.group.group_id
 
 
 def _oldest_first(facts: TopicEndFacts) -> tuple[bool, int, str]:

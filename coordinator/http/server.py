@@ -12,7 +12,7 @@ from h11 import LocalProtocolError
 from coordinator.config import Settings
 from coordinator.http.connection import Asked, HttpSession, Warn
 from coordinator.http.guard import refusal
-from coordinator.http.pace import Pace
+from coordinator.http.pace import PIECE_S, Pace
 from coordinator.http.router import Router, check_method, query_of, split_target
 from coordinator.http.routes import HttpRequest, Refused, Route, Streaming
 from coordinator.http.viewer import EVERYBODY, Viewer
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log: Final = structlog.get_logger()
 
-SLICE_S: Final = 0.0005
+SLICE_S: Final = PIECE_S
 UNDER_WAY_MAX: Final = 16
 WAITING_MAX: Final = 64
 # Of all answers that their peers don't take; a scrape of 100,000 series has 12 MB.

@@ -44,7 +44,9 @@ class Curve:
 
     def behind_ms(self, committed: int, partition: int = 0) -> int:
         """Return how long one partition is behind."""
-        return self.history.of("t").behind_ms(self.ends[partition], committed, self.mono_ms)
+        ends = [self.ends[partition]]
+        (behind_ms,) = self.history.of("t").behind_ms(ends, [committed], self.mono_ms)
+        return behind_ms
 
 
 def test_a_steady_topic_is_read_off_exactly() -> None:

@@ -2,16 +2,16 @@
 
 import trio
 
-from coordinator.http.pace import REST, Pace
+from coordinator.http.pace import CREDIT_S, REST, Pace
 
 
 class Work:
     """Time that passes only where somebody works; trio's is another."""
 
-    def __init__(self) -> None:
+    def __init__(self, credit_s: float = 0.0) -> None:
         self.done_s = 0.0
         self.asked = 0
-        self.pace = Pace(lambda: self.asked, lambda: self.done_s)
+        self.pace = Pace(lambda: self.asked, lambda: self.done_s, credit_s)
 
     async def piece(self, seconds: float = 0.001) -> None:
         """Work, and pause."""
@@ -40,6 +40,32 @@ async def test_a_piece_is_followed_by_a_rest_while_clients_ask(autojump_clock: o
     assert abs(trio.current_time() - began_s - 100 * REST * 0.001) < 1e-9
 
 
+async def test_who_has_saved_up_need_not_rest(autojump_clock: object) -> None:
+    """A scrape now and then is quick; one after the other, they get a fifth of the loop."""
+    work = Work(CREDIT_S)
+    pieces = 2**10
+    began_s = trio.current_time()
+    for _ in range(pieces):
+        work.asked += 1
+        await work.piece(CREDIT_S / pieces)
+
+    assert began_s == trio.current_time()
+
+    for _ in range(100):
+        work.asked += 1
+        await work.piece()
+
+    assert abs(trio.current_time() - began_s - 100 * REST * 0.001) < 1e-9
+
+    await trio.sleep((1 + REST) * 0.6 * CREDIT_S)
+    began_s = trio.current_time()
+    for _ in range(pieces // 2):
+        work.asked += 1
+        await work.piece(CREDIT_S / pieces)
+
+    assert began_s == trio.current_time()
+
+
 async def test_small_pieces_rest_together(autojump_clock: object) -> None:
     """A rest shorter than the system's timers would be longer than it should."""
     work = Work()
@@ -48,11 +74,11 @@ async def test_small_pieces_rest_together(autojump_clock: object) -> None:
     for _ in range(99):
         work.asked += 1
         before_s = trio.current_time()
-        await work.piece(2**-12)
+        await work.piece(2**-13)
         rests.append(trio.current_time() - before_s)
 
     assert 33 == sum(rest > 0 for rest in rests)
-    assert abs(trio.current_time() - began_s - 99 * REST * 2**-12) < 1e-9
+    assert abs(trio.current_time() - began_s - 99 * REST * 2**-13) < 1e-9
 
 
 async def test_many_rest_as_long_as_one(autojump_clock: object) -> None:
