@@ -8,7 +8,7 @@ makes for a service called ``group-coordinator`` are none of ours.
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -54,15 +54,9 @@ LOG_FORMATS: Final = ("auto", "json", "text")
 CLIENT_AUTHS: Final = ("none", "requested", "required")
 TLS_VERSIONS: Final = ("TLSv1.2", "TLSv1.3")
 MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
-# What may stand before :// of an address to listen on, whether TLS is spoken there, and whether
-# clients have to log in. The first one is meant where none stands.
-_NATIVE_SCHEMES: Final = {
-    "PLAINTEXT": (False, False),
-    "SSL": (True, False),
-    "SASL_PLAINTEXT": (False, True),
-    "SASL_SSL": (True, True),
-}
-_HTTP_SCHEMES: Final = {"http": (False, False), "https": (True, False)}
+# What may stand before :// of an address. The first one is meant where none stands.
+_NATIVE_SCHEMES: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_HTTP_SCHEMES: Final = ("http", "https")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +76,10 @@ class Settings:
         "clients have to log in.",
     )
     advertised_listeners: str = _setting(
-        "", "host:port that FindCoordinator answers; needed where a listener is a wildcard."
+        "",
+        "Addresses that clients are told instead of those they came by, comma-separated, one a "
+        "scheme of listeners: SASL_SSL://host:port; host:port alone is for the scheme of the first "
+        "listener. Needed where a listener is a wildcard.",
     )
     node_id: int = _setting(1, "This node's number, kept in the data folder.")
     cluster_id: str = _setting(
@@ -364,12 +361,7 @@ class Settings:
                 )
 
     def _check_addresses(self) -> None:
-        for address in self.listener_addresses():
-            if address.is_wildcard and not self.advertised_listeners:
-                raise ConfigError(
-                    f"listeners: {address} is a wildcard, which clients can't connect to; set "
-                    "advertised.listeners to the host:port that they can"
-                )
+        self._check_advertised()
         for setting, addresses in (
             ("listeners", self.listener_addresses()),
             ("http.listeners", self.http_addresses()),
@@ -380,12 +372,29 @@ class Settings:
                         f"{setting}: {address} is not a loopback address and nothing on the "
                         "connection is encrypted; set allow.plaintext.remote=true if you mean it"
                     )
-        if self.advertised_listeners:
-            advertised = Address.parse("advertised.listeners", self.advertised_listeners)
-            if advertised.is_wildcard or not advertised.port or set(advertised.host) & set(", /"):
+
+    def _check_advertised(self) -> None:
+        schemes = {address.scheme for address in self.listener_addresses()}
+        for address in self.advertised_addresses():
+            if address.is_wildcard or not address.port or set(address.host) & set(" /"):
                 raise ConfigError(
-                    f"advertised.listeners: {self.advertised_listeners!r} is not one host:port "
-                    "that clients can connect to"
+                    f"advertised.listeners: {str(address)!r} is no host:port that clients can "
+                    "connect to"
+                )
+            if address.scheme not in schemes:
+                raise ConfigError(
+                    f"advertised.listeners: {address.scheme}://{address} is for nobody: none of "
+                    f"listeners begins with {address.scheme}://"
+                )
+            if [one.scheme for one in self.advertised_addresses()].count(address.scheme) > 1:
+                raise ConfigError(
+                    f"advertised.listeners: there is more than one address for {address.scheme}://"
+                )
+        for address in self.addresses_told():
+            if address.is_wildcard:
+                raise ConfigError(
+                    f"listeners: {address} is a wildcard, which clients can't connect to; set "
+                    f"advertised.listeners to the {address.scheme}://host:port that they can"
                 )
 
     def _check_tls(self) -> None:
@@ -478,6 +487,20 @@ class Settings:
         """Return where to listen."""
         return Address.parse_all("listeners", self.listeners, _NATIVE_SCHEMES)
 
+    def advertised_addresses(self) -> tuple["Address", ...]:
+        """Return what ``advertised.listeners`` says."""
+        if not self.advertised_listeners:
+            return ()
+        # An address alone is that of the first listener, whatever is spoken there.
+        first = self.listener_addresses()[0].scheme
+        schemes = (first, *_NATIVE_SCHEMES)
+        return Address.parse_all("advertised.listeners", self.advertised_listeners, schemes)
+
+    def addresses_told(self) -> tuple["Address", ...]:
+        """Return for each of `listener_addresses` what its clients are told: that, or another."""
+        advertised = {address.scheme: address for address in self.advertised_addresses()}
+        return tuple(advertised.get(one.scheme, one) for one in self.listener_addresses())
+
     def http_addresses(self) -> tuple["Address", ...]:
         """Return where to answer HTTP; nowhere by default."""
         if not self.http_listeners:
@@ -519,14 +542,12 @@ class Address(NamedTuple):
     """A host and a port; the host of an IPv6 address stands in brackets in text.
 
     Attributes:
-        is_tls: Whether TLS is spoken there, for one to listen on.
-        has_log_in: Whether clients have to log in there.
+        scheme: How it is spoken to, for one to listen on.
     """
 
     host: str
     port: int
-    is_tls: bool = False
-    has_log_in: bool = False
+    scheme: str = _NATIVE_SCHEMES[0]
 
     @classmethod
     def parse(cls, setting: str, text: str) -> "Address":
@@ -542,26 +563,30 @@ class Address(NamedTuple):
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     @classmethod
-    def parse_all(
-        cls, setting: str, text: str, schemes: Mapping[str, tuple[bool, bool]]
-    ) -> tuple["Address", ...]:
+    def parse_all(cls, setting: str, text: str, schemes: Sequence[str]) -> tuple["Address", ...]:
         """Return the addresses in *text*, which commas part; see `parse`.
 
-        Each may have one of the *schemes* before it, which say whether that is TLS, and whether
-        clients log in.
+        Each may have one of the *schemes* before it; the first one is meant where none stands.
         """
         return tuple(cls._parse_one(setting, part.strip(), schemes) for part in text.split(","))
 
     @classmethod
-    def _parse_one(
-        cls, setting: str, text: str, schemes: Mapping[str, tuple[bool, bool]]
-    ) -> "Address":
+    def _parse_one(cls, setting: str, text: str, schemes: Sequence[str]) -> "Address":
         scheme, separator, rest = text.rpartition("://")
         if separator and scheme not in schemes:
-            choices = " nor ".join(f"{one}://" for one in schemes)
+            choices = " nor ".join(f"{one}://" for one in dict.fromkeys(schemes))
             raise ConfigError(f"{setting}: {quoted(text)} begins with neither {choices}")
-        is_tls, has_log_in = schemes[scheme] if scheme else (False, False)
-        return cls.parse(setting, rest)._replace(is_tls=is_tls, has_log_in=has_log_in)
+        return cls.parse(setting, rest)._replace(scheme=scheme or schemes[0])
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether TLS is spoken there."""
+        return self.scheme in {"SSL", "SASL_SSL", "https"}
+
+    @property
+    def has_log_in(self) -> bool:
+        """Whether clients have to log in there."""
+        return self.scheme.startswith("SASL_")
 
     @property
     def is_wildcard(self) -> bool:

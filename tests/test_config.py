@@ -170,7 +170,12 @@ def test_booleans_are_words(text: str) -> None:
         ("ssl.client.auth=yes", "'yes' is not none, requested or required"),
         ("ssl.enabled.protocols=TLSv1.1", "'TLSv1.1' is not TLSv1.2 or TLSv1.3"),
         ("ssl.enabled.protocols=", "'' is not TLSv1.2 or TLSv1.3"),
-        ("advertised.listeners=SSL://here:1", "advertised.listeners"),
+        ("advertised.listeners=SSL://here:1", "none of listeners begins with SSL://"),
+        ("advertised.listeners=SASL://here:1", "begins with neither PLAINTEXT:// nor SSL:// nor"),
+        ("advertised.listeners=a:1,PLAINTEXT://b:2", "more than one address for PLAINTEXT://"),
+        ("advertised.listeners=0.0.0.0:1", "'0.0.0.0:1' is no host:port that clients"),
+        ("advertised.listeners=here:0", "'here:0' is no host:port that clients"),
+        ("advertised.listeners=he re:1", "'he re:1' is no host:port that clients"),
         ("advertised.listeners=here", "advertised.listeners: 'here' is not host:port"),
         ("http.allowed.hosts=a.example:9311", "http.allowed.hosts: 'a.example:9311' is not a host"),
         ("http.allowed.hosts=a.example b.example", "'a.example b.example' is not a host name"),
@@ -343,14 +348,51 @@ def test_listeners_with_tls_may_be_anywhere() -> None:
 
     assert settings.has_tls
     assert settings.listener_addresses() == (
-        Address("192.0.2.1", 9310, is_tls=True),
+        Address("192.0.2.1", 9310, "SSL"),
         Address("127.0.0.1", 9311),
         Address("::1", 0),
     )
     assert settings.http_addresses() == (
-        Address("192.0.2.1", 9312, is_tls=True),
-        Address("127.0.0.1", 9313),
+        Address("192.0.2.1", 9312, "https"),
+        Address("127.0.0.1", 9313, "http"),
     )
+
+
+@pytest.mark.parametrize(
+    ("advertised", "told"),
+    [
+        ("", "192.0.2.1:9310 127.0.0.1:9311 [::1]:0"),
+        ("a.example:1", "a.example:1 127.0.0.1:9311 [::1]:0"),
+        ("PLAINTEXT://b.example:2", "192.0.2.1:9310 b.example:2 b.example:2"),
+        ("PLAINTEXT://b.example:2, a.example:1", "a.example:1 b.example:2 b.example:2"),
+        ("SSL://a.example:1,PLAINTEXT://b.example:2", "a.example:1 b.example:2 b.example:2"),
+    ],
+)
+def test_clients_are_told_an_address_of_their_own_scheme(advertised: str, told: str) -> None:
+    """At another one they would fail; what has no scheme is of the first listener's."""
+    settings = load_settings(
+        overrides=[
+            "ssl.keystore.location=server.pem",
+            "listeners=SSL://192.0.2.1:9310,PLAINTEXT://127.0.0.1:9311,[::1]:0",
+            f"advertised.listeners={advertised}",
+        ]
+    )
+    assert " ".join(str(address) for address in settings.addresses_told()) == told
+
+
+def test_each_wildcard_needs_an_address_of_its_scheme() -> None:
+    """One for somebody else is no help to who came by it."""
+    with pytest.raises(
+        ConfigError, match=r"0\.0\.0\.0:9311 is a wildcard.* the PLAINTEXT://host:port"
+    ):
+        load_settings(
+            overrides=[
+                "allow.plaintext.remote=true",
+                "ssl.keystore.location=server.pem",
+                "listeners=SSL://0.0.0.0:9310,PLAINTEXT://0.0.0.0:9311",
+                "advertised.listeners=SSL://a.example:9310",
+            ]
+        )
 
 
 def test_client_certificates_need_somebody_to_trust() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from coordinator.config import Address, Settings
+from coordinator.config import Settings
 from coordinator.http import health, login, metrics, page
 from coordinator.http.api import Api, openapi_operation
 from coordinator.http.ask import Asker
@@ -46,10 +46,8 @@ def start_http(
     and everybody sees everything.
     """
     telemetry = environment.telemetry
-    hosts = tuple(address.host for address in settings.http_addresses())
-    if settings.advertised_listeners:
-        advertised = Address.parse("advertised.listeners", settings.advertised_listeners)
-        hosts = (*hosts, advertised.host)
+    addresses = (*settings.http_addresses(), *settings.advertised_addresses())
+    hosts = tuple(address.host for address in addresses)
     pace = Pace(lambda: telemetry.received_bytes, clock_s)
     sessions = HttpSessions(
         environment=environment,

@@ -58,6 +58,11 @@ class Call(Struct, eq=False):
         """Who asks."""
         return _NOBODY
 
+    @property
+    def listener(self) -> int:
+        """The number of the listener by which he came, from 0."""
+        return 0
+
     def sees_group(self, name: str) -> bool:  # noqa: ARG002  whoever asks
         """Say whether a group may be shown in a list."""
         return True

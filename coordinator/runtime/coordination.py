@@ -8,11 +8,14 @@ from typing import NamedTuple, Protocol
 
 
 class Leader(NamedTuple):
-    """The node that leads an offsets partition, as clients reach it."""
+    """The node that leads an offsets partition, as clients reach it.
+
+    Attributes:
+        endpoints: Host and port for those who came by the first listener, the second, and so on.
+    """
 
     node_id: int
-    host: str
-    port: int
+    endpoints: tuple[tuple[str, int], ...]
     leader_epoch: int
 
 

@@ -194,11 +194,11 @@ class Dispatcher:
         call.fail(_E.ILLEGAL_SASL_STATE, -1)
 
     def _find_coordinator(self, call: Call, request: m.FindCoordinatorRequest, _now: Now) -> None:
-        found = tuple(self._locate(request.key_type, g) for g in request.group_ids)
+        found = tuple(self._locate(request.key_type, g, call.listener) for g in request.group_ids)
         epoch = found[0].leader_epoch if len(found) == 1 else -1
         call.resolve(m.FindCoordinatorResponse(found), epoch)
 
-    def _locate(self, key_type: int, group_id: str) -> m.CoordinatorOfGroup:
+    def _locate(self, key_type: int, group_id: str, listener: int) -> m.CoordinatorOfGroup:
         if key_type != m.KEY_TYPE_GROUP:
             message = f"key type {key_type} is not known; 0 is a group"
             return find_coordinator_error(group_id, _E.INVALID_REQUEST, message)
@@ -210,7 +210,9 @@ class Dispatcher:
         if leader is None:
             message = f"offsets partition {partition} has no leader"
             return find_coordinator_error(group_id, _E.COORDINATOR_NOT_AVAILABLE, message)
-        node_id, host, port, epoch = leader
+        node_id, endpoints, epoch = leader
+        # By another listener he may not get in, or not by what he knows.
+        host, port = endpoints[listener]
         return m.CoordinatorOfGroup(group_id, _E.NONE, None, node_id, host, port, partition, epoch)
 
     def _describe_node(self, call: Call, _request: m.DescribeNodeRequest, _now: Now) -> None:

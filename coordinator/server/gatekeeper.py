@@ -480,6 +480,11 @@ class Narrowed(Call, eq=False):
         """Who asks."""
         return self.whole.caller
 
+    @property
+    def listener(self) -> int:
+        """By which listener he came."""
+        return self.whole.listener
+
     def sees_group(self, name: str) -> bool:
         """Say whether a group may be shown."""
         return self.whole.sees_group(name)

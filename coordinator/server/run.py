@@ -286,7 +286,7 @@ async def _serve_log(
     environment = real_environment(telemetry, tee)
     environment.metrics["log_lines_dropped_total"] = lambda: console.output.printer.dropped
     node = make_node(settings, journal, environment, ChildProcess(data_dir).run)
-    leader = _leader(settings, listeners[0], journal.leader_epoch)
+    leader = Leader(settings.node_id, _endpoints(settings, listeners), journal.leader_epoch)
     server = Server(
         node=node,
         environment=environment,
@@ -325,7 +325,7 @@ async def _serve_log(
                 doors = _start_tls(
                     nursery, addresses, listeners, certificates, server.sessions, environment
                 )
-            nursery.start_soon(server.run, doors[:native], _with_log_in(doors, addresses))
+            nursery.start_soon(server.run, doors[:native], with_log_in(doors, addresses))
             if doors[native:]:
                 _start_http(
                     nursery, settings, doors[native:], node, server, environment, tee, log_ins
@@ -401,7 +401,8 @@ def _tell_listening(
         )
 
 
-def _with_log_in(doors: Sequence[Listener], addresses: Sequence[Address]) -> list[Listener]:
+def with_log_in(doors: Sequence[Listener], addresses: Sequence[Address]) -> list[Listener]:
+    """Return those of *doors* where clients have to log in."""
     pairs = zip(doors, addresses, strict=True)
     return [door for door, address in pairs if address.has_log_in]
 
@@ -520,12 +521,12 @@ async def _wait_for_stop_signal(reload: Callable[[], None]) -> None:
             return
 
 
-def _leader(settings: Settings, listener: SocketListener, leader_epoch: int) -> Leader:
-    if settings.advertised_listeners:
-        advertised = Address.parse("advertised.listeners", settings.advertised_listeners)
-    else:
-        advertised = Address(settings.listener_addresses()[0].host, listener.port)
-    return Leader(settings.node_id, advertised.host, advertised.port, leader_epoch)
+def _endpoints(
+    settings: Settings, listeners: Sequence[SocketListener]
+) -> tuple[tuple[str, int], ...]:
+    """Return what clients of each native listener are told; *listeners* begin with those."""
+    pairs = zip(settings.addresses_told(), listeners, strict=False)  # Behind them are HTTP's.
+    return tuple((told.host, told.port or listener.port) for told, listener in pairs)
 
 
 def _exit_status_of(failures: BaseExceptionGroup[BaseException]) -> int:

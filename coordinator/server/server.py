@@ -79,8 +79,9 @@ class Server:
         """
         try:
             async with trio.open_nursery() as nursery:
-                for listener in listeners:
-                    begin = partial(self.sessions.begin, must_log_in=listener in with_log_in)
+                for number, listener in enumerate(listeners):
+                    must_log_in = listener in with_log_in
+                    begin = partial(self.sessions.begin, listener=number, must_log_in=must_log_in)
                     nursery.start_soon(accept_for_ever, listener, begin, self.sessions.has_no_room)
                 nursery.start_soon(self.gatekeeper.later.run)
                 nursery.start_soon(sweep_for_ever, self.sessions, self._poller, self._now)

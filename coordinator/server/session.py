@@ -156,6 +156,11 @@ class SessionCall(Call, eq=False):
         """Who asks."""
         return self.session.caller
 
+    @property
+    def listener(self) -> int:
+        """By which listener he came."""
+        return self.session.listener
+
     def sees_group(self, name: str) -> bool:
         """Say whether a group may be shown in a list."""
         gate = self.session.gate
@@ -213,6 +218,7 @@ class Session:
 
     Attributes:
         caller: Who is at the other end, as groups know it.
+        listener: The number of that by which he came.
         answered: See `Sessions`.
         unsent: Answers that have not left; the first one may have left in part.
         is_blocked: The peer takes no more; the poller tells when it does again.
@@ -228,6 +234,7 @@ class Session:
         address: "Held",
         now_ms: int,
         *,
+        listener: int,
         must_log_in: bool,
     ) -> None:
         settings = sessions.settings
@@ -237,6 +244,7 @@ class Session:
         self._clock_s = sessions.clock_s
         self.transport = transport
         self.caller = Caller(DEFAULT_CLIENT_ID, transport.peer, transport.principal)
+        self.listener = listener
         self.is_closed = False
         # Names of its own for what every request looks at.
         self._dispatcher: Dispatcher | Gate = sessions.dispatcher
@@ -901,8 +909,11 @@ class Sessions:
         """Return the sessions of the moment; each may end meanwhile."""
         return iter(list(self._all))
 
-    def begin(self, transport: Transport, *, must_log_in: bool = False) -> None:
-        """Start a session on *transport*, or close it when there are too many."""
+    def begin(self, transport: Transport, *, listener: int = 0, must_log_in: bool = False) -> None:
+        """Start a session on *transport*, or close it when there are too many.
+
+        It came by the listener of this number.
+        """
         if len(self._all) >= self.max_connections:
             self._refuse(transport, "max_connections", "max.connections")
             return
@@ -911,7 +922,9 @@ class Sessions:
             self._refuse(transport, "max_connections_per_ip", "max.connections.per.ip")
             return
         now_ms = self.now().mono_ms
-        session = Session(self, transport, address, now_ms, must_log_in=must_log_in)
+        session = Session(
+            self, transport, address, now_ms, listener=listener, must_log_in=must_log_in
+        )
         try:
             transport.attach(self.poller, session)
         except OSError as exc:

@@ -14,6 +14,7 @@ from scramp import ScramClient
 from coordinator.config import ConfigError, load_settings
 from coordinator.security.sasl import credential_of
 from protocol import messages as m
+from protocol.acls import Operation, PatternType, ResourceType
 from protocol.errors import ErrorCode as E
 from protocol.messages import APIS, ApiKey
 from protocol.scram import Mechanism
@@ -62,7 +63,7 @@ async def log_in(client: Client, name: str, password: str, mechanism: str = SCRA
     return await step(client, m.SaslAuthenticateRequest(ours.get_client_final().encode()))
 
 
-async def known(here: World, name: str = "root", password: str = SECRET, **where: str) -> Client:
+async def known(here: World, name: str = "root", password: str = SECRET, **where: Any) -> Client:
     """Return a connection that is logged in."""
     client = here.connect(**where)
     answer = await log_in(client, name, password)
@@ -164,6 +165,31 @@ async def test_an_address_fails_ten_times_a_second_at_most(tmp_path: Path) -> No
         began_s = trio.current_time()
         await known(here, peer="192.0.2.99")
         assert trio.current_time() - began_s < 0.5
+
+
+async def test_who_came_by_one_listener_is_not_sent_to_another(tmp_path: Path) -> None:
+    """There he would need what he hasn't shown, or could not log in; also where rules narrow."""
+    async with guarded(
+        tmp_path,
+        "listeners=127.0.0.1:9311,SASL_PLAINTEXT://127.0.0.1:9310,127.0.0.2:9312",
+        "advertised.listeners=SASL_PLAINTEXT://a.example:7",
+        "allow.everyone.if.no.acl.found=true",
+    ) as here:
+        root = here.connect(listener=1)
+        assert (await log_in(root, "root", SECRET)).error == 0
+        denied = m.Acl(
+            ResourceType.GROUP, "secret", PatternType.LITERAL, "User:*", "*", Operation.DESCRIBE, 2
+        )
+        await root.ask(m.CreateAclsRequest((denied,)))
+        found = []
+        for client in (root, here.connect(), here.connect(listener=2)):
+            answer: Any = await client.ask(m.FindCoordinatorRequest(0, ("secret", "g")))
+            found.append([(one.error, one.host, one.port) for one in answer.coordinators])
+        assert found == [
+            [(0, "a.example", 7)] * 2,
+            [(30, "", -1), (0, "127.0.0.1", 9311)],
+            [(30, "", -1), (0, "127.0.0.2", 9312)],
+        ]
 
 
 async def test_a_log_in_ends_with_the_password(tmp_path: Path) -> None:

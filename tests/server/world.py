@@ -12,7 +12,13 @@ from coordinator.config import Settings, load_settings
 from coordinator.log.journal import Journal
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.telemetry import Tee
-from coordinator.server.run import load_log_ins, make_authorizer, make_log_ins, make_node
+from coordinator.server.run import (
+    load_log_ins,
+    make_authorizer,
+    make_log_ins,
+    make_node,
+    with_log_in,
+)
 from coordinator.server.server import Server
 from coordinator.server.transport import Listener
 from protocol.connection import ClientConnection, ResponseEvent
@@ -218,8 +224,10 @@ class World:
         self.poller = self.environment.poller
         self.metrics = self.environment.metrics
         self.node = make_node(settings, self.journal, self.environment, self.child.run)
-        leader = Leader(settings.node_id, "127.0.0.1", 9310, self.journal.leader_epoch)
-        self.listener = FakeListener()
+        endpoints = tuple((told.host, told.port) for told in settings.addresses_told())
+        leader = Leader(settings.node_id, endpoints, self.journal.leader_epoch)
+        self.listeners = [FakeListener() for _ in settings.listener_addresses()]
+        self.listener = self.listeners[0]
         self.server = Server(
             node=self.node,
             environment=self.environment,
@@ -234,10 +242,10 @@ class World:
         self._ids += 1
         return f"{self._ids:032x}"
 
-    def connect(self, peer: str = "192.0.2.1") -> Client:
-        """Connect."""
+    def connect(self, peer: str = "192.0.2.1", listener: int = 0) -> Client:
+        """Connect, to that listener."""
         transport = MemoryTransport(peer)
-        self.listener.arrive(transport)
+        self.listeners[listener].arrive(transport)
         return Client(transport)
 
     def event_names(self) -> list[str]:
@@ -262,9 +270,9 @@ async def world(
             max_connections=max_connections,
         )
         nursery.start_soon(here.node.run)
-        doors = list[Listener]([here.listener])
-        has_log_in = here.settings.listener_addresses()[0].has_log_in
-        nursery.start_soon(here.server.run, doors, doors if has_log_in else ())
+        doors = list[Listener](here.listeners)
+        addresses = here.settings.listener_addresses()
+        nursery.start_soon(here.server.run, doors, with_log_in(doors, addresses))
         if load:
             await here.node.load()
         await trio.testing.wait_all_tasks_blocked()

@@ -153,7 +153,7 @@ class World:
             emit_event=self._on_event,
         )
         node = make_node(self.settings, journal, surroundings, self._child(journal))
-        leader = Leader(self.settings.node_id, HOST, PORT, journal.leader_epoch)
+        leader = Leader(self.settings.node_id, ((HOST, PORT),), journal.leader_epoch)
         server = Server(
             node=node,
             environment=surroundings,
