@@ -450,10 +450,9 @@ class Settings:
 
     @property
     def has_authentication(self) -> bool:
-        """Whether any client has to say who he is: then nobody may do what no rule allows."""
-        addresses = self.listener_addresses()
-        by_certificate = self.ssl_client_auth != "none" and any(a.is_tls for a in addresses)
-        return by_certificate or any(a.has_log_in for a in addresses)
+        """Whether any listener asks who somebody is: then nobody may do what no rule allows."""
+        by_certificate = self.has_tls and self.ssl_client_auth != "none"
+        return by_certificate or any(address.has_log_in for address in self.listener_addresses())
 
     def mechanisms(self) -> tuple[str, ...]:
         """Return how clients may log in."""

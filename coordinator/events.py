@@ -321,7 +321,8 @@ CATALOGUE: Final = (
         "warning",
         "principal peer mechanism reason left_out",
         "A log-in failed; `reason` is more than the client hears. "
-        "The principal is that of the connection before.",
+        "The principal is that of the connection before. "
+        "Over HTTP the mechanism is token, password or cookie.",
     ),
     # --- clients ---
     _kind(
@@ -343,13 +344,6 @@ CATALOGUE: Final = (
         "error",
         "error_id route peer",
         "A bug of the daemon in an answer of the HTTP listener, which was 500.",
-    ),
-    _kind(
-        "http.login_failed",
-        "warning",
-        "peer reason",
-        "Somebody showed a token, a password or a cookie over HTTP that is nobody's. "
-        "`reason` is more than he hears.",
     ),
     _kind("http.logged_in", "info", "peer principal by", "Somebody logged in by the page."),
     _kind("http.logged_out", "info", "peer principal", "He logged out."),

@@ -395,6 +395,20 @@ def test_each_wildcard_needs_an_address_of_its_scheme() -> None:
         )
 
 
+def test_http_alone_may_ask_who_somebody_is() -> None:
+    """Else a certificate would be verified there and nothing be made of it."""
+    options = [
+        "http.listeners=https://127.0.0.1:0",
+        "ssl.keystore.location=server.pem",
+        "ssl.truststore.location=ca.pem",
+    ]
+    assert not load_settings(overrides=options).has_authentication
+    options.append("ssl.client.auth=requested")
+    with pytest.raises(ConfigError, match="name an administrator"):
+        load_settings(overrides=options)
+    assert load_settings(overrides=[*options, "super.users=User:a"]).has_authentication
+
+
 def test_client_certificates_need_somebody_to_trust() -> None:
     """Without authorities nobody could come in."""
     with pytest.raises(ConfigError, match=r"needs ssl\.truststore\.location"):

@@ -51,7 +51,7 @@ class Entry:
             accounts: Knows people.
             authorizer: Knows what they may.
             now: Returns the time.
-            audit: Is told of log-ins that failed, and of those of the page.
+            audit: Is told of what is refused, and of the log-ins of the page.
             is_ready: Says whether users and rules are loaded; until then nobody is known.
             run_in_thread: Compares a password; by default one at a time, in a thread.
         """
@@ -101,7 +101,7 @@ class Entry:
         try:
             account = self.accounts.by_token(token, self.now().wall_ms)
         except NoAccount as exc:
-            raise self._refused(exc, connection) from None
+            raise self._refused(exc, connection, "token") from None
         self.accounts.attempts.succeeded(connection.peer)
         return account
 
@@ -115,7 +115,7 @@ class Entry:
         try:
             account = await self._run_in_thread(self.accounts.password_check(name, password))
         except NoAccount as exc:
-            raise self._refused(exc, connection) from None
+            raise self._refused(exc, connection, "password") from None
         self.accounts.attempts.succeeded(connection.peer)
         return account
 
@@ -124,7 +124,7 @@ class Entry:
             name, password = basic(text)
         except NoAccount as exc:
             self._begin(connection)
-            raise self._refused(exc, connection) from None
+            raise self._refused(exc, connection, "password") from None
         account = await self.by_password(name, password, connection)
         return self._viewer(account, connection)
 
@@ -165,12 +165,21 @@ class Entry:
         except TooManyAttempts as exc:
             raise Refused(429, str(exc), retry_after_s=-(-exc.wait_ms // 1000)) from None
 
-    def _refused(self, exc: NoAccount, connection: Connection) -> Refused:
-        self.audit("http.login_failed", connection.peer, reason=str(exc))
+    def _refused(self, exc: NoAccount, connection: Connection, mechanism: str) -> Refused:
+        self._tell_refused(exc, connection, mechanism)
         return Refused(401, _FAILED, headers=_CHALLENGE)
 
     def _over(self, exc: NoAccount, connection: Connection) -> Refused:
-        self.audit("http.login_failed", connection.peer, reason=str(exc))
+        self._tell_refused(exc, connection, "cookie")
         gone = cookie_line("", is_tls=connection.is_tls, is_over=True)
         detail = "the log-in has ended; log in again"
         return Refused(401, detail, headers={**_CHALLENGE, "set-cookie": gone})
+
+    def _tell_refused(self, exc: NoAccount, connection: Connection, mechanism: str) -> None:
+        self.audit(
+            "login.refused",
+            connection.peer,
+            principal=connection.principal,
+            mechanism=mechanism,
+            reason=str(exc),
+        )

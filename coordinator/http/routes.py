@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from coordinator.http.viewer import Connection, Viewer
 from coordinator.names import shortened
+from protocol.errors import ErrorCode
 
 GET: Final = "GET"
 HEAD: Final = "HEAD"
@@ -38,14 +39,16 @@ class HttpRequest:
     def need_cluster(self) -> None:
         """Raise Refused if the viewer doesn't see the node."""
         if not self.viewer.sees_cluster:
-            raise Refused(403, f"{self.viewer.principal} needs DESCRIBE of the cluster for this")
+            words = f"{self.viewer.principal} needs DESCRIBE of the cluster for this"
+            raise NotAllowed(words, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
     def need_group(self, group_id: str) -> None:
         """Raise Refused if the viewer knows of a group, and may see no more of it than that."""
         viewer = self.viewer
         if viewer.sees_cluster and not viewer.sees_group(group_id):
             group = shortened(group_id)
-            raise Refused(403, f"{viewer.principal} needs DESCRIBE of group {group} for this")
+            words = f"{viewer.principal} needs DESCRIBE of group {group} for this"
+            raise NotAllowed(words, ErrorCode.GROUP_AUTHORIZATION_FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,14 @@ class Refused(Exception):
         self.status = status
         self.detail = detail
         self.retry_after_s = retry_after_s
+
+
+class NotAllowed(Refused):
+    """No rule allows it to whoever asks: 403. A client would have heard *error*."""
+
+    def __init__(self, detail: str, error: ErrorCode) -> None:
+        super().__init__(403, detail)
+        self.error = error
 
 
 Handler = Callable[[HttpRequest], Awaitable[Answer | Streaming]]

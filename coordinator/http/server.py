@@ -14,8 +14,9 @@ from coordinator.http.connection import Asked, HttpSession, Warn
 from coordinator.http.guard import refusal
 from coordinator.http.pace import PIECE_S, Pace
 from coordinator.http.router import Router, check_method, query_of, split_target
-from coordinator.http.routes import HttpRequest, Refused, Route, Streaming
+from coordinator.http.routes import HttpRequest, NotAllowed, Refused, Route, Streaming
 from coordinator.http.viewer import EVERYBODY, Viewer
+from coordinator.names import shortened
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.telemetry import count
@@ -203,7 +204,7 @@ class HttpSessions:
         except StopIteration as done:
             session.answer(request, done.value)
         except Refused as exc:
-            session.refuse(exc)
+            self._refuse(session, route, request, exc)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
             self._failed(session, route, exc)
         else:
@@ -231,7 +232,7 @@ class HttpSessions:
             else:
                 session.answer(request, answer)
         except Refused as exc:
-            session.refuse(exc)
+            self._refuse(session, route, request, exc)
         except Exception as exc:  # noqa: BLE001 - as above
             self._failed(session, route, exc)
         self._pace.end()
@@ -239,6 +240,23 @@ class HttpSessions:
         if self._waiting:
             following = next(iter(self._waiting))
             self._start(following, *self._waiting.pop(following))
+
+    def _refuse(
+        self, session: HttpSession, route: Route, request: HttpRequest, refused: Refused
+    ) -> None:
+        """Answer so; where no rule allows it, the audit hears of it."""
+        if isinstance(refused, NotAllowed):
+            assert self._entry is not None  # Else nobody is refused anything.
+            self._entry.audit(
+                "access.refused",
+                request.peer,
+                principal=request.viewer.principal,
+                api=f"{route.method} {route.template}",
+                what=shortened(request.path),
+                error=refused.error.value,
+                why="no right to it",
+            )
+        session.refuse(refused)
 
     def _has_too_many_streams(self) -> bool:
         return len(self.streams) >= self.settings.http_max_event_streams

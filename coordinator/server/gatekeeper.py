@@ -52,6 +52,8 @@ FAILURE_DELAY_MAX_MS: Final = 1_000
 # Of everything before a log-in.
 STRANGER_REQUEST_BYTES_MAX: Final = 4_096
 AUDIT_PERIOD_MS: Final = 1_000
+# The events that others bring about, as fast as they like.
+REFUSALS: Final = frozenset({"access.refused", "login.refused"})
 _ADDRESSES_KEPT: Final = 10_000
 _PRINCIPALS_KEPT: Final = 1_000
 _NAMED_MAX: Final = 3

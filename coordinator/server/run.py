@@ -42,7 +42,7 @@ from coordinator.runtime.shard import Status
 from coordinator.runtime.telemetry import Tee, Telemetry
 from coordinator.server.authorization import Authorizer
 from coordinator.server.dispatch import SERVER_SOFTWARE
-from coordinator.server.gatekeeper import LogIn
+from coordinator.server.gatekeeper import REFUSALS, LogIn
 from coordinator.server.handshakes import HANDSHAKES_MAX, Handshakes, TlsListener
 from coordinator.server.reload import Reload
 from coordinator.server.server import Server
@@ -456,8 +456,8 @@ def make_entry(
     )
 
     def audit(event: str, peer: str, **fields: Any) -> None:
-        if event == "http.login_failed":
-            server.sessions.warn(event, peer, **fields)
+        if event in REFUSALS:
+            server.gatekeeper.audit.tell(event, now_ms=node.now().mono_ms, peer=peer, **fields)
         else:
             log.info(event, peer=peer, **fields)
 

@@ -35,6 +35,12 @@ async def _who(request: HttpRequest) -> Answer:
     return Answer(body=(f"{viewer.principal} by {viewer.way}".encode(),))
 
 
+async def _node(request: HttpRequest) -> Answer:
+    await trio.lowlevel.checkpoint()
+    request.need_cluster()
+    return Answer()
+
+
 async def _at_once(work: Callable[[], Account]) -> Account:
     await trio.lowlevel.checkpoint()
     return work()
@@ -104,7 +110,8 @@ async def site() -> AsyncIterator[Site]:
         return [operation.route() for operation in login.operations(here.entry)]
 
     open_route = Route("/open", _who, is_open=True)
-    async with listener(Route("/who", _who), open_route, entry=entry, more=more) as here:
+    routes = (Route("/who", _who), Route("/node", _node), open_route)
+    async with listener(*routes, entry=entry, more=more) as here:
         places.append(Site(here, people))
         yield places[0]
 
@@ -225,10 +232,36 @@ async def test_the_audit_hears_why_and_nothing_secret(autojump_clock: MockClock)
         await here.log_in()
 
         events, told = [name for name, _ in here.here.audited], str(here.here.audited)
-        assert ["http.login_failed"] * 3 + ["http.logged_in"] == events
+        assert ["login.refused"] * 3 + ["http.logged_in"] == events
+        ways = [(one["principal"], one.get("mechanism")) for _, one in here.here.audited]
+        nobody = "User:ANONYMOUS"
+        assert [(nobody, "token"), (nobody, "password"), (nobody, "cookie"), (ALICE, None)] == ways
         assert "no known token" in told
         assert "t0psecret" not in told
         assert "secret" not in told.replace("t0psecret", "")
+
+
+async def test_the_audit_hears_what_was_not_allowed(autojump_clock: MockClock) -> None:
+    """As it does of clients; that something is of another site is no matter of rights."""
+    async with site() as here:
+        token = "Authorization: Bearer t0ken"
+        assert 403 == (await here.ask(token, path="/node")).status
+        assert 403 == (await here.ask(token, "Sec-Fetch-Site: cross-site", path="/node")).status
+        assert 404 == (await here.ask(token, path="/nowhere")).status
+
+        assert here.here.audited == [
+            (
+                "access.refused",
+                {
+                    "peer": "192.0.2.1",
+                    "principal": ALICE,
+                    "api": "GET /node",
+                    "what": "/node",
+                    "error": 31,
+                    "why": "no right to it",
+                },
+            )
+        ]
 
 
 async def test_nobody_is_a_stranger_while_users_are_loaded(autojump_clock: MockClock) -> None:

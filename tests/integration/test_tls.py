@@ -11,7 +11,12 @@ from typing import Final
 
 import pytest
 
-from protocol.messages import ListGroupsRequest, ListGroupsResponse
+from protocol.messages import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
 from tests.guide import ROOT
 from tests.integration.daemon import Connection, Daemon, daemon, until
 from tests.integration.test_http import curl, http_port
@@ -92,13 +97,24 @@ def test_the_guides_certificates_serve_over_tls(made: Path, tmp_path: Path) -> N
         with TlsConnection(port, made) as nobody, running.connect() as plain:
             for one in (nobody, plain):
                 assert isinstance(one.ask(ListGroupsRequest((), ())), ListGroupsResponse)
+                found = one.ask(FindCoordinatorRequest(0, ("g",)))
+                assert isinstance(found, FindCoordinatorResponse)
+                own_port = one.socket.getpeername()[1]
+                assert [where.port for where in found.coordinators] == [own_port]
         https = f"https://localhost:{http_port(running)}"
         assert '"status":"ready"' in curl("--cacert", ca, f"{https}/readyz")
-        scraped = curl("--cacert", ca, f"{https}/metrics")
+        alice = str(made / "alice.pem")
+        scraped = curl("--cacert", ca, "--cert", alice, f"{https}/metrics")
         assert 'group_coordinator_tls_handshakes_total{result="done"} 4.0' in scraped
         (left,) = re.findall(
             r"^group_coordinator_certificate_left_seconds (.*)$", scraped, re.MULTILINE
         )
+        guessed = curl("--cacert", ca, "--header", "Authorization: Bearer t0p", f"{https}/metrics")
+        assert '"status":401' in guessed
+        until(lambda: running.events("login.refused"), "line")
+        (refused,) = running.events("login.refused")
+        assert (refused["principal"], refused["mechanism"]) == ("User:ANONYMOUS", "token")
+        assert "t0p" not in str(refused)
         assert 364 < float(left) / 86_400 <= 365
         assert running.events("certificate.key_exposed") == []
         assert running.stop() == 0
