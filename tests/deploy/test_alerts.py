@@ -1,11 +1,13 @@
 """The alert rules: accepted, tried out, about metrics that there are, and each with its runbook."""
 
 import re
+import shutil
+from pathlib import Path
 from typing import Final
 
 import yaml
 
-from tests.deploy.support import DEPLOY, ROOT, known_metrics, metrics_in, needs, rules, run
+from tests.deploy.support import ALERTS, DEPLOY, ROOT, known_metrics, metrics_in, needs, rules, run
 
 RUNBOOK: Final = ROOT / "docs/operations.md"
 NAMES: Final = [rule["alert"] for rule in rules()]
@@ -23,6 +25,25 @@ def test_prometheus_takes_the_configuration_and_the_rules() -> None:
     """A comma too many would leave nobody watching."""
     done = run(needs("promtool"), "check", "config", str(DEPLOY / "prometheus/prometheus.yml"))
 
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{len(NAMES)} rules found" in done.stdout
+
+
+def test_prometheus_takes_the_configuration_with_an_account(tmp_path: Path) -> None:
+    """By a token from a file and over TLS: a token in the text would be in every backup of it."""
+    name = "prometheus-secured.yml"
+    for path in (DEPLOY / "prometheus" / name, ALERTS):
+        shutil.copy(path, tmp_path)
+    (job,) = yaml.safe_load((tmp_path / name).read_text(encoding="utf-8"))["scrape_configs"]
+    command = (needs("promtool"), "check", "config", str(tmp_path / name))
+    without = run(*command)
+    (tmp_path / job["authorization"]["credentials_file"]).write_text("t0ken", encoding="utf-8")
+    (tmp_path / job["tls_config"]["ca_file"]).write_text("", encoding="utf-8")
+    done = run(*command)
+
+    assert (job["job_name"], job["scheme"]) == ("group-coordinator", "https")
+    assert "credentials" not in job["authorization"]
+    assert without.returncode != 0
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{len(NAMES)} rules found" in done.stdout
 
