@@ -7,6 +7,7 @@ from hypothesis import example, given, strategies as st
 from msgspec import structs
 
 from coordinator.group.acls import Rule, RuleAdded, RuleRemoved, Rules
+from coordinator.group.core import ANONYMOUS
 from coordinator.group.node_records import read_item
 from coordinator.group.records import MalformedRecord, UnknownRecord
 from protocol.acls import ANY, CLUSTER, MATCH, OPERATIONS, Operation, PatternType, ResourceType
@@ -249,8 +250,8 @@ def test_rules_that_change_are_told_in_words() -> None:
     context.ask(DeleteAclsRequest((EVERYTHING,)))
 
     words = ["User:alice from * must not READ GROUP etl-…"]
-    assert context.told("acl.added") == [{"count": 1, "rules": words}]
-    assert context.told("acl.removed") == [{"count": 1, "rules": words}]
+    assert context.told("acl.added") == [{"count": 1, "rules": words, "by": ANONYMOUS}]
+    assert context.told("acl.removed") == [{"count": 1, "rules": words, "by": ANONYMOUS}]
 
 
 @pytest.mark.parametrize(

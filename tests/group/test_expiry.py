@@ -1,5 +1,6 @@
 """When offsets expire (KIP-211, table 3.1 of the semantics), and that no clock makes it early."""
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -192,9 +193,9 @@ def test_nothing_expires_where_subscriptions_are_not_known(
 @pytest.mark.parametrize("state", ["PreparingRebalance", "CompletingRebalance"])
 def test_nothing_expires_during_a_rebalance(state: str) -> None:
     """What the members will subscribe to is not known yet."""
-    context = Context(CONFIG)
-    context.commit("", -1, "trains-0")
     week_ms = 7 * KEPT_MS
+    context = Context(replace(CONFIG, group_max_rebalance_timeout_ms=week_ms))
+    context.commit("", -1, "trains-0")
     kept: dict[str, Any] = {"session_ms": SESSION_MS, "rebalance_ms": week_ms}
     first, second = context.completing_group(2, **kept)
     if state == "PreparingRebalance":

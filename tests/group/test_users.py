@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec import structs
 
+from coordinator.group.core import ANONYMOUS
 from coordinator.group.node_records import read_item
 from coordinator.group.quotas import QuotaSet
 from coordinator.group.records import MalformedRecord
@@ -136,7 +137,13 @@ def test_no_text_ever_has_a_salt_or_a_key() -> None:
     look = context.shard.users.describe(DescribeUserScramCredentialsRequest(("alice",), "", 0))
     texts = map(repr, (request, answer, look, context.events, context.records))
     assert context.told("user.altered") == [
-        {"user": "alice", "mechanism": "SCRAM-SHA-256", "change": "set", "iterations": 4_096}
+        {
+            "user": "alice",
+            "mechanism": "SCRAM-SHA-256",
+            "change": "set",
+            "iterations": 4_096,
+            "by": ANONYMOUS,
+        }
     ]
 
     assert not [text for text in texts if "\\x5e" in text or "^\\xc2" in text or "5ec2e7" in text]
@@ -223,8 +230,8 @@ def test_quotas_are_removed_and_shown() -> None:
 
     assert context.shard.quotas.describe(DescribeClientQuotasRequest(("User:alice",))).entries == ()
     assert context.told("quota.altered") == [
-        {"principal": "User:alice", "quotas": {"groups": 7, "keys": 0}},
-        {"principal": "User:alice", "quotas": {"groups": None, "keys": None}},
+        {"principal": "User:alice", "quotas": {"groups": 7, "keys": 0}, "by": ANONYMOUS},
+        {"principal": "User:alice", "quotas": {"groups": None, "keys": None}, "by": ANONYMOUS},
     ]
 
 

@@ -167,7 +167,7 @@ def test_power_lost_while_leftovers_are_removed_leaves_none_for_ever() -> None:
 def leftovers(disk: Disk, journal: Journal) -> set[str]:
     """Return the files that nobody needs, but for what an interrupted flush or roll leaves."""
     needed = {segment.name for segment in journal.manifest.segments}
-    needed |= {"meta", "manifest", "lock", "clean", "durable"}
+    needed |= {"meta", "manifest", "lock", "clean", "durable", "ballast"}
     return {
         name
         for name, data in disk.files().items()

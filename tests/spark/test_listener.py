@@ -393,7 +393,7 @@ class Refusing:
         self.error = error
 
     @contextmanager
-    def connected(self, _addresses: object, client_id: str) -> Iterator[Self]:
+    def connected(self, _addresses: object, client_id: str, **_security: object) -> Iterator[Self]:
         """Stand in for `connect_blocking`."""
         assert client_id
         yield self
