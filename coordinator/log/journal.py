@@ -37,7 +37,14 @@ from coordinator.log.format import (
     encode_footer,
     numbered,
 )
-from coordinator.log.recovery import Expected, RecoveryEvent, create_segment, open_folder
+from coordinator.log.recovery import (
+    Expected,
+    RecoveryEvent,
+    create_segment,
+    lacks_ballast,
+    open_folder,
+    take_ballast,
+)
 from coordinator.log.replay import IndexedSegment, JournalReplay, PartitionReplay, read_from
 from coordinator.log.segments import ActiveSegment, read_footer
 from coordinator.log.state_files import (
@@ -377,6 +384,25 @@ class Journal:
             raise LogFailed(f"a write or fsync of the manifest failed: {exc}") from exc
         for name in self._sealed_ends.copy().keys() - {s.name for s in self._manifest.segments}:
             self._sealed_ends.pop(name, None)
+
+    def lacks_ballast(self) -> bool:
+        """Say whether `take_ballast` would have something to do."""
+        return self._failure is None and lacks_ballast(self.directory)
+
+    def take_ballast(self) -> None:
+        """Be ready for a start on a full disk, now that there is room. Where `write_flush` runs.
+
+        Raises:
+            LogFailed: As for `write_flush`.
+        """
+        if self._failure is not None:
+            return
+        self.check_ours()
+        try:
+            take_ballast(self.directory)
+        except OSError as exc:
+            self._failure = exc
+            raise LogFailed(f"a write or fsync of the ballast failed: {exc}") from exc
 
     def close(self, *, clean: bool) -> None:
         """Give the files and the lock back; idempotent.

@@ -11,9 +11,14 @@ The order of a run's life, and why a crash between any two steps is harmless:
 * What the manifest doesn't name is put into quarantine, the subfolder `aside`.
 * The marker of a clean stop is removed, durably, before the first batch can be written.
 
-A full disk prevents no start. The newest segment is then written over itself instead of copied,
-and if there is no room for the small files either, the ballast is thrown off: a file that is there
-for nothing else. What was begun is begun anew then, as after a crash.
+A full disk prevents no start. Where little is free, a start leaves nothing behind, however often it
+is killed: the newest segment is written over itself instead of copied, what is cut off isn't saved,
+and the manifest is left for the next one who changes it. What is written then, meta and durable,
+needs one block at a time. If there is none, the ballast is thrown off: a file that is there for
+nothing else. If there is no ballast either, the block of `durable` serves, which was read by then.
+What was begun is begun anew each time, as after a crash. At its end a start takes as much of the
+ballast again as the next one needs; the rest is for what groups write without being asked. All of
+it is taken when there is room again.
 """
 
 import contextlib
@@ -60,6 +65,10 @@ QUARANTINE: Final = "aside"
 # For the state files, and then for what groups write without being asked, such as that a member
 # is gone: new data is refused on a full disk.
 BALLAST_BYTES: Final = 256 * 1024
+# What a start needs of it: a block of the file system, of which 64 KiB is the largest.
+START_BYTES: Final = 64 * 1024
+# With less free than this, a start takes nothing that a kill would leave behind.
+ROOMY_BYTES: Final = 8 * BALLAST_BYTES
 LEADER_EPOCH_MAX: Final = 2**31 - 1
 # What may be asked for: each start takes one more, and behind the last one there is none.
 LEADER_EPOCH_ASKED_MAX: Final = 2**30
@@ -120,40 +129,57 @@ def open_folder(directory: Directory, expected: Expected) -> Opened:
         LogRefused: See the subclasses; the folder is as it was.
         OSError: The disk fails; nothing was acknowledged from this open.
     """
-    try:
-        opened = _open(directory, expected)
-    except OSError as exc:
-        if exc.errno not in NO_ROOM or not directory.exists(BALLAST_NAME):
-            raise
-        directory.remove(BALLAST_NAME)
-        directory.sync()
-        return _open(directory, expected)
-    _take_ballast(directory)
+    opened = _open_in_what_room_there_is(directory, expected)
+    take_ballast(directory)
     return opened
 
 
-def _take_ballast(directory: Directory) -> None:
-    """Have the ballast, if there is room for it and more."""
+def _open_in_what_room_there_is(directory: Directory, expected: Expected) -> Opened:
+    is_tight = False
+    for given_up in (BALLAST_NAME, DURABLE_NAME):
+        try:
+            return _open(directory, expected, is_tight=is_tight)
+        except OSError as exc:
+            if exc.errno not in NO_ROOM:
+                raise
+        directory.remove(given_up)
+        directory.sync()
+        is_tight = True
+    return _open(directory, expected, is_tight=True)
+
+
+def lacks_ballast(directory: Directory) -> bool:
+    """Say whether there is room for more ballast than is there. Raises OSError."""
+    is_whole = directory.exists(BALLAST_NAME) and directory.size(BALLAST_NAME) == BALLAST_BYTES
+    return not is_whole and directory.free_bytes() >= ROOMY_BYTES
+
+
+def take_ballast(directory: Directory) -> None:
+    """Have all of the ballast, or what a start needs of it where little is free.
+
+    Raises:
+        OSError: The disk fails; a full one doesn't count.
+    """
+    is_roomy = directory.free_bytes() >= ROOMY_BYTES
     if directory.exists(BALLAST_NAME):
-        if directory.size(BALLAST_NAME) == BALLAST_BYTES:
+        size_bytes = directory.size(BALLAST_NAME)
+        if size_bytes == BALLAST_BYTES or (size_bytes == START_BYTES and not is_roomy):
             return
-        directory.remove(BALLAST_NAME)  # A crash came between.
-    if directory.free_bytes() < 8 * BALLAST_BYTES:
-        return
+        directory.remove(BALLAST_NAME)  # Too little, or a crash came between.
     try:
         file = directory.create(BALLAST_NAME)
         try:
-            file.write(bytes(BALLAST_BYTES), 0)
+            file.write(bytes(BALLAST_BYTES if is_roomy else START_BYTES), 0)
             file.sync()
         finally:
             file.close()
     except OSError as exc:
+        directory.remove(BALLAST_NAME)
         if exc.errno not in NO_ROOM:
             raise
-        directory.remove(BALLAST_NAME)
 
 
-def _open(directory: Directory, expected: Expected) -> Opened:
+def _open(directory: Directory, expected: Expected, *, is_tight: bool) -> Opened:
     names = directory.names()
     if META_NAME not in names:
         return _first_start(directory, names, expected)
@@ -169,10 +195,13 @@ def _open(directory: Directory, expected: Expected) -> Opened:
     ]
     # The folder is synced before the next manifest, which no longer knows them, is written.
     manifest = manifest._replace(dispensable=())
-    if stop is None:
+    is_tight |= directory.free_bytes() < ROOMY_BYTES + len(newest.data)
+    if stop is None and is_tight:
+        active = _rewrite_newest(directory, manifest, newest, events)
+    elif stop is None:
         active, manifest = _copy_newest(directory, manifest, newest, events)
     else:
-        if is_old:
+        if is_old and not is_tight:
             write_manifest(directory, manifest)
         info = manifest.segments[-1]
         file = directory.open_write(info.name)
@@ -250,20 +279,9 @@ def _copy_newest(
     content = newest.data[: newest.valid_bytes]
     if newest.torn:
         tail = newest.data[newest.valid_bytes :]
-        saved_as = _save_if_possible(directory, f"{info.name}.{newest.valid_bytes}.torn", tail)
-        torn: dict[str, object] = {
-            "segment": info.name,
-            "position": info.base + newest.valid_bytes,
-            "cut_bytes": len(tail),
-            "saved_as": saved_as,
-        }
-        events.append(("log.torn_tail_cut", torn))
-    try:
-        name, file = create_segment(directory, info.base, manifest.next_serial, content)
-    except OSError as exc:
-        if exc.errno not in NO_ROOM:
-            raise
-        return _rewrite_newest(directory, manifest, newest, events), manifest
+        saved_as = quarantine_bytes(directory, f"{info.name}.{newest.valid_bytes}.torn", tail)
+        events.append(_torn_tail_cut(info, newest, saved_as))
+    name, file = create_segment(directory, info.base, manifest.next_serial, content)
     try:
         segments = (*manifest.segments[:-1], info._replace(name=name))
         manifest = manifest._replace(segments=segments, next_serial=manifest.next_serial + 1)
@@ -287,12 +305,13 @@ def _rewrite_newest(
     any moment. What is cut off was never acknowledged.
     """
     info = manifest.segments[-1]
+    if newest.torn:
+        events.append(_torn_tail_cut(info, newest, ""))
     file = directory.open_write(info.name)
     try:
         file.truncate(newest.valid_bytes)
         file.write(newest.data[: newest.valid_bytes], 0)
         file.sync()
-        write_manifest(directory, manifest)
     except BaseException:
         file.close()
         raise
@@ -302,14 +321,14 @@ def _rewrite_newest(
     return ActiveSegment(info.name, info.base, end, newest.positions, file)
 
 
-def _save_if_possible(directory: Directory, name: str, content: bytes) -> str:
-    """Do as `quarantine_bytes` does, or return "" where there is no room."""
-    try:
-        return quarantine_bytes(directory, name, content)
-    except OSError as exc:
-        if exc.errno not in NO_ROOM:
-            raise
-        return ""
+def _torn_tail_cut(info: SegmentInfo, newest: Newest, saved_as: str) -> RecoveryEvent:
+    torn: dict[str, object] = {
+        "segment": info.name,
+        "position": info.base + newest.valid_bytes,
+        "cut_bytes": len(newest.data) - newest.valid_bytes,
+        "saved_as": saved_as,
+    }
+    return "log.torn_tail_cut", torn
 
 
 def checked_epoch(leader_epoch: int) -> int:

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
+import outcome
 import trio
 
 from coordinator.group.core import Caller, Event, GroupConfig, Now
@@ -101,6 +102,7 @@ class Node:
         self._segment_bytes = segment_bytes
         self._started_ms = 0  # Monotonic; since when the tasks run.
         self._environment = environment
+        self._takes_ballast = False
         self._emit_event = environment.emit_event
         self.health = Health(environment)
         self._storage = StorageWatch(
@@ -401,6 +403,14 @@ class Node:
                     runner.give_up(now)
             self.journal.check_ours()  # Whoever only asks is told nothing stale for long.
             self.check_storage()
+            if not self._takes_ballast and self.journal.lacks_ballast():
+                # Not awaited: a disk that hangs must not keep the janitor from giving up waits.
+                self._takes_ballast = True
+                self._environment.submit(self.journal.take_ballast, self._took_ballast)
+
+    def _took_ballast(self, _: outcome.Outcome[None]) -> None:
+        """Go on looking. If it failed the journal has, too, and the next flush tells."""
+        self._takes_ballast = False
 
     def keep_free(self, reserve_bytes: int, max_log_bytes: int) -> None:
         """Refuse new data by other bounds than so far; see `StorageWatch`."""

@@ -18,6 +18,7 @@ from typing import Final, Literal, Self
 from coordinator.log.errors import LogLocked
 
 _SECTOR_BYTES: Final = 64
+_BLOCK_BYTES: Final = 4096
 # Of so many sectors, `crash_states` has every mix of old and new ones.
 _MIXED_SECTORS_MAX: Final = 4
 
@@ -75,7 +76,9 @@ class Disk:
 
     def __init__(self, *, total_bytes: int = 1 << 40) -> None:
         self.total_bytes = total_bytes
+        # What the test says is free; with a limit, what the files leave of that, in whole blocks.
         self.free_bytes = total_bytes
+        self.limit_bytes: int | None = None
         self.operations: list[str] = []
         self.crash_at: int | None = None
         self.fail_at: int | None = None
@@ -164,6 +167,14 @@ class Disk:
             for folder_name, folder in self._folders.items()
             for name, inode in sorted(folder.names.items())
         }
+
+    def used_bytes(self) -> int:
+        """Return how much the files take, in whole blocks."""
+        return sum(_in_blocks(len(content)) for content in self.files().values())
+
+    def free_now_bytes(self) -> int:
+        """Return what is free by the limit, or else what the test says."""
+        return self.free_bytes if self.limit_bytes is None else self.limit_bytes - self.used_bytes()
 
     def put(self, path: str, content: bytes) -> None:
         """Make the file, or replace what it holds."""
@@ -256,7 +267,10 @@ class DiskFile:
         except (OSError, CrashNow):
             self._inode.write(position, data[: len(data) // 2])
             raise
-        self._inode.write(position, data)
+        fits = self._directory.fits_until(self._inode, position + len(data))
+        self._inode.write(position, data[: max(0, fits - position)])
+        if fits < position + len(data):
+            raise OSError(errno.ENOSPC, "no space left on device", self._name)
 
     def write_synced(self, data: bytes, position: int) -> None:
         """Do both; a crash may come between them."""
@@ -411,8 +425,17 @@ class DiskDirectory:
         place.durable, place.changes = dict(place.names), []
 
     def free_bytes(self) -> int:
-        """Return what the test says is free."""
-        return self._disk.free_bytes
+        """Return what is free for this process."""
+        return self._disk.free_now_bytes()
+
+    def fits_until(self, inode: _Inode, end: int) -> int:
+        """Return up to where a file that shall be so long has room."""
+        if self._disk.limit_bytes is None:
+            return end
+        there = _in_blocks(len(inode.content))
+        return min(
+            end, max(there, there + self._disk.free_now_bytes() // _BLOCK_BYTES * _BLOCK_BYTES)
+        )
 
     def total_bytes(self) -> int:
         """Return what the test says is the size."""
@@ -423,6 +446,10 @@ class DiskDirectory:
         if name not in folder.names:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return folder.names[name]
+
+
+def _in_blocks(size_bytes: int) -> int:
+    return -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def _apply(names: dict[str, _Inode], change: tuple[_Change, ...]) -> None:

@@ -3,11 +3,14 @@
 import errno
 import random
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
+from hypothesis import given, strategies as st
 
 from coordinator.log.errors import LogFailed
 from coordinator.log.journal import Journal
+from coordinator.log.recovery import BALLAST_BYTES, ROOMY_BYTES, START_BYTES
 from tests.fakes.disk import CrashNow, Disk
 from tests.log.helpers import append, flush, open_journal, replayed
 
@@ -146,7 +149,7 @@ def test_the_leader_epoch_is_never_used_twice() -> None:
 def test_a_full_disk_prevents_no_start_and_does_not_fill_up_with_tries(
     *, has_ballast: bool
 ) -> None:
-    """A supervisor starts the daemon again and again."""
+    """A supervisor starts the daemon again and again; each operation may be what finds no room."""
     origin = full_segment()
     origin.delete("clean")
     if not has_ballast:
@@ -158,13 +161,73 @@ def test_a_full_disk_prevents_no_start_and_does_not_fill_up_with_tries(
         try:
             reopen(disk)
         except LogFailed:
-            assert not has_ballast or disk.operations[number] == "lock"
-        else:
-            assert has_ballast or not disk.operations[number].startswith("write meta")
+            assert disk.operations[number] == "lock"
         disk.kill()
         assert len([name for name in disk.files() if name.endswith(".segment")]) <= 2
 
         assert replayed(reopen(disk)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("has_ballast", [True, False])
+@given(
+    kills=st.lists(st.integers(0, 45), max_size=12),
+    clean=st.booleans(),
+    torn=st.booleans(),
+    free_blocks=st.sampled_from([0, 0, 0, 1, 2, 20, 200]),
+    power=st.randoms(use_true_random=False) | st.none(),
+)
+def test_starts_that_are_killed_on_a_full_disk_use_up_nothing(
+    *,
+    has_ballast: bool,
+    kills: list[int],
+    clean: bool,
+    torn: bool,
+    free_blocks: int,
+    power: random.Random | None,
+) -> None:
+    """Each one leaves what the next one needs, wherever it ends: and so does one that serves."""
+    disk = full_segment()
+    if not clean:
+        disk.delete("clean")
+        newest = max(name for name in disk.files() if name.endswith(".segment"))
+        disk.put(newest, disk.files()[newest] + b"torn" * torn)
+    if not has_ballast:
+        disk.delete("ballast")
+    files = set(disk.files()) - {"clean", "ballast"}
+    used_bytes = disk.used_bytes()
+    disk.limit_bytes = used_bytes + free_blocks * 4096
+    for number in kills:
+        disk.plan(crash_at=number)
+        with suppress(CrashNow):
+            reopen(disk)
+        if power is None:
+            disk.kill()
+        else:
+            disk.crash(power)
+
+    assert replayed(reopen(disk)) == [0, 1, 2, 3]
+    assert set(disk.files()) - {"ballast"} == files
+    ballast_bytes = len(disk.files().get("ballast", b""))
+    assert ballast_bytes >= START_BYTES or not has_ballast
+    assert disk.used_bytes() <= disk.limit_bytes
+
+
+def test_the_ballast_comes_back_with_the_room() -> None:
+    """Otherwise the next full disk would find none."""
+    disk = full_segment()
+    disk.delete("clean")
+    disk.limit_bytes = disk.used_bytes()
+    journal = reopen(disk)
+
+    assert len(disk.files()["ballast"]) == START_BYTES
+    assert not journal.lacks_ballast()
+
+    disk.limit_bytes += ROOMY_BYTES
+
+    assert journal.lacks_ballast()
+    journal.take_ballast()
+    assert len(disk.files()["ballast"]) == BALLAST_BYTES
+    assert not journal.lacks_ballast()
 
 
 def test_a_failure_at_every_operation_ends_the_log_and_loses_nothing() -> None:
