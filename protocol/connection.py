@@ -263,6 +263,13 @@ def encode_error(correlation_id: int, error: int, leader_epoch: int = NO_LEADER_
     return _pack_response_header(size, correlation_id, 0, leader_epoch) + body
 
 
+def throttled(frame: bytes, throttle_time_ms: int) -> bytes:
+    """Return the answer *frame*, which asks for a pause besides."""
+    size, correlation_id, _, leader_epoch = RESPONSE_HEADER.unpack_from(frame)
+    header = _pack_response_header(size, correlation_id, throttle_time_ms, leader_epoch)
+    return header + frame[RESPONSE_HEADER.size :]
+
+
 # --- The client's end -------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The quotas that a principal can have; each is a whole number, and what it counts is its name."""
+"""The quotas that a principal can have; each is a whole number from 1, and limits from then on."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -6,14 +6,12 @@ from typing import Final
 # Of everybody who has none of his own.
 DEFAULT: Final = ""
 
+REQUEST_RATE: Final = "request_rate"
+BYTE_RATE: Final = "byte_rate"
+CONNECTIONS: Final = "connections"
+
 QUOTAS: Final[Mapping[str, str]] = {
-    "request_rate": "requests a second",
-    "byte_rate": "bytes of requests and answers a second",
-    "cpu_percent": "the share of one core that the work on requests takes, in percent",
-    "connections": "connections at a time",
-    "groups": "groups",
-    "members": "members of groups",
-    "topics": "topics that were registered",
-    "keys": "committed offsets",
-    "log_bytes": "bytes in the log",
+    REQUEST_RATE: "requests a second",
+    BYTE_RATE: "bytes of requests and answers a second",
+    CONNECTIONS: "connections at a time",
 }

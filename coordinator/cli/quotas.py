@@ -26,7 +26,7 @@ _DEFAULT_NAME: Final = "(default)"
 
 
 class Quota(click.ParamType[tuple[str, int]]):
-    """A quota with its value, such as groups=100."""
+    """A quota with its value, such as connections=100."""
 
     name = "quota"
 
@@ -46,7 +46,7 @@ class Quota(click.ParamType[tuple[str, int]]):
     cls=Commands,
     examples={
         "Which quotas are set?": "quotas list",
-        "Bound what Alice may take:": "quotas set request_rate=5000 groups=100 "
+        "Bound what Alice may take:": "quotas set request_rate=5000 connections=20 "
         "--principal User:alice",
         "And everybody without such quotas:": "quotas set connections=200 --default",
     },
@@ -121,7 +121,7 @@ def _change(
 @quotas.command(
     "set",
     examples={
-        "Bound what Alice may take:": "quotas set request_rate=5000 groups=100 "
+        "Bound what Alice may take:": "quotas set request_rate=5000 connections=20 "
         "--principal User:alice",
         "And everybody without such quotas, in a script:": "quotas set connections=200 --default "
         "--yes",

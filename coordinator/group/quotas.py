@@ -111,6 +111,8 @@ class Quotas:
         for change in entry.changes:
             if change.key not in QUOTAS:
                 return ErrorCode.INVALID_REQUEST, f"there is no quota {change.key}"
+            if change.value == 0:
+                return ErrorCode.INVALID_REQUEST, "a quota is 1 at least"
         if len({change.key for change in entry.changes}) != len(entry.changes):
             return ErrorCode.INVALID_REQUEST, "a quota is named twice"
         if all(change.value is None for change in entry.changes):

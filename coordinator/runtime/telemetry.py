@@ -36,7 +36,7 @@ CONNECTIONS_CLOSED: Final = (
     "failed",
     "shutdown",
 )
-CONNECTIONS_REFUSED: Final = ("max_connections", "max_connections_per_ip", "descriptors")
+CONNECTIONS_REFUSED: Final = ("max_connections", "max_connections_per_ip", "quota", "descriptors")
 MEMBERS_REMOVED: Final = (
     "left",
     "session expired",

@@ -50,6 +50,7 @@ class Dispatcher:
     Attributes:
         known_shards: Of groups that were asked for: their ids are legal.
         users_changed: Called when users may have other passwords, or none.
+        quotas_changed: Called when principals may have other quotas.
     """
 
     def __init__(self, *, node: Node, settings: Settings, coordination: Coordination) -> None:
@@ -58,6 +59,7 @@ class Dispatcher:
         self._coordination = coordination
         self.known_shards: dict[str, ShardRunner[GroupShard]] = {}
         self.users_changed: Callable[[], None] = lambda: None
+        self.quotas_changed: Callable[[], None] = lambda: None
         self._problem_of: dict[type, Callable[[Any], str | None]] = {
             api.request: api.problem for api in APIS.values() if api.problem is not None
         }
@@ -396,6 +398,8 @@ class Dispatcher:
             self._node.decide(request, NoGroup(call), call.caller, now)
             if type(request) is m.AlterUserScramCredentialsRequest:
                 self.users_changed()
+            elif type(request) is m.AlterClientQuotasRequest:
+                self.quotas_changed()
 
     def _describe_topics(self, call: Call, request: m.DescribeTopicsRequest, now: Now) -> None:
         if not self._content_is_sound(call, request):

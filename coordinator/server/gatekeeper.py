@@ -4,7 +4,7 @@ Theory of operation
 ===================
 
 Where nobody has to say who he is, there are no gates, and a session asks the dispatcher itself.
-Otherwise each session has a `Gate` in the dispatcher's place. It has three things to find out.
+Otherwise each session has a `Gate` in the dispatcher's place. It has four things to find out.
 
 *Who asks.* On a listener with SASL nobody is known before a log-in: until then a session takes what
 the log-in needs, nothing else (34), and reads no second request before the first is answered. A
@@ -17,6 +17,8 @@ gets the rest (`Narrowed`), and the refusals are put into the answer to that.
 
 *Is he whose member id he names.* A member id, and a group instance id, belong to the principal who
 joined with them. To others they are unknown. Who may ALTER the group may take members out.
+
+*How much he takes.* `coordinator.server.throttles` keeps it, for all sessions of a principal.
 
 What somebody may ends with what he has shown: a session whose log-in or certificate is over, or
 whose user has another password or none, is closed. While rules and users are loaded, everybody gets
@@ -34,12 +36,14 @@ from msgspec import structs
 
 from coordinator.group.core import ANONYMOUS, Caller, Now
 from coordinator.group.group import Group
+from coordinator.group.quotas import Quotas
 from coordinator.names import shortened
 from coordinator.runtime.calls import Call
 from coordinator.runtime.shard import Status
 from coordinator.runtime.telemetry import Telemetry, count
 from coordinator.server.authorization import Access, Authorizer, Verdict
 from coordinator.server.dispatch import Dispatcher
+from coordinator.server.throttles import Muted, Throttle, Throttles
 from protocol import messages as m
 from protocol.acls import Operation
 from protocol.errors import ErrorCode
@@ -107,7 +111,7 @@ class LogIn(Protocol):
         """Say whether what was shown is still right."""
 
 
-class Client(Protocol):
+class Client(Muted, Protocol):
     """The session that a gate stands before."""
 
     caller: Caller
@@ -120,6 +124,9 @@ class Client(Protocol):
 
     def close_because_over(self, reason: str) -> None:
         """End the connection now, and say why in the log."""
+
+    def refuse(self) -> None:
+        """End the connection now, as its principal has too many."""
 
 
 class Failures:
@@ -205,6 +212,8 @@ class Gatekeeper:
         telemetry: Telemetry,
         emit: Callable[[str, dict[str, Any]], None],
         node_status: Callable[[], Status],
+        quotas: Quotas,
+        now_ms: Callable[[], int],
     ) -> None:
         """Make it.
 
@@ -215,6 +224,8 @@ class Gatekeeper:
             telemetry: Counts log-ins.
             emit: Takes the events of the audit.
             node_status: Says whether rules and users are loaded.
+            quotas: Those in force.
+            now_ms: Returns the monotonic time.
         """
         self.dispatcher = dispatcher
         self.authorizer = authorizer
@@ -224,6 +235,8 @@ class Gatekeeper:
         self.failures = Failures()
         self.later = Later()
         self.node_status = node_status
+        self.throttles = Throttles(quotas, now_ms, self.later.do)
+        dispatcher.quotas_changed = self.throttles.changed
         self.has_gates = authorizer.is_on
 
     def gate(self, client: Client, peer: str, principal: str, ends_wall_ms: int | None) -> "Gate":
@@ -255,6 +268,7 @@ class Gate:
         self._peer = peer
         self._log_in = log_in
         self._access: Access | None = None
+        self._throttle: Throttle | None = None
         self._ends_wall_ms = _NEVER_MS
 
     @property
@@ -267,6 +281,18 @@ class Gate:
         self._access = self._keeper.authorizer.access(principal, self._peer)
         self._ends_wall_ms = _NEVER_MS if ends_wall_ms is None else ends_wall_ms
         self._client.caller = self._client.caller._replace(principal=principal)
+        if self._throttle is None:  # A later log-in is the same principal's.
+            self._throttle = self._keeper.throttles.enter(principal)
+
+    def take(self, size_bytes: int) -> int:
+        """Take a request with its answer; return how long the client has to wait, in ms."""
+        return 0 if self._throttle is None else self._throttle.take(self._client, size_bytes)
+
+    def leave(self) -> None:
+        """The session has ended."""
+        if self._throttle is not None:
+            self._throttle.leave(self._client)
+            self._throttle = None
 
     def sees_group(self, name: str) -> bool:
         """Say whether a group is in the lists that are shown."""
@@ -411,12 +437,19 @@ class Gate:
         if answer.error:
             self._log_in_failed(call, answer, log_in, now)
             return
+        is_done = isinstance(answer, m.SaslAuthenticateResponse) and log_in.is_done
+        is_first = self._throttle is None
+        principal = log_in.principal or ANONYMOUS
+        if is_done and is_first and not keeper.throttles.has_place(principal):
+            count(keeper.telemetry.log_ins, (log_in.mechanism, "limited"))
+            self._client.refuse()
+            return
         call.resolve(answer, -1)
-        if isinstance(answer, m.SaslAuthenticateResponse) and log_in.is_done:
-            assert log_in.principal is not None
+        if is_done:
             count(keeper.telemetry.log_ins, (log_in.mechanism, "done"))
-            self.open(log_in.principal, log_in.ends_wall_ms)
-            self._client.may_ask_more()
+            self.open(principal, log_in.ends_wall_ms)
+            if is_first:
+                self._client.may_ask_more()
 
     def _log_in_failed(self, call: Call, answer: m.Response, log_in: LogIn, now: Now) -> None:
         """Answer late; and end the connection, unless there is another try."""

@@ -58,6 +58,8 @@ class Server:
             telemetry=environment.telemetry,
             emit=environment.emit_event,
             node_status=lambda: node.registry.status,
+            quotas=node.registry.core.quotas,
+            now_ms=lambda: environment.now().mono_ms,
         )
         if authorizer.is_on:
             for shard in node.shards:

@@ -46,6 +46,7 @@ from protocol.connection import (
     ServerConnection,
     encode_error,
     encode_response,
+    throttled,
 )
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -125,6 +126,8 @@ _TAKES_MOST_ROOM: Final = End(
     "slow_reader", "it holds the most of all unsent answers (queued.max.response.bytes)"
 )
 _NO_DESCRIPTORS: Final = "descriptors"
+_TOO_MANY_OF_PRINCIPAL: Final = "its principal has too many (quota connections)"
+_QUOTA: Final = "quota"
 # Until a request has its turn, nobody asks for these two.
 _NOT_TAKEN: Final[Any] = None
 
@@ -160,16 +163,6 @@ class SessionCall(Call, eq=False):
     def listener(self) -> int:
         """By which listener he came."""
         return self.session.listener
-
-    def sees_group(self, name: str) -> bool:
-        """Say whether a group may be shown in a list."""
-        gate = self.session.gate
-        return gate is None or gate.sees_group(name)
-
-    def sees_topic(self, name: str) -> bool:
-        """Say whether a topic may be shown in a list."""
-        gate = self.session.gate
-        return gate is None or gate.sees_topic(name)
 
     def prepare(self, answer: Response, leader_epoch: int, error: int | None = None) -> bytes:
         """Return the frame of *answer*."""
@@ -211,6 +204,32 @@ class SessionCall(Call, eq=False):
             if not answers:
                 session.answered.append(self.arrival)
             answers[kind] = 1
+
+
+class GuardedCall(SessionCall, eq=False):
+    """A request of a session with a gate."""
+
+    asked_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.asked_bytes = SIZE.size + self.size_bytes
+
+    def sees_group(self, name: str) -> bool:
+        """Say whether a group may be shown in a list."""
+        gate = self.session.gate
+        return gate is not None and gate.sees_group(name)
+
+    def sees_topic(self, name: str) -> bool:
+        """Say whether a topic may be shown in a list."""
+        gate = self.session.gate
+        return gate is not None and gate.sees_topic(name)
+
+    def prepare(self, answer: Response, leader_epoch: int, error: int | None = None) -> bytes:
+        """Return the frame of *answer*, which says how long to wait if too much was taken."""
+        frame = super().prepare(answer, leader_epoch, error)
+        gate = self.session.gate
+        wait_ms = 0 if gate is None else gate.take(self.asked_bytes + len(frame))
+        return throttled(frame, wait_ms) if wait_ms else frame
 
 
 class Session:
@@ -257,8 +276,9 @@ class Session:
         self._max_in_flight = settings.max_in_flight_requests
         self._max_unsent_bytes = settings.send_buffer_max_bytes
         self.max_frame_bytes = SIZE.size + settings.response_max_bytes
+        keeper = sessions.gatekeeper
         self._connection = ServerConnection(
-            SessionCall,
+            GuardedCall if must_log_in or keeper.has_gates else SessionCall,
             max_request_bytes=settings.socket_request_max_bytes,
             max_sync_request_bytes=settings.sync_request_max_bytes,
         )
@@ -279,7 +299,6 @@ class Session:
         self._has_ended = False  # The peer sends no more, and may still want its answers.
         self._closes_as = MALFORMED
         self.deadlines = Deadlines(settings, now_ms)
-        keeper = sessions.gatekeeper
         if must_log_in:
             self.gate = keeper.closed_gate(self, transport.peer)
             self._max_in_flight = 1
@@ -311,6 +330,26 @@ class Session:
     def close_because_over(self, reason: str) -> None:
         """End the connection now, and say why in the log."""
         self._close_because(End(UNAUTHENTICATED, reason))
+
+    def refuse(self) -> None:
+        """End the connection now, as its principal has too many."""
+        count(self._telemetry.connections_refused, _QUOTA)
+        self._sessions.warn(
+            "connection.refused", self.transport.peer, reason=_TOO_MANY_OF_PRINCIPAL
+        )
+        self.close(UNAUTHENTICATED)
+
+    # --- taking too much ----------------------------------------------------------------
+
+    def mute(self) -> None:
+        """Read no more from it."""
+        self._max_in_flight = 0  # Every session compares this anyway.
+        self._pause()
+
+    def unmute(self) -> None:
+        """Read on."""
+        self._max_in_flight = self._sessions.settings.max_in_flight_requests
+        self.resume()
 
     # --- reading ------------------------------------------------------------------------
 
@@ -400,7 +439,11 @@ class Session:
         self._count_begun(has_ended=bool(calls))
         taken, must_pause = 0, not calls and self._must_pause()
         for call in calls:
-            if type(call) is SessionCall and call.size_bytes > _LONG_REQUEST_BYTES and not is_own:
+            if (
+                type(call) is not BadRequest
+                and call.size_bytes > _LONG_REQUEST_BYTES
+                and not is_own
+            ):
                 break
             self._take(call, now)
             taken += 1
@@ -549,7 +592,9 @@ class Session:
             reason=bad.reason,
             closed=bad.close,
         )
-        self.unsent += encode_error(bad.correlation_id, bad.error)
+        frame = encode_error(bad.correlation_id, bad.error)
+        wait_ms = 0 if self.gate is None else self.gate.take(len(frame))
+        self.unsent += throttled(frame, wait_ms) if wait_ms else frame
         self.flush_later()
         self._is_closing = bad.close
 
@@ -689,6 +734,8 @@ class Session:
         self.is_closed = self._is_closing = True
         count(self._telemetry.connections_closed, why)
         self.transport.close()
+        if self.gate is not None:
+            self.gate.leave()
         self.unsent.clear()
         self._count_unsent(0)
         self._untaken.clear()
@@ -921,6 +968,9 @@ class Sessions:
         if address.connections >= self._max_connections_per_ip:
             self._refuse(transport, "max_connections_per_ip", "max.connections.per.ip")
             return
+        if not must_log_in and not self._has_place(transport.principal):
+            self._refuse(transport, _QUOTA, _TOO_MANY_OF_PRINCIPAL)
+            return
         now_ms = self.now().mono_ms
         session = Session(
             self, transport, address, now_ms, listener=listener, must_log_in=must_log_in
@@ -928,12 +978,18 @@ class Sessions:
         try:
             transport.attach(self.poller, session)
         except OSError as exc:
+            if session.gate is not None:
+                session.gate.leave()
             self._refuse(transport, _NO_DESCRIPTORS, str(exc.strerror))
             return
         self._all[session] = None
         self._held_by[transport.peer] = address
         address.connections += 1
         self.telemetry.connections_accepted += 1
+
+    def _has_place(self, principal: str) -> bool:
+        keeper = self.gatekeeper
+        return not keeper.has_gates or keeper.throttles.has_place(principal)
 
     def _end_strangers(self) -> None:
         """End the sessions whose users have other passwords now, or none.

@@ -145,15 +145,25 @@ def test_without_a_terminal_a_password_needs_a_file(line: CommandLine, tmp_path:
 
 def test_quotas_are_set_listed_and_removed(line: CommandLine, context: NodeContext) -> None:
     """For a principal, and for all who have none."""
-    done(line.run("quotas", "set", "groups=5", "keys=9", "--principal", "User:alice", "--yes"))
-    done(line.run("quotas", "set", "groups=1", "--default", "--yes"))
+    done(
+        line.run(
+            "quotas", "set", "connections=5", "byte_rate=9", "--principal", "User:alice", "--yes"
+        )
+    )
+    done(line.run("quotas", "set", "connections=1", "--default", "--yes"))
     listed = done(line.run("quotas", "list", "--output", "csv")).splitlines()
-    assert listed[1:] == ["(default),groups,1", "User:alice,groups,5", "User:alice,keys,9"]
-    done(line.run("quotas", "remove", "keys", "--principal", "User:alice", "--yes"))
+    assert listed[1:] == [
+        "(default),connections,1",
+        "User:alice,byte_rate,9",
+        "User:alice,connections,5",
+    ]
+    done(line.run("quotas", "remove", "byte_rate", "--principal", "User:alice", "--yes"))
     done(line.run("quotas", "remove", "--default", "--yes"))
 
-    assert [tuple(q) for q in context.shard.quotas.hard_state()] == [("User:alice", "groups", 5)]
-    assert line.run("quotas", "remove", "keys", "--principal", "User:alice").exit_code == 1
-    assert line.run("quotas", "set", "groups=5", "--yes").exit_code == 2
+    assert [tuple(q) for q in context.shard.quotas.hard_state()] == [
+        ("User:alice", "connections", 5)
+    ]
+    assert line.run("quotas", "remove", "byte_rate", "--principal", "User:alice").exit_code == 1
+    assert line.run("quotas", "set", "connections=5", "--yes").exit_code == 2
     assert line.run("quotas", "set", "wings=2", "--default", "--yes").exit_code == 2
-    assert line.run("quotas", "set", "groups=two", "--default", "--yes").exit_code == 2
+    assert line.run("quotas", "set", "connections=two", "--default", "--yes").exit_code == 2

@@ -66,9 +66,9 @@ async def test_rules_users_and_quotas_are_changed_and_outlive_a_restart(
             await client.remove_password("bob")
         with pytest.raises(ValueError, match="PLAIN"):
             await client.remove_password("bob", "PLAIN")
-        await client.alter_quotas("User:alice", {"groups": 5, "keys": 7})
-        await client.alter_quotas(None, {"groups": 1})
-        await client.alter_quotas("User:alice", {"keys": None})
+        await client.alter_quotas("User:alice", {"connections": 5, "byte_rate": 7})
+        await client.alter_quotas(None, {"connections": 1})
+        await client.alter_quotas("User:alice", {"byte_rate": None})
         with pytest.raises(FatalError, match="wings"):
             await client.alter_quotas(None, {"wings": 1})
     disk.kill()
@@ -77,7 +77,10 @@ async def test_rules_users_and_quotas_are_changed_and_outlive_a_restart(
         assert set(concerned) == {rule, rule._replace(deny=True)}
         assert await client.describe_acls(resource_type=ResourceType.TOPIC) == []
         assert await client.describe_users() == {"alice": {"SCRAM-SHA-256": 4_096}}
-        assert await client.describe_quotas() == {None: {"groups": 1}, "User:alice": {"groups": 5}}
+        assert await client.describe_quotas() == {
+            None: {"connections": 1},
+            "User:alice": {"connections": 5},
+        }
         assert await client.delete_acls([rule, rule]) == [rule]
         await client.remove_password("alice")
         assert await client.describe_users() == {}

@@ -15,10 +15,15 @@ import trio.testing
 
 from coordinator.security.sasl import Authenticator, LogIn
 from protocol import messages as m
-from protocol.connection import BadRequest, RequestEvent, ServerConnection, encode_response
+from protocol.connection import (
+    BadRequest,
+    RequestEvent,
+    ServerConnection,
+    encode_response,
+    throttled,
+)
 from protocol.errors import ErrorCode
 from protocol.messages import APIS, error_response
-from tests.protocol.frames import throttled
 
 MEMBER_ID = "client-1"
 

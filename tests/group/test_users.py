@@ -173,8 +173,8 @@ CREDENTIAL = CredentialSet("alice", Mechanism.SCRAM_SHA_256, ScramCredential(SAL
         (1021, ("alice", 9), (SALT, KEY, KEY, 4_096)),
         (1021, (b"alice", 1), None),
         (1022, ("User:a", 1), (5,)),
-        (1022, ("User:a", "groups"), ("5",)),
-        (1022, ("User:a", "groups"), (1, 2)),
+        (1022, ("User:a", "connections"), ("5",)),
+        (1022, ("User:a", "connections"), (1, 2)),
     ],
 )
 def test_what_is_no_credential_or_quota_is_not_loaded(type_: int, key: Any, value: Any) -> None:
@@ -205,38 +205,43 @@ def alter(context: NodeContext, principal: str, **quotas: int | None) -> int:
 def test_who_has_no_quota_has_the_default() -> None:
     """Key by key; and nothing limits what neither has."""
     context = NodeContext()
-    assert alter(context, "", groups=5, keys=9) == 0
-    assert alter(context, "User:alice", groups=7) == 0
+    assert alter(context, "", connections=5, byte_rate=9) == 0
+    assert alter(context, "User:alice", connections=7) == 0
     context.crash()
     quotas = context.shard.quotas
     limits = {key: quotas.limit("User:alice", key) for key in QUOTAS}
 
-    assert {k: v for k, v in limits.items() if v is not None} == {"groups": 7, "keys": 9}
-    assert quotas.limit("User:bob", "groups") == 5
+    assert {k: v for k, v in limits.items() if v is not None} == {"connections": 7, "byte_rate": 9}
+    assert quotas.limit("User:bob", "connections") == 5
 
 
 def test_quotas_are_removed_and_shown() -> None:
     """A principal without any is not there any more; what is so already writes nothing."""
     context = NodeContext()
-    alter(context, "User:alice", groups=7, keys=0)
+    alter(context, "User:alice", connections=7, byte_rate=1)
     version, count = context.shard.quotas.version, len(context.records)
-    assert alter(context, "User:alice", groups=7, topics=None) == 0
+    assert alter(context, "User:alice", connections=7, request_rate=None) == 0
     assert (version, count) == (context.shard.quotas.version, len(context.records))
     (entry,) = context.shard.quotas.describe(DescribeClientQuotasRequest(None)).entries
-    assert [(q.key, q.value) for q in entry.quotas] == [("groups", 7), ("keys", 0)]
+    assert [(q.key, q.value) for q in entry.quotas] == [("byte_rate", 1), ("connections", 7)]
     context.shard.storage_full = True
-    assert alter(context, "User:alice", groups=8) == 1004
-    assert alter(context, "User:alice", groups=None, keys=None) == 0
+    assert alter(context, "User:alice", connections=8) == 1004
+    assert alter(context, "User:alice", connections=None, byte_rate=None) == 0
 
     assert context.shard.quotas.describe(DescribeClientQuotasRequest(("User:alice",))).entries == ()
     assert context.told("quota.altered") == [
-        {"principal": "User:alice", "quotas": {"groups": 7, "keys": 0}, "by": ANONYMOUS},
-        {"principal": "User:alice", "quotas": {"groups": None, "keys": None}, "by": ANONYMOUS},
+        {"principal": "User:alice", "quotas": {"connections": 7, "byte_rate": 1}, "by": ANONYMOUS},
+        {
+            "principal": "User:alice",
+            "quotas": {"connections": None, "byte_rate": None},
+            "by": ANONYMOUS,
+        },
     ]
 
 
 @pytest.mark.parametrize(
-    ("principal", "key"), [("alice", "groups"), ("User:", "groups"), ("User:a\n", "groups")]
+    ("principal", "key"),
+    [("alice", "connections"), ("User:", "connections"), ("User:a\n", "connections")],
 )
 def test_a_quota_is_for_a_principal(principal: str, key: str) -> None:
     """Or nobody would ever have it."""
@@ -246,21 +251,22 @@ def test_a_quota_is_for_a_principal(principal: str, key: str) -> None:
 def test_a_quota_is_one_of_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Named once; and there is a bound of principals."""
     context = NodeContext()
-    twice = (QuotaChange("groups", 1), QuotaChange("groups", 2))
+    twice = (QuotaChange("connections", 1), QuotaChange("connections", 2))
     answer = context.ask(AlterClientQuotasRequest((AlteredPrincipal("User:a", twice),)))
     assert [one.error for one in answer.results] == [42]
     assert alter(context, "User:a", no_such=1) == 42
+    assert alter(context, "User:a", request_rate=0) == 42
     assert context.records == []
     monkeypatch.setattr("coordinator.group.quotas.PRINCIPALS_MAX", 1)
 
-    assert [alter(context, f"User:{name}", groups=1) for name in "aba"] == [0, 1005, 0]
+    assert [alter(context, f"User:{name}", connections=1) for name in "aba"] == [0, 1005, 0]
 
 
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["", "User:a", "User:b"]),
-        st.sampled_from(["groups", "keys"]),
-        st.none() | st.integers(0, 2),
+        st.sampled_from(["connections", "byte_rate"]),
+        st.none() | st.integers(1, 3),
     ),
     max_size=20,
 )

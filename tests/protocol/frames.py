@@ -4,7 +4,6 @@ from protocol.codec import REQUEST_CODECS
 from protocol.connection import (
     REQUEST_HEADER,
     REQUEST_HEADER_BYTES,
-    RESPONSE_HEADER,
     BadRequest,
     RequestEvent,
     ServerConnection,
@@ -22,13 +21,6 @@ def request_frame(request: Request, version: int, correlation_id: int) -> bytes:
     """Return the frame of *request*, unchecked."""
     key = api_of(request)
     return frame_of(key, version, REQUEST_CODECS[key, version].encode(request), correlation_id)
-
-
-def throttled(frame: bytes, throttle_time_ms: int) -> bytes:
-    """Return the answer *frame* of a server that asks for a pause, as this one never does."""
-    size, correlation_id, _, leader_epoch = RESPONSE_HEADER.unpack_from(frame)
-    header = RESPONSE_HEADER.pack(size, correlation_id, throttle_time_ms, leader_epoch)
-    return header + frame[RESPONSE_HEADER.size :]
 
 
 def judged(frame: bytes) -> RequestEvent | BadRequest:

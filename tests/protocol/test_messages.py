@@ -15,11 +15,12 @@ from protocol.connection import (
     ClientConnection,
     ResponseEvent,
     encode_response,
+    throttled,
 )
 from protocol.errors import ERRORS, Applied, ErrorCode, LocalProtocolError
 from protocol.messages import APIS, Api, Message, error_response, first_error
 from tests.protocol.examples import EXAMPLES
-from tests.protocol.frames import received, throttled
+from tests.protocol.frames import received
 from tests.protocol.strategies import messages
 
 quick = settings(max_examples=40)

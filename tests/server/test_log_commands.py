@@ -65,7 +65,7 @@ NODES: list[node_records.NodeRecord] = [
     ),
     CredentialSet("alice", Mechanism.SCRAM_SHA_256, CREDENTIAL),
     CredentialRemoved("bob", Mechanism.SCRAM_SHA_512),
-    QuotaSet("User:alice", "groups", 5),
+    QuotaSet("User:alice", "connections", 5),
 ]
 
 
