@@ -94,7 +94,7 @@ def test_few_descriptors_are_for_clients_first(tmp_path: Path) -> None:
         running.ready()
         pages = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(40)]
         until(lambda: running.events("connection.refused"), "refusal")
-        clients = [running.connect() for _ in range(60)]
+        clients = [running.connect() for _ in range(50)]
         for client in clients:
             assert isinstance(client.ask(ListGroupsRequest((), ())), ListGroupsResponse)
         for client in clients:
