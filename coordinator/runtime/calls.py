@@ -9,6 +9,7 @@ call. What takes long is done by a task, and waits for it in a `CallQueue`.
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
+from math import inf
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
@@ -24,7 +25,17 @@ T = TypeVar("T")
 SLICE_S: Final = 0.001
 # Times as long as a slice took: a fifth of the event loop is for such work while clients ask.
 REST: Final = 4
+# How long to wait before another look at those who take no answers.
+BLOCKED_S: Final = 0.02
 _NOBODY: Final = Caller("", "")
+
+
+class Asker(Protocol):
+    """Whose calls wait in one line."""
+
+    @property
+    def takes_answers(self) -> bool:
+        """Whether he has taken enough of his answers to be given more."""
 
 
 class Token(Protocol):
@@ -49,9 +60,14 @@ class Call(Struct, eq=False):
     request: m.Request
 
     @property
-    def asker(self) -> object:
+    def asker(self) -> Asker:
         """Who takes turns with others where calls wait."""
         return self
+
+    @property
+    def takes_answers(self) -> bool:
+        """Whoever asks, he takes them."""
+        return True
 
     @property
     def caller(self) -> Caller:
@@ -168,11 +184,12 @@ def gather_lists(call: Call, answer: Callable[[tuple[Any, ...]], m.Response]) ->
 class CallQueue(Generic[T]):
     """Calls that wait for a task, which takes one after the other, each with what it needs.
 
-    Who asks much waits for himself: every asker has a line of his own, and they take turns.
+    Who asks much waits for himself: every asker has a line of his own, and they take turns. Whom
+    too many answers wait for gets no more of them until he has taken some.
     """
 
     def __init__(self) -> None:
-        self._lines: dict[object, deque[tuple[Call, T]]] = {}  # The next one first.
+        self._lines: dict[Asker, deque[tuple[Call, T]]] = {}  # The next one first.
         self._length = 0
         self._wanted = trio.Event()
 
@@ -196,10 +213,11 @@ class CallQueue(Generic[T]):
 
     async def take(self) -> tuple[Call, T]:
         """Return the next one, as soon as there is one."""
-        while not self._lines:
+        while (asker := next((a for a in self._lines if a.takes_answers), None)) is None:
             self._wanted = trio.Event()
-            await self._wanted.wait()
-        asker = next(iter(self._lines))
+            # Nobody tells when a peer takes answers again.
+            with trio.move_on_after(BLOCKED_S if self._lines else inf):
+                await self._wanted.wait()
         line = self._lines.pop(asker)
         found = line.popleft()
         if line:

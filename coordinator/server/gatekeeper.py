@@ -38,7 +38,7 @@ from coordinator.group.core import ANONYMOUS, Caller, Now
 from coordinator.group.group import Group
 from coordinator.group.quotas import Quotas
 from coordinator.names import shortened
-from coordinator.runtime.calls import Call
+from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.shard import Status
 from coordinator.runtime.telemetry import Telemetry, count
 from coordinator.server.authorization import Access, Authorizer, Verdict
@@ -509,6 +509,11 @@ class Narrowed(Call, eq=False):
 
     whole: Call
     complete: Callable[[Any], m.Response]
+
+    @property
+    def asker(self) -> Asker:
+        """Who takes turns with others."""
+        return self.whole.asker
 
     @property
     def caller(self) -> Caller:

@@ -31,7 +31,7 @@ from msgspec import structs
 from coordinator.config import Settings
 from coordinator.group.core import Caller, Now
 from coordinator.log.errors import LogFailed
-from coordinator.runtime.calls import Call
+from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Flusher
 from coordinator.runtime.telemetry import KEY_BITS, count
@@ -150,7 +150,7 @@ class SessionCall(Call, eq=False):
     kind: int = 0  # Of what was prepared: API key and, above it, the error code.
 
     @property
-    def asker(self) -> object:
+    def asker(self) -> Asker:
         """The connection; once clients say who they are, whoever that is."""
         return self.session
 
@@ -694,6 +694,12 @@ class Session:
         end = self._overdue(now_ms)
         if end is not None:
             self._close_because(end)
+
+    @property
+    def takes_answers(self) -> bool:
+        """Whether the peer takes them, or few wait for it."""
+        is_behind = self.is_blocked and len(self.unsent) >= self._max_unsent_bytes
+        return self.is_closed or not is_behind
 
     def weight(self) -> tuple[int, int]:
         """Return what it, and before that its address, holds of unsent answers, to compare."""

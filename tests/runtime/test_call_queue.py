@@ -1,0 +1,43 @@
+"""Calls that wait for a task, and whose turn it is."""
+
+import trio
+import trio.testing
+from msgspec import Struct
+
+from coordinator.runtime.calls import Call, CallQueue
+from protocol.messages import ListGroupsRequest
+
+
+class Client(Struct, eq=False):
+    """Whoever asks."""
+
+    takes_answers: bool
+
+
+class Asked(Call, eq=False):
+    """What a client has asked."""
+
+    client: Client
+
+    @property
+    def asker(self) -> Client:
+        """Whose it is."""
+        return self.client
+
+
+async def test_who_takes_no_answers_holds_up_himself_alone(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """He would else be closed, for answers that were made although nobody took those before."""
+    queue: CallQueue[int] = CallQueue()
+    slow, quick = Client(takes_answers=False), Client(takes_answers=True)
+    request = ListGroupsRequest((), ())
+    for number, client in enumerate((slow, slow, quick)):
+        queue.put(Asked(request, client), number)
+
+    assert (await queue.take())[1] == 2
+    with trio.move_on_after(60) as waiting:
+        await queue.take()
+    assert waiting.cancelled_caught
+    slow.takes_answers = True
+    assert [(await queue.take())[1] for _ in range(2)] == [0, 1]
