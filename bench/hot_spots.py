@@ -53,9 +53,9 @@ def measure(row: Row, folder: Path, seconds: float) -> tuple[dict[str, Any], dic
             return load_row(row, server, core=cores.load, run=run, times=Times(0, 0, seconds))
 
         load("warm-up", _WARMUP_S)
-        os.kill(server.pid, signal.SIGUSR1)
+        os.kill(server.pid, signal.SIGRTMIN)
         measured = load("measured", seconds)
-        os.kill(server.pid, signal.SIGUSR1)
+        os.kill(server.pid, signal.SIGRTMIN)
         return measured, _written(output)
 
 

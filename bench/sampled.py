@@ -1,6 +1,6 @@
 """A daemon that notes where its CPU time goes: ``python -m bench.sampled OUTPUT serve …``.
 
-SIGUSR1 begins to note, and the next one ends and writes a JSON object to OUTPUT. After every few
+SIGRTMIN begins to note, and the next one ends and writes a JSON object to OUTPUT. After every few
 ms of the process's CPU time the kernel interrupts it, and the functions that the main thread is in
 are counted. What runs in C counts for the Python function that called it. The other threads' share
 is known by their CPU time alone.
@@ -89,7 +89,7 @@ def main() -> None:
     """Run the daemon of the command line."""
     output, *arguments = sys.argv[1:]
     sampler = Sampler(Path(output))
-    signal.signal(signal.SIGUSR1, sampler.turn)
+    signal.signal(signal.SIGRTMIN, sampler.turn)
     signal.signal(signal.SIGPROF, sampler.note)
     coordinator(arguments, prog_name="group-coordinator")
 
