@@ -142,11 +142,6 @@ class Follower:
             self.stream.end("the rules of access have changed")
         return self.stream.is_open
 
-    def send(self, made: bytes) -> None:
-        """Send a frame, if it may still be told anything."""
-        if self.may_go_on():
-            self.stream.send(made)
-
 
 class Hub:
     """All streams of one node; `run` serves them."""
@@ -221,7 +216,7 @@ class Hub:
         if not self._streams:
             self._is_followed = trio.Event()
 
-    def _hello(self, viewer: Viewer = EVERYBODY) -> bytes:
+    def _hello(self, viewer: Viewer) -> bytes:
         looked_ms = self._overview.looked_ms
         hello = views.Hello(
             as_of=views.moment(self._now().wall_ms),
@@ -264,12 +259,14 @@ class Hub:
     async def _tell_node(self) -> None:
         while True:
             await self._is_followed.wait()
-            made = frame("node", await self._api.show_node(with_samples=False))
-            async with self._sending:
-                # Who may not go on is found here, if there is no other news.
-                going = [one for one in list(self._streams.values()) if one.may_go_on()]
-                await self._send(made, [one for one in going if one.viewer.sees_cluster])
+            await self._send_node()
             await trio.sleep(NODE_S)
+
+    async def _send_node(self) -> None:
+        made = frame("node", await self._api.show_node(with_samples=False))
+        async with self._sending:
+            # Who may not go on is found here, if there is no other news.
+            await self._send(lambda one: made if one.viewer.sees_cluster else None)
 
     async def _tell_minutes(self) -> None:
         while True:
@@ -304,9 +301,7 @@ class Hub:
                 self._is_too_much = False
                 async with self._sending:
                     self._journal.forget()
-                    for one in list(self._streams.values()):
-                        one.send(self._hello(one.viewer))
-                        await self._pause()
+                    await self._send(lambda one: self._hello(one.viewer))
             while self._changed or self._removed:
                 changed = _take_some(self._changed)
                 removed = _take_some(self._removed)
@@ -319,28 +314,32 @@ class Hub:
         async with self._sending:
             # In one step with the list of streams: who comes meanwhile has it from the journal.
             made = self._journal.put(event, data, self._now().mono_ms)
-            followers = list(self._streams.values())
-            whole = [one for one in followers if one.viewer.sees_cluster]
-            part = [one for one in followers if not one.viewer.sees_cluster]
-            cost_s = await self._send(made, whole)
 
-            def own(one: Follower) -> bytes | None:
+            def seen_by(one: Follower) -> bytes | None:
+                if one.viewer.sees_cluster:
+                    return made
                 left = seen(data, one.viewer)
                 return None if left is None else frame(event, left)
 
-            self._overview.add_cost(cost_s + await self._send_own(own, part))
+            self._overview.add_cost(await self._send(seen_by))
 
-    async def _send(self, made: bytes, followers: Sequence[Follower]) -> float:
-        """Send a frame in turns; return how long that took without what others did."""
-        return await self._send_own(lambda _one: made, followers)
-
-    async def _send_own(
-        self, make: Callable[[Follower], bytes | None], followers: Sequence[Follower]
+    async def _send(
+        self,
+        make: Callable[[Follower], bytes | None],
+        followers: Sequence[Follower] | None = None,
     ) -> float:
-        """Send each his frame, if there is one for him, likewise."""
+        """Send each his frame, if there is one for him, in turns.
+
+        Args:
+            make: Returns the frame.
+            followers: Who gets it; None is everybody who is there now.
+
+        Returns:
+            How long that took, without what others did.
+        """
         worked_s = 0.0
         began_s = self._clock_s()
-        left = iter(followers)
+        left = iter(list(self._streams.values()) if followers is None else followers)
         while some := list(islice(left, _STREAMS_A_TURN)):
             for one in some:
                 # First whether he may be told anything: what is made goes by the rules of now.
@@ -358,16 +357,22 @@ class Hub:
             shown = await self._api.show_group(group_id, EVERYBODY)
         except Refused:
             return
-        async with self._sending:
-            await self._send_own(partial(self._of_group, shown), [follower])
+        await self._send_group(shown, [follower])
 
-    def _of_group(self, shown: views.GroupAlone, follower: Follower) -> bytes:
-        viewer = follower.viewer
-        if not viewer.sees_all:
-            topics = [one for one in shown.topics if viewer.sees_topic(one.topic)]
-            shown = structs.replace(shown, topics=topics)
-        made = frame("group", shown)
-        return made if len(made) <= SENT_BYTES_MAX else self._hello(viewer)
+    async def _send_group(self, shown: views.GroupAlone, followers: Sequence[Follower]) -> bool:
+        """Tell each what he sees of a group; return whether all of it is too long to be sent."""
+        whole = frame("group", shown)
+
+        def seen_by(one: Follower) -> bytes:
+            viewer, made = one.viewer, whole
+            if not viewer.sees_all:
+                topics = [topic for topic in shown.topics if viewer.sees_topic(topic.topic)]
+                made = frame("group", structs.replace(shown, topics=topics))
+            return made if len(made) <= SENT_BYTES_MAX else self._hello(viewer)
+
+        async with self._sending:
+            await self._send(seen_by, followers)
+        return len(whole) > SENT_BYTES_MAX
 
     async def _watch(self, group_id: str) -> None:
         """Tell those that follow a group of it, until nobody does."""
@@ -392,14 +397,7 @@ class Hub:
                 now_ms = self._now().mono_ms
                 if _is_news(told, shown, now_ms - told_ms):
                     told, told_ms = shown, now_ms
-                    made = frame("group", shown)
-                    async with self._sending:
-                        hidden = [one for one in followers if not one.viewer.sees_all]
-                        whole = [one for one in followers if one.viewer.sees_all]
-                        await self._send_own(partial(self._of_group, shown), hidden)
-                        is_large = len(made) > SENT_BYTES_MAX
-                        await self._send(self._hello() if is_large else made, whole)
-                    if is_large:
+                    if await self._send_group(shown, followers):
                         await trio.sleep(LARGE_GROUP_S)
                 # While it waits for the disk, others work; so the least of some looks is its own.
                 costs.append(self._clock_s() - began_s)
