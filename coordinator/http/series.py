@@ -424,11 +424,6 @@ class Lines:
         for column, text in zip(self._columns, texts, strict=True):
             column.append(text)
 
-    def cut(self, count: int) -> None:
-        """Keep only so many texts of each family."""
-        for column in self._columns:
-            del column[count:]
-
     async def parts(self, pause: Pause, order: Sequence[int] | None = None) -> list[bytes]:
         """Return the text, a family after the other, in parts. The lines are gone after that.
 
