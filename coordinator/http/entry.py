@@ -14,7 +14,7 @@ import trio
 from coordinator.group.core import ANONYMOUS, Now
 from coordinator.http.cookies import cookie_line, cookie_of
 from coordinator.http.routes import Refused
-from coordinator.http.viewer import Connection, Viewer
+from coordinator.http.viewer import Connection, FindOut, Viewer
 from coordinator.security.accounts import Account, Accounts, NoAccount, basic, by_certificate
 from coordinator.security.attempts import TooManyAttempts
 from coordinator.server.authorization import Access, Authorizer
@@ -27,8 +27,6 @@ _FAILED: Final = "this says of nobody who may come in"
 
 
 Audit = Callable[..., None]  # Event, peer, and more by name.
-# What says who it is, when that takes a while.
-Check = Callable[[], Awaitable[Viewer]]
 RunInThread = Callable[[Callable[[], Account]], Awaitable[Account]]
 
 
@@ -65,7 +63,7 @@ class Entry:
         )
         self._accesses: dict[tuple[str, str], Access] = {}
 
-    def viewer(self, headers: Mapping[str, str], connection: Connection) -> Viewer | Check:
+    def viewer(self, headers: Mapping[str, str], connection: Connection) -> Viewer | FindOut:
         """Return who asks, or what finds that out.
 
         Raises:

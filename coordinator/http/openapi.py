@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from coordinator.http import views
+from coordinator.http.cookies import SECURE_COOKIE
 from coordinator.http.routes import GET, Answer, HttpRequest, Refused, Route, Streaming
 from coordinator.names import did_you_mean, quoted
 from protocol.version import VERSION
@@ -181,7 +182,7 @@ _SECURITY_SCHEMES: Final[Mapping[str, Any]] = {
     "cookie": {
         "type": "apiKey",
         "in": "cookie",
-        "name": "__Host-group-coordinator-session",
+        "name": SECURE_COOKIE,
         "description": "of a log-in; without TLS its name has no __Host-",
     },
     "certificate": {"type": "mutualTLS", "description": "of the connection"},

@@ -1,6 +1,6 @@
 """The HTTP door: all connections, what they share, and the handlers under way."""
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
@@ -15,7 +15,7 @@ from coordinator.http.guard import refusal
 from coordinator.http.pace import PIECE_S, Pace
 from coordinator.http.router import Router, check_method, query_of, split_target
 from coordinator.http.routes import HttpRequest, NotAllowed, Refused, Route, Streaming
-from coordinator.http.viewer import EVERYBODY, Viewer
+from coordinator.http.viewer import EVERYBODY, FindOut, Viewer
 from coordinator.names import shortened
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.poller import Poller
@@ -34,9 +34,6 @@ WAITING_MAX: Final = 64
 # Of all answers that their peers don't take; a scrape of 100,000 series has 12 MB.
 UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
 _STREAMS_RETRY_S: Final = 10
-
-
-FindOut = Callable[[], Awaitable[Viewer]]  # Who asks, where that takes a while.
 
 
 class HttpSessions:

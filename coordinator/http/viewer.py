@@ -5,7 +5,7 @@ for by its name it is not found, whether it exists or not. Who sees the whole li
 the cluster, is told that he may not, as he knows already that it is there.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Final, Protocol
 
 from coordinator.server.authorization import Access
@@ -79,3 +79,5 @@ class Viewer:
 
 
 EVERYBODY: Final = Viewer()
+# Says who asks, where that takes a while.
+FindOut = Callable[[], Awaitable[Viewer]]
