@@ -184,7 +184,7 @@ class HttpSessions:
             body=asked.body,
         )
         find_out = None if isinstance(viewer, Viewer) else viewer
-        if route.is_quick:
+        if route.is_quick and find_out is None:
             self._answer_at_once(session, route, request)
         elif self._under_way < UNDER_WAY_MAX:
             self._start(session, route, request, find_out)

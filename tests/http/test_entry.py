@@ -29,10 +29,14 @@ SAME_SITE = ("Origin: http://localhost", "Content-Type: application/json")
 LOG_IN = {"name": "alice", "password": "secret"}
 
 
-async def _who(request: HttpRequest) -> Answer:
-    await trio.lowlevel.checkpoint()
+async def _who_at_once(request: HttpRequest) -> Answer:
     viewer = request.viewer
     return Answer(body=(f"{viewer.principal} by {viewer.way}".encode(),))
+
+
+async def _who(request: HttpRequest) -> Answer:
+    await trio.lowlevel.checkpoint()
+    return await _who_at_once(request)
 
 
 async def _node(request: HttpRequest) -> Answer:
@@ -110,7 +114,8 @@ async def site() -> AsyncIterator[Site]:
         return [operation.route() for operation in login.operations(here.entry)]
 
     open_route = Route("/open", _who, is_open=True)
-    routes = (Route("/who", _who), Route("/node", _node), open_route)
+    quick_route = Route("/quick", _who_at_once, is_quick=True)
+    routes = (Route("/who", _who), Route("/node", _node), open_route, quick_route)
     async with listener(*routes, entry=entry, more=more) as here:
         places.append(Site(here, people))
         yield places[0]
@@ -180,6 +185,20 @@ async def test_a_wrong_password_is_answered_like_that_of_nobody(autojump_clock: 
             (await here.ask(basic(name, "wrong"), is_tls=True)).body for name in ("alice", "bob")
         ]
         assert said[0] == said[1]
+
+
+async def test_a_quick_answer_waits_for_a_password_that_takes_a_while(
+    autojump_clock: MockClock,
+) -> None:
+    """Else whoever sends any password would be everybody."""
+    async with site() as here:
+        right, wrong = [
+            await here.ask(basic("alice", secret), path="/quick", is_tls=True)
+            for secret in ("secret", "wrong")
+        ]
+
+        assert b"User:alice by password" == right.body
+        assert 401 == wrong.status
 
 
 async def test_what_is_open_needs_nobody(autojump_clock: MockClock) -> None:
