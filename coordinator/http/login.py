@@ -12,7 +12,6 @@ from coordinator.http import views
 from coordinator.http.cookies import cookie_line, cookie_of
 from coordinator.http.openapi import Operation, Query
 from coordinator.http.routes import Answer, HttpRequest, Refused
-from coordinator.http.viewer import Connection
 
 if TYPE_CHECKING:
     from coordinator.http.entry import Entry
@@ -33,27 +32,24 @@ def operations(entry: "Entry | None") -> tuple[Operation, ...]:
         return (asked,)
 
     async def log_in(request: HttpRequest, _query: Query) -> Answer:
-        said = _said(request)
-        connection = request.connection
-        assert connection is not None
+        said, connection = _said(request), request.connection
         if said.token:
             account = entry.by_token(said.token, connection)
         else:
             account = await entry.by_password(said.name, said.password, connection)
-        _end(request, connection)
+        _end(request)
         secret = entry.accounts.begin_visit(account, entry.now().mono_ms)
         entry.audit("http.logged_in", connection.peer, principal=account.principal, by=account.way)
         cookie = cookie_line(secret, is_tls=connection.is_tls)
         return _shown(views.Session(account.principal, "cookie"), cookie)
 
     async def log_out(request: HttpRequest, _query: Query) -> Answer:
-        connection = request.connection
-        assert connection is not None
-        _end(request, connection)
-        cookie = cookie_line("", is_tls=connection.is_tls, is_over=True)
+        _end(request)
+        cookie = cookie_line("", is_tls=request.connection.is_tls, is_over=True)
         return _shown(views.Session(None, None), cookie)
 
-    def _end(request: HttpRequest, connection: Connection) -> None:
+    def _end(request: HttpRequest) -> None:
+        connection = request.connection
         secret = cookie_of(request.headers, is_tls=connection.is_tls)
         account = None if secret is None else entry.accounts.end_visit(secret)
         if account is not None:

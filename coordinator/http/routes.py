@@ -31,9 +31,8 @@ class HttpRequest:
     names: Mapping[str, str]
     query: Mapping[str, Sequence[str]]
     headers: Mapping[str, str]
-    peer: str
     viewer: Viewer
-    connection: Connection | None = None
+    connection: Connection
     body: bytes = b""
 
     def need_cluster(self) -> None:

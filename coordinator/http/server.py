@@ -178,7 +178,6 @@ class HttpSessions:
             names=names,
             query=parameters,
             headers=headers,
-            peer=transport.peer,
             connection=transport,
             viewer=viewer if isinstance(viewer, Viewer) else EVERYBODY,
             body=asked.body,
@@ -246,7 +245,7 @@ class HttpSessions:
             assert self._entry is not None  # Else nobody is refused anything.
             self._entry.audit(
                 "access.refused",
-                request.peer,
+                request.connection.peer,
                 principal=request.viewer.principal,
                 api=f"{route.method} {route.template}",
                 what=shortened(request.path),

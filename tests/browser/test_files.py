@@ -5,8 +5,8 @@ import re
 import trio
 
 from coordinator.http import page
-from coordinator.http.routes import Answer, HttpRequest
-from coordinator.http.viewer import EVERYBODY
+from coordinator.http.routes import Answer
+from tests.http.asking import request
 
 IMPORTED = re.compile(r'from "\./([\w.]+)"')
 NAMED = re.compile(r'(?:src|href)="(page/[\w.]+)"')
@@ -82,10 +82,7 @@ def test_a_file_is_kept_by_the_browser_and_asked_for_again() -> None:
 
     async def ask(template: str) -> Answer:
         route = next(route for route in page.routes() if route.template == template)
-        request = HttpRequest(
-            path=template, names={}, query={}, headers={}, peer="", viewer=EVERYBODY
-        )
-        answer = await route.handler(request)
+        answer = await route.handler(request(template))
         assert isinstance(answer, Answer)
         return answer
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -19,6 +20,7 @@ from coordinator.http.openapi import Operation, document
 from coordinator.http.overview import Overview
 from coordinator.http.routes import Answer, HttpRequest, Pause, Refused, Streaming
 from coordinator.http.viewer import EVERYBODY, Viewer
+from tests.fakes.transport import MemoryTransport
 from tests.server.world import World, world
 
 
@@ -40,15 +42,14 @@ class Asking:
         for operation in self._operations:
             names = _names(operation.template, url.path)
             if names is not None:
-                request = HttpRequest(
-                    path=url.path,
+                asked = request(
+                    url.path,
                     names=names,
                     query=parse_qs(url.query, keep_blank_values=True),
                     headers=headers or {},
-                    peer="192.0.2.1",
                     viewer=viewer,
                 )
-                answer = await operation.route().handler(request)
+                answer = await operation.route().handler(asked)
                 if isinstance(answer, Answer) and answer.body:
                     self._check(operation, body(answer))
                 return answer
@@ -90,6 +91,25 @@ class Asking:
         answer = await self.answer(target, headers, viewer)
         assert isinstance(answer, Streaming)
         return answer
+
+
+def request(
+    path: str,
+    *,
+    names: Mapping[str, str] = MappingProxyType({}),
+    query: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    headers: Mapping[str, str] = MappingProxyType({}),
+    viewer: Viewer = EVERYBODY,
+) -> HttpRequest:
+    """Return a request, by a connection that says nothing of its peer."""
+    return HttpRequest(
+        path=path,
+        names=names,
+        query=query,
+        headers=headers,
+        viewer=viewer,
+        connection=MemoryTransport(),
+    )
 
 
 def body(answer: Answer) -> Any:

@@ -15,9 +15,8 @@ from coordinator.http.metrics import (
     metric_of,
     texts_of,
 )
-from coordinator.http.routes import Answer, HttpRequest
+from coordinator.http.routes import Answer
 from coordinator.http.series import CATALOGUE, Family
-from coordinator.http.viewer import EVERYBODY
 from protocol.histogram import Histogram
 from protocol.messages import (
     PartitionEnd,
@@ -27,18 +26,15 @@ from protocol.messages import (
     TopicRegistration,
 )
 from tests.fakes.environment import answered_alike
+from tests.http.asking import request
 from tests.server.world import World, commit, world
-
-REQUEST = HttpRequest(
-    path="/metrics", names={}, query={}, headers={}, peer="192.0.2.1", viewer=EVERYBODY
-)
 
 
 async def scraped(here: World) -> dict[str, Metric]:
     """Return each family of a scrape by its name in the catalogue."""
     exporter = Exporter(here.node, here.environment, here.settings, trio.lowlevel.checkpoint)
     (route,) = Scrapes(exporter.scrape).routes()
-    answer = await route.handler(REQUEST)
+    answer = await route.handler(request("/metrics"))
     assert isinstance(answer, Answer)
     assert answer.content_type == "text/plain; version=0.0.4; charset=utf-8"
     text = b"".join(answer.body).decode()

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from coordinator.http.router import Router, split_target, unless_known
 from coordinator.http.routes import Answer, HttpRequest, Refused, Route
-from coordinator.http.viewer import EVERYBODY
+from tests.http.asking import request
 
 
 async def _handler(_request: HttpRequest) -> Answer:
@@ -95,8 +95,7 @@ def test_a_target_is_a_path_or_what_a_proxy_is_asked(
 def test_what_the_peer_has_already_is_not_sent_again(known: str | None, status: int) -> None:
     """Asking again for a list that did not change costs nothing."""
     headers = {} if known is None else {"if-none-match": known}
-    request = HttpRequest(path="/", names={}, query={}, headers=headers, peer="p", viewer=EVERYBODY)
-    answer = unless_known(Answer(body=(b"x",), etag='"1"'), request)
+    answer = unless_known(Answer(body=(b"x",), etag='"1"'), request("/", headers=headers))
 
     assert (status, '"1"') == (answer.status, answer.etag)
     assert (status == 200) == bool(answer.body)
@@ -104,8 +103,6 @@ def test_what_the_peer_has_already_is_not_sent_again(known: str | None, status: 
 
 def test_a_refusal_is_never_what_the_peer_has_already() -> None:
     """Its tag is that of what was there once."""
-    request = HttpRequest(
-        path="/", names={}, query={}, headers={"if-none-match": "*"}, peer="p", viewer=EVERYBODY
-    )
+    asked = request("/", headers={"if-none-match": "*"})
 
-    assert 404 == unless_known(Answer(status=404, etag='"1"'), request).status
+    assert 404 == unless_known(Answer(status=404, etag='"1"'), asked).status
