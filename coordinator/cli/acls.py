@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import click
+from msgspec import structs
 
 from coordinator.cli.common import (
     AskFailed,
     Change,
     Coordinator,
+    NameType,
     asks,
     asks_to_change,
     describe_error,
@@ -29,40 +31,13 @@ from protocol.acls import (
     principal_problem,
 )
 from protocol.fields import PRINCIPAL_BYTES_MAX
-from protocol.group_ids import NAME_BYTES_MAX, name_error
+from protocol.group_ids import NAME_BYTES_MAX
 
+PRINCIPAL: Final = NameType("principal", PRINCIPAL_BYTES_MAX, principal_problem)
+_NAME: Final = NameType("name", NAME_BYTES_MAX)
+_HOST: Final = NameType("host", NAME_BYTES_MAX)
 _COLUMNS: Final = ("PRINCIPAL", "HOST", "OPERATION", "PERMISSION", "RESOURCE", "NAME", "PATTERN")
 _OPERATIONS: Final = click.Choice([one.name.lower() for one in Operation], case_sensitive=False)
-
-
-class Principal(click.ParamType[str]):
-    """Somebody who can have rights."""
-
-    name = "principal"
-
-    def convert(self, value: str, param: Any, ctx: Any) -> str:
-        """Return it as it is."""
-        problem = name_error(value, PRINCIPAL_BYTES_MAX) or principal_problem(value)
-        if problem is not None:
-            self.fail(f"{value!r} names nobody: {problem}.", param, ctx)
-        return value
-
-
-class Text(click.ParamType[str]):
-    """A name of a resource, or a host."""
-
-    name = "text"
-
-    def convert(self, value: str, param: Any, ctx: Any) -> str:
-        """Return it as it is."""
-        problem = name_error(value, NAME_BYTES_MAX)
-        if problem is not None:
-            self.fail(f"{value!r} can't be one: {problem}.", param, ctx)
-        return value
-
-
-PRINCIPAL: Final = Principal()
-_TEXT: Final = Text()
 
 
 @click.group(
@@ -81,8 +56,8 @@ def acls() -> None:
 
 def _resources(command: Callable[..., Any]) -> Callable[..., Any]:
     """Take groups, topics and the cluster by name; *command* gets the three."""
-    groups = click.option("--group", "groups", multiple=True, type=_TEXT, help="A group; * is all.")
-    topics = click.option("--topic", "topics", multiple=True, type=_TEXT, help="A topic; * is all.")
+    groups = click.option("--group", "groups", multiple=True, type=_NAME, help="A group; * is all.")
+    topics = click.option("--topic", "topics", multiple=True, type=_NAME, help="A topic; * is all.")
     cluster = click.option("--cluster", is_flag=True, help="The coordinator itself.")
     return groups(topics(cluster(command)))
 
@@ -153,7 +128,7 @@ def _parts_of_a_rule(command: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("operations", nargs=-1, type=_OPERATIONS, metavar="[OPERATION]..."),
         _resources,
         click.option("--prefix", is_flag=True, help="Names are what resources begin with."),
-        click.option("--host", type=_TEXT, default=None, help="Only from this address."),
+        click.option("--host", type=_HOST, default=None, help="Only from this address."),
         click.option("--deny", is_flag=True, help="The rule forbids, whatever others allow."),
     )
     for option in reversed(options):
@@ -256,7 +231,7 @@ def remove_acls(
     ]
     found: dict[m.DescribedAcl, None] = {}
     for one in wanted:
-        asked = m.DescribeAclsRequest(*(getattr(one, f) for f in one.__struct_fields__))
+        asked = m.DescribeAclsRequest(*structs.astuple(one))
         found |= dict.fromkeys(coordinator.ask(asked).acls)
     if not found:
         raise AskFailed(f"No such rule of {principal}.")

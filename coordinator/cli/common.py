@@ -286,22 +286,33 @@ class _AddressType(click.ParamType[Address]):
 ADDRESS: Final = _AddressType()
 
 
-class _NameType(click.ParamType[str]):
+class NameType(click.ParamType[str]):
     """A name as the coordinator takes it; what it would refuse isn't asked for."""
 
-    def __init__(self, name: str, max_bytes: int) -> None:
+    def __init__(
+        self, name: str, max_bytes: int, problem: Callable[[str], str | None] = lambda _text: None
+    ) -> None:
+        """Make it.
+
+        Args:
+            name: Of what it is, such as "group".
+            max_bytes: How long it may be, in UTF-8.
+            problem: Returns what else is wrong with a name, None if nothing is.
+        """
         self.name = name
         self._max_bytes = max_bytes
+        self._problem = problem
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return it as it is."""
         text = str(value)
-        if why := name_error(text, self._max_bytes):
+        if why := name_error(text, self._max_bytes) or self._problem(text):
             self.fail(f"the {self.name} {quoted(text)} is not legal: {why}.", param, ctx)
         return text
 
 
-GROUP: Final = _NameType("group", GROUP_ID_BYTES_MAX)
-TOPIC: Final = _NameType("topic", TOPIC_BYTES_MAX)
+GROUP: Final = NameType("group", GROUP_ID_BYTES_MAX)
+TOPIC: Final = NameType("topic", TOPIC_BYTES_MAX)
 
 
 class Change:

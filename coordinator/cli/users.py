@@ -16,6 +16,7 @@ from coordinator.cli.common import (
     AskFailed,
     Change,
     Coordinator,
+    NameType,
     asks,
     asks_to_change,
     describe_error,
@@ -25,7 +26,7 @@ from coordinator.cli.output import Output, counted
 from coordinator.names import quoted
 from protocol import messages as m
 from protocol.errors import ErrorCode
-from protocol.group_ids import NAME_BYTES_MAX, name_error
+from protocol.group_ids import NAME_BYTES_MAX
 from protocol.scram import (
     ITERATIONS,
     ITERATIONS_MAX,
@@ -39,24 +40,10 @@ from protocol.scram import (
 )
 
 USERS_PER_PAGE: Final = 1_000
+# Without "User:".
+_USER: Final = NameType("user", NAME_BYTES_MAX)
 _COLUMNS: Final = ("USER", "MECHANISM", "ITERATIONS")
 _CHANGED: Final = ("USER", "MECHANISM", "STATUS")
-
-
-class User(click.ParamType[str]):
-    """The name of a user, without "User:"."""
-
-    name = "user"
-
-    def convert(self, value: str, param: Any, ctx: Any) -> str:
-        """Return it as it is."""
-        problem = name_error(value, NAME_BYTES_MAX)
-        if problem is not None:
-            self.fail(f"{value!r} can't be a user: {problem}.", param, ctx)
-        return value
-
-
-USER: Final = User()
 
 
 @click.group(
@@ -78,7 +65,7 @@ def users() -> None:
         "Some, for a program:": "users list alice bob --output json",
     },
 )
-@click.argument("names", nargs=-1, metavar="[USER]...", type=USER)
+@click.argument("names", nargs=-1, metavar="[USER]...", type=_USER)
 @asks
 def list_users(coordinator: Coordinator, output: Output, names: tuple[str, ...]) -> bool:
     """List users, with how their passwords are checked."""
@@ -113,7 +100,7 @@ def _described(coordinator: Coordinator, names: tuple[str, ...] = ()) -> list[m.
 
 def _takes_a_password(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
-        click.argument("user", type=USER),
+        click.argument("user", type=_USER),
         click.option(
             "--mechanism",
             type=click.Choice(list(MECHANISMS)),
@@ -251,7 +238,7 @@ def change_password(
         "In a script:": "users remove alice --yes",
     },
 )
-@click.argument("user", type=USER)
+@click.argument("user", type=_USER)
 @asks_to_change
 def remove_user(coordinator: Coordinator, output: Output, change: Change, user: str) -> None:
     """Let USER log in no more; its rules and quotas stay."""
