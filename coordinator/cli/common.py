@@ -14,10 +14,10 @@ elsewhere the rows are the result of a dry run, which ends with status 3.
 
 What is shown again and again with ``--watch`` is under `may_watch`, and printed by `show`.
 
-Errors are raised: `AskFailed`, `GroupRefused` where the message names the group, `missing_group`,
-`missing_topic` and `has_members` for what is the same everywhere. The statuses: 0 is done, 1 says
-that some of it was refused, 2 is a wrong command line, 3 a dry run, and 69 (EX_UNAVAILABLE) that
-nobody answered.
+Errors are raised: `AskFailed`, `GroupRefused` where the message names the group, `refused`,
+`missing_group`, `missing_topic` and `has_members` for what is the same everywhere. The statuses: 0
+is done, 1 says that some of it was refused, 2 is a wrong command line, 3 a dry run, and 69
+(EX_UNAVAILABLE) that nobody answered.
 """
 
 import functools
@@ -251,6 +251,11 @@ def describe_error(error: int, message: str | None = None) -> str:
     except ValueError:
         return f"error {error}"
     return f"{message or ERRORS[code].meaning} ({code.name})"
+
+
+def refused(name: str, error: int, message: str | None = None) -> AskFailed:
+    """Return the error about one of what was asked for, by its name."""
+    return AskFailed(f"{quoted(name)}: {describe_error(error, message)}")
 
 
 class Seconds(click.FloatRange):

@@ -10,11 +10,11 @@ from coordinator.cli.common import (
     Coordinator,
     asks,
     asks_to_change,
-    describe_error,
     described_topic,
     for_each,
     groups_there,
     missing_topic,
+    refused,
     registered_topics,
 )
 from coordinator.cli.grammar import Commands
@@ -93,7 +93,7 @@ def _registered(
     if found.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         raise missing_topic(coordinator, topic)
     if found.error:
-        raise AskFailed(f"{quoted(topic)}: {describe_error(found.error)}")
+        raise refused(topic, found.error)
     return found
 
 
@@ -112,7 +112,7 @@ def register_topic(coordinator: Coordinator, output: Output, topic: str, partiti
     wanted = (m.TopicRegistration(topic, partitions, None),)
     (done,) = coordinator.ask(m.RegisterTopicsRequest(wanted)).topics
     if done.error:
-        raise AskFailed(f"{quoted(topic)}: {describe_error(done.error, done.message)}")
+        raise refused(topic, done.error, done.message)
     output.lines("ok", ("TOPIC", "PARTITIONS"), [(topic, partitions)])
 
 
@@ -136,7 +136,7 @@ def report_end(
     if error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         raise _missing_partition(coordinator, topic, partition)
     if error:
-        raise AskFailed(f"{quoted(topic)}: {describe_error(error)}")
+        raise refused(topic, error)
     output.lines("ok", ("TOPIC", "PARTITION", "END-OFFSET"), [(topic, partition, offset)])
 
 
@@ -168,7 +168,7 @@ def delete_topic(coordinator: Coordinator, output: Output, change: Change, topic
     )
     (done,) = coordinator.ask(m.DeleteTopicsRequest((topic,))).topics
     if done.error:
-        raise AskFailed(f"{quoted(topic)}: {describe_error(done.error)}")
+        raise refused(topic, done.error)
     output.lines("ok", ("TOPIC", "STATUS"), [(topic, "deleted")])
 
 
@@ -186,7 +186,7 @@ def _committed(coordinator: Coordinator, topic: str, partition_count: int) -> di
         asked = tuple(m.GroupFetch(group_id, topics_wanted) for group_id in chunk)
         for group in coordinator.ask(m.OffsetFetchRequest(asked, False)).groups:
             if group.error:
-                raise AskFailed(f"{quoted(group.group_id)}: {describe_error(group.error)}")
+                raise refused(group.group_id, group.error)
             for one in group.topics:
                 count = sum(p.offset >= 0 for p in one.partitions)
                 if one.topic == topic and count:

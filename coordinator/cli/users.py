@@ -19,7 +19,7 @@ from coordinator.cli.common import (
     NameType,
     asks,
     asks_to_change,
-    describe_error,
+    refused,
 )
 from coordinator.cli.grammar import Commands
 from coordinator.cli.output import Output, counted
@@ -165,14 +165,14 @@ def _set(
 def _alter(coordinator: Coordinator, request: m.AlterUserScramCredentialsRequest) -> None:
     (done,) = coordinator.ask(request).results
     if done.error:
-        raise AskFailed(f"{quoted(done.user)}: {describe_error(done.error, done.message)}")
+        raise refused(done.user, done.error, done.message)
 
 
 def _mechanisms(coordinator: Coordinator, user: str) -> list[Mechanism]:
     """Return the mechanisms for which a user has a password."""
     (found,) = _described(coordinator, (user,))
     if found.error not in {ErrorCode.NONE, ErrorCode.RESOURCE_NOT_FOUND}:
-        raise AskFailed(f"{quoted(user)}: {describe_error(found.error)}")
+        raise refused(user, found.error)
     return [Mechanism(one.mechanism) for one in found.credentials]
 
 
