@@ -1,6 +1,6 @@
 """``group-coordinator acls``: who may do what."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import click
@@ -93,6 +93,14 @@ def _row(acl: m.Acl | m.DescribedAcl) -> tuple[object, ...]:
     )
 
 
+def _rows_there(
+    coordinator: Coordinator, filters: Iterable[m.AclFilter]
+) -> list[tuple[object, ...]]:
+    """Return the rules that fit any of *filters*, each once."""
+    requests = (m.DescribeAclsRequest(*structs.astuple(one)) for one in filters)
+    return sorted({_row(acl) for request in requests for acl in coordinator.ask(request).acls})
+
+
 @acls.command(
     "list",
     examples={
@@ -114,12 +122,11 @@ def list_acls(
 ) -> None:
     """List the rules: all, or those that concern what is named."""
     resources = _named_or_any(groups, topics, cluster=cluster)
-    found: dict[m.DescribedAcl, None] = {}
-    for kind, name in resources:
-        pattern = ANY if name is None else MATCH
-        request = m.DescribeAclsRequest(kind, name, pattern, principal, None, ANY, ANY)
-        found |= dict.fromkeys(coordinator.ask(request).acls)
-    output.show(_COLUMNS, sorted(map(_row, found)))
+    wanted = [
+        m.AclFilter(kind, name, ANY if name is None else MATCH, principal, None, ANY, ANY)
+        for kind, name in resources
+    ]
+    output.show(_COLUMNS, _rows_there(coordinator, wanted))
 
 
 def _parts_of_a_rule(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,14 +236,10 @@ def remove_acls(
         for kind, name in _named_or_any(groups, topics, cluster=cluster)
         for operation in (Operation[one.upper()] if one else ANY for one in operations or ("",))
     ]
-    found: dict[m.DescribedAcl, None] = {}
-    for one in wanted:
-        asked = m.DescribeAclsRequest(*structs.astuple(one))
-        found |= dict.fromkeys(coordinator.ask(asked).acls)
-    if not found:
+    rows = _rows_there(coordinator, wanted)
+    if not rows:
         raise AskFailed(f"No such rule of {principal}.")
-    rows = sorted(map(_row, found))
-    change.confirm(f"Remove {counted(len(found), 'rule')}?", _COLUMNS, rows)
+    change.confirm(f"Remove {counted(len(rows), 'rule')}?", _COLUMNS, rows)
     results = coordinator.ask(m.DeleteAclsRequest(tuple(wanted))).results
     removed = sorted(_row(acl) for result in results for acl in result.acls)
     output.lines("ok", _COLUMNS, removed)

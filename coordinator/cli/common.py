@@ -195,8 +195,8 @@ class Coordinator:
 
     def _secured(self, sock: socket.socket, hello: bytes) -> socket.socket:
         # It brings trio, which commands that need none of this don't wait for.
-        from client import security as s  # noqa: PLC0415
-        from client.exceptions import AuthenticationFailed  # noqa: PLC0415
+        from client import security as s  # noqa: PLC0415 - as above
+        from client.exceptions import AuthenticationFailed  # noqa: PLC0415 - as above
 
         name = str(self._address)
         try:
