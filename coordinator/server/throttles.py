@@ -59,8 +59,10 @@ class Throttle:
 
     def take(self, session: Muted, size_bytes: int) -> int:
         """Take a request of *session* with its answer; return how long it has to wait, in ms."""
+        self._refresh()
+        if self._requests is None and self._bytes is None:  # Every request comes here.
+            return 0
         now_ms = self._throttles.now_ms()
-        self._refresh(now_ms)
         if self._requests is not None:
             bucket, rate = self._requests
             bucket.take(1, rate, now_ms)
@@ -77,7 +79,7 @@ class Throttle:
 
     def wait_ms(self, now_ms: int) -> int:
         """Return when all is paid."""
-        self._refresh(now_ms)
+        self._refresh()
         waits = [b.wait_ms(rate, now_ms) for b, rate in filter(None, (self._requests, self._bytes))]
         return min(max(waits, default=0), INT32_MAX)
 
@@ -106,11 +108,12 @@ class Throttle:
         if alarm == self._alarm:
             self.wake()
 
-    def _refresh(self, now_ms: int) -> None:
+    def _refresh(self) -> None:
         quotas = self._throttles.quotas
         if self._version == quotas.version:
             return
         self._version = quotas.version
+        now_ms = self._throttles.now_ms()
         rates = [quotas.limit(self._principal, key) for key in (REQUEST_RATE, BYTE_RATE)]
         self._requests, self._bytes = (
             _at(rate, bucket, now_ms)
