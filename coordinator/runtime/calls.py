@@ -31,11 +31,25 @@ _NOBODY: Final = Caller("", "")
 
 
 class Asker(Protocol):
-    """Whose calls wait in one line."""
+    """Who asks; his calls wait in one line."""
 
     @property
     def takes_answers(self) -> bool:
         """Whether he has taken enough of his answers to be given more."""
+
+    @property
+    def caller(self) -> Caller:
+        """How groups know him."""
+
+    @property
+    def listener(self) -> int:
+        """The number of the listener by which he came, from 0."""
+
+    def sees_group(self, name: str) -> bool:
+        """Say whether a group may be shown to him in a list."""
+
+    def sees_topic(self, name: str) -> bool:
+        """Say whether a topic may be shown to him in a list."""
 
 
 class Token(Protocol):
@@ -61,7 +75,7 @@ class Call(Struct, eq=False):
 
     @property
     def asker(self) -> Asker:
-        """Who takes turns with others where calls wait."""
+        """Who asks; by itself a call stands for somebody whom nobody restricts."""
         return self
 
     @property
@@ -71,20 +85,20 @@ class Call(Struct, eq=False):
 
     @property
     def caller(self) -> Caller:
-        """Who asks."""
+        """Nobody that groups know."""
         return _NOBODY
 
     @property
     def listener(self) -> int:
-        """The number of the listener by which he came, from 0."""
+        """The first one."""
         return 0
 
     def sees_group(self, name: str) -> bool:  # noqa: ARG002  whoever asks
-        """Say whether a group may be shown in a list."""
+        """Show him all."""
         return True
 
     def sees_topic(self, name: str) -> bool:  # noqa: ARG002  as above
-        """Say whether a topic may be shown in a list."""
+        """Show him all."""
         return True
 
     def prepare(self, answer: m.Response, leader_epoch: int, error: int | None = None) -> Any:

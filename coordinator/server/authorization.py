@@ -529,7 +529,7 @@ NEEDS: Final[Mapping[type[m.Request], Check]] = {
     m.OffsetDeleteRequest: _group_and_topics(Operation.DELETE),
     m.AlterOffsetsRequest: _alter_offsets,
     m.DescribeGroupsRequest: _groups(Operation.DESCRIBE, _no_description, "groups"),
-    # Likewise, but it is made in slices, which leave out what isn't seen (`Call.sees_group`).
+    # Likewise, but it is made in slices, which leave out what isn't seen (`Asker.sees_group`).
     m.ListGroupsRequest: _nothing,
     m.SummarizeGroupsRequest: _summarize_groups,
     m.DeleteGroupsRequest: _groups(Operation.DELETE, _no_deletion, "groups", once=True),

@@ -196,7 +196,8 @@ class Dispatcher:
         call.fail(_E.ILLEGAL_SASL_STATE, -1)
 
     def _find_coordinator(self, call: Call, request: m.FindCoordinatorRequest, _now: Now) -> None:
-        found = tuple(self._locate(request.key_type, g, call.listener) for g in request.group_ids)
+        listener = call.asker.listener
+        found = tuple(self._locate(request.key_type, g, listener) for g in request.group_ids)
         epoch = found[0].leader_epoch if len(found) == 1 else -1
         call.resolve(m.FindCoordinatorResponse(found), epoch)
 
@@ -342,10 +343,11 @@ class Dispatcher:
     def _listing(self, call: Call, request: m.ListGroupsRequest) -> Iterator[None]:
         packed = PackedArray()
         limit_bytes = self._settings.response_max_bytes
+        sees_group = call.asker.sees_group
 
         def look(shard: ShardRunner[GroupShard]) -> Generator[None, None, tuple[()]]:
             for groups in shard.core.list_groups(request):
-                seen = tuple([g for g in groups or () if call.sees_group(g.group_id)])
+                seen = tuple([g for g in groups or () if sees_group(g.group_id)])
                 if seen:
                     packed.extend(seen)
                 yield
@@ -395,7 +397,7 @@ class Dispatcher:
 
     def _decide_for_node(self, call: Call, request: m.Request, now: Now) -> None:
         if self._content_is_sound(call, request):
-            self._node.decide(request, NoGroup(call), call.caller, now)
+            self._node.decide(request, NoGroup(call), call.asker.caller, now)
             if type(request) is m.AlterUserScramCredentialsRequest:
                 self.users_changed()
             elif type(request) is m.AlterClientQuotasRequest:
@@ -408,7 +410,7 @@ class Dispatcher:
             self._node.registry.read,
             None,
             NoGroup(call),
-            partial(self._topics, request, call.sees_topic),
+            partial(self._topics, request, call.asker.sees_topic),
         )
         if request.pattern is None or self._node.registry.refusal() is not None:
             read(now)

@@ -512,26 +512,8 @@ class Narrowed(Call, eq=False):
 
     @property
     def asker(self) -> Asker:
-        """Who takes turns with others."""
-        return self.whole.asker
-
-    @property
-    def caller(self) -> Caller:
         """Who asks."""
-        return self.whole.caller
-
-    @property
-    def listener(self) -> int:
-        """By which listener he came."""
-        return self.whole.listener
-
-    def sees_group(self, name: str) -> bool:
-        """Say whether a group may be shown."""
-        return self.whole.sees_group(name)
-
-    def sees_topic(self, name: str) -> bool:
-        """Say whether a topic may be shown."""
-        return self.whole.sees_topic(name)
+        return self.whole.asker
 
     def prepare(self, answer: m.Response, leader_epoch: int, error: int | None = None) -> Any:
         """Return the whole answer packed."""

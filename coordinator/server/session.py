@@ -154,16 +154,6 @@ class SessionCall(Call, eq=False):
         """The connection; once clients say who they are, whoever that is."""
         return self.session
 
-    @property
-    def caller(self) -> Caller:
-        """Who asks."""
-        return self.session.caller
-
-    @property
-    def listener(self) -> int:
-        """By which listener he came."""
-        return self.session.listener
-
     def prepare(self, answer: Response, leader_epoch: int, error: int | None = None) -> bytes:
         """Return the frame of *answer*."""
         if error is None:
@@ -213,16 +203,6 @@ class GuardedCall(SessionCall, eq=False):
 
     def __post_init__(self) -> None:
         self.asked_bytes = SIZE.size + self.size_bytes
-
-    def sees_group(self, name: str) -> bool:
-        """Say whether a group may be shown in a list."""
-        gate = self.session.gate
-        return gate is not None and gate.sees_group(name)
-
-    def sees_topic(self, name: str) -> bool:
-        """Say whether a topic may be shown in a list."""
-        gate = self.session.gate
-        return gate is not None and gate.sees_topic(name)
 
     def prepare(self, answer: Response, leader_epoch: int, error: int | None = None) -> bytes:
         """Return the frame of *answer*, which says how long to wait if too much was taken."""
@@ -338,6 +318,22 @@ class Session:
             "connection.refused", self.transport.peer, reason=_TOO_MANY_OF_PRINCIPAL
         )
         self.close(UNAUTHENTICATED)
+
+    # --- who asks, for those who answer ---------------------------------------------------
+
+    def sees_group(self, name: str) -> bool:
+        """Say whether a group may be shown in a list."""
+        return self.gate is None or self.gate.sees_group(name)
+
+    def sees_topic(self, name: str) -> bool:
+        """Say whether a topic may be shown in a list."""
+        return self.gate is None or self.gate.sees_topic(name)
+
+    @property
+    def takes_answers(self) -> bool:
+        """Whether the peer takes them, or few wait for it."""
+        is_behind = self.is_blocked and len(self.unsent) >= self._max_unsent_bytes
+        return self.is_closed or not is_behind
 
     # --- taking too much ----------------------------------------------------------------
 
@@ -694,12 +690,6 @@ class Session:
         end = self._overdue(now_ms)
         if end is not None:
             self._close_because(end)
-
-    @property
-    def takes_answers(self) -> bool:
-        """Whether the peer takes them, or few wait for it."""
-        is_behind = self.is_blocked and len(self.unsent) >= self._max_unsent_bytes
-        return self.is_closed or not is_behind
 
     def weight(self) -> tuple[int, int]:
         """Return what it, and before that its address, holds of unsent answers, to compare."""

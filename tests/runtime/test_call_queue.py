@@ -2,16 +2,20 @@
 
 import trio
 import trio.testing
-from msgspec import Struct
 
 from coordinator.runtime.calls import Call, CallQueue
 from protocol.messages import ListGroupsRequest
 
 
-class Client(Struct, eq=False):
+class Client(Call, eq=False):
     """Whoever asks."""
 
-    takes_answers: bool
+    is_slow: bool
+
+    @property
+    def takes_answers(self) -> bool:
+        """Whether he does, at the moment."""
+        return not self.is_slow
 
 
 class Asked(Call, eq=False):
@@ -30,8 +34,8 @@ async def test_who_takes_no_answers_holds_up_himself_alone(
 ) -> None:
     """He would else be closed, for answers that were made although nobody took those before."""
     queue: CallQueue[int] = CallQueue()
-    slow, quick = Client(takes_answers=False), Client(takes_answers=True)
     request = ListGroupsRequest((), ())
+    slow, quick = Client(request, is_slow=True), Client(request, is_slow=False)
     for number, client in enumerate((slow, slow, quick)):
         queue.put(Asked(request, client), number)
 
@@ -39,5 +43,5 @@ async def test_who_takes_no_answers_holds_up_himself_alone(
     with trio.move_on_after(60) as waiting:
         await queue.take()
     assert waiting.cancelled_caught
-    slow.takes_answers = True
+    slow.is_slow = False
     assert [(await queue.take())[1] for _ in range(2)] == [0, 1]
