@@ -193,7 +193,7 @@ def _refused(request: m.Request, resource_type: ResourceType) -> Verdict:
     return Verdict(None, lambda _: error_response(request, _REFUSALS[resource_type]))
 
 
-def _in_parts(
+def in_parts(
     request: m.Request,
     parts: Iterable[Any],
     is_allowed: Callable[[Any], bool],
@@ -299,7 +299,7 @@ def _groups(
 
     def check(access: Access, request: Any) -> Verdict | None:
         named = request.group_ids
-        return _in_parts(
+        return in_parts(
             request,
             dict.fromkeys(named) if once else named,
             lambda group_id: bool(access.groups[group_id] & operation.bit),
@@ -325,7 +325,7 @@ def _topics(access: Access, request: Any, bit: int) -> Verdict | None:
             break
     else:
         return None
-    return _in_parts(
+    return in_parts(
         request,
         request.topics,
         lambda named: bool(access.topics[named.topic] & bit),
@@ -441,7 +441,7 @@ def _register_topics(access: Access, request: m.RegisterTopicsRequest) -> Verdic
             return bool(mask & Operation.ALTER.bit)
         return creates_all or bool(mask & Operation.CREATE.bit)
 
-    return _in_parts(
+    return in_parts(
         request,
         request.topics,
         is_allowed,
@@ -453,7 +453,7 @@ def _register_topics(access: Access, request: m.RegisterTopicsRequest) -> Verdic
 
 def _delete_topics(access: Access, request: m.DeleteTopicsRequest) -> Verdict | None:
     """DELETE with each topic."""
-    return _in_parts(
+    return in_parts(
         request,
         dict.fromkeys(request.topics),
         lambda name: bool(access.topics[name] & Operation.DELETE.bit),
@@ -471,7 +471,7 @@ def _describe_topics(access: Access, request: m.DescribeTopicsRequest) -> Verdic
     """
     if request.topics is None:
         return None
-    return _in_parts(
+    return in_parts(
         request,
         dict.fromkeys(request.topics),
         access.sees_topic,

@@ -41,7 +41,7 @@ from coordinator.names import shortened
 from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.shard import Status
 from coordinator.runtime.telemetry import Telemetry, count
-from coordinator.server.authorization import Access, Authorizer, Verdict
+from coordinator.server.authorization import Access, Authorizer, Verdict, in_parts
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.throttles import Muted, Throttle, Throttles
 from protocol import messages as m
@@ -369,12 +369,10 @@ class Gate:
         return _is_anothers(group, request.member_id, request.group_instance_id, caller.principal)
 
     def _refuse_member(self, call: Call, request: Any, caller: Caller, now: Now) -> None:
-        reason = "the member id or instance id is another principal's"
-        self._tell("access.refused", request, caller, now, error=_E.UNKNOWN_MEMBER_ID, why=reason)
+        self._tell_anothers(request, caller, now)
         refused: Any = error_response(request, _E.UNKNOWN_MEMBER_ID)
         if "message" in refused.__struct_fields__:
-            words = f"the group knows no member {request.member_id!r}"
-            refused = structs.replace(refused, message=words)
+            refused = structs.replace(refused, message=_no_member(request.member_id))
         self._dispatcher.answer_about(request.group_id, call, refused, now)
 
     def _leave(self, call: Call, request: m.LeaveGroupRequest, caller: Caller, now: Now) -> None:
@@ -385,35 +383,26 @@ class Gate:
         if group is None or access.may_with_group(request.group_id, Operation.ALTER):
             self._dispatcher.dispatch(call, caller, now)
             return
-        flags = [
-            not _is_anothers(group, one.member_id, one.group_instance_id, caller.principal)
-            for one in request.members
-        ]
-        if all(flags):
+        verdict = in_parts(
+            request,
+            request.members,
+            lambda one: (
+                not _is_anothers(group, one.member_id, one.group_instance_id, caller.principal)
+            ),
+            _not_yours,
+            asked="members",
+            answered="members",
+        )
+        if verdict is None:
             self._dispatcher.dispatch(call, caller, now)
             return
-        reason = "the member id or instance id is another principal's"
-        self._tell("access.refused", request, caller, now, error=_E.UNKNOWN_MEMBER_ID, why=reason)
-        own = tuple(one for one, is_own in zip(request.members, flags, strict=True) if is_own)
-
-        def complete(response: Any) -> m.Response:
-            if response.error:
-                found: m.Response = response
-                return found
-            answers = iter(response.members)
-            members = tuple(
-                next(answers) if is_own else _not_yours(one)
-                for one, is_own in zip(request.members, flags, strict=True)
-            )
-            whole: m.Response = structs.replace(response, members=members)
-            return whole
-
-        narrowed = Narrowed(structs.replace(request, members=own), call, complete)
-        if own:
-            self._dispatcher.dispatch(narrowed, caller, now)
+        self._tell_anothers(request, caller, now)
+        if verdict.request is None:
+            whole = verdict.complete(None)
+            self._dispatcher.answer_about(request.group_id, call, whole, now)
         else:
-            nobody = m.LeaveGroupResponse(_E.NONE.value, ())
-            self._dispatcher.answer_about(request.group_id, narrowed, nobody, now)
+            narrowed = Narrowed(verdict.request, call, verdict.complete)
+            self._dispatcher.dispatch(narrowed, caller, now)
 
     # --- logging in ---------------------------------------------------------------------
 
@@ -485,6 +474,10 @@ class Gate:
         why = "no right to all of it" if answer is None else "no right to it"
         self._tell("access.refused", request, caller, now, error=error or None, why=why)
 
+    def _tell_anothers(self, request: m.Request, caller: Caller, now: Now) -> None:
+        why = "the member id or instance id is another principal's"
+        self._tell("access.refused", request, caller, now, error=_E.UNKNOWN_MEMBER_ID, why=why)
+
     def _tell(
         self,
         event: str,
@@ -537,8 +530,12 @@ def _is_anothers(group: Group, member_id: str, instance_id: str | None, principa
 
 
 def _not_yours(one: m.LeavingMember) -> m.LeftMember:
-    words = f"the group knows no member {one.member_id!r}"
+    words = _no_member(one.member_id)
     return m.LeftMember(one.member_id, one.group_instance_id, _E.UNKNOWN_MEMBER_ID.value, words)
+
+
+def _no_member(member_id: str) -> str:
+    return f"the group knows no member {member_id!r}"
 
 
 def _what(request: Any) -> str:

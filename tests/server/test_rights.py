@@ -12,7 +12,7 @@ from protocol.acls import CLUSTER, Operation as Op, PatternType, ResourceType as
 from protocol.errors import ErrorCode as E
 from tests.server.test_authorization import ERRORS, FILTERED, MATRIX, REQUESTS, errors_of
 from tests.server.test_log_ins import guarded, known, password_of, told
-from tests.server.world import Client, World, commit, join
+from tests.server.world import Client, World, beat, commit, join
 
 NAMES: Final = {T.CLUSTER: CLUSTER, T.GROUP: "*", T.TOPIC: "*"}
 
@@ -104,6 +104,30 @@ async def test_what_may_not_be_seen_is_in_no_list(tmp_path: Path) -> None:
             found: Any = await alice.ask(asked)
             assert [t.topic for t in found.topics] == ["mine"]
             assert not found.has_more
+
+
+async def test_who_leaves_takes_nobody_along_but_his_own(tmp_path: Path) -> None:
+    """An operator may take out anybody, by ALTER; to others a member that isn't theirs is none."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP))
+        theirs, own = await admin.join_alone(), await alice.member_id("g")
+        leaving = [m.LeavingMember(name, None, "done") for name in (theirs, own)]
+
+        mixed: Any = await alice.ask(m.LeaveGroupRequest("g", tuple(leaving)))
+        assert [(one.member_id, one.error) for one in mixed.members] == [
+            (theirs, E.UNKNOWN_MEMBER_ID),
+            (own, 0),
+        ]
+        alone: Any = await alice.ask(m.LeaveGroupRequest("g", (leaving[0],)))
+        assert (alone.error, [one.error for one in alone.members]) == (0, [E.UNKNOWN_MEMBER_ID])
+        assert await admin.error(beat(theirs)) == 0
+
+        await grant(admin, (Op.ALTER, T.GROUP))
+        taken_out: Any = await alice.ask(m.LeaveGroupRequest("g", (leaving[0],)))
+        assert [one.error for one in taken_out.members] == [0]
+        line = told(here, "access.refused")[0]
+        assert (line["principal"], line["error"]) == ("User:alice", E.UNKNOWN_MEMBER_ID)
 
 
 async def test_a_denial_is_in_force_at_once(tmp_path: Path) -> None:
