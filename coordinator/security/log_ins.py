@@ -13,9 +13,7 @@ from coordinator.security.sasl import (
     OAUTHBEARER,
     SCRAM,
     Authenticator,
-    Credential,
     LogIn,
-    Lookup,
     with_bootstrap,
 )
 
@@ -51,21 +49,16 @@ class LogIns:
     def over(self, users: Users, secret: bytes) -> Callable[[], LogIn]:
         """Return what begins the log-in of a connection; *secret* is the same at each start."""
         settings = self._settings
-        lookup: Lookup = users.credential
-
-        def credential(name: str, mechanism: str) -> Credential | None:
-            return lookup(name, mechanism)
-
         authenticator = Authenticator(
             mechanisms=settings.mechanisms(),
-            credential=credential,
+            credential=users.credential,
             bearer=self._bearer,
             secret=hmac.digest(secret, b"log-ins", "sha256"),
             max_session_ms=settings.connections_max_reauth_ms,
         )
         if settings.sasl_bootstrap_user:
             try:
-                lookup = with_bootstrap(
+                authenticator.credential = with_bootstrap(
                     users.credential,
                     settings.sasl_bootstrap_user,
                     self._password,

@@ -367,10 +367,6 @@ class LogIn:
         self.ends_wall_ms = wall_ms + lifetime_ms if lifetime_ms else None
         return SaslAuthenticateResponse(ErrorCode.NONE, None, result.data, lifetime_ms)
 
-    def is_over(self, wall_ms: int) -> bool:
-        """Say whether the log-in has ended."""
-        return self.ends_wall_ms is not None and wall_ms >= self.ends_wall_ms
-
     def _lifetime_ms(self, expires_wall_ms: int | None, wall_ms: int) -> int:
         """Return how long the log-in is good for, 0 for ever."""
         longest = self._authenticator.max_session_ms

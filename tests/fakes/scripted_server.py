@@ -185,7 +185,7 @@ class ScriptedServer:
                 return None
             case _ if log_in.principal is None:
                 return Answer(ErrorCode.ILLEGAL_SASL_STATE)
-            case _ if log_in.is_over(wall_ms):
+            case _ if log_in.ends_wall_ms is not None and wall_ms >= log_in.ends_wall_ms:
                 return Answer(ErrorCode.SASL_AUTHENTICATION_FAILED)
             case _:
                 return None
