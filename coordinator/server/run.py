@@ -439,15 +439,14 @@ def _start_http(
         tee=tee,
         warn=server.sessions.warn,
         max_connections=http_max_connections(settings),
-        entry=make_entry(settings, node, server, log_ins),
+        entry=make_entry(node, server, log_ins),
     )
 
 
-def make_entry(
-    settings: Settings, node: Node, server: Server, log_ins: "LogIns | None"
-) -> "Entry | None":
+def make_entry(node: Node, server: Server, log_ins: "LogIns | None") -> "Entry | None":
     """Return what asks over HTTP who somebody is, None where nobody is asked."""
-    if not settings.has_authentication:
+    gatekeeper = server.gatekeeper
+    if not gatekeeper.has_gates:
         return None
     from coordinator.http.entry import Entry  # noqa: PLC0415 - as above
     from coordinator.security.accounts import (  # noqa: PLC0415 - as above
@@ -457,14 +456,14 @@ def make_entry(
 
     def audit(event: str, peer: str, **fields: Any) -> None:
         if event in REFUSALS:
-            server.gatekeeper.audit.tell(event, now_ms=node.now().mono_ms, peer=peer, **fields)
+            gatekeeper.audit.tell(event, now_ms=node.now().mono_ms, peer=peer, **fields)
         else:
             log.info(event, peer=peer, **fields)
 
     new_secret = partial(secrets.token_bytes, SECRET_BYTES)
     return Entry(
         only_certificates() if log_ins is None else log_ins.accounts(new_secret),
-        make_authorizer(settings, node),
+        gatekeeper.authorizer,
         now=node.now,
         audit=audit,
         is_ready=lambda: node.registry.status is Status.ACTIVE,
