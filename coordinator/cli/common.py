@@ -174,26 +174,23 @@ class Coordinator:
                 _, hello = self._protocol.send(ApiVersionsRequest(PROGRAM, PROGRAM, ""))
         wanted, frame = self._protocol.send(request)
         if sock is None:
-            sock = self._connected(hello)
-            hello = b""
-            self._socket = sock
-        sock.sendall(frame)
+            sock, hello = self._connected(hello)
+        sock.sendall(hello + frame)
         return self._answer(sock, wanted)
 
-    def _connected(self, hello: bytes) -> socket.socket:
-        """Return a connection on which *hello* was said, encrypted and logged in if need be."""
+    def _connected(self, hello: bytes) -> tuple[socket.socket, bytes]:
+        """Return a connection, encrypted and logged in if need be; and *hello* if it is unsaid."""
         where = (self._address.host, self._address.port)
-        sock = socket.create_connection(where, timeout=self._timeout_s)
+        sock = self._socket = socket.create_connection(where, timeout=self._timeout_s)
+        if self._config is None:
+            return sock, hello
         try:
-            if self._config is None:
-                sock.sendall(hello)
-                return sock
             return self._secured(sock, hello)
         except BaseException:
-            sock.close()
+            self._close()
             raise
 
-    def _secured(self, sock: socket.socket, hello: bytes) -> socket.socket:
+    def _secured(self, sock: socket.socket, hello: bytes) -> tuple[socket.socket, bytes]:
         # It brings trio, which commands that need none of this don't wait for.
         from client import security as s  # noqa: PLC0415 - as above
         from client.exceptions import AuthenticationFailed  # noqa: PLC0415 - as above
@@ -204,16 +201,18 @@ class Coordinator:
             if security.uses_tls:
                 context = security.context()
                 sock = context.wrap_socket(sock, server_hostname=self._address.host)
+                self._socket = sock
+            if not security.logs_in:
+                return sock, hello
             sock.sendall(hello)
-            if security.logs_in:
-                steps = security.log_in(name)
-                request = next(steps)
-                while True:
-                    wanted, frame = self._protocol.send(request)
-                    sock.sendall(frame)
-                    request = steps.send(self._answer(sock, wanted))
+            steps = security.log_in(name)
+            request = next(steps)
+            while True:
+                wanted, frame = self._protocol.send(request)
+                sock.sendall(frame)
+                request = steps.send(self._answer(sock, wanted))
         except StopIteration:
-            return sock
+            return sock, b""
         except ssl.SSLError as exc:  # Before ValueError, which some of them are, too.
             refusal = s.tls_refusal(exc, name)
             if refusal is None:
@@ -221,7 +220,6 @@ class Coordinator:
             raise AskFailed(str(refusal)) from exc
         except (AuthenticationFailed, ValueError, s.NotNow) as exc:
             raise AskFailed(str(exc)) from exc
-        return sock
 
     def _answer(self, sock: socket.socket, wanted: int) -> Response:
         while data := sock.recv(65536):
