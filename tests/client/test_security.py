@@ -6,7 +6,7 @@ import os
 import pickle
 import ssl
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -389,7 +389,9 @@ async def test_a_client_s_own_certificate_is_presented(tmp_path: Path) -> None:
     assert "ssl.keystore.location" in str(error)
 
 
-async def test_a_server_of_tls_is_recognised_by_a_plaintext_client(tmp_path: Path) -> None:
+async def test_a_server_of_tls_is_recognised_by_a_plaintext_client(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
     """OpenSSL closes without a word, others send an alert."""
     with pytest.raises(CoordinatorUnavailable, match="maybe it speaks TLS"):
         async with connected(Certificates(tmp_path).server(), None, timeout_ms=5):
@@ -400,9 +402,17 @@ async def test_a_server_of_tls_is_recognised_by_a_plaintext_client(tmp_path: Pat
     assert "speaks TLS: set security.protocol to SSL or SASL_SSL" in str(error)
 
 
-async def test_a_plaintext_server_is_told_of_to_a_client_of_tls(tmp_path: Path) -> None:
+async def test_a_plaintext_server_is_told_of_to_a_client_of_tls(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """One that closes may be going down, so it is tried again; one that answers is recognised."""
     certificates = Certificates(tmp_path)
+
+    async def here(work: Callable[[], Any]) -> Any:
+        return work()
+
+    # The clock would jump while a thread works.
+    monkeypatch.setattr(trio.to_thread, "run_sync", here)
 
     async def closes(host: str, port: int) -> trio.abc.Stream:
         ours, theirs = trio.testing.memory_stream_pair()
