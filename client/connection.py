@@ -295,13 +295,14 @@ class Connection:
             if not data:
                 self.close(self._why_closed())
                 return
-            self._has_heard = True
-            self._last_heard_s = trio.current_time()
-            if not self.security.uses_tls and speaks_tls(data):
+            # Only what comes first says what the other end speaks.
+            if not self._has_heard and not self.security.uses_tls and speaks_tls(data):
                 why = f"{self.address} speaks TLS: set security.protocol to SSL or SASL_SSL"
                 self._refusal = AuthenticationFailed(why)
                 self.close(why)
                 return
+            self._has_heard = True
+            self._last_heard_s = trio.current_time()
             for event in self._protocol.receive(bytes(data)):
                 self._take(event)
 

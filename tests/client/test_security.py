@@ -402,6 +402,19 @@ async def test_a_server_of_tls_is_recognised_by_a_plaintext_client(
     assert "speaks TLS: set security.protocol to SSL or SASL_SSL" in str(error)
 
 
+@pytest.mark.parametrize("first", ["g", "gg"])
+async def test_an_answer_that_goes_on_like_an_alert_of_tls_is_an_answer(first: str) -> None:
+    """A long one is read in parts, and each may begin with any bytes."""
+    kind = "\x15\x03" * 16_000  # By one of two names the second part begins with an alert's.
+    groups = tuple(m.ListedGroup(name, kind, "Empty", "classic") for name in (first, "h", "i"))
+    server = ScriptedServer()
+    server.script(m.ListGroupsRequest, Answer(m.ListGroupsResponse(0, groups)))
+    async with connected(server, None) as client:
+        assert [one.group_id for one in await client.list_groups()] == [first, "h", "i"]
+
+    assert server.connections == 1
+
+
 async def test_a_plaintext_server_is_told_of_to_a_client_of_tls(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
