@@ -59,7 +59,8 @@ NAMES: Final = tuple(_FIELDS)
 PREFIXES: Final = ("security.", "sasl.", "ssl.")
 SECRETS: Final = ("sasl.password", "sasl.oauthbearer.token", "ssl.key.password")
 
-_REFERENCE: Final = re.compile(r"\{(env|file):([^{}]+)\}")
+# Where a secret is, in place of it.
+REFERENCE: Final = re.compile(r"\{(env|file):([^{}]+)\}")
 _ITERATIONS: Final = re.compile(r"(?:^|,)i=([0-9]{1,20})(?:,|$)")
 
 LogIn = Generator[Request, Response, int]
@@ -298,7 +299,7 @@ def without_literals(properties: Mapping[str, str]) -> None:
     """
     for name in SECRETS:
         value = properties.get(name, "")
-        if value and not _REFERENCE.fullmatch(value):
+        if value and not REFERENCE.fullmatch(value):
             raise ValueError(
                 f"{name} must say where the secret is, as {{file:/path}} or {{env:NAME}}: "
                 "what stands here is shown to others"
@@ -308,24 +309,34 @@ def without_literals(properties: Mapping[str, str]) -> None:
 def resolved(name: str, value: str) -> str:
     """Return the secret *value* of the property *name*: itself, or what is where it points.
 
-    A file's last line break is not part of it.
-
     Raises:
         AuthenticationFailed: There is nothing.
     """
-    found = _REFERENCE.fullmatch(value)
+    found = REFERENCE.fullmatch(value)
     if found is None:
         return value
-    kind, where = found[1], found[2]
+    try:
+        return looked_up(found)
+    except LookupError as exc:
+        raise AuthenticationFailed(f"{name} {exc}") from None
+
+
+def looked_up(reference: re.Match[str]) -> str:
+    """Return the secret to which a match of `REFERENCE` points.
+
+    A file's last line break is not part of it.
+
+    Raises:
+        LookupError: There is none; the message goes behind the name of what refers to it.
+    """
+    kind, where = reference[1], reference[2]
     try:
         if kind == "env":
             return os.environ[where]
         return Path(where).read_text("utf-8").removesuffix("\n")
-    except (KeyError, OSError, UnicodeDecodeError):
+    except (KeyError, OSError, UnicodeDecodeError) as exc:
         what = "environment variable" if kind == "env" else "readable file"
-        raise AuthenticationFailed(
-            f"{name} refers to {kind}:{where}, but this process has no such {what}"
-        ) from None
+        raise LookupError(f"refers to {kind}:{where}, but this process has no such {what}") from exc
 
 
 def tls_refusal(error: BaseException, name: str) -> AuthenticationFailed | None:

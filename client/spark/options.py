@@ -5,13 +5,18 @@ instead of the secret: ``{env:NAME}`` or ``{file:/path}``, once or within other 
 up by each process that makes the log, the reader and the executors, and is never part of a message.
 """
 
-import os
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
-from client.security import PREFIXES as SECURITY_PREFIXES, Security, without_literals
+from client.security import (
+    PREFIXES as SECURITY_PREFIXES,
+    REFERENCE,
+    Security,
+    looked_up,
+    without_literals,
+)
 
 # Options of a log are told apart by a prefix.
 LOG_PREFIXES: Final = ("log.", "kafka.")
@@ -19,7 +24,6 @@ LOG_PREFIXES: Final = ("log.", "kafka.")
 _DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h)?", re.ASCII)
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, None: 1}
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:,\[\]]+):([0-9]{1,5})")
-_REFERENCE: Final = re.compile(r"\{(env|file):([^{}]+)\}")
 
 
 class OptionError(ValueError):
@@ -90,43 +94,30 @@ def read_security(options: Mapping[str, str]) -> Security:
         raise OptionError(f"options of security: {error}") from None
 
 
-def _read_text(path: str) -> str:
-    return Path(path).read_text("utf-8")
-
-
-def with_secrets(
-    options: Mapping[str, str],
-    *,
-    environ: Mapping[str, str] = os.environ,
-    read_text: Callable[[str], str] = _read_text,
-) -> dict[str, str]:
+def with_secrets(options: Mapping[str, str]) -> dict[str, str]:
     """Return the options with the references in those of the log replaced.
 
     A file's last line break is not part of the secret.
 
     Args:
         options: names in lower case; only ``log.*`` and ``kafka.*`` may have references.
-        environ: where ``env`` looks.
-        read_text: how ``file`` reads.
 
     Raises:
         OptionError: there is no such variable or file here; the message names the option.
 
     """
-
-    def resolve(name: str, kind: str, where: str) -> str:
-        try:
-            return environ[where] if kind == "env" else read_text(where).removesuffix("\n")
-        except (KeyError, OSError, UnicodeDecodeError) as error:
-            what = "environment variable" if kind == "env" else "readable file"
-            raise OptionError(
-                f"option {name!r} refers to {kind}:{where}, but this process has no such {what}; "
-                "the driver and all executors need it"
-            ) from error
-
     return {
-        name: _REFERENCE.sub(lambda match: resolve(name, match[1], match[2]), value)  # noqa: B023
+        name: REFERENCE.sub(partial(_secret, name), value)
         if name.startswith(LOG_PREFIXES)
         else value
         for name, value in options.items()
     }
+
+
+def _secret(name: str, reference: re.Match[str]) -> str:
+    try:
+        return looked_up(reference)
+    except LookupError as error:
+        raise OptionError(
+            f"option {name!r} {error}; the driver and all executors need it"
+        ) from error

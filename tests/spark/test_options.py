@@ -297,27 +297,34 @@ def test_a_start_by_time_is_told_when_it_is_wrong() -> None:
 # --- Secrets -------------------------------------------------------------------------------
 
 
-ENVIRON = {"PASSWORD": "s3cret", "USER": "me"}
+@pytest.fixture
+def _environ(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PASSWORD": "s3cret", "USER": "me"}.items():
+        monkeypatch.setenv(name, value)
 
 
-def test_references_are_replaced_in_the_options_of_a_log() -> None:
+@pytest.mark.usefixtures("_environ")
+def test_references_are_replaced_in_the_options_of_a_log(tmp_path: Path) -> None:
     """Also several in one value, as in a JAAS configuration."""
+    path = tmp_path / "p"
+    path.write_text(f"<{path}>\n")
     given = {
         "kafka.sasl.password": "{env:PASSWORD}",
-        "log.url": "x://{env:USER}:{file:/run/secrets/p}@h",
+        "log.url": f"x://{{env:USER}}:{{file:{path}}}@h",
         "kafka.plain": "{not:one} {} {env}",
     }
 
-    assert with_secrets(given, environ=ENVIRON, read_text=lambda path: f"<{path}>\n") == {
+    assert with_secrets(given) == {
         "kafka.sasl.password": "s3cret",
-        "log.url": "x://me:</run/secrets/p>@h",
+        "log.url": f"x://me:<{path}>@h",
         "kafka.plain": "{not:one} {} {env}",
     }
 
 
+@pytest.mark.usefixtures("_environ")
 def test_other_options_are_left_alone() -> None:
     """A group may be named so."""
-    assert with_secrets({"group": "{env:USER}"}, environ=ENVIRON) == {"group": "{env:USER}"}
+    assert with_secrets({"group": "{env:USER}"}) == {"group": "{env:USER}"}
 
 
 @pytest.mark.parametrize("reference", ["env:NOT_THERE", "file:/not/there"])
@@ -326,7 +333,7 @@ def test_a_missing_secret_is_named_without_the_rest(reference: str) -> None:
     given = {"kafka.sasl.jaas.config": f"p=s3cret {{{reference}}}"}
 
     with pytest.raises(OptionError, match=r"'kafka\.sasl\.jaas\.config' refers to") as caught:
-        with_secrets(given, environ=ENVIRON)
+        with_secrets(given)
     assert reference in str(caught.value)
     assert "s3cret" not in str(caught.value)
 
