@@ -28,6 +28,7 @@ from typing import Any, Final
 import trio
 
 from client.exceptions import AuthenticationFailed
+from protocol import scram
 from protocol.errors import ERRORS, ErrorCode
 from protocol.messages import (
     Request,
@@ -37,12 +38,10 @@ from protocol.messages import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
-from protocol.scram import ITERATIONS_MAX
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-SCRAM: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 OAUTHBEARER: Final = "OAUTHBEARER"
-MECHANISMS: Final = (*SCRAM, OAUTHBEARER)
+MECHANISMS: Final = (*scram.MECHANISMS, OAUTHBEARER)
 
 _FIELDS: Final[Mapping[str, str]] = {
     "security.protocol": "protocol",
@@ -237,10 +236,10 @@ class Security:
         try:
             first = _authenticated(answer, self, name).auth_bytes.decode()
             asked = _ITERATIONS.search(first)
-            if asked is not None and int(asked[1]) > ITERATIONS_MAX:
+            if asked is not None and int(asked[1]) > scram.ITERATIONS_MAX:
                 raise AuthenticationFailed(
                     f"{name} asks for {asked[1]} iterations of {self.mechanism}, and this client "
-                    f"does {ITERATIONS_MAX} at most"
+                    f"does {scram.ITERATIONS_MAX} at most"
                 )
             client.set_server_first(first)
             answer = yield SaslAuthenticateRequest(client.get_client_final().encode())
