@@ -215,12 +215,7 @@ class TopicCalls:
             page = tuple(registrations[start : start + TOPICS_PER_PAGE])
             request = m.RegisterTopicsRequest(page, observed)
             response = await self._change(request, m.RegisterTopicsResponse, "topics")
-            refused = [topic for topic in response.topics if topic.error != ErrorCode.NONE]
-            if refused:
-                listed_words = "; ".join(
-                    f"{one.topic}: {code_text(one.error, one.message)}" for one in refused
-                )
-                raise refusal(f"not registered: {listed_words}", refused[0].error)
+            _check_parts([(t.topic, t.error, t.message) for t in response.topics], "not registered")
 
     async def delete_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """Tell that topics are gone; return the code per topic: 0 is done, 3 is not there.
@@ -452,12 +447,12 @@ def _mechanism(name: str) -> Mechanism:
     return MECHANISMS[name]
 
 
-def _check_parts(parts: Iterable[tuple[str, int, str | None]]) -> None:
-    """Raise FatalError with all that was refused."""
+def _check_parts(parts: Iterable[tuple[str, int, str | None]], problem: str = "refused") -> None:
+    """Raise FatalError with all that was refused, behind *problem*."""
     refused = [(what, code, message) for what, code, message in parts if code != ErrorCode.NONE]
     if refused:
         words = "; ".join(f"{what}: {code_text(code, message)}" for what, code, message in refused)
-        raise FatalError(f"refused: {words}", code=refused[0][1])
+        raise refusal(f"{problem}: {words}", refused[0][1])
 
 
 class PositionTooOld(FatalError):
