@@ -65,7 +65,7 @@ def done(group: str, topic: str, partition: int, minute: float) -> int:
         "fraud": max(minute - 250, 1.0) if partition == 4 else 1.0,
         "reports": 1 + 70 * (120 < minute < 200),
     }[group]
-    jitter = random.Random(f"{group}{topic}{partition}{minute}").uniform(0, 1.5)  # noqa: S311
+    jitter = random.Random(f"{group}{topic}{partition}{minute}").uniform(0, 1.5)  # noqa: S311 - no secret.
     return end(topic, partition, max(minute - behind - jitter, 0))
 
 

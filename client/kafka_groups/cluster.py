@@ -241,7 +241,7 @@ class KafkaCluster:
 def _confluent() -> tuple[Any, Any]:
     try:
         import confluent_kafka  # noqa: PLC0415 - only who has to do with Kafka needs it.
-        from confluent_kafka import admin  # noqa: PLC0415
+        from confluent_kafka import admin  # noqa: PLC0415 - likewise.
     except ImportError as exc:
         raise KafkaGroupError(
             "a Kafka cluster's groups need confluent-kafka: pip install group-coordinator[kafka]"

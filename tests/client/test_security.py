@@ -197,7 +197,7 @@ async def test_a_server_that_does_not_know_the_user_is_not_believed() -> None:
                 return Answer(m.SaslAuthenticateResponse(0, None, final, 0))
             return step
 
-        server._of_a_log_in = lying  # type: ignore[method-assign]
+        server._of_a_log_in = lying  # type: ignore[method-assign]  # it is to lie.
         server.connections = 0
         error = await refused(server, BY_SCRAM)
         assert "didn't prove that it knows user 'alice'" in str(error)
@@ -216,7 +216,7 @@ async def test_a_server_can_not_make_the_client_work_for_long(rounds: int) -> No
         return m.SaslAuthenticateResponse(0, None, data, 0)
 
     handle = server.handle
-    server.handle = lambda request: (  # type: ignore[method-assign]
+    server.handle = lambda request: (  # type: ignore[method-assign]  # it is to ask for much.
         asking(request) if isinstance(request, m.SaslAuthenticateRequest) else handle(request)
     )
     error = await refused(server, BY_SCRAM)

@@ -56,7 +56,7 @@ class Wanted:
     def _offsets(self, spark: "SparkSession") -> "DataFrame":
         if self.offsets is None:
             # It needs more of Spark.
-            from client.spark.source.data_source import register  # noqa: PLC0415
+            from client.spark.source.data_source import register  # noqa: PLC0415 - as said.
 
             register(spark)
             assert self.coordinator is not None

@@ -154,7 +154,7 @@ def _resolved(spark: Any, query_id: str) -> str | None:
     """Ask the query itself, while it runs. Spark Connect doesn't tell."""
     try:
         query = spark.streams.get(query_id)
-        return str(query._jsq.streamingQuery().resolvedCheckpointRoot())  # noqa: SLF001
+        return str(query._jsq.streamingQuery().resolvedCheckpointRoot())  # noqa: SLF001 - see below.
     except Exception as exc:  # noqa: BLE001 - not a public way: whatever it does, go without.
         logger.debug("the checkpoint of query %s isn't found: %r", query_id, exc)
         return None

@@ -126,7 +126,7 @@ def _schema(values: Mapping[str, str], form: str) -> pa.Schema | None:
         return None
     if text.startswith("{"):
         from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - slow to load.
-        from pyspark.sql.types import StructType  # noqa: PLC0415
+        from pyspark.sql.types import StructType  # noqa: PLC0415 - likewise.
 
         try:
             return to_arrow_schema(StructType.fromJson(json.loads(text)), timezone="UTC")

@@ -53,12 +53,12 @@ LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # It 
 PASSING: Final = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own errors are named so.
-        KafkaError._TIMED_OUT,  # noqa: SLF001
-        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
-        KafkaError._TRANSPORT,  # noqa: SLF001
-        KafkaError._RESOLVE,  # noqa: SLF001
-        KafkaError._WAIT_CACHE,  # noqa: SLF001
-        KafkaError._DESTROY,  # noqa: SLF001
+        KafkaError._TIMED_OUT,  # noqa: SLF001 - likewise.
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 - likewise.
+        KafkaError._TRANSPORT,  # noqa: SLF001 - likewise.
+        KafkaError._RESOLVE,  # noqa: SLF001 - likewise.
+        KafkaError._WAIT_CACHE,  # noqa: SLF001 - likewise.
+        KafkaError._DESTROY,  # noqa: SLF001 - likewise.
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.KAFKA_STORAGE_ERROR,
@@ -73,14 +73,14 @@ PASSING: Final = frozenset(
 )
 _UNKNOWN: Final = frozenset(
     {
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - likewise.
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - likewise.
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-_NO_ENTRY: Final = KafkaError._NOENT  # noqa: SLF001
+_NO_ENTRY: Final = KafkaError._NOENT  # noqa: SLF001 - likewise.
 GONE: Final = frozenset(
-    {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001
+    {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001 - likewise.
 )
 
 PREFIX: Final = "kafka."
@@ -555,7 +555,7 @@ class RangeReader:
     def _handle_error(self, message: Any, last_error: LastError) -> None:
         error = message.error()
         code = error.code()
-        if code == KafkaError._PARTITION_EOF:  # noqa: SLF001
+        if code == KafkaError._PARTITION_EOF:  # noqa: SLF001 - likewise.
             # All before it has been fetched, so what is missing up to there is no row.
             self._at = max(self._at, min(message.offset(), self._end))
         elif code in GONE:

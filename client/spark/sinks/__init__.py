@@ -22,6 +22,6 @@ def __getattr__(name: str) -> object:
     if name != "DeltaSink":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Only here, as it needs a library that who writes to a database may not have.
-    from client.spark.sinks.delta import DeltaSink  # noqa: PLC0415
+    from client.spark.sinks.delta import DeltaSink  # noqa: PLC0415 - as said.
 
     return DeltaSink
