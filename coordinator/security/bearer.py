@@ -1,4 +1,4 @@
-"""Bearer tokens: signed by an issuer (JWT), or known here by their hashes. Sans I/O but for files.
+"""Bearer tokens: signed by an issuer (JWT), or known here by their hashes. Sans I/O.
 
 Theory of operation
 ===================
@@ -8,8 +8,8 @@ checked before anything in it is believed, by PyJWT, with a key of the issuer's 
 algorithm that fits this key: never "none", and never one in which a public key would be a shared
 secret (HS256). Then the claims are judged here, by the time that the caller gives.
 
-Each file is read anew when it has changed. One that makes no sense is refused, and the one before
-stays in force: an issuer that publishes nonsense locks nobody out.
+What makes no sense in a file of theirs is refused, and what was in force stays so (see `files`): an
+issuer that publishes nonsense locks nobody out.
 """
 
 import base64
@@ -20,19 +20,16 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
+from coordinator.security.files import BadFile
 from protocol.group_ids import NAME_BYTES_MAX, name_error
-
-T = TypeVar("T")
 
 # A token has to fit into one message of a log-in; `look` is asked by others, too.
 TOKEN_BYTES_MAX: Final = 4_096
-FILE_BYTES_MAX: Final = 1024 * 1024
 STATIC_TOKENS_MAX: Final = 1_000
 KEYS_MAX: Final = 100
 RSA_BITS: Final = range(2_048, 8_193)
@@ -44,10 +41,6 @@ _jws: Final = jwt.PyJWS()
 
 class TokenRefused(Exception):
     """The token is no good; the message, which quotes nothing of it, is for the audit alone."""
-
-
-class BadFile(Exception):
-    """A file of keys or tokens makes no sense; the message names the place and shows no secret."""
 
 
 class Bearing(NamedTuple):
@@ -347,71 +340,3 @@ def _time_ms(claims: Mapping[str, Any], name: str) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
         raise TokenRefused(f"its {name!r} is no time")
     return int(value * 1000)
-
-
-# --- Files ------------------------------------------------------------------------------
-
-
-class WatchedFile(Generic[T]):
-    """What a file says, which may be written anew at any time.
-
-    Attributes:
-        path: The file.
-        value: What it said when it last made sense.
-
-    """
-
-    def __init__(self, path: Path, parse: Callable[[str], T]) -> None:
-        """Read it.
-
-        Raises:
-            BadFile: It can't be read, or makes no sense.
-        """
-        self.path = path
-        self._parse = parse
-        self._seen = self._mark()
-        self.value = self._read()
-
-    def __call__(self) -> T:
-        """Return what is in force."""
-        return self.value
-
-    def refresh(self, *, force: bool = False) -> bool:
-        """Read it if it has changed, or if *force* says so; return whether it was taken.
-
-        Each change is read once: a bad one is told once.
-
-        Raises:
-            BadFile: It makes no sense; what was in force stays so.
-        """
-        mark = self._mark()
-        if mark == self._seen and not force:
-            return False
-        self._seen = mark
-        self.value = self._read()
-        return True
-
-    def _mark(self) -> tuple[int, int, int] | None:
-        try:
-            found = self.path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
-
-    def _read(self) -> T:
-        try:
-            with self.path.open("rb") as file:
-                data = file.read(FILE_BYTES_MAX + 1)
-            return self._parse(_within_bounds(data).decode())
-        except OSError as exc:
-            raise BadFile(f"{self.path}: {exc.strerror}") from None
-        except UnicodeDecodeError:
-            raise BadFile(f"{self.path}: it is no UTF-8") from None
-        except BadFile as exc:
-            raise BadFile(f"{self.path}: {exc}") from None
-
-
-def _within_bounds(data: bytes) -> bytes:
-    if len(data) > FILE_BYTES_MAX:
-        raise BadFile(f"it has more than {FILE_BYTES_MAX} bytes")
-    return data

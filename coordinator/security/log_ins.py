@@ -8,7 +8,8 @@ from typing import Any, Final, Protocol
 
 from coordinator.config import ConfigError, Settings
 from coordinator.security.accounts import Accounts
-from coordinator.security.bearer import BadFile, Bearer, Keys, Rules, StaticTokens, WatchedFile
+from coordinator.security.bearer import Bearer, Keys, Rules, StaticTokens
+from coordinator.security.files import BadFile, WatchedFile
 from coordinator.security.sasl import (
     OAUTHBEARER,
     SCRAM,

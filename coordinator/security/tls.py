@@ -17,6 +17,7 @@ import re2
 from cryptography import x509
 
 from coordinator.config import ConfigError, Settings
+from coordinator.security.files import Look, look_at
 
 PRINCIPAL_CHARACTERS_MAX: Final = 255
 
@@ -40,8 +41,7 @@ _SOON_SHARE: Final = 4
 _DAY_MS: Final = 86_400_000
 
 EmitEvent = Callable[[str, dict[str, Any]], None]
-# Of each file: which one it is, its size, and when it was changed last.
-_Looks = tuple[tuple[int, int, int] | None, ...]
+_Looks = tuple[Look, ...]
 
 
 class Loaded(NamedTuple):
@@ -149,7 +149,7 @@ class Certificates:
             settings.ssl_key_password_file,
             settings.ssl_truststore_location,
         )
-        return tuple(_look_at(Path(path)) for path in paths if path)
+        return tuple(look_at(Path(path)) for path in paths if path)
 
     def identify(self, certificate: bytes) -> tuple[str, int]:
         """Return who showed this certificate (DER), and when it ends, in wall-clock milliseconds.
@@ -163,14 +163,6 @@ class Certificates:
         if self._wall_clock_ms() >= ends_wall_ms:
             raise NoPrincipal("its certificate is not accepted: certificate has expired")
         return self._rules.principal_of(theirs), ends_wall_ms
-
-
-def _look_at(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _is_for_everybody(path: Path) -> bool:
@@ -215,7 +207,7 @@ def load(settings: Settings, wall_ms: int) -> Loaded:
 def _load_key_store(context: ssl.SSLContext, settings: Settings, now: datetime) -> x509.Certificate:
     path = Path(settings.ssl_keystore_location)
     name = f"ssl.keystore.location: {path}"
-    before = _look_at(path)
+    before = look_at(path)
     leaf = _leaf_in(_read("ssl.keystore.location", path), name, now)
     password = settings.ssl_key_password_file
     was_asked = False
@@ -237,7 +229,7 @@ def _load_key_store(context: ssl.SSLContext, settings: Settings, now: datetime) 
         raise ConfigError(f"{name}: {reason or said.lower()}") from None
     except OSError as exc:
         raise ConfigError(f"{name} can't be read: {exc.strerror}") from None
-    if _look_at(path) != before:
+    if look_at(path) != before:
         raise ConfigError(f"{name} was changed while it was read")
     return leaf
 

@@ -13,15 +13,14 @@ from hypothesis import given, settings, strategies as st
 
 from coordinator.security.bearer import (
     STATIC_TOKENS_MAX,
-    BadFile,
     Bearer,
     Bearing,
     Keys,
     Rules,
     StaticTokens,
     TokenRefused,
-    WatchedFile,
 )
+from coordinator.security.files import BadFile, WatchedFile
 from tests.security.tokens import NOW_MS, NOW_S, jwks, private_key, public_jwk, signed, unsigned
 
 RULES = Rules("https://issuer", ("coordinator",))
