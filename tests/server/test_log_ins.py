@@ -264,7 +264,7 @@ async def test_a_token_ends_the_connection_with_it(
         first = b"n,,\x01auth=Bearer token\x01\x01"
         answer = await step(client, m.SaslAuthenticateRequest(first))
         assert (answer.error, answer.session_lifetime_ms) == (0, 10_000)
-        assert (await client.ask(commit())).topics[0].partitions[0].error == 0  # type: ignore[attr-defined]
+        assert (await client.ask(commit())).topics[0].partitions[0].error == 0  # type: ignore[attr-defined]  # of a commit
         here.wall_ms += 10_000
         assert await step(client, commit()) is None
         assert client.transport.closed
