@@ -418,6 +418,9 @@ class Registry:
         self._evict()
 
     def _matched(self, pattern: str) -> _Matches:
+        if self.is_up_to_date(pattern):
+            found = self._kept[pattern] = self._kept.pop(pattern)
+            return found
         found = self._found(pattern, _compiled(pattern))
         for _ in self.match(pattern):
             pass
