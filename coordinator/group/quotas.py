@@ -170,8 +170,10 @@ def _read(_scope: str, key: Any, value: Any) -> QuotaRecord:
     limit = None
     if value is not None:
         (limit,) = value
-    if [type(principal), type(name)] != [str, str] or type(limit) not in {int, type(None)}:
-        raise ValueError("that is no quota")
+        if type(limit) is not int or limit < 1:
+            raise ValueError("that is no quota")
+    if [type(principal), type(name)] != [str, str]:
+        raise ValueError("the key names no quota")
     return QuotaSet(principal, name, limit)
 
 

@@ -175,6 +175,7 @@ CREDENTIAL = CredentialSet("alice", Mechanism.SCRAM_SHA_256, ScramCredential(SAL
         (1022, ("User:a", 1), (5,)),
         (1022, ("User:a", "connections"), ("5",)),
         (1022, ("User:a", "connections"), (1, 2)),
+        (1022, ("User:a", "connections"), (0,)),
     ],
 )
 def test_what_is_no_credential_or_quota_is_not_loaded(type_: int, key: Any, value: Any) -> None:
