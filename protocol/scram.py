@@ -37,7 +37,8 @@ _HASHES: Final[Mapping[Mechanism, str]] = {
 ITERATIONS_MIN: Final = 4_096
 ITERATIONS_MAX: Final = 1_000_000
 ITERATIONS: Final = 16_384
-SALT_BYTES_MIN: Final = 8
+# What scramp takes at least, by which both ends log in.
+SALT_BYTES_MIN: Final = 12
 SALT_BYTES_MAX: Final = 64
 SALT_BYTES: Final = 24
 PASSWORD_CHARACTERS_MAX: Final = 1_024

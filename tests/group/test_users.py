@@ -76,6 +76,7 @@ def test_a_password_is_set_changed_and_removed() -> None:
         ({"iterations": 4_095}, 93),
         ({"iterations": 1_000_001}, 93),
         ({"salt": b"1234567"}, 93),
+        ({"salt": b"12345678901"}, 93),
         ({"stored_key": b""}, 93),
         ({"server_key": KEY * 2}, 93),
     ],
