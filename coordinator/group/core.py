@@ -7,7 +7,7 @@ a `Decision` emits a record, so that a replay of the log gives the same state ag
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -95,6 +95,9 @@ class Caller(NamedTuple):
     client_host: str
     principal: str = ANONYMOUS
 
+
+# Where nobody asks whose a request is.
+NOBODY: Final = Caller("", "")
 
 # The one answer to the request that came with a token: the token, the response, its first error
 # (None: nobody has looked), whether it is gated, and the member that waits. A gated reply waits

@@ -13,13 +13,11 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from coordinator.group import acls, facts, lag, quotas, registry, users
-from coordinator.group.core import Caller, Handlers, Now, Outcome, Step
+from coordinator.group.core import NOBODY, Caller, Handlers, Now, Outcome, Step
 from coordinator.group.node_records import NodeRecord
 from coordinator.group.registry import HardRegistry, Registry
 from coordinator.group.topics import Topics
 from protocol.messages import Request
-
-_NOBODY: Final = Caller("", "")
 
 
 class Subject(Protocol):
@@ -165,7 +163,7 @@ class NodeShard:
 
     def forget(self, purged: Iterable[str]) -> Outcome:
         """Forget deleted topics that no group has offsets of any more."""
-        step = self._step(Now(0, 0), _NOBODY)  # It asks for neither.
+        step = self._step(Now(0, 0), NOBODY)  # It asks for neither.
         self._topics.forget(purged, step)
         return step.outcome
 

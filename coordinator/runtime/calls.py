@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import trio
 from msgspec import Struct
 
-from coordinator.group.core import Caller
+from coordinator.group.core import NOBODY, Caller
 from protocol import messages as m
 from protocol.messages import error_response
 
@@ -27,7 +27,6 @@ SLICE_S: Final = 0.001
 REST: Final = 4
 # How long to wait before another look at those who take no answers.
 BLOCKED_S: Final = 0.02
-_NOBODY: Final = Caller("", "")
 
 
 class Asker(Protocol):
@@ -86,7 +85,7 @@ class Call(Struct, eq=False):
     @property
     def caller(self) -> Caller:
         """Nobody that groups know."""
-        return _NOBODY
+        return NOBODY
 
     @property
     def listener(self) -> int:

@@ -60,8 +60,6 @@ from protocol.errors import ErrorCode
 from protocol.group_ids import offsets_partition
 from protocol.messages import ReadOffsetChangesRequest, ReloadPartitionResponse, Request
 
-# The registry keeps nothing of who asked.
-_NO_CALLER: Final = Caller("", "")
 FORGET_SLICE: Final = 200
 # What the matching of patterns takes of the event loop at a time, and who may wait for it.
 MATCH_SLICE_US: Final = 1_000
