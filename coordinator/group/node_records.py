@@ -11,7 +11,7 @@ from typing import Final
 import msgpack
 
 from coordinator.group import acls, quotas, registry, users
-from coordinator.group.records import Item, MalformedRecord, Reader, UnknownRecord, Writer
+from coordinator.group.records import Item, Reader, Writer, read_by
 
 NodeRecord = registry.TopicRecord | acls.RuleRecord | users.UserRecord | quotas.QuotaRecord
 
@@ -43,14 +43,5 @@ def read_item(item: Item) -> NodeRecord:
         UnknownRecord: A type or version is none of ours.
         MalformedRecord: A shape is not that of the type. The text shows nothing of the value.
     """
-    _, type_, version, scope, key, value = item
-    reader = _READERS.get(type_)
-    if reader is None:
-        raise UnknownRecord(f"record type {type_} of the node is not known to this code")
-    if not 0 <= version <= reader.newest:
-        raise UnknownRecord(f"record type {type_} has version {version}, newer than this code")
-    try:
-        record: NodeRecord = reader.read(scope, key, value)
-    except (TypeError, ValueError) as exc:
-        raise MalformedRecord(f"record type {type_} of the node, scope {scope!r}: {exc}") from exc
+    record: NodeRecord = read_by(_READERS, "the node, scope", item)
     return record

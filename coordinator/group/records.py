@@ -146,17 +146,10 @@ GROUP_DELETED: Final = 1001
 GROUP_RETENTION: Final = 1002
 GROUP_REBALANCED: Final = 1003
 
-# The version that each type is written with; older ones are read.
-VERSIONS: Final[Mapping[int, int]] = {
-    OFFSET_COMMITTED: 1,  # 1 brought entries that stand for several partitions.
-    # 1 brought topics_version, and topic_pattern of a member.
-    GROUP_METADATA: 1,
-    GROUP_GENERATION: 0,
-    GROUP_DELETED: 0,
-    GROUP_RETENTION: 0,
-    GROUP_REBALANCED: 0,
-}
-
+# The version that types are written with; older ones are read.
+RECORD_VERSION: Final = 0
+OFFSETS_VERSION: Final = 1  # It brought entries that stand for several partitions.
+METADATA_VERSION: Final = 1  # It brought topics_version, and topic_pattern of a member.
 # Only what has members who said who they are is written so: what older code can read, it still can.
 OWNED_METADATA_VERSION: Final = 2
 
@@ -272,12 +265,12 @@ Record = OffsetsCommitted | _RareRecord
 
 # (type, version, scope, key, value); a value of None is a tombstone.
 EntryFields = tuple[int, int, str, object, object]
-# How a record of the node's own partition becomes an entry.
+# How a record becomes an entry.
 Writer = Callable[[Any], EntryFields]
 
 
 class Reader(NamedTuple):
-    """How an entry of the node's own partition becomes a record.
+    """How an entry becomes a record.
 
     Attributes:
         read: Of scope, key and value; raises TypeError and ValueError.
@@ -309,14 +302,10 @@ def pack(records: Sequence[Record]) -> tuple[int, bytes]:
             else:
                 key = record.topic, tuple(record.offsets)
                 value = *_columns(values), *times
-            items.append((count, OFFSET_COMMITTED, 1, record.group_id, key, value))
+            items.append((count, OFFSET_COMMITTED, OFFSETS_VERSION, record.group_id, key, value))
             count += width
         else:
-            type_, key, value = _WRITERS[type(record)](record)
-            version = VERSIONS[type_]
-            if type(record) is GroupMetadata:
-                version, value = _metadata(record)
-            items.append((count, type_, version, record.group_id, key, value))
+            items.append((count, *WRITERS[type(record)](record)))
             count += 1
     return count, _encode(items)
 
@@ -342,30 +331,39 @@ def _rebalance(rebalance: Rebalance) -> tuple[Any, ...]:
 _MEMBERS_AT: Final = GroupMetadata._fields.index("members") - 1
 
 
-def _metadata(record: GroupMetadata) -> tuple[int, tuple[Any, ...]]:
-    """Return the version and the value of the entry."""
-    if any(member.principal is not None for member in record.members):
-        return OWNED_METADATA_VERSION, tuple(record[1:])
+def _write_metadata(record: GroupMetadata) -> EntryFields:
+    version = OWNED_METADATA_VERSION
     fields: list[Any] = list(record[1:])
-    fields[_MEMBERS_AT] = [member[:-1] for member in record.members]
-    return VERSIONS[GROUP_METADATA], tuple(fields)
+    if all(member.principal is None for member in record.members):
+        version = METADATA_VERSION
+        fields[_MEMBERS_AT] = [member[:-1] for member in record.members]
+    return GROUP_METADATA, version, record.group_id, (), fields
 
 
-_WRITERS: Final[Mapping[type, Callable[[Any], tuple[int, object, object]]]] = {
-    OffsetRemoved: lambda r: (OFFSET_COMMITTED, (r.topic, r.partition), None),
-    GroupMetadata: lambda r: (GROUP_METADATA, (), tuple(r[1:])),
-    GroupGeneration: lambda r: (GROUP_GENERATION, (), tuple(r[1:])),
-    GroupDeleted: lambda _: (GROUP_DELETED, (), None),
-    GroupRetention: lambda r: (
-        GROUP_RETENTION,
-        (),
-        None if r.retention_ms is None else (r.retention_ms,),
+def _write_retention(record: GroupRetention) -> EntryFields:
+    value = None if record.retention_ms is None else (record.retention_ms,)
+    return GROUP_RETENTION, RECORD_VERSION, record.group_id, (), value
+
+
+def _write_rebalanced(record: GroupRebalanced) -> EntryFields:
+    key, value = (record.rebalance.number % REBALANCES_KEPT,), _rebalance(record.rebalance)
+    return GROUP_REBALANCED, RECORD_VERSION, record.group_id, key, value
+
+
+# `OffsetsCommitted` is written by `pack` itself.
+WRITERS: Final[Mapping[type, Writer]] = {
+    OffsetRemoved: lambda r: (
+        OFFSET_COMMITTED,
+        OFFSETS_VERSION,
+        r.group_id,
+        (r.topic, r.partition),
+        None,
     ),
-    GroupRebalanced: lambda r: (
-        GROUP_REBALANCED,
-        (r.rebalance.number % REBALANCES_KEPT,),
-        _rebalance(r.rebalance),
-    ),
+    GroupMetadata: _write_metadata,
+    GroupGeneration: lambda r: (GROUP_GENERATION, RECORD_VERSION, r.group_id, (), tuple(r[1:])),
+    GroupDeleted: lambda r: (GROUP_DELETED, RECORD_VERSION, r.group_id, (), None),
+    GroupRetention: _write_retention,
+    GroupRebalanced: _write_rebalanced,
 }
 
 
@@ -379,7 +377,8 @@ def read_item(item: Item) -> Record:
     # Plain names and few calls: a load reads a million.
     _, type_, version, scope, key, value = item
     if type_ != OFFSET_COMMITTED or version not in _OFFSET_VERSIONS or value is None:
-        return _read(type_, version, scope, key, value)
+        record: Record = read_by(_READERS, "group", item)
+        return record
     try:
         topic, partitions = key
         offset, leader_epoch, metadata, commit_ms, expire_ms = value
@@ -388,7 +387,7 @@ def read_item(item: Item) -> Record:
         else:
             found = _read_columns(version, partitions, value)
     except (TypeError, ValueError) as exc:
-        raise _malformed(type_, scope, exc) from exc
+        raise _malformed(type_, "group", scope, exc) from exc
     return OffsetsCommitted(scope, topic, found, commit_ms, expire_ms)
 
 
@@ -419,22 +418,25 @@ def from_entry(type_: int, version: int, scope: str, key: Any, value: Any) -> Re
     return read_item((0, type_, version, scope, key, value))
 
 
-def _read(type_: int, version: int, scope: str, key: Any, value: Any) -> Record:
+def read_by(readers: Mapping[int, Reader], whose: str, item: Item) -> Any:
+    """Return the record of an entry, by type; raises as `read_item` does, and names *whose* it is.
+
+    The texts show nothing of the value but what a reader says.
+    """
+    _, type_, version, scope, key, value = item
     try:
-        newest = VERSIONS.get(type_)
-        if newest is None:
+        reader = readers.get(type_)
+        if reader is None:
             raise UnknownRecord(f"record type {type_} is not known to this code")
-        if type_ == GROUP_METADATA:
-            newest = OWNED_METADATA_VERSION
-        if not 0 <= version <= newest:
+        if not 0 <= version <= reader.newest:
             raise UnknownRecord(f"record type {type_} has version {version}, newer than this code")
-        return _READERS[type_](scope, key, value)
+        return reader.read(scope, key, value)
     except (TypeError, ValueError) as exc:
-        raise _malformed(type_, scope, exc) from exc
+        raise _malformed(type_, whose, scope, exc) from exc
 
 
-def _malformed(type_: int, scope: str, exc: Exception) -> MalformedRecord:
-    return MalformedRecord(f"record type {type_} of group {scope!r}: {exc}")
+def _malformed(type_: int, whose: str, scope: str, exc: Exception) -> MalformedRecord:
+    return MalformedRecord(f"record type {type_} of {whose} {scope!r}: {exc}")
 
 
 def _read_removed(group_id: str, key: Any, _value: Any) -> Record:
@@ -464,11 +466,13 @@ def _read_rebalance(group_id: str, _key: Any, value: Any) -> Record:
     return GroupRebalanced(group_id, Rebalance(*(*fields, members)))
 
 
-_READERS: Final[Mapping[int, Callable[[str, Any, Any], Record]]] = {
-    OFFSET_COMMITTED: _read_removed,
-    GROUP_METADATA: _read_metadata,
-    GROUP_GENERATION: lambda group_id, _, value: GroupGeneration(group_id, *value),
-    GROUP_DELETED: lambda group_id, _key, _value: GroupDeleted(group_id),
-    GROUP_RETENTION: lambda group_id, _, value: GroupRetention(group_id, *(value or (None,))),
-    GROUP_REBALANCED: _read_rebalance,
+_READERS: Final[Mapping[int, Reader]] = {
+    OFFSET_COMMITTED: Reader(_read_removed, OFFSETS_VERSION),
+    GROUP_METADATA: Reader(_read_metadata, OWNED_METADATA_VERSION),
+    GROUP_GENERATION: Reader(lambda group_id, _, value: GroupGeneration(group_id, *value)),
+    GROUP_DELETED: Reader(lambda group_id, _key, _value: GroupDeleted(group_id)),
+    GROUP_RETENTION: Reader(
+        lambda group_id, _, value: GroupRetention(group_id, *(value or (None,)))
+    ),
+    GROUP_REBALANCED: Reader(_read_rebalance),
 }

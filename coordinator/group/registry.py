@@ -18,7 +18,7 @@ import re2
 from msgspec import structs
 
 from coordinator.group.ends_history import EndsHistory
-from coordinator.group.records import GROUP_DELETED, EntryFields, Reader, Writer
+from coordinator.group.records import GROUP_DELETED, RECORD_VERSION, EntryFields, Reader, Writer
 from coordinator.group.totals import Totals
 from protocol.messages import EndOffset, PartitionHosts
 from protocol.partition import INT32_MAX
@@ -29,7 +29,6 @@ REGISTRY: Final = 1012
 # The tombstone of a scope, as for groups: everything of the topic that is older is gone.
 TOPIC_FORGOTTEN: Final = GROUP_DELETED
 
-RECORD_VERSION: Final = 0
 # Only a topic that bounds no commits is written so: what older code can read, it still can.
 OBSERVED_VERSION: Final = 1
 

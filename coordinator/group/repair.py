@@ -20,10 +20,12 @@ from coordinator.group.records import (
     GROUP_GENERATION,
     GROUP_METADATA,
     GROUP_REBALANCED,
-    VERSIONS,
+    RECORD_VERSION,
+    WRITERS,
     EntryFields,
+    GroupGeneration,
 )
-from coordinator.group.registry import RECORD_VERSION, REGISTRY, TOPIC
+from coordinator.group.registry import REGISTRY, TOPIC
 from protocol.partition import INT32_MAX
 
 # A batch with nothing but a generation, or a registry record, takes more than that.
@@ -74,8 +76,8 @@ class FenceBuilder:
             batch: list[EntryFields] = []
             for group_id, generation in generations.items():
                 beyond = min(generation + changes, INT32_MAX)
-                value = (beyond, wall_ms)
-                batch.append((GROUP_GENERATION, VERSIONS[GROUP_GENERATION], group_id, (), value))
+                record = GroupGeneration(group_id, beyond, wall_ms)
+                batch.append(WRITERS[GroupGeneration](record))
                 if len(batch) == ENTRIES_PER_BATCH:
                     yield partition, batch
                     batch = []
