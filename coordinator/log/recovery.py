@@ -196,17 +196,19 @@ def _open(directory: Directory, expected: Expected, *, is_tight: bool) -> Opened
     # The folder is synced before the next manifest, which no longer knows them, is written.
     manifest = manifest._replace(dispensable=())
     is_tight |= directory.free_bytes() < ROOMY_BYTES + len(newest.data)
-    if stop is None and is_tight:
-        active = _rewrite_newest(directory, manifest, newest, events)
-    elif stop is None:
-        active, manifest = _copy_newest(directory, manifest, newest, events)
+    if stop is None:
+        recover = _rewrite_newest if is_tight else _copy_newest
+        file, manifest = recover(directory, manifest, newest, events)
+        info = manifest.segments[-1]
+        fields: dict[str, object] = {"segment": info.name, "valid_bytes": newest.valid_bytes}
+        events.append(("log.recovered_after_unclean_stop", fields))
     else:
         if is_old and not is_tight:
             write_manifest(directory, manifest)
         info = manifest.segments[-1]
         file = directory.open_write(info.name)
-        end = info.base + newest.valid_bytes
-        active = ActiveSegment(info.name, info.base, end, newest.positions, file)
+    end = info.base + newest.valid_bytes
+    active = ActiveSegment(info.name, info.base, end, newest.positions, file)
     leader_epoch = max(meta.leader_epoch + 1, expected.leader_epoch_at_least)
     key = meta.key or FlushKey(expected.new_secret())
     try:
@@ -274,7 +276,7 @@ def _first_start(directory: Directory, names: list[str], expected: Expected) -> 
 
 def _copy_newest(
     directory: Directory, manifest: Manifest, newest: Newest, events: list[RecoveryEvent]
-) -> tuple[ActiveSegment, Manifest]:
+) -> tuple[File, Manifest]:
     info = manifest.segments[-1]
     content = newest.data[: newest.valid_bytes]
     if newest.torn:
@@ -290,15 +292,12 @@ def _copy_newest(
     except BaseException:
         file.close()
         raise
-    fields: dict[str, object] = {"segment": name, "valid_bytes": newest.valid_bytes}
-    events.append(("log.recovered_after_unclean_stop", fields))
-    end = info.base + newest.valid_bytes
-    return ActiveSegment(name, info.base, end, newest.positions, file), manifest
+    return file, manifest
 
 
 def _rewrite_newest(
     directory: Directory, manifest: Manifest, newest: Newest, events: list[RecoveryEvent]
-) -> ActiveSegment:
+) -> tuple[File, Manifest]:
     """Write what is valid of the newest segment over itself, for lack of room for a copy.
 
     It was read from the medium, so each sector is the same before and after: a crash may come at
@@ -315,10 +314,7 @@ def _rewrite_newest(
     except BaseException:
         file.close()
         raise
-    fields: dict[str, object] = {"segment": info.name, "valid_bytes": newest.valid_bytes}
-    events.append(("log.recovered_after_unclean_stop", fields))
-    end = info.base + newest.valid_bytes
-    return ActiveSegment(info.name, info.base, end, newest.positions, file)
+    return file, manifest
 
 
 def _torn_tail_cut(info: SegmentInfo, newest: Newest, saved_as: str) -> RecoveryEvent:
