@@ -2,7 +2,7 @@
 
 A bug is planted in the running process, over the names of the product, which knows nothing of it:
 by `plugin` in a run of pytest of its own, or by a test's monkeypatch. docs/reliability.md shows the
-table. A check of rights that comes after the effect belongs here as soon as there are rights.
+table.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from coordinator.group import commits, membership
-from coordinator.group.core import Core, Decision, Now
+from coordinator.group.core import Caller, Core, Decision, Now
 from coordinator.group.group import Group
 from coordinator.group.maintenance import Sweeper
 from coordinator.group.records import GroupGeneration, Record
@@ -23,10 +23,14 @@ from coordinator.log.journal import Journal
 from coordinator.log.state_files import META_NAME, write_meta
 from coordinator.log.swap import Swap
 from coordinator.runtime import timekeeper
+from coordinator.runtime.calls import Call
 from coordinator.runtime.shard import ReplyGate, ShardRunner
+from coordinator.server.authorization import Verdict
+from coordinator.server.gatekeeper import Gate
 from protocol.errors import ErrorCode
 from protocol.messages import OffsetCommitRequest
 from tests.fakes.disk import DiskFile
+from tests.sim.nemesis import Unheard
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -292,6 +296,19 @@ def _keep_what_was_committed_of_a_deleted_topic(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Sweeper, "_purge_keys", lambda *_args: None)
 
 
+# --- Rights ---------------------------------------------------------------------------------
+
+
+def _look_at_rights_after_the_effect(patch: pytest.MonkeyPatch) -> None:
+    narrow = Gate._narrow
+
+    def late(gate: Gate, call: Call, verdict: Verdict, caller: Caller, now: Now) -> None:
+        gate._dispatcher.dispatch(Unheard(call.request), caller, now)
+        narrow(gate, call, verdict, caller, now)
+
+    patch.setattr(Gate, "_narrow", late)
+
+
 BUGS: Final[dict[str, Bug]] = {
     "acknowledge_before_fsync": Bug(
         "an answer leaves before the log is synced",
@@ -430,5 +447,11 @@ BUGS: Final[dict[str, Bug]] = {
         _keep_what_was_committed_of_a_deleted_topic,
         "tests/group/test_topics.py",
         "test_a_deleted_topics_offsets_become_tombstones_in_every_group",
+    ),
+    "rights_after_the_effect": Bug(
+        "what somebody may not is refused after it was done",
+        _look_at_rights_after_the_effect,
+        "tests/server/test_rights.py",
+        "test_without_a_right_nothing_happens",
     ),
 }

@@ -11,7 +11,7 @@ from tests.sim.workload import Driver
 from tests.sim.world import World
 
 
-class _Unheard(Call):
+class Unheard(Call):
     """A request whose sender doesn't wait for the answer."""
 
     def prepare(self, answer: Response, leader_epoch: int, error: int | None = None) -> None:
@@ -106,7 +106,7 @@ class Nemesis:
     async def _compact(self) -> None:
         process = self.world.process
         if process is not None:
-            process.node.compact(_Unheard(CompactLogRequest()))
+            process.node.compact(Unheard(CompactLogRequest()))
 
     async def _crash_in_compaction(self) -> None:
         """In the work itself, or in the swap, or just behind it."""
