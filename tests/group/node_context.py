@@ -1,7 +1,7 @@
 """The node's own shard beside its log: memory is the fold of it, compacted or not."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.group.core import Caller, Event, Now
 from coordinator.group.node_records import NodeRecord, read_item
@@ -12,10 +12,14 @@ from tests.packed import node_entry
 
 NOW = Now(1_000, 1_700_000_000_000)
 
+Kept = TypeVar("Kept", bound=NodeRecord)
 
-def roundtrip(record: Any) -> Any:
+
+def roundtrip(record: Kept) -> Kept:
     """Return *record* as it comes back from the log."""
-    return read_item((0, *node_entry(record)))
+    back = read_item((0, *node_entry(record)))
+    assert isinstance(back, type(record))
+    return back
 
 
 def replayed(records: Iterable[NodeRecord]) -> HardNode:
@@ -26,9 +30,9 @@ def replayed(records: Iterable[NodeRecord]) -> HardNode:
     return shard.hard_state()
 
 
-def last_per_key(records: Iterable[NodeRecord]) -> list[NodeRecord]:
+def last_per_key(records: Iterable[Kept]) -> list[Kept]:
     """Return what compaction keeps of *records*: the last of each key, no scope's past."""
-    kept: dict[tuple[object, ...], NodeRecord] = {}
+    kept: dict[tuple[object, ...], Kept] = {}
     for record in records:
         type_, _, scope, key, _ = node_entry(record)
         if type(record) is TopicForgotten:

@@ -26,7 +26,8 @@ from protocol.messages import (
     RegisterTopicsResponse,
     TopicRegistration,
 )
-from tests.group.topics_context import TopicsContext, last_per_key, replayed, topic_roundtrip
+from tests.group.node_context import last_per_key, roundtrip
+from tests.group.topics_context import TopicsContext, replayed
 from tests.packed import node_entry
 
 RECORDS: list[TopicRecord] = [
@@ -41,7 +42,7 @@ RECORDS: list[TopicRecord] = [
 @pytest.mark.parametrize("record", RECORDS)
 def test_a_record_comes_back_from_the_log_as_it_was(record: TopicRecord) -> None:
     """Equal and of the same type, or replay would differ from what was live."""
-    back = topic_roundtrip(record)
+    back = roundtrip(record)
 
     assert record == back
     assert type(record) is type(back)

@@ -5,17 +5,10 @@ and both must be the same after every step.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from coordinator.group.core import Caller, GroupConfig, Outcome
-from coordinator.group.node_records import read_item
 from coordinator.group.node_shard import NodeShard
-from coordinator.group.registry import (
-    HardRegistry,
-    Registry,
-    TopicForgotten,
-    TopicRecord,
-)
+from coordinator.group.registry import HardRegistry, Registry, TopicRecord
 from coordinator.group.shard import GroupShard
 from protocol.messages import (
     DeleteTopicsRequest,
@@ -33,36 +26,17 @@ from protocol.messages import (
     TopicRegistration,
 )
 from tests.group.context import Context, R
-from tests.packed import node_entry
+from tests.group.node_context import last_per_key, roundtrip
 
 Hosts = Mapping[int, tuple[str, ...]]
-
-
-def topic_roundtrip(record: TopicRecord) -> TopicRecord:
-    """Return *record* as it comes back from the log."""
-    back: Any = read_item((0, *node_entry(record)))
-    assert isinstance(back, type(record))
-    return back
 
 
 def replayed(records: Iterable[TopicRecord]) -> HardRegistry:
     """Return the hard state that *records* leave."""
     registry = Registry()
     for record in records:
-        registry.replay(topic_roundtrip(record))
+        registry.replay(roundtrip(record))
     return registry.hard_state()
-
-
-def last_per_key(records: list[TopicRecord]) -> list[TopicRecord]:
-    """Return what compaction keeps of *records*: the last of each key, no scope's past."""
-    kept: dict[tuple[object, ...], TopicRecord] = {}
-    for record in records:
-        type_, _, scope, key, _ = node_entry(record)
-        if type(record) is TopicForgotten:
-            kept = {k: r for k, r in kept.items() if k[0] != scope}
-        kept.pop((scope, type_, key), None)
-        kept[scope, type_, key] = record
-    return list(kept.values())
 
 
 class TopicsContext(Context):
@@ -84,7 +58,7 @@ class TopicsContext(Context):
         """Lose all soft state, of the registry first, as a node loads it first."""
         self.topics = NodeShard(Registry())
         for record in self.topic_records:
-            self.topics.replay(topic_roundtrip(record))
+            self.topics.replay(roundtrip(record))
         assert self.topics.loaded(self.now) == []
         super().crash(lost_batches)
         self.tell()
