@@ -180,6 +180,12 @@ def ratio_at_most(row: str, against: str, field: str, title: str, bound: float) 
     return at_most(name, title, lambda medians: medians.ratio(row, against, field), bound)
 
 
+def ratio_at_least(row: str, against: str, field: str, title: str, bound: float) -> Aim:
+    """Return the aim that a row's field is at least so many times another row's."""
+    name = f"{row}/{against}, {field}"
+    return Aim(name, title, lambda medians: medians.ratio(row, against, field), bound, True, "")
+
+
 def faster(row: str, against: str, title: str, bound: float) -> Aim:
     """Return the aim that a row is so many times as fast as another one."""
     name = f"{row}/{against}"

@@ -9,7 +9,6 @@ import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +16,7 @@ import trustme
 
 from bench.command import Bench, Benchmark, command
 from bench.load import Plan
-from bench.measures import Aim, Medians, Samples, at_most
+from bench.measures import Medians, Samples, ratio_at_least, ratio_at_most
 from bench.processes import DAEMON_NOTES, Server, daemon, on_core, run_json
 from bench.report import Table, fields_table
 from bench.talk import connect
@@ -49,25 +48,15 @@ _FIELDS: Final = (
 )
 
 
-def _ratio(field: str, row: str, against: str, medians: Medians) -> float | None:
-    one, other = medians.of(row, field), medians.of(against, field)
-    return None if one is None or other is None else one / other
-
-
 _AIMS: Final = (
     *(
-        Aim(name, title, partial(_ratio, "server_cpu_us", *rows), 0.75, at_least=True, unit="")
-        for name, title, rows in (
-            ("tls", "commits over TLS, of those in the clear, by CPU time", (PLAIN, TLS)),
-            ("tls-one", "the same, one in flight on each connection", (PLAIN_ONE, TLS_ONE)),
+        ratio_at_least(plain, tls, "server_cpu_us", title, 0.75)
+        for plain, tls, title in (
+            (PLAIN, TLS, "commits over TLS, of those in the clear, by CPU time"),
+            (PLAIN_ONE, TLS_ONE, "the same, one in flight on each connection"),
         )
     ),
-    at_most(
-        "handshakes",
-        "p99 of commits beside handshakes, of alone",
-        partial(_ratio, "p99_ms", BESIDE, ALONE),
-        2.0,
-    ),
+    ratio_at_most(BESIDE, ALONE, "p99_ms", "p99 of commits beside handshakes, of alone", 2.0),
 )
 
 
