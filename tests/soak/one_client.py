@@ -16,17 +16,17 @@ from typing import Final
 
 import trio
 
-from client import (
-    AssignmentWarning,
-    Client,
-    CoordinatorUnavailable,
-    OffsetAndMetadata,
-    OutcomeUnknown,
-    RetriableError,
-)
+from client import AssignmentWarning, Client, CoordinatorUnavailable, RetriableError
 from protocol.partition import TopicPartition
 from tests.sim.history import History, Key, Outcome
-from tests.sim.workload import Claims, Driver, Operator, Surroundings, connect_as, new_offsets
+from tests.sim.workload import (
+    Driver,
+    Operator,
+    Surroundings,
+    commit_without_members,
+    connect_as,
+    new_offsets,
+)
 
 # More commits than one process ever makes: so no two processes make the same.
 _IDS: Final = 10_000_000
@@ -143,20 +143,10 @@ class Committer:
             with suppress(RetriableError):
                 await client.fetch_offsets(self._group)
             return
-        offsets = self._offsets()
-        claims = Claims(self._world, self._group, offsets)
-        try:
-            await client.commit(self._group, offsets)
-        except OutcomeUnknown:
-            claims.all(Outcome.INFO)
-        except RetriableError:
-            claims.all(Outcome.FAIL)
-        else:
-            claims.all(Outcome.OK)
-
-    def _offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
         topic = f"topic of {self._group}"
-        return new_offsets(self._world, [TopicPartition(topic, p) for p in range(self.PARTITIONS)])
+        partitions = [TopicPartition(topic, p) for p in range(self.PARTITIONS)]
+        offsets = new_offsets(self._world, partitions)
+        await commit_without_members(self._world, client, self._group, offsets)
 
 
 async def listen(world: OwnProcess, nursery: trio.Nursery) -> None:
