@@ -5,7 +5,6 @@ Those of what an operator or a single group does are in `test_prometheus`.
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,17 +28,13 @@ from tests.integration.test_http import http_port
 from tests.integration.test_loading import SETTING, write_log
 from tests.integration.test_prometheus import assign, joined
 from tests.server.world import commit
+from tests.soak.clock import Shift
 
 pytestmark = pytest.mark.integration
 
 HTTP: Final = "http.listeners=127.0.0.1:0"
 AT_ONCE: Final = "group.initial.rebalance.delay.ms=0"
-# Becomes the command behind it, whose clock of the day is an hour late.
-HOUR_AGO: Final = (
-    "import runpy, sys, time; now = time.time_ns; "
-    "time.time_ns = lambda: now() - 3_600 * 10**9; sys.argv = sys.argv[3:]; "
-    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-)
+HOUR_NS: Final = 3_600 * 10**9
 
 
 @contextmanager
@@ -152,7 +147,9 @@ def test_the_alert_of_a_partition_that_cannot_be_loaded_fires_and_clears(tmp_pat
 def test_alerts_of_lag_in_time_fire_and_clear(tmp_path: Path) -> None:
     """Nothing was told or done for an hour, which only the clock of before can have written."""
     needs("prometheus")
-    with daemon(tmp_path / "data", prefix=(sys.executable, "-c", HOUR_AGO)) as past:
+    clock = Shift(tmp_path / "clock")
+    clock.set_ns(-HOUR_NS)
+    with daemon(tmp_path / "data", prefix=clock.prefix) as past:
         at = ("--at", f"127.0.0.1:{past.ready().port}")
         for words in (("register", "t", "1"), ("report-end", "t", "0", "100")):
             assert run_cli("topics", *words, *at).returncode == 0

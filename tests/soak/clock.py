@@ -15,9 +15,14 @@ _BYTES: Final = 8
 
 
 class Shift:
-    """By how much the clock is off, as both sides see it."""
+    """By how much the clock is off, as both sides see it.
+
+    Attributes:
+        prefix: The command that becomes the one behind it, with that clock.
+    """
 
     def __init__(self, path: Path) -> None:
+        self.prefix = (sys.executable, "-m", "tests.soak.clock", str(path))
         if not path.exists():
             path.write_bytes(bytes(_BYTES))
         with path.open("r+b") as file:

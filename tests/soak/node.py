@@ -5,7 +5,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from typing import Final, NamedTuple
 import trio
 
 from tests.integration.daemon import Daemon
+from tests.logged import BUGS
 from tests.sim.registers import Violation
 from tests.soak.clock import Shift
 from tests.soak.wires import Wires
@@ -31,8 +31,6 @@ SETTINGS: Final[Mapping[str, int | str]] = {
     "offsets.topic.segment.bytes": 65_536,
     "log.cleaner.delete.retention.ms": 10_000,
 }
-# What only a bug of the daemon makes it log.
-_BUGS: Final = ("request.failed", "session.failed", "http.failed")
 _POLL_S: Final = 0.02
 _START_S: Final = 60
 # A process may begin this far from where its machine's clock for durations is.
@@ -161,7 +159,7 @@ class Node:
 
     def _start(self) -> Daemon:
         self.lives += 1
-        shifted = [sys.executable, "-m", "tests.soak.clock", str(self._config.with_name("clock"))]
+        shifted = [*self.clock.prefix]
         if self._can_shift_boot:
             ahead_s = self._rng.randrange(_BOOT_AHEAD_MAX_S)
             shifted = ["unshare", "-T", "--monotonic", str(ahead_s), *shifted]
@@ -186,7 +184,7 @@ class Node:
             self._violate("end", f"life {self.lives} ended with {status}: {daemon.stray} {last}")
 
     def _note(self, daemon: Daemon) -> None:
-        for line in (line for name in _BUGS for line in daemon.events(name)):
+        for line in (line for name in BUGS for line in daemon.events(name)):
             self._violate("bug", str(line))
         self.events.update(line["event"] for line in daemon.lines)
         if daemon.stray:
