@@ -11,13 +11,12 @@ import sys
 import time
 from typing import Final
 
-from tests.fuzz.episode import CALL_S, FRAMES, run_episode
+from tests.fuzz.episode import CALL_S, FRAMES, STALL_MAX_S, run_episode
 from tests.fuzz.frames import Broken
 from tests.fuzz.real import run_real
 
 REAL_SHARE: Final = 0.1
 MEMORY_MAX_BYTES: Final = 128 * 1024 * 1024
-STALL_MAX_S: Final = 0.02
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from tests.fakes.transport import MemoryTransport
 from tests.fuzz.frames import Account, Broken, next_bytes
 from tests.fuzz.grammar import Grammar
 from tests.fuzz.web import Asked
+from tests.logged import BUGS
 from tests.server.world import Client, FakeListener, World, commit, world
 from tests.sim.determinism import STEPS_MAX, run_deterministically
 
@@ -46,7 +47,8 @@ SESSIONS_OVER_S: Final = SESSION_MAX_MS / 1_000 + 5
 _DAMAGE: Final = (0, 0, 0, 0, 0, 0.02, 0.1, 0.5)
 # About what a call of a function takes with what it does between calls.
 CALL_S: Final = 2e-7
-FAILURES: Final = frozenset({"session.failed", "request.failed", "http.failed"})
+# So long others may wait for one step.
+STALL_MAX_S: Final = 0.02
 # What a partition says that is loaded again, as operators may ask.
 _COME_AGAIN: Final = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR})
 # What sessions count of what they hold.
@@ -306,7 +308,7 @@ def run_episode(seed: int, frames: int = FRAMES) -> Report:
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise Broken(f"seed {seed}, {frames} frames: {first!r}") from first
-    failed = [line for line in lines if line["event"] in FAILURES]
+    failed = [line for line in lines if line["event"] in BUGS]
     if failed:
         cause = failed[0].get("exc_info")
         raise Broken(f"seed {seed}, {frames} frames: {len(failed)} x {failed[0]}") from cause

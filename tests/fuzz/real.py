@@ -4,7 +4,6 @@ What only a real process has is looked at here: its memory, its descriptors, and
 somebody else's request waits. All else is what episodes check, too.
 """
 
-import socket
 import statistics
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +15,12 @@ import trio
 
 from protocol.messages import DescribeNodeRequest, DescribeNodeResponse
 from tests.fuzz.bystander import Bystander
-from tests.fuzz.episode import FAILURES, HELD
+from tests.fuzz.episode import HELD
 from tests.fuzz.frames import Account, Broken, next_bytes
 from tests.fuzz.grammar import Grammar
 from tests.fuzz.web import Asked
-from tests.integration.daemon import Daemon
+from tests.integration.daemon import Daemon, reset_at_close
+from tests.logged import BUGS
 
 NATIVE, WEB = 12, 6
 PATIENCE_S: Final = 60.0
@@ -72,7 +72,7 @@ def run_real(seed: int, frames: int) -> Real:
             found: Real = trio.run(_Hostility(daemon, seed, frames).run)
         finally:
             status = daemon.stop()
-        failed = [line for line in daemon.lines if line["event"] in FAILURES]
+        failed = [line for line in daemon.lines if line["event"] in BUGS]
         if failed or status or daemon.stray:
             raise Broken(f"seed {seed}: exit {status}, {failed[:1]} {daemon.stray[:3]}")
         return found
@@ -125,7 +125,7 @@ class _Hostility:
                         if self._left <= 0:
                             break
                     if rng.random() < 0.2:
-                        _reset_when_closed(stream)
+                        reset_at_close(stream)
                     else:
                         await self._wait_for_answers(account)
                 nursery.cancel_scope.cancel()
@@ -202,8 +202,3 @@ class _Hostility:
         memory_bytes = int(status["VmRSS"].split()[0]) * 1024
         descriptors = sum(1 for _ in (process / "fd").iterdir())
         return Sizes(memory_bytes, descriptors, int(status["Threads"]))
-
-
-def _reset_when_closed(stream: trio.SocketStream) -> None:
-    linger = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
-    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

@@ -7,10 +7,9 @@ from typing import Final
 
 import pytest
 
-from tests.fuzz.episode import CALL_S, FRAMES, run_episode
+from tests.fuzz.episode import CALL_S, FRAMES, STALL_MAX_S, run_episode
 
 EPISODES: Final = 25
-STALL_MAX_S: Final = 0.02
 
 
 @pytest.mark.parametrize("seed", range(1, EPISODES + 1))

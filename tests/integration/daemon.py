@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
+
+import trio
 
 from protocol.connection import ClientConnection
 from protocol.errors import RemoteProtocolError
@@ -202,6 +205,11 @@ def until(holds: Callable[[], object], what: str, *, pause_s: float = 0.01) -> N
     while not holds():
         assert time.monotonic() < deadline, f"no {what} within {WAIT_S} s"
         time.sleep(pause_s)
+
+
+def reset_at_close(stream: trio.SocketStream) -> None:
+    """Have *stream* end with a reset, as that of a process that crashed may."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def run_cli(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":

@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 from collections import Counter
@@ -17,7 +16,7 @@ import trio
 
 from protocol.connection import ClientConnection
 from protocol.messages import ApiVersionsRequest
-from tests.integration.daemon import Daemon
+from tests.integration.daemon import Daemon, reset_at_close
 from tests.sim.registers import Violation
 from tests.soak.node import KILLED, WRITE_FAILED, Node
 
@@ -220,7 +219,7 @@ class OnTheDaemon:
                 await trio.sleep(self._rng.uniform(0, 1) * self._pace)
                 await stream.send_all(hello)
                 if self._rng.random() < 0.5:
-                    _reset_at_close(stream)
+                    reset_at_close(stream)
                 else:
                     await stream.receive_some(1_000)
 
@@ -280,7 +279,3 @@ class OnClients:
 
     def _one(self) -> str:
         return self._rng.choice(sorted(self._processes))
-
-
-def _reset_at_close(stream: trio.SocketStream) -> None:
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
