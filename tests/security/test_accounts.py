@@ -108,7 +108,7 @@ def test_the_work_does_not_tell_what_there_is(
 
     def counted(password: str, mechanism: str, **rest: object) -> Credential:
         asked.append(mechanism)
-        return credential_of(password, mechanism, **rest)  # type: ignore[arg-type]
+        return credential_of(password, mechanism, **rest)  # type: ignore[arg-type]  # as they came
 
     monkeypatch.setattr("coordinator.security.accounts.credential_of", counted)
     work = []
