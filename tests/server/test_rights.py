@@ -6,6 +6,7 @@ from typing import Any, Final
 import pytest
 import trio
 from msgspec import structs
+from trio.testing import MockClock
 
 from protocol import messages as m
 from protocol.acls import CLUSTER, Operation as Op, PatternType, ResourceType as T
@@ -154,7 +155,9 @@ async def test_a_refusal_does_not_tell_whether_it_is_there(tmp_path: Path) -> No
         assert structs.replace(answers[0], group_id="absent") == answers[1]
 
 
-async def test_the_audit_counts_what_it_leaves_out(tmp_path: Path) -> None:
+async def test_the_audit_counts_what_it_leaves_out(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """A line a second and principal; nothing of a body in it."""
     async with guarded(tmp_path) as here:
         _, alice = await both(here)
