@@ -247,6 +247,32 @@ class CallQueue(Generic[T]):
             call.fail(error, -1)
 
 
+class Share:
+    """Rests after work that is put off, for so much longer, while clients ask something."""
+
+    def __init__(self, requests: Callable[[], int], clock_s: Callable[[], float]) -> None:
+        """Make it.
+
+        Args:
+            requests: A number that grows whenever clients ask something.
+            clock_s: It measures the work.
+        """
+        self._requests = requests
+        self._clock_s = clock_s
+        self._seen = requests()
+        self._since_s = 0.0
+
+    def begin(self) -> None:
+        """Work begins."""
+        self._since_s = self._clock_s()
+
+    async def pause(self) -> None:
+        """Return when more may be done."""
+        worked_s = self._clock_s() - self._since_s
+        seen, self._seen = self._seen, self._requests()
+        await trio.sleep(0 if seen == self._seen else REST * worked_s)
+
+
 class Slices:
     """Answers what takes long a slice at a time, so that everybody else has turns in between.
 
@@ -266,8 +292,7 @@ class Slices:
             requests: A number that grows whenever clients ask something.
         """
         self._clock_s = clock_s
-        self._requests = requests
-        self._seen = 0  # So many had been asked after the slice before.
+        self._share = Share(requests, clock_s)
         self._queue: CallQueue[Iterator[None]] = CallQueue()
         self.is_busy = False
 
@@ -298,11 +323,7 @@ class Slices:
 
             while goes_on:
                 goes_on = False  # Nobody waits any more, or there was a bug.
-                began_s = self._clock_s()
+                self._share.begin()
                 call.attempt(go_on)
-                worked_s = self._clock_s() - began_s
-                await trio.lowlevel.checkpoint()
-                seen, self._seen = self._seen, self._requests()
-                if seen != self._seen:
-                    await trio.sleep(REST * worked_s)
+                await self._share.pause()
             self.is_busy = False

@@ -5,9 +5,9 @@ Theory of operation
 
 A handshake costs about a millisecond of the processor, a commit a twentieth of that, and anybody
 who reaches the port may ask for one. So handshakes have a poller of their own, whose rounds are one
-callback long, and which rests after each: `REST` times as long as it worked, if clients have asked
-something meanwhile. However many come, they get a fifth of the event loop, in the order in which
-they are ready; on an idle daemon they get all of it.
+callback long, and which rests after each, if clients have asked something meanwhile (`Share`).
+However many come, they get a fifth of the event loop, in the order in which they are ready; on an
+idle daemon they get all of it.
 
 Sessions know nothing of this: their listener is a `TlsListener`, whose connections are encrypted
 and have a principal already. They are counted here, all listeners together, and when there are too
@@ -25,6 +25,7 @@ from typing import Final, Protocol
 
 import trio
 
+from coordinator.runtime.calls import Share
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.telemetry import count
@@ -38,7 +39,6 @@ from coordinator.server.transport import (
 )
 
 TIMEOUT_S: Final = 5.0
-REST: Final = 4
 # At most so many at a time, or an eighth of all descriptors: see `server.run`.
 HANDSHAKES_MAX: Final = 1_000
 
@@ -184,7 +184,7 @@ class Handshakes:
         self._no_room = no_room
         self._at_most = at_most
         self._telemetry = environment.telemetry
-        self._share = _Share(lambda: self._telemetry.received_bytes, clock_s)
+        self._share = Share(lambda: self._telemetry.received_bytes, clock_s)
         self._under_way: dict[_Handshake, None] = {}  # By when they must have said something.
         self._count = 0  # Those that nobody has accepted yet included.
         self._has_room = trio.Event()
@@ -301,26 +301,6 @@ class _Gate:
     def close(self) -> None:
         """Stop listening."""
         self._listener.close()
-
-
-class _Share:
-    """Rests after work, for so much longer, while clients ask something."""
-
-    def __init__(self, requests: Callable[[], int], clock_s: Callable[[], float]) -> None:
-        self._requests = requests
-        self._clock_s = clock_s
-        self._seen = requests()
-        self._since_s = 0.0
-
-    def begin(self) -> None:
-        """Work begins."""
-        self._since_s = self._clock_s()
-
-    async def pause(self) -> None:
-        """Return when more may be done."""
-        worked_s = self._clock_s() - self._since_s
-        seen, self._seen = self._seen, self._requests()
-        await trio.sleep(0 if seen == self._seen else REST * worked_s)
 
 
 def reason_of(failure: ssl.SSLError) -> str:

@@ -14,8 +14,9 @@ import trio.testing
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from coordinator.config import load_settings
+from coordinator.runtime.calls import REST
 from coordinator.security.tls import Certificates
-from coordinator.server.handshakes import REST, TIMEOUT_S, Handshakes, TlsListener
+from coordinator.server.handshakes import TIMEOUT_S, Handshakes, TlsListener
 from coordinator.server.run import max_connections, max_handshakes
 from coordinator.server.transport import RECORD_BYTES, Listener, TlsTransport
 from protocol.connection import ClientConnection
