@@ -121,8 +121,8 @@ $(FLIGHTS): demo/flights.lock | $(INSTALLED)
 .PHONY: lock
 lock: ## Refresh the four lock files (needs pip-tools on the PATH)
 	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --extra dev --extra server --extra spark --extra delta \
-		--extra kafka --extra metrics --extra sasl --output-file requirements.lock pyproject.toml
-	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --extra server \
+		--extra kafka --extra metrics --extra sasl --extra zookeeper --output-file requirements.lock pyproject.toml
+	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --extra server --extra zookeeper \
 		--output-file requirements-server.lock pyproject.toml
 	pip-compile --quiet --upgrade $(LOCK_OPTIONS) --only-build-deps --all-build-deps \
 		--output-file requirements-build.lock pyproject.toml
