@@ -82,8 +82,14 @@ LAYERS = {
     "coordinator.log.format": Layer(
         ours=names("coordinator.log"), others=names("msgpack", "msgspec"), banned=IMPURE
     ),
+    # Of the log it knows the bytes, and no files.
+    "coordinator.cluster": Layer(
+        ours=names("coordinator.log.format", "coordinator.log.errors"),
+        others=names("msgpack"),
+        banned=IMPURE,
+    ),
     "coordinator.runtime": Layer(
-        ours=names("protocol", "coordinator.group", "coordinator.log"),
+        ours=names("protocol", "coordinator.group", "coordinator.log", "coordinator.cluster"),
         others=names("trio", "structlog", "outcome", "msgspec"),
     ),
     # Who somebody is, without sockets and tasks.
@@ -301,6 +307,9 @@ def test_the_product_is_found() -> None:
         ("coordinator.group.registry", "import time"),
         ("coordinator.group.shard", "from coordinator.log.format import Entry"),
         ("coordinator.group.shard", "from ..log import format"),
+        ("coordinator.cluster.engine", "import kazoo"),
+        ("coordinator.cluster.engine", "import time"),
+        ("coordinator.cluster.engine", "from coordinator.log import journal"),
         ("coordinator.log.journal", "import trio"),
         ("coordinator.log.journal", "from protocol import partition"),
         ("coordinator.log.journal", "from coordinator.group import shard"),
