@@ -134,7 +134,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Make this session's ephemeral node. EXISTS: `owner` is the session that has made it."""
+    """Make this session's ephemeral node. OK, EXISTS; `ReadNode` tells whose it is then."""
 
     registration: Registration
 

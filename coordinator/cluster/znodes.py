@@ -1,0 +1,560 @@
+"""How requests lie in ZooKeeper: paths, contents, transactions, and what their results mean.
+
+Each request is one operation of ZooKeeper's: a transaction, reads of znodes, a look at one, or a
+list of children. Whoever reaches ZooKeeper does the operation and hands its result back; it knows
+nothing of journals. All paths are under the cluster's chroot. docs/log-format.md has the table.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final
+
+from coordinator.cluster import engine
+from coordinator.cluster.engine import Code, Leader, Registration, Reply, Snapshot
+
+CLUSTER_ID: Final = "/cluster/id"
+LAYOUT: Final = "/cluster/layout"
+# ZooKeeper keeps a version of each directory that has 32 bits, and every change of its children
+# raises it by one.
+ENTRIES_PER_DIRECTORY: Final = 1_000_000
+ANY_VERSION: Final = -1
+
+_TOPIC: Final = "/brokers/topics/__consumer_offsets"
+
+
+# --- What ZooKeeper does ------------------------------------------------------------------
+
+
+class Failure(Enum):
+    """Why ZooKeeper did not do an operation; of all others an `Odd` tells."""
+
+    NODE_EXISTS = auto()
+    NO_NODE = auto()
+    BAD_VERSION = auto()
+
+
+# What a failure of one operation of a transaction says of the request.
+Meanings = Mapping[Failure, Code]
+
+_FENCE: Final = {Failure.BAD_VERSION: Code.FENCED}
+_BEFORE: Final = {Failure.NO_NODE: Code.GAP}
+_MADE: Final = {Failure.NODE_EXISTS: Code.EXISTS}
+_REPLACED: Final = {Failure.BAD_VERSION: Code.CONFLICT, Failure.NO_NODE: Code.MISSING}
+_REMOVED: Final = {Failure.NO_NODE: Code.MISSING}
+_NEVER: Final[Meanings] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Fail unless *path* is there, in this version; any if it is `ANY_VERSION`."""
+
+    path: str
+    version: int
+    meanings: Meanings
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """Create *path*; persistent and without a rule of its own, unless it is ephemeral."""
+
+    path: str
+    data: bytes
+    meanings: Meanings = field(default_factory=dict)
+    is_ephemeral: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Replace the content of *path*, if its version is this one or this is `ANY_VERSION`."""
+
+    path: str
+    data: bytes
+    version: int
+    meanings: Meanings
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Delete *path*, whatever its version."""
+
+    path: str
+    meanings: Meanings
+
+
+Change = Check | Make | Set | Remove
+
+
+@dataclass(frozen=True, slots=True)
+class Multi:
+    """All of it, in this order, or nothing. Its result: `Applied`, `Failed`."""
+
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read znodes, one after the other. Its result: `Contents`.
+
+    Attributes:
+        watches: Watch the data of the one that it reads, if that is there.
+    """
+
+    paths: tuple[str, ...]
+    watches: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Look whether *path* is there, and watch for it if it isn't. Its result: `Seen`."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """Read the names of the children of *path*. Its result: `Names`."""
+
+    path: str
+    watches: bool
+
+
+Operation = Multi | Get | Look | Children
+
+
+@dataclass(frozen=True, slots=True)
+class Znode:
+    """What was read of one. *owner*: the session of an ephemeral one, else 0."""
+
+    data: bytes
+    version: int
+    owner: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The transaction was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The transaction was not applied, as the change *at* failed, counted from 0."""
+
+    at: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Of each path its content; None if it isn't there."""
+
+    znodes: tuple[Znode | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Whether it is there."""
+
+    is_there: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The children's names, in no order; None if the parent isn't there."""
+
+    names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """Surely not done, for a reason that no request expects: no rights, or too many bytes."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The connection or the session was lost, or the answer took too long: nobody knows."""
+
+
+Result = Applied | Failed | Contents | Seen | Names | Odd | Lost
+
+
+# --- Paths ---------------------------------------------------------------------------------
+
+
+def node_path(node: int) -> str:
+    """Return where a node is registered."""
+    return f"/brokers/ids/{node}"
+
+
+def leader_path(journal: int) -> str:
+    """Return where it stands who leads a journal."""
+    return f"/journals/{journal}/leader"
+
+
+def entry_path(journal: int, index: int) -> str:
+    """Return where an entry of the log is."""
+    return f"{_directory_path(journal, index)}/{index}"
+
+
+def _directory_path(journal: int, index: int) -> str:
+    return f"/journals/{journal}/log/{index // ENTRIES_PER_DIRECTORY}"
+
+
+def _snapshot_path(journal: int) -> str:
+    return f"/journals/{journal}/snapshot"
+
+
+def _chunks_path(journal: int, name: str) -> str:
+    return f"/journals/{journal}/snapshots/{name}"
+
+
+def _purged_path(journal: int) -> str:
+    return f"/journals/{journal}/purged"
+
+
+def _state_path(partition: int) -> str:
+    return f"{_TOPIC}/partitions/{partition}/state"
+
+
+def founding(num_partitions: int, journals: int) -> Iterator[Make]:
+    """Yield all that a new cluster needs but `/cluster/layout` and `/cluster/id`, in order."""
+    for path in ("/cluster", "/brokers", "/brokers/ids", "/brokers/topics", "/journals"):
+        yield Make(path, b"")
+    replicas: dict[str, list[int]] = {str(number): [] for number in range(num_partitions)}
+    yield Make(_TOPIC, _json({"version": 1, "partitions": replicas}))
+    yield Make(f"{_TOPIC}/partitions", b"")
+    for number in range(num_partitions):
+        yield Make(f"{_TOPIC}/partitions/{number}", b"")
+        yield Make(_state_path(number), b"")
+    for number in range(journals):
+        yield Make(f"/journals/{number}", b"")
+        yield Make(leader_path(number), b"")
+        yield Make(f"/journals/{number}/log", b"")
+        yield Make(_directory_path(number, 0), b"")
+        yield Make(entry_path(number, 0), b"")  # What the first entry is appended behind.
+        yield Make(_snapshot_path(number), b"")
+        yield Make(f"/journals/{number}/snapshots", b"")
+        yield Make(_purged_path(number), b"0")
+
+
+# --- Contents ------------------------------------------------------------------------------
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def encode_registration(registration: Registration) -> bytes:
+    """Return it as Kafka's brokers register, with what is ours behind it."""
+    host, port = _host_and_port(registration.endpoints[0])
+    return _json(
+        {
+            "version": 5,
+            "host": host,
+            "port": port,
+            "endpoints": registration.endpoints,
+            "jmx_port": -1,
+            "timestamp": str(registration.timestamp_ms),
+            "run": registration.run,
+            "formats": registration.formats,
+            "ready": registration.is_ready,
+        }
+    )
+
+
+def _host_and_port(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.partition("://")[2].rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def decode_registration(node: int, data: bytes) -> Registration:
+    """Return what a node has registered. Raises ValueError, KeyError or TypeError."""
+    fields = json.loads(data)
+    lowest, highest = map(int, fields["formats"])
+    return Registration(
+        node,
+        tuple(map(str, fields["endpoints"])),
+        int(fields["timestamp"]),
+        str(fields["run"]),
+        (lowest, highest),
+        bool(fields["ready"]),
+    )
+
+
+def encode_leader(leader: Leader) -> bytes:
+    """Return who leads, the session as ZooKeeper's own tools show it."""
+    fields = {
+        "epoch": leader.epoch,
+        "node": leader.node,
+        "run": leader.run,
+        "session": hex(leader.session),
+        "claim": leader.claim,
+    }
+    return _json(fields | ({"frozen": True} if leader.is_frozen else {}))
+
+
+def decode_leader(data: bytes) -> Leader | None:
+    """Return who leads, None if nobody ever did. Raises ValueError, KeyError or TypeError."""
+    if not data:
+        return None
+    fields = json.loads(data)
+    return Leader(
+        int(fields["epoch"]),
+        int(fields["node"]),
+        str(fields["run"]),
+        int(fields["session"], 16),
+        str(fields["claim"]),
+        bool(fields.get("frozen")),
+    )
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """Return what points at the chunks of a snapshot."""
+    return _json(
+        {
+            "index": snapshot.index,
+            "name": snapshot.name,
+            "chunks": snapshot.chunks,
+            "bytes": snapshot.size_bytes,
+            "crc32": snapshot.crc32,
+            "ends": snapshot.ends,
+            "compacted_below": snapshot.compacted_below,
+        }
+    )
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """Return what points at the chunks of a snapshot. Raises ValueError, KeyError or TypeError."""
+    if not data:
+        return Snapshot()
+    fields = json.loads(data)
+    return Snapshot(
+        int(fields["index"]),
+        str(fields["name"]),
+        int(fields["chunks"]),
+        int(fields["bytes"]),
+        int(fields["crc32"]),
+        _by_partition(fields["ends"]),
+        _by_partition(fields["compacted_below"]),
+    )
+
+
+def _by_partition(offsets: dict[str, int]) -> dict[int, int]:
+    return {int(partition): int(offset) for partition, offset in offsets.items()}
+
+
+# --- Requests as operations ----------------------------------------------------------------
+
+
+def operation(request: engine.Request) -> Operation:
+    """Return what ZooKeeper has to do."""
+    return _OPERATIONS[type(request)](request)
+
+
+def _register(request: engine.Register) -> Multi:
+    registration = request.registration
+    path, data = node_path(registration.node), encode_registration(registration)
+    return Multi((Make(path, data, _MADE, is_ephemeral=True),))
+
+
+def _announce(request: engine.Announce) -> Multi:
+    registration = request.registration
+    path, data = node_path(registration.node), encode_registration(registration)
+    return Multi((Set(path, data, ANY_VERSION, _REPLACED),))
+
+
+def _set_leader(request: engine.SetLeader) -> Multi:
+    leader = request.leader
+    state = _json(
+        {
+            "controller_epoch": 0,
+            "leader": leader.node,
+            "leader_epoch": leader.epoch,
+            "version": 1,
+            "isr": request.in_sync,
+        }
+    )
+    path, data = leader_path(request.journal), encode_leader(leader)
+    states = [Set(_state_path(p), state, ANY_VERSION, _NEVER) for p in request.partitions]
+    return Multi((Set(path, data, request.version, _FENCE), *states))
+
+
+def _append(request: engine.Append) -> Multi:
+    journal, index = request.journal, request.index
+    before = Check(entry_path(journal, index - 1), ANY_VERSION, _BEFORE)
+    changes = [_fence(journal, request.version), before]
+    for number, data in enumerate(request.entries, start=index):
+        if not number % ENTRIES_PER_DIRECTORY:
+            changes.append(Make(_directory_path(journal, number), b"", _MADE))
+        changes.append(Make(entry_path(journal, number), data, _MADE))
+    return Multi((*changes, *_removals(journal, *request.trims)))
+
+
+def _fence(journal: int, version: int) -> Change:
+    return Check(leader_path(journal), version, _FENCE)
+
+
+def _removals(journal: int, first: int, last: int) -> Iterator[Change]:
+    for index in range(first, last + 1):
+        yield Remove(entry_path(journal, index), _REMOVED)
+        if not (index + 1) % ENTRIES_PER_DIRECTORY:
+            yield Remove(_directory_path(journal, index), _REMOVED)
+
+
+def _confirm(request: engine.Confirm) -> Multi:
+    return Multi((_fence(request.journal, request.version),))
+
+
+def _read_entries(request: engine.ReadEntries) -> Get:
+    indexes = range(request.index, request.index + request.count)
+    return Get(tuple([entry_path(request.journal, index) for index in indexes]), watches=False)
+
+
+def _list_log(request: engine.ListLog) -> Children:
+    if request.index is None:
+        return Children(f"/journals/{request.journal}/log", watches=False)
+    return Children(_directory_path(request.journal, request.index), watches=False)
+
+
+def _trim(request: engine.Trim) -> Multi:
+    journal = request.journal
+    fence = _fence(journal, request.version)
+    return Multi((fence, *_removals(journal, request.first, request.last)))
+
+
+def _write_chunk(request: engine.WriteChunk) -> Multi:
+    room = _chunks_path(request.journal, request.name)
+    chunk = Make(f"{room}/{request.chunk}", request.data, _MADE)
+    return Multi((chunk,) if request.chunk else (Make(room, b"", _MADE), chunk))
+
+
+def _install(request: engine.Install) -> Multi:
+    path, data = _snapshot_path(request.journal), encode_snapshot(request.snapshot)
+    fence = _fence(request.journal, request.version)
+    return Multi((fence, Set(path, data, request.snapshot_version, _REPLACED)))
+
+
+def _remove_chunks(request: engine.RemoveChunks) -> Multi:
+    room = _chunks_path(request.journal, request.name)
+    changes = [_fence(request.journal, request.version)]
+    changes += [Remove(f"{room}/{chunk}", _REMOVED) for chunk in request.chunks]
+    if request.is_last:
+        changes.append(Remove(room, _REMOVED))
+    return Multi(tuple(changes))
+
+
+def _set_purged(request: engine.SetPurged) -> Multi:
+    path, data = _purged_path(request.journal), str(request.purged).encode()
+    fence = _fence(request.journal, request.version)
+    return Multi((fence, Set(path, data, ANY_VERSION, _NEVER)))
+
+
+def _get(path: str) -> Get:
+    return Get((path,), watches=True)
+
+
+_OPERATIONS: Final[dict[type, Callable[[Any], Operation]]] = {
+    engine.Register: _register,
+    engine.Announce: _announce,
+    engine.ListNodes: lambda _: Children("/brokers/ids", watches=True),
+    engine.ReadNode: lambda request: _get(node_path(request.node)),
+    engine.ReadLeader: lambda request: _get(leader_path(request.journal)),
+    engine.SetLeader: _set_leader,
+    engine.Append: _append,
+    engine.Confirm: _confirm,
+    engine.ReadEntries: _read_entries,
+    engine.WatchEntry: lambda request: Look(entry_path(request.journal, request.index)),
+    engine.ListLog: _list_log,
+    engine.Trim: _trim,
+    engine.ReadSnapshot: lambda request: _get(_snapshot_path(request.journal)),
+    engine.ReadChunk: lambda request: Get(
+        (f"{_chunks_path(request.journal, request.name)}/{request.chunk}",), watches=False
+    ),
+    engine.WriteChunk: _write_chunk,
+    engine.Install: _install,
+    engine.ListSnapshots: lambda request: Children(
+        f"/journals/{request.journal}/snapshots", watches=False
+    ),
+    engine.ListChunks: lambda request: Children(
+        _chunks_path(request.journal, request.name), watches=False
+    ),
+    engine.RemoveChunks: _remove_chunks,
+    engine.ReadPurged: lambda request: _get(_purged_path(request.journal)),
+    engine.SetPurged: _set_purged,
+}
+
+
+# --- Results as answers --------------------------------------------------------------------
+
+
+def reply(request: engine.Request, result: Result) -> Reply:
+    """Return what the *result* of the request's operation says to whoever asked."""
+    match result:
+        case Applied():
+            return Reply(Code.OK)
+        case Failed(at, failure):
+            return _reply_failed(request, at, failure)
+        case Seen(is_there):
+            return Reply(Code.OK if is_there else Code.MISSING)
+        case Lost():
+            return Reply(Code.LOST)
+        case Odd(reason):
+            return Reply(Code.REFUSED, reason)
+    try:
+        if isinstance(result, Names):
+            return _reply_names(request, result.names)
+        if isinstance(request, engine.ReadEntries):
+            return Reply(Code.OK, _up_to_first_missing(result.znodes))
+        return _reply_content(request, result.znodes[0])
+    except (ValueError, LookupError, TypeError) as exc:
+        return Reply(Code.REFUSED, f"what {request} reads is of another shape: {exc!r}")
+
+
+def _reply_failed(request: engine.Request, at: int, failure: Failure) -> Reply:
+    asked = operation(request)
+    assert isinstance(asked, Multi)
+    change = asked.changes[at]
+    code = change.meanings.get(failure)
+    if code is None:
+        kind = type(request).__name__
+        return Reply(Code.REFUSED, f"{kind}: {type(change).__name__} {change.path}: {failure.name}")
+    return Reply(code)
+
+
+def _up_to_first_missing(znodes: tuple[Znode | None, ...]) -> tuple[bytes, ...]:
+    entries = []
+    for znode in znodes:
+        if znode is None:
+            break
+        entries.append(znode.data)
+    return tuple(entries)
+
+
+def _reply_names(request: engine.Request, names: tuple[str, ...] | None) -> Reply:
+    if names is None:
+        return Reply(Code.MISSING)
+    if isinstance(request, engine.ListSnapshots):
+        return Reply(Code.OK, tuple(sorted(names)))
+    numbers = sorted(map(int, names))
+    if isinstance(request, engine.ListLog) and request.index is None:
+        numbers = [number * ENTRIES_PER_DIRECTORY for number in numbers]
+    return Reply(Code.OK, tuple(numbers))
+
+
+def _reply_content(request: engine.Request, znode: Znode | None) -> Reply:
+    if znode is None:
+        return Reply(Code.MISSING)
+    value: Any = znode.data
+    match request:
+        case engine.ReadNode(node):
+            value = decode_registration(node, value)
+        case engine.ReadLeader():
+            value = decode_leader(value)
+        case engine.ReadSnapshot():
+            value = decode_snapshot(value)
+        case engine.ReadPurged():
+            value = int(value)
+    return Reply(Code.OK, value, znode.version, znode.owner)

@@ -1,0 +1,123 @@
+"""Requests as operations of ZooKeeper, and results as answers."""
+
+import json
+from typing import get_args
+
+import pytest
+
+from coordinator.cluster import engine, znodes
+from coordinator.cluster.engine import Code, Leader, Registration, Reply, Snapshot
+from coordinator.cluster.znodes import Contents, Failed, Failure, Names, Znode
+
+LEADER = Leader(7, 2, "run", 0x1000A, "claim")
+REGISTRATION = Registration(2, ("plain://host:9310", "tls://[::1]:9311"), 1700, "run", (1, 2), True)
+SNAPSHOT = Snapshot(40, "name", 2, 70_000, 99, {0: 12, 65535: 3}, {0: 5})
+
+
+def test_every_request_is_an_operation() -> None:
+    """One that is forgotten would fail only when it is first asked."""
+    assert set(znodes._OPERATIONS) == set(get_args(engine.Request))
+
+
+def test_contents_are_read_as_they_were_written() -> None:
+    """What one node writes, all others read."""
+    assert znodes.decode_leader(znodes.encode_leader(LEADER)) == LEADER
+    frozen = Leader(8, 2, "run", 1, "claim", is_frozen=True)
+    assert znodes.decode_leader(znodes.encode_leader(frozen)) == frozen
+    data = znodes.encode_registration(REGISTRATION)
+    assert znodes.decode_registration(2, data) == REGISTRATION
+    assert znodes.decode_snapshot(znodes.encode_snapshot(SNAPSHOT)) == SNAPSHOT
+
+
+def test_what_a_journal_is_made_with_has_no_leader_and_no_snapshot() -> None:
+    """A new cluster is read by the same code as an old one."""
+    made = {make.path: make.data for make in znodes.founding(5, 2)}
+
+    assert znodes.decode_leader(made["/journals/1/leader"]) is None
+    assert znodes.decode_snapshot(made["/journals/1/snapshot"]) == Snapshot()
+    assert made["/journals/1/log/0/0"] == b""
+    assert made["/brokers/topics/__consumer_offsets/partitions/4/state"] == b""
+
+
+def test_parents_are_made_before_their_children() -> None:
+    """ZooKeeper makes no parents by itself."""
+    made = {""}
+    for make in znodes.founding(3, 2):
+        assert make.path.rpartition("/")[0] in made
+        made.add(make.path)
+
+
+def test_a_registration_shows_what_tools_of_kafka_look_for() -> None:
+    """They read host and port of the first endpoint."""
+    fields = json.loads(znodes.encode_registration(REGISTRATION))
+
+    assert (fields["host"], fields["port"], fields["jmx_port"]) == ("host", 9310, -1)
+
+
+@pytest.mark.parametrize(
+    ("at", "failure", "code"),
+    [
+        (0, Failure.BAD_VERSION, Code.FENCED),
+        (1, Failure.NO_NODE, Code.GAP),
+        (2, Failure.NODE_EXISTS, Code.EXISTS),
+        (0, Failure.NO_NODE, Code.REFUSED),
+        (2, Failure.NO_NODE, Code.REFUSED),
+    ],
+)
+def test_an_append_that_fails_says_why(at: int, failure: Failure, code: Code) -> None:
+    """Each row of the table of step 5 is another code; what isn't in it is a bug."""
+    append = engine.Append(1, 3, 8, (b"a", b"b"), (4, 5))
+
+    assert znodes.reply(append, Failed(at, failure)).code is code
+
+
+def test_an_append_checks_the_fence_and_the_entry_before_it() -> None:
+    """Without the second check, what was queued before what is repeated would leave a hole."""
+    asked = znodes.operation(engine.Append(1, 3, 8, (b"a", b"b"), (4, 5)))
+
+    assert isinstance(asked, znodes.Multi)
+    assert [(type(change).__name__, change.path) for change in asked.changes] == [
+        ("Check", "/journals/1/leader"),
+        ("Check", "/journals/1/log/0/7"),
+        ("Make", "/journals/1/log/0/8"),
+        ("Make", "/journals/1/log/0/9"),
+        ("Remove", "/journals/1/log/0/4"),
+        ("Remove", "/journals/1/log/0/5"),
+    ]
+
+
+def test_directories_come_with_their_first_entry_and_go_with_their_last() -> None:
+    """The version of a directory has 32 bits, so each takes a million entries and no more."""
+    append = znodes.operation(engine.Append(0, 1, 1_999_999, (b"a", b"b"), (999_999, 999_999)))
+
+    assert isinstance(append, znodes.Multi)
+    assert [change.path for change in append.changes[2:]] == [
+        "/journals/0/log/1/1999999",
+        "/journals/0/log/2",
+        "/journals/0/log/2/2000000",
+        "/journals/0/log/0/999999",
+        "/journals/0/log/0",
+    ]
+
+
+def test_reading_entries_ends_at_the_first_that_is_not_there() -> None:
+    """One behind a hole may have been appended between the two reads."""
+    found = Contents((Znode(b"a", 0), None, Znode(b"c", 0)))
+
+    assert znodes.reply(engine.ReadEntries(0, 5, 3), found) == Reply(Code.OK, (b"a",))
+
+
+def test_lists_are_numbers_in_order() -> None:
+    """ZooKeeper returns names in no order."""
+    names = Names(("10", "9"))
+
+    assert znodes.reply(engine.ListLog(0, 5), names).value == (9, 10)
+    assert znodes.reply(engine.ListLog(0, None), names).value == (9_000_000, 10_000_000)
+
+
+def test_what_cannot_be_read_is_refused_with_the_reason() -> None:
+    """Somebody has written into the cluster's own folder."""
+    reply = znodes.reply(engine.ReadLeader(0), Contents((Znode(b"{}", 4),)))
+
+    assert reply.code is Code.REFUSED
+    assert "KeyError('epoch')" in reply.value
