@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 # Of one transaction, with its paths; what the engine takes by itself is twice of it.
 TRANSACTION_BYTES_MAX: Final = 512 * 1024
-# So many entries a `Trim` or an `Append` removes at most, and a `ReadEntries` asks for.
+# So many entries a `Trim` removes at most, and a `ReadEntries` asks for.
 TRIM_ENTRIES_MAX: Final = 128
 READ_ENTRIES_MAX: Final = 64
 
@@ -198,18 +198,16 @@ class Append:
     """Append entries at *index* and behind it. OK, FENCED, EXISTS, GAP.
 
     In one transaction: check the version of `leader`, check that the entry before is there, make
-    these, remove *trims*. A repeated try is the same request, whatever its version.
+    these. A repeated try is the same request, whatever its version.
 
     Attributes:
-        entries: As `entries.encode` makes them.
-        trims: First and last index to be removed, none if the first is larger; never the newest.
+        entries: As `entries.encode` makes them; all parts of one, so that a reader finds it whole.
     """
 
     journal: int
     version: int
     index: int
     entries: tuple[bytes, ...]
-    trims: tuple[int, int] = (1, 0)
 
 
 @dataclass(frozen=True, slots=True)

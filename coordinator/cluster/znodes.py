@@ -390,7 +390,7 @@ def _append(request: engine.Append) -> Multi:
         if not number % ENTRIES_PER_DIRECTORY:
             changes.append(Make(_directory_path(journal, number), b"", _MADE))
         changes.append(Make(entry_path(journal, number), data, _MADE))
-    return Multi((*changes, *_removals(journal, *request.trims)))
+    return Multi(tuple(changes))
 
 
 def _fence(journal: int, version: int) -> Change:

@@ -66,14 +66,14 @@ def test_a_registration_shows_what_tools_of_kafka_look_for() -> None:
 )
 def test_an_append_that_fails_says_why(at: int, failure: Failure, code: Code) -> None:
     """Each row of the table of step 5 is another code; what isn't in it is a bug."""
-    append = engine.Append(1, 3, 8, (b"a", b"b"), (4, 5))
+    append = engine.Append(1, 3, 8, (b"a", b"b"))
 
     assert znodes.reply(append, Failed(at, failure)).code is code
 
 
 def test_an_append_checks_the_fence_and_the_entry_before_it() -> None:
     """Without the second check, what was queued before what is repeated would leave a hole."""
-    asked = znodes.operation(engine.Append(1, 3, 8, (b"a", b"b"), (4, 5)))
+    asked = znodes.operation(engine.Append(1, 3, 8, (b"a", b"b")))
 
     assert isinstance(asked, znodes.Multi)
     assert [(type(change).__name__, change.path) for change in asked.changes] == [
@@ -81,22 +81,25 @@ def test_an_append_checks_the_fence_and_the_entry_before_it() -> None:
         ("Check", "/journals/1/log/0/7"),
         ("Make", "/journals/1/log/0/8"),
         ("Make", "/journals/1/log/0/9"),
-        ("Remove", "/journals/1/log/0/4"),
-        ("Remove", "/journals/1/log/0/5"),
     ]
 
 
 def test_directories_come_with_their_first_entry_and_go_with_their_last() -> None:
     """The version of a directory has 32 bits, so each takes a million entries and no more."""
-    append = znodes.operation(engine.Append(0, 1, 1_999_999, (b"a", b"b"), (999_999, 999_999)))
+    append = znodes.operation(engine.Append(0, 1, 1_999_999, (b"a", b"b")))
+    trim = znodes.operation(engine.Trim(0, 1, 999_999, 1_000_000))
 
     assert isinstance(append, znodes.Multi)
+    assert isinstance(trim, znodes.Multi)
     assert [change.path for change in append.changes[2:]] == [
         "/journals/0/log/1/1999999",
         "/journals/0/log/2",
         "/journals/0/log/2/2000000",
+    ]
+    assert [change.path for change in trim.changes[1:]] == [
         "/journals/0/log/0/999999",
         "/journals/0/log/0",
+        "/journals/0/log/1/1000000",
     ]
 
 

@@ -1,0 +1,175 @@
+"""What the machines of this package have done: requests to the engine, and news for the node."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from coordinator.cluster.engine import Request
+from coordinator.log.format import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Submit *request*, and hand the answer to `replied`."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAnew:
+    """What the node holds of the journal is not what the log says: forget all of it.
+
+    `Followed` brings the rest, from the beginning. A node that has just started gets it, too.
+    """
+
+    journal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """There is more of the log. Replay *batches* to their end, then call `took`.
+
+    They are unpacked as they are taken, so others may run between two of them. They may raise
+    LogCorrupt. After `LoadAnew`, or `Leads` of another term, they just end.
+    """
+
+    journal: int
+    batches: Iterator[Batch]
+
+
+@dataclass(frozen=True, slots=True)
+class Leads:
+    """This node leads, and holds all that older leaders wrote: serve, in this epoch.
+
+    Nobody loads and nobody rebalances: members get full sessions.
+    """
+
+    journal: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """This node has gone on leading in a new session: answers carry this epoch from here on."""
+
+    journal: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A part of the flush is in the log for ever.
+
+    Attributes:
+        ends: By partition, up to where.
+        is_last: The flush is over: the next one may be written.
+    """
+
+    journal: int
+    ends: dict[int, int]
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """This node led when it was asked for this number, and for all smaller ones."""
+
+    journal: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """Another leader may have written. Whatever waits is answered, then `LoadAnew` follows.
+
+    What waits for an offset up to the one in *unknown* is answered 1000 (it may be in the log or
+    not), and everything else 16 (it surely isn't). What is in the log was told as `Written`.
+    """
+
+    journal: int
+    unknown: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HandsOver:
+    """The journal is about to be handed over: decide nothing more, answer 16, flush the rest.
+
+    Parked requests are answered 16, too; what the node holds stays. Then call `stopped`.
+    """
+
+    journal: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Another node leads, as was asked for. What the node holds is what the log says; keep it."""
+
+    journal: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLead:
+    """The journal could not be handed over, and is led on: serve again."""
+
+    journal: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """There has been no connection for a while.
+
+    Answer new requests 15, let waiting ones wait, and let deadlines stand still, until `Resumed`
+    or `Deposed`.
+    """
+
+    journal: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """There has been no connection for longer than the session lives: another node may lead.
+
+    As `Paused`, which came before it, but with 16.
+    """
+
+    journal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The end of `Paused` and `CutOff`: serve on."""
+
+    journal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The process must end: *reason* is for the operator.
+
+    Attributes:
+        exit_status: 65: the log ends before what was applied, or is damaged. 70: a bug. 78: it
+            needs a newer release, or rights.
+    """
+
+    journal: int
+    reason: str
+    exit_status: int
+
+
+Effect = (
+    Send
+    | LoadAnew
+    | Followed
+    | Leads
+    | Renewed
+    | Written
+    | Confirmed
+    | Deposed
+    | HandsOver
+    | HandedOver
+    | KeptLead
+    | Paused
+    | CutOff
+    | Resumed
+    | Failed
+)
