@@ -88,6 +88,10 @@ LAYERS = {
         others=names("msgpack"),
         banned=IMPURE,
     ),
+    # What a compaction finds live, a snapshot keeps.
+    "coordinator.cluster.snapshots": Layer(
+        ours=names("coordinator.cluster", "coordinator.log"), others=names("msgpack"), banned=IMPURE
+    ),
     "coordinator.runtime": Layer(
         ours=names("protocol", "coordinator.group", "coordinator.log", "coordinator.cluster"),
         others=names("trio", "structlog", "outcome", "msgspec"),

@@ -26,10 +26,10 @@ class LoadAnew:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """There is more of the log. Replay *batches* to their end, then call `took`.
+    """There is more of the log. Replay *batches* to their end, then call the node's `took`.
 
     They are unpacked as they are taken, so others may run between two of them. They may raise
-    LogCorrupt. After `LoadAnew`, or `Leads` of another term, they just end.
+    LogCorrupt.
     """
 
     journal: int
@@ -82,7 +82,8 @@ class Deposed:
     """Another leader may have written. Whatever waits is answered, then `LoadAnew` follows.
 
     What waits for an offset up to the one in *unknown* is answered 1000 (it may be in the log or
-    not), and everything else 16 (it surely isn't). What is in the log was told as `Written`.
+    not), and everything else 16 (it surely isn't). What is in the log was told as `Written`. It may
+    come without `Leads`.
     """
 
     journal: int
@@ -143,10 +144,19 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Purged:
+    """All shards of a journal have removed what was deleted up to a version of the registry."""
+
+    journal: int
+    registry_version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The process must end: *reason* is for the operator.
 
     Attributes:
+        journal: -1 if it is about the node.
         exit_status: 65: the log ends before what was applied, or is damaged. 70: a bug. 78: it
             needs a newer release, or rights.
     """
@@ -171,5 +181,6 @@ Effect = (
     | Paused
     | CutOff
     | Resumed
+    | Purged
     | Failed
 )

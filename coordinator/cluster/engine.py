@@ -19,7 +19,8 @@ The contract
 5. Within a session what is read never goes back. A new session may see less than the former one
    did, until its first write.
 6. A watch is told once (`Fired`), behind the answer to the request that set it, and ends with the
-   connection. It says that something is different, never what.
+   connection. Equal requests share one. It says that something is different, never what; and it is
+   told before the answer to any request that sees more of what happened.
 """
 
 from collections.abc import Callable
@@ -32,6 +33,7 @@ TRANSACTION_BYTES_MAX: Final = 512 * 1024
 # So many entries a `Trim` removes at most, and a `ReadEntries` asks for.
 TRIM_ENTRIES_MAX: Final = 128
 READ_ENTRIES_MAX: Final = 64
+READ_CHUNKS_MAX: Final = 8
 
 
 class Code(Enum):
@@ -153,9 +155,14 @@ class ListNodes:
 
 @dataclass(frozen=True, slots=True)
 class ReadNode:
-    """Read one registration, and watch it. `value`: `Registration`, with its `owner`. MISSING."""
+    """Read one registration, and watch it. `value`: `Registration`, with its `owner`. MISSING.
+
+    Attributes:
+        journal: Which of the journals asks, before it claims; -1 for the node that they are of.
+    """
 
     node: int
+    journal: int = -1
 
 
 # --- Leadership ----------------------------------------------------------------------------
@@ -201,7 +208,7 @@ class Append:
     these. A repeated try is the same request, whatever its version.
 
     Attributes:
-        entries: As `entries.encode` makes them; all parts of one, so that a reader finds it whole.
+        entries: As `entries.encode` makes them.
     """
 
     journal: int
@@ -273,12 +280,16 @@ class ReadSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadChunk:
-    """Read one chunk of a snapshot. `value`: bytes. MISSING: there is a newer snapshot."""
+class ReadChunks:
+    """Read chunks of a snapshot. `value`: tuple of bytes, up to the first that isn't there.
+
+    There is a newer snapshot if one is missing that should be there.
+    """
 
     journal: int
     name: str
     chunk: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +382,7 @@ Request = (
     | ListLog
     | Trim
     | ReadSnapshot
-    | ReadChunk
+    | ReadChunks
     | WriteChunk
     | Install
     | ListSnapshots

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import takewhile
 from typing import Any, Final
 
 from coordinator.cluster import engine
@@ -413,6 +414,12 @@ def _read_entries(request: engine.ReadEntries) -> Get:
     return Get(tuple([entry_path(request.journal, index) for index in indexes]), watches=False)
 
 
+def _read_chunks(request: engine.ReadChunks) -> Get:
+    room = _chunks_path(request.journal, request.name)
+    numbers = range(request.chunk, request.chunk + request.count)
+    return Get(tuple([f"{room}/{number}" for number in numbers]), watches=False)
+
+
 def _list_log(request: engine.ListLog) -> Children:
     if request.index is None:
         return Children(f"/journals/{request.journal}/log", watches=False)
@@ -470,9 +477,7 @@ _OPERATIONS: Final[dict[type, Callable[[Any], Operation]]] = {
     engine.ListLog: _list_log,
     engine.Trim: _trim,
     engine.ReadSnapshot: lambda request: _get(_snapshot_path(request.journal)),
-    engine.ReadChunk: lambda request: Get(
-        (f"{_chunks_path(request.journal, request.name)}/{request.chunk}",), watches=False
-    ),
+    engine.ReadChunks: _read_chunks,
     engine.WriteChunk: _write_chunk,
     engine.Install: _install,
     engine.ListSnapshots: lambda request: Children(
@@ -506,7 +511,7 @@ def reply(request: engine.Request, result: Result) -> Reply:
     try:
         if isinstance(result, Names):
             return _reply_names(request, result.names)
-        if isinstance(request, engine.ReadEntries):
+        if isinstance(request, engine.ReadEntries | engine.ReadChunks):
             return Reply(Code.OK, _up_to_first_missing(result.znodes))
         return _reply_content(request, result.znodes[0])
     except (ValueError, LookupError, TypeError) as exc:
@@ -525,12 +530,7 @@ def _reply_failed(request: engine.Request, at: int, failure: Failure) -> Reply:
 
 
 def _up_to_first_missing(znodes: tuple[Znode | None, ...]) -> tuple[bytes, ...]:
-    entries = []
-    for znode in znodes:
-        if znode is None:
-            break
-        entries.append(znode.data)
-    return tuple(entries)
+    return tuple([znode.data for znode in takewhile(bool, znodes) if znode])
 
 
 def _reply_names(request: engine.Request, names: tuple[str, ...] | None) -> Reply:

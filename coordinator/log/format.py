@@ -79,6 +79,10 @@ BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
 # The partition of the node's own entries: topic registry, access rules, settings.
 NODE_PARTITION: Final = 0xFFFF
 PARTITIONS_MAX: Final = NODE_PARTITION
+# A batch of more bytes than these is unpacked, and yielded, in parts of so many keys: to replay as
+# many holds up the event loop for a moment only. A key and its offset take at least two bytes.
+PART_KEYS: Final = 1_000
+PART_BYTES: Final = 2 * PART_KEYS
 # The entry type, in every partition, that says: everything older of this scope is gone.
 SCOPE_TOMBSTONE: Final = 1001
 
@@ -297,6 +301,32 @@ def decode_batch(data: bytes, raw: RawBatch) -> Batch:
         raw.base_offset + end_delta,
         num_keys,
     )
+
+
+def parts_of(raw: RawBatch, packed: bytes, *, has_gaps: bool = True) -> Iterator[Batch]:
+    """Yield the batch of *raw*, whose entries are *packed*; a large one in parts.
+
+    Raises:
+        LogCorrupt: The entries are not as they are written.
+    """
+    try:
+        for items, end_delta, num_keys in (
+            (unpack_items(packed, has_gaps=has_gaps),)
+            if len(packed) <= PART_BYTES
+            else unpack_in_parts(packed, PART_KEYS, has_gaps=has_gaps)
+        ):
+            yield Batch(
+                raw.partition,
+                raw.leader_epoch,
+                raw.base_offset,
+                raw.timestamp_ms,
+                items,
+                raw.base_offset + end_delta,
+                num_keys,
+            )
+    except ValueError as exc:
+        where = f"the entries at offset {raw.base_offset} of partition {raw.partition}"
+        raise LogCorrupt(f"{where} can't be read: {exc}") from exc
 
 
 def is_wide(key: object) -> bool:

@@ -8,7 +8,7 @@ reason; nobody is served what is half loaded.
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 from coordinator.log.directory import Directory
@@ -18,22 +18,20 @@ from coordinator.log.format import (
     HEADER_BYTES_OF,
     LENGTH_MAX,
     LENGTH_MIN,
+    PART_BYTES,
+    PART_KEYS,
     PREFIX,
     PREFIX_BYTES,
     Batch,
     Index,
     RawBatch,
     decode_batch,
+    parts_of,
     unpack_in_parts,
     unpack_items,
 )
 from coordinator.log.segments import WINDOW_BYTES, FlushChain, SegmentReader, damaged
 from coordinator.log.state_files import SegmentInfo, data_bytes
-
-# A batch of more bytes than these is unpacked, and yielded, in parts of so many keys: to replay as
-# many holds up the event loop for a moment only. A key and its offset take at least two bytes.
-PART_KEYS: Final = 1_000
-PART_BYTES: Final = 2 * PART_KEYS
 
 
 class IndexedSegment(NamedTuple):
@@ -344,23 +342,6 @@ class PartitionReplay:
                     f"the index of partition {self._partition} leads to offset {raw.base_offset} "
                     f"of partition {raw.partition}, behind offset {end}"
                 )
-            try:
-                packed = window[raw.entries_at : raw.end]
-                for items, end_delta, num_keys in (
-                    (unpack_items(packed),)
-                    if len(packed) <= PART_BYTES
-                    else unpack_in_parts(packed, PART_KEYS)
-                ):
-                    self.ends[self._partition] = end = raw.base_offset + end_delta
-                    yield Batch(
-                        raw.partition,
-                        raw.leader_epoch,
-                        raw.base_offset,
-                        raw.timestamp_ms,
-                        items,
-                        end,
-                        num_keys,
-                    )
-            except ValueError as exc:
-                where = f"the entries at offset {raw.base_offset} of partition {raw.partition}"
-                raise LogCorrupt(f"{where} can't be read: {exc}") from exc
+            for batch in parts_of(raw, window[raw.entries_at : raw.end]):
+                self.ends[self._partition] = batch.end_offset
+                yield batch

@@ -1,0 +1,228 @@
+"""What a node holds of the log of one journal: how far it is, and where in the log it lies.
+
+`Tail` is fed with what was read or written, and unpacks it for whoever replays it. It asks nothing
+itself: `journal` does.
+"""
+
+import zlib
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from coordinator.cluster.engine import Snapshot
+from coordinator.cluster.entries import Joiner, batches_in, decode
+from coordinator.log.errors import LogCorrupt
+from coordinator.log.format import LENGTH_MAX, PREFIX, PREFIX_BYTES, Batch
+
+
+class _Unit(NamedTuple):
+    """A unit of the kept log: its first and last index, and its size as it lies there."""
+
+    first: int
+    last: int
+    size_bytes: int
+
+
+class Tail:
+    """The log of one journal up to where this node has it.
+
+    Attributes:
+        applied: The last index that was read or written, of a unit that is not whole, too.
+        checksum: Of that entry; None if it was never seen, as it is in the snapshot.
+        ends: Partition -> end offset, as far as the batches were taken.
+        is_dropped: Nobody wants its batches any more.
+    """
+
+    def __init__(self) -> None:
+        self.applied = 0
+        self.checksum: int | None = None
+        self.ends: dict[int, int] = {}
+        self.is_dropped = False
+        self._joiner = Joiner()
+        self._units: deque[_Unit] = deque()
+        # Partition -> base offset of each batch that is kept, and the first index of its unit.
+        self._batches: dict[int, tuple[list[int], list[int]]] = {}
+        self._first_of_unit = 1
+        self._unit_bytes = 0
+
+    # --- what is read -------------------------------------------------------------------
+
+    def take(self, entries: Sequence[bytes]) -> Iterator[Batch]:
+        """Yield the batches of the *entries* that follow what is applied.
+
+        Raises:
+            LogCorrupt: Damage, or nothing that may follow.
+            LogIncompatible: A newer release wrote it.
+        """
+        for data in entries:
+            if self.is_dropped:
+                return
+            index = self.applied + 1
+            part = decode(data, index)
+            body = self._joiner.take(index, part)
+            if not part.part:
+                self._first_of_unit, self._unit_bytes = index, 0
+            self._unit_bytes += len(data)
+            self.applied, self.checksum = index, part.crc32
+            if body is not None:
+                unit = _Unit(self._first_of_unit, index, self._unit_bytes)
+                yield from self._taken(body, unit)
+
+    def _taken(self, body: bytes, unit: _Unit) -> Iterator[Batch]:
+        self._units.append(unit)
+        before: tuple[int, int] = (-1, -1)
+        for batch in batches_in(body, self.ends, has_gaps=False):
+            if self.is_dropped:
+                return
+            if before != (batch.partition, batch.base_offset):
+                before = (batch.partition, batch.base_offset)
+                self._note(*before, unit.first)
+            yield batch
+
+    def load(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the *batches* of a snapshot, while they are wanted."""
+        for batch in batches:
+            if self.is_dropped:
+                return
+            yield batch
+
+    def loaded(self, snapshot: Snapshot) -> None:
+        """Go on behind *snapshot*, all of which was taken."""
+        self.applied, self.checksum = snapshot.index, None
+        # A fold may have dropped the last entries of a partition.
+        self.ends.update(snapshot.ends)
+
+    # --- what is written ----------------------------------------------------------------
+
+    def begin_to_write(self) -> None:
+        """Drop what a former leader has left of a unit."""
+        self._joiner = Joiner()
+
+    def wrote(self, entries: Sequence[bytes], batches: Iterable[tuple[int, int, int]]) -> None:
+        """Take note of a whole unit that this node has appended.
+
+        Args:
+            entries: All of it.
+            batches: Partition, base offset and end offset of each of its batches.
+        """
+        first = self.applied + 1
+        self.applied += len(entries)
+        self.checksum = decode(entries[-1], self.applied).crc32
+        self._units.append(_Unit(first, self.applied, sum(map(len, entries))))
+        for partition, base_offset, end_offset in batches:
+            self._note(partition, base_offset, first)
+            self.ends[partition] = end_offset
+
+    def _note(self, partition: int, base_offset: int, index: int) -> None:
+        offsets, indexes = self._batches.setdefault(partition, ([], []))
+        offsets.append(base_offset)
+        indexes.append(index)
+
+    # --- what is kept -------------------------------------------------------------------
+
+    def sizes_behind(self, index: int) -> tuple[int, int]:
+        """Return how many bytes and entries there are behind *index*."""
+        size_bytes = entries = 0
+        for unit in reversed(self._units):
+            if unit.last <= index:
+                break
+            size_bytes += unit.size_bytes
+            entries += unit.last - unit.first + 1
+        return size_bytes, entries
+
+    def forget(self, snapshot_index: int, keep_bytes: int) -> int:
+        """Forget where the units lie that need not be kept; return where the kept ones begin.
+
+        Args:
+            snapshot_index: What is behind it is kept.
+            keep_bytes: So much is kept, at least, of what there is.
+        """
+        units = self._units
+        left_bytes = sum([unit.size_bytes for unit in units])
+        while len(units) > 1 and units[0].last <= snapshot_index:
+            left_bytes -= units[0].size_bytes
+            if left_bytes < keep_bytes:
+                break
+            units.popleft()
+        kept_from = units[0].first if units else self.applied + 1
+        for partition, (offsets, indexes) in self._batches.items():
+            gone = bisect_left(indexes, kept_from)
+            if gone:
+                self._batches[partition] = (offsets[gone:], indexes[gone:])
+        return kept_from
+
+    @property
+    def compacted_below(self) -> dict[int, int]:
+        """Per partition, the lowest offset that `place_of` knows."""
+        return {
+            partition: (self._batches.get(partition, _NO_BATCHES)[0] or (end,))[0]
+            for partition, end in self.ends.items()
+        }
+
+    def place_of(self, partition: int, offset: int) -> int | None:
+        """Return the first index of the unit that holds *offset*, None if it is behind the end."""
+        if offset >= self.ends.get(partition, 0):
+            return None
+        offsets, indexes = self._batches[partition]
+        return indexes[bisect_right(offsets, offset) - 1]
+
+
+_NO_BATCHES: Final[tuple[list[int], list[int]]] = ([], [])
+
+
+class SnapshotReader:
+    """Unpacks the chunks of a snapshot: one stream of batches, compressed and cut anywhere."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._stream = zlib.decompressobj()
+        self._left = b""
+        self._crc32 = 0
+        self._read_bytes = 0
+
+    def feed(self, chunk: bytes, ends: dict[int, int]) -> Iterator[Batch]:
+        """Yield the batches that *chunk* makes whole.
+
+        Args:
+            chunk: The next one.
+            ends: Partition -> end offset; moves along with what is yielded.
+
+        Raises:
+            LogCorrupt: Damage.
+        """
+        yield from batches_in(self.unpack(chunk), ends, has_gaps=True)
+
+    def unpack(self, chunk: bytes) -> bytes:
+        """Return the batches that *chunk* makes whole, packed. Raises LogCorrupt."""
+        self._crc32 = zlib.crc32(chunk, self._crc32)
+        self._read_bytes += len(chunk)
+        try:
+            data = self._left + self._stream.decompress(chunk)
+        except zlib.error as exc:
+            raise LogCorrupt(f"snapshot {self._snapshot.name} can't be read: {exc}") from exc
+        whole = _whole_bytes(data)
+        self._left = data[whole:]
+        return data[:whole]
+
+    def finish(self) -> None:
+        """Check that this was all. Raises LogCorrupt."""
+        snapshot = self._snapshot
+        found = (self._read_bytes, self._crc32)
+        if found != (snapshot.size_bytes, snapshot.crc32) or self._left:
+            raise LogCorrupt(f"snapshot {snapshot.name} is damaged")
+        if snapshot.chunks and not self._stream.eof:
+            raise LogCorrupt(f"snapshot {snapshot.name} ends too early")
+
+
+def _whole_bytes(data: bytes) -> int:
+    """Return where the last whole batch ends."""
+    at = 0
+    while at + PREFIX_BYTES <= len(data):
+        (length, _) = PREFIX.unpack_from(data, at)
+        if length > LENGTH_MAX:
+            raise LogCorrupt(f"a batch of {length} bytes is none")
+        if at + PREFIX_BYTES + length > len(data):
+            break
+        at += PREFIX_BYTES + length
+    return at
