@@ -1,4 +1,4 @@
-"""What tests with real processes share: one Spark session, one Kafka broker."""
+"""What tests with real processes share: a Spark session, a Kafka broker, an ensemble."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from bench.peers import missing
 from client.spark import register
+from tests.integration.ensemble import Ensemble, ensemble
 from tests.integration.kafka_support import Broker, broker
 from tests.integration.spark_support import Daemon, Feeder, daemon, local_spark
 
@@ -43,3 +44,19 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         pytest.skip(f"no Kafka: {why}")
     with broker(tmp_path_factory.mktemp("kafka")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def three_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    """Three servers of ZooKeeper for all tests; each has a chroot of its own."""
+    if why := missing("zookeeper"):
+        pytest.skip(f"no ZooKeeper: {why}")
+    with ensemble(tmp_path_factory.mktemp("ensemble")) as made:
+        yield made
+
+
+@pytest.fixture
+def zookeeper(three_servers: Ensemble) -> Ensemble:
+    """The same, all running, whatever the test before did to them."""
+    three_servers.start()
+    return three_servers
