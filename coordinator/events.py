@@ -208,6 +208,32 @@ CATALOGUE: Final = (
         "reason",
         "The old files are left; the next start removes them.",
     ),
+    # --- the ensemble of a cluster ---
+    _kind(
+        "zookeeper.connected",
+        "info",
+        "server session",
+        "There is a connection to a server of ZooKeeper, in the former session or a new one.",
+    ),
+    _kind(
+        "zookeeper.suspended",
+        "warning",
+        "reason",
+        "The connection broke; another server is looked for. What was on its way is repeated.",
+    ),
+    _kind(
+        "zookeeper.session_expired",
+        "warning",
+        "session",
+        "ZooKeeper has ended the session, and others may lead what this node led.",
+    ),
+    _kind(
+        "zookeeper.client_replaced",
+        "warning",
+        "reason",
+        "The client of ZooKeeper came to nothing, as by a log-in that is refused; the next one "
+        "begins in a second.",
+    ),
     # --- groups ---
     _kind("group.member_added", "info", f"{_MEMBER} generation", "A member is in the group."),
     _kind(

@@ -92,6 +92,14 @@ LAYERS = {
     "coordinator.cluster.snapshots": Layer(
         ours=names("coordinator.cluster", "coordinator.log"), others=names("msgpack"), banned=IMPURE
     ),
+    # The one place that knows how ZooKeeper is reached; imported only where there is a cluster.
+    "coordinator.cluster.zookeeper": Layer(
+        ours=names("coordinator.cluster"), others=names("kazoo", "outcome", "trio")
+    ),
+    # What is done there before a node runs.
+    "coordinator.cluster.founding": Layer(
+        ours=names("coordinator.cluster", "coordinator.cluster.zookeeper"), others=names("kazoo")
+    ),
     "coordinator.runtime": Layer(
         ours=names("protocol", "coordinator.group", "coordinator.log", "coordinator.cluster"),
         others=names("trio", "structlog", "outcome", "msgspec"),

@@ -1,0 +1,17 @@
+"""Why a cluster's log can't be opened. Each names the exit status of the process."""
+
+from typing import Final
+
+from coordinator.log.errors import LogError, LogRefused
+
+EXIT_UNREACHABLE: Final = 69
+
+
+class ClusterRefused(LogRefused):
+    """The ensemble, or what stands in it, can't be used as it is. Nothing in it was changed."""
+
+
+class EnsembleUnreachable(LogError):
+    """No server of the ensemble answers, or the connection was lost."""
+
+    exit_status = EXIT_UNREACHABLE

@@ -1,0 +1,787 @@
+"""The engine over a real ensemble: requests go to kazoo, answers and events to the event loop.
+
+Of kazoo this takes the connection alone: its thread, the bytes of the protocol, the search for a
+server that answers. It takes none of what kazoo builds on that. Retries send what may have been
+applied; locks and elections say who led a moment ago, and are no fences.
+
+The way back
+============
+
+kazoo leaves threads, sockets and the place of results to a handler, and here that is `_Handler`.
+Whatever the connection's thread has to tell, answers, watches, and the state of the session, it
+puts at once into the mailbox of the event loop, in the order in which it came. That makes the
+contract of `engine`; and kazoo's own worker threads, two hops of a request's way, aren't there.
+
+All state is the event loop's. What the thread says of a connection that the loop doesn't know
+yet, or no more, does no harm:
+
+- A request that is submitted while the news of a broken connection is on its way may lie in
+  kazoo's queue, and go out on the next connection. It was answered LOST when the news came, so
+  its answer finds nobody. Engines do that to whoever uses them: the protocol is made for it.
+- kazoo loses some requests for good: those that were queued in the moment in which a session
+  ends. They, too, are answered LOST when the news comes.
+
+A client that comes to nothing
+==============================
+
+kazoo's thread ends at anything that it doesn't know, and at a log-in that is refused; and it
+may hang where a name is looked up. `ZooKeeper.run` sees to that: it makes another client. If the
+thread has ended, the new one goes on with its session: nothing of the old one can come any more.
+"""
+
+import errno
+import logging
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, ClassVar, Final, Protocol, Self
+
+import outcome
+import trio
+from kazoo import exceptions as zk
+from kazoo.client import KazooClient
+from kazoo.protocol import serialization as packets
+from kazoo.protocol.states import Callback, EventType, KeeperState, WatchedEvent
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from coordinator.cluster import znodes
+from coordinator.cluster.engine import Connected, Event, Expired, Fired, Reply, Request, Suspended
+from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
+
+Done = Callable[[outcome.Outcome[Any]], None]
+# Has a function called in the event loop; callable from any thread.
+Deliver = Callable[[Done, outcome.Outcome[Any]], None]
+EmitEvent = Callable[[str, dict[str, Any]], None]
+
+# How long a server has to take a connection. Of a session's time half is left for the others.
+_CONNECT_SHARE: Final = 3
+# Between two rounds over all servers.
+_RETRY_S: Final = 0.05
+_RETRY_MAX_S: Final = 0.5
+# A client that hasn't tried any server for so many of its session's timeouts hangs.
+_HANGS_AFTER: Final = 3
+_LOOK_S: Final = 0.5
+# Between a client that came to nothing and the next one.
+_RENEWAL_S: Final = 1.0
+_CLOSE_S: Final = 2.0
+_VISIT_LOOK_S: Final = 0.05
+_EPHEMERAL: Final = 1
+_READ_BYTES: Final = 65_536
+
+_LOG_IN: Final = "the server wants a log-in, and there was none, or it failed"
+# What the server says of a request that it surely did not do; of all else nobody knows.
+_ODD: Final[dict[type[Exception], str]] = {
+    zk.NoAuthError: "ZooKeeper's rules don't allow it",
+    zk.InvalidACLError: "ZooKeeper knows nobody to give the rights of a new znode to",
+    zk.QuotaExceededError: "the quota of ZooKeeper is used up",
+    zk.NotEmptyError: "there are znodes below it",
+    zk.NotReadOnlyCallError: "the server only reads",
+    zk.BadArgumentsError: "ZooKeeper doesn't understand it",
+    zk.MarshallingError: "ZooKeeper can't read it",
+    zk.UnimplementedError: "ZooKeeper can't do it",
+    zk.SessionClosedRequireSaslError: _LOG_IN,
+}
+# Of what kazoo complains about.
+_NO_REASONS: Final = frozenset({"Transition to CONNECTING"})
+_FAILURES: Final = {
+    zk.NodeExistsError: znodes.Failure.NODE_EXISTS,
+    zk.NoNodeError: znodes.Failure.NO_NODE,
+    zk.BadVersionError: znodes.Failure.BAD_VERSION,
+}
+# What is said of the changes before and behind the one that failed.
+_BESIDE: Final = (zk.RolledBackError, zk.RuntimeInconsistency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How an ensemble is reached.
+
+    Attributes:
+        hosts: Its servers, as ``host:port``, several parted by commas.
+        chroot: Before all paths; "" for none, or ``/`` and names.
+        session_timeout_ms: After so long without a word ZooKeeper ends the session.
+        new_tls: Makes what a connection is encrypted with, from files that may have been written
+            anew; None for plain ones.
+        user: Who logs in, by DIGEST-MD5; "" for nobody.
+        password: Likewise.
+        is_owned: Only who makes a znode has rights on it.
+    """
+
+    hosts: str
+    chroot: str
+    session_timeout_ms: int
+    new_tls: Callable[[], ssl.SSLContext] | None = None
+    user: str = ""
+    password: str = field(default="", repr=False)
+    is_owned: bool = False
+
+
+# --- kazoo's seam --------------------------------------------------------------------------
+
+
+class _Answer:
+    """Where kazoo puts what became of a request, in its thread; opened in the event loop."""
+
+    __slots__ = ("_deliver", "_open")
+
+    def __init__(self, deliver: Deliver, open_: Done) -> None:
+        self._deliver = deliver
+        self._open = open_
+
+    def set(self, value: object = None) -> None:
+        """It was answered."""
+        self._deliver(self._open, outcome.Value(value))
+
+    def set_exception(self, exc: Exception) -> None:
+        """It was answered by an error, or is lost."""
+        self._deliver(self._open, outcome.Error(exc))
+
+
+class _TimedOutError(Exception):
+    """What kazoo's connection waited for did not come."""
+
+
+class _Handler:
+    """What kazoo asks for threads and sockets, and where it puts what it has to tell.
+
+    Attributes:
+        tried_s: When it last tried to reach a server.
+        server: Which one, as ``host:port``.
+    """
+
+    name = "mailbox"
+    timeout_exception = _TimedOutError
+    sleep_func = staticmethod(time.sleep)
+    running = False
+
+    def __init__(
+        self, access: Access, deliver: Deliver, ended: Done, clock_s: Callable[[], float]
+    ) -> None:
+        """Make it; *ended* is called in the event loop when the connection's thread has ended."""
+        self._deliver = deliver
+        self._ended = ended
+        self._clock_s = clock_s
+        self._new_tls = access.new_tls
+        self._connect_s = access.session_timeout_ms / 1000 / _CONNECT_SHARE
+        self.tried_s = clock_s()
+        self.server = ""
+
+    def start(self) -> None:
+        """There are no workers to start."""
+
+    def stop(self) -> None:
+        """There are none to stop."""
+
+    def async_result(self) -> _Answer:
+        """Nobody waits for what kazoo asks by itself."""
+        return _Answer(self._deliver, lambda _: None)
+
+    def dispatch_callback(self, callback: Callback) -> None:
+        """Have a watch called in the event loop."""
+        self._deliver(lambda _: callback.func(*callback.args), outcome.Value(None))
+
+    event_object = staticmethod(threading.Event)
+    lock_object = staticmethod(threading.Lock)
+    rlock_object = staticmethod(threading.RLock)
+
+    def spawn(self, function: Callable[[], None]) -> threading.Thread:
+        """Run the connection in a thread, which must not keep the process from ending."""
+
+        def run() -> None:
+            with suppress(Exception):  # It has been logged.
+                function()
+            self._deliver(self._ended, outcome.Value(None))
+
+        thread = threading.Thread(target=run, name="zookeeper", daemon=True)
+        thread.start()
+        return thread
+
+    def create_socket_pair(self) -> tuple[socket.socket, socket.socket]:
+        """Return what wakes the connection: its end, and the one of those who wake it."""
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)  # The event loop must not wait for a thread that hangs.
+        return reader, writer
+
+    def create_connection(self, address: tuple[str, int], hostname: str, **_: object) -> "_Stream":
+        """Connect to a server. kazoo would give one of them all the time of the session."""
+        self.tried_s = self._clock_s()
+        self.server = f"{hostname}:{address[1]}"
+        sock = socket.create_connection(address, self._connect_s)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return _Stream(encrypted(sock, hostname, self._new_tls), self._connect_s)
+        except Exception as exc:
+            sock.close()
+            # With anything else kazoo's thread would end, and of this it tells the second part.
+            raise OSError(errno.ECONNABORTED, str(exc)) from exc
+
+    def select(
+        self,
+        readers: Sequence["socket.socket | _Stream"],
+        writers: Sequence["_Stream"],
+        _: Sequence[object],
+        timeout_s: float | None = None,
+    ) -> tuple[Sequence[object], Sequence[object], Sequence[object]]:
+        """Wait as the system call of this name does, for any descriptor.
+
+        A stream waits by itself when it is written to. What it has read ahead doesn't make its
+        descriptor readable.
+        """
+        if writers:
+            return [], writers, []
+        ahead = [s for s in readers if isinstance(s, _Stream) and s.pending()]
+        poll = select.poll()
+        for sock in readers:
+            poll.register(sock, select.POLLIN)
+        timeout_ms = 0 if ahead else None if timeout_s is None else timeout_s * 1000
+        found = {descriptor for descriptor, _ in poll.poll(timeout_ms)}
+        return [sock for sock in readers if sock in ahead or sock.fileno() in found], [], []
+
+
+class _Stream:
+    """A connection that reads ahead.
+
+    Kazoo reads an answer in two parts, and looks for each whether it is there. With TLS it waits
+    for the next answer though that may be decrypted already.
+    """
+
+    def __init__(self, sock: socket.socket, patience_s: float) -> None:
+        self._sock = sock
+        self._patience_s = patience_s
+        self._ahead = b""
+        self.fileno = sock.fileno
+        self.setblocking = sock.setblocking
+        self.close = sock.close
+
+    def pending(self) -> int:
+        """Return how many bytes are there without a look at the socket."""
+        decrypted = self._sock.pending() if isinstance(self._sock, ssl.SSLSocket) else 0
+        return len(self._ahead) + decrypted
+
+    def recv(self, size: int) -> bytes:
+        """Return what is there, *size* bytes at most."""
+        if not self._ahead:
+            self._ahead = self._sock.recv(_READ_BYTES)
+        data, self._ahead = self._ahead[:size], self._ahead[size:]
+        return data
+
+    def send(self, data: bytes) -> int:
+        """Send some of it; return how many bytes. Raises OSError if there is no room in time."""
+        while True:
+            try:
+                return self._sock.send(data)
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                poll = select.poll()
+                poll.register(self._sock, select.POLLOUT)
+                if not poll.poll(self._patience_s * 1000):
+                    raise TimeoutError("the server takes nothing") from None
+
+
+def encrypted(
+    sock: socket.socket, hostname: str, new_tls: Callable[[], ssl.SSLContext] | None
+) -> socket.socket:
+    """Return *sock*, with TLS over it if there is to be any; it must be the server's."""
+    return sock if new_tls is None else new_tls().wrap_socket(sock, server_hostname=hostname)
+
+
+class _LastWords(logging.Handler):
+    """Remembers what kazoo complained of last, instead of printing it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take it; with the exception, as that is what a bug looks like from here."""
+        failed = record.exc_info and record.exc_info[1]
+        if isinstance(failed, zk.SessionClosedRequireSaslError):
+            self.text = _LOG_IN
+        elif record.getMessage() not in _NO_REASONS:
+            self.text = record.getMessage() + (f": {failed!r}" if failed else "")
+
+
+def quiet_logger(words: logging.Handler) -> logging.Logger:
+    """Return a logger for kazoo of which only *words* hears."""
+    logger = logging.Logger("kazoo", logging.WARNING)  # noqa: LOG001 - no other one knows of it
+    logger.addHandler(words)
+    return logger
+
+
+# --- Operations as packets -----------------------------------------------------------------
+
+_INT: Final = struct.Struct(">i")
+# Of each change, and of each result: its kind, whether it is the mark of the end, and an error.
+_HEADER: Final = struct.Struct(">i?i")
+_ERROR: Final = -1
+_END: Final = _HEADER.pack(_ERROR, True, -1)
+_GET_DATA: Final = _HEADER.pack(packets.GetData.type, False, -1)
+_CHANGE_HEADERS: Final = {
+    znodes.Check: _HEADER.pack(packets.CheckVersion.type, False, -1),
+    znodes.Make: _HEADER.pack(packets.Create.type, False, -1),
+    znodes.Set: _HEADER.pack(packets.SetData.type, False, -1),
+    znodes.Remove: _HEADER.pack(packets.Delete.type, False, -1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _MultiRead:
+    """Many getData in one request, which kazoo doesn't know; ZooKeeper does since 3.6."""
+
+    type: ClassVar[int] = 22
+    paths: tuple[str, ...]
+
+    def serialize(self) -> bytes:
+        """Return its bytes."""
+        gets = [_GET_DATA + packets.GetData(path, None).serialize() for path in self.paths]
+        return b"".join((*gets, _END))
+
+    @staticmethod
+    def deserialize(data: bytes, offset: int) -> list[tuple[bytes, Any] | Exception]:
+        """Return of each path what getData would, or the error."""
+        results: list[tuple[bytes, Any] | Exception] = []
+        while True:
+            kind, is_done, code = _HEADER.unpack_from(data, offset)
+            offset += _HEADER.size
+            if is_done:
+                return results
+            if kind == _ERROR:
+                results.append(zk.EXCEPTIONS[code]())
+                offset += _INT.size
+            else:
+                content, stat = packets.GetData.deserialize(data, offset)
+                results.append((content, stat))
+                offset += _INT.size + len(content) + packets.stat_struct.size
+
+
+class _Transaction:
+    """A multi. Kazoo's own makes an object of each change, and of each result."""
+
+    type: ClassVar[int] = 14
+
+    def __init__(self, changes: Sequence[znodes.Change], root: str, acl: bytes) -> None:
+        """Make it, under the chroot *root*; what it creates gets the rights *acl*, as bytes."""
+        self._changes = changes
+        self._root = root
+        self._acl = acl
+
+    def serialize(self) -> bytes:
+        """Return its bytes."""
+        parts: list[bytes] = []
+        for change in self._changes:
+            path = (self._root + change.path).encode()
+            parts += _CHANGE_HEADERS[type(change)], _INT.pack(len(path)), path
+            match change:
+                case znodes.Check(_, version):
+                    parts.append(_INT.pack(version))
+                case znodes.Make(_, data):
+                    flags = _EPHEMERAL if change.is_ephemeral else 0
+                    parts += _INT.pack(len(data)), data, self._acl, _INT.pack(flags)
+                case znodes.Set(_, data, version):
+                    parts += _INT.pack(len(data)), data, _INT.pack(version)
+                case znodes.Remove():
+                    parts.append(_INT.pack(znodes.ANY_VERSION))
+        return b"".join((*parts, _END))
+
+    @staticmethod
+    def deserialize(data: bytes, offset: int) -> list[Exception]:
+        """Return the errors, one for each change; nothing if all were applied."""
+        errors: list[Exception] = []
+        while True:
+            kind, is_done, code = _HEADER.unpack_from(data, offset)
+            if is_done or kind != _ERROR:
+                return errors
+            errors.append(zk.EXCEPTIONS[code]())
+            offset += _HEADER.size + _INT.size
+
+
+def _acl_bytes(acl: Sequence[Any]) -> bytes:
+    rules = [
+        _INT.pack(one.perms) + packets.write_string(one.id.scheme) + packets.write_string(one.id.id)
+        for one in acl
+    ]
+    return _INT.pack(len(rules)) + b"".join(rules)
+
+
+OPEN: Final = _acl_bytes(OPEN_ACL_UNSAFE)
+OWNED: Final = _acl_bytes(CREATOR_ALL_ACL)
+
+
+def packet(
+    operation: znodes.Operation,
+    root: str,
+    acl: bytes,
+    watcher: Callable[[WatchedEvent], None],
+) -> Any:
+    """Return what kazoo sends for *operation*, under the chroot *root*."""
+    match operation:
+        case znodes.Multi(changes):
+            return _Transaction(changes, root, acl)
+        case znodes.Get((path,), watches):
+            return packets.GetData(root + path, watcher if watches else None)
+        case znodes.Get(paths):
+            return _MultiRead(tuple([root + path for path in paths]))
+        case znodes.Look(path):
+            return packets.Exists(root + path, watcher)
+        case znodes.Children(path, watches):
+            return packets.GetChildren(root + path, watcher if watches else None)
+
+
+def result(operation: znodes.Operation, answer: outcome.Outcome[Any]) -> znodes.Result:
+    """Return what kazoo's answer says of *operation*."""
+    try:
+        value = answer.unwrap()
+        match operation:
+            case znodes.Multi():
+                return _result_of_multi(value)
+            case znodes.Get(paths):
+                return znodes.Contents(
+                    tuple([_znode(one) for one in ([value] if len(paths) == 1 else value)])
+                )
+            case znodes.Look():
+                return znodes.Seen(value is not None)
+            case znodes.Children():
+                return znodes.Names(tuple(value))
+    except zk.NoNodeError:
+        if isinstance(operation, znodes.Get):
+            return znodes.Contents((None,))
+        return znodes.Names(None)
+    except Exception as exc:  # noqa: BLE001 - kazoo's, of any kind
+        words = _ODD.get(type(exc))
+        return znodes.Lost() if words is None else znodes.Odd(words)
+
+
+def _znode(read: tuple[bytes | None, Any] | Exception) -> znodes.Znode | None:
+    if isinstance(read, zk.NoNodeError):
+        return None
+    if isinstance(read, Exception):
+        raise read
+    data, stat = read
+    return znodes.Znode(data or b"", stat.version, stat.ephemeralOwner)
+
+
+def _result_of_multi(errors: Sequence[Exception]) -> znodes.Result:
+    for at, exc in enumerate(errors):
+        if not isinstance(exc, _BESIDE):
+            if failure := _FAILURES.get(type(exc)):
+                return znodes.Failed(at, failure)
+            raise exc
+    return znodes.Lost() if errors else znodes.Applied()
+
+
+# --- The engine ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Watcher:
+    """What kazoo calls when something is different: equal to another one of the same request.
+
+    kazoo keeps a set of them for each path, and so the same is not kept twice.
+    """
+
+    fired: Callable[[Request], None]
+    request: Request
+
+    def __call__(self, event: WatchedEvent) -> None:
+        """Tell it, unless it says no more than that the connection broke."""
+        if event.type != EventType.NONE:
+            self.fired(self.request)
+
+
+class Clients(Protocol):
+    """How a client of kazoo's is made; tests have another one."""
+
+    def __call__(self, **options: Any) -> Any:
+        """Make it, with kazoo's own options."""
+
+
+class ZooKeeper:
+    """An `Engine` over an ensemble.
+
+    Attributes:
+        session: That of the connection, or of the last one; 0 before the first.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        deliver: Deliver,
+        tell: Callable[[Event], None],
+        emit_event: EmitEvent,
+        *,
+        clients: Clients = KazooClient,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make it; it connects when it `run`s.
+
+        Args:
+            access: How the ensemble is reached.
+            deliver: The way back to the event loop.
+            tell: Called in the event loop with what nobody has asked for.
+            emit_event: Logs an event.
+            clients: Makes the clients.
+            clock_s: How time passes, for any thread.
+        """
+        self._access = access
+        self._acl = OWNED if access.is_owned else OPEN
+        self._deliver = deliver
+        self._tell = tell
+        self._emit_event = emit_event
+        self._clients = clients
+        self._clock_s = clock_s
+        self._words = _LastWords()
+        self._is_connected = False
+        self._pending: dict[int, Callable[[outcome.Outcome[Any]], None]] = {}
+        self._submitted = 0
+        self._watched: set[Request] = set()
+        self._client: Any = None
+        self._handler: _Handler
+        self._ended = trio.Event()
+        self._resumable: tuple[int, bytes] | None = None
+        self.session = 0
+
+    @property
+    def server(self) -> str:
+        """With whom the connection is, or was, or is being tried."""
+        return self._handler.server
+
+    def submit(self, request: Request, done: Callable[[Reply], None]) -> None:
+        """Have *request* done, and *done* called with the answer."""
+        operation = znodes.operation(request)
+        self._submitted = number = self._submitted + 1
+        self._pending[number] = partial(self._answer, request, operation, done)
+        answer = _Answer(self._deliver, partial(self._open, number))
+        if not self._is_connected:
+            answer.set_exception(zk.ConnectionLoss())
+            return
+        watcher = _Watcher(self._fired, request)
+        asked = packet(operation, self._access.chroot, self._acl, watcher)
+        self._client._call(asked, answer)  # noqa: SLF001 - the one way for a packet of our own
+
+    def _open(self, number: int, answer: outcome.Outcome[Any]) -> None:
+        """Take an answer, unless the request was lost before."""
+        if opened := self._pending.pop(number, None):
+            opened(answer)
+
+    def _answer(
+        self,
+        request: Request,
+        operation: znodes.Operation,
+        done: Callable[[Reply], None],
+        answer: outcome.Outcome[Any],
+    ) -> None:
+        found = result(operation, answer)
+        if _has_set_watch(operation, found):
+            self._watched.add(request)
+        done(znodes.reply(request, found))
+
+    def _fired(self, request: Request) -> None:
+        if request in self._watched:
+            self._watched.remove(request)
+            self._tell(Fired(request))
+
+    # --- the session ---
+
+    async def run(self) -> None:
+        """Keep a client, and another one when it comes to nothing; until cancelled."""
+        try:
+            while True:
+                self._start()
+                reason = await self._until_over()
+                self._suspended(reason)
+                self._emit_event("zookeeper.client_replaced", {"reason": reason})
+                _dismiss(self._client)
+                await trio.sleep(_RENEWAL_S)
+        finally:
+            self._suspended("stopping")
+            # Others wait for the end of the session. A server that hangs is not waited for.
+            with trio.CancelScope(deadline=trio.current_time() + _CLOSE_S, shield=True):
+                await trio.to_thread.run_sync(_end, self._client, abandon_on_cancel=True)
+
+    def _start(self) -> None:
+        self._ended = ended = trio.Event()
+        self._handler = _Handler(self._access, self._deliver, lambda _: ended.set(), self._clock_s)
+        self._client = client = _client(
+            self._clients, self._access, self._handler, self._words, self._resumable
+        )
+        client.add_listener(lambda _: self._note_state(client))
+        client.start_async()
+
+    def _note_state(self, client: Any) -> None:
+        """Pass a change on, in kazoo's thread."""
+        changed = partial(self._changed, client, client.client_state, client.client_id)
+        self._deliver(changed, outcome.Value(None))
+
+    def _changed(
+        self, client: Any, state: str, session: tuple[int, bytes] | None, _: outcome.Outcome[None]
+    ) -> None:
+        if client is not self._client:
+            return
+        if state == KeeperState.CONNECTED and session is not None:
+            self._connected(session)
+            return
+        self._suspended(self._words.text)
+        if state == KeeperState.EXPIRED_SESSION:
+            self._resumable = None
+            self._emit_event("zookeeper.session_expired", {"session": hex(self.session)})
+            self._tell(Expired())
+
+    def _connected(self, session: tuple[int, bytes]) -> None:
+        self._is_connected = True
+        self._resumable = session
+        self.session, _ = session
+        self._words.text = ""
+        fields = {"server": self.server, "session": hex(self.session)}
+        self._emit_event("zookeeper.connected", fields)
+        self._tell(Connected(self.session))
+
+    def _suspended(self, reason: str) -> None:
+        """Have all that is on its way lost."""
+        if not self._is_connected:
+            return
+        self._is_connected = False
+        self._watched.clear()
+        pending, self._pending = self._pending, {}
+        for opened in pending.values():
+            opened(outcome.Error(zk.ConnectionLoss()))
+        self._emit_event("zookeeper.suspended", {"reason": reason})
+        self._tell(Suspended())
+
+    async def _until_over(self) -> str:
+        """Return why, when the client has come to nothing."""
+        hangs_s = _HANGS_AFTER * self._access.session_timeout_ms / 1000
+        while True:
+            with trio.move_on_after(_LOOK_S):
+                await self._ended.wait()
+                return self._words.text
+            if not self._is_connected and self._clock_s() - self._handler.tried_s > hangs_s:
+                # It may wake up in the session that it had, and end it.
+                self._resumable = None
+                return f"no server was tried for {hangs_s:.0f} s"
+
+
+def _has_set_watch(operation: znodes.Operation, found: znodes.Result) -> bool:
+    match operation, found:
+        case znodes.Look(), znodes.Seen(is_there):
+            return not is_there
+        case znodes.Get(_, watches), znodes.Contents((read, *_)):
+            return watches and read is not None
+        case znodes.Children(_, watches), znodes.Names(names):
+            return watches and names is not None
+    return False
+
+
+def _client(
+    clients: Clients,
+    access: Access,
+    handler: _Handler,
+    words: logging.Handler,
+    resumed: tuple[int, bytes] | None = None,
+) -> Any:
+    login = {"mechanism": "DIGEST-MD5", "username": access.user, "password": access.password}
+    return clients(
+        hosts=access.hosts,
+        timeout=access.session_timeout_ms / 1000,
+        client_id=resumed,
+        handler=handler,
+        sasl_options=login if access.user else None,
+        connection_retry=KazooRetry(
+            max_tries=-1, delay=_RETRY_S, max_delay=_RETRY_MAX_S, sleep_func=handler.sleep_func
+        ),
+        logger=quiet_logger(words),
+    )
+
+
+def _dismiss(client: Any) -> None:
+    """End a client in a thread, as kazoo waits for its own one to end."""
+    threading.Thread(target=_end, args=(client,), name="zookeeper-end", daemon=True).start()
+
+
+def _end(client: Any) -> None:
+    with suppress(Exception):  # It hangs: then its session ends by itself.
+        client.stop()
+        client.close()
+
+
+# --- For who may wait ----------------------------------------------------------------------
+
+
+class Visit:
+    """A session for who may wait: one operation after the other, in threads without event loop."""
+
+    def __init__(self, access: Access, *, patience_s: float) -> None:
+        """Connect.
+
+        Args:
+            access: How the ensemble is reached.
+            patience_s: How long to wait for the connection, and for each answer.
+
+        Raises:
+            ClusterRefused: The log-in is refused.
+            EnsembleUnreachable: There is no connection in that time.
+        """
+        self._access = access
+        self._patience_s = patience_s
+        self._acl = OWNED if access.is_owned else OPEN
+        self._words = _LastWords()
+        self._ended = threading.Event()
+        handler = _Handler(access, _at_once, lambda _: self._ended.set(), time.monotonic)
+        self._client = _client(KazooClient, access, handler, self._words)
+        try:
+            self._connect()
+        except (ClusterRefused, EnsembleUnreachable):
+            self.close()
+            raise
+
+    def _connect(self) -> None:
+        live = self._client.start_async()
+        deadline_s = time.monotonic() + self._patience_s
+        where = f"ZooKeeper at {self._access.hosts}"
+        while time.monotonic() < deadline_s:
+            # Kazoo says that it is connected, and then logs in: only an answer tells that it has.
+            found = self.do(znodes.Look("/")) if live.wait(_VISIT_LOOK_S) else znodes.Lost()
+            if isinstance(found, znodes.Odd):
+                raise ClusterRefused(f"{where} refuses us: {found.reason}")
+            if not isinstance(found, znodes.Lost):
+                return
+            if self._ended.is_set():
+                raise ClusterRefused(f"{where} refuses us: {self._words.text}")
+        raise EnsembleUnreachable(f"{where} can't be reached: {self._words.text}")
+
+    def do(self, operation: znodes.Operation) -> znodes.Result:
+        """Do it, and return what came of it; `Lost` if no answer came in time."""
+        box: SimpleQueue[outcome.Outcome[Any]] = SimpleQueue()
+        asked = packet(operation, self._access.chroot, self._acl, lambda _: None)
+        self._client._call(asked, _Answer(_at_once, box.put))  # noqa: SLF001 - as in `submit`
+        try:
+            return result(operation, box.get(timeout=self._patience_s))
+        except Empty:
+            return znodes.Lost()
+
+    def ask(self, request: Request) -> Reply:
+        """Do a request, and return its answer; LOST if none came in time."""
+        return znodes.reply(request, self.do(znodes.operation(request)))
+
+    def close(self) -> None:
+        """End the session."""
+        _end(self._client)
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the session."""
+        self.close()
+
+
+def _at_once(done: Done, answer: outcome.Outcome[Any]) -> None:
+    done(answer)

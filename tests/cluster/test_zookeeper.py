@@ -1,0 +1,487 @@
+"""The engine over a client of kazoo's that does as it is told."""
+
+import logging.handlers
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import outcome
+import pytest
+import trio
+from kazoo import exceptions as zk
+from kazoo.protocol import serialization as packets
+from kazoo.protocol.states import Callback, EventType, KeeperState, WatchedEvent, ZnodeStat
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+from trio.testing import MockClock
+
+from coordinator.cluster import znodes
+from coordinator.cluster.engine import (
+    Append,
+    Code,
+    Connected,
+    Event,
+    Expired,
+    Fired,
+    ListNodes,
+    ReadEntries,
+    ReadLeader,
+    Reply,
+    Suspended,
+    WatchEntry,
+)
+from coordinator.cluster.zookeeper import (
+    OPEN,
+    OWNED,
+    Access,
+    ZooKeeper,
+    packet,
+    quiet_logger,
+    result,
+)
+
+SESSION: Final = (7, b"password")
+NEXT: Final = (8, b"another")
+STAT: Final = ZnodeStat(*[0] * len(ZnodeStat._fields))
+HANGS_S: Final = 18.0
+
+
+class FakeClient:
+    """A client whose connection is the test's."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.handler = options["handler"]
+        self.client_state = KeeperState.CLOSED
+        self.client_id: tuple[int, bytes] | None = None
+        self.asked: list[tuple[Any, Any]] = []
+        self.is_stopped = False
+        self._listener: Callable[[str], None]
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        """Have it called with each change."""
+        self._listener = listener
+
+    def start_async(self) -> threading.Event:
+        """Do nothing by itself."""
+        return threading.Event()
+
+    def become(self, state: str, session: tuple[int, bytes] | None = None) -> None:
+        """Be in a state, and say so, as kazoo's thread does."""
+        self.client_state, self.client_id = state, session
+        self._listener(state)
+
+    def end(self) -> None:
+        """Have the connection's thread end."""
+        self.handler.spawn(lambda: None).join()
+
+    def fire(self, path: str, kind: str) -> None:
+        """Call the watchers that were asked with for a path."""
+        for asked, _ in self.asked:
+            if getattr(asked, "watcher", None) and asked.path == path:
+                event = WatchedEvent(kind, KeeperState.CONNECTED, path)
+                self.handler.dispatch_callback(Callback("watch", asked.watcher, (event,)))
+
+    def _call(self, asked: Any, answer: Any) -> None:
+        self.asked.append((asked, answer))
+
+    def stop(self) -> None:
+        """Note it."""
+        self.is_stopped = True
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class World:
+    """An engine, its clients, and all that it tells."""
+
+    def __init__(self) -> None:
+        self.clients: list[FakeClient] = []
+        self.told: list[Event | Reply | str] = []
+        self.access = Access(hosts="a:1,b:2", chroot="/gc", session_timeout_ms=6_000)
+        token = trio.lowlevel.current_trio_token()
+
+        def deliver(done: Callable[[Any], None], answer: outcome.Outcome[Any]) -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(done, answer)
+
+        self.engine = ZooKeeper(
+            self.access,
+            deliver,
+            self.told.append,
+            lambda name, _: self.told.append(name),
+            clients=self._made,
+            clock_s=lambda: self.clock_s,
+        )
+        self.clock_s = 0.0
+
+    def _made(self, **options: Any) -> FakeClient:
+        self.clients.append(FakeClient(**options))
+        return self.clients[-1]
+
+    def submit(self, request: Any) -> None:
+        """Ask, and note the answer."""
+        self.engine.submit(request, self.told.append)
+
+    async def news(self) -> list[Event | Reply | str]:
+        """Return what was told since it was asked last."""
+        await trio.testing.wait_all_tasks_blocked()
+        told, self.told[:] = list(self.told), []
+        return told
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[World]:
+    """Run an engine."""
+    world = World()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.engine.run)
+        await trio.testing.wait_all_tasks_blocked()
+        yield world
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[World]:
+    """Run an engine that has a connection."""
+    async with running() as world:
+        world.clients[0].become(KeeperState.CONNECTED, SESSION)
+        assert ["zookeeper.connected", Connected(7)] == await world.news()
+        yield world
+
+
+async def test_a_request_without_a_connection_is_lost_at_once() -> None:
+    """Kazoo would keep it, and send it when nobody expects it any more."""
+    async with running() as world:
+        world.submit(ReadLeader(0))
+
+        assert world.told == []  # Never before `submit` has returned.
+        assert [Reply(Code.LOST)] == await world.news()
+        assert world.clients[0].asked == []
+
+
+async def test_requests_go_out_under_the_chroot_and_answers_come_back_in_order() -> None:
+    """Who asks twice must know which answer is which."""
+    async with connected() as world:
+        world.submit(ReadLeader(0))
+        world.submit(Append(0, 3, 9, (b"entry",)))
+        (read, first), (multi, second) = world.clients[0].asked
+        first.set((b"", STAT))
+        second.set([])
+
+        assert "/gc/journals/0/leader" == read.path
+        assert b"/gc/journals/0/log/0/9" in multi.serialize()
+        assert [Reply(Code.OK), Reply(Code.OK)] == await world.news()
+
+
+async def test_what_is_on_its_way_is_lost_before_the_connection_is_told_to_be() -> None:
+    """Who hears that the connection broke looks at what is left, and finds nothing half done."""
+    async with connected() as world:
+        world.submit(ReadLeader(0))
+        world.submit(ReadLeader(1))
+        (_, first), (_, second) = world.clients[0].asked
+        first.set_exception(zk.ConnectionLoss())
+        world.clients[0].become(KeeperState.CONNECTING)
+
+        lost = Reply(Code.LOST)
+        assert [lost, lost, "zookeeper.suspended", Suspended()] == await world.news()
+
+        # kazoo had it in its queue, and has sent it on the next connection.
+        world.clients[0].become(KeeperState.CONNECTED, SESSION)
+        second.set((b"", STAT))
+        assert ["zookeeper.connected", Connected(7)] == await world.news()
+
+
+async def test_a_request_that_crosses_the_news_of_a_broken_connection_is_lost_once() -> None:
+    """Kazoo drops some of them for good; nobody may wait for those."""
+    async with connected() as world:
+        client = world.clients[0]
+        client.become(KeeperState.CONNECTING)
+        client.become(KeeperState.EXPIRED_SESSION)
+        client.become(KeeperState.CONNECTED, NEXT)
+        world.submit(ReadLeader(0))  # The event loop knows of nothing yet.
+
+        assert [
+            Reply(Code.LOST),
+            "zookeeper.suspended",
+            Suspended(),
+            "zookeeper.session_expired",
+            Expired(),
+            "zookeeper.connected",
+            Connected(8),
+        ] == await world.news()
+
+
+async def test_a_watch_is_told_once_and_behind_the_answer_that_set_it() -> None:
+    """A second event of the same change would have everybody read it twice."""
+    async with connected() as world:
+        client = world.clients[0]
+        world.submit(ListNodes())
+        world.submit(ListNodes())
+        for _, answer in client.asked:
+            answer.set(["1"])
+        client.fire("/gc/brokers/ids", EventType.CHILD)
+        client.fire("/gc/brokers/ids", EventType.CHILD)
+
+        assert [
+            Reply(Code.OK, (1,)),
+            Reply(Code.OK, (1,)),
+            Fired(ListNodes()),
+        ] == await world.news()
+
+
+async def test_watches_that_kazoo_keeps_are_equal_for_equal_requests() -> None:
+    """It keeps a set of them for each znode, which otherwise grew with every look."""
+    async with connected() as world:
+        world.submit(WatchEntry(0, 5))
+        world.submit(WatchEntry(0, 5))
+        (first, _), (second, _) = world.clients[0].asked
+
+        assert len({first.watcher, second.watcher}) == 1
+
+
+async def test_a_watch_ends_with_its_connection() -> None:
+    """Kazoo calls all watchers then, and what they would tell is told already."""
+    async with connected() as world:
+        client = world.clients[0]
+        world.submit(WatchEntry(0, 5))
+        client.asked[0][1].set(None)
+        client.become(KeeperState.CONNECTING)
+        client.fire("/gc/journals/0/log/0/5", EventType.NONE)
+        client.become(KeeperState.CONNECTED, SESSION)
+        client.fire("/gc/journals/0/log/0/5", EventType.CREATED)
+
+        assert Fired(WatchEntry(0, 5)) not in await world.news()
+
+
+async def test_an_entry_that_is_there_is_not_watched() -> None:
+    """Its removal, much later, is nobody's business."""
+    async with connected() as world:
+        client = world.clients[0]
+        world.submit(WatchEntry(0, 5))
+        client.asked[0][1].set(STAT)
+        client.fire("/gc/journals/0/log/0/5", EventType.DELETED)
+
+        assert [Reply(Code.OK)] == await world.news()
+
+
+async def test_a_client_whose_thread_has_ended_is_replaced_in_its_session(
+    autojump_clock: MockClock,
+) -> None:
+    """It ends at anything that kazoo doesn't know, and the node would be cut off for good."""
+    async with connected() as world:
+        world.submit(ReadLeader(0))
+        world.clients[0].end()
+        await trio.sleep(5)
+        world.clients[1].become(KeeperState.CONNECTED, SESSION)
+        # The old one says that it is closed, after all.
+        world.clients[0].become(KeeperState.CLOSED)
+
+        assert [
+            Reply(Code.LOST),
+            "zookeeper.suspended",
+            Suspended(),
+            "zookeeper.client_replaced",
+            "zookeeper.connected",
+            Connected(7),
+        ] == await world.news()
+        assert SESSION == world.clients[1].options["client_id"]
+
+
+async def test_a_client_that_hangs_is_replaced_in_a_session_of_its_own(
+    autojump_clock: MockClock,
+) -> None:
+    """Once it wakes up it ends its session, which must not be the new one's."""
+    async with connected() as world:
+        world.clients[0].become(KeeperState.CONNECTING)
+        world.clock_s = HANGS_S
+        await trio.sleep(5)
+        assert len(world.clients) == 1
+
+        world.clock_s = HANGS_S + 1
+        await trio.sleep(5)
+        assert len(world.clients) == 2
+        assert world.clients[1].options["client_id"] is None
+
+
+async def test_a_session_that_has_expired_is_not_gone_on_with(autojump_clock: MockClock) -> None:
+    """It is no more, and asking for it costs a round."""
+    async with connected() as world:
+        world.clients[0].become(KeeperState.EXPIRED_SESSION)
+        world.clients[0].end()
+        await trio.sleep(5)
+
+        assert world.clients[1].options["client_id"] is None
+
+
+async def test_the_session_is_ended_with_the_engine() -> None:
+    """Others wait for its end, or for its timeout."""
+    async with connected() as world:
+        pass
+
+    assert world.clients[0].is_stopped
+
+
+# --- Packets and results --------------------------------------------------------------------
+
+
+def answer_of(*parts: bytes) -> bytes:
+    """Return the body of a multiRead's answer."""
+    return b"".join(parts) + bytes(packets.multiheader_struct.pack(-1, True, -1))
+
+
+def found(data: bytes) -> bytes:
+    """Return what getData found, inside of it."""
+    stat = packets.stat_struct.pack(*[0] * 3, 0, 4, 0, 0, 99, *[0] * 3)
+    header = packets.multiheader_struct.pack(packets.GetData.type, False, 0)
+    return bytes(header + packets.write_buffer(data) + stat)
+
+
+def failed(code: int) -> bytes:
+    """Return an error inside of it."""
+    return bytes(packets.multiheader_struct.pack(-1, False, code) + packets.int_struct.pack(code))
+
+
+GET: Final = znodes.Get(("/a", "/b", "/c"), watches=False)
+
+
+def read_many(body: bytes) -> znodes.Result:
+    """Return what this answer to `GET` means."""
+    asked = packet(GET, "/gc", OPEN, lambda _: None)
+    return result(GET, outcome.capture(lambda: asked.deserialize(b"head" + body, 4)))
+
+
+def test_many_znodes_are_read_at_once() -> None:
+    """One by one costs followers ten times the CPU."""
+    a, c = znodes.Znode(b"one", 4, 99), znodes.Znode(b"", 4, 99)
+
+    body = answer_of(found(b"one"), failed(zk.NoNodeError.code), found(b""))
+    assert znodes.Contents((a, None, c)) == read_many(body)
+
+
+@pytest.mark.parametrize(
+    ("code", "means"),
+    [
+        (zk.NoAuthError.code, znodes.Odd("ZooKeeper's rules don't allow it")),
+        (zk.ThrottledOpError.code, znodes.Lost()),
+        (-999, znodes.Lost()),
+    ],
+)
+def test_an_error_among_what_is_read_is_not_taken_for_its_end(
+    code: int, means: znodes.Result
+) -> None:
+    """A follower that takes it so misses what comes behind."""
+    assert means == read_many(answer_of(found(b"one"), failed(code), found(b"")))
+
+
+def test_many_reads_are_written_as_zookeeper_reads_them() -> None:
+    """An operation after the other, then the mark of the end."""
+    asked = packet(GET, "", OPEN, lambda _: None)
+
+    header = b"\0\0\0\x04\0\xff\xff\xff\xff"
+    paths = [b"\0\0\0\x02" + path + b"\0" for path in (b"/a", b"/b", b"/c")]
+    assert header.join([b"", *paths]) + b"\xff\xff\xff\xff\x01\xff\xff\xff\xff" == asked.serialize()
+    assert asked.type == 22
+
+
+MULTI: Final = znodes.Multi(
+    (
+        znodes.Check("/a", 3, {}),
+        znodes.Make("/b", b"data"),
+        znodes.Make("/c", b"", is_ephemeral=True),
+        znodes.Set("/\xe4", b"x", 7, {}),
+        znodes.Remove("/e", {}),
+    )
+)
+
+
+@pytest.mark.parametrize(("acl", "rules"), [(OPEN, OPEN_ACL_UNSAFE), (OWNED, CREATOR_ALL_ACL)])
+def test_a_transaction_has_the_bytes_that_kazoo_gives_it(acl: bytes, rules: list[ACL]) -> None:
+    """Ours is written in a third of the time."""
+    theirs = packets.Transaction(
+        [
+            packets.CheckVersion("/gc/a", 3),
+            packets.Create("/gc/b", b"data", rules, 0),
+            packets.Create("/gc/c", b"", rules, 1),
+            packets.SetData("/gc/\xe4", b"x", 7),
+            packets.Delete("/gc/e", -1),
+        ]
+    )
+
+    ours = packet(MULTI, "/gc", acl, lambda _: None)
+    assert (theirs.type, theirs.serialize()) == (ours.type, ours.serialize())
+
+
+def applied(kind: int, body: bytes = b"") -> bytes:
+    """Return what a change came to, inside of an answer."""
+    return bytes(packets.multiheader_struct.pack(kind, False, 0)) + body
+
+
+@pytest.mark.parametrize(
+    ("body", "errors"),
+    [
+        (answer_of(applied(13), applied(1, b"\0\0\0\2/b")), []),
+        (answer_of(failed(-103), failed(-2)), [zk.BadVersionError, zk.RuntimeInconsistency]),
+        (answer_of(failed(0), failed(-110)), [zk.RolledBackError, zk.NodeExistsError]),
+        (answer_of(), []),
+    ],
+)
+def test_the_answer_of_a_transaction_is_its_errors(body: bytes, errors: list[type]) -> None:
+    """All or nothing: what was applied needs no look."""
+    asked = packet(MULTI, "/gc", OPEN, lambda _: None)
+
+    assert errors == [type(one) for one in asked.deserialize(b"head" + body, 4)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "means"),
+    [
+        (outcome.Value([]), znodes.Applied()),
+        (
+            outcome.Value([zk.RolledBackError(), zk.NodeExistsError()]),
+            znodes.Failed(1, znodes.Failure.NODE_EXISTS),
+        ),
+        (
+            outcome.Value([zk.BadVersionError(), zk.RuntimeInconsistency()]),
+            znodes.Failed(0, znodes.Failure.BAD_VERSION),
+        ),
+        (
+            outcome.Value([zk.RolledBackError(), zk.QuotaExceededError()]),
+            znodes.Odd("the quota of ZooKeeper is used up"),
+        ),
+        (outcome.Value([zk.RuntimeInconsistency()]), znodes.Lost()),
+        (outcome.Error(zk.SessionMovedError()), znodes.Lost()),
+        (outcome.Error(zk.OperationTimeoutError()), znodes.Lost()),
+        (outcome.Error(RuntimeError("xids do not match")), znodes.Lost()),
+    ],
+)
+def test_what_a_transaction_came_to(answer: outcome.Outcome[Any], means: znodes.Result) -> None:
+    """Surely applied, surely not, or nobody knows: the protocol rests on the difference."""
+    assert means == result(MULTI, answer)
+
+
+def test_a_missing_znode_is_no_error_of_a_read() -> None:
+    """Followers read what isn't there yet all the time."""
+    get, children = znodes.Get(("/a",), watches=True), znodes.Children("/a", watches=True)
+
+    assert znodes.Contents((None,)) == result(get, outcome.Error(zk.NoNodeError()))
+    assert znodes.Names(None) == result(children, outcome.Error(zk.NoNodeError()))
+    assert znodes.Seen(is_there=False) == result(znodes.Look("/a"), outcome.Value(None))
+
+
+def test_kazoo_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its complaints are the reasons of events; standard error is for people."""
+    heard = logging.handlers.BufferingHandler(9)
+
+    quiet_logger(heard).warning("Connection dropped: %s", "reset")
+
+    assert ["Connection dropped: reset"] == [record.getMessage() for record in heard.buffer]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_entries_are_read_in_one_request() -> None:
+    """However many are asked for."""
+    operation = znodes.operation(ReadEntries(0, 5, 64))
+
+    assert 64 == len(packet(operation, "", OPEN, lambda _: None).paths)

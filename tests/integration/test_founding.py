@@ -1,0 +1,386 @@
+"""What a node finds in a real ensemble before it runs, or makes, or refuses."""
+
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import pytest
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from kazoo.client import KazooClient
+from kazoo.security import make_acl, make_digest_acl
+
+from bench.peers import free_port, missing
+from coordinator.cluster import znodes
+from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
+from coordinator.cluster.founding import Found, Layout, find_or_found
+from coordinator.cluster.znodes import Children, Contents, Get, Make, Multi, Names, Set
+from coordinator.cluster.zookeeper import Access, Visit
+from tests.fakes.tls import authority, certificate
+from tests.integration.ensemble import Ensemble, ensemble
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S: Final = 30.0
+SHORT_S: Final = 2.0
+LAYOUT: Final = Layout(num_partitions=6, journals=2)
+ID: Final = "0123456789012345678901"
+OTHER: Final = "a123456789012345678901"
+USER: Final = "gc"
+# A cluster of this has its znodes in several transactions.
+LARGE: Final = Layout(num_partitions=300, journals=2)
+_numbers = count()
+
+
+def accessed(zookeeper: Ensemble) -> Access:
+    """Return a way to a chroot that nobody has used."""
+    chroot = f"/founding/{next(_numbers)}"
+    return Access(hosts=zookeeper.hosts, chroot=chroot, session_timeout_ms=6_000)
+
+
+def found(
+    access: Access,
+    layout: Layout = LAYOUT,
+    *,
+    cluster_id: str = "",
+    new: str = ID,
+    patience_s: float = PATIENCE_S,
+) -> Found:
+    """Find the cluster, or make it."""
+    return find_or_found(
+        access, layout, cluster_id=cluster_id, new_cluster_id=lambda: new, patience_s=patience_s
+    )
+
+
+def write(access: Access, *changes: znodes.Change) -> None:
+    """Do what somebody else has done there."""
+    with Visit(access, patience_s=PATIENCE_S) as visit:
+        assert znodes.Applied() == visit.do(Multi(changes))
+
+
+@contextmanager
+def administrator(zookeeper: Ensemble) -> Iterator[KazooClient]:
+    """Connect as people's tools do."""
+    client = KazooClient(zookeeper.hosts)
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+def test_a_cluster_is_made_once_and_then_found(zookeeper: Ensemble) -> None:
+    """A restart finds what the first start has made."""
+    access = accessed(zookeeper)
+
+    assert Found(ID, is_new=True, unknown={}) == found(access)
+    assert Found(ID, is_new=False, unknown={}) == found(access, new=OTHER)
+    assert Found(ID, is_new=False, unknown={}) == found(access, cluster_id=ID)
+    with Visit(access, patience_s=PATIENCE_S) as visit:
+        assert Names(("brokers", "cluster", "journals")) == _sorted(visit.do(Children("", False)))
+        (layout,) = _contents(visit, znodes.LAYOUT)
+    assert {"format": 1, "num_partitions": 6, "journals": 2} == json.loads(layout)
+
+
+def _sorted(names: znodes.Result) -> Names:
+    assert isinstance(names, Names)
+    assert names.names is not None
+    return Names(tuple(sorted(names.names)))
+
+
+def _contents(visit: Visit, *paths: str) -> list[bytes]:
+    contents = visit.do(Get(paths, watches=False))
+    assert isinstance(contents, Contents)
+    return [znode.data for znode in contents.znodes if znode is not None]
+
+
+def test_nodes_that_start_at_once_make_one_cluster(zookeeper: Ensemble) -> None:
+    """As they do where all of a deployment is new."""
+    access = accessed(zookeeper)
+    ids = [ID, OTHER, "b" + ID[1:]]
+    made: list[Found] = []
+    starts = [
+        threading.Thread(target=lambda new=new: made.append(found(access, LARGE, new=new)))
+        for new in ids
+    ]
+    for start in starts:
+        start.start()
+    for start in starts:
+        start.join()
+
+    assert len(made) == 3
+    (there,) = {one.cluster_id for one in made}
+    assert [there in ids, 1] == [True, sum(one.is_new for one in made)]
+    _check_whole(access)
+
+
+def _check_whole(access: Access) -> None:
+    paths = [make.path for make in znodes.founding(*LARGE)]
+    with Visit(access, patience_s=PATIENCE_S) as visit:
+        assert len(paths) == len(_contents(visit, *paths))
+
+
+def test_what_an_interrupted_start_left_is_finished(zookeeper: Ensemble) -> None:
+    """There is no cluster before its id is there."""
+    access = accessed(zookeeper)
+    found(access, LARGE)
+    whole = [make.path for make in znodes.founding(*LARGE)]
+    left = (znodes.CLUSTER_ID, *reversed(whole[201:]))
+    write(access, *[znodes.Remove(path, {}) for path in left])
+
+    assert Found(OTHER, is_new=True, unknown={}) == found(access, LARGE, new=OTHER)
+    _check_whole(access)
+
+
+def test_another_cluster_is_refused(zookeeper: Ensemble) -> None:
+    """A node with the wrong chroot in its settings would answer with foreign groups."""
+    access = accessed(zookeeper)
+    found(access)
+
+    with pytest.raises(ClusterRefused, match=f"holds the cluster {ID}, not {OTHER}"):
+        found(access, cluster_id=OTHER)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (LAYOUT._replace(num_partitions=7), r"offsets\.topic\.num\.partitions=6, .* say 7"),
+        (LAYOUT._replace(journals=3), r"cluster\.journals=2, .* say 3"),
+    ],
+)
+def test_another_layout_is_refused(zookeeper: Ensemble, layout: Layout, words: str) -> None:
+    """A group would be looked for in a partition that it isn't in."""
+    access = accessed(zookeeper)
+    found(access)
+
+    with pytest.raises(ClusterRefused, match=words):
+        found(access, layout)
+
+
+def test_a_half_made_cluster_of_another_layout_is_refused(zookeeper: Ensemble) -> None:
+    """Two nodes with different settings start at once, and neither may make a mixture."""
+    access = accessed(zookeeper)
+    found(access)
+    write(access, znodes.Remove(znodes.CLUSTER_ID, {}))
+
+    with pytest.raises(ClusterRefused, match="journals=2"):
+        found(access, LAYOUT._replace(journals=3))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'{"format":2,"num_partitions":6,"journals":2}', "by a newer release"),
+        (b"[]", "as nobody knows"),
+    ],
+)
+def test_a_layout_that_is_not_known_is_refused(
+    zookeeper: Ensemble, data: bytes, words: str
+) -> None:
+    """An older release must not write among what it doesn't understand."""
+    access = accessed(zookeeper)
+    found(access)
+    write(access, Set(znodes.LAYOUT, data, znodes.ANY_VERSION, {}))
+
+    with pytest.raises(ClusterRefused, match=words):
+        found(access)
+
+
+def test_the_chroot_of_a_kafka_cluster_is_refused(zookeeper: Ensemble) -> None:
+    """Its brokers register where our nodes would."""
+    access = accessed(zookeeper)
+    with administrator(zookeeper) as client:
+        client.create(
+            f"{access.chroot}/cluster/id",
+            b'{"version":"1","id":"' + ID.encode() + b'"}',
+            makepath=True,
+        )
+        client.create(f"{access.chroot}/brokers/ids", makepath=True)
+
+    with pytest.raises(ClusterRefused, match="holds a cluster that is none of ours"):
+        found(access)
+
+
+def test_a_chroot_with_other_things_in_it_is_refused(zookeeper: Ensemble) -> None:
+    """Consumers of old, say; nothing may be added to them."""
+    access = accessed(zookeeper)
+    with administrator(zookeeper) as client:
+        client.create(f"{access.chroot}/brokers/ids", makepath=True)
+        client.create(f"{access.chroot}/consumers", makepath=True)
+
+        with pytest.raises(ClusterRefused, match="holds other things: brokers, consumers"):
+            found(access)
+        assert {"brokers", "consumers"} == set(client.get_children(access.chroot))
+
+
+def test_missing_rights_are_told(zookeeper: Ensemble) -> None:
+    """The reason is ZooKeeper's, the place is in our settings."""
+    access = accessed(zookeeper)
+    theirs = make_digest_acl("somebody", "else", all=True)
+    readable = make_acl("world", "anyone", read=True)
+    with administrator(zookeeper) as client:
+        client.create(access.chroot, acl=[theirs, readable], makepath=True)
+        with pytest.raises(ClusterRefused, match=r"can't be written: .*rules don't allow it"):
+            found(access)
+
+        closed = accessed(zookeeper)
+        client.create(closed.chroot, acl=[theirs], makepath=True)
+        with pytest.raises(ClusterRefused, match=r"can't be read: .*rules don't allow it"):
+            found(closed)
+
+        taken = accessed(zookeeper)
+        found(taken)
+        client.set_acls(f"{taken.chroot}/cluster/id", [theirs, readable])
+        with pytest.raises(ClusterRefused, match=r"can't be written: .*rules don't allow it"):
+            found(taken)
+
+
+@contextmanager
+def telling(answer: bytes) -> Iterator[str]:
+    """Run a server that tells no more than this; yield its ``host:port``."""
+
+    def serve() -> None:
+        sock, _ = listener.accept()
+        with sock:
+            sock.recv(4)
+            sock.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+@pytest.mark.parametrize("version", ["3.4.14", "3.9.3"])
+def test_releases_that_lose_data_are_refused(zookeeper: Ensemble, version: str) -> None:
+    """One such server is enough, whatever the others are."""
+    access = accessed(zookeeper)
+    with (
+        telling(f"Zookeeper version: {version}-abc, built on\n".encode()) as old,
+        pytest.raises(ClusterRefused, match=f"{version}: releases before 3.9.4 can lose"),
+    ):
+        found(replace(access, hosts=f"{zookeeper.hosts},{old}"))
+
+
+def test_servers_that_do_not_tell_their_version_are_named(zookeeper: Ensemble) -> None:
+    """One that is away for a moment must not keep the node from starting."""
+    access = accessed(zookeeper)
+    away = f"127.0.0.1:{free_port()}"
+    with telling(b"srvr is not executed because it is not in the whitelist.\n") as silent:
+        there = found(replace(access, hosts=f"{zookeeper.hosts},{silent},{away}"))
+
+    assert {silent, away} == set(there.unknown)
+    assert "whitelist" in there.unknown[silent]
+
+
+def test_an_ensemble_that_is_away_is_told_within_the_patience() -> None:
+    """Whoever starts a node wants to know why nothing happens."""
+    access = Access(hosts=f"127.0.0.1:{free_port()}", chroot="/gc", session_timeout_ms=6_000)
+
+    with pytest.raises(EnsembleUnreachable, match=r"can't be reached: .*refused"):
+        found(access, patience_s=SHORT_S)
+
+
+def test_a_server_that_takes_no_large_requests_is_refused(tmp_path: Path) -> None:
+    """Small flushes would work, and the first large one would be tried for ever."""
+    if why := missing("zookeeper"):
+        pytest.skip(why)
+    with ensemble(tmp_path, 1, jvm=("-Djute.maxbuffer=200000",)) as one:
+        with pytest.raises(ClusterRefused, match=r"512 KiB: its jute\.maxbuffer has to be"):
+            found(accessed(one))
+        with administrator(one) as client:
+            assert [] == client.get_children("/founding/" + client.get_children("/founding")[0])
+
+
+# --- TLS and log-ins ------------------------------------------------------------------------
+
+_JAAS: Final = """Server {
+  org.apache.zookeeper.server.auth.DigestLoginModule required user_gc="right" user_foe="foe";
+};
+"""
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Access, Access]]:
+    """Return ways to a server that wants a log-in, with TLS and without."""
+    if why := missing("zookeeper"):
+        pytest.skip(why)
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "jaas.conf").write_text(_JAAS, encoding="ascii")
+    leaf = certificate("localhost", "127.0.0.1")
+    # ZooKeeper reads keys in the form of PKCS #8 alone.
+    key = load_pem_private_key(leaf.private_key_pem.bytes(), None)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "server.pem").write_bytes(pem + b"".join(c.bytes() for c in leaf.cert_chain_pems))
+    port = free_port()
+    settings = {
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "secureClientPort": str(port),
+        "secureClientPortAddress": "127.0.0.1",
+        "ssl.keyStore.location": str(folder / "server.pem"),
+        "ssl.clientAuth": "none",
+        "authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+        "sessionRequireClientSASLAuth": "true",
+    }
+    jvm = (f"-Djava.security.auth.login.config={folder / 'jaas.conf'}",)
+    with ensemble(folder / "servers", 1, settings=settings, jvm=jvm) as one:
+        plain = replace(accessed(one), user=USER, password="right", is_owned=True)
+        yield plain, replace(plain, hosts=f"localhost:{port}", new_tls=trusting)
+
+
+def trusting() -> ssl.SSLContext:
+    """Return what trusts the tests' authority."""
+    context = ssl.create_default_context()
+    authority().configure_trust(context)
+    return context
+
+
+def test_who_logs_in_over_tls_owns_what_he_makes(guarded: tuple[Access, Access]) -> None:
+    """The log is everybody's offsets; other users of the ensemble must not read it."""
+    plain, secure = guarded
+
+    assert ID == found(secure).cluster_id
+    foe = replace(plain, user="foe", password="foe")
+    with Visit(foe, patience_s=PATIENCE_S) as visit:
+        assert isinstance(visit.do(Get((znodes.CLUSTER_ID,), watches=False)), znodes.Odd)
+        assert isinstance(visit.do(Multi((Make("/mine", b""),))), znodes.Odd)
+    with pytest.raises(ClusterRefused, match="can't be read"):
+        found(foe)
+
+
+def test_a_wrong_password_is_refused_at_once(guarded: tuple[Access, Access]) -> None:
+    """Trying again would not help."""
+    _, secure = guarded
+
+    for wrong in (replace(secure, password="wrong"), replace(secure, user="")):
+        with pytest.raises(ClusterRefused, match="refuses us: the server wants a log-in"):
+            found(wrong)
+
+
+def test_a_certificate_of_somebody_else_is_not_taken(guarded: tuple[Access, Access]) -> None:
+    """Whoever stands in between would get the password's digest, and all offsets."""
+    _, secure = guarded
+
+    with pytest.raises(EnsembleUnreachable, match=r"(?i)certificate.verify.failed"):
+        found(replace(secure, new_tls=ssl.create_default_context), patience_s=SHORT_S)
+
+
+def test_plain_clients_learn_why_a_port_of_tls_hangs_up(guarded: tuple[Access, Access]) -> None:
+    """And the other way round."""
+    plain, secure = guarded
+
+    with pytest.raises(EnsembleUnreachable, match="can't be reached"):
+        found(replace(secure, new_tls=None), patience_s=SHORT_S)
+    with pytest.raises(EnsembleUnreachable, match="can't be reached"):
+        found(replace(plain, new_tls=trusting), patience_s=SHORT_S)
