@@ -87,6 +87,56 @@ class Settings:
         "22 characters of URL-safe base64: the cluster whose data folder it must be, and what a "
         "new one gets; empty = any, and random.",
     )
+    cluster_zookeeper: str = _setting(
+        "",
+        "The ZooKeeper ensemble that keeps the log of a cluster, as host:port,host:port/chroot; "
+        "empty = no cluster: this node alone, with its data folder.",
+    )
+    cluster_journals: int = _setting(
+        6,
+        "Logs that the nodes of a cluster share among them; fixed when the cluster is made.",
+        low=1,
+        high=1_000,
+    )
+    cluster_session_timeout_ms: int = _setting(
+        6_000,
+        "After so long without a word from a node others take over what it leads.",
+        low=2_000,
+        high=120_000,
+    )
+    cluster_state_max_bytes: int = _setting(
+        300 * _MIB,
+        "Snapshots and logs in ZooKeeper at which new data is refused; its heap has to be about "
+        "twice as large.",
+        low=_MIB,
+        high=2**62,
+    )
+    cluster_tail_bytes: int = _setting(
+        0,
+        "So much of each log is kept behind its snapshot at least, for those who read the changes.",
+        high=2**62,
+    )
+    cluster_zookeeper_ssl_client_enable: bool = _setting(False, "Speak TLS to ZooKeeper.")
+    cluster_zookeeper_ssl_truststore_location: str = _setting(
+        "",
+        "PEM file of the authorities that ZooKeeper's certificates are trusted by; empty = the "
+        "system's.",
+    )
+    cluster_zookeeper_ssl_keystore_location: str = _setting(
+        "", "PEM file of the key and certificate that ZooKeeper is shown; empty = none."
+    )
+    cluster_zookeeper_ssl_key_password_file: str = _setting(
+        "", "File with the password of that key; empty = it is not encrypted."
+    )
+    cluster_zookeeper_sasl_username: str = _setting(
+        "", "Who logs in to ZooKeeper, by DIGEST-MD5; empty = nobody."
+    )
+    cluster_zookeeper_sasl_password_file: str = _setting(
+        "", "File whose first line is the password of cluster.zookeeper.sasl.username."
+    )
+    cluster_zookeeper_set_acl: bool = _setting(
+        False, "Give the rights on what is made in ZooKeeper to us alone."
+    )
     allow_plaintext_remote: bool = _setting(
         False, "Listen off loopback where nothing is encrypted."
     )
@@ -353,6 +403,7 @@ class Settings:
         self._check_addresses()
         self._check_tls()
         self._check_log_ins()
+        self._check_cluster()
         for name in map(str.strip, self.http_allowed_hosts.split(",")):
             if name and not _HOST_NAME.fullmatch(name) and _ip(name) is None:
                 raise ConfigError(
@@ -448,6 +499,55 @@ class Settings:
                 "sasl.bootstrap.password.file"
             )
 
+    def _check_cluster(self) -> None:
+        self.zookeeper()
+        if self.cluster_zookeeper and not self.cluster_zookeeper_ssl_client_enable:
+            for name, value in (
+                ("truststore.location", self.cluster_zookeeper_ssl_truststore_location),
+                ("keystore.location", self.cluster_zookeeper_ssl_keystore_location),
+            ):
+                if value:
+                    raise ConfigError(
+                        f"cluster.zookeeper.ssl.{name} is for nothing: "
+                        "cluster.zookeeper.ssl.client.enable is false"
+                    )
+        user = self.cluster_zookeeper_sasl_username
+        if bool(user) != bool(self.cluster_zookeeper_sasl_password_file):
+            raise ConfigError(
+                "cluster.zookeeper.sasl.username and cluster.zookeeper.sasl.password.file belong "
+                "together: set both, or neither"
+            )
+        if self.cluster_zookeeper_set_acl and not (
+            user or self.cluster_zookeeper_ssl_keystore_location
+        ):
+            raise ConfigError(
+                "cluster.zookeeper.set.acl: ZooKeeper has to know who we are; set "
+                "cluster.zookeeper.sasl.username, or cluster.zookeeper.ssl.keystore.location"
+            )
+        if (
+            self.cluster_zookeeper
+            and self.offsets_topic_num_partitions > PARTITIONS_PER_JOURNAL * self.cluster_journals
+        ):
+            raise ConfigError(
+                f"offsets.topic.num.partitions: a cluster has {PARTITIONS_PER_JOURNAL} for each of "
+                f"cluster.journals at most"
+            )
+
+    def zookeeper(self) -> "Ensemble | None":
+        """Return the ensemble of the cluster, None if there is no cluster. Raises ConfigError."""
+        text = self.cluster_zookeeper
+        if not text:
+            return None
+        hosts, slash, path = text.partition("/")
+        chroot = slash + path
+        if chroot and not _CHROOT.fullmatch(chroot):
+            raise ConfigError(
+                f"cluster.zookeeper: {quoted(chroot)} is no path to keep a cluster under, "
+                "such as /group-coordinator"
+            )
+        servers = [Address.parse("cluster.zookeeper", one) for one in hosts.split(",")]
+        return Ensemble(tuple(servers), chroot)
+
     @property
     def has_authentication(self) -> bool:
         """Whether any listener asks who somebody is: then nobody may do what no rule allows."""
@@ -516,6 +616,13 @@ class Settings:
         return tuple(version.strip() for version in self.ssl_enabled_protocols.split(","))
 
 
+class Ensemble(NamedTuple):
+    """Servers of ZooKeeper, and the path in front of all others; "" for none."""
+
+    servers: tuple["Address", ...]
+    chroot: str
+
+
 class Adopted(NamedTuple):
     """What became of other settings: names that have changed, and those that wait for a restart."""
 
@@ -523,6 +630,10 @@ class Adopted(NamedTuple):
     needs_restart: tuple[str, ...]
 
 
+# Whoever comes to lead a journal sets the states of all its partitions in one transaction.
+PARTITIONS_PER_JOURNAL: Final = 1_000
+# ZooKeeper keeps its own things below /zookeeper, and takes no names of dots alone.
+_CHROOT: Final = re.compile(r"(?!/zookeeper(/|$))(/(?!\.{1,2}(/|$))[!-+.0-~-]+)+")
 _HOST_NAME: Final = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
 

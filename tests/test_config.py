@@ -177,6 +177,18 @@ def test_booleans_are_words(text: str) -> None:
         ("advertised.listeners=here:0", "'here:0' is no host:port that clients"),
         ("advertised.listeners=he re:1", "'he re:1' is no host:port that clients"),
         ("advertised.listeners=here", "advertised.listeners: 'here' is not host:port"),
+        ("cluster.zookeeper=localhost", "cluster.zookeeper: 'localhost' is not host:port"),
+        ("cluster.zookeeper=a:1,b/gc", "cluster.zookeeper: 'b' is not host:port"),
+        ("cluster.zookeeper=a:1/", "'/' is no path to keep a cluster under"),
+        ("cluster.zookeeper=a:1/gc/", "'/gc/' is no path to keep a cluster under"),
+        ("cluster.zookeeper=a:1/a//b", "'/a//b' is no path to keep a cluster under"),
+        ("cluster.zookeeper=a:1/../b", "'/../b' is no path to keep a cluster under"),
+        ("cluster.zookeeper=a:1/gc,b:1/gc", "'/gc,b:1/gc' is no path to keep a cluster under"),
+        ("cluster.zookeeper=a:1/zookeeper/x", "'/zookeeper/x' is no path to keep a cluster under"),
+        ("cluster.journals=0", "is not between 1"),
+        ("cluster.session.timeout.ms=1999", "is not between 2000"),
+        ("cluster.zookeeper.set.acl=true", "ZooKeeper has to know who we are"),
+        ("cluster.zookeeper.sasl.username=a", "belong together: set both, or neither"),
         ("http.allowed.hosts=a.example:9311", "http.allowed.hosts: 'a.example:9311' is not a host"),
         ("http.allowed.hosts=a.example b.example", "'a.example b.example' is not a host name"),
         ("http.allowed.hosts=a.example,http://b.example", "'http://b.example' is not a host name"),
@@ -407,6 +419,36 @@ def test_http_alone_may_ask_who_somebody_is() -> None:
     with pytest.raises(ConfigError, match="name an administrator"):
         load_settings(overrides=options)
     assert load_settings(overrides=[*options, "super.users=User:a"]).has_authentication
+
+
+def test_an_ensemble_is_its_servers_and_a_path() -> None:
+    """All of it in one setting, as ZooKeeper's own clients take it."""
+    alone = load_settings(overrides=["cluster.zookeeper=a:1"]).zookeeper()
+    several = load_settings(overrides=["cluster.zookeeper=a:1, [::1]:2/teams/gc"]).zookeeper()
+
+    assert load_settings().zookeeper() is None
+    assert alone == ((Address("a", 1),), "")
+    assert several == ((Address("a", 1), Address("::1", 2)), "/teams/gc")
+
+
+def test_a_cluster_has_no_more_partitions_than_a_leader_can_tell_of() -> None:
+    """He would say who leads all of them in one transaction, which ZooKeeper refuses."""
+    with pytest.raises(ConfigError, match=r"a cluster has 1000 for each of cluster\.journals"):
+        load_settings(
+            overrides=[
+                "cluster.zookeeper=a:1",
+                "cluster.journals=3",
+                "offsets.topic.num.partitions=3001",
+            ]
+        )
+
+
+def test_stores_without_tls_are_refused() -> None:
+    """Whoever names a certificate means to be encrypted."""
+    with pytest.raises(ConfigError, match=r"ssl\.keystore\.location is for nothing"):
+        load_settings(
+            overrides=["cluster.zookeeper=a:1", "cluster.zookeeper.ssl.keystore.location=a.pem"]
+        )
 
 
 def test_client_certificates_need_somebody_to_trust() -> None:

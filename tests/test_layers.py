@@ -94,7 +94,8 @@ LAYERS = {
     ),
     # The one place that knows how ZooKeeper is reached; imported only where there is a cluster.
     "coordinator.cluster.zookeeper": Layer(
-        ours=names("coordinator.cluster"), others=names("kazoo", "outcome", "trio")
+        ours=names("coordinator.cluster", "coordinator.config"),
+        others=names("kazoo", "outcome", "trio"),
     ),
     # What is done there before a node runs.
     "coordinator.cluster.founding": Layer(

@@ -41,6 +41,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, Protocol, Self
 
@@ -56,6 +57,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 from coordinator.cluster import znodes
 from coordinator.cluster.engine import Connected, Event, Expired, Fired, Reply, Request, Suspended
 from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
+from coordinator.config import ConfigError, Settings
 
 Done = Callable[[outcome.Outcome[Any]], None]
 # Has a function called in the event loop; callable from any thread.
@@ -123,6 +125,69 @@ class Access:
     user: str = ""
     password: str = field(default="", repr=False)
     is_owned: bool = False
+
+
+def access_of(settings: Settings) -> Access:
+    """Return how the ensemble is reached that *settings* name.
+
+    Raises:
+        ConfigError: There is none, or a file can't be used; the message names the setting.
+    """
+    ensemble = settings.zookeeper()
+    if ensemble is None:
+        raise ConfigError("cluster.zookeeper is not set: there is no cluster")
+    new_tls = None
+    if settings.cluster_zookeeper_ssl_client_enable:
+        new_tls = partial(_new_tls, settings)
+        new_tls()
+    user, file = settings.cluster_zookeeper_sasl_username, "cluster.zookeeper.sasl.password.file"
+    password = settings.cluster_zookeeper_sasl_password_file
+    return Access(
+        hosts=",".join(map(str, ensemble.servers)),
+        chroot=ensemble.chroot,
+        session_timeout_ms=settings.cluster_session_timeout_ms,
+        new_tls=new_tls,
+        user=user,
+        password=_first_line(file, password) if user else "",
+        is_owned=settings.cluster_zookeeper_set_acl,
+    )
+
+
+def _new_tls(settings: Settings) -> ssl.SSLContext:
+    """Return what a connection is encrypted with. Raises ConfigError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    path = settings.cluster_zookeeper_ssl_truststore_location
+    name = "cluster.zookeeper.ssl.truststore.location"
+    try:
+        if path:
+            context.load_verify_locations(path)
+        else:
+            context.load_default_certs()
+        path = settings.cluster_zookeeper_ssl_keystore_location
+        name = "cluster.zookeeper.ssl.keystore.location"
+        if path:
+            context.load_cert_chain(path, password=partial(_key_password, settings))
+    except OSError as exc:
+        raise ConfigError(f"{name}: {path} can't be used: {exc.strerror}") from None
+    return context
+
+
+def _key_password(settings: Settings) -> str:
+    name = "cluster.zookeeper.ssl.key.password.file"
+    if not (path := settings.cluster_zookeeper_ssl_key_password_file):
+        raise ConfigError(f"the key is encrypted, and there is no {name}")
+    return _first_line(name, path)
+
+
+def _first_line(name: str, path: str) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"{name}: {path} can't be read: {exc.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{name}: {path} is no text") from None
+    return text.partition("\n")[0].rstrip("\r")
 
 
 # --- kazoo's seam --------------------------------------------------------------------------

@@ -4,11 +4,18 @@ import logging.handlers
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import outcome
 import pytest
 import trio
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from kazoo import exceptions as zk
 from kazoo.protocol import serialization as packets
 from kazoo.protocol.states import Callback, EventType, KeeperState, WatchedEvent, ZnodeStat
@@ -35,10 +42,13 @@ from coordinator.cluster.zookeeper import (
     OWNED,
     Access,
     ZooKeeper,
+    access_of,
     packet,
     quiet_logger,
     result,
 )
+from coordinator.config import ConfigError, load_settings
+from tests.fakes.tls import certificate
 
 SESSION: Final = (7, b"password")
 NEXT: Final = (8, b"another")
@@ -321,6 +331,78 @@ async def test_the_session_is_ended_with_the_engine() -> None:
         pass
 
     assert world.clients[0].is_stopped
+
+
+# --- Settings -------------------------------------------------------------------------------
+
+ENSEMBLE: Final = "cluster.zookeeper=a:1,[::1]:2/gc"
+
+
+def accessed(*overrides: str) -> Access:
+    """Return how the ensemble is reached that these settings name."""
+    return access_of(load_settings(overrides=[ENSEMBLE, *overrides]))
+
+
+def test_an_ensemble_is_reached_as_the_settings_say(tmp_path: Path) -> None:
+    """The password is in a file, and in nothing that is shown."""
+    (tmp_path / "password").write_text("right\r\nnot this\n", encoding="utf-8")
+
+    access = accessed(
+        "cluster.zookeeper.sasl.username=gc",
+        f"cluster.zookeeper.sasl.password.file={tmp_path / 'password'}",
+        "cluster.zookeeper.set.acl=true",
+        "cluster.session.timeout.ms=4000",
+    )
+
+    assert access == Access(
+        hosts="a:1,[::1]:2",
+        chroot="/gc",
+        session_timeout_ms=4_000,
+        user="gc",
+        password="right",
+        is_owned=True,
+    )
+    assert "right" not in repr(access)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ssl.truststore.location", "ssl.truststore.location: .*/missing can't be used"),
+        ("ssl.keystore.location", "ssl.keystore.location: .*/missing can't be used"),
+    ],
+)
+def test_a_store_that_cannot_be_read_is_refused_by_its_name(
+    tmp_path: Path, name: str, words: str
+) -> None:
+    """There are two with such names for the listeners, too."""
+    with pytest.raises(ConfigError, match=rf"^cluster\.zookeeper\.{words}"):
+        accessed(
+            "cluster.zookeeper.ssl.client.enable=true",
+            f"cluster.zookeeper.{name}={tmp_path / 'missing'}",
+        )
+
+
+def test_an_encrypted_key_is_read_by_its_password(tmp_path: Path) -> None:
+    """New certificates are read for each connection, so a wrong password is found now."""
+    leaf = certificate("node")
+    key = load_pem_private_key(leaf.private_key_pem.bytes(), None)
+    sealed = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"pw"))
+    chain = b"".join(one.bytes() for one in leaf.cert_chain_pems)
+    (tmp_path / "node.pem").write_bytes(sealed + chain)
+    (tmp_path / "right").write_text("pw\n", encoding="utf-8")
+    (tmp_path / "wrong").write_text("no\n", encoding="utf-8")
+    stores = (
+        "cluster.zookeeper.ssl.client.enable=true",
+        f"cluster.zookeeper.ssl.keystore.location={tmp_path / 'node.pem'}",
+    )
+    password = f"cluster.zookeeper.ssl.key.password.file={tmp_path}"
+
+    assert accessed(*stores, f"{password}/right").new_tls is not None
+    with pytest.raises(ConfigError, match=r"ssl\.keystore\.location: .*node\.pem can't be used"):
+        accessed(*stores, f"{password}/wrong")
+    with pytest.raises(ConfigError, match=r"there is no .*ssl\.key\.password\.file"):
+        accessed(*stores)
 
 
 # --- Packets and results --------------------------------------------------------------------

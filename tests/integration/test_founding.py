@@ -26,7 +26,8 @@ from coordinator.cluster import znodes
 from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
 from coordinator.cluster.founding import Found, Layout, find_or_found
 from coordinator.cluster.znodes import Children, Contents, Get, Make, Multi, Names, Set
-from coordinator.cluster.zookeeper import Access, Visit
+from coordinator.cluster.zookeeper import Access, Visit, access_of
+from coordinator.config import load_settings
 from tests.fakes.tls import authority, certificate
 from tests.integration.ensemble import Ensemble, ensemble
 
@@ -324,7 +325,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Access, 
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     (folder / "server.pem").write_bytes(pem + b"".join(c.bytes() for c in leaf.cert_chain_pems))
     port = free_port()
-    settings = {
+    of_servers = {
         "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
         "secureClientPort": str(port),
         "secureClientPortAddress": "127.0.0.1",
@@ -334,9 +335,21 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Access, 
         "sessionRequireClientSASLAuth": "true",
     }
     jvm = (f"-Djava.security.auth.login.config={folder / 'jaas.conf'}",)
-    with ensemble(folder / "servers", 1, settings=settings, jvm=jvm) as one:
+    with ensemble(folder / "servers", 1, settings=of_servers, jvm=jvm) as one:
         plain = replace(accessed(one), user=USER, password="right", is_owned=True)
-        yield plain, replace(plain, hosts=f"localhost:{port}", new_tls=trusting)
+        (folder / "password").write_text("right\n", encoding="ascii")
+        authority().cert_pem.write_to_path(str(folder / "ca.pem"))
+        settings = load_settings(
+            overrides=[
+                f"cluster.zookeeper=localhost:{port}{plain.chroot}",
+                "cluster.zookeeper.ssl.client.enable=true",
+                f"cluster.zookeeper.ssl.truststore.location={folder / 'ca.pem'}",
+                f"cluster.zookeeper.sasl.username={USER}",
+                f"cluster.zookeeper.sasl.password.file={folder / 'password'}",
+                "cluster.zookeeper.set.acl=true",
+            ]
+        )
+        yield plain, access_of(settings)
 
 
 def trusting() -> ssl.SSLContext:

@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from coordinator.log.errors import LogCorrupt, LogFailed
-from coordinator.log.format import HEADER_BYTES, Batch, Entry, encode_batch
-from coordinator.log.replay import PART_BYTES, PART_KEYS, IndexedSegment, PartitionReplay, Replay
+from coordinator.log.format import (
+    HEADER_BYTES,
+    PART_BYTES,
+    PART_KEYS,
+    Batch,
+    Entry,
+    encode_batch,
+)
+from coordinator.log.replay import IndexedSegment, PartitionReplay, Replay
 from coordinator.log.segments import WINDOW_BYTES
 from tests.fakes.disk import Disk, DiskDirectory
 from tests.log.helpers import (
