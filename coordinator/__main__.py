@@ -43,6 +43,8 @@ def explained(exc: ImportError) -> str | None:
     missing = (exc.name or "").partition(".")[0]
     if missing in SERVER_ONLY:
         return f"{missing} isn't installed: pip install 'group-coordinator[server]'"
+    if missing == "kazoo":
+        return "kazoo isn't installed: pip install 'group-coordinator[server,zookeeper]'"
     if missing == "protocol" and (spec := find_spec(missing)) is not None:
         return f"{spec.origin} hides the package `protocol` of group-coordinator: rename that file"
     return None

@@ -101,6 +101,16 @@ LAYERS = {
     "coordinator.cluster.founding": Layer(
         ours=names("coordinator.cluster", "coordinator.cluster.zookeeper"), others=names("kazoo")
     ),
+    # The way from a folder into it.
+    "coordinator.cluster.move_in": Layer(
+        ours=names(
+            "coordinator.cluster",
+            "coordinator.cluster.founding",
+            "coordinator.cluster.snapshots",
+            "coordinator.cluster.zookeeper",
+            "coordinator.log",
+        )
+    ),
     "coordinator.runtime": Layer(
         ours=names("protocol", "coordinator.group", "coordinator.log", "coordinator.cluster"),
         others=names("trio", "structlog", "outcome", "msgspec"),

@@ -34,6 +34,11 @@ def settings_of_start(command: F) -> F:
         metavar="HOST:PORT",
         help="Where to listen; may be given several times. Port 0 takes a free one.",
     )
+    return listen(settings_from(command))
+
+
+def settings_from(command: F) -> F:
+    """Take settings as *toml_path* and *overrides*; for `loaded`."""
     config_file = click.option(
         "--config",
         "toml_path",
@@ -48,7 +53,7 @@ def settings_of_start(command: F) -> F:
         metavar="NAME=VALUE",
         help="One setting; wins over all.",
     )
-    return listen(config_file(overrides(command)))
+    return config_file(overrides(command))
 
 
 def loaded(listen: tuple[str, ...], toml_path: Path | None, overrides: tuple[str, ...]) -> Settings:

@@ -13,6 +13,7 @@ from protocol.version import VERSION
 
 _COMMANDS: Final = {
     "acls": Lazy("coordinator.cli.acls", "Look at rules of access, and change them."),
+    "cluster": Lazy("coordinator.cli.cluster", "Make a cluster of coordinators, and look at it."),
     "compact": Lazy("coordinator.cli.node", "Compact the offsets log now."),
     "config": Lazy("coordinator.cli.config", "See what a daemon is set to, and why."),
     "groups": Lazy("coordinator.cli.groups", "Look at consumer groups, and change them."),

@@ -29,6 +29,7 @@ from coordinator.cluster.znodes import (
     Get,
     Make,
     Multi,
+    Remove,
     Set,
 )
 from coordinator.cluster.zookeeper import Access, Visit, encrypted
@@ -88,26 +89,35 @@ def find_or_found(
         ClusterRefused: The ensemble or what stands in it can't be used; the message says why.
         EnsembleUnreachable: Nobody answers.
     """
+    unknown = prepare(access, patience_s=patience_s)
+    with Visit(access, patience_s=patience_s) as visit:
+        place = Place(visit, access)
+        proposed = None
+        if (there := place.cluster_id()) is None:
+            proposed = cluster_id or new_cluster_id()
+            place.begin(layout)
+            there = place.finish(proposed)
+        if cluster_id and there != cluster_id:
+            raise ClusterRefused(f"{place} holds the cluster {there}, not {cluster_id}")
+        place.check_layout(layout)
+        place.check_rights()
+    return Found(there, there == proposed, unknown)
+
+
+def prepare(access: Access, *, patience_s: float) -> dict[str, str]:
+    """Look at the servers, and make the chroot; return whose version nobody knows, and why.
+
+    Raises:
+        ClusterRefused: They can't be used; the message says why.
+        EnsembleUnreachable: Nobody answers.
+    """
     away, silent = _check_versions(access)
     with Visit(replace(access, chroot=""), patience_s=patience_s) as visit:
         _make_chroot(visit, access)
     for server in servers_of(access):
         if server not in away:
             _probe(replace(access, hosts=server))
-    with Visit(access, patience_s=patience_s) as visit:
-        clerk = _Clerk(visit, access)
-        found = clerk.read(znodes.CLUSTER_ID)
-        proposed = None
-        if found is None:
-            proposed = cluster_id or new_cluster_id()
-            clerk.found(layout, proposed)
-            found = clerk.read(znodes.CLUSTER_ID)
-        there = _id_in(found, access)
-        if cluster_id and there != cluster_id:
-            raise ClusterRefused(f"{_place(access)} holds the cluster {there}, not {cluster_id}")
-        _check_layout(clerk.read(znodes.LAYOUT), layout, access)
-        clerk.check_rights()
-    return Found(there, there == proposed, away | silent)
+    return away | silent
 
 
 def servers_of(access: Access) -> list[str]:
@@ -207,62 +217,126 @@ def _make(visit: Visit, makes: Iterable[Make], place: str) -> None:
             case znodes.Odd(reason):
                 raise ClusterRefused(f"{place} can't be written: {reason}")
             case znodes.Lost():
-                raise EnsembleUnreachable("the connection to ZooKeeper was lost")
+                raise _lost()
             case other:
                 raise ClusterRefused(f"{place} changes while we write it: {other}")
 
 
-class _Clerk:
-    """Reads and writes what says which cluster it is."""
+class Place:
+    """What is under the chroot; its text is how people are told of it."""
 
     def __init__(self, visit: Visit, access: Access) -> None:
+        """Look at it by *visit*, which is in the chroot of *access*."""
         self._visit = visit
-        self._access = access
+        self._top = _top(access)
+        self._text = _place(access)
 
-    def read(self, path: str) -> bytes | None:
-        """Return what stands there, None if nothing does."""
-        match self._visit.do(Get((path,), watches=False)):
-            case Contents((None,)):
-                return None
-            case Contents((znode,)) if znode is not None:
-                return znode.data
-            case znodes.Odd(reason):
-                raise ClusterRefused(f"{_place(self._access)} can't be read: {reason}")
-        raise EnsembleUnreachable("the connection to ZooKeeper was lost")
+    def __str__(self) -> str:
+        """Return how people are told of it."""
+        return self._text
 
-    def found(self, layout: Layout, cluster_id: str) -> None:
-        """Make a cluster, or finish one that somebody began."""
+    def cluster_id(self) -> str | None:
+        """Return which cluster is there, None if there is none. Raises ClusterRefused."""
+        data = self._read(znodes.CLUSTER_ID)
+        if data is None:
+            return None
+        fields = _fields(data)
+        if fields.get("version") != CLUSTER_VERSION or not isinstance(fields.get("id"), str):
+            # Kafka's has its version as a string.
+            raise ClusterRefused(f"{self} holds a cluster that is none of ours")
+        found: str = fields["id"]
+        return found
+
+    def check_layout(self, layout: Layout) -> None:
+        """Refuse another layout than this."""
+        data = self._read(znodes.LAYOUT)
+        if data is None:
+            raise ClusterRefused(f"{self} holds a cluster that is none of ours")
+        fields = _fields(data)
+        found = fields.get("format")
+        if found != LAYOUT_FORMAT:
+            newer = isinstance(found, int) and found > LAYOUT_FORMAT
+            why = "by a newer release" if newer else "as nobody knows"
+            raise ClusterRefused(f"{self} is laid out {why}: {znodes.LAYOUT}: {data!r}")
+        for name, wanted in layout._asdict().items():
+            if fields.get(name) != wanted:
+                raise ClusterRefused(
+                    f"{self} was made with {_SETTINGS[name]}={fields.get(name)}, "
+                    f"and the settings say {wanted}: that can't be changed"
+                )
+
+    def begin(self, layout: Layout) -> None:
+        """Make all of a cluster but its id, or what somebody who began has left out."""
         self._check_empty()
         fixed = layout._asdict()
         head = Make("/cluster", b""), Make(znodes.LAYOUT, _json({"format": LAYOUT_FORMAT} | fixed))
-        _make(self._visit, head, _place(self._access))
+        _make(self._visit, head, self._text)
         # If somebody else has begun, with other numbers, there must not be a mixture.
-        _check_layout(self.read(znodes.LAYOUT), layout, self._access)
+        self.check_layout(layout)
         first, *rest = znodes.founding(layout.num_partitions, layout.journals)
         assert first == head[0]
-        _make(self._visit, rest, _place(self._access))
-        made = Make(znodes.CLUSTER_ID, _json({"version": CLUSTER_VERSION, "id": cluster_id}))
-        _make(self._visit, (made,), _place(self._access))
+        _make(self._visit, rest, self._text)
 
-    def _check_empty(self) -> None:
-        """Refuse a chroot that is somebody else's: what is ours begins with ``/cluster``."""
-        match self._visit.do(Children(_top(self._access), watches=False)):
-            case znodes.Names(names) if names is not None:
-                others = set(names) - _ZOOKEEPERS_OWN
-            case znodes.Odd(reason):
-                raise ClusterRefused(f"{_place(self._access)} can't be read: {reason}")
-            case _:
-                raise EnsembleUnreachable("the connection to ZooKeeper was lost")
-        if others and ("cluster" not in others or not others <= _OURS):
-            shown = ", ".join(sorted(others)[:5])
-            raise ClusterRefused(f"{_place(self._access)} holds other things: {shown}")
+    def finish(self, cluster_id: str) -> str:
+        """Make it a cluster; return which one, as somebody else may have been faster."""
+        made = Make(znodes.CLUSTER_ID, _json({"version": CLUSTER_VERSION, "id": cluster_id}))
+        _make(self._visit, (made,), self._text)
+        there = self.cluster_id()
+        assert there is not None
+        return there
+
+    def clear(self) -> None:
+        """Remove what is left of a cluster that was begun."""
+        self._check_empty()
+        for name in sorted(_OURS):
+            self._remove_tree(f"/{name}")
 
     def check_rights(self) -> None:
         """Refuse a cluster that we may not change, without a change."""
         never = Set(znodes.CLUSTER_ID, b"", _NO_VERSION, {})
         match self._visit.do(Multi((never,))):
             case znodes.Odd(reason):
-                raise ClusterRefused(f"{_place(self._access)} can't be written: {reason}")
+                raise ClusterRefused(f"{self} can't be written: {reason}")
+
+    def _read(self, path: str) -> bytes | None:
+        match self._visit.do(Get((path,), watches=False)):
+            case Contents((None,)):
+                return None
+            case Contents((znode,)) if znode is not None:
+                return znode.data
+            case znodes.Odd(reason):
+                raise ClusterRefused(f"{self} can't be read: {reason}")
+        raise _lost()
+
+    def _names(self, path: str) -> set[str]:
+        match self._visit.do(Children(path, watches=False)):
+            case znodes.Names(names):
+                return set(names or ())
+            case znodes.Odd(reason):
+                raise ClusterRefused(f"{self} can't be read: {reason}")
+        raise _lost()
+
+    def _check_empty(self) -> None:
+        """Refuse a chroot that is somebody else's: what is ours begins with ``/cluster``."""
+        others = self._names(self._top) - _ZOOKEEPERS_OWN
+        if others and ("cluster" not in others or not others <= _OURS):
+            shown = ", ".join(sorted(others)[:5])
+            raise ClusterRefused(f"{self} holds other things: {shown}")
+
+    def _remove_tree(self, path: str) -> None:
+        for name in self._names(path):
+            self._remove_tree(f"{path}/{name}")
+        match self._visit.do(Multi((Remove(path, {}),))):
+            case znodes.Applied() | Failed(_, Failure.NO_NODE):
+                pass
+            case znodes.Lost():
+                raise _lost()
+            case other:
+                raise ClusterRefused(f"{self} can't be cleared: {other}")
+
+
+def _lost() -> EnsembleUnreachable:
+    return EnsembleUnreachable("the connection to ZooKeeper was lost")
 
 
 _ZOOKEEPERS_OWN: Final = frozenset({"zookeeper"})
@@ -288,32 +362,6 @@ def _fields(data: bytes) -> dict[str, Any]:
         if isinstance(fields, dict):
             return fields
     return {}
-
-
-def _id_in(data: bytes | None, access: Access) -> str:
-    fields = _fields(data or b"")
-    if fields.get("version") != CLUSTER_VERSION or not isinstance(fields.get("id"), str):
-        # Kafka's has its version as a string.
-        raise ClusterRefused(f"{_place(access)} holds a cluster that is none of ours")
-    found: str = fields["id"]
-    return found
-
-
-def _check_layout(data: bytes | None, layout: Layout, access: Access) -> None:
-    if data is None:
-        raise ClusterRefused(f"{_place(access)} holds a cluster that is none of ours")
-    fields = _fields(data)
-    found = fields.get("format")
-    if found != LAYOUT_FORMAT:
-        newer = isinstance(found, int) and found > LAYOUT_FORMAT
-        why = "by a newer release" if newer else "as nobody knows"
-        raise ClusterRefused(f"{_place(access)} is laid out {why}: {znodes.LAYOUT}: {data!r}")
-    for name, wanted in layout._asdict().items():
-        if fields.get(name) != wanted:
-            raise ClusterRefused(
-                f"{_place(access)} was made with {_SETTINGS[name]}={fields.get(name)}, "
-                f"and the settings say {wanted}: that can't be changed"
-            )
 
 
 _SETTINGS: Final = {

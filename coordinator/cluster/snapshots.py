@@ -7,6 +7,7 @@ leader installs them. All of it is one generator, which yields requests and is s
 
 import zlib
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 import msgpack
@@ -57,16 +58,26 @@ def make_snapshot(journal: int, name: str, drop_before_ms: int) -> Asking:
     source = _Source()
     before = yield from _read_all(journal, source)
     live = find_live(source.packed_batches, drop_before_ms)
+    written = yield from write_chunks(journal, name, _folded(source, live))
+    below = {**before.compacted_below}
+    for partition, offset in live.dropped_below.items():
+        below[partition] = max(offset, below.get(partition, 0))
+    return replace(written, index=source.index, ends=source.ends, compacted_below=below)
+
+
+def write_chunks(journal: int, name: str, batches: Iterable[bytes]) -> Asking:
+    """Write the chunks of a snapshot *name* of these packed batches; return it, as far as it goes.
+
+    Raises:
+        LogFailed: The connection broke: begin anew.
+    """
     chunks = size_bytes = crc32 = 0
-    for data in _chunks(_folded(source, live)):
+    for data in _chunks(batches):
         _checked((yield WriteChunk(journal, name, chunks, data)), Code.EXISTS)
         chunks += 1
         size_bytes += len(data)
         crc32 = zlib.crc32(data, crc32)
-    below = {**before.compacted_below}
-    for partition, offset in live.dropped_below.items():
-        below[partition] = max(offset, below.get(partition, 0))
-    return Snapshot(source.index, name, chunks, size_bytes, crc32, source.ends, below)
+    return Snapshot(name=name, chunks=chunks, size_bytes=size_bytes, crc32=crc32)
 
 
 def _checked(reply: Reply, *others: Code) -> Reply:

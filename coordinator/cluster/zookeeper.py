@@ -37,20 +37,20 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, Final, Protocol, Self
+from typing import Any, ClassVar, Final, Protocol, Self, TypeVar
 
 import outcome
 import trio
 from kazoo import exceptions as zk
 from kazoo.client import KazooClient
 from kazoo.protocol import serialization as packets
-from kazoo.protocol.states import Callback, EventType, KeeperState, WatchedEvent
+from kazoo.protocol.states import Callback, KeeperState, WatchedEvent
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
@@ -59,6 +59,7 @@ from coordinator.cluster.engine import Connected, Event, Expired, Fired, Reply, 
 from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
 from coordinator.config import ConfigError, Settings
 
+T = TypeVar("T")
 Done = Callable[[outcome.Outcome[Any]], None]
 # Has a function called in the event loop; callable from any thread.
 Deliver = Callable[[Done, outcome.Outcome[Any]], None]
@@ -555,10 +556,9 @@ class _Watcher:
     fired: Callable[[Request], None]
     request: Request
 
-    def __call__(self, event: WatchedEvent) -> None:
-        """Tell it, unless it says no more than that the connection broke."""
-        if event.type != EventType.NONE:
-            self.fired(self.request)
+    def __call__(self, _: WatchedEvent) -> None:
+        """Tell it. When a connection breaks all are called, but then they are forgotten already."""
+        self.fired(self.request)
 
 
 class Clients(Protocol):
@@ -834,6 +834,16 @@ class Visit:
     def ask(self, request: Request) -> Reply:
         """Do a request, and return its answer; LOST if none came in time."""
         return znodes.reply(request, self.do(znodes.operation(request)))
+
+    def run(self, asking: Generator[Request, Reply, T]) -> T:
+        """Do all requests that *asking* yields; return what it returns."""
+        try:
+            request = next(asking)
+            while True:
+                request = asking.send(self.ask(request))
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
     def close(self) -> None:
         """End the session."""

@@ -413,7 +413,7 @@ def _packed_batches(directory: Directory, job: Job) -> Iterator[tuple[PackedBatc
     """Yield the batches of all sources, checked, each with its size."""
     ends: dict[int, int] = {}
     for segment in job.segments:
-        for raw, packed in _batches_of(directory, segment, job.num_partitions):
+        for raw, packed in batches_of(directory, segment, job.num_partitions):
             expected = ends.get(raw.partition, 0)
             # Where nothing was compacted, the next batch begins where this one ends.
             if raw.base_offset < expected:
@@ -428,10 +428,15 @@ def _packed_batches(directory: Directory, job: Job) -> Iterator[tuple[PackedBatc
         ends.update(read_footer(directory, segment).end_offsets)
 
 
-def _batches_of(
+def batches_of(
     directory: Directory, segment: SegmentInfo, num_partitions: int
 ) -> Iterator[tuple[RawBatch, bytes]]:
-    """Yield the batches of one source, checked, each with its packed entries."""
+    """Yield the batches of one sealed segment, checked, each with its packed entries.
+
+    Raises:
+        LogIncompatible: A newer release wrote it.
+        LogCorrupt: Damage.
+    """
     size_bytes = segment.data_bytes
     assert size_bytes is not None
     reader = SegmentReader(directory, segment.name, size_bytes)
@@ -450,7 +455,7 @@ def _copy(directory: Directory, job: Job, live: Live, outputs: "_Outputs") -> It
     read_bytes = 0
     for segment in job.segments:
         outputs.begin_source(segment)
-        for raw, packed in _batches_of(directory, segment, job.num_partitions):
+        for raw, packed in batches_of(directory, segment, job.num_partitions):
             items, end_delta = checked_items(packed)
             live_here = cursor.take(raw.partition, raw.base_offset + end_delta)
             if live_here:

@@ -43,6 +43,7 @@ from coordinator.log.state_files import (
     DURABLE_NAME,
     MANIFEST_NAME,
     META_NAME,
+    MOVED_NAME,
     SEGMENT_SUFFIX,
     STATE_NAMES,
     TEMPORARY_SUFFIX,
@@ -181,6 +182,11 @@ def take_ballast(directory: Directory) -> None:
 
 def _open(directory: Directory, expected: Expected, *, is_tight: bool) -> Opened:
     names = directory.names()
+    if MOVED_NAME in names:
+        raise LogRefused(
+            "the groups of this data folder were moved into a cluster, and go on there "
+            f"(file {MOVED_NAME!r})"
+        )
     if META_NAME not in names:
         return _first_start(directory, names, expected)
     meta, manifest, stop, end_offsets, newest = check_folder(directory, names, expected)

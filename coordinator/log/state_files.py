@@ -31,8 +31,10 @@ MANIFEST_NAME: Final = "manifest"
 CLEAN_NAME: Final = "clean"
 DURABLE_NAME: Final = "durable"
 BALLAST_NAME: Final = "ballast"
+# What is in the folder was moved into a cluster, and goes on there.
+MOVED_NAME: Final = "moved"
 STATE_NAMES: Final = frozenset(
-    {LOCK_NAME, META_NAME, MANIFEST_NAME, CLEAN_NAME, DURABLE_NAME, BALLAST_NAME}
+    {LOCK_NAME, META_NAME, MANIFEST_NAME, CLEAN_NAME, DURABLE_NAME, BALLAST_NAME, MOVED_NAME}
 )
 TEMPORARY_SUFFIX: Final = ".tmp"
 SEGMENT_SUFFIX: Final = ".segment"

@@ -15,7 +15,10 @@ from coordinator.cli.main import main
 Path = tuple[str, ...]
 
 # A new command must say what it is: without a coordinator, a look at one, or a change.
-OFFLINE: Final = {"serve", "settings", "log compact", "log dump", "log repair", "log verify"}
+OFFLINE: Final = {
+    *("serve", "settings", "log compact", "log dump", "log repair", "log verify"),
+    *("cluster init", "cluster status"),
+}
 LOOKS: Final = {
     *("compact", "health", "ping", "reload"),
     *("groups describe", "groups lag", "groups list", "groups rebalances", "groups top"),
@@ -30,7 +33,7 @@ CHANGES: Final = {
     *("acls add", "acls remove", "quotas remove", "quotas set"),
     *("users add", "users password", "users remove"),
 }
-PRINT_ROWS: Final = {*LOOKS, *CHANGES, "settings", "log dump", "log verify"}
+PRINT_ROWS: Final = {*LOOKS, *CHANGES, "cluster status", "settings", "log dump", "log verify"}
 
 
 def walk(command: click.Command = main, path: Path = ()) -> Iterator[tuple[Path, click.Command]]:

@@ -1,6 +1,7 @@
 """The engine over a client of kazoo's that does as it is told."""
 
 import logging.handlers
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -42,6 +43,8 @@ from coordinator.cluster.zookeeper import (
     OWNED,
     Access,
     ZooKeeper,
+    _Handler,
+    _Stream,
     access_of,
     packet,
     quiet_logger,
@@ -560,6 +563,36 @@ def test_kazoo_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 
     assert ["Connection dropped: reset"] == [record.getMessage() for record in heard.buffer]
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_was_read_ahead_is_not_waited_for() -> None:
+    """The answer behind the one that was asked for may be the last for a while."""
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        far.sendall(b"onetwo")
+        stream = _Stream(near, 1)
+        handler = _Handler(accessed(), lambda done, answer: done(answer), lambda _: None, float)
+
+        assert ([stream], [], []) == handler.select([stream], [], [], 0)
+        assert b"one" == stream.recv(3)
+        assert ([stream], [], []) == handler.select([stream], [], [], 0)
+        assert b"two" == stream.recv(3)
+        assert ([], [], []) == handler.select([stream], [], [], 0)
+
+
+def test_a_server_that_takes_nothing_is_given_up() -> None:
+    """Kazoo would try for ever, as fast as it can."""
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        stream = _Stream(near, 0)
+        with suppress(BlockingIOError):
+            while near.send(bytes(65_536)):
+                pass
+
+        with pytest.raises(TimeoutError, match="takes nothing"):
+            stream.send(b"more")
 
 
 def test_entries_are_read_in_one_request() -> None:

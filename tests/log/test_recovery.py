@@ -18,7 +18,14 @@ from coordinator.log.directory import OsDirectory
 from coordinator.log.errors import LogCorrupt, LogError, LogFailed, LogLocked, LogRefused
 from coordinator.log.format import Entry, encode_batch
 from coordinator.log.journal import Journal
-from coordinator.log.state_files import decode_durable, encode_durable, encode_manifest, encode_meta
+from coordinator.log.state_files import (
+    MOVED_NAME,
+    decode_durable,
+    encode_durable,
+    encode_manifest,
+    encode_meta,
+    write_whole,
+)
 from tests.fakes.disk import Disk
 from tests.log.helpers import (
     NOW_MS,
@@ -150,6 +157,15 @@ def test_a_second_process_is_refused() -> None:
 
     assert refusal.value.exit_status == 78
     write(first, 0, COUNT)
+
+
+@row("a file `moved`")
+def test_a_folder_that_was_moved_into_a_cluster_is_refused() -> None:
+    """Its groups would go on in two places."""
+    disk = made(clean=True)
+    write_whole(disk.directory(), MOVED_NAME, b"{}")
+
+    refused(disk, 78, "moved")
 
 
 @row("the folder is read-only, or not this user's")
