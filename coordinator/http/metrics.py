@@ -199,7 +199,6 @@ class Exporter:
     def _of_the_node(self) -> dict[str, Values]:
         node, settings = self._node, self._settings
         declared = self._environment.metrics
-        meta = node.journal.meta
         checks = node.checks.look()
         statuses = Counter(shard.status for shard in node.shards)
         values: dict[str, Values] = {
@@ -209,9 +208,9 @@ class Exporter:
         }
         values |= {
             "group_coordinator_build_info": {
-                (VERSION, meta.cluster_id, str(settings.node_id)): 1,
+                (VERSION, node.cluster_id, str(settings.node_id)): 1,
             },
-            "group_coordinator_leader_epoch": node.journal.leader_epoch,
+            "group_coordinator_leader_epoch": node.leader_epoch,
             "group_coordinator_quota_used": {(name,): declared[name]() for name in _QUOTAS},
             "group_coordinator_quota_limit": {
                 (name,): declared[f"{name}_limit"]() for name in _QUOTAS
@@ -232,7 +231,7 @@ class Exporter:
 
     def _counted(self) -> dict[str, Values]:
         t = self._environment.telemetry
-        began_s = t.flush_began_s
+        began_s = t.flush_began_s()
         return {
             "group_coordinator_loop_stall_seconds": t.stall_s,
             "group_coordinator_rebalances_total": {

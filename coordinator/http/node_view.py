@@ -190,12 +190,11 @@ class NodeView:
     def show(self, states: Mapping[str, int], *, with_samples: bool) -> views.Node:
         """Return the node, with how many groups are in each of *states*."""
         checks = self._node.checks.look()
-        journal = self._node.journal
         minute = self.history.last_minute()
         return views.Node(
             node_id=self._settings.node_id,
-            cluster_id=journal.meta.cluster_id,
-            leader_epoch=journal.leader_epoch,
+            cluster_id=self._node.cluster_id,
+            leader_epoch=self._node.leader_epoch,
             version=VERSION,
             started_at=self._started_at,
             status=status_of(checks),

@@ -92,7 +92,6 @@ class Compactor:
         *,
         segment_bytes: int,
         spare_bytes: int,
-        want_flush: Callable[[], None],
     ) -> None:
         self._journal = journal
         self._how = how
@@ -103,7 +102,6 @@ class Compactor:
         self._wall_clock_ms = environment.wall_clock_ms
         self._run_blocking = environment.run_blocking
         self._run_reading = environment.run_reading
-        self._want_flush = want_flush
         self._wake = trio.Event()
         self._interruptible = trio.CancelScope()
         self._ended: trio.Event | None = None
@@ -169,8 +167,11 @@ class Compactor:
             await self._ended.wait()
         self._refuse(ErrorCode.NOT_COORDINATOR, None)
 
-    async def run(self) -> None:
+    async def run(self, want_flush: Callable[[], None]) -> None:
         """Compact whenever it is due, until `stop`.
+
+        Args:
+            want_flush: Has a flush taken, though nothing may have been appended.
 
         Raises:
             LogFailed: A swap failed, and with it the journal.
@@ -180,7 +181,7 @@ class Compactor:
             while not self._is_stopping:
                 made = None
                 with self._until_stopped():
-                    made = await self._next()
+                    made = await self._next(want_flush)
                 if made is not None:
                     await self._put_in_place(*made)
             if self._attempts:
@@ -197,7 +198,7 @@ class Compactor:
 
     # --- one compaction -----------------------------------------------------------------
 
-    async def _next(self) -> tuple[Job, Compacted, Swap]:
+    async def _next(self, want_flush: Callable[[], None]) -> tuple[Job, Compacted, Swap]:
         """Wait until one is due, and return what the child has made."""
         while True:
             self._sleep_from_here()
@@ -207,7 +208,7 @@ class Compactor:
                 continue
             self._asked, self._requests = self._requests, []
             if self._asked:
-                await self._seal()
+                await self._seal(want_flush)
             job = self._plan()
             if job is None:
                 self._answer(0, 0)
@@ -234,10 +235,10 @@ class Compactor:
             return True
         return is_due(manifest, self._how.min_cleanable_ratio)
 
-    async def _seal(self) -> None:
+    async def _seal(self, want_flush: Callable[[], None]) -> None:
         """Wait until everything that is durable now is in sealed segments."""
         position = self._journal.want_roll()
-        self._want_flush()
+        want_flush()
         while True:
             # Before the look: what the flusher's thread does behind it wakes this task.
             self._sleep_from_here()

@@ -15,8 +15,8 @@ import outcome
 import trio
 
 from coordinator.log.format import Flush
-from coordinator.log.journal import Journal
 from coordinator.runtime.environment import Done, Environment, Work
+from coordinator.runtime.logs import FlushLog
 
 # Has a function called in the event loop; callable from any thread.
 Deliver = Callable[[Done, outcome.Outcome[None]], None]
@@ -103,26 +103,29 @@ class Flusher:
     It is no task that waits for its turn: the server calls `start` at the end of each round of
     requests, and the end of a flush starts the next one. The task of `run` is there for what is
     appended outside of a round, and to end the process when the disk fails.
+
+    Attributes:
+        began_s: When the flush began that is on its way, None for none.
+        flushes: How many there were; likewise ``flushed_bytes``.
     """
 
     def __init__(
         self,
-        journal: Journal,
+        log: FlushLog,
         environment: Environment,
         written: Callable[[dict[int, int]], None],
         waiting: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Make it over *journal*.
+        """Make it.
 
         Args:
-            journal: What is flushed.
-            environment: Has the disk's thread.
+            log: What is flushed.
+            environment: Has the clock, and the rounds.
             written: Called with the end offset by partition that is durable now.
             waiting: Called at the end of a round, while a flush is on its way, with how many bytes
                 wait for the next one.
         """
-        self._journal = journal
-        self._submit = environment.submit
+        self._log = log
         self._clock_s = environment.clock_s
         self._telemetry = environment.telemetry
         self._poller = environment.poller
@@ -133,12 +136,9 @@ class Flusher:
         self._error: Exception | None = None
         self._wake = trio.Event()
         self._idle = trio.Event()
-        self._flushes = 0
-        self._flushed_bytes = 0
-        environment.metrics.update(
-            flushes_total=lambda: self._flushes,
-            flushed_bytes_total=lambda: self._flushed_bytes,
-        )
+        self.began_s: float | None = None
+        self.flushes = 0
+        self.flushed_bytes = 0
 
     def want(self) -> None:
         """Something was appended."""
@@ -152,16 +152,16 @@ class Flusher:
         if not self._wanted or self._error is not None:
             return
         if self._is_writing:
-            self._waiting(self._journal.open_bytes)
+            self._waiting(self._log.open_bytes)
             return
         self._wanted = False
-        flush = self._journal.take_flush()
+        flush = self._log.take_flush()
         if flush is None:
             self._idle.set()
             return
         self._is_writing = True
-        self._telemetry.flush_began_s = self._clock_s()
-        self._submit(partial(self._journal.write_flush, flush), partial(self._end, flush))
+        self.began_s = self._clock_s()
+        self._log.write(flush, partial(self._end, flush))
 
     async def run(self) -> None:
         """Flush until cancelled. Raises LogFailed: the process must end."""
@@ -180,22 +180,18 @@ class Flusher:
 
     def _end(self, flush: Flush, result: outcome.Outcome[None]) -> None:
         self._is_writing = False
-        telemetry = self._telemetry
-        began_s, telemetry.flush_began_s = telemetry.flush_began_s, None
+        began_s, self.began_s = self.began_s, None
         try:
             result.unwrap()
-            # Here and not in the disk's thread, which would wait for its turn once more.
-            self._journal.check_ours()
         except Exception as exc:  # noqa: BLE001 - `run` raises it
             self._error = exc
             self._wake.set()
             return
-        self._flushes += 1
+        self.flushes += 1
         size_bytes = len(flush.data)
-        self._flushed_bytes += size_bytes
+        self.flushed_bytes += size_bytes
         assert began_s is not None
-        took_s = self._clock_s() - began_s
-        telemetry.flushed(took_s, size_bytes, self._journal.directory.last_sync_s)
+        self._telemetry.flushed(self._clock_s() - began_s, size_bytes, self._log.last_sync_s)
         self._written(flush.ends)
         if not self._wanted:
             self._idle.set()

@@ -120,7 +120,7 @@ class Checks:
         return self._noted(LOADING, str(load), load.age_ms)._replace(done=load.done())
 
     def _disk(self) -> Check:
-        began_s = self._telemetry.flush_began_s
+        began_s = self._telemetry.flush_began_s()
         if began_s is None:
             return Check(DISK, ok=True)
         took_ms = int((self._clock_s() - began_s) * 1000)

@@ -5,17 +5,18 @@ short enough for requests to be answered between them: of the shards that are lo
 COORDINATOR_LOAD_IN_PROGRESS, of all others as ever. One load goes on at a time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 import trio
 
 from coordinator.group.records import RecordError
 from coordinator.log.errors import LogError
-from coordinator.log.journal import Journal
 from coordinator.log.replay import Replay
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.health import Health
+from coordinator.runtime.logs import Log
 from coordinator.runtime.shard import ShardRunner, Status
 
 # A slice of so many entries holds requests up for a few milliseconds.
@@ -39,26 +40,26 @@ class Progress:
         load_ms: How long it took, once it is over.
     """
 
-    def __init__(self, replay: Replay, partitions: int, started_ms: int) -> None:
+    def __init__(self, replays: Sequence[Replay], partitions: int, started_ms: int) -> None:
         self.partitions = partitions
         self.entries = 0
         self.started_ms = started_ms
         self.load_ms = -1
-        self._replay = replay
+        self._replays = replays
 
     @property
     def total_bytes(self) -> int:
         """What there is to read."""
-        return self._replay.total_bytes
+        return sum([replay.total_bytes for replay in self._replays])
 
     @property
     def done_bytes(self) -> int:
         """What of it was read and replayed."""
-        return self._replay.done_bytes
+        return sum([replay.done_bytes for replay in self._replays])
 
     def loaded_offset(self, partition: int) -> int:
         """Return the offset behind the last entry of *partition* that was replayed."""
-        return self._replay.ends.get(partition, 0)
+        return max(replay.ends.get(partition, 0) for replay in self._replays)
 
 
 def percent_of(progress: Progress) -> int:
@@ -77,7 +78,7 @@ class Loader:
     def __init__(
         self,
         *,
-        journal: Journal,
+        logs: Sequence[Log],
         runners: Mapping[int, Runner],
         health: Health,
         environment: Environment,
@@ -86,14 +87,14 @@ class Loader:
         """Make it.
 
         Args:
-            journal: Where it is loaded from.
+            logs: Where they are loaded from.
             runners: By partition, in the order in which they are to serve.
             health: Is told what can't be loaded.
             environment: Runs what reads files, and is told how far it is.
             activated: Called when a shard serves.
         """
         self.progress: Progress | None = None
-        self._journal = journal
+        self._logs = logs
         self._runners = runners
         self._health = health
         self._run_reading = environment.run_reading
@@ -113,7 +114,7 @@ class Loader:
         )
 
     async def load_all(self) -> Progress:
-        """Load every shard in one pass over the journal.
+        """Load every shard in one pass over each log.
 
         Raises:
             LogError: The log is damaged or can't be read: nothing of it must be served.
@@ -122,10 +123,13 @@ class Loader:
         runners = self._runners
         async with self._one_at_a_time:
             try:
-                with self._journal.readers.reading():  # No file is removed meanwhile.
-                    replay = self._journal.load()
-                    progress = self._begin(replay, len(runners))
-                    await self._replay(replay, runners, lambda: True)
+                with ExitStack() as reading:
+                    for log in self._logs:
+                        reading.enter_context(log.reading())
+                    replays = [log.load() for log in self._logs]
+                    progress = self._begin(replays, len(runners))
+                    for replay in replays:
+                        await self._replay(replay, runners, lambda: True)
                 for runner in runners.values():
                     await self._activate(runner, lambda: True)
             finally:
@@ -156,9 +160,9 @@ class Loader:
                     self.awaits_flush = True
                     await self._flushed.wait()
                     self.awaits_flush = False
-                with self._journal.readers.reading():  # As above.
-                    replay = self._journal.load_partition(runner.partition)
-                    progress = self._begin(replay, 1)
+                with runner.log.reading():
+                    replay = runner.log.load_partition(runner.partition)
+                    progress = self._begin([replay], 1)
                     await self._replay(replay, {runner.partition: runner}, wanted)
                 await self._activate(runner, wanted)
             except (LogError, RecordError) as exc:
@@ -188,8 +192,8 @@ class Loader:
         """Go on, as more of the log is durable; called while `awaits_flush` says so."""
         self._flushed.set()
 
-    def _begin(self, replay: Replay, partitions: int) -> Progress:
-        self.progress = Progress(replay, partitions, self._now().mono_ms)
+    def _begin(self, replays: Sequence[Replay], partitions: int) -> Progress:
+        self.progress = Progress(replays, partitions, self._now().mono_ms)
         return self.progress
 
     async def _replay(
@@ -198,8 +202,8 @@ class Loader:
         progress = self.progress
         assert progress is not None
         told_ms = progress.started_ms
-        entries = 0
-        pause_at = LOAD_SLICE_ENTRIES
+        entries = progress.entries
+        pause_at = entries + LOAD_SLICE_ENTRIES
         while True:
             if not wanted():
                 raise Abandoned

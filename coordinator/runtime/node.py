@@ -1,4 +1,4 @@
-"""One node: all its shards over one journal, and the tasks that keep them going.
+"""One node: all its shards over their logs, and the tasks that keep them going.
 
 Theory of operation
 ===================
@@ -6,19 +6,19 @@ Theory of operation
 Everything that decides runs in the event loop without an await in between: a request, an
 expired deadline, an answer released. Nine tasks drive what is not a request:
 
-- The *flusher* takes whatever was appended since it last looked, has it written and synced in
-  a worker thread, and tells the shards how far their partitions are durable. While one
-  flush is on its way the next one gathers: group commit, without a linger timer.
+- The *flusher* of each log takes whatever was appended since it last looked, has it kept, and
+  tells the shards how far their partitions are durable. While one flush is on its way the next
+  one gathers: group commit, without a linger timer.
 - The *timekeeper* sleeps until the earliest deadline of any shard.
 - The *reader* reads changes of offsets back from the log, one request after the other, in a worker
   thread of its own.
-- The *compactor* keeps the log small; what takes long about that is done by a child process.
+- The *store* keeps the logs small.
 - The *group lags* answer who asks for the lag of all groups, and note it once a minute.
 - The *pattern matcher* finds the topics of a pattern that is new, before its request is decided.
 - The *slices* answer what takes long, a millisecond at a time.
 - The *reloader* loads partitions again, one after the other, that an operator asked it to.
 - The *janitor* looks twice a second after what need not be exact: answers that have waited
-  for the disk too long, and the room that is left on it.
+  for a flush too long, and the room that is left.
 
 What is the node's own (topics, rules of access, users, quotas) is a shard like the others, over the
 node's own partition. What changes of topics, the shards of groups are told at once (`decide`);
@@ -31,9 +31,8 @@ round has one of its own: whoever keeps it for its peer wakes the poller.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-import outcome
 import trio
 
 from coordinator.group.core import Caller, Event, GroupConfig, Now
@@ -44,16 +43,15 @@ from coordinator.group.shard import GroupShard
 from coordinator.group.totals import Totals
 from coordinator.log.errors import LogError
 from coordinator.log.format import NODE_PARTITION
-from coordinator.log.journal import Journal
 from coordinator.runtime.calls import Call, CallQueue, Slices, Token
-from coordinator.runtime.compactor import Compaction, Compactor
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Flusher
 from coordinator.runtime.group_lags import GroupLags
-from coordinator.runtime.health import Checks, Health, Load, StorageWatch
+from coordinator.runtime.health import Checks, Load
 from coordinator.runtime.loading import Abandoned, Loader, Progress
+from coordinator.runtime.logs import Store, log_of
 from coordinator.runtime.offset_changes import ChangesReader
-from coordinator.runtime.shard import GROUP_CODEC, NODE_CODEC, ShardRunner, Status
+from coordinator.runtime.shard import GROUP_CODEC, NODE_CODEC, Codec, Core, ShardRunner, Status
 from coordinator.runtime.timekeeper import Timekeeper
 from protocol import messages as m
 from protocol.errors import ErrorCode
@@ -65,12 +63,17 @@ FORGET_SLICE: Final = 200
 MATCH_SLICE_US: Final = 1_000
 PATTERNS_WAITING_MAX: Final = 1_000
 
+C = TypeVar("C", bound=Core)
+
 
 class Node:
     """The shards of this process. Make it, serve its `shard_of`, run `run`.
 
     Attributes:
         health: What is wrong with it.
+        cluster_id: Of its logs.
+        start_flushes: Begins a flush of each log that has something to write, unless one of it is
+            on its way.
         checks: How each part of it is.
         started: Whether it has been loaded, after which single partitions may be loaded again.
         draining: Whether it comes to its end.
@@ -79,49 +82,39 @@ class Node:
     def __init__(
         self,
         *,
-        journal: Journal,
+        store: Store,
         environment: Environment,
         group_config: GroupConfig,
         commit_timeout_ms: int,
-        reserve_bytes: int,
-        segment_bytes: int,
-        compaction: Compaction,
         reload_min_interval_ms: int,
         totals: Totals,
-        max_log_bytes: int,
     ) -> None:
-        self.journal = journal
         self.totals = totals
+        self.health = health = store.health
+        self.cluster_id = store.cluster_id
+        self.num_partitions = store.num_partitions
         self.commit_timeout_ms = commit_timeout_ms
-        self.num_partitions = journal.meta.num_partitions
         self.now = environment.now
         self.started = False
         self.draining = False
-        self._segment_bytes = segment_bytes
         self._started_ms = 0  # Monotonic; since when the tasks run.
         self._environment = environment
-        self._takes_ballast = False
         self._emit_event = environment.emit_event
-        self.health = Health(environment)
-        self._storage = StorageWatch(
-            journal,
-            self.health,
-            environment,
-            reserve_bytes=reserve_bytes,
-            segment_bytes=segment_bytes,
-            max_log_bytes=max_log_bytes,
-        )
-        self.flusher = Flusher(journal, environment, self._advance, self._look_at_backlog)
-        self.appended = self.flusher.want  # For the shards, bound once.
+        self._store = store
+        self._flushers = {
+            log: Flusher(log, environment, self._advance, self._look_at_backlog)
+            for log in store.logs
+        }
+        starts = [flusher.start for flusher in self._flushers.values()]
+        self.start_flushes = starts[0] if len(starts) == 1 else partial(_call_all, starts)
         topics = Registry(totals)
-        self.registry = ShardRunner(NODE_PARTITION, NodeShard(topics), NODE_CODEC, self)
+        self.registry = self._runner(NODE_PARTITION, NodeShard(topics), NODE_CODEC)
         new_uuid = environment.new_uuid
         self.shards = [
-            ShardRunner(
+            self._runner(
                 number,
                 GroupShard(config=group_config, new_uuid=new_uuid, registry=topics),
                 GROUP_CODEC,
-                self,
             )
             for number in range(self.num_partitions)
         ]
@@ -137,14 +130,14 @@ class Node:
         self._purges = TopicPurges(self.num_partitions)
         self._to_forget: list[str] = []  # Deleted topics that all shards are done with.
         self.loader = Loader(
-            journal=journal,
+            logs=store.logs,
             runners=self._runner_of,
-            health=self.health,
+            health=health,
             environment=environment,
             activated=self._activated,
         )
         self.checks = Checks(
-            self.health,
+            health,
             environment,
             commit_timeout_ms=commit_timeout_ms,
             load=self._load_of_the_moment,
@@ -154,7 +147,7 @@ class Node:
         self.slices = Slices(environment.clock_s, lambda: environment.telemetry.received_bytes)
         self.reloader = Reloader(self, reload_min_interval_ms)
         self._changes = ChangesReader(
-            journal, environment, max_response_bytes=group_config.max_response_bytes
+            environment, max_response_bytes=group_config.max_response_bytes
         )
         self.group_lags = GroupLags(
             self.registry,
@@ -162,19 +155,13 @@ class Node:
             environment.now,
             max_response_bytes=group_config.max_response_bytes,
         )
-        self._compactor = Compactor(
-            journal,
-            compaction,
-            environment,
-            self.health,
-            segment_bytes=segment_bytes,
-            spare_bytes=segment_bytes if reserve_bytes else 0,
-            want_flush=self.appended,
-        )
+        environment.telemetry.flush_began_s = self._oldest_flush_s
         environment.metrics.update(
             uptime_ms=lambda: self.now().mono_ms - self._started_ms,
             **{name: partial(getattr, totals, name) for name in Totals.RESOURCES},
             **{f"{name}_limit": partial(self._limit, name) for name in Totals.RESOURCES},
+            flushes_total=lambda: sum(f.flushes for f in self._flushers.values()),
+            flushed_bytes_total=lambda: sum(f.flushed_bytes for f in self._flushers.values()),
             acls=lambda: len(self.registry.core.rules),
             users=lambda: len(self.registry.core.users),
             answers_waiting_for_disk=lambda: sum(len(shard.gate) for shard in self.shards),
@@ -182,7 +169,16 @@ class Node:
             partitions_loading=lambda: self._count(Status.LOADING),
         )
 
+    def _runner(self, partition: int, core: C, codec: Codec) -> ShardRunner[C]:
+        log = log_of(self._store.logs, partition)
+        return ShardRunner(partition, core, codec, log, self._flushers[log].want, self)
+
     # --- for the server -----------------------------------------------------------------
+
+    @property
+    def leader_epoch(self) -> int:
+        """The highest epoch of its logs."""
+        return max(log.leader_epoch for log in self._store.logs)
 
     def shard_of(self, group_id: str) -> ShardRunner[GroupShard]:
         """Return the shard that keeps *group_id*."""
@@ -210,11 +206,11 @@ class Node:
             call.fail(refused, -1)
             return
         end = shard.gate.committed_offset
-        floor = self.journal.compacted_below.get(shard.partition, 0)
+        floor = shard.log.compacted_below.get(shard.partition, 0)
         if not floor <= request.position <= end:
             call.fail(ErrorCode.POSITION_TOO_OLD, -1)
         else:
-            self._changes.submit(call, end)
+            self._changes.submit(call, shard.log, end)
 
     def compact(self, call: Call) -> None:
         """Compact the log, and then answer *call*, a CompactLog."""
@@ -222,7 +218,7 @@ class Node:
         if refused is not None:
             call.fail(refused, -1)
         else:
-            self._compactor.submit(call)
+            self._store.compact(call)
 
     def describe(self, node_id: int) -> m.DescribeNodeResponse:
         """Return status, problems, partitions and metrics of the moment."""
@@ -232,7 +228,7 @@ class Node:
         return m.DescribeNodeResponse(
             0,
             node_id,
-            self.journal.leader_epoch,
+            self.leader_epoch,
             "unhealthy" if self.health.problems else status,
             tuple(m.NodeProblem(*item) for item in sorted(self.health.problems.items())),
             tuple(map(self._describe_partition, runners)),
@@ -241,7 +237,7 @@ class Node:
 
     def _describe_partition(self, runner: ShardRunner[Any]) -> m.NodePartition:
         number, status = runner.partition, runner.status
-        end_offset = self.journal.end_offset(number)
+        end_offset = runner.log.end_offset(number)
         is_loaded = status is Status.ACTIVE
         loaded_offset = end_offset if is_loaded else self.loader.loaded_offset(number)
         return m.NodePartition(number, status.value, loaded_offset, end_offset)
@@ -287,7 +283,7 @@ class Node:
         progress = await self.loader.load_all()
         self.started = True
         self.check_storage()
-        self._compactor.begin()
+        self._store.begin()
         self._environment.after_load()
         fields = {"entries": progress.entries, "load_ms": progress.load_ms}
         self._emit_event("ready", fields)
@@ -332,7 +328,8 @@ class Node:
         """
         self._started_ms = self.now().mono_ms
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.flusher.run)
+            for flusher in self._flushers.values():
+                nursery.start_soon(flusher.run)
             nursery.start_soon(self._changes.run)
             nursery.start_soon(self.group_lags.run)
             nursery.start_soon(self.group_lags.run_sampling)
@@ -340,7 +337,7 @@ class Node:
             nursery.start_soon(self.patterns.run)
             nursery.start_soon(self.slices.run)
             nursery.start_soon(self._timekeeper.run)
-            nursery.start_soon(self._compactor.run)
+            nursery.start_soon(self._store.run, self.want_flushes)
             nursery.start_soon(self._run_janitor)
 
     async def drain(self) -> None:
@@ -354,16 +351,29 @@ class Node:
         self.reloader.refuse_all(ErrorCode.NOT_COORDINATOR)
         self.patterns.refuse_all(ErrorCode.NOT_COORDINATOR)
         self.slices.refuse_all(ErrorCode.NOT_COORDINATOR)
-        await self._compactor.stop()
-        await self.flusher.wait_idle()
+        await self._store.stop()
+        await self.wait_durable()
+
+    async def wait_durable(self) -> None:
+        """Return when all that was appended is durable."""
+        for flusher in self._flushers.values():
+            await flusher.wait_idle()
+
+    def _oldest_flush_s(self) -> float | None:
+        began_s = (flusher.began_s for flusher in self._flushers.values())
+        return min((at_s for at_s in began_s if at_s is not None), default=None)
+
+    def want_flushes(self) -> None:
+        """Have a flush of each log taken, though nothing may have been appended."""
+        for flusher in self._flushers.values():
+            flusher.want()
 
     def _advance(self, ends: dict[int, int]) -> None:
         """Let go what waited for these offsets to be durable."""
         now = self.now()
         for partition, end in ends.items():
             self._runner_of[partition].advance(end, now)
-        if self.journal.manifest is not self._compactor.looked_at:
-            self._compactor.wake()  # The flush has sealed a segment.
+        self._store.flushed()
         if self.loader.awaits_flush:
             self.loader.flushed()
 
@@ -399,38 +409,27 @@ class Node:
             for runner in self._runner_of.values():
                 if len(runner.gate):
                     runner.give_up(now)
-            self.journal.check_ours()  # Whoever only asks is told nothing stale for long.
-            self.check_storage()
-            if not self._takes_ballast and self.journal.lacks_ballast():
-                # Not awaited: a disk that hangs must not keep the janitor from giving up waits.
-                self._takes_ballast = True
-                self._environment.submit(self.journal.take_ballast, self._took_ballast)
-
-    def _took_ballast(self, _: outcome.Outcome[None]) -> None:
-        """Go on looking. If it failed the journal has, too, and the next flush tells."""
-        self._takes_ballast = False
-
-    def keep_free(self, reserve_bytes: int, max_log_bytes: int) -> None:
-        """Refuse new data by other bounds than so far; see `StorageWatch`."""
-        self._storage.reserve_bytes = reserve_bytes
-        self._storage.max_log_bytes = max_log_bytes
-        self._compactor.spare_bytes = self._segment_bytes if reserve_bytes else 0
-        if self.started:
+            self._store.tend()
             self.check_storage()
 
     def check_storage(self) -> None:
-        """See whether the disk has room and keeps up, and tell the shards."""
-        if self._storage.look():
-            self._compactor.look(storage_is_full=self._storage.is_full)
+        """See how much room there is, and tell the shards."""
+        store = self._store
+        store.look()
         for runner in self._runner_of.values():
-            runner.core.storage_full = self._storage.refuses
+            runner.core.storage_full = store.refuses
         for shard in self.shards:
-            shard.core.storage_exhausted = self._storage.is_exhausted
+            shard.core.storage_exhausted = store.is_exhausted
 
     def _look_at_backlog(self, unwritten_bytes: int) -> None:
-        """Tell the shards at once when a disk hangs: much may come in half a second."""
-        if unwritten_bytes > self._storage.alarm_bytes and not self._storage.is_exhausted:
+        """Tell the shards at once when nothing is written: much may come in half a second."""
+        if unwritten_bytes > self._store.alarm_bytes and not self._store.is_exhausted:
             self.check_storage()
+
+
+def _call_all(functions: Iterable[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 class PatternMatcher:

@@ -10,9 +10,9 @@ from coordinator.group.admin import offset_change
 from coordinator.group.records import GROUP_DELETED, OFFSET_COMMITTED, from_entry
 from coordinator.log.errors import LogError
 from coordinator.log.format import Entry
-from coordinator.log.journal import Journal
 from coordinator.runtime.calls import Call, CallQueue
 from coordinator.runtime.environment import Environment
+from coordinator.runtime.logs import ReplayLog
 from protocol.errors import ErrorCode
 from protocol.messages import OffsetChange, ReadOffsetChangesRequest, ReadOffsetChangesResponse
 
@@ -31,15 +31,15 @@ _CHANGE_BYTES: Final = 64
 class ChangesRead:
     """One request for changes, from a position up to what is durable now."""
 
-    __slots__ = ("_bytes_left", "_journal", "changes", "end", "next_position", "request")
+    __slots__ = ("_bytes_left", "changes", "end", "log", "next_position", "request")
 
-    def __init__(self, call: Call, journal: Journal, end: int, answer_bytes: int) -> None:
+    def __init__(self, call: Call, log: ReplayLog, end: int, answer_bytes: int) -> None:
         assert type(call.request) is ReadOffsetChangesRequest
         self.request = call.request
         self.end = end
         self.changes: list[OffsetChange] = []
         self.next_position = end
-        self._journal = journal
+        self.log = log
         self._bytes_left = answer_bytes
 
     def run(self) -> None:
@@ -51,7 +51,7 @@ class ChangesRead:
         request = self.request
         most = min(request.max_changes, CHANGES_MAX)
         looked_at = 0
-        for batch in self._journal.read(
+        for batch in self.log.read(
             request.offsets_partition, request.position, max_bytes=BYTES_PER_READ
         ):
             for offset, entry in batch.entries:
@@ -87,21 +87,18 @@ class ChangesRead:
 class ChangesReader:
     """Does one read after the other and answers it; what waits is bounded, too."""
 
-    def __init__(
-        self, journal: Journal, environment: Environment, *, max_response_bytes: int
-    ) -> None:
-        self._journal = journal
+    def __init__(self, environment: Environment, *, max_response_bytes: int) -> None:
         self._answer_bytes = min(ANSWER_BYTES_MAX, max_response_bytes // 2)
         self._run_reading = environment.run_reading
         self._emit_event = environment.emit_event
         self._queue: CallQueue[ChangesRead] = CallQueue()
 
-    def submit(self, call: Call, end: int) -> None:
-        """Answer *call*, a ReadOffsetChanges that is valid, with changes before offset *end*."""
+    def submit(self, call: Call, log: ReplayLog, end: int) -> None:
+        """Answer *call*, a valid ReadOffsetChanges, with changes in *log* before offset *end*."""
         if len(self._queue) >= READS_WAITING_MAX:
             call.fail(ErrorCode.QUOTA_EXCEEDED, -1)
             return
-        self._queue.put(call, ChangesRead(call, self._journal, end, self._answer_bytes))
+        self._queue.put(call, ChangesRead(call, log, end, self._answer_bytes))
 
     def refuse_all(self, error: int) -> None:
         """Answer what waits with *error*."""
@@ -118,7 +115,7 @@ class ChangesReader:
                 self._emit_event("log.unreadable", {"reason": str(exc)})
                 call.fail(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
             else:
-                compacted_below = self._journal.compacted_below
+                compacted_below = read.log.compacted_below
                 if read.request.position < compacted_below.get(read.request.offsets_partition, 0):
                     # A compaction has come between, and what was read may lack tombstones.
                     call.fail(ErrorCode.POSITION_TOO_OLD, -1)

@@ -13,8 +13,8 @@ from coordinator.group.core import Caller, Event, Now, Outcome
 from coordinator.group.records import Item
 from coordinator.log.errors import LogFailed
 from coordinator.log.format import Batch
-from coordinator.log.journal import Journal
 from coordinator.runtime.calls import Token
+from coordinator.runtime.logs import Log
 from protocol.errors import ErrorCode
 from protocol.messages import HeartbeatRequest, OffsetCommitRequest, Request
 
@@ -30,11 +30,7 @@ class Status(Enum):
 class Services(Protocol):
     """What a shard needs of its node."""
 
-    journal: Journal
     commit_timeout_ms: int
-
-    def appended(self) -> None:
-        """Something waits for a flush."""
 
     def deadline_may_be_earlier(self, deadline_ms: int | None) -> None:
         """The timer task may have to wake before it planned to."""
@@ -187,19 +183,33 @@ class ReplyGate:
 
 
 class ShardRunner(Generic[C]):
-    """Applies what the core decides: log, then gate, then the answer."""
+    """Applies what the core decides: log, then gate, then the answer.
 
-    def __init__(self, partition: int, core: C, codec: Codec, services: Services) -> None:
+    Attributes:
+        log: Where the partition lies.
+    """
+
+    def __init__(
+        self,
+        partition: int,
+        core: C,
+        codec: Codec,
+        log: Log,
+        want_flush: Callable[[], None],
+        services: Services,
+    ) -> None:
+        """Make it; *want_flush* is called when something waits for a flush of *log*."""
         self.partition = partition
         self.core = core
+        self.log = log
         self.status = Status.LOADING
         self.gate = ReplyGate(self._released)
         self._services = services
-        self._leader_epoch = services.journal.leader_epoch
-        self._journal = services.journal
+        self._leader_epoch = log.leader_epoch
+        self._append = log.append_packed
         self._pack = codec.pack
         self._read_item = codec.read_item
-        self._want_flush = services.appended
+        self._want_flush = want_flush
         self._commit_timeout_ms = services.commit_timeout_ms
         self._now = Now(0, 0)  # Of the step that is being done, for replies that leave in it.
         self._unloads = 0
@@ -238,7 +248,7 @@ class ShardRunner(Generic[C]):
             return
         answer = token.prepare(look(), self._leader_epoch)
         if group_id is None:
-            until = self._services.journal.end_offset(self.partition)
+            until = self.log.end_offset(self.partition)
         else:
             until = self.core.end_offset(group_id)
         if until <= self.gate.committed_offset:
@@ -323,7 +333,7 @@ class ShardRunner(Generic[C]):
     @property
     def is_durable(self) -> bool:
         """Whether everything that was appended is on disk."""
-        return self._services.journal.end_offset(self.partition) <= self.gate.committed_offset
+        return self.log.end_offset(self.partition) <= self.gate.committed_offset
 
     def replay(self, batch: Batch) -> None:
         """Load one batch, or a part. Raises RecordError on an entry that this code can't know."""
@@ -333,7 +343,7 @@ class ShardRunner(Generic[C]):
 
     def finish_load(self, now: Callable[[], Now]) -> Iterator[None]:
         """Everything is replayed: start to serve, and yield after every slice of that."""
-        self.gate.advance(self._services.journal.end_offset(self.partition))
+        self.gate.advance(self.log.end_offset(self.partition))
         for outcomes in self.core.finish_load(now):
             self._apply_all(outcomes, now())
             yield
@@ -363,12 +373,11 @@ class ShardRunner(Generic[C]):
         until = None
         if outcome.records:
             # Locals: Python 3.11 is slow to call at once what is an attribute and no method.
-            pack, kept, want_flush = self._pack, self.core.kept, self._want_flush
+            pack, append = self._pack, self._append
+            kept, want_flush = self.core.kept, self._want_flush
             num_offsets, packed = pack(outcome.records)
             try:
-                until = self._journal.append_packed(
-                    self.partition, num_offsets, packed, now.wall_ms
-                )
+                until = append(self.partition, num_offsets, packed, now.wall_ms)
             except LogFailed:
                 # Memory is ahead of a log that takes nothing more: nobody may look until the end.
                 self.status = Status.CLOSED

@@ -56,7 +56,6 @@ class Telemetry:
     Attributes:
         refused: Why requests were not decided at all -> how many.
         connections_closed: Why -> how many; likewise ``connections_refused``.
-        flush_began_s: When the flush began that is on its way, None for none.
         stall_s: How late a task woke that wakes ten times a second.
         rebalances: Trigger and outcome -> how many ended.
         rebalance_s: Trigger -> how long those took that ended with an assignment.
@@ -64,6 +63,7 @@ class Telemetry:
         members_removed: Why -> how many.
         handshakes: How handshakes of TLS ended -> how many.
         log_ins: By which mechanism and how those of SASL ended -> how many.
+        flush_began_s: Tells when the oldest flush began that is on its way, None for none.
         http: Route template and status -> answers of the HTTP listener.
     """
 
@@ -81,7 +81,7 @@ class Telemetry:
         self._fsync_s = Histogram()
         self._flush_bytes = Histogram(BYTE_BOUNDS)
         self._flushes: list[tuple[float, int, float]] = []  # Not booked yet.
-        self.flush_began_s: float | None = None
+        self.flush_began_s: Callable[[], float | None] = lambda: None
         self.stall_s = Histogram()
         self.rebalances: dict[tuple[str, str], int] = {}
         self.rebalance_s: dict[str, Histogram] = {}

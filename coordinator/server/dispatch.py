@@ -186,7 +186,7 @@ class Dispatcher:
             _E.NONE,
             apis,
             SERVER_SOFTWARE,
-            self._node.journal.meta.cluster_id,
+            self._node.cluster_id,
             self._settings.node_id,
             self._settings.socket_request_max_bytes,
         )
@@ -468,7 +468,7 @@ class Dispatcher:
             call.resolve(m.BareError(_E.UNSUPPORTED_VERSION), -1)
         elif self._partition_is_here(call):
             shard = self._node.shards[request.offsets_partition]
-            position = self._node.journal.end_offset(shard.partition)
+            position = shard.log.end_offset(shard.partition)
             shard.read(None, NoGroup(call), partial(shard.core.scan, request, position), now)
 
     def _read_changes(self, call: Call, _request: m.Request, _now: Now) -> None:

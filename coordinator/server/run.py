@@ -36,6 +36,8 @@ from coordinator.runtime.compactor import ChildProcess, Compaction, RunChild
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.environment import Environment, wall_clock_ms
 from coordinator.runtime.flusher import DiskThread, Mailbox
+from coordinator.runtime.folder import Folder
+from coordinator.runtime.logs import Store
 from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.shard import Status
@@ -105,26 +107,37 @@ def real_environment(telemetry: Telemetry, emit_event: Tee) -> Environment:
     )
 
 
-def make_node(
-    settings: Settings, journal: Journal, environment: Environment, run_child: RunChild
-) -> Node:
-    """Return the node over *journal*, compacted by *run_child*."""
-    return Node(
-        journal=journal,
-        environment=environment,
-        group_config=group_config(settings),
-        commit_timeout_ms=settings.offsets_commit_timeout_ms,
+def make_folder(
+    settings: Settings,
+    journal: Journal,
+    environment: Environment,
+    run_child: RunChild,
+) -> Folder:
+    """Return what keeps *journal*, compacted by *run_child*."""
+    return Folder(
+        journal,
+        environment,
         reserve_bytes=settings.storage_reserve_bytes,
         segment_bytes=settings.offsets_topic_segment_bytes,
+        max_log_bytes=settings.max_log_bytes,
         compaction=Compaction(
             run_child,
             is_automatic=settings.log_cleaner_enable,
             min_cleanable_ratio=settings.log_cleaner_min_cleanable_ratio,
             delete_retention_ms=settings.log_cleaner_delete_retention_ms,
         ),
+    )
+
+
+def make_node(settings: Settings, store: Store, environment: Environment) -> Node:
+    """Return the node whose logs *store* keeps."""
+    return Node(
+        store=store,
+        environment=environment,
+        group_config=group_config(settings),
+        commit_timeout_ms=settings.offsets_commit_timeout_ms,
         reload_min_interval_ms=settings.partition_reload_min_interval_ms,
         totals=Totals(limits_of(settings)),
-        max_log_bytes=settings.max_log_bytes,
     )
 
 
@@ -285,7 +298,8 @@ async def _serve_log(
     tee = Tee(log_event, telemetry.event)
     environment = real_environment(telemetry, tee)
     environment.metrics["log_lines_dropped_total"] = lambda: console.output.printer.dropped
-    node = make_node(settings, journal, environment, ChildProcess(data_dir).run)
+    folder = make_folder(settings, journal, environment, ChildProcess(data_dir).run)
+    node = make_node(settings, folder, environment)
     leader = Leader(settings.node_id, _endpoints(settings, listeners), journal.leader_epoch)
     server = Server(
         node=node,
@@ -310,7 +324,7 @@ async def _serve_log(
         if node.started:
             manager.ready()
 
-    applied = partial(_apply, settings, node, server)
+    applied = partial(_apply, settings, folder, node, server)
     read_again = Reload(settings, console.read_settings, console.output, applied)
     clean = False
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -349,9 +363,11 @@ async def _serve_log(
     return 0
 
 
-def _apply(settings: Settings, node: Node, server: Server) -> None:
+def _apply(settings: Settings, folder: Folder, node: Node, server: Server) -> None:
     """Tell those who keep a copy of *settings* that may change."""
-    node.keep_free(settings.storage_reserve_bytes, settings.max_log_bytes)
+    folder.keep_free(settings.storage_reserve_bytes, settings.max_log_bytes)
+    if node.started:
+        node.check_storage()
     node.totals.limits = limits_of(settings)
     node.reloader.min_interval_ms = settings.partition_reload_min_interval_ms
     server.sessions.max_connections = max_connections(settings)

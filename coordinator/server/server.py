@@ -68,7 +68,7 @@ class Server:
             environment=environment,
             settings=settings,
             gatekeeper=self.gatekeeper,
-            flusher=node.flusher,
+            start_flushes=node.start_flushes,
             max_connections=max_connections,
         )
         self._now = environment.now

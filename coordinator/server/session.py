@@ -33,7 +33,6 @@ from coordinator.group.core import Caller, Now
 from coordinator.log.errors import LogFailed
 from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.environment import Environment
-from coordinator.runtime.flusher import Flusher
 from coordinator.runtime.telemetry import KEY_BITS, count
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.gatekeeper import STRANGER_REQUEST_BYTES_MAX, Gate, Gatekeeper
@@ -913,7 +912,7 @@ class Sessions:
         environment: Environment,
         settings: Settings,
         gatekeeper: Gatekeeper,
-        flusher: Flusher,
+        start_flushes: Callable[[], None],
         max_connections: int,
     ) -> None:
         self.now = environment.now
@@ -929,7 +928,7 @@ class Sessions:
         self.clock_s = environment.clock_s
         self.arrival = Arrival(0)
         self.answered: list[Arrival] = []
-        self._flusher = flusher
+        self._start_flushes = start_flushes
         self.max_connections = max_connections
         self._all: dict[Session, None] = {}
         self._round_now: Now | None = None
@@ -1038,7 +1037,7 @@ class Sessions:
         decide something.
         """
         self._round_now = None
-        self._flusher.start()
+        self._start_flushes()
         held = self.held
         # Who can't be sent to is closed, and others may get answers.
         while self.with_answers or held.unsent_bytes > held.max_unsent_bytes:
@@ -1048,7 +1047,7 @@ class Sessions:
             if held.unsent_bytes > held.max_unsent_bytes:
                 max(self._all, key=Session.weight).make_room()
         held.wake()
-        self._flusher.start()
+        self._start_flushes()
         if self.answered:
             self._count_answers()
 

@@ -11,7 +11,7 @@ from coordinator.http import health
 from coordinator.runtime.health import Check, Load, status_of
 from tests.fakes.disk import Disk
 from tests.http.asking import Asking, body
-from tests.server.world import World, world
+from tests.server.world import World, commit, world
 
 PARTS = ["loading", "disk", "storage", "compaction", "stopping"]
 
@@ -73,14 +73,16 @@ async def test_a_disk_that_hangs_is_told_once_commits_are_given_up(
 ) -> None:
     """Its clients get "unknown" from then on."""
     async with world() as w:
-        w.environment.telemetry.flush_began_s = trio.current_time()
+        w.slow_disk.hold()
+        w.connect().send(commit(1))
         await trio.sleep(4.9)
         w.wall_ms += 4_900
         before, _, _ = await readiness(w)
         await trio.sleep(0.3)
         w.wall_ms += 300
         status, word, checks = await readiness(w)
-        w.environment.telemetry.flush_began_s = None
+        w.slow_disk.let_go()
+        await trio.testing.wait_all_tasks_blocked()
         after, _, _ = await readiness(w)
 
         assert (200, 503, 200) == (before, status, after)

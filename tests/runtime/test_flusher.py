@@ -7,8 +7,11 @@ import trio.testing
 
 from coordinator.log.errors import LogFailed
 from coordinator.log.journal import Journal
+from coordinator.runtime.compactor import Compaction
 from coordinator.runtime.environment import Done, Work
 from coordinator.runtime.flusher import Flusher
+from coordinator.runtime.folder import Folder
+from tests.fakes.compaction import MemoryChild
 from tests.fakes.disk import Disk
 from tests.fakes.environment import environment
 from tests.log.helpers import append, open_journal
@@ -23,7 +26,15 @@ class HeldDisk:
         self.jobs: list[tuple[Work, Done]] = []
         self.durable: list[dict[int, int]] = []
         self.environment = environment(submit=self._submit)
-        self.flusher = Flusher(self.journal, self.environment, self.durable.append)
+        self.folder = Folder(
+            self.journal,
+            self.environment,
+            reserve_bytes=0,
+            segment_bytes=1_000_000,
+            max_log_bytes=1_000_000,
+            compaction=Compaction(MemoryChild(self.journal.directory).run),
+        )
+        self.flusher = Flusher(self.folder, self.environment, self.durable.append)
 
     def _submit(self, work: Work, done: Done) -> None:
         self.jobs.append((work, done))
@@ -56,9 +67,8 @@ async def test_what_gathers_during_a_flush_is_the_next_one() -> None:
 
     assert held.durable == [{0: 1}, {0: 3}]
     assert held.jobs == []
-    metrics = held.environment.metrics
-    assert metrics["flushes_total"]() == 2
-    assert metrics["flushed_bytes_total"]() == held.journal.size_bytes
+    assert held.flusher.flushes == 2
+    assert held.flusher.flushed_bytes == held.journal.size_bytes
 
 
 async def test_what_is_appended_outside_of_a_round_is_flushed_too(

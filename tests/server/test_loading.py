@@ -149,7 +149,7 @@ async def test_loads_of_one_partition_hold_up_nobody_and_lose_nothing(
                 await w.node.load_partition(moving)
                 await trio.testing.wait_all_tasks_blocked(0.0005)
             nursery.cancel_scope.cancel()
-        await w.node.flusher.wait_idle()
+        await w.node.wait_durable()
 
         client = w.connect()
         for group_id in groups.values():
@@ -232,8 +232,8 @@ def big_log(entries_per_batch: int, batches: int, *, wide: bool = False) -> Disk
                     columns = (tuple(number + p for p in partitions), *value[1:])
                     entries = [Entry(1, 1, "g", ("t", partitions), columns)]
                 w.journal.append(0, entries, 1)
-            w.node.appended()
-            await w.node.flusher.wait_idle()
+            w.node.want_flushes()
+            await w.node.wait_durable()
             await trio.testing.wait_all_tasks_blocked()
             w.journal.close(clean=True)
 

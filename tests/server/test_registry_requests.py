@@ -339,8 +339,8 @@ def test_changes_are_the_same_whether_an_entry_stands_for_one_partition_or_for_s
         async with world() as w:
             for batch in entries_of_commits(written, wide=wide):
                 w.journal.append(PARTITION, batch, NOW_MS)
-            w.node.appended()
-            await w.node.flusher.wait_idle()
+            w.node.want_flushes()
+            await w.node.wait_durable()
             await turn()
             w.journal.close(clean=True)
             disk = w.disk

@@ -165,9 +165,11 @@ def test_only_what_is_looked_at_each_time_is_live() -> None:
 async def test_another_reserve_holds_at_once() -> None:
     """Who is out of room for new offsets may lower it, and is served again."""
     async with world() as here:
-        here.node.keep_free(2**60, 2**60)
+        here.store.keep_free(2**60, 2**60)
+        here.node.check_storage()
         full = list(here.event_names())
-        here.node.keep_free(0, 2**60)
+        here.store.keep_free(0, 2**60)
+        here.node.check_storage()
 
     assert full[-1] == "storage.full"
     assert here.event_names()[-1] == "storage.has_room"

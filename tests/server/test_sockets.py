@@ -188,7 +188,7 @@ async def test_a_paused_session_costs_no_rounds(monkeypatch: pytest.MonkeyPatch)
             peer.send(commit(3))
             await rounds(w, 3)
             ended: list[int] = []
-            monkeypatch.setattr(w.node.flusher, "start", lambda: ended.append(1))
+            monkeypatch.setattr(w.server.sessions, "_start_flushes", lambda: ended.append(1))
             await trio.testing.wait_all_tasks_blocked()
             assert [] == ended
             monkeypatch.undo()

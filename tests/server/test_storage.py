@@ -350,7 +350,8 @@ async def test_a_log_that_reached_its_limit_takes_no_new_data(autojump_clock: Mo
         assert await client.error(commit(5, group_id="x")) == ErrorCode.STORAGE_FULL
         assert "max.log.bytes" in w.node.health.problems["storage"]
         assert w.metrics["log_bytes_limit"]() == 300
-        w.node.keep_free(0, 10_000)
+        w.store.keep_free(0, 10_000)
+        w.node.check_storage()
         assert await client.ask(commit(5, group_id="x")) == DONE
 
 

@@ -15,6 +15,7 @@ from coordinator.runtime.telemetry import Tee
 from coordinator.server.run import (
     load_log_ins,
     make_authorizer,
+    make_folder,
     make_log_ins,
     make_node,
     with_log_in,
@@ -223,7 +224,8 @@ class World:
         )
         self.poller = self.environment.poller
         self.metrics = self.environment.metrics
-        self.node = make_node(settings, self.journal, self.environment, self.child.run)
+        self.store = make_folder(settings, self.journal, self.environment, self.child.run)
+        self.node = make_node(settings, self.store, self.environment)
         endpoints = tuple((told.host, told.port) for told in settings.addresses_told())
         leader = Leader(settings.node_id, endpoints, self.journal.leader_epoch)
         self.listeners = [FakeListener() for _ in settings.listener_addresses()]

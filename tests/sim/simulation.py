@@ -144,7 +144,7 @@ class _Run:
             world.stopping = True
         await look_once_more(world, groups)
         process = await world.ensure_server()
-        await process.node.flusher.wait_idle()
+        await process.node.wait_durable()
         world.check_state_is_replay(process)
         await restart_and_compare(world, process, groups)
 
@@ -198,7 +198,7 @@ async def restart_and_compare(world: World, process: Process, groups: list[str])
     world.kill(process, power=True)
     await process.ended.wait()
     again = await world.ensure_server()
-    await again.node.flusher.wait_idle()
+    await again.node.wait_durable()
     await look_once_more(world, groups)
     after = [shard.core.hard_state() for shard in again.node.shards]
     known_before = [{g: s for g, s in shard.items() if s[0] or s[2]} for shard in before]

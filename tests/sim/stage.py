@@ -276,7 +276,7 @@ def play(seed: int, script: Script) -> Played:
                 world.healed = world.stopping = True
             process = await world.ensure_server()
             await look_once_more(world, [GROUP])
-            await process.node.flusher.wait_idle()
+            await process.node.wait_durable()
             world.check_state_is_replay(process)
             await restart_and_compare(world, process, [GROUP])
             outer.cancel_scope.cancel()

@@ -20,7 +20,7 @@ from coordinator.runtime.compactor import CompactionFailed, RunChild
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.loading import Abandoned
 from coordinator.runtime.node import Node
-from coordinator.server.run import group_config, make_authorizer, make_node
+from coordinator.server.run import group_config, make_authorizer, make_folder, make_node
 from coordinator.server.server import Server
 from coordinator.server.session import DEFAULT_CLIENT_ID
 from coordinator.server.transport import Listener as AnyListener
@@ -152,7 +152,8 @@ class World:
             wall_clock_ms=self._wall_clock_ms,
             emit_event=self._on_event,
         )
-        node = make_node(self.settings, journal, surroundings, self._child(journal))
+        folder = make_folder(self.settings, journal, surroundings, self._child(journal))
+        node = make_node(self.settings, folder, surroundings)
         leader = Leader(self.settings.node_id, ((HOST, PORT),), journal.leader_epoch)
         server = Server(
             node=node,

@@ -1,0 +1,142 @@
+"""What a node needs of the logs that keep what it decides, and of what keeps these.
+
+One node has one log, in its data folder (`folder`). A cluster has several, and a node leads some
+of them. Offsets partition p lies in the log p modulo their number; what is the node's own lies in
+the first one.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from coordinator.log.format import NODE_PARTITION, Batch, Flush
+from coordinator.log.replay import Replay
+from coordinator.runtime.calls import Call
+from coordinator.runtime.environment import Done
+from coordinator.runtime.health import Health
+
+
+class ShardLog(Protocol):
+    """Where the decisions of a shard go."""
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch that what is appended now carries."""
+
+    def append_packed(self, partition: int, count: int, packed: bytes, timestamp_ms: int) -> int:
+        """Put entries for *count* keys into the open flush; return the partition's end offset.
+
+        Raises:
+            LogFailed: The log failed, or is closed.
+        """
+
+    def end_offset(self, partition: int) -> int:
+        """Return the offset that the partition's next entry will get."""
+
+
+class FlushLog(Protocol):
+    """What was appended, a flush at a time."""
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes that were appended and not yet taken by a flush."""
+
+    @property
+    def last_sync_s(self) -> float:
+        """How long the latest write alone took."""
+
+    def take_flush(self) -> Flush | None:
+        """Seal what was appended since the last call; None if that is nothing."""
+
+    def write(self, flush: Flush, done: Done) -> None:
+        """Have *flush* kept, and then *done* called, in the event loop; one at a time, in order.
+
+        It is told LogFailed if nothing in or behind the flush may be acknowledged any more.
+        """
+
+
+class ReplayLog(Protocol):
+    """What was flushed, to be read back. Each method may raise LogError."""
+
+    @property
+    def compacted_below(self) -> dict[int, int]:
+        """Per partition, the offset below which a stream of changes can't start."""
+
+    def load(self) -> Replay:
+        """Return one pass over everything."""
+
+    def load_partition(self, partition: int) -> Replay:
+        """Return one pass over one partition."""
+
+    def read(
+        self, partition: int, from_offset: int = 0, *, max_bytes: int | None = None
+    ) -> Iterator[Batch]:
+        """Yield the batches of a partition from the one that holds *from_offset*. Blocks."""
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Have nothing removed meanwhile that a load may read."""
+
+
+class Log(ShardLog, FlushLog, ReplayLog, Protocol):
+    """One log."""
+
+
+class Store(Protocol):
+    """What keeps the logs of a node, and knows how much room they have.
+
+    Attributes:
+        logs: All of them.
+        health: What is wrong with them, and with the node over them.
+        cluster_id: Of those that write them.
+        num_partitions: Offsets partitions, in all logs together.
+    """
+
+    logs: Sequence[Log]
+    health: Health
+    cluster_id: str
+    num_partitions: int
+
+    @property
+    def refuses(self) -> bool:
+        """Whether new data is to be refused, as of the last look."""
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether generations and assignments are to be refused, too."""
+
+    @property
+    def alarm_bytes(self) -> int:
+        """With so much to be written, look again at once."""
+
+    def begin(self) -> None:
+        """Everything is loaded: keep the logs small from here on."""
+
+    def flushed(self) -> None:
+        """A flush has ended."""
+
+    def look(self) -> None:
+        """See how much room there is."""
+
+    def tend(self) -> None:
+        """Do what is to be done now and then. Raises LogFailed if the logs were taken away."""
+
+    def compact(self, call: Call) -> None:
+        """Compact, and then answer *call*, a CompactLog."""
+
+    async def run(self, want_flush: Callable[[], None]) -> None:
+        """Keep the logs small, until `stop`.
+
+        Args:
+            want_flush: Has a flush taken, though nothing may have been appended.
+
+        Raises:
+            LogFailed: A log failed.
+        """
+
+    async def stop(self) -> None:
+        """Stop for good; what has begun is brought to its end."""
+
+
+def log_of(logs: Sequence[Log], partition: int) -> Log:
+    """Return the one of *logs* in which *partition* lies."""
+    return logs[0 if partition == NODE_PARTITION else partition % len(logs)]
