@@ -185,6 +185,21 @@ CATALOGUE: Final = (
     ),
     _kind("partition.loaded", "info", "partition entries load_ms", "It is served again."),
     _kind(
+        "journal.led",
+        "info",
+        "journal leader_epoch",
+        "In a cluster: this node leads a journal from here on, and serves its groups.",
+    ),
+    _kind("journal.handed_over", "info", "journal", "Another node leads it, as it was asked to."),
+    _kind("journal.deposed", "warning", "journal", "Another node has taken it over."),
+    _kind(
+        "journal.cut_off",
+        "warning",
+        "journal",
+        "The engine can't be reached: nothing is decided, and nobody is removed.",
+    ),
+    _kind("journal.reached", "info", "journal", "The end of that; its groups are served on."),
+    _kind(
         "compaction.started",
         "info",
         "segments clean_bytes dirty_bytes",

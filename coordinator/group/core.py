@@ -5,7 +5,7 @@ comes out as an `Outcome`. `Core.replay` alone changes hard state, when the log 
 a `Decision` emits a record, so that a replay of the log gives the same state again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -269,6 +269,14 @@ class Core:
         self.groups = {}
         self.timers = Timers()
         self.parked = {}
+
+    def keep(self, groups: Iterable[Group]) -> None:
+        """Have of *groups*, which were forgotten, what is hard."""
+        for group in groups:
+            if group.is_hard():
+                self.groups[group.group_id] = group.without_soft_state()
+                self.totals.groups += 1
+                self.totals.offsets += group.offset_count
 
     def wall_ms(self, now: Now) -> int:
         """Return the time of day for a record: it never goes back, though the clock may."""

@@ -75,6 +75,29 @@ class Group:
         self.join_timer = Timer(TimerKind.JOIN, self.group_id)
         self.sync_timer = Timer(TimerKind.SYNC, self.group_id)
 
+    def is_hard(self) -> bool:
+        """Say whether the log knows of it: a first member that has not joined is soft."""
+        return bool(
+            self.generation
+            or self.offsets
+            or self.rebalances
+            or self.stable is not None
+            or self.retention_ms is not None
+        )
+
+    def without_soft_state(self) -> "Group":
+        """Return what a replay of the log would make of it."""
+        return Group(
+            self.group_id,
+            self.offsets,
+            self.offset_count,
+            self.generation,
+            self.stable,
+            self.retention_ms,
+            self.rebalances,
+            self.end_offset,
+        )
+
     def move(self, trigger: Trigger) -> None:
         """Take the edge of the state table for *trigger*."""
         self.state = next_state(self.state, trigger)

@@ -89,13 +89,17 @@ class NodeShard:
     # --- life -------------------------------------------------------------------------------
 
     def replay(self, record: NodeRecord) -> None:
-        """Apply one record of the log; must not be called once `loaded` was."""
+        """Apply one record of the log."""
         self._replay[type(record)](record)
+
+    def caught_up(self) -> None:
+        """Let groups, and whoever asks who may do what, look at what was replayed."""
+        for subject in self._subjects:
+            subject.loaded()
 
     def loaded(self, now: Now) -> list[Outcome]:  # noqa: ARG002  the shape of a shard
         """Start to serve."""
-        for subject in self._subjects:
-            subject.loaded()
+        self.caught_up()
         return []
 
     def finish_load(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
@@ -106,6 +110,10 @@ class NodeShard:
         """Stop serving and forget everything."""
         for subject in self._subjects:
             subject.reset()
+        return []
+
+    def rest(self, now: Now) -> list[Outcome]:  # noqa: ARG002  as above
+        """Stop serving; groups go on looking at what is there."""
         return []
 
     def hard_state(self) -> HardNode:

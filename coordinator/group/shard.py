@@ -193,6 +193,9 @@ class GroupShard:
         self._core.latest = None
         return admin.delete(self._core, group_id, now)
 
+    def caught_up(self) -> None:
+        """Do nothing: nobody looks at groups that another node serves."""
+
     def loaded(self, now: Now) -> list[Outcome]:
         """Start to serve what was replayed; return what there is to keep and tell.
 
@@ -211,6 +214,16 @@ class GroupShard:
         self._scans.stop()
         self._summaries.stop()
         return unload(self._core, now)
+
+    def rest(self, now: Now) -> list[Outcome]:
+        """Stop serving: answer what is parked with 16, and keep only what a crash would leave.
+
+        `replay` and `finish_load` may follow, as if the log had been replayed up to here.
+        """
+        hard = list(self._core.groups.values())
+        outcomes = self.unload(now)
+        self._core.keep(hard)
+        return outcomes
 
     def topics_changed(self, deleted: Iterable[str], now: Now) -> None:
         """Take note that the registry has changed; *deleted* names the topics that are gone.

@@ -67,29 +67,36 @@ class Topics:
     Attributes:
         registry: All of them.
         handlers: What decides each request.
-        replay: See `Registry.replay`.
         hard_state: See `Registry.hard_state`.
     """
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self.replay = registry.replay
         self.hard_state = registry.hard_state
         self.handlers: Handlers = {
             RegisterTopicsRequest: self._register_topics,
             DeleteTopicsRequest: self._delete_topics,
             ReportEndOffsetsRequest: self._report_end_offsets,
         }
+        self._is_loaded = False
         self._changes: list[TopicChange] = []
+
+    def replay(self, record: TopicRecord) -> None:
+        """Apply one record of the log; once it is loaded, another node has decided it just now."""
+        change = self.registry.replay(record)
+        if change is not None and self._is_loaded:
+            self._changes.append(change)
 
     def loaded(self) -> None:
         """Start to serve; deletions that were not finished are changes once more."""
+        self._is_loaded = True
         self.registry.fold_changes()
         self._changes = [c for c in self.registry.changes_since(0) if not c.after]
 
     def reset(self) -> None:
         """Forget everything."""
         self.registry.reset()
+        self._is_loaded = False
         self._changes = []
 
     def take_changes(self) -> list[TopicChange]:

@@ -175,7 +175,7 @@ class Overview:
 
     def _is_loaded(self) -> bool:
         # Else groups would seem to be gone that are only not there at the moment.
-        return all(shard.status is Status.ACTIVE for shard in self._node.shards)
+        return all(shard.is_whole for shard in self._node.shards)
 
     def _check_loaded(self) -> None:
         if not self._is_loaded():
@@ -249,6 +249,8 @@ class Overview:
         turn = Turn()
         try:
             for shard in self._node.shards:
+                if shard.status is Status.FOLLOWING:
+                    continue
                 for row in shard.core.facts(now.mono_ms, turn):
                     if row is not None:
                         fresh[row.group_id] = row

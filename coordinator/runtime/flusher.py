@@ -16,7 +16,7 @@ import trio
 
 from coordinator.log.format import Flush
 from coordinator.runtime.environment import Done, Environment, Work
-from coordinator.runtime.logs import FlushLog
+from coordinator.runtime.logs import FlushLog, OutOfReach
 
 # Has a function called in the event loop; callable from any thread.
 Deliver = Callable[[Done, outcome.Outcome[None]], None]
@@ -183,6 +183,9 @@ class Flusher:
         began_s, self.began_s = self.began_s, None
         try:
             result.unwrap()
+        except OutOfReach:
+            self._go_on()
+            return
         except Exception as exc:  # noqa: BLE001 - `run` raises it
             self._error = exc
             self._wake.set()
@@ -193,6 +196,9 @@ class Flusher:
         assert began_s is not None
         self._telemetry.flushed(self._clock_s() - began_s, size_bytes, self._log.last_sync_s)
         self._written(flush.ends)
+        self._go_on()
+
+    def _go_on(self) -> None:
         if not self._wanted:
             self._idle.set()
         elif not self._poller.in_round:

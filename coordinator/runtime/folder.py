@@ -1,27 +1,28 @@
 """The data folder of one node: its one log, and what keeps that writable and small."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import outcome
 
-from coordinator.log.format import Flush
+from coordinator.log.format import Batch, Flush
 from coordinator.log.journal import Journal
 from coordinator.runtime.compactor import Compaction, Compactor
 from coordinator.runtime.environment import Done, Environment
 from coordinator.runtime.health import Health, StorageWatch
-from coordinator.runtime.logs import Log
+from coordinator.runtime.logs import Log, LogUser, ReplayLog
 
 
 class Folder:
     """A store with one log, which it is itself.
 
     Attributes:
-        logs: This one.
+        logs: This one; likewise ``replays``.
+        is_fenced: It is not: a lock keeps others away.
         health: See `Store`; likewise ``cluster_id``, ``num_partitions``, ``refuses``,
             ``is_exhausted`` and ``alarm_bytes``.
         append_packed: See `Journal`; likewise ``end_offset``, ``take_flush``, ``load``,
-            ``load_partition`` and ``read``.
+            and ``load_partition``.
         reading: See `Readers.reading`.
     """
 
@@ -37,6 +38,8 @@ class Folder:
     ) -> None:
         """Keep *journal*; see `StorageWatch` for the first and the last number of bytes."""
         self.logs: Sequence[Log] = (self,)
+        self.replays: Sequence[ReplayLog] = (self,)
+        self.is_fenced = False
         self.cluster_id = journal.meta.cluster_id
         self.num_partitions = journal.meta.num_partitions
         self.append_packed = journal.append_packed  # Called for every decision: bound once.
@@ -44,7 +47,6 @@ class Folder:
         self.take_flush = journal.take_flush
         self.load = journal.load
         self.load_partition = journal.load_partition
-        self.read = journal.read
         self.reading = journal.readers.reading
         self.health = health = Health(environment)
         self._journal = journal
@@ -69,7 +71,6 @@ class Folder:
         )
         self.begin = self._compactor.begin
         self.compact = self._compactor.submit
-        self.run = self._compactor.run
         self.stop = self._compactor.stop
 
     # --- the log ------------------------------------------------------------------------
@@ -93,6 +94,14 @@ class Folder:
     def compacted_below(self) -> dict[int, int]:
         """See `Journal.compacted_below`."""
         return self._journal.compacted_below
+
+    async def fetch(self, partition: int, from_offset: int, max_bytes: int) -> Iterable[Batch]:
+        """Return what reads the files as it is taken; see `Journal.read`."""
+        return self._journal.read(partition, from_offset, max_bytes=max_bytes)
+
+    def next_write(self) -> int:
+        """Never called: whoever has the lock of the folder leads."""
+        raise NotImplementedError
 
     def write(self, flush: Flush, done: Done) -> None:
         """Have *flush* written and synced by the disk's thread, and then call *done*."""
@@ -130,6 +139,10 @@ class Folder:
     def _spare_bytes(self, reserve_bytes: int) -> int:
         return self._segment_bytes if reserve_bytes else 0
 
+    @property
+    def end_round(self) -> None:
+        """Nothing is done at the end of a round."""
+
     def flushed(self) -> None:
         """Have the compactor look, if the flush has sealed a segment."""
         if self._journal.manifest is not self._compactor.looked_at:
@@ -139,6 +152,13 @@ class Folder:
         """See whether the disk has room and keeps up."""
         if self._watch.look():
             self._compactor.look(storage_is_full=self._watch.is_full)
+
+    async def run(self, node: LogUser) -> None:
+        """See `Compactor.run`."""
+        await self._compactor.run(node.want_flushes)
+
+    async def hand_over(self) -> None:
+        """Do nothing: there is nobody else."""
 
     def tend(self) -> None:
         """See that the folder is still ours, and that a start on a full disk will be possible.

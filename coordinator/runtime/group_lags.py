@@ -88,6 +88,8 @@ class GroupLags:
         for shard in self._shards[0 if after is None else after.partition :]:
             group_id = "" if after is None else after.group_id
             after = None
+            if shard.status is Status.FOLLOWING:
+                continue
             share = await self._fill(page, shard, group_id, turn)
             if share or shard.status is Status.LOADING:
                 _show(gather, shard, share, self._now())
@@ -123,6 +125,8 @@ class GroupLags:
                 for _ in self._topics.core.sample_ends(minute, self._now(), turn):
                     await trio.lowlevel.checkpoint()
             for shard in self._shards:
+                if shard.status is Status.FOLLOWING:
+                    continue
                 for _ in shard.core.sample_lags(minute, turn):
                     await trio.lowlevel.checkpoint()
 

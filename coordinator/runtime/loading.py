@@ -16,7 +16,7 @@ from coordinator.log.errors import LogError
 from coordinator.log.replay import Replay
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.health import Health
-from coordinator.runtime.logs import Log
+from coordinator.runtime.logs import ReplayLog, log_of
 from coordinator.runtime.shard import ShardRunner, Status
 
 # A slice of so many entries holds requests up for a few milliseconds.
@@ -78,7 +78,7 @@ class Loader:
     def __init__(
         self,
         *,
-        logs: Sequence[Log],
+        logs: Sequence[ReplayLog],
         runners: Mapping[int, Runner],
         health: Health,
         environment: Environment,
@@ -160,8 +160,9 @@ class Loader:
                     self.awaits_flush = True
                     await self._flushed.wait()
                     self.awaits_flush = False
-                with runner.log.reading():
-                    replay = runner.log.load_partition(runner.partition)
+                log = log_of(self._logs, runner.partition)
+                with log.reading():
+                    replay = log.load_partition(runner.partition)
                     progress = self._begin([replay], 1)
                     await self._replay(replay, {runner.partition: runner}, wanted)
                 await self._activate(runner, wanted)
@@ -177,6 +178,11 @@ class Loader:
         self._note_problem(runner, None)
         progress.load_ms = self._now().mono_ms - progress.started_ms
         return progress
+
+    @property
+    def can_load(self) -> bool:
+        """Whether there is anything to load from."""
+        return bool(self._logs)
 
     def loaded_offset(self, partition: int) -> int:
         """Return how far a *partition* is that doesn't serve yet; 0 if it isn't being loaded."""

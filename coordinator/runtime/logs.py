@@ -5,10 +5,11 @@ of them. Offsets partition p lies in the log p modulo their number; what is the 
 the first one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
+from coordinator.group.core import Now
 from coordinator.log.format import NODE_PARTITION, Batch, Flush
 from coordinator.log.replay import Replay
 from coordinator.runtime.calls import Call
@@ -17,7 +18,13 @@ from coordinator.runtime.health import Health
 
 
 class ShardLog(Protocol):
-    """Where the decisions of a shard go."""
+    """Where the decisions of a shard go.
+
+    Attributes:
+        is_fenced: Whether another node may lead it unnoticed.
+    """
+
+    is_fenced: bool
 
     @property
     def leader_epoch(self) -> int:
@@ -32,6 +39,12 @@ class ShardLog(Protocol):
 
     def end_offset(self, partition: int) -> int:
         """Return the offset that the partition's next entry will get."""
+
+    def next_write(self) -> int:
+        """Have another flush taken, though nothing may be appended; return its number.
+
+        For a log that is fenced. What a node without the lead asks for is never written.
+        """
 
 
 class FlushLog(Protocol):
@@ -51,16 +64,31 @@ class FlushLog(Protocol):
     def write(self, flush: Flush, done: Done) -> None:
         """Have *flush* kept, and then *done* called, in the event loop; one at a time, in order.
 
-        It is told LogFailed if nothing in or behind the flush may be acknowledged any more.
+        It is told LogFailed if nothing in or behind the flush may be acknowledged any more, and
+        OutOfReach if the flush is nobody's concern any more: another node leads.
         """
 
 
-class ReplayLog(Protocol):
-    """What was flushed, to be read back. Each method may raise LogError."""
+class ChangesLog(Protocol):
+    """What was flushed, to be read back partition by partition."""
 
     @property
     def compacted_below(self) -> dict[int, int]:
         """Per partition, the offset below which a stream of changes can't start."""
+
+    async def fetch(self, partition: int, from_offset: int, max_bytes: int) -> Iterable[Batch]:
+        """Return the batches of a partition from the one that holds *from_offset*.
+
+        It ends after the batch for which so much was read, and has one at least, if there is one.
+        To iterate over it may block, and raise LogError.
+
+        Raises:
+            OutOfReach: Not now; a later try may succeed.
+        """
+
+
+class ReplayLog(Protocol):
+    """What was flushed, to be read back at the start. Each method may raise LogError."""
 
     def load(self) -> Replay:
         """Return one pass over everything."""
@@ -68,17 +96,38 @@ class ReplayLog(Protocol):
     def load_partition(self, partition: int) -> Replay:
         """Return one pass over one partition."""
 
-    def read(
-        self, partition: int, from_offset: int = 0, *, max_bytes: int | None = None
-    ) -> Iterator[Batch]:
-        """Yield the batches of a partition from the one that holds *from_offset*. Blocks."""
-
     def reading(self) -> AbstractContextManager[None]:
         """Have nothing removed meanwhile that a load may read."""
 
 
-class Log(ShardLog, FlushLog, ReplayLog, Protocol):
-    """One log."""
+class Log(ShardLog, FlushLog, ChangesLog, Protocol):
+    """One log, as a node has it that leads it."""
+
+
+class OutOfReach(Exception):
+    """What keeps the log can't be reached, or another node leads: nothing more is known."""
+
+
+class LogUser(Protocol):
+    """What a store needs of the node over it."""
+
+    def want_flushes(self) -> None:
+        """Have a flush of each log taken, though nothing may have been appended."""
+
+    def runners_in(self, log: int) -> Sequence[Any]:
+        """Return the `ShardRunner`s of that log's partitions; what is the node's own is first."""
+
+    def advance(self, ends: dict[int, int]) -> None:
+        """Let go what waited for these offsets to be durable."""
+
+    def activated(self, runner: Any) -> None:
+        """A shard serves."""
+
+    def tell_shards(self, now: Now) -> None:
+        """Have the groups told what has changed of topics."""
+
+    def loaded(self, entries: int, load_ms: int) -> None:
+        """Take note that everything is in memory that the logs say."""
 
 
 class Store(Protocol):
@@ -86,15 +135,21 @@ class Store(Protocol):
 
     Attributes:
         logs: All of them.
+        replays: The same, to be loaded at the start; none if they are followed instead.
         health: What is wrong with them, and with the node over them.
         cluster_id: Of those that write them.
         num_partitions: Offsets partitions, in all logs together.
     """
 
     logs: Sequence[Log]
+    replays: Sequence[ReplayLog]
     health: Health
     cluster_id: str
     num_partitions: int
+
+    @property
+    def end_round(self) -> Callable[[], None] | None:
+        """To be called at the end of each round, behind the flushes; None for nothing."""
 
     @property
     def refuses(self) -> bool:
@@ -123,20 +178,23 @@ class Store(Protocol):
     def compact(self, call: Call) -> None:
         """Compact, and then answer *call*, a CompactLog."""
 
-    async def run(self, want_flush: Callable[[], None]) -> None:
-        """Keep the logs small, until `stop`.
-
-        Args:
-            want_flush: Has a flush taken, though nothing may have been appended.
+    async def run(self, node: "LogUser") -> None:
+        """Keep the logs small, and tell *node* what becomes of them, until `stop`.
 
         Raises:
             LogFailed: A log failed.
         """
 
+    async def hand_over(self) -> None:
+        """Have other nodes lead what this one leads, as far as there are any."""
+
     async def stop(self) -> None:
         """Stop for good; what has begun is brought to its end."""
 
 
-def log_of(logs: Sequence[Log], partition: int) -> Log:
+L = TypeVar("L")
+
+
+def log_of(logs: Sequence[L], partition: int) -> L:
     """Return the one of *logs* in which *partition* lies."""
     return logs[0 if partition == NODE_PARTITION else partition % len(logs)]

@@ -102,10 +102,12 @@ class Node:
         self._emit_event = environment.emit_event
         self._store = store
         self._flushers = {
-            log: Flusher(log, environment, self._advance, self._look_at_backlog)
+            log: Flusher(log, environment, self.advance, self._look_at_backlog)
             for log in store.logs
         }
         starts = [flusher.start for flusher in self._flushers.values()]
+        if store.end_round is not None:
+            starts.append(store.end_round)
         self.start_flushes = starts[0] if len(starts) == 1 else partial(_call_all, starts)
         topics = Registry(totals)
         self.registry = self._runner(NODE_PARTITION, NodeShard(topics), NODE_CODEC)
@@ -130,11 +132,11 @@ class Node:
         self._purges = TopicPurges(self.num_partitions)
         self._to_forget: list[str] = []  # Deleted topics that all shards are done with.
         self.loader = Loader(
-            logs=store.logs,
+            logs=store.replays,
             runners=self._runner_of,
             health=health,
             environment=environment,
-            activated=self._activated,
+            activated=self.activated,
         )
         self.checks = Checks(
             health,
@@ -186,15 +188,15 @@ class Node:
 
     @property
     def ready(self) -> bool:
-        """Whether every partition is loaded."""
-        return all(runner.status is Status.ACTIVE for runner in self._runner_of.values())
+        """Whether every partition is loaded, or followed."""
+        return all(runner.is_whole for runner in self._runner_of.values())
 
     def decide(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
         """Decide a request about what is the node's own, and have the groups concerned told."""
         try:
             self.registry.handle(request, token, caller, now)
         finally:
-            self._tell_shards(now)
+            self.tell_shards(now)
 
     def read_changes(self, call: Call) -> None:
         """Answer a valid ReadOffsetChanges with what is durable now."""
@@ -238,13 +240,12 @@ class Node:
     def _describe_partition(self, runner: ShardRunner[Any]) -> m.NodePartition:
         number, status = runner.partition, runner.status
         end_offset = runner.log.end_offset(number)
-        is_loaded = status is Status.ACTIVE
-        loaded_offset = end_offset if is_loaded else self.loader.loaded_offset(number)
+        loaded_offset = end_offset if runner.is_whole else self.loader.loaded_offset(number)
         return m.NodePartition(number, status.value, loaded_offset, end_offset)
 
     def _load_of_the_moment(self) -> Load | None:
-        """Return how far the load is, None once every partition is served."""
-        served = self._count(Status.ACTIVE) + (self.registry.status is Status.ACTIVE)
+        """Return how far the load is, None once it is over."""
+        served = sum(runner.is_whole for runner in self._runner_of.values())
         if served == len(self._runner_of):
             return None
         progress, now_ms = self.loader.progress, self.now().mono_ms
@@ -281,12 +282,15 @@ class Node:
             RecordError: An entry is none that this code can know.
         """
         progress = await self.loader.load_all()
+        self.loaded(progress.entries, progress.load_ms)
+
+    def loaded(self, entries: int, load_ms: int) -> None:
+        """Take note that everything is in memory that the logs say."""
         self.started = True
         self.check_storage()
         self._store.begin()
         self._environment.after_load()
-        fields = {"entries": progress.entries, "load_ms": progress.load_ms}
-        self._emit_event("ready", fields)
+        self._emit_event("ready", {"entries": entries, "load_ms": load_ms})
 
     def unload(self, partition: int) -> None:
         """Stop serving an offsets partition at once, also in the middle of its load.
@@ -309,11 +313,11 @@ class Node:
         self._emit_event("partition.loaded", {"partition": partition, **fields})
         return progress
 
-    def _activated(self, runner: ShardRunner[Any]) -> None:
+    def activated(self, runner: ShardRunner[Any]) -> None:
         """Tell a shard that begins to serve which deletions of topics it has to finish."""
         now = self.now()
         if runner is self.registry:
-            self._tell_shards(now)
+            self.tell_shards(now)
             return
         to_purge = self._purges.left_for(runner.partition)
         if to_purge:
@@ -337,12 +341,13 @@ class Node:
             nursery.start_soon(self.patterns.run)
             nursery.start_soon(self.slices.run)
             nursery.start_soon(self._timekeeper.run)
-            nursery.start_soon(self._store.run, self.want_flushes)
+            nursery.start_soon(self._store.run, self)
             nursery.start_soon(self._run_janitor)
 
     async def drain(self) -> None:
         """Unload every shard and wait until what was appended is durable and answered."""
         self.draining = True
+        await self._store.hand_over()
         now = self.now()
         for runner in reversed(self._runner_of.values()):
             runner.unload(now)
@@ -363,12 +368,17 @@ class Node:
         began_s = (flusher.began_s for flusher in self._flushers.values())
         return min((at_s for at_s in began_s if at_s is not None), default=None)
 
+    def runners_in(self, log: int) -> list[ShardRunner[Any]]:
+        """Return the shards whose partitions lie in that log; what is the node's own is first."""
+        found = self._store.logs[log]
+        return [runner for runner in self._runner_of.values() if runner.log is found]
+
     def want_flushes(self) -> None:
         """Have a flush of each log taken, though nothing may have been appended."""
         for flusher in self._flushers.values():
             flusher.want()
 
-    def _advance(self, ends: dict[int, int]) -> None:
+    def advance(self, ends: dict[int, int]) -> None:
         """Let go what waited for these offsets to be durable."""
         now = self.now()
         for partition, end in ends.items():
@@ -385,7 +395,8 @@ class Node:
             self.registry.change(partial(self.registry.core.forget, topics), self.now())
             await trio.lowlevel.checkpoint()
 
-    def _tell_shards(self, now: Now) -> None:
+    def tell_shards(self, now: Now) -> None:
+        """Have the groups told what has changed of topics."""
         changes = self.registry.core.take_changes()
         if not changes:
             return
@@ -493,7 +504,7 @@ class Reloader:
         waiting = (self._at_work, *(other for _, other in self._queue))
         if status is Status.LOADING or partition in waiting:
             call.fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
-        elif self._node.draining:
+        elif self._node.draining or not self._node.loader.can_load:
             call.fail(ErrorCode.NOT_COORDINATOR, -1)
         elif status is Status.ACTIVE:
             self._interrupt(call, partition)

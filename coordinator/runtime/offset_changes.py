@@ -4,15 +4,17 @@ A position may lie far back, so reading blocks, and runs in a thread of its own:
 the other, each bounded, so that any number of readers costs the flusher next to nothing.
 """
 
+from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from coordinator.group.admin import offset_change
 from coordinator.group.records import GROUP_DELETED, OFFSET_COMMITTED, from_entry
 from coordinator.log.errors import LogError
-from coordinator.log.format import Entry
+from coordinator.log.format import Batch, Entry
 from coordinator.runtime.calls import Call, CallQueue
 from coordinator.runtime.environment import Environment
-from coordinator.runtime.logs import ReplayLog
+from coordinator.runtime.logs import ChangesLog, OutOfReach
 from protocol.errors import ErrorCode
 from protocol.messages import OffsetChange, ReadOffsetChangesRequest, ReadOffsetChangesResponse
 
@@ -33,7 +35,7 @@ class ChangesRead:
 
     __slots__ = ("_bytes_left", "changes", "end", "log", "next_position", "request")
 
-    def __init__(self, call: Call, log: ReplayLog, end: int, answer_bytes: int) -> None:
+    def __init__(self, call: Call, log: ChangesLog, end: int, answer_bytes: int) -> None:
         assert type(call.request) is ReadOffsetChangesRequest
         self.request = call.request
         self.end = end
@@ -42,8 +44,8 @@ class ChangesRead:
         self.log = log
         self._bytes_left = answer_bytes
 
-    def run(self) -> None:
-        """Read. Blocks: not for the event loop.
+    def run(self, batches: Iterable[Batch]) -> None:
+        """Look at *batches*. Blocks: not for the event loop.
 
         Raises:
             LogError: A file can't be read, or is damaged.
@@ -51,9 +53,7 @@ class ChangesRead:
         request = self.request
         most = min(request.max_changes, CHANGES_MAX)
         looked_at = 0
-        for batch in self.log.read(
-            request.offsets_partition, request.position, max_bytes=BYTES_PER_READ
-        ):
+        for batch in batches:
             for offset, entry in batch.entries:
                 if offset < request.position:
                     continue
@@ -93,7 +93,7 @@ class ChangesReader:
         self._emit_event = environment.emit_event
         self._queue: CallQueue[ChangesRead] = CallQueue()
 
-    def submit(self, call: Call, log: ReplayLog, end: int) -> None:
+    def submit(self, call: Call, log: ChangesLog, end: int) -> None:
         """Answer *call*, a valid ReadOffsetChanges, with changes in *log* before offset *end*."""
         if len(self._queue) >= READS_WAITING_MAX:
             call.fail(ErrorCode.QUOTA_EXCEEDED, -1)
@@ -109,7 +109,12 @@ class ChangesReader:
         while True:
             call, read = await self._queue.take()
             try:
-                await self._run_reading(read.run)
+                request = read.request
+                partition, position = request.offsets_partition, request.position
+                batches = await read.log.fetch(partition, position, BYTES_PER_READ)
+                await self._run_reading(partial(read.run, batches))
+            except OutOfReach:
+                call.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
             except LogError as exc:
                 # Memory is whole, so groups are served on; a start will refuse this log.
                 self._emit_event("log.unreadable", {"reason": str(exc)})

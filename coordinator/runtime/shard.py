@@ -2,7 +2,7 @@
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import count
 from operator import itemgetter
@@ -24,7 +24,25 @@ class Status(Enum):
 
     LOADING = "loading"
     ACTIVE = "active"
+    SUSPENDED = "suspended"  # Led, and cut off from the log: nothing can be decided for a while.
+    CUT_OFF = "cut off"  # The same, for so long that another node may lead.
+    FOLLOWING = "following"  # Another node leads it; what that decides is replayed.
     CLOSED = "closed"
+
+
+# Why a partition can't be asked.
+_REFUSALS: Final[Mapping[Status, ErrorCode | None]] = {
+    Status.LOADING: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    Status.ACTIVE: None,
+    Status.SUSPENDED: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    Status.CUT_OFF: ErrorCode.NOT_COORDINATOR,
+    Status.FOLLOWING: ErrorCode.NOT_COORDINATOR,
+    Status.CLOSED: ErrorCode.NOT_COORDINATOR,
+}
+# In which groups live, though perhaps nothing can be asked of them.
+_LED: Final = frozenset({Status.ACTIVE, Status.SUSPENDED, Status.CUT_OFF})
+# In which everything is in memory that the log says.
+_WHOLE: Final = _LED | {Status.FOLLOWING}
 
 
 class Services(Protocol):
@@ -65,11 +83,17 @@ class Core(Protocol):
     def replay(self, record: Any) -> None:
         """Apply one record of the log."""
 
+    def caught_up(self) -> None:
+        """Let others look at what was replayed, though another node leads."""
+
     def finish_load(self, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
         """Start to serve what was replayed, in slices."""
 
     def unload(self, now: Now) -> list[Outcome]:
-        """Stop serving."""
+        """Stop serving, and forget everything."""
+
+    def rest(self, now: Now) -> list[Outcome]:
+        """Stop serving, and keep what was replayed."""
 
     def next_deadline_ms(self) -> int | None:
         """Return when `expire` has something to do."""
@@ -102,6 +126,8 @@ _QUIET_REQUESTS = frozenset({HeartbeatRequest, OffsetCommitRequest})
 # The offset it waits for, when it is given up, who waits, the answer as `Token.prepare` made it,
 # and the member that is told. A plain tuple: one is made for every commit.
 Parked = tuple[int, int, Token, Any, Any]
+# Instead of the offset, where nothing was appended.
+_NOTHING: Final = 2**63
 
 
 class ReplyGate:
@@ -116,6 +142,8 @@ class ReplyGate:
 
     Attributes:
         park_last: Holds what waits for the highest offset so far, a `Parked`; nearly all do.
+        committed_offset: See `advance`.
+        told_offset: What is known up to it may be told at once.
     """
 
     def __init__(self, released: Callable[[Any], None]) -> None:
@@ -127,6 +155,7 @@ class ReplyGate:
         self._early: list[tuple[int, int, Parked]] = []
         self._numbers = count()
         self.committed_offset = 0
+        self.told_offset = 0
 
     def __len__(self) -> int:
         """Return how many answers wait."""
@@ -148,7 +177,7 @@ class ReplyGate:
     def advance(self, committed_offset: int) -> None:
         """Send everything that waited for *committed_offset* or less."""
         assert committed_offset >= self.committed_offset
-        self.committed_offset = committed_offset
+        self.committed_offset = self.told_offset = committed_offset
         queue, early = self._queue, self._early
         while queue and queue[0][0] <= committed_offset:
             # `_release` written out: nearly every answer leaves here.
@@ -165,12 +194,8 @@ class ReplyGate:
             self._released(member)
         token.send(answer)
 
-    def give_up(self, now_ms: int | None = None) -> list[tuple[Token, Any]]:
-        """Remove what waited past its deadline, or with None everything.
-
-        Returns:
-            Who waited, and the member.
-        """
+    def give_up(self, now_ms: int | None = None) -> list[Parked]:
+        """Remove what waited past its deadline, or with None everything; return it in order."""
         late: list[Parked] = []
         kept: list[Parked] = []
         waiting = [*self._queue, *(parked for _, _, parked in sorted(self._early))]
@@ -179,7 +204,58 @@ class ReplyGate:
         self._queue.clear()
         self._queue.extend(kept)
         self._early = []
-        return [(token, member) for _, _, token, _, member in late]
+        return late
+
+
+class FencedGate(ReplyGate):
+    """Holds what memory alone says, too: another node may lead the log by now, unnoticed.
+
+    Such an answer waits for a write of the log that is taken behind it. If that one comes through,
+    nobody else has led before. What was appended for the group before it lies in that write or an
+    earlier one, so there is no offset to wait for.
+    """
+
+    def __init__(self, released: Callable[[Any], None], next_write: Callable[[], int]) -> None:
+        """Make it; *next_write* has another write taken, and returns its number."""
+        super().__init__(released)
+        self._next_write = next_write
+        # By the number of the write; nothing of them was appended.
+        self._unconfirmed: deque[tuple[int, Parked]] = deque()
+        self.told_offset = -1
+
+    def __len__(self) -> int:
+        """Return how many answers wait."""
+        return super().__len__() + len(self._unconfirmed)
+
+    def park(
+        self, until_offset: int, deadline_ms: int, token: Token, answer: Any, member: Any
+    ) -> None:
+        """Hold *answer* until the next write has come through, whatever *until_offset* is."""
+        assert until_offset >= 0
+        parked = (_NOTHING, deadline_ms, token, answer, member)
+        self._unconfirmed.append((self._next_write(), parked))
+
+    def advance(self, committed_offset: int) -> None:
+        """Send what was appended up to *committed_offset*."""
+        super().advance(committed_offset)
+        self.told_offset = -1
+
+    def confirm(self, write: int) -> None:
+        """Send what waited for *write* or an earlier one."""
+        unconfirmed = self._unconfirmed
+        while unconfirmed and unconfirmed[0][0] <= write:
+            self._release(unconfirmed.popleft()[1])
+
+    def give_up(self, now_ms: int | None = None) -> list[Parked]:
+        """Remove what waited past its deadline, or with None everything; return it in order."""
+        late = super().give_up(now_ms)
+        waiting, self._unconfirmed = self._unconfirmed, deque()
+        for write, parked in waiting:
+            if now_ms is None or parked[1] <= now_ms:
+                late.append(parked)
+            else:
+                self._unconfirmed.append((write, parked))
+        return late
 
 
 class ShardRunner(Generic[C]):
@@ -202,8 +278,12 @@ class ShardRunner(Generic[C]):
         self.partition = partition
         self.core = core
         self.log = log
-        self.status = Status.LOADING
-        self.gate = ReplyGate(self._released)
+        self.status = Status.CLOSED if log.is_fenced else Status.LOADING
+        self.gate = (
+            FencedGate(self._released, self._next_write)
+            if log.is_fenced
+            else ReplyGate(self._released)
+        )
         self._services = services
         self._leader_epoch = log.leader_epoch
         self._append = log.append_packed
@@ -218,11 +298,12 @@ class ShardRunner(Generic[C]):
 
     def refusal(self) -> ErrorCode | None:
         """Return why the partition can't be asked now, or None."""
-        if self.status is Status.ACTIVE:
-            return None
-        if self.status is Status.LOADING:
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        return ErrorCode.NOT_COORDINATOR
+        return _REFUSALS[self.status]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is in memory that the log says, whoever leads."""
+        return self.status in _WHOLE
 
     def handle(self, request: Request, token: Token, caller: Caller, now: Now) -> None:
         """Decide one request of one group; the answer reaches *token* now or later."""
@@ -251,7 +332,7 @@ class ShardRunner(Generic[C]):
             until = self.log.end_offset(self.partition)
         else:
             until = self.core.end_offset(group_id)
-        if until <= self.gate.committed_offset:
+        if until <= self.gate.told_offset:
             token.send(answer)
         else:
             self.gate.park(until, now.mono_ms + self._commit_timeout_ms, token, answer, None)
@@ -293,7 +374,7 @@ class ShardRunner(Generic[C]):
 
     def withdraw(self, token: Token, now: Now) -> None:
         """The client behind a parked JoinGroup or SyncGroup is gone."""
-        if self.status is Status.ACTIVE:
+        if self.status in _LED:
             outcome = self.core.withdraw(token, now)
             if outcome is not None:
                 self.apply(outcome, now)
@@ -310,8 +391,8 @@ class ShardRunner(Generic[C]):
         self._apply_all(self.core.expire(now), now)
 
     def give_up(self, now: Now) -> None:
-        """Answer OUTCOME_UNKNOWN where the disk took longer than the commit timeout."""
-        self._fail_late(self.gate.give_up(now.mono_ms), now)
+        """Answer OUTCOME_UNKNOWN where a flush took longer than the commit timeout."""
+        self._fail(self.gate.give_up(now.mono_ms), ErrorCode.OUTCOME_UNKNOWN, now)
 
     # --- the log ------------------------------------------------------------------------
 
@@ -343,6 +424,7 @@ class ShardRunner(Generic[C]):
 
     def finish_load(self, now: Callable[[], Now]) -> Iterator[None]:
         """Everything is replayed: start to serve, and yield after every slice of that."""
+        self.renew()
         self.gate.advance(self.log.end_offset(self.partition))
         for outcomes in self.core.finish_load(now):
             self._apply_all(outcomes, now())
@@ -357,15 +439,67 @@ class ShardRunner(Generic[C]):
             self._apply_all(self.core.unload(now), now)
         self.status = Status.CLOSED
 
-    def drop(self, now: Now) -> None:
-        """Stop serving at once: 1000 for what was appended and isn't durable, 16 for the rest."""
+    def drop(self, now: Now, doubtful_offset: int = _NOTHING - 1) -> None:
+        """Stop serving at once, and forget everything.
+
+        What was appended up to *doubtful_offset* and isn't durable is answered 1000, as it may be
+        in the log, or come there. Everything else is answered 16.
+        """
         self.status = Status.CLOSED
         self._unloads += 1
-        self._fail_late(self.gate.give_up(), now)
-        for outcome in self.core.unload(now):
-            # Nothing is waited for any more.
-            outcome.replies = [(*reply[:3], False, reply[4]) for reply in outcome.replies]
-            self.apply(outcome, now)
+        waiting = self.gate.give_up()
+        doubtful = [parked for parked in waiting if parked[0] <= doubtful_offset]
+        self._fail(doubtful, ErrorCode.OUTCOME_UNKNOWN, now)
+        self._fail(waiting[len(doubtful) :], ErrorCode.NOT_COORDINATOR, now)
+        self._leave(self.core.unload(now), now)
+
+    # --- terms of a leader --------------------------------------------------------------
+
+    def _next_write(self) -> int:
+        self._want_flush()
+        return self.log.next_write()
+
+    def confirm(self, write: int, now: Now) -> None:
+        """The log has passed the fence with *write*: let go what waited for that."""
+        assert isinstance(self.gate, FencedGate)
+        self._now = now
+        self.gate.confirm(write)
+
+    def follow(self) -> None:
+        """The log was read to its end: go on replaying what another node decides."""
+        assert self.status is Status.CLOSED
+        self.core.caught_up()
+        self.status = Status.FOLLOWING
+
+    def begin_to_lead(self) -> int:
+        """Have whoever asks wait for `finish_load`; return the number of this load."""
+        assert self.status is Status.FOLLOWING
+        self.status = Status.LOADING
+        return self._unloads
+
+    def renew(self) -> None:
+        """Answer by the epoch that the log has now."""
+        self._leader_epoch = self.log.leader_epoch
+
+    def suspend(self, *, is_cut_off: bool) -> None:
+        """Decide nothing, as nothing comes into the log; what is parked waits."""
+        if self.status in _LED:
+            self.status = Status.CUT_OFF if is_cut_off else Status.SUSPENDED
+
+    def resume(self, after_ms: int) -> None:
+        """Go on as if the *after_ms* had not been: nobody could be heard."""
+        if self.status in _LED:
+            self.core.shift_deadlines(after_ms)
+            self.status = Status.ACTIVE
+            self._services.deadline_may_be_earlier(self.core.next_deadline_ms())
+
+    def hand_over(self, now: Now) -> None:
+        """Answer 16 from here on, and follow; what was appended is answered when it is durable."""
+        if self.status in {Status.FOLLOWING, Status.CLOSED}:
+            return
+        self.status = Status.FOLLOWING
+        self._unloads += 1
+        self._leave(self.core.rest(now), now)
 
     def apply(self, outcome: Outcome, now: Now) -> None:
         """Log, gate and tell what the core decided."""
@@ -432,8 +566,14 @@ class ShardRunner(Generic[C]):
         # It may be armed again by this, for longer than the timekeeper ever sleeps.
         self.core.released(member, self._now)
 
-    def _fail_late(self, given_up: Iterable[tuple[Token, Any]], now: Now) -> None:
-        for token, member in given_up:
+    def _leave(self, outcomes: Iterable[Outcome], now: Now) -> None:
+        """Answer what was parked in the core; it waits for nothing any more."""
+        for outcome in outcomes:
+            outcome.replies = [(*reply[:3], False, reply[4]) for reply in outcome.replies]
+            self.apply(outcome, now)
+
+    def _fail(self, given_up: Iterable[Parked], error: ErrorCode, now: Now) -> None:
+        for _, _, token, _, member in given_up:
             if member is not None:
                 self.core.released(member, now)
-            token.fail(ErrorCode.OUTCOME_UNKNOWN, self._leader_epoch)
+            token.fail(error, self._leader_epoch)

@@ -39,7 +39,6 @@ from coordinator.group.group import Group
 from coordinator.group.quotas import Quotas
 from coordinator.names import shortened
 from coordinator.runtime.calls import Asker, Call
-from coordinator.runtime.shard import Status
 from coordinator.runtime.telemetry import Telemetry, count
 from coordinator.server.authorization import Access, Authorizer, Verdict, in_parts
 from coordinator.server.dispatch import Dispatcher
@@ -211,7 +210,7 @@ class Gatekeeper:
         begin_log_in: Callable[[], LogIn] | None,
         telemetry: Telemetry,
         emit: Callable[[str, dict[str, Any]], None],
-        node_status: Callable[[], Status],
+        knows_users: Callable[[], bool],
         quotas: Quotas,
         now_ms: Callable[[], int],
     ) -> None:
@@ -223,7 +222,7 @@ class Gatekeeper:
             begin_log_in: Makes what a connection to a listener with SASL logs in by.
             telemetry: Counts log-ins.
             emit: Takes the events of the audit.
-            node_status: Says whether rules and users are loaded.
+            knows_users: Says whether rules and users are loaded.
             quotas: Those in force.
             now_ms: Returns the monotonic time.
         """
@@ -234,7 +233,7 @@ class Gatekeeper:
         self.audit = Audit(emit)
         self.failures = Failures()
         self.later = Later()
-        self.node_status = node_status
+        self.knows_users = knows_users
         self.throttles = Throttles(quotas, now_ms, self.later.do)
         dispatcher.quotas_changed = self.throttles.changed
         self.has_gates = authorizer.is_on
@@ -329,7 +328,7 @@ class Gate:
             self._client.close_after_answers("unauthenticated")
         elif now.wall_ms >= self._ends_wall_ms:
             self._client.close_because_over("its log-in or certificate has ended")
-        elif not access.is_free and self._keeper.node_status() is not Status.ACTIVE:
+        elif not access.is_free and not self._keeper.knows_users():
             call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
         else:
             verdict = access.verdict(request)
@@ -411,7 +410,7 @@ class Gate:
     ) -> None:
         keeper, log_in = self._keeper, self._log_in
         assert log_in is not None
-        if keeper.node_status() is not Status.ACTIVE:
+        if not keeper.knows_users():
             call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
             return
         if keeper.failures.are_too_many(self._peer, now.mono_ms):

@@ -40,7 +40,6 @@ from coordinator.runtime.folder import Folder
 from coordinator.runtime.logs import Store
 from coordinator.runtime.node import Node
 from coordinator.runtime.poller import Poller
-from coordinator.runtime.shard import Status
 from coordinator.runtime.telemetry import Tee, Telemetry
 from coordinator.server.authorization import Authorizer
 from coordinator.server.dispatch import SERVER_SOFTWARE
@@ -482,7 +481,7 @@ def make_entry(node: Node, server: Server, log_ins: "LogIns | None") -> "Entry |
         gatekeeper.authorizer,
         now=node.now,
         audit=audit,
-        is_ready=lambda: node.registry.status is Status.ACTIVE,
+        is_ready=lambda: node.registry.is_whole,
     )
 
 

@@ -57,7 +57,7 @@ class Server:
             begin_log_in=begin_log_in,
             telemetry=environment.telemetry,
             emit=environment.emit_event,
-            node_status=lambda: node.registry.status,
+            knows_users=lambda: node.registry.is_whole,
             quotas=node.registry.core.quotas,
             now_ms=lambda: environment.now().mono_ms,
         )

@@ -54,7 +54,7 @@ class Gate:
     def give_up(self, now_ms: int | None = None) -> list[object]:
         """Return the names of those that are given up."""
         names: list[object] = []
-        for token, member in self.gate.give_up(now_ms):
+        for _, _, token, _, member in self.gate.give_up(now_ms):
             assert isinstance(token, Named)
             assert member == f"member of {token.name}"
             names.append(token.name)

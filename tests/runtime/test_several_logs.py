@@ -1,6 +1,6 @@
 """A node whose shards lie in several logs."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -15,7 +15,7 @@ from coordinator.log.errors import LogFailed
 from coordinator.runtime.calls import Call
 from coordinator.runtime.environment import Done, Work
 from coordinator.runtime.folder import Folder
-from coordinator.runtime.logs import Log
+from coordinator.runtime.logs import Log, LogUser, ReplayLog
 from coordinator.runtime.node import Node
 from coordinator.server.run import make_folder, make_node
 from protocol.errors import ErrorCode
@@ -43,6 +43,8 @@ class Folders:
 
     def __init__(self, folders: Sequence[Folder]) -> None:
         self.logs: Sequence[Log] = folders
+        self.replays: Sequence[ReplayLog] = folders
+        self.end_round = None
         self.health = folders[0].health
         self.cluster_id = folders[0].cluster_id
         self.num_partitions = folders[0].num_partitions
@@ -58,11 +60,13 @@ class Folders:
         """Nobody asks."""
         raise AssertionError
 
-    async def run(self, _want_flush: Callable[[], None]) -> None:
+    async def run(self, _node: LogUser) -> None:
         """Do nothing."""
 
     async def stop(self) -> None:
         """Do nothing."""
+
+    hand_over = stop
 
 
 class Asked(Call):

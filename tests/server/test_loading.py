@@ -404,7 +404,7 @@ async def test_a_partition_that_cannot_be_read_stays_closed_and_the_others_do_no
             raise LogCorrupt(f"partition {partition} is damaged")
 
         with monkeypatch.context() as patch:
-            patch.setattr(w.journal, "load_partition", damaged)
+            patch.setattr(w.store, "load_partition", damaged)
             failed: Any = await client.ask(m.ReloadPartitionRequest(1))
             await client.ask(m.ReloadPartitionRequest(2))
         assert await client.error(m.ReloadPartitionRequest(2)) == 0

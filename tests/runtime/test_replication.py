@@ -1,0 +1,305 @@
+"""Nodes that follow and lead the journals of a cluster: daemons over an ensemble in memory."""
+
+from typing import Any, Final
+
+import trio
+from trio.testing import MockClock
+
+from coordinator.runtime.shard import Status
+from protocol.consumer import Assignment, encode_assignment
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    FindCoordinatorRequest,
+    GroupFetch,
+    MemberAssignment,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    PartitionCommit,
+    ReadOffsetChangesRequest,
+    RegisterTopicsRequest,
+    SyncGroupRequest,
+    TopicCommit,
+    TopicPartitions,
+    TopicRegistration,
+)
+from protocol.partition import TopicPartition
+from tests.server.world import Client, beat, commit, join
+from tests.sim.cluster import JOURNALS, PARTITIONS, Host, ask, cluster, until
+
+SESSION_MS: Final = 10_000
+FETCH: Final = OffsetFetchRequest((GroupFetch("g", (TopicPartitions("t", (0,)),)),), False)
+
+
+async def become_member(client: Client, group_id: str = "g") -> tuple[str, int]:
+    """Become the only, stable member of a group; return the member id and the generation."""
+    told: Any = await ask(client, join(group_id, "", SESSION_MS))
+    joined: Any = await ask(client, join(group_id, told.member_id, SESSION_MS))
+    assert joined.error == 0
+    assignment = encode_assignment(Assignment((TopicPartition("t", 0),)))
+    shares = (MemberAssignment(joined.member_id, assignment),)
+    synced: Any = await ask(
+        client,
+        SyncGroupRequest(
+            group_id, joined.generation_id, joined.member_id, None, None, None, shares
+        ),
+    )
+    assert synced.error == 0
+    return joined.member_id, joined.generation_id
+
+
+def commit_of(member_id: str, generation: int, offset: int) -> OffsetCommitRequest:
+    """Return a member's commit."""
+    topics = (TopicCommit("t", (PartitionCommit(0, offset, -1, "", None),)),)
+    return OffsetCommitRequest("g", generation, member_id, None, topics)
+
+
+def move(old: Host, new: Host) -> None:
+    """Have the journal of the group handed over, as an operator asks."""
+    journal = old.node.shard_of("g").partition % JOURNALS
+    old.store.do(old.machine.move(journal, new.number, old.node.now().mono_ms))
+
+
+async def error_of(client: Client, request: Any) -> int:
+    """Return the error of the answer."""
+    answer: Any = await ask(client, request)
+    error: int = answer.error
+    return error
+
+
+async def fetched(client: Client) -> int:
+    """Return the committed offset of the group's partition."""
+    answer: Any = await ask(client, FETCH)
+    (group,) = answer.groups
+    assert group.error == 0, group
+    offset: int = group.topics[0].partitions[0].offset
+    return offset
+
+
+async def test_every_journal_has_one_leader_and_all_others_follow(
+    autojump_clock: MockClock,
+) -> None:
+    """The load is spread, and any node says who has a group."""
+    async with cluster() as here:
+        led = [
+            [shard.partition for shard in host.node.shards if shard.status is Status.ACTIVE]
+            for host in here.hosts.values()
+        ]
+        leader = here.leader_of("g")
+        answers: list[Any] = [
+            await ask(host.connect(), FindCoordinatorRequest(0, ("g",)))
+            for host in here.hosts.values()
+        ]
+        elsewhere = next(host for host in here.hosts.values() if host is not leader)
+
+        assert sorted(map(len, led)) == [PARTITIONS // JOURNALS] * 3
+        assert {found.host for answer in answers for found in answer.coordinators} == {leader.name}
+        assert await error_of(elsewhere.connect(), commit(1)) == ErrorCode.NOT_COORDINATOR
+        assert await error_of(leader.connect(), commit(1)) == 0
+
+
+async def test_a_group_goes_on_when_its_node_is_killed(autojump_clock: MockClock) -> None:
+    """With its member, its generation and its offsets: no rebalance, and nobody waits for a load.
+
+    The member has a full session from then on, as nobody could be heard meanwhile.
+    """
+    async with cluster() as here:
+        old = here.leader_of("g")
+        client = old.connect()
+        member_id, generation = await become_member(client)
+        assert await error_of(client, commit_of(member_id, generation, 7)) == 0
+        here.kill(old)
+        here.end_session(old)
+        new = await here.new_leader_of("g", old)
+        again = new.connect()
+
+        assert await error_of(again, beat(member_id, generation)) == 0
+        await trio.sleep(SESSION_MS / 1000 - 1)
+        assert await error_of(again, commit_of(member_id, generation, 8)) == 0
+        assert await fetched(again) == 8
+        assert new.told("group.rebalance_started") == []
+        assert new.told("group.member_removed") == []
+
+
+async def test_what_was_acknowledged_is_there_on_the_next_node(
+    autojump_clock: MockClock,
+) -> None:
+    """It is in the log of the ensemble, and the other nodes have followed it."""
+    async with cluster() as here:
+        for offset in range(3):
+            old = here.leader_of("g")
+            client = old.connect()
+            assert await error_of(client, commit(offset)) == 0
+            assert await fetched(client) == offset
+            here.kill(old)
+            here.end_session(old)
+            new = await here.new_leader_of("g", old)
+            assert await fetched(new.connect()) == offset
+            here.start(old.number)
+            await until(lambda: here.is_settled)
+
+
+async def test_a_node_that_stops_hands_over_first(autojump_clock: MockClock) -> None:
+    """Nobody waits for the end of its session, and what is parked is told to go elsewhere."""
+    async with cluster() as here:
+        old = here.leader_of("g")
+        client = old.connect()
+        member_id, generation = await become_member(client)
+        told: Any = await ask(client, join("g", "", SESSION_MS))
+        parked = client.send(join("g", told.member_id, SESSION_MS))
+        await trio.sleep(0.1)
+        began_s = trio.current_time()
+        await old.node.drain()
+        new = await here.new_leader_of("g", old)
+        took_s = trio.current_time() - began_s
+        answer: Any = client.answers()[parked].response
+
+        assert took_s < 0.3
+        assert answer.error == ErrorCode.NOT_COORDINATOR
+        # The join had begun a rebalance, which is soft: the last generation is what counts.
+        assert await error_of(new.connect(), beat(member_id, generation)) == 0
+        assert {shard.status for shard in old.node.shards} == {Status.CLOSED}
+
+
+async def test_a_journal_that_is_handed_over_is_followed_on(autojump_clock: MockClock) -> None:
+    """The node keeps what it has, and what it has is what a replay of the log would give."""
+    async with cluster(nodes=2) as here:
+        old = here.leader_of("g")
+        member_id, generation = await become_member(old.connect())
+        assert await error_of(old.connect(), commit_of(member_id, generation, 7)) == 0
+        held = old.node.shard_of("g").core.hard_state()
+        move(old, other := next(host for host in here.hosts.values() if host is not old))
+        await until(lambda: other.serves("g"))
+        resting = old.node.shard_of("g")
+        assert resting.status is Status.FOLLOWING
+        assert resting.core.hard_state() == held
+        assert old.node.totals.members == 0
+        client = other.connect()
+        assert await error_of(client, commit_of(member_id, generation, 8)) == 0
+        await trio.sleep(0.2)
+        assert resting.core.hard_state() == other.node.shard_of("g").core.hard_state()
+        move(other, old)
+        await until(lambda: old.serves("g"))
+
+        assert await fetched(old.connect()) == 8
+        assert await error_of(old.connect(), beat(member_id, generation)) == 0
+        assert old.node.totals.members == 1
+
+
+async def test_a_node_that_hears_nothing_never_answers_with_the_past(
+    autojump_clock: MockClock,
+) -> None:
+    """It can't know that another node leads, so what memory says waits for the ensemble."""
+    async with cluster() as here:
+        old = here.leader_of("g")
+        client = old.connect()
+        assert await error_of(client, commit(7)) == 0
+        old.is_deaf = True
+        here.end_session(old)
+        read = client.send(FETCH)
+        new = await here.new_leader_of("g", old)
+        assert await error_of(new.connect(), commit(8)) == 0
+        assert read not in client.answers()
+        old.is_deaf = False
+        await trio.sleep(1)
+        answer: Any = client.answers()[read].response
+
+        assert [group.error for group in answer.groups] == [ErrorCode.NOT_COORDINATOR]
+        assert old.told("journal.deposed")
+
+
+async def test_a_node_that_is_cut_off_for_a_while_evicts_nobody(
+    autojump_clock: MockClock,
+) -> None:
+    """Deadlines stand still; who asks is told to come back, and what is parked goes on waiting."""
+    async with cluster("group.initial.rebalance.delay.ms=0") as here:
+        node = here.leader_of("g")
+        client = node.connect()
+        member_id, generation = await become_member(client)
+        for _ in range(4):
+            await trio.sleep(2)
+            assert await error_of(client, beat(member_id, generation)) == 0
+        node.is_cut_off = True
+        await trio.sleep(0.5)
+        waiting = client.send(FETCH)
+        await trio.sleep(1)
+        refused = await error_of(client, beat(member_id, generation))
+        await trio.sleep(2.5)
+        assert waiting not in client.answers()
+        node.is_cut_off = False
+        await trio.sleep(0.5)
+        found: Any = client.answers()[waiting].response
+
+        assert refused == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert [group.error for group in found.groups] == [0]
+        assert node.told("group.member_removed") == []
+        assert await error_of(client, beat(member_id, generation)) == 0
+        assert [len(node.told(f"journal.{what}")) for what in ("cut_off", "reached")] == [1, 1]
+        await trio.sleep(SESSION_MS / 1000 - 1)
+        assert await error_of(client, beat(member_id, generation)) == 0
+
+
+async def test_a_node_that_is_cut_off_for_long_sends_everybody_elsewhere(
+    autojump_clock: MockClock,
+) -> None:
+    """Another node may lead by now, and here nobody would hear of it."""
+    async with cluster() as here:
+        node = here.leader_of("g")
+        client = node.connect()
+        node.is_cut_off = True
+        await trio.sleep(7)
+
+        assert await error_of(client, commit(7)) == ErrorCode.NOT_COORDINATOR
+        assert node.node.shard_of("g").status is Status.CUT_OFF
+
+
+async def test_what_every_node_is_told_of_topics_reaches_the_groups_of_all(
+    autojump_clock: MockClock,
+) -> None:
+    """One node decides about topics, and the groups of the others look at what it decided."""
+    async with cluster() as here:
+        registrar = next(h for h in here.hosts.values() if h.node.registry.refusal() is None)
+        group_id = next(
+            name
+            for name in (f"g{number}" for number in range(100))
+            if here.leader_of(name) is not registrar
+        )
+        client = here.leader_of(group_id).connect()
+        topic = RegisterTopicsRequest((TopicRegistration("t", 2, None),), False)
+        assert await error_of(registrar.connect(), topic) == 0
+        await trio.sleep(0.2)
+        assert await error_of(client, commit(1, 2, group_id=group_id)) == 0
+        found: Any = await ask(client, commit(1, 2, group_id=group_id))
+        assert found.topics[0].partitions[0].error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        member_id, generation = await become_member(client, group_id)
+        more = RegisterTopicsRequest((TopicRegistration("t", 3, None),), False)
+        assert await error_of(registrar.connect(), more) == 0
+        await trio.sleep(0.2)
+
+        beaten = await error_of(client, beat(member_id, generation, group_id))
+        assert beaten == ErrorCode.REBALANCE_IN_PROGRESS
+
+
+async def test_changes_of_offsets_are_read_from_the_log(autojump_clock: MockClock) -> None:
+    """By whoever follows them, from the node that leads."""
+    async with cluster() as here:
+        node = here.leader_of("g")
+        client = node.connect()
+        for offset in range(3):
+            assert await error_of(client, commit(offset)) == 0
+        partition = node.node.shard_of("g").partition
+        found: Any = await ask(client, ReadOffsetChangesRequest(partition, 1, 100))
+
+        assert [change.offset for change in found.changes] == [1, 2]
+
+
+async def test_new_data_is_refused_before_the_ensemble_suffers(autojump_clock: MockClock) -> None:
+    """All logs together have a limit, which every node sees for itself."""
+    async with cluster() as here:
+        node = here.leader_of("g")
+        client = node.connect()
+        assert await error_of(client, commit(1)) == 0
+        node.store.state_max_bytes = 10
+        await trio.sleep(1)
+
+        assert await error_of(client, commit(2)) == ErrorCode.STORAGE_FULL
+        assert node.node.health.problems["storage"].startswith("the logs have reached")

@@ -1,0 +1,213 @@
+"""Nodes of a cluster in one process: whole daemons over an ensemble in memory, in virtual time."""
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import trio
+
+from coordinator.cluster import znodes
+from coordinator.cluster.engine import Registration
+from coordinator.cluster.node import ClusterNode
+from coordinator.config import Settings, load_settings
+from coordinator.runtime.replication import Replication
+from coordinator.server.run import make_authorizer, make_node
+from coordinator.server.server import Server
+from coordinator.server.transport import Listener
+from protocol.messages import Request, Response
+from tests.fakes.environment import environment
+from tests.fakes.transport import MemoryTransport
+from tests.server.world import WALL_MS, Client, FakeListener
+from tests.sim.ensemble import Ensemble, Line
+
+SESSION_TIMEOUT_MS: Final = 6_000
+PARTITIONS: Final = 6
+JOURNALS: Final = 3
+# How long a request takes to the ensemble, and its answer back; it takes turns with the others'.
+STEP_S: Final = 0.001
+
+
+class Host:
+    """One life of a node.
+
+    Attributes:
+        line: To the ensemble.
+        is_cut_off: Set it to break the connection, and keep it broken.
+        is_deaf: Set it, and what the ensemble says does not arrive, nor is anything done for it.
+        events: What it logged.
+    """
+
+    def __init__(self, cluster: "Cluster", number: int) -> None:
+        self.number = number
+        self._ensemble = cluster.ensemble
+        self.name = f"node{number}"
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.scope = trio.CancelScope()
+        rng = cluster.rng
+
+        def new_id() -> str:
+            return f"{rng.getrandbits(128):032x}"
+
+        endpoints = (f"plain://{self.name}:9310",)
+        self.machine = ClusterNode(
+            registration=Registration(number, endpoints, WALL_MS, new_id(), (1, 1), is_ready=False),
+            num_partitions=PARTITIONS,
+            journals=JOURNALS,
+            new_id=new_id,
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            follow_interval_ms=50,
+        )
+        surroundings = environment(
+            submit=_nothing,
+            new_uuid=new_id,
+            wall_clock_ms=lambda: WALL_MS + int(trio.current_time() * 1000),
+            emit_event=lambda name, fields: self.events.append((name, fields)),
+        )
+        self.store = Replication(
+            self.machine,
+            surroundings,
+            cluster_id="A" * 22,
+            num_partitions=PARTITIONS,
+            state_max_bytes=cluster.state_max_bytes,
+        )
+        self.line = Line(cluster.ensemble, self.store.told)
+        self.store.engine = self.line
+        self.node = make_node(cluster.settings, self.store, surroundings)
+        self.server = Server(
+            node=self.node,
+            environment=surroundings,
+            settings=cluster.settings,
+            coordination=self.store,
+            max_connections=1_000,
+            authorizer=make_authorizer(cluster.settings, self.node),
+        )
+        self.listener = FakeListener()
+        self.is_cut_off = False
+        self.is_deaf = False
+
+    async def run(self) -> None:
+        """Run until killed."""
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.node.run)
+                nursery.start_soon(self.server.run, list[Listener]([self.listener]))
+                nursery.start_soon(self._pump)
+
+    async def _pump(self) -> None:
+        """Carry requests and answers, and have what others wrote seen."""
+        line = self.line
+        while True:
+            await trio.sleep(STEP_S)
+            if self.is_deaf:
+                continue
+            is_over = line.session is not None and line.session.has_ended
+            if line.is_connected and (self.is_cut_off or is_over):
+                line.drop()
+            if not (line.is_connected or self.is_cut_off):
+                line.connect()
+            while line.has_requests:
+                line.serve()
+            if line.is_connected:
+                line.see(self._ensemble.transactions)
+            await trio.sleep(STEP_S)
+            while line.has_answers and not self.is_deaf:
+                line.deliver()
+
+    def connect(self) -> Client:
+        """Connect to it."""
+        transport = MemoryTransport("192.0.2.1")
+        self.listener.arrive(transport)
+        return Client(transport)
+
+    def serves(self, group_id: str) -> bool:
+        """Say whether it serves a group."""
+        return self.node.shard_of(group_id).refusal() is None
+
+    def told(self, name: str) -> list[dict[str, Any]]:
+        """Return what the events of that name say."""
+        return [fields for told, fields in self.events if told == name]
+
+
+def _nothing(_work: object, _done: object) -> None:
+    raise AssertionError("a node of a cluster has no disk")
+
+
+class Cluster:
+    """The ensemble, and the nodes of the moment by number."""
+
+    def __init__(self, nursery: trio.Nursery, seed: int, settings: Settings) -> None:
+        self.rng = random.Random(seed)
+        self.nursery = nursery
+        self.settings = settings
+        self.state_max_bytes = 1_000_000
+        self.ensemble = Ensemble(znodes.founding(PARTITIONS, JOURNALS))
+        self.hosts: dict[int, Host] = {}
+
+    def start(self, number: int) -> Host:
+        """Start a node."""
+        host = self.hosts[number] = Host(self, number)
+        self.nursery.start_soon(host.run)
+        return host
+
+    def kill(self, host: Host) -> None:
+        """End a node at once; its session lives on."""
+        host.scope.cancel()
+        del self.hosts[host.number]
+
+    def end_session(self, host: Host) -> None:
+        """Have the ensemble end the session of a node."""
+        assert host.line.session is not None
+        self.ensemble.end(host.line.session)
+
+    def leader_of(self, group_id: str) -> Host:
+        """Return the node that serves a group."""
+        (host,) = [host for host in self.hosts.values() if host.serves(group_id)]
+        return host
+
+    async def new_leader_of(self, group_id: str, old: Host) -> Host:
+        """Wait until another node than *old* serves a group, and return it."""
+        others = [host for host in self.hosts.values() if host is not old]
+        await until(lambda: any(host.serves(group_id) for host in others))
+        return next(host for host in others if host.serves(group_id))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every journal is led by one node, and all others follow."""
+        refusals = [
+            [host.node.shards[p].refusal() for host in self.hosts.values()]
+            for p in range(PARTITIONS)
+        ]
+        are_whole = all(host.node.ready for host in self.hosts.values())
+        return are_whole and all(found.count(None) == 1 for found in refusals)
+
+
+async def until(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
+    """Return when *is_so* says so."""
+    with trio.fail_after(timeout_s):
+        while not is_so():  # noqa: ASYNC110 - virtual time
+            await trio.sleep(STEP_S)
+
+
+async def ask(client: Client, request: Request, timeout_s: float = 60) -> Response:
+    """Send *request*, and return its answer, which may need the ensemble."""
+    sent = client.send(request)
+    with trio.fail_after(timeout_s):
+        while True:
+            found = client.answers().get(sent)
+            if found is not None:
+                return found.response
+            await trio.sleep(STEP_S)
+
+
+@asynccontextmanager
+async def cluster(*settings: str, nodes: int = 3, seed: int = 1) -> AsyncIterator[Cluster]:
+    """Run nodes, which have settled, as long as the block lasts."""
+    overrides = [f"offsets.topic.num.partitions={PARTITIONS}", *settings]
+    async with trio.open_nursery() as nursery:
+        here = Cluster(nursery, seed, load_settings(overrides=overrides))
+        for number in range(nodes):
+            here.start(number)
+        await until(lambda: here.is_settled)
+        yield here
+        nursery.cancel_scope.cancel()
