@@ -172,6 +172,22 @@ class Context:
             self.take(outcome)
         self.check()
 
+    def hand_over_and_back(self) -> None:
+        """Rest, as another node leads, and lead again: all that was decided is durable by then."""
+        self.open_gate()
+        parked = self.unanswered()
+        refused: set[object] = set()
+        for outcome in self.shard.rest(self.now):
+            assert not outcome.records
+            refused |= {token for token, *_ in outcome.replies}
+        assert refused == parked
+        self.withdrawn |= parked  # To be told to go elsewhere is as good as a lost connection.
+        assert self.shard.next_deadline_ms() is None
+        self.check()
+        for outcome in self.shard.loaded(self.now):
+            self.take(outcome)
+        self.check()
+
     # --- taking what the shard decides ------------------------------------------------------
 
     def take(self, outcome: Outcome | None) -> None:

@@ -586,6 +586,13 @@ class GroupMachine(RuleBasedStateMachine):
             self.context.crash()
             self.model.reload()
 
+    @rule()
+    def another_node_leads_for_a_while(self) -> None:
+        """Nothing is lost that a crash would leave, and nothing soft is left."""
+        self.context.hand_over_and_back()
+        if self.model is not None:
+            self.model.reload()
+
     @rule(lost_batches=st.integers(0, 3), ago=st.integers(0, 1))
     def crash_at_the_second_barrier(self, lost_batches: int, ago: int) -> None:
         """A generation was told and not assigned; then everybody tries to commit."""

@@ -1,7 +1,15 @@
 """What a crash leaves, in every state."""
 
 from coordinator.group.records import CommittedOffset, GroupRetention, OffsetRemoved, from_entry
-from tests.group.context import GROUP, REBALANCE_MS, SESSION_MS, Context, assignment, subscription
+from tests.group.context import (
+    GROUP,
+    REBALANCE_MS,
+    SESSION_MS,
+    Context,
+    assignment,
+    roundtrip,
+    subscription,
+)
 from tests.packed import committed
 
 
@@ -167,6 +175,38 @@ def test_unloading_answers_parked_joins_too() -> None:
         context.take(outcome)
 
     assert (16, member) == (context.joined(token).error, context.joined(token).member_id)
+
+
+def test_a_shard_that_rests_keeps_what_a_crash_would_leave() -> None:
+    """Another node leads, and this one follows on with what it has; then it leads again."""
+    context = Context()
+    members = context.stable_group(2)
+    assert context.commit(members[0], 1, "flights-0", 5) == 0
+    parked = context.join(members[0])
+    context.hand_over_and_back()
+
+    assert parked not in context.answers
+    assert (context.state, context.generation) == ("Stable", 1)
+    assert context.offset().offset == 5
+    assert [context.beat(member, 1) for member in members] == [0, 0]
+
+
+def test_a_shard_that_rests_takes_what_another_node_decides() -> None:
+    """It follows: the generation of the other node is the one that it leads on with."""
+    context, other = Context(), Context()
+    members = context.stable_group(1)
+    other._start(context.records)
+    for outcome in context.shard.rest(context.now):
+        context.take(outcome)
+    before = len(other.records)
+    token = other.join(members[0])
+    other.advance(60_000)
+    assert other.joined(token).generation_id == 2
+    other.sync_all(members)
+    for record in other.records[before:]:
+        context.shard.replay(roundtrip(record))
+
+    assert context.shard.hard_state() == other.shard.hard_state()
 
 
 def test_a_clock_that_goes_back_does_not_take_records_with_it() -> None:
