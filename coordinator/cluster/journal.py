@@ -294,7 +294,7 @@ class ReplicatedJournal:
     @property
     def leader_epoch(self) -> int:
         """The epoch that batches and answers carry, 0 if nobody leads."""
-        leader = self._term if self._role in _HAS_FENCE else self.leader
+        leader = self.leader if self._term is None else self._term
         return 0 if leader is None else leader.epoch
 
     @property
@@ -829,11 +829,14 @@ class ReplicatedJournal:
             self._send_unit(self._units[0])
         self._confirm()
         self._ask_chore()
-        is_written = not (self._units or self._open or self._taken)
-        if self._role is Role.HANDING_OVER and self._is_stopped and is_written:
+        if self._role is Role.HANDING_OVER and self._is_stopped and self._is_all_written:
             self._drop_chores()
             if self._confirm_request is None:
                 self._begin_control(self._give())
+
+    @property
+    def _is_all_written(self) -> bool:
+        return not (self._units or self._open or self._taken)
 
     def _send_unit(self, unit: _Unit) -> None:
         if self._append_request is not None:

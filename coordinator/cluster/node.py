@@ -116,6 +116,7 @@ class ClusterNode:
         self._registered_session = 0
         self._waits_since_ms: int | None = None  # For the end of a former session's registration.
         self._is_last_try = False
+        self._may_wait = True
         self._is_draining = False
         self._orphan_since_ms: dict[int, int] = {}
         self._claim_again_ms: dict[int, int] = {}
@@ -161,7 +162,7 @@ class ClusterNode:
         match event:
             case Suspended():
                 self._session, self._me = 0, None
-                self._waits_since_ms, self._is_last_try = None, False
+                self._waits_since_ms, self._is_last_try, self._may_wait = None, False, True
                 for journal in self.journals:
                     self._pass(journal.told(event, now_ms))
             case Connected(session):
@@ -278,10 +279,8 @@ class ClusterNode:
                 if reply.code is Code.OK:
                     self._registered = registration
                     self._begin_session()
-                elif self._is_last_try:
-                    node = registration.node
-                    self._fail(f"another process with these listeners is registered as node {node}")
                 else:
+                    self._may_wait = not self._is_last_try
                     self._send(ReadNode(registration.node))
             case Announce(registration) if reply.code is Code.OK:
                 self._registered = registration
@@ -320,6 +319,8 @@ class ClusterNode:
         elif reply.value.run != mine.run and reply.value.endpoints != mine.endpoints:
             where = ", ".join(reply.value.endpoints)
             self._fail(f"node {mine.node} is there already, at {where}; each needs its own node.id")
+        elif not self._may_wait:
+            self._fail(f"another process with these listeners is registered as node {mine.node}")
         elif self._waits_since_ms is None:
             self._waits_since_ms = self._now_ms  # The end of its session, of which a watch tells.
 

@@ -18,13 +18,15 @@ import random
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
 import msgpack
+import pytest
 
-from coordinator.cluster import effects as fx, znodes
+from coordinator.cluster import effects as fx, entries, znodes
 from coordinator.cluster.engine import Registration, Reply, Request, Snapshot
 from coordinator.cluster.entries import Joiner, batches_in, decode
 from coordinator.cluster.node import ClusterNode
@@ -124,13 +126,27 @@ class World:
 
     def look(self) -> None:
         """See what was written since the last look."""
-        for steps in self.ensemble._steps[self.looked :]:
+        for number, steps in enumerate(self.ensemble._steps[self.looked :], self.looked):
             for step in steps:
+                self._look_at_leader(step.path, number)
                 match = _ENTRY_PATH.fullmatch(step.path)
                 znode = match and self.ensemble.at(step.path)
                 if match and znode and int(match[2]):
                     self.logs[int(match[1])].made(int(match[2]), znode.data)
         self.looked = self.ensemble.transactions
+
+    def _look_at_leader(self, path: str, number: int) -> None:
+        """See that nobody took a journal from a living session, but who has it."""
+        if not path.endswith("/leader"):
+            return
+        before, now = [
+            znodes.decode_leader(self.ensemble.data(path, n)) for n in (number, number + 1)
+        ]
+        if before is None or now is None or before.run == now.run:
+            return
+        writer, session = self.ensemble.writers[number], self.ensemble.session(before.session)
+        is_living = session.ended_at is None or session.ended_at > number
+        require(writer == before.session or not is_living, "taken from a living session")
 
 
 class Host:
@@ -155,6 +171,7 @@ class Host:
         self.line = Line(world.ensemble, self._told)
         self.held: list[dict[int, None]] = [{} for _ in range(world.journals)]
         self.epochs: dict[int, int] = {}  # Of the journals that it serves.
+        self.terms: dict[int, int] = {}  # The epochs that it was told last.
         self.followed: list[deque[Iterator[Batch]]] = [deque() for _ in range(world.journals)]
         self.commits: list[Commit] = []
         self.reads: list[Read] = []
@@ -208,10 +225,11 @@ class Host:
         self._serve(effect.journal, effect.epoch)
 
     def _serve(self, journal: int, epoch: int) -> None:
-        self.epochs[journal] = epoch
+        self.epochs[journal] = self.terms[journal] = epoch
         self.to_stop.discard(journal)
 
     def _renewed(self, effect: fx.Renewed) -> None:
+        self.terms[effect.journal] = effect.epoch
         if effect.journal in self.epochs:
             self.epochs[effect.journal] = effect.epoch
 
@@ -223,7 +241,7 @@ class Host:
             if commit.end <= self.durable.get(commit.partition, 0):
                 self.commits.remove(commit)
                 require(commit.token in world.logs[journal].tokens, "acknowledged, not in the log")
-                epoch = self.cluster.journals[journal].leader_epoch
+                epoch = self.terms[journal]
                 run = world.runs.setdefault((journal, epoch), self.run)
                 require(run == self.run, f"two processes acknowledge in epoch {epoch}")
                 world.acked.setdefault(commit.partition, set()).add(commit.token)
@@ -326,13 +344,10 @@ class Host:
         if deadline_ms is not None and deadline_ms <= self.world.now_ms:
             self.act(self.cluster.tick(self.world.now_ms))
 
-    def move(self, journal: int) -> None:
+    def move(self, journal: int, to: int) -> None:
         """Hand a journal over, as an operator may ask."""
-        try:
-            to = self.world.rng.randrange(NODES)
+        with suppress(ValueError):
             self.act(self.cluster.move(journal, to, self.world.now_ms))
-        except ValueError:
-            pass
 
     def make_snapshot(self, journal: int) -> None:
         """Have a child make a snapshot, in a session that may see less."""
@@ -381,54 +396,142 @@ _ACTIONS: dict[type, Callable[[Host, Any], None]] = {
 class History:
     """One random history; the same seed makes the same one."""
 
-    def __init__(self, seed: int, steps: int = 250) -> None:
+    def __init__(self, seed: int, steps: int = 120) -> None:
         self.rng = random.Random(seed)
         self.steps = steps
-        journals = self.rng.choice((1, 1, 2))
+        journals = self.rng.choice((1, 1, 1, 2))
         ensemble = Ensemble(znodes.founding(PARTITIONS, journals))
         self.world = World(self.rng, journals, ensemble, [Log() for _ in range(journals)])
         self.hosts = [Host(self.world, number) for number in range(NODES)]
-        # How likely each kind of step is, another in each history.
-        self.faults = self.rng.choice((0.2, 0.5, 1.0))
+        self._stalled: Host | None = None
+        self._unused_until_ms = 0
+        # How large a part of a unit is: in most histories they have one, as nearly always.
+        self._part_bytes = self.rng.choice((64 * 1024, 64 * 1024, 90))
+        faults = self.rng.choice((0.3, 1.0, 2.0))
         weights = {
-            self._serve: 30.0,
-            self._deliver: 30.0,
-            self._see: 8.0,
-            self._take: 10.0,
+            self._serve: 12.0,
+            self._deliver: 12.0,
+            self._see: 4.0,
+            self._take: 4.0,
             self._commit: 12.0,
-            self._flush: 12.0,
-            self._read: 6.0,
-            self._stop: 4.0,
-            self._time: 8.0,
-            self._snapshot: 2.0,
-            self._install: 2.0,
-            self._late: 2.0 * self.faults,
-            self._drop: 2.0 * self.faults,
-            self._connect: 6.0,
-            self._end_session: 0.7 * self.faults,
-            self._crash: 0.4 * self.faults,
-            self._move: 0.7,
+            self._flush: 10.0,
+            self._read: 14.0,
+            self._stop: 3.0,
+            self._time: 4.0,
+            self._run_on: 12.0,
+            self._all_run_on: 8.0,
+            self._snapshot: 3.0,
+            self._install: 4.0,
+            self._late: 4.0 * faults,
+            self._drop: 3.0 * faults,
+            self._connect: 5.0,
+            self._end_session: 2.0 * faults,
+            self._crash: 0.5 * faults,
+            self._stall: 2.0 * faults,
+            self._move: 2.0,
+            self._usurp: 1.5 * faults,
+            self._repeat_late: 1.0 * faults,
         }
         self._kinds, self._weights = list(weights), list(weights.values())
 
     def run(self) -> World:
         """Take all steps, and mend. Raises Violation."""
-        self._come_to_rest()
-        for kind in self.rng.choices(self._kinds, self._weights, k=self.steps):
-            kind()
-            self.world.look()
-        self._mend()
+        with _parts_of(self._part_bytes):
+            self._come_to_rest()
+            for kind in self.rng.choices(self._kinds, self._weights, k=self.steps):
+                kind()
+                self.world.look()
+            self._mend()
         return self.world
 
     # --- steps --------------------------------------------------------------------------
 
     def _host(self) -> Host:
-        return self.rng.choice(self.hosts)
+        return self.rng.choice([host for host in self.hosts if host is not self._stalled])
+
+    def _stall(self) -> None:
+        """Have a process stand still for a while, or go on."""
+        self._stalled = self.rng.choice((None, self._leading()))
+
+    def _usurp(self) -> None:
+        """Have others lead what one process leads that hears of nothing, and goes on."""
+        old, journal = self._leading(), self._journal()
+        self._stalled = old
+        for act in self.rng.choices((old.commit, old.flush, old.read), k=self.rng.randrange(5)):
+            act(journal)
+        for _ in range(self.rng.choice((0, 1, 3))):
+            if old.line.has_requests and old.line.is_connected:
+                old.line.serve()
+        if old.line.session is not None and not old.line.session.has_ended:
+            self._end(old.line.session)
+        self._others_run_on(journal)
+        old.read(journal)
+        old.flush(journal)
+        if old.line.is_connected and self.rng.random() < 0.5:
+            self._return_half(old, journal)
+        self._stalled = None
+
+    def _others_run_on(self, journal: int) -> None:
+        for _ in range(self.rng.randint(1, 3)):
+            self._all_run_on()
+        if self.rng.random() < 0.5:
+            for host in self.hosts:
+                if host is not self._stalled and journal in host.epochs:
+                    host.make_snapshot(journal)
+                    host.install()
+            self._all_run_on()
+
+    def _return_half(self, host: Host, journal: int) -> None:
+        """Have a process registered anew, and handed the journal, before it hears of either."""
+        host.line.drop()
+        host.line.connect()
+        if host.line.has_requests:
+            host.line.serve()
+        self._all_run_on()
+        for other in self.hosts:
+            if other is not host and journal in other.epochs:
+                other.move(journal, host.number)
+        self._all_run_on()
+
+    def _repeat_late(self) -> None:
+        """Have an append arrive that was repeated, and trimmed, since."""
+        host, journal = self._leading(), self._journal()
+        if journal not in host.epochs or not host.line.is_connected:
+            return
+        host.commit(journal)
+        host.flush(journal)
+        late = host.line.drop()
+        for _ in range(self.rng.randint(1, 3)):
+            self._all_run_on()
+        host.make_snapshot(journal)
+        host.install()
+        self._all_run_on()
+        for request in late:
+            request.do(self.world.ensemble)
+
+    def _leading(self) -> Host:
+        leading = [host for host in self.hosts if host.epochs]
+        return self.rng.choice(leading or self.hosts)
+
+    def _run_on(self) -> None:
+        """Have one process do all that waits for it."""
+        self._do_all(self._host())
+
+    def _all_run_on(self) -> None:
+        """Have all processes do what they do, but the one that stands still."""
+        for _ in range(self.rng.randint(1, 6)):
+            self._let_pass(self.rng.choice((20, 400)))
+            self._commit()
+            for host in self.hosts:
+                if host is not self._stalled:
+                    self._do_all(host)
+                    host.tick()
 
     def _journal(self) -> int:
         return self.rng.randrange(self.world.journals)
 
     def _serve(self) -> None:
+        # Also of one that stands still: its requests were sent before.
         ready = [host for host in self.hosts if host.line.has_requests and host.line.is_connected]
         if ready:
             line = self.rng.choice(ready).line
@@ -437,7 +540,7 @@ class History:
                     line.serve()
 
     def _deliver(self) -> None:
-        ready = [host for host in self.hosts if host.line.has_answers]
+        ready = [h for h in self.hosts if h.line.has_answers and h is not self._stalled]
         if ready:
             line = self.rng.choice(ready).line
             for _ in range(self.rng.choice((1, 1, 3, 8))):
@@ -456,7 +559,7 @@ class History:
     def _commit(self) -> None:
         # Whoever serves, so that most of it is done.
         journal = self._journal()
-        serving = [host for host in self.hosts if journal in host.epochs]
+        serving = [h for h in self.hosts if journal in h.epochs and h is not self._stalled]
         if serving:
             host = self.rng.choice(serving)
             for _ in range(self.rng.choice((1, 1, 1, 4))):
@@ -472,16 +575,20 @@ class History:
         self._host().stop(self._journal())
 
     def _time(self) -> None:
-        past_ms = self.rng.choice((1, 20, 60, 300, 1_100, 5_000))
-        self.world.now_ms += past_ms
-        if past_ms > 300:
-            self._end_unused()  # Nobody waits for longer than that.
+        self._let_pass(self.rng.choice((1, 20, 60, 300, 1_100, 5_000)))
         for host in self.hosts:
-            host.tick()
+            if host is not self._stalled:
+                host.tick()
+
+    def _let_pass(self, past_ms: int) -> None:
+        self.world.now_ms += past_ms
+        if self.world.now_ms >= self._unused_until_ms:
+            self._unused_until_ms = self.world.now_ms + SESSION_TIMEOUT_MS
+            self._end_unused()
 
     def _snapshot(self) -> None:
-        host, journal = self._host(), self._journal()
-        if journal in host.epochs:
+        host, journal = self._leading(), self._journal()
+        if journal in host.epochs and host is not self._stalled:
             host.make_snapshot(journal)
 
     def _install(self) -> None:
@@ -518,14 +625,16 @@ class History:
                 line.connect(max(0, transactions - behind))
 
     def _end_session(self) -> None:
-        session = self._host().line.session
+        session = self.rng.choice((self._leading(), self._host())).line.session
         if session is not None and not session.has_ended:
             self._end(session)
 
     def _end(self, session: Any) -> None:
         self.world.ensemble.end(session)
         for host in self.hosts:
-            if host.line.session is session and host.line.is_connected and self.rng.random() < 0.7:
+            uses_it = host.line.session is session and host.line.is_connected
+            # It hears of that now, or when it is connected again.
+            if uses_it and host is not self._stalled and self.rng.random() < 0.5:
                 self._cut(host)
 
     def _crash(self) -> None:
@@ -536,25 +645,25 @@ class History:
             if self.rng.random() < 0.5:
                 self.world.late += undone
         self.hosts[at] = Host(self.world, dead.number)
+        if self._stalled is dead:
+            self._stalled = None
         if dead.line.session is not None and self.rng.random() < 0.8:
             self.world.ensemble.end(dead.line.session)
 
     def _move(self) -> None:
-        self._host().move(self._journal())
+        self._leading().move(self._journal(), self.rng.randrange(NODES))
 
     # --- the end ------------------------------------------------------------------------
 
     def _mend(self) -> None:
         """Heal everything, and see that it comes to rest as it should."""
         world = self.world
+        self._stalled = None
         for late in world.late:
             late.do(world.ensemble)
         world.late.clear()
         world.look()
         self._end_unused()
-        for host in self.hosts:
-            if host.line.session and host.line.session.has_ended and host.line.is_connected:
-                host.line.drop()
         self._come_to_rest()
         for journal, log in enumerate(world.logs):
             serving = [host for host in self.hosts if journal in host.epochs]
@@ -582,10 +691,10 @@ class History:
         for _ in range(3_000):
             is_busy = False
             for host in self.hosts:
-                is_busy |= self._run_on(host)
+                is_busy |= self._do_all(host)
             self.world.look()
             quiet = 0 if is_busy else quiet + 1
-            if quiet > 30:
+            if quiet > 8:
                 return
             if not is_busy:
                 self.world.now_ms += 500
@@ -593,21 +702,35 @@ class History:
                     host.tick()
         raise Violation("it never comes to rest")
 
-    def _run_on(self, host: Host) -> bool:
+    def _do_all(self, host: Host) -> bool:
         """Do all that waits at one host; return whether anything did."""
         line, ensemble = host.line, self.world.ensemble
+        if line.is_connected and line.session and line.session.has_ended:
+            self._cut(host)
         if not line.is_connected:
             line.connect()
             return True
         line.see(ensemble.transactions)
         is_busy = line.has_requests or line.has_answers
-        while line.has_requests:
-            line.serve()
-        while line.has_answers:
-            line.deliver()
+        while line.has_requests or line.has_answers:
+            while line.has_requests:
+                line.serve()
+            while line.has_answers:
+                line.deliver()
         for journal in range(self.world.journals):
             is_busy |= bool(host.followed[journal])
             host.take(journal)
             host.stop(journal)
             host.flush(journal)
         return is_busy
+
+
+@contextmanager
+def _parts_of(size_bytes: int) -> Iterator[None]:
+    """Cut units into parts of so many bytes, and if these are small, few go into a transaction."""
+    with pytest.MonkeyPatch.context() as patch:
+        if size_bytes < 1024:
+            patch.setattr(entries, "_BODY_BYTES_MAX", size_bytes)
+            patch.setattr(entries, "PIECE_ENTRIES", 2)
+            patch.setattr(entries, "UNIT_BYTES", 300)
+        yield

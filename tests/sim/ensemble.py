@@ -48,6 +48,7 @@ from coordinator.cluster.znodes import (
 )
 
 _LOST = Reply(Code.LOST)
+_FIRST_SESSION = 0x1000
 
 
 class _Refused(Exception):
@@ -63,15 +64,20 @@ class Session:
     Attributes:
         number: As the engine tells it.
         seen: How many of the transactions it has seen.
-        has_ended: It is over; its ephemeral nodes are gone.
+        ended_at: How many transactions there were when it ended, with its ephemeral nodes.
         watches: By path, the requests that are to be told.
     """
 
     number: int
     seen: int
-    has_ended: bool = False
+    ended_at: int | None = None
     data_watches: dict[str, dict[Request, None]] = field(default_factory=dict)
     child_watches: dict[str, dict[Request, None]] = field(default_factory=dict)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over."""
+        return self.ended_at is not None
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,7 @@ class Ensemble:
 
     Attributes:
         sessions: All that there were.
+        writers: Of each transaction, the number of the session.
     """
 
     def __init__(self, made: Iterable[Make] = ()) -> None:
@@ -95,6 +102,7 @@ class Ensemble:
         self._histories: dict[str, list[tuple[int, Znode | None]]] = {"": [(0, Znode(b"", 0))]}
         self._children: dict[str, dict[str, None]] = {"": {}}
         self._steps: list[tuple[_Step, ...]] = []  # Of each transaction.
+        self.writers: list[int] = []
         self._ephemerals: dict[int, set[str]] = {}
         self.sessions: list[Session] = []
         founder = self.connect()
@@ -108,14 +116,14 @@ class Ensemble:
 
     def connect(self, seen: int | None = None) -> Session:
         """Begin a session that has seen so many transactions, or all."""
-        number = 0x1000 + len(self.sessions)
+        number = _FIRST_SESSION + len(self.sessions)
         session = Session(number, self.transactions if seen is None else seen)
         self.sessions.append(session)
         return session
 
     def end(self, session: Session) -> None:
         """End a session, and remove its ephemeral nodes."""
-        session.has_ended = True
+        session.ended_at = self.transactions
         paths = sorted(self._ephemerals.pop(session.number, ()))
         removed = tuple([Remove(path, {}) for path in paths if self.at(path)])
         if removed:
@@ -130,6 +138,15 @@ class Ensemble:
             if number <= seen:
                 return znode
         return None
+
+    def data(self, path: str, seen: int) -> bytes:
+        """Return what is in *path* after so many transactions; nothing if it isn't there."""
+        znode = self.at(path, seen)
+        return b"" if znode is None else znode.data
+
+    def session(self, number: int) -> Session:
+        """Return the session that is told as *number*."""
+        return self.sessions[number - _FIRST_SESSION]
 
     def names(self, path: str, seen: int | None = None) -> tuple[str, ...] | None:
         """Return the names of its children, None if it isn't there."""
@@ -178,6 +195,7 @@ class Ensemble:
         """Do all *changes* as one transaction, or raise _FailedAt and do none."""
         after: dict[str, Znode | None] = {}
         steps: list[_Step] = []
+        self.writers.append(session.number)
         ephemerals: list[str] = []
         for at, change in enumerate(changes):
             try:
