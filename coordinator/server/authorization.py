@@ -45,7 +45,8 @@ class Verdict(NamedTuple):
     """A request that is not allowed as it is.
 
     Attributes:
-        request: What of it is allowed; None if nothing is.
+        request: What of it is allowed; None if nothing is, and the request itself if only the
+            answer may have too much.
         complete: Makes the answer to the whole request of the one to `request` (of None, if there
             is none). It must be sent in the place of that.
     """
@@ -401,6 +402,8 @@ def _offset_fetch(access: Access, request: m.OffsetFetchRequest) -> Verdict | No
             groups.append(found if whole is None else whole(_unpacked(m.GroupOffsets, found)))
         return m.OffsetFetchResponse(tuple(groups))
 
+    if asked == request.groups:
+        return Verdict(request, complete)
     return Verdict(structs.replace(request, groups=asked) if asked else None, complete)
 
 

@@ -107,6 +107,18 @@ async def test_what_may_not_be_seen_is_in_no_list(tmp_path: Path) -> None:
             assert not found.has_more
 
 
+async def test_what_is_only_shown_less_of_is_no_refusal(tmp_path: Path) -> None:
+    """All offsets of a group, say: whoever reads the audit would look for an attack."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP), (Op.READ, T.TOPIC, "mine"))
+        await admin.ask(commit(7))
+        fetch = m.OffsetFetchRequest((m.GroupFetch("g", None),), False)
+        answer: Any = await alice.ask(fetch)
+        assert [(g.error, g.topics) for g in answer.groups] == [(0, ())]
+        assert told(here, "access.refused") == []
+
+
 async def test_who_leaves_takes_nobody_along_but_his_own(tmp_path: Path) -> None:
     """An operator may take out anybody, by ALTER; to others a member that isn't theirs is none."""
     async with guarded(tmp_path) as here:
