@@ -21,9 +21,9 @@ every load.
 
 import bisect
 import heapq
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from itertools import chain, groupby, islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from coordinator.group.core import Core, Now
 from coordinator.group.group import Group
@@ -42,6 +42,8 @@ from protocol.messages import (
     TopicLag,
 )
 from protocol.partition import INT64_MAX, NO_OFFSET
+
+Name = TypeVar("Name", str, int)
 
 # Partitions that one turn looks at: half a millisecond. A group takes as long as ten of them.
 TURN_LOOKS: Final = 1_000
@@ -303,10 +305,10 @@ class Summaries:
         return pattern is None or self._core.registry.matches(pattern, group.group_id)
 
 
-def in_order(*names: Collection[str]) -> Generator[None, None, list[str]]:
-    """Return *names* sorted, each once; pauses in between."""
+def in_order(*names: Iterable[Name]) -> Generator[None, None, list[Name]]:
+    """Return *names*, or numbers, sorted, each once; pauses in between."""
     unsorted = chain.from_iterable([list(some) for some in names])
-    runs: list[list[str]] = []
+    runs: list[list[Name]] = []
     while run := sorted(set(islice(unsorted, TURN_NAMES))):
         runs.append(run)
         if len(runs) > 1:
@@ -314,7 +316,7 @@ def in_order(*names: Collection[str]) -> Generator[None, None, list[str]]:
     if len(runs) <= 1:
         return runs[0] if runs else []
     merged = (name for name, _ in groupby(heapq.merge(*runs)))
-    order: list[str] = []
+    order: list[Name] = []
     while part := list(islice(merged, TURN_NAMES)):
         order += part
         yield

@@ -52,7 +52,7 @@ class NodeShard:
         rules: The rules of access.
         users: Those who can log in with a password.
         quotas: How much each may take.
-        describe: See `Topics.describe`.
+        describe: See `Topics.describe`; likewise ``length``.
         take_changes: See `Topics.take_changes`.
         sample_ends: See `lag.sample_ends`.
         topic_facts: See `facts.topic_end_facts`.
@@ -67,6 +67,7 @@ class NodeShard:
         self.storage_full = False
         self._topics = topics = Topics(registry_)
         self.describe = topics.describe
+        self.length = topics.length
         self.take_changes = topics.take_changes
         self.sample_ends = partial(lag.sample_ends, registry_)
         self.topic_facts = partial(facts.topic_end_facts, registry_)

@@ -43,8 +43,6 @@ from protocol.messages import (
     OffsetCommitRequest,
     OffsetDeleteRequest,
     Request,
-    ScanOffsetsRequest,
-    ScanOffsetsResponse,
     SyncGroupRequest,
     join_error,
     sync_error,
@@ -84,6 +82,7 @@ class GroupShard:
 
     Attributes:
         totals: What the groups of all shards of the node take together.
+        scan: See `Scans.page`; what it shows may not be durable yet.
         kept: See `Core.kept`; to be called when records were appended.
         end_offset: See `Core.end_offset`.
         fetch_offsets: See `commits.fetch`; likewise ``fetch_all``.
@@ -111,6 +110,7 @@ class GroupShard:
         self.replay = core.replay
         self.totals = core.totals
         self.kept = core.kept
+        self.scan = self._scans.page
         self.end_offset = core.end_offset
         self.fetch_offsets = partial(commits.fetch, core)
         self.fetch_all = partial(commits.fetch_all, core)
@@ -180,13 +180,6 @@ class GroupShard:
     def describe_rebalances(self, request: DescribeRebalancesRequest) -> DescribeRebalancesResponse:
         """Return why one group rebalanced, newest first; 69 if there is no such group."""
         return admin.describe_rebalances(self._core, request)
-
-    def scan(self, request: ScanOffsetsRequest, position: int) -> ScanOffsetsResponse:
-        """Return one page of all committed offsets; *position* is the end of this shard's log.
-
-        It shows what may not be durable yet: the answer must wait until *position* is.
-        """
-        return self._scans.page(request, position)
 
     def delete_group(self, group_id: str, now: Now) -> tuple[Outcome, int]:
         """Delete a group without members; return the outcome and 0, 68 or 69."""

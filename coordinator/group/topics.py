@@ -6,13 +6,14 @@ forgotten (`forget`).
 """
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
-from msgspec import structs
+from msgspec import Raw, structs
 
 from coordinator.group.core import Handlers, Step
+from coordinator.group.lag import TURN_LOOKS, in_order
 from coordinator.group.registry import (
     EndReported,
     InvalidPattern,
@@ -25,6 +26,7 @@ from coordinator.group.registry import (
     TopicRegistered,
     host_bytes,
 )
+from protocol.codec import PackedArray, encode
 from protocol.errors import ErrorCode
 from protocol.messages import (
     DeletedTopic,
@@ -33,6 +35,7 @@ from protocol.messages import (
     DescribedTopic,
     DescribeTopicsRequest,
     DescribeTopicsResponse,
+    EndOffset,
     PartitionHosts,
     PartitionResult,
     RegisteredTopic,
@@ -253,19 +256,28 @@ class Topics:
 
     # --- looking ----------------------------------------------------------------------------
 
-    def describe(
-        self, request: DescribeTopicsRequest, sees: Callable[[str], bool] = bool
-    ) -> DescribeTopicsResponse:
-        """Return topics by list, by pattern, or all, the latter two by page.
+    def length(self, request: DescribeTopicsRequest) -> int:
+        """Return how many topics and ends `describe` has to look at; of pages, the most."""
+        if request.topics is None:
+            return PAGE_ITEMS
+        return sum([1 + len(self._ends(request, name)) for name in request.topics])
 
-        The latter two leave out those that whoever asks doesn't see; no name is empty.
+    def describe(
+        self, request: DescribeTopicsRequest, sees: Callable[[str], bool], max_bytes: int
+    ) -> Generator[None, None, DescribeTopicsResponse | None]:
+        """Return topics by list, by pattern, or all, packed, in slices; the latter two by page.
+
+        The latter two leave out those that whoever asks doesn't see; no name is empty. None: they
+        take more than *max_bytes*.
         """
         if request.topics is not None:
-            described = [
-                self._described(name, request.with_end_offsets)
-                for name in dict.fromkeys(request.topics)
-            ]
-            return DescribeTopicsResponse(_OK, None, tuple(described), has_more=False)
+            topics = _Described(max_bytes)
+            for name in dict.fromkeys(request.topics):
+                known = self.registry.topics.get(name)
+                yield from topics.add(name, known, self._ends(request, name))
+                if topics.are_too_large:
+                    break
+            return topics.answer(has_more=False)
         if not request.max_topics:
             return DescribeTopicsResponse(_INVALID, "max_topics is 0", (), has_more=False)
         if request.pattern is None:
@@ -277,29 +289,76 @@ class Topics:
                 error = ErrorCode.INVALID_REGULAR_EXPRESSION.value
                 message = f"pattern {request.pattern!r}: {exc}"
                 return DescribeTopicsResponse(error, message, (), has_more=False)
-        return self._page(names, request, sees)
+        at = bisect.bisect_right(names, request.start_after) if request.start_after else 0
+        return (yield from self._page(names[at:], request, sees, _Described(max_bytes)))
 
     def _page(
-        self, names: list[str], request: DescribeTopicsRequest, sees: Callable[[str], bool]
-    ) -> DescribeTopicsResponse:
-        at = bisect.bisect_right(names, request.start_after) if request.start_after else 0
-        topics: list[DescribedTopic] = []
+        self,
+        names: list[str],
+        request: DescribeTopicsRequest,
+        sees: Callable[[str], bool],
+        topics: "_Described",
+    ) -> Generator[None, None, DescribeTopicsResponse | None]:
         items = 0
-        for name in filter(sees, islice(names, at, None)):
+        for name in names:
+            known = self.registry.topics.get(name)
+            if known is None or known.is_deleted or not sees(name):  # It may be gone by now.
+                yield
+                continue
             if len(topics) == request.max_topics or items >= PAGE_ITEMS:
-                return DescribeTopicsResponse(_OK, None, tuple(topics), has_more=True)
-            topic = self._described(name, request.with_end_offsets)
-            items += 1 + _host_count(topic.hosts) + len(topic.end_offsets)
-            topics.append(topic)
-        return DescribeTopicsResponse(_OK, None, tuple(topics), has_more=False)
+                return topics.answer(has_more=True)
+            ends = self._ends(request, name)
+            items += 1 + _host_count(known.hosts) + len(ends)
+            yield from topics.add(name, known, ends)
+            if topics.are_too_large:
+                break
+        return topics.answer(has_more=False)
 
-    def _described(self, name: str, with_end_offsets: bool) -> DescribedTopic:
-        known = self.registry.topics.get(name)
+    def _ends(self, request: DescribeTopicsRequest, name: str) -> Mapping[int, EndOffset]:
+        return self.registry.ends.get(name, {}) if request.with_end_offsets else {}
+
+
+class _Described:
+    """Topics as an answer has them, packed as they are made."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._left_bytes = max_bytes
+        self._topics: list[Any] = []
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._topics)
+
+    @property
+    def are_too_large(self) -> bool:
+        """Whether they take more than an answer may."""
+        return self._left_bytes < 0
+
+    def add(
+        self, name: str, known: Topic | None, ends: Mapping[int, EndOffset]
+    ) -> Generator[None, None, None]:
+        """Add a topic, as it is now."""
         if known is None or known.is_deleted:
-            return DescribedTopic(name, _UNKNOWN_TOPIC, -1, (), ())
-        ends = self.registry.ends.get(name, {}) if with_end_offsets else {}
-        by_partition = tuple(ends[partition] for partition in sorted(ends))
-        return DescribedTopic(name, _OK, known.partition_count, known.hosts, by_partition)
+            packed = encode(DescribedTopic(name, _UNKNOWN_TOPIC, -1, (), ()))
+        else:
+            ends = dict(ends)
+            by_partition = yield from in_order(ends)
+            array = PackedArray()
+            for at in range(0, len(by_partition), TURN_LOOKS):
+                some = by_partition[at : at + TURN_LOOKS]
+                array.extend(tuple([ends[partition] for partition in some]))
+                yield
+            described = (name, _OK, known.partition_count, known.hosts, array.whole())
+            packed = encode(DescribedTopic(*described))
+        self._topics.append(Raw(packed))
+        self._left_bytes -= len(packed)
+        yield
+
+    def answer(self, *, has_more: bool) -> DescribeTopicsResponse | None:
+        """Return the answer with all of them, None if they are too large."""
+        if self.are_too_large:
+            return None
+        return DescribeTopicsResponse(_OK, None, tuple(self._topics), has_more=has_more)
 
 
 def _at_least(told: TopicRegistration, known: Topic | None) -> TopicRegistration:

@@ -560,7 +560,7 @@ def test_an_unknown_topic_of_a_list_is_named_with_its_error() -> None:
     """In the order asked, each once."""
     context = TopicsContext()
     context.register({"t": 1})
-    response = context.topics.describe(DescribeTopicsRequest(("x", "t", "x"), None, False, "", 0))
+    response = context.ask_for_topics(DescribeTopicsRequest(("x", "t", "x"), None, False, "", 0))
 
     assert [(t.topic, t.error, t.partition_count) for t in response.topics] == [
         ("x", 3, -1),
