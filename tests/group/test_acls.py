@@ -215,11 +215,6 @@ def test_rules_say_what_a_walk_over_all_of_them_says(
                     assert found.allows(principal, host, operation, kind, name) == naive(
                         model, principal, host, operation, kind, name
                     )
-                    # Names near all patterns, and one that only "*" fits.
-                    near = ["c", *NAMES[1:], *(f"{n}!" for n in NAMES)]
-                    assert found.allows_any(principal, host, operation, kind) == any(
-                        naive(model, principal, host, operation, kind, n) for n in near
-                    )
 
 
 # --- changing them ------------------------------------------------------------------------
