@@ -432,14 +432,11 @@ class Session:
         are taken at a time than the limits allow. The turn began at *began_s*; *is_own*: it began
         with this.
         """
-        self._count_begun(has_ended=bool(calls))
+        if self._begun_bytes or self._connection.unfinished:
+            self._count_begun(has_ended=bool(calls))
         taken, must_pause = 0, not calls and self._must_pause()
         for call in calls:
-            if (
-                type(call) is not BadRequest
-                and call.size_bytes > _LONG_REQUEST_BYTES
-                and not is_own
-            ):
+            if call.size_bytes > _LONG_REQUEST_BYTES and not is_own:
                 break
             self._take(call, now)
             taken += 1
@@ -457,8 +454,10 @@ class Session:
         elif self._untaken:
             self._pause()
             self._go_on_soon()
-        else:
+        elif self._begun_bytes or self.is_paused:
             self._read_on(now.mono_ms)
+        else:
+            self.deadlines.between_frames(now.mono_ms)
 
     def _count_begun(self, *, has_ended: bool) -> None:
         """Count what has come of a frame; *has_ended*: another one than before."""
@@ -505,7 +504,7 @@ class Session:
             or len(self.in_flight) >= self._max_in_flight
             or len(self.unsent) >= self._max_unsent_bytes
             or (
-                (held.bytes >= held.max_bytes or address.bytes >= held.max_bytes // ADDRESS_PART)
+                (held.bytes >= held.max_bytes or address.bytes >= held.address_max_bytes)
                 and self._waits_for_room()
             )
             or (self.is_blocked and held.unsent_bytes >= held.max_unsent_bytes // 2)
@@ -866,6 +865,7 @@ class HeldByAll(Held):
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.max_bytes = settings.queued_max_request_bytes
+        self.address_max_bytes = self.max_bytes // ADDRESS_PART
         self.max_parked = settings.max_parked_requests
         self.max_parked_bytes = settings.queued_max_parked_bytes
         self.max_unsent_bytes = settings.queued_max_response_bytes
