@@ -133,18 +133,30 @@ LAYERS = {
         ours=names("protocol", "coordinator", "client.security", "client.exceptions"),
         others=names("click", "rich"),
     ),
-    "client": Layer(ours=names("protocol", "client.security"), others=names("trio", "msgspec")),
+    "client": Layer(
+        ours=names("protocol", "client.security", "client.zookeeper"),
+        others=names("trio", "msgspec"),
+    ),
     # SCRAM is imported by who logs in by it.
     "client.security": Layer(ours=names("protocol", "client"), others=names("trio", "scramp")),
     # Its command line, and the Kafka client behind it, which are imported only when they are used.
     "client.kafka_groups": Layer(
         ours=names("protocol", "client"), others=names("click", "confluent_kafka")
     ),
+    "client.zookeeper": Layer(
+        ours=names("protocol", "client", "client.security", "client.zookeeper.ensemble"),
+        others=names("trio", "msgspec"),
+    ),
+    # The one importer of kazoo; it is imported late, and asked for by threads.
+    "client.zookeeper.ensemble": Layer(
+        ours=names("protocol", "client", "client.security", "client.zookeeper"),
+        others=names("kazoo"),
+    ),
     "client.metrics": Layer(
         ours=names("protocol", "client"), others=names("trio", "prometheus_client")
     ),
     "client.spark": Layer(
-        ours=names("protocol", "client"),
+        ours=names("protocol", "client", "client.zookeeper"),
         others=names(
             "msgspec",
             "pyspark",
@@ -311,6 +323,7 @@ def test_the_product_is_found() -> None:
         ("coordinator.cli.main", "import pyspark"),
         ("client.connection", "from coordinator.config import Config"),
         ("client.connection", "import pyarrow"),
+        ("client.zookeeper.offset_calls", "def f():\n    import kazoo.client"),
         ("client.connection", "from client.spark import register"),
         ("client.spark.source.data_source", "from coordinator import config"),
     ],

@@ -1,0 +1,4 @@
+"""What consumers of old keep in ZooKeeper, in the layout of Kafka 0.8.
+
+Needs ``pip install group-coordinator[zookeeper]``; importing this package does not.
+"""
