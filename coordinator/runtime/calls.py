@@ -112,6 +112,10 @@ class Call(Struct, eq=False):
         """Call *decide*, which answers, unless nobody waits any more; a bug in it is answered."""
         raise NotImplementedError
 
+    def drop(self) -> None:
+        """Answer nobody: whoever decides ends the connection."""
+        raise NotImplementedError
+
     def resolve(self, answer: m.Response, leader_epoch: int) -> None:
         """Send the answer at once."""
         self.send(self.prepare(answer, leader_epoch))

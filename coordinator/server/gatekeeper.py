@@ -328,6 +328,7 @@ class Gate:
             call.fail(_E.ILLEGAL_SASL_STATE, -1)
             self._client.close_after_answers("unauthenticated")
         elif now.wall_ms >= self._ends_wall_ms:
+            call.drop()
             self._client.close_because_over("its log-in or certificate has ended")
         elif not access.is_free and self._keeper.node_status() is not Status.ACTIVE:
             call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
@@ -416,6 +417,7 @@ class Gate:
             return
         if keeper.failures.are_too_many(self._peer, now.mono_ms):
             count(keeper.telemetry.log_ins, (log_in.mechanism, "limited"))
+            call.drop()
             self._client.close_because_over("too many log-ins have failed from its address")
             return
         answer: m.SaslHandshakeResponse | m.SaslAuthenticateResponse
@@ -431,6 +433,7 @@ class Gate:
         principal = log_in.principal or ANONYMOUS
         if is_done and is_first and not keeper.throttles.has_place(principal):
             count(keeper.telemetry.log_ins, (log_in.mechanism, "limited"))
+            call.drop()
             self._client.refuse()
             return
         call.resolve(answer, -1)

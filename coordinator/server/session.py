@@ -175,6 +175,10 @@ class SessionCall(Call, eq=False):
             except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
                 self.session.fail(self, exc)
 
+    def drop(self) -> None:
+        """Answer nobody."""
+        self.is_open = False
+
     def send(self, prepared: bytes) -> None:
         """Put the frame behind what is unsent; the round's end sends it."""
         if not self.is_open:
