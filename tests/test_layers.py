@@ -105,7 +105,11 @@ LAYERS = {
     # Imported only where somebody is asked who he is: who asks nobody pays nothing for it.
     "coordinator.http.entry": Layer(
         ours=names(
-            "coordinator.group", "coordinator.http", "coordinator.security", "coordinator.server"
+            "protocol.acls",
+            "coordinator.group",
+            "coordinator.http",
+            "coordinator.security",
+            "coordinator.server",
         ),
         others=names("trio"),
     ),

@@ -63,7 +63,9 @@ class NodeShard:
         self.registry = registry_
         self.rules = acls.Rules()
         self.users = users.Users()
-        self.quotas = quotas.Quotas()
+        totals = registry_.totals
+        self.quotas = quotas.Quotas(totals.quotas_changed)
+        totals.quota = self.quotas.limit
         self.storage_full = False
         self._topics = topics = Topics(registry_)
         self.describe = topics.describe

@@ -17,7 +17,6 @@ from coordinator.group.core import (
 from coordinator.group.group import Group
 from coordinator.group.maintenance import Sweeper
 from coordinator.group.member import Member, Timer, TimerKind, Watched, read_assignment
-from coordinator.group.membership import join, sync
 from coordinator.group.rebalance import (
     begin_report,
     join_timer_fired,
@@ -60,11 +59,11 @@ SLICE_MEMBERS: Final = 500
 # What a group takes without members, in members.
 _GROUP_ROOM: Final = 0.1
 
-# Who decides what, but for JoinGroup, which alone asks who its sender is.
-_HANDLERS: Final[Mapping[type, Callable[[Core, Any, object, Now], Outcome]]] = {
+_HANDLERS: Final[Mapping[type, Callable[[Core, Any, object, Caller, Now], Outcome]]] = {
+    JoinGroupRequest: membership.join,
     OffsetCommitRequest: commits.commit,
     HeartbeatRequest: membership.heartbeat,
-    SyncGroupRequest: sync,
+    SyncGroupRequest: membership.sync,
     LeaveGroupRequest: membership.leave,
     DrainMemberRequest: admin.drain,
     OffsetDeleteRequest: admin.delete_offsets,
@@ -162,9 +161,7 @@ class GroupShard:
         """
         core = self._core
         core.latest = None
-        if type(request) is JoinGroupRequest:
-            return join(core, request, token, caller, now)
-        return _HANDLERS[type(request)](core, request, token, now)
+        return _HANDLERS[type(request)](core, request, token, caller, now)
 
     def interrupted(self) -> Outcome | None:
         """Return what a `handle` or `delete_group` that raised had decided, if it had begun.
@@ -317,7 +314,7 @@ def load(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
                 now_ms = now().mono_ms
                 member = _load_member(core, group, metadata, now_ms)
                 group.add(member)
-                core.totals.members += 1
+                core.count_member(member, 1)
                 core.restart_session(member, now_ms)
                 room -= 1
                 if room <= 0:

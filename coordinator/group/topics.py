@@ -142,8 +142,8 @@ class Topics:
                 known,
                 version + 1,
                 room,
+                step,
                 is_observed=request.is_observed,
-                storage_full=step.storage_full,
             )
             if record is not None:
                 self._emit(step, record)
@@ -164,9 +164,9 @@ class Topics:
         known: Topic | None,
         version: int,
         room: int,
+        step: Step,
         *,
         is_observed: bool,
-        storage_full: bool,
     ) -> tuple[TopicRegistered | None, _Refusal | None]:
         """Return the record that fulfils *asked* (None: it is so already), or why not."""
         problem = _registration_problem(asked, known)
@@ -175,6 +175,9 @@ class Topics:
         count = asked.partition_count
         hosts = (() if known is None else known.hosts) if asked.hosts is None else asked.hosts
         hosts = tuple(sorted((h for h in hosts if h.hosts), key=lambda h: h.partition))
+        owner = step.caller.owner
+        if known is not None and (is_observed or not known.is_observed):
+            owner = known.owner or owner
         is_observed = is_observed and (known is None or known.is_observed)
         if (
             known is not None
@@ -183,30 +186,43 @@ class Topics:
             and known.is_observed == is_observed
         ):
             return None, None
-        if storage_full:
+        if step.storage_full:
             return None, (ErrorCode.STORAGE_FULL, "the disk is nearly full")
-        refusal = self._over_total(asked, known, hosts)
+        refusal = self._over_total(asked, known, hosts, owner)
         if refusal is not None:
             return None, (ErrorCode.QUOTA_EXCEEDED, refusal)
         if _host_count(hosts) > room:
             return None, (ErrorCode.QUOTA_EXCEEDED, "too many hosts in one request: ask for less")
         grows = known is None or count > known.partition_count
         made_at = version if grows or known is None else known.version
-        return TopicRegistered(asked.topic, count, hosts, False, made_at, is_observed), None
+        return TopicRegistered(asked.topic, count, hosts, False, made_at, is_observed, owner), None
 
     def _over_total(
-        self, asked: TopicRegistration, known: Topic | None, hosts: tuple[PartitionHosts, ...]
+        self,
+        asked: TopicRegistration,
+        known: Topic | None,
+        hosts: tuple[PartitionHosts, ...],
+        owner: str | None,
     ) -> str | None:
-        """Return which total of the node would be passed, in words."""
-        totals = self.registry.totals
-        partitions = asked.partition_count - (0 if known is None else known.partition_count)
-        names_bytes = host_bytes(hosts) - (0 if known is None else host_bytes(known.hosts))
-        more = {
-            "topics": known is None,
-            "topic_partitions": partitions,
-            "topic_host_bytes": names_bytes,
+        """Return which total of the node, or of the owner, would be passed, in words."""
+        wanted = {
+            "topics": 1,
+            "topic_partitions": asked.partition_count,
+            "topic_host_bytes": host_bytes(hosts),
         }
-        refusals = (totals.refusal(name, count) for name, count in more.items() if count > 0)
+        more = dict(wanted)
+        if known is not None:
+            more["topics"] = 0
+            more["topic_partitions"] -= known.partition_count
+            more["topic_host_bytes"] -= host_bytes(known.hosts)
+        is_handed_over = known is not None and known.owner != owner
+        own = wanted if is_handed_over else more
+        totals = self.registry.totals
+        share = totals.share(owner)
+        refusals = (
+            *(share.own_refusal(name, count) for name, count in own.items() if count > 0),
+            *(totals.refusal(name, count) for name, count in more.items() if count > 0),
+        )
         return next((text for text in refusals if text is not None), None)
 
     def _delete_topics(self, request: DeleteTopicsRequest, step: Step) -> DeleteTopicsResponse:
@@ -219,7 +235,10 @@ class Topics:
                 results.append(DeletedTopic(name, _UNKNOWN_TOPIC))
                 continue
             version += 1
-            self._emit(step, TopicRegistered(name, known.partition_count, (), True, version))
+            deleted = known.record(name)._replace(
+                hosts=(), is_deleted=True, version=version, is_observed=False
+            )
+            self._emit(step, deleted)
             results.append(DeletedTopic(name, _OK))
         self._end_version(step, version, version)
         return DeleteTopicsResponse(_OK, tuple(results))

@@ -11,13 +11,14 @@ from typing import Final
 
 import trio
 
-from coordinator.group.core import ANONYMOUS, Now
+from coordinator.group.core import Now
 from coordinator.http.cookies import cookie_line, cookie_of
 from coordinator.http.routes import Refused
 from coordinator.http.viewer import Connection, FindOut, Viewer
 from coordinator.security.accounts import Account, Accounts, NoAccount, basic, by_certificate
 from coordinator.security.attempts import TooManyAttempts
 from coordinator.server.authorization import Access, Authorizer
+from protocol.acls import ANONYMOUS
 
 ACCESSES_MAX: Final = 1_000
 

@@ -173,7 +173,7 @@ class Node:
         )
         environment.metrics.update(
             uptime_ms=lambda: self.now().mono_ms - self._started_ms,
-            **{name: partial(getattr, totals, name) for name in Totals.RESOURCES},
+            **{name: partial(totals.used, name) for name in Totals.RESOURCES},
             **{f"{name}_limit": partial(self._limit, name) for name in Totals.RESOURCES},
             acls=lambda: len(self.registry.core.rules),
             users=lambda: len(self.registry.core.users),

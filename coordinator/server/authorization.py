@@ -19,9 +19,8 @@ from typing import Any, Final, NamedTuple
 from msgspec import Raw, msgpack, structs
 
 from coordinator.group.acls import Rules
-from coordinator.group.core import ANONYMOUS
 from protocol import messages as m
-from protocol.acls import CLUSTER, Operation, ResourceType
+from protocol.acls import ANONYMOUS, CLUSTER, Operation, ResourceType
 from protocol.errors import ErrorCode
 from protocol.messages import error_response
 

@@ -34,7 +34,7 @@ from typing import Any, Final, Protocol
 import trio
 from msgspec import structs
 
-from coordinator.group.core import ANONYMOUS, Caller, Now
+from coordinator.group.core import Caller, Now
 from coordinator.group.group import Group
 from coordinator.group.quotas import Quotas
 from coordinator.names import shortened
@@ -45,7 +45,7 @@ from coordinator.server.authorization import Access, Authorizer, Verdict, in_par
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.throttles import Muted, Throttle, Throttles
 from protocol import messages as m
-from protocol.acls import Operation
+from protocol.acls import ANONYMOUS, Operation
 from protocol.errors import ErrorCode
 from protocol.messages import APIS, error_response, first_error
 

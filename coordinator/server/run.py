@@ -123,7 +123,7 @@ def make_node(
             delete_retention_ms=settings.log_cleaner_delete_retention_ms,
         ),
         reload_min_interval_ms=settings.partition_reload_min_interval_ms,
-        totals=Totals(limits_of(settings)),
+        totals=Totals(limits_of(settings), has_principals=settings.has_authentication),
         max_log_bytes=settings.max_log_bytes,
     )
 

@@ -7,10 +7,18 @@ from hypothesis import example, given, strategies as st
 from msgspec import structs
 
 from coordinator.group.acls import Rule, RuleAdded, RuleRemoved, Rules
-from coordinator.group.core import ANONYMOUS
 from coordinator.group.node_records import read_item
 from coordinator.group.records import MalformedRecord, UnknownRecord
-from protocol.acls import ANY, CLUSTER, MATCH, OPERATIONS, Operation, PatternType, ResourceType
+from protocol.acls import (
+    ANONYMOUS,
+    ANY,
+    CLUSTER,
+    MATCH,
+    OPERATIONS,
+    Operation,
+    PatternType,
+    ResourceType,
+)
 from protocol.messages import (
     Acl,
     AclFilter,

@@ -79,8 +79,8 @@ def _skip_generation_record(patch: pytest.MonkeyPatch) -> None:
 def _skip_generation_check(patch: pytest.MonkeyPatch) -> None:
     committer = commits.committer
 
-    def lenient(core: Core, group: Group | None, request: OffsetCommitRequest) -> Any:
-        member, error = committer(core, group, request)
+    def lenient(core: Core, group: Group | None, share: Any, request: OffsetCommitRequest) -> Any:
+        member, error = committer(core, group, share, request)
         if group is not None and error == ErrorCode.ILLEGAL_GENERATION:
             return group.members[request.member_id], 0
         return member, error
@@ -179,8 +179,8 @@ def _do_not_wait_for_ids_given_out(patch: pytest.MonkeyPatch) -> None:
 def _let_any_member_commit_any_partition(patch: pytest.MonkeyPatch) -> None:
     examine = commits.examine
 
-    def lenient(core: Core, group: Group | None, _member: Any, named: Any) -> Any:
-        return examine(core, group, None, named)
+    def lenient(core: Core, group: Group | None, share: Any, _member: Any, named: Any) -> Any:
+        return examine(core, group, share, None, named)
 
     patch.setattr(commits, "examine", lenient)
 
