@@ -293,7 +293,7 @@ class Topics:
             topics = _Described(max_bytes)
             for name in dict.fromkeys(request.topics):
                 known = self.registry.topics.get(name)
-                yield from topics.add(name, known, self._ends(request, name))
+                yield from topics.add(name, known, self._ends(request, name), self._told_ms(name))
                 if topics.are_too_large:
                     break
             return topics.answer(has_more=False)
@@ -328,13 +328,16 @@ class Topics:
                 return topics.answer(has_more=True)
             ends = self._ends(request, name)
             items += 1 + _host_count(known.hosts) + len(ends)
-            yield from topics.add(name, known, ends)
+            yield from topics.add(name, known, ends, self._told_ms(name))
             if topics.are_too_large:
                 break
         return topics.answer(has_more=False)
 
     def _ends(self, request: DescribeTopicsRequest, name: str) -> Mapping[int, EndOffset]:
         return self.registry.ends.get(name, {}) if request.with_end_offsets else {}
+
+    def _told_ms(self, name: str) -> Callable[[EndOffset], int]:
+        return self.registry.ends_history.of(name).told_ms
 
 
 class _Described:
@@ -354,9 +357,13 @@ class _Described:
         return self._left_bytes < 0
 
     def add(
-        self, name: str, known: Topic | None, ends: Mapping[int, EndOffset]
+        self,
+        name: str,
+        known: Topic | None,
+        ends: Mapping[int, EndOffset],
+        told_ms: Callable[[EndOffset], int],
     ) -> Generator[None, None, None]:
-        """Add a topic, as it is now."""
+        """Add a topic, as it is now; *told_ms* says when an end was last told."""
         if known is None or known.is_deleted:
             packed = encode(DescribedTopic(name, _UNKNOWN_TOPIC, -1, (), ()))
         else:
@@ -364,8 +371,9 @@ class _Described:
             by_partition = yield from in_order(ends)
             array = PackedArray()
             for at in range(0, len(by_partition), TURN_LOOKS):
-                some = by_partition[at : at + TURN_LOOKS]
-                array.extend(tuple([ends[partition] for partition in some]))
+                some = [ends[partition] for partition in by_partition[at : at + TURN_LOOKS]]
+                told = [EndOffset(end.partition, end.end_offset, told_ms(end)) for end in some]
+                array.extend(tuple(told))
                 yield
             described = (name, _OK, known.partition_count, known.hosts, array.whole())
             packed = encode(DescribedTopic(*described))
