@@ -148,13 +148,25 @@ LAYERS = {
         ours=names("protocol", "client"), others=names("click", "confluent_kafka")
     ),
     "client.zookeeper": Layer(
-        ours=names("protocol", "client", "client.security", "client.zookeeper.ensemble"),
+        ours=names(
+            "protocol",
+            "client",
+            "client.security",
+            "client.zookeeper.ensemble",
+            "client.zookeeper.membership",
+            "client.zookeeper.registrations",
+        ),
         others=names("trio", "msgspec"),
     ),
     # The one importer of kazoo; it is imported late, and asked for by threads.
     "client.zookeeper.ensemble": Layer(
         ours=names("protocol", "client", "client.security", "client.zookeeper"),
         others=names("kazoo"),
+    ),
+    # A member of a group of old consumers decides without it.
+    "client.zookeeper.registrations": Layer(ours=names("protocol"), banned=IMPURE),
+    "client.zookeeper.membership": Layer(
+        ours=names("protocol", "client.zookeeper.registrations"), banned=IMPURE
     ),
     "client.metrics": Layer(
         ours=names("protocol", "client"), others=names("trio", "prometheus_client")
