@@ -200,24 +200,7 @@ class Ensemble:
             return client
 
     def _open(self) -> None:
-        settings = self._settings
-        log_in = settings.username and {
-            "mechanism": "DIGEST-MD5",
-            "username": settings.username,
-            "password": resolved("zookeeper.sasl.password", settings.password),
-        }
-        self._client = self._kazoo.client.KazooClient(
-            settings.hosts + settings.chroot,
-            timeout=settings.session_timeout_ms / 1000,
-            connection_retry={"max_tries": -1, "max_delay": _RECONNECT_S_MAX},
-            logger=_logger,
-            sasl_options=log_in or None,
-            use_ssl=settings.uses_tls,
-            check_hostname=settings.uses_tls,
-            ca=settings.truststore or None,
-            certfile=settings.keystore or None,
-            keyfile=settings.keystore or None,
-        )
+        self._client = new_client(self._settings)
         # Never called again: of a client that lost its connection it would stop the threads.
         self._live = self._client.start_async()
 
@@ -233,15 +216,38 @@ class Ensemble:
         )
 
 
+def new_client(settings: ZooKeeper) -> Any:
+    """Return a client of kazoo for an ensemble; it isn't started.
+
+    Raises:
+        FatalError: kazoo isn't installed.
+    """
+    log_in = settings.username and {
+        "mechanism": "DIGEST-MD5",
+        "username": settings.username,
+        "password": resolved("zookeeper.sasl.password", settings.password),
+    }
+    return _kazoo().client.KazooClient(
+        settings.hosts + settings.chroot,
+        timeout=settings.session_timeout_ms / 1000,
+        connection_retry={"max_tries": -1, "max_delay": _RECONNECT_S_MAX},
+        logger=_logger,
+        sasl_options=log_in or None,
+        use_ssl=settings.uses_tls,
+        check_hostname=settings.uses_tls,
+        ca=settings.truststore or None,
+        certfile=settings.keystore or None,
+        keyfile=settings.keystore or None,
+    )
+
+
 def _kazoo() -> Any:
     try:
         import kazoo.client  # noqa: PLC0415 - An extra.
         import kazoo.exceptions  # noqa: PLC0415 - likewise
         import kazoo.handlers.threading  # noqa: PLC0415 - likewise
     except ImportError as exc:
-        raise FatalError(
-            "offsets in ZooKeeper need kazoo: pip install group-coordinator[zookeeper]"
-        ) from exc
+        raise FatalError("ZooKeeper needs kazoo: pip install group-coordinator[zookeeper]") from exc
     return kazoo
 
 

@@ -21,9 +21,26 @@ from client.zookeeper.membership import (
     Result,
 )
 from client.zookeeper.registrations import TOPICS, ids_path, owner_path, topic_path
+from client.zookeeper.session import (
+    Answered,
+    Asked,
+    Changed,
+    CommitOffsets,
+    Event,
+    Expired,
+    FetchOffsets,
+    OffsetsAnswered,
+    OffsetsRequest,
+    Opened,
+    PrepareOffsets,
+    Resumed,
+    Suspended,
+)
+from client.zookeeper.znodes import offsets_path
 from protocol.partition import TopicPartition
 
 DONE, TAKEN, MISSING = Answer(Result.DONE), Answer(Result.TAKEN), Answer(Result.MISSING)
+UNKNOWN = Answer(Result.UNKNOWN)
 
 
 class Node(NamedTuple):
@@ -148,3 +165,74 @@ class Registry:
     def _list(self, path: str) -> Answer:
         self.ensemble.watch(path, self.session)
         return Answer(Result.DONE, names=self.ensemble.children(path))
+
+
+class FakeSession:
+    """A session whose answers come at once, or not at all while its connection is lost."""
+
+    def __init__(
+        self, ensemble: Ensemble, group: str, consumer_id: str, post: Callable[[Event], object]
+    ) -> None:
+        self.registry = Registry(ensemble, group, consumer_id)
+        self._group = group
+        self._post = post
+        self._waiting: list[Asked] = []
+        self._is_cut_off = False
+        post(Opened())
+
+    def send(self, request: Asked) -> None:
+        """Do it, and answer."""
+        if self._is_cut_off:
+            self._waiting.append(request)
+        elif isinstance(request, CommitOffsets | FetchOffsets | PrepareOffsets):
+            self._post(self._offsets(request))
+        else:
+            self._post(Answered(request, self.registry.do(request)))
+
+    def changed(self) -> None:
+        """Tell of a watch that fired."""
+        if not self._is_cut_off:
+            self._post(Changed())
+
+    def cut_off(self) -> None:
+        """Lose the connection."""
+        self._is_cut_off = True
+        self._post(Suspended())
+
+    def resume(self) -> None:
+        """Be connected again, with the same session; what was sent meanwhile is lost."""
+        self._is_cut_off = False
+        for request in self._waiting:
+            if isinstance(request, CommitOffsets | FetchOffsets | PrepareOffsets):
+                self._post(OffsetsAnswered(request, UNKNOWN))
+            else:
+                self._post(Answered(request, UNKNOWN))
+        self._waiting.clear()
+        self._post(Resumed())
+
+    def expire(self) -> None:
+        """Have the ensemble end the session, and tell of it."""
+        self.close()
+        self._post(Expired())
+
+    def close(self) -> None:
+        """End the session."""
+        self.registry.ensemble.end_session(self.registry.session)
+
+    def _offsets(self, request: OffsetsRequest) -> OffsetsAnswered:
+        nodes = self.registry.ensemble.nodes
+        if isinstance(request, CommitOffsets):
+            return OffsetsAnswered(request, self._commit(request))
+        found = [nodes.get(offsets_path(self._group, *tp)) for tp in request.partitions]
+        return OffsetsAnswered(request, DONE, tuple(node and node.data for node in found))
+
+    def _commit(self, commit: CommitOffsets) -> Answer:
+        if not self.registry.is_member():
+            return MISSING
+        ensemble = self.registry.ensemble
+        paths = {offsets_path(self._group, *tp): tp for tp in commit.offsets}
+        if any((path in ensemble.nodes) == (tp in commit.new) for path, tp in paths.items()):
+            return TAKEN
+        for path, tp in paths.items():
+            ensemble.put(path, commit.offsets[tp])
+        return DONE
