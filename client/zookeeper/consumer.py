@@ -254,8 +254,8 @@ class Driver:
         match event:
             case Opened():
                 self._connected.set()
-                # kazoo's silence before it says so, and this, leave a third of the timeout.
-                requests = machine.opened(self._settings.session_timeout_ms // 3, now_ms)
+                # Two thirds may have passed before kazoo says so; this leaves a sixth.
+                requests = machine.opened(self._settings.session_timeout_ms // 6, now_ms)
             case Suspended():
                 machine.suspended(now_ms)
             case Resumed():

@@ -28,10 +28,11 @@ when a definite answer says that it isn't. Releasing and claiming both look whos
 they can be repeated.
 
 Everything ephemeral is gone with its session, at one stroke. The ensemble ends a session that it
-hasn't heard of for the session timeout. The client notices the silence when a third of that has
-passed (kazoo sends a ping by then), and takes its partitions for lost when another third has. It
-may get them back, if the session lives on. A process that is frozen can't notice; so offsets are
-committed together with a check that its node among the members is still there.
+hasn't heard of for the session timeout. kazoo sends a ping after a third of that, and notices that
+there is no answer after another one: so two thirds may have passed since the ensemble has heard
+of the session. Its partitions count as lost when another sixth has. They may come back, if the
+session lives on. A process that is frozen can't notice; so offsets are committed together with a
+check that its node among the members is still there.
 """
 
 from collections.abc import Mapping

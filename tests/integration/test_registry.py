@@ -2,16 +2,21 @@
 
 import asyncio
 import os
+import random
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from kazoo.exceptions import NoNodeError
 
 from bench.processes import Server
 from client.exceptions import (
@@ -26,6 +31,7 @@ from client.zookeeper.forms import join_aio, join_blocking
 from protocol.partition import TopicPartition
 from tests.integration.registry_support import (
     GROUP,
+    OldConsumers,
     Registry,
     missing_old,
     old_consumers,
@@ -36,6 +42,7 @@ from tests.integration.registry_support import (
 
 pytestmark = pytest.mark.integration
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "beside_old_consumers.py"
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
@@ -90,12 +97,8 @@ async def shared(registry: Registry, *readers: Reader) -> None:
 
     def is_shared() -> bool:
         owners = registry.owners()
-        return (
-            bool(registry.registrations())
-            and owners == registry.shares()
-            and all(
-                one.partitions == owned_by(owners, [one.consumer.consumer_id]) for one in readers
-            )
+        return owners == registry.shares() and all(
+            one.partitions == owned_by(owners, [one.consumer.consumer_id]) for one in readers
         )
 
     await until(is_shared)
@@ -149,6 +152,79 @@ async def test_a_registration_is_byte_for_byte_what_an_old_consumer_writes(
         for ours, name in [(named, "named"), (white, "white"), (black, "black")]:
             of_old = registered[f"{GROUP}_{name}"]
             assert _without_time(of_old) == _without_time(registered[ours.consumer_id])
+
+
+class Crowd:
+    """Consumers of both kinds that come and go by chance."""
+
+    def __init__(
+        self, registry: Registry, old: OldConsumers, nursery: trio.Nursery, seed: int
+    ) -> None:
+        self._registry = registry
+        self._old = old
+        self._nursery = nursery
+        self._rng = random.Random(seed)
+        self._names = (f"old{number}" for number in count())
+        self._old_ones: list[str] = []
+        self._ours: list[tuple[Reader, trio.CancelScope]] = []
+        self._sizes = {"t": 5}
+        registry.put_topic("t", 5)
+
+    async def step(self) -> None:
+        """Let one thing happen."""
+        rng, registry = self._rng, self._registry
+        match rng.choice(
+            ["join", "old joins", "old joins", "join", "go", "old goes", "end", "grow"]
+        ):
+            case "join":
+                self._ours.append(await self._nursery.start(self._live))
+            case "old joins":
+                self._old_ones.append(next(self._names))
+                kind, topics = rng.choice([("static", "t"), ("white_list", "t|u.*")])
+                await self._old.join(self._old_ones[-1], kind, topics, rng.choice([1, 2, 11]))
+            case "go" if self._ours:
+                self._ours.pop(rng.randrange(len(self._ours)))[1].cancel()
+            case "old goes" if self._old_ones:
+                await self._old.leave(self._old_ones.pop(rng.randrange(len(self._old_ones))))
+            case "end" if self._ours:
+                reader, _ = rng.choice(self._ours)
+                with suppress(NoNodeError):
+                    await trio.to_thread.run_sync(registry.end_session, reader.consumer)
+            case _:
+                topic = rng.choice(["t", "u1", "u2"])
+                self._sizes[topic] = self._sizes.get(topic, 0) + 3
+                registry.put_topic(topic, self._sizes[topic])
+
+    async def _live(self, task_status: trio.TaskStatus[tuple[Reader, trio.CancelScope]]) -> None:
+        what: dict[str, Any] = self._rng.choice([{"topics": ["t"]}, {"white_list": "t,u.*"}])
+        threads = self._rng.choice([1, 2, 11])
+        with trio.CancelScope() as scope:
+            async with reading(self._registry, **what, num_streams=threads) as reader:
+                task_status.started((reader, scope))
+                await trio.sleep_forever()
+
+    async def settled(self) -> None:
+        """Wait until all have their shares."""
+        await until(
+            lambda: len(self._registry.registrations()) == len(self._ours) + len(self._old_ones)
+        )
+        await shared(self._registry, *[reader for reader, _ in self._ours])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3))
+async def test_the_same_through_a_history_that_chance_makes(
+    registry: Registry, tmp_path: Path, seed: int
+) -> None:
+    """Nobody thinks of everything that old consumers may do in one moment."""
+    with old_consumers(registry, tmp_path) as old:
+        async with trio.open_nursery() as nursery:
+            crowd = Crowd(registry, old, nursery, seed)
+            for _ in range(8):
+                for _ in range(4):
+                    await crowd.step()
+                await crowd.settled()
+            nursery.cancel_scope.cancel()
 
 
 def _without_time(data: bytes) -> bytes:
@@ -219,6 +295,25 @@ async def test_partitions_count_as_lost_before_the_ensemble_can_give_them_away(
 
         assert (await consumer.assignment()).partitions == (T0,)
         await consumer.commit({T0: 2})
+
+
+def test_the_example_reads_on_where_others_were_and_leaves(registry: Registry) -> None:
+    """It is what people begin with."""
+    registry.put_topic("t", 1)
+    registry.kazoo.create(f"/consumers/{GROUP}/offsets/t/0", b"70", makepath=True)
+    command = [sys.executable, str(EXAMPLE), registry.address, GROUP, "t"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "t-0 from 70 to 79\n"
+            assert process.stdout.readline() == "t-0 from 80 to 89\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readlines()[-1] == "left the group\n"
+        finally:
+            process.kill()
+
+    assert process.returncode == 0
+    assert not registry.registrations()
 
 
 def test_threads_have_the_same_calls(registry: Registry) -> None:
