@@ -234,7 +234,11 @@ class Driver:
                 is_over = isinstance(event, Expired)
                 self._take(event)
 
-        session = self._session = self._open_session(post)
+        try:
+            session = self._session = self._open_session(post)
+        except CoordinatorError as exc:  # kazoo isn't there, or a password.
+            self._fail(exc)
+            return
         try:
             while not is_over and self.failure is None:
                 due_ms = self.machine.next_deadline_ms()
@@ -338,6 +342,7 @@ class Driver:
 
     def _fail(self, failure: CoordinatorError) -> None:
         self.failure = failure
+        self.send_all(())
 
 
 class Slot:

@@ -1,6 +1,7 @@
-"""`client.zookeeper.join` for ordinary threads, and for asyncio: the same calls and errors.
+"""`client.zookeeper.consumer.join` for ordinary threads, and for asyncio.
 
-The consumer lives in a thread of its own, where it goes on while the caller is busy.
+Calls and errors are the same. The consumer lives in a thread of its own, where it goes on while
+the caller is busy.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -20,30 +21,30 @@ class _Shown(Facade[Consumer]):
 
     @property
     def group(self) -> str:
-        """See `client.zookeeper.Consumer.group`."""
+        """See `client.zookeeper.consumer.Consumer.group`."""
         return self._inner.group
 
     @property
     def consumer_id(self) -> str:
-        """See `client.zookeeper.Consumer.consumer_id`."""
+        """See `client.zookeeper.consumer.Consumer.consumer_id`."""
         return self._inner.consumer_id
 
     @property
     def rebalance_needed(self) -> bool:
-        """See `client.zookeeper.Consumer.rebalance_needed`."""
+        """See `client.zookeeper.consumer.Consumer.rebalance_needed`."""
         return self._inner.rebalance_needed
 
     @property
     def lost(self) -> bool:
-        """See `client.zookeeper.Consumer.lost`."""
+        """See `client.zookeeper.consumer.Consumer.lost`."""
         return self._inner.lost
 
 
 class BlockingConsumer(_Shown, InThread[Consumer]):
-    """A `client.zookeeper.Consumer` for ordinary threads; made by `join_blocking`."""
+    """A `client.zookeeper.consumer.Consumer` for ordinary threads; made by `join_blocking`."""
 
     def assignment(self, timeout_s: float | None = None) -> Assignment:
-        """See `client.zookeeper.Consumer.assignment`.
+        """See `client.zookeeper.consumer.Consumer.assignment`.
 
         Raises:
             TimeoutError: There is none within *timeout_s*. Call again.
@@ -51,7 +52,7 @@ class BlockingConsumer(_Shown, InThread[Consumer]):
         return self.run(self._inner.assignment, timeout_s)
 
     def wait_rebalance_needed(self, timeout_s: float | None = None) -> None:
-        """See `client.zookeeper.Consumer.wait_rebalance_needed`.
+        """See `client.zookeeper.consumer.Consumer.wait_rebalance_needed`.
 
         Raises:
             TimeoutError: None is needed within *timeout_s*.
@@ -64,13 +65,13 @@ class BlockingConsumer(_Shown, InThread[Consumer]):
 
 @contextmanager
 def join_blocking(*args: Any, **options: Any) -> Iterator[BlockingConsumer]:
-    """Join for ordinary threads; use as ``with``. See `client.zookeeper.join`."""
+    """Join for ordinary threads; use as ``with``. See `client.zookeeper.consumer.join`."""
     with BlockingConsumer(partial(join, *args, **options)) as consumer:
         yield consumer
 
 
 class AioConsumer(_Shown, Aio[Consumer]):
-    """A `client.zookeeper.Consumer` for asyncio programs; made by `join_aio`."""
+    """A `client.zookeeper.consumer.Consumer` for asyncio programs; made by `join_aio`."""
 
     assignment = awaited(Consumer.assignment)
     wait_rebalance_needed = awaited(Consumer.wait_rebalance_needed)
@@ -80,7 +81,7 @@ class AioConsumer(_Shown, Aio[Consumer]):
 
 @asynccontextmanager
 async def join_aio(*args: Any, **options: Any) -> AsyncIterator[AioConsumer]:
-    """Join for asyncio programs; use as ``async with``. See `client.zookeeper.join`."""
+    """Join for asyncio programs; use as ``async with``. See `client.zookeeper.consumer.join`."""
     bridge = Bridge(partial(join, *args, **options))
     try:
         yield AioConsumer(bridge, await bridge.open())

@@ -15,7 +15,7 @@ from kazoo.exceptions import NoNodeError
 from bench.peer_jars import class_path
 from bench.peers import ZOOKEEPER, missing, peer_serving
 from bench.processes import Server
-from client.zookeeper import Consumer
+from client.zookeeper.consumer import Consumer
 from client.zookeeper.registrations import decode_partitions, decode_registration, share_of
 from protocol.partition import TopicPartition
 

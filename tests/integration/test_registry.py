@@ -26,8 +26,9 @@ from client.exceptions import (
     OutcomeUnknown,
     Rebalanced,
 )
-from client.zookeeper import Assignment, Consumer, join
+from client.zookeeper.consumer import Consumer, join
 from client.zookeeper.forms import join_aio, join_blocking
+from client.zookeeper.membership import Assignment
 from protocol.partition import TopicPartition
 from tests.integration.registry_support import (
     GROUP,
@@ -94,11 +95,16 @@ async def reading(registry: Registry, **what: Any) -> AsyncIterator[Reader]:
 
 async def shared(registry: Registry, *readers: Reader) -> None:
     """Wait until each partition is with whom the formula names, and ours know."""
+    ids = {one.consumer.consumer_id for one in readers}
 
     def is_shared() -> bool:
         owners = registry.owners()
-        return owners == registry.shares() and all(
-            one.partitions == owned_by(owners, [one.consumer.consumer_id]) for one in readers
+        return (
+            ids <= registry.registrations().keys()
+            and owners == registry.shares()
+            and all(
+                one.partitions == owned_by(owners, [one.consumer.consumer_id]) for one in readers
+            )
         )
 
     await until(is_shared)
@@ -269,7 +275,6 @@ async def test_a_consumer_registers_again_when_its_session_or_its_node_is_gone(
         before = registry.sessions()
         await trio.to_thread.run_sync(harm, registry, reader.consumer)
 
-        await until(lambda: bool(registry.registrations()))
         await shared(registry, reader)
         assert (registry.sessions() == before) == (harm is Registry.remove)
 

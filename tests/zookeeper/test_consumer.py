@@ -17,11 +17,11 @@ from client.exceptions import (
     OutcomeUnknown,
     Rebalanced,
 )
-from client.zookeeper import Consumer, ZooKeeper, join
-from client.zookeeper.consumer import joined
+from client.zookeeper.consumer import Consumer, join, joined
 from client.zookeeper.membership import HAND_OVER_MS, Answer, Config, Result
 from client.zookeeper.registrations import ids_path, named, topic_path
 from client.zookeeper.session import Answered, Asked, Event, LogInRefused, Opened
+from client.zookeeper.settings import ZooKeeper
 from client.zookeeper.znodes import offsets_path
 from protocol.partition import TopicPartition
 from tests.fakes.registry import Ensemble, FakeSession
@@ -211,6 +211,20 @@ async def test_what_the_ensemble_refuses_is_told(
     with pytest.raises(FatalError, match="NoAuthError"):
         async with joined(config, SETTINGS, refusing) as consumer:
             await consumer.assignment()
+
+
+async def test_what_keeps_a_session_from_being_made_comes_out_as_it_is(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Such as that kazoo isn't installed: with what to type."""
+
+    def fails(post: Callable[[Event], object]) -> Silent:
+        raise FatalError("ZooKeeper needs kazoo")
+
+    config = Config(GROUP, "a", named({"t": 1}), 0)
+    with pytest.raises(FatalError, match="kazoo"):
+        async with joined(config, SETTINGS, fails):
+            pass
 
 
 async def test_what_is_raised_in_the_block_comes_out_as_it_is(
