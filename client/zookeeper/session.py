@@ -171,6 +171,7 @@ class Session:
         self._sending = threading.RLock()
         self._is_over = False
         self._was_connected = False
+        self._directories: dict[str, Any] = {}
         client.add_listener(self._state_changed)
         client.start_async()
 
@@ -272,7 +273,7 @@ class Session:
         for _ in range(_TRIES):
             made = yield self._client.create_async(path, data, ephemeral=True)
             if made.error == "NoNodeError":
-                above = yield self._client.ensure_path_async(path.rpartition("/")[0])
+                above = yield self._directory(path.rpartition("/")[0])
                 if above.error:
                     return above.answer()
                 continue
@@ -291,6 +292,13 @@ class Session:
             if there.value is not None:
                 return Answer(Result.TAKEN)
         return Answer(Result.TAKEN)
+
+    def _directory(self, path: str) -> Any:
+        """Have a directory made; the partitions of a topic, all claimed at once, share that."""
+        making = self._directories.get(path)
+        if making is None or making.ready():
+            making = self._directories[path] = self._client.ensure_path_async(path)
+        return making
 
     def _delete(self, path: str) -> _Doing:
         found = yield self._client.get_async(path)

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -20,6 +21,7 @@ from client.zookeeper.registrations import decode_partitions, decode_registratio
 from protocol.partition import TopicPartition
 
 GROUP: Final = "etl"
+EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "beside_old_consumers.py"
 SOURCE: Final = Path(__file__).parent / "OldConsumers.java"
 DEADLINE_S: Final = 30.0
 _numbers: Final = count()
@@ -190,6 +192,17 @@ def old_consumers(registry: Registry, folder: Path) -> Iterator[OldConsumers]:
     ):
         try:
             yield OldConsumers(process, output)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def example(registry: Registry) -> Iterator["subprocess.Popen[str]"]:
+    """Run the example, which reads the topic "t"."""
+    command = [sys.executable, str(EXAMPLE), registry.address, GROUP, "t"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
         finally:
             process.kill()
 

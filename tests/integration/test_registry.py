@@ -6,8 +6,6 @@ import random
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
@@ -34,6 +32,7 @@ from tests.integration.registry_support import (
     GROUP,
     OldConsumers,
     Registry,
+    example,
     missing_old,
     old_consumers,
     owned_by,
@@ -43,7 +42,6 @@ from tests.integration.registry_support import (
 
 pytestmark = pytest.mark.integration
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "beside_old_consumers.py"
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
@@ -306,19 +304,32 @@ def test_the_example_reads_on_where_others_were_and_leaves(registry: Registry) -
     """It is what people begin with."""
     registry.put_topic("t", 1)
     registry.kazoo.create(f"/consumers/{GROUP}/offsets/t/0", b"70", makepath=True)
-    command = [sys.executable, str(EXAMPLE), registry.address, GROUP, "t"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with example(registry) as process:
         assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "t-0 from 70 to 79\n"
-            assert process.stdout.readline() == "t-0 from 80 to 89\n"
-            process.send_signal(signal.SIGINT)
-            assert process.stdout.readlines()[-1] == "left the group\n"
-        finally:
-            process.kill()
+        assert process.stdout.readline() == "t-0 from 70 to 79\n"
+        assert process.stdout.readline() == "t-0 from 80 to 89\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readlines()[-1] == "left the group\n"
 
     assert process.returncode == 0
     assert not registry.registrations()
+
+
+async def test_old_consumers_take_over_from_a_killed_one(
+    registry: Registry, tmp_path: Path
+) -> None:
+    """Its nodes are gone with its session, and they go on from its last commit."""
+    registry.put_topic("t", 4)
+    with old_consumers(registry, tmp_path) as old, example(registry) as process:
+        await until(lambda: len(registry.owners()) == 4)
+        await old.join("old", "static", "t")
+        await shared(registry)
+        assert len(owned_by(registry.owners(), [f"{GROUP}_old"])) == 2
+        process.kill()
+
+        await until(lambda: len(registry.registrations()) == 1)
+        await shared(registry)
+        assert len(owned_by(registry.owners(), [f"{GROUP}_old"])) == 4
 
 
 def test_threads_have_the_same_calls(registry: Registry) -> None:
