@@ -137,6 +137,13 @@ LAYERS = {
         ours=names("protocol", "coordinator", "client.security", "client.exceptions"),
         others=names("click", "rich"),
     ),
+    # An ensemble, as the client knows it.
+    "coordinator.cli.zookeeper": Layer(
+        ours=names(
+            "protocol", "coordinator", "client.exceptions", "client.security", "client.zookeeper"
+        ),
+        others=names("click", "re2"),
+    ),
     "client": Layer(
         ours=names("protocol", "client.security", "client.zookeeper"),
         others=names("trio", "msgspec"),

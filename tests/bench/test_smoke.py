@@ -100,6 +100,13 @@ def test_a_quick_run_of_the_command_line_judges_every_aim(tmp_path: Path) -> Non
 
 
 @pytest.mark.integration
+@pytest.mark.skipif(missing("zookeeper") is not None, reason="ZooKeeper's jars are not here")
+def test_a_quick_run_of_imports_judges_every_aim(tmp_path: Path) -> None:
+    """An import that fails would be a quick one."""
+    assert unjudged(quick_run("bench.zookeeper", tmp_path)) == set()
+
+
+@pytest.mark.integration
 def test_a_quick_run_of_security_judges_every_aim(tmp_path: Path) -> None:
     """The load speaks TLS, too."""
     assert unjudged(quick_run("bench.security", tmp_path)) == set()

@@ -4,8 +4,10 @@ docs/zookeeper.md has the steps.
 """
 
 import asyncio
+import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
@@ -20,7 +22,7 @@ from client.blocking import BlockingClient, BlockingMember, connect_blocking
 from client.zookeeper.ensemble import Ensemble
 from client.zookeeper.settings import ZooKeeper
 from client.zookeeper.znodes import Create, Failed, Found, Status, Written, offsets_path
-from tests.integration.daemon import ROOT, daemon
+from tests.integration.daemon import ROOT, daemon, run_cli
 from tests.integration.spark_support import wait_until
 from tests.integration.zookeeper_support import ANSWER_S, Server, needs_zookeeper, zookeeper_server
 
@@ -268,3 +270,28 @@ def test_what_an_acl_forbids_is_said_in_words(zookeeper: Server) -> None:
     found = ensemble.read(["/acl/secret", "/acl/open"], ANSWER_S)
 
     assert found == [Failed("nobody has allowed it (the znode's ACL)"), Found(b"2", 0)]
+
+
+def test_an_import_brings_all_that_is_good(coordinator: str, zookeeper: Server) -> None:
+    """By the command, below a chroot; the second time there is nothing to do."""
+    nodes = {
+        f"/imports{offsets_path(f'g{group}', TOPIC, p)}": b"%d" % (p + 1)
+        for group in range(3)
+        for p in range(600)
+    }
+    nodes |= {f"/imports{offsets_path('g1', TOPIC, 600)}": b"nonsense"}
+    zookeeper.put(nodes)
+    words = ("zookeeper", "import", f"{zookeeper.address}/imports", "--output", "json")
+    first = run_cli(*words, "--yes", "--at", coordinator)
+    second = run_cli(*words, "--pattern", "g[02]", "--at", coordinator)
+
+    assert first.returncode == 1
+    assert Counter(row["status"] for row in json.loads(first.stdout)) == {
+        "imported": 1800,
+        "not imported: it is 'nonsense', and no offset": 1,
+    }
+    assert second.returncode == 0
+    assert {row["status"] for row in json.loads(second.stdout)} == {"unchanged"}
+    with connect_blocking(coordinator) as client:
+        found = client.fetch_offsets("g1")
+    assert {tp.partition: one.offset for tp, one in found.items()} == {p: p + 1 for p in range(600)}
