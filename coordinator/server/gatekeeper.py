@@ -12,7 +12,7 @@ log-in that fails is answered late, and how late depends on how many failed from
 nobody tries more than ten passwords a second from one address, however many connections he has.
 Whoever comes while the latest that is allowed is taken isn't looked at, and is cut off.
 
-*May he.* `Access.verdict` says so. What is refused of a request never reaches the dispatcher: it
+*May he.* `NEEDS` says so. What is refused of a request never reaches the dispatcher: it
 gets the rest (`Narrowed`), and the refusals are put into the answer to that.
 
 *Is he whose member id he names.* A member id, and a group instance id, belong to the principal who
@@ -41,7 +41,7 @@ from coordinator.names import shortened
 from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.shard import Status
 from coordinator.runtime.telemetry import Telemetry, count
-from coordinator.server.authorization import Access, Authorizer, Verdict, in_parts
+from coordinator.server.authorization import NEEDS, Access, Authorizer, Verdict, in_parts
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.throttles import Muted, Throttle, Throttles
 from protocol import messages as m
@@ -77,6 +77,8 @@ PRIVILEGED: Final = frozenset(
         m.AlterClientQuotasRequest,
     }
 )
+# They ask for nothing that somebody has to be allowed.
+_BEFORE_RIGHTS: Final = _LOG_IN | {m.ApiVersionsRequest}
 # They speak for the member whose id they name.
 _SPEAKS_FOR_MEMBER: Final = frozenset(
     {m.OffsetCommitRequest, m.HeartbeatRequest, m.JoinGroupRequest, m.SyncGroupRequest}
@@ -268,6 +270,7 @@ class Gate:
         self._peer = peer
         self._log_in = log_in
         self._access: Access | None = None
+        self._rules = keeper.authorizer.rules
         self._throttle: Throttle | None = None
         self._ends_wall_ms = _NEVER_MS
 
@@ -320,30 +323,44 @@ class Gate:
         access = self._access
         request: Any = call.request
         kind = type(request)
-        if kind in _LOG_IN and self._log_in is not None:
-            self._go_on_with_log_in(call, request, now)
-        elif kind is m.ApiVersionsRequest or kind in _LOG_IN:
+        if access is None or kind in _BEFORE_RIGHTS or now.wall_ms >= self._ends_wall_ms:
+            self._dispatch_before_rights(call, request, caller, now)
+        elif access.version != self._rules.version and not self._knows_rules(access):
+            call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
+        elif not access.is_free and (verdict := NEEDS[kind](access, request)) is not None:
+            self._narrow(call, verdict, caller, now)
+        elif (
+            kind in _SPEAKS_FOR_MEMBER
+            and (request.member_id or request.group_instance_id is not None)
+            and self._is_anothers(request, caller)
+        ):
+            self._refuse_member(call, request, caller, now)
+        elif kind is m.LeaveGroupRequest:
+            self._leave(call, request, caller, now)
+        else:
+            if kind in PRIVILEGED:
+                self._tell("access.used", request, caller, now)
             self._dispatcher.dispatch(call, caller, now)
-        elif access is None:
+
+    def _dispatch_before_rights(self, call: Call, request: Any, caller: Caller, now: Now) -> None:
+        """Have a log-in go on, or answer who is not known, or not any more."""
+        if type(request) in _LOG_IN and self._log_in is not None:
+            self._go_on_with_log_in(call, request, now)
+        elif type(request) in _BEFORE_RIGHTS:
+            self._dispatcher.dispatch(call, caller, now)
+        elif self._access is None:
             call.fail(_E.ILLEGAL_SASL_STATE, -1)
             self._client.close_after_answers("unauthenticated")
-        elif now.wall_ms >= self._ends_wall_ms:
+        else:
             call.drop()
             self._client.close_because_over("its log-in or certificate has ended")
-        elif not access.is_free and self._keeper.node_status() is not Status.ACTIVE:
-            call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
-        else:
-            verdict = access.verdict(request)
-            if verdict is not None:
-                self._narrow(call, verdict, caller, now)
-            elif kind in _SPEAKS_FOR_MEMBER and self._is_anothers(request, caller):
-                self._refuse_member(call, request, caller, now)
-            elif kind is m.LeaveGroupRequest:
-                self._leave(call, request, caller, now)
-            else:
-                if kind in PRIVILEGED:
-                    self._tell("access.used", request, caller, now)
-                self._dispatcher.dispatch(call, caller, now)
+
+    def _knows_rules(self, access: Access) -> bool:
+        """Say whether the rules are loaded; each load of them is a change of rules."""
+        if not access.is_free and self._keeper.node_status() is not Status.ACTIVE:
+            return False
+        access.refresh()
+        return True
 
     def _narrow(self, call: Call, verdict: Verdict, caller: Caller, now: Now) -> None:
         """Ask for what is allowed, if anything is."""

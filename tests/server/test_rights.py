@@ -143,6 +143,21 @@ async def test_who_leaves_takes_nobody_along_but_his_own(tmp_path: Path) -> None
         assert (line["principal"], line["error"]) == ("User:alice", E.UNKNOWN_MEMBER_ID)
 
 
+async def test_an_instance_id_alone_does_not_take_over_a_member(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Whoever joins by it, without a member id, would else get its partitions."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP))
+        sent = admin.send(structs.replace(join(), group_instance_id="one"))
+        await trio.sleep(3.1)
+        member_id = (await admin.answer(sent)).response.member_id  # type: ignore[attr-defined]  # a JoinGroup's
+
+        assert await alice.error(structs.replace(join(), group_instance_id="one")) == 25
+        assert await admin.error(beat(member_id)) == 0
+
+
 async def test_a_denial_is_in_force_at_once(tmp_path: Path) -> None:
     """Also for who is connected, and in the middle of a group's life."""
     async with guarded(tmp_path) as here:
