@@ -13,7 +13,7 @@ from coordinator.group.states import GroupState
 from coordinator.group.totals import Share
 from protocol.codec import PackedArray
 from protocol.errors import ErrorCode
-from protocol.fields import TEXT_BYTES_MAX
+from protocol.fields import REQUEST_PARTITIONS_MAX, TEXT_BYTES_MAX
 from protocol.messages import (
     AlteredTopic,
     GroupFetch,
@@ -44,13 +44,16 @@ _NOTHING_STORED: Final = StoredOffsets()
 
 
 class _Accepted(dict[int, PartitionResult]):
-    """The results of accepted partitions; nearly every answer is made of the first thousand."""
+    """The results of accepted partitions; those with low numbers are made once."""
 
     def __missing__(self, partition: int) -> PartitionResult:
-        return PartitionResult(partition, _OK)
+        result = PartitionResult(partition, _OK)
+        if partition < REQUEST_PARTITIONS_MAX:
+            self[partition] = result
+        return result
 
 
-_accepted: Final = _Accepted({n: PartitionResult(n, _OK) for n in range(1_000)}).__getitem__
+_accepted: Final = _Accepted().__getitem__
 
 STORAGE_FULL_TEXT: Final = "the disk is full or too slow, new offsets are refused"
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from coordinator.group.core import Core
-from coordinator.group.lag import TURN_LOOKS, in_order
+from coordinator.group.lag import TURN_LOOKS, in_order, numbers_in_order
 from coordinator.group.records import PACKED_NO_EXPIRY, StoredOffsets
 from protocol.codec import encode
 from protocol.errors import ErrorCode
@@ -239,7 +239,7 @@ def _runs_of(
 ) -> Iterator[_Run | None]:
     if after is not None and (group_id, topic) < after[:2]:
         return
-    partitions = yield from in_order(stored)
+    partitions = yield from numbers_in_order(stored)
     if after is not None and (group_id, topic) == after[:2]:
         partitions = partitions[bisect.bisect_right(partitions, after.partition) :]
     for at in range(0, len(partitions), TURN_LOOKS):

@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import Raw, structs
 
 from coordinator.group.core import Handlers, Step
-from coordinator.group.lag import TURN_LOOKS, in_order
+from coordinator.group.lag import TURN_LOOKS, numbers_in_order
 from coordinator.group.registry import (
     EndReported,
     InvalidPattern,
@@ -368,7 +368,7 @@ class _Described:
             packed = encode(DescribedTopic(name, _UNKNOWN_TOPIC, -1, (), ()))
         else:
             ends = dict(ends)
-            by_partition = yield from in_order(ends)
+            by_partition = yield from numbers_in_order(ends)
             array = PackedArray()
             for at in range(0, len(by_partition), TURN_LOOKS):
                 some = [ends[partition] for partition in by_partition[at : at + TURN_LOOKS]]
