@@ -8,11 +8,13 @@ DEFAULT: Final = ""
 
 REQUEST_RATE: Final = "request_rate"
 BYTE_RATE: Final = "byte_rate"
+REQUEST_PERCENTAGE: Final = "request_percentage"
 CONNECTIONS: Final = "connections"
 
 QUOTAS: Final[Mapping[str, str]] = {
     REQUEST_RATE: "requests a second",
     BYTE_RATE: "bytes of requests and answers a second",
+    REQUEST_PERCENTAGE: "percent of the time of the thread that decides requests",
     CONNECTIONS: "connections at a time",
     # These count what there is, not what is done; names and meaning are those of the totals.
     "groups": "groups that belong to it",

@@ -167,6 +167,11 @@ class Share(Account):
         totals = self._totals
         return totals.quota(self.principal, resource) if totals.has_principals else None
 
+    def quota_ratio(self) -> float:
+        """Return how much of the quota is taken that is nearest; -1 if there is none."""
+        quotas = {name: self.quota(name) for name in self.RESOURCES}
+        return max((self.used(name) / most for name, most in quotas.items() if most), default=-1)
+
     def renew(self) -> None:
         """Be limited by the quotas of now."""
         quota = self.quota(LOG_BYTES)

@@ -20,7 +20,7 @@ from coordinator.http.connection import Asked, HttpSession, Warn
 from coordinator.http.guard import refusal
 from coordinator.http.pace import PIECE_S, Pace
 from coordinator.http.router import Router, check_method, query_of, split_target
-from coordinator.http.routes import HttpRequest, NotAllowed, Refused, Route, Streaming
+from coordinator.http.routes import Answer, HttpRequest, NotAllowed, Refused, Route, Streaming
 from coordinator.http.viewer import EVERYBODY, FindOut, Viewer
 from coordinator.names import shortened
 from coordinator.runtime.environment import Environment
@@ -196,6 +196,8 @@ class HttpSessions:
             viewer: Viewer | FindOut = EVERYBODY
             if self._entry is not None and not route.is_open:
                 viewer = self._entry.viewer(headers, transport)
+                if isinstance(viewer, Viewer):
+                    self._entry.check_quota(viewer)
             parameters = query_of(query)
         except Refused as exc:
             session.refuse(exc)
@@ -225,7 +227,7 @@ class HttpSessions:
         try:
             next(handler.__await__())
         except StopIteration as done:
-            session.answer(request, done.value)
+            self._answer(session, request, done.value)
         except Refused as exc:
             self._refuse(session, route, request, exc)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
@@ -246,14 +248,17 @@ class HttpSessions:
         await self._pace.pause()
         try:
             if find_out is not None:
-                request = replace(request, viewer=await find_out())
+                viewer = await find_out()
+                request = replace(request, viewer=viewer)
+                assert self._entry is not None  # It is what finds out.
+                self._entry.check_quota(viewer)
             answer = await route.handler(request)
             await self._pace.pause()  # Many may have waited for the same.
             if isinstance(answer, Streaming) and self._has_too_many_streams(session):
                 full = "there are http.max.event.streams streams already"
                 session.refuse(Refused(503, full, retry_after_s=_STREAMS_RETRY_S))
             else:
-                session.answer(request, answer)
+                self._answer(session, request, answer)
         except Refused as exc:
             self._refuse(session, route, request, exc)
         except Exception as exc:  # noqa: BLE001 - as above
@@ -262,6 +267,15 @@ class HttpSessions:
         self._under_way -= 1
         if self._waiting:
             self._start(*self._waiting.take())
+
+    def _answer(
+        self, session: HttpSession, request: HttpRequest, answer: Answer | Streaming
+    ) -> None:
+        """Send the answer, which counts for whoever asked; so does a stream that begins."""
+        if self._entry is not None and request.viewer is not EVERYBODY:
+            parts = answer.body if isinstance(answer, Answer) else ()
+            self._entry.answered(request.viewer, sum(map(len, parts)))
+        session.answer(request, answer)
 
     def _refuse(
         self, session: HttpSession, route: Route, request: HttpRequest, refused: Refused

@@ -44,6 +44,9 @@ class Asker(Protocol):
     def listener(self) -> int:
         """The number of the listener by which he came, from 0."""
 
+    def spend(self, worked_s: float) -> None:
+        """Note that his requests took so much of the event loop outside of his turns."""
+
     def sees_group(self, name: str) -> bool:
         """Say whether a group may be shown to him in a list."""
 
@@ -91,6 +94,9 @@ class Call(Struct, eq=False):
     def listener(self) -> int:
         """The first one."""
         return 0
+
+    def spend(self, worked_s: float) -> None:
+        """Nobody counts it."""
 
     def sees_group(self, name: str) -> bool:  # noqa: ARG002  whoever asks
         """Show him all."""
@@ -328,6 +334,8 @@ class Slices:
             while goes_on:
                 goes_on = False  # Nobody waits any more, or there was a bug.
                 self._share.begin()
+                began_s = self._clock_s()
                 call.attempt(go_on)
+                call.asker.spend(self._clock_s() - began_s)
                 await self._share.pause()
             self.is_busy = False

@@ -237,7 +237,7 @@ class Gatekeeper:
         self.failures = Failures()
         self.later = Later()
         self.node_status = node_status
-        self.throttles = Throttles(quotas, now_ms, self.later.do)
+        self.throttles = Throttles(quotas, now_ms, self.later.do, telemetry)
         dispatcher.quotas_changed = self.throttles.changed
         self.has_gates = authorizer.is_on
 
@@ -285,11 +285,16 @@ class Gate:
         self._ends_wall_ms = _NEVER_MS if ends_wall_ms is None else ends_wall_ms
         self._client.caller = self._client.caller._replace(principal=principal)
         if self._throttle is None:  # A later log-in is the same principal's.
-            self._throttle = self._keeper.throttles.enter(principal)
+            self._throttle = self._keeper.throttles.enter(principal, self._client)
 
     def take(self, size_bytes: int) -> int:
         """Take a request with its answer; return how long the client has to wait, in ms."""
         return 0 if self._throttle is None else self._throttle.take(self._client, size_bytes)
+
+    def spend(self, spent_us: int) -> None:
+        """Take time that no answer has paid for."""
+        if self._throttle is not None:
+            self._throttle.spend(self._client, spent_us)
 
     def leave(self) -> None:
         """The session has ended."""

@@ -466,6 +466,7 @@ def make_entry(node: Node, server: Server, log_ins: "LogIns | None") -> "Entry |
         gatekeeper.authorizer,
         now=node.now,
         audit=audit,
+        throttles=gatekeeper.throttles,
         is_ready=lambda: node.registry.status is Status.ACTIVE,
     )
 

@@ -23,6 +23,7 @@ too: to read it has taken long already.
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -282,6 +283,7 @@ class Session:
         self._is_closing = False  # Answer what is unsent, then close.
         self._has_ended = False  # The peer sends no more, and may still want its answers.
         self._closes_as = MALFORMED
+        self._unpaid_s = inf  # Since when its turn is not paid for.
         self.deadlines = Deadlines(settings, now_ms)
         if must_log_in:
             self.gate = keeper.closed_gate(self, transport.peer)
@@ -350,6 +352,38 @@ class Session:
         """Read on."""
         self._max_in_flight = self._sessions.settings.max_in_flight_requests
         self.resume()
+
+    def time_turns(self, *, is_timed: bool) -> None:
+        """Have the gate told what each turn took, or no more; who isn't timed pays nothing."""
+        if is_timed:
+            self._take_turn = self._take_timed_turn  # type: ignore[method-assign]  # of this one
+        else:
+            vars(self).pop("_take_turn", None)
+
+    def _take_timed_turn(
+        self, calls: list[SessionCall | BadRequest], now: Now, began_s: float, **how: bool
+    ) -> None:
+        self._unpaid_s = began_s
+        try:
+            Session._take_turn(self, calls, now, began_s, **how)
+        finally:
+            spent_us, self._unpaid_s = self.spent_us(), inf
+            if self.gate is not None:
+                self.gate.spend(spent_us)
+
+    def spent_us(self) -> int:
+        """Return what its turn has taken since it was asked last; 0 outside of one."""
+        now_s = self._clock_s()
+        spent_s = now_s - self._unpaid_s
+        if spent_s <= 0:
+            return 0
+        self._unpaid_s = now_s
+        return int(spent_s * 1_000_000)
+
+    def spend(self, worked_s: float) -> None:
+        """Note that its requests took so much of the event loop outside of its turns."""
+        if self.gate is not None:
+            self.gate.spend(int(worked_s * 1_000_000))
 
     # --- reading ------------------------------------------------------------------------
 
