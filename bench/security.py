@@ -35,8 +35,7 @@ from bench.report import Table, fields_table
 from bench.talk import connect
 from client.blocking import connect_blocking
 from client.operators import Acl
-from coordinator.group.core import ANONYMOUS
-from protocol.acls import Operation, ResourceType
+from protocol.acls import ANONYMOUS, Operation, ResourceType
 from protocol.partition import INT32_MAX
 from protocol.quotas import REQUEST_RATE
 
