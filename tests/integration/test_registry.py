@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -361,7 +362,8 @@ def test_asyncio_programs_have_the_same_calls(registry: Registry) -> None:
             with pytest.raises(Rebalanced):
                 await consumer.commit({T1: 3})
 
-    asyncio.run(live())
+    with ThreadPoolExecutor(1) as pool:  # Playwright keeps a loop of its own in this one.
+        pool.submit(asyncio.run, live()).result()
 
 
 async def test_a_chroot_that_is_not_there_is_told(registry: Registry) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -218,7 +219,8 @@ def test_all_forms_of_the_client_have_it(coordinator: str, zookeeper: Server) ->
             await client.commit("forms", {tp: 4})
 
     trio.run(by_trio)
-    asyncio.run(by_asyncio())
+    with ThreadPoolExecutor(1) as pool:  # Playwright keeps a loop of its own in this one.
+        pool.submit(asyncio.run, by_asyncio()).result()
 
     with connect_blocking(coordinator, offset_storage=storage) as client:
         assert client.fetch_offsets("forms") == {tp: OffsetAndMetadata(4)}
