@@ -57,6 +57,7 @@ _STATUSES: Final = {
     "OperationTimeoutError": Status.LOST,
     "KazooTimeoutError": Status.LOST,
 }
+LOST_ERRORS: Final = frozenset(name for name, one in _STATUSES.items() if one is Status.LOST)
 _REFUSALS: Final = {
     "NoAuthError": "nobody has allowed it (the znode's ACL)",
     "ThrottledOpError": "it is throttled",
@@ -106,7 +107,7 @@ class Ensemble:
         """End the session; what was asked for and not answered is lost."""
         client, self._client = self._client, None
         if client is not None:
-            ending = _in_background(lambda: _stop(client))
+            ending = _in_background(lambda: close_client(client))
             ending.join(_CLOSE_S)
 
     def ask(self, requests: Sequence[Request], timeout_s: float) -> list[Reply]:
@@ -159,10 +160,7 @@ class Ensemble:
             found = waiting.get(timeout=max(end_s - time.monotonic(), 0))
         except self._kazoo.exceptions.AuthFailedError:
             raise self._log_in_refused() from None
-        except (
-            self._kazoo.exceptions.KazooException,
-            self._kazoo.handlers.threading.KazooTimeoutError,
-        ) as exc:
+        except self._errors as exc:
             return _STATUSES.get(type(exc).__name__) or Failed(_words(exc))
         match found:
             case (bytes() | None, stat):
@@ -191,7 +189,7 @@ class Ensemble:
             if not self._live.wait(max(wait_s, 0)):
                 self._client = None
                 state = client.client_state
-                _in_background(lambda: _stop(client))
+                _in_background(lambda: close_client(client))
                 if state == self._kazoo.client.KeeperState.AUTH_FAILED:
                     raise self._log_in_refused()
                 raise CoordinatorUnavailable(f"{self.name}: no server answered in time")
@@ -207,7 +205,7 @@ class Ensemble:
     def _check_chroot(self, client: Any, end_s: float) -> None:
         if self._reply(client.get_async("/"), end_s) is Status.MISSING:
             self._client = None
-            _in_background(lambda: _stop(client))
+            _in_background(lambda: close_client(client))
             raise FatalError(f"{self.name}: there is no znode {self._settings.chroot}")
 
     def _log_in_refused(self) -> AuthenticationFailed:
@@ -258,7 +256,8 @@ def _in_background(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def _stop(client: Any) -> None:
+def close_client(client: Any) -> None:
+    """End a client of kazoo, and its session. Blocks."""
     with suppress(Exception):  # Whatever it is, nobody needs this client any more.
         client.stop()
         client.close()

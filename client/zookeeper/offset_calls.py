@@ -95,13 +95,8 @@ class Nodes:
         await _in_thread(self._znodes.close)
 
 
-class ZooKeeperCalls(OffsetCalls):
-    """Offsets are committed to znodes, and fetched from there.
-
-    A znode knows no generation. So a member asks the coordinator before whether it still is one,
-    and what happens between that and the write is up to the znode's version. Metadata and leader
-    epochs are not kept, as they never were.
-    """
+class _NodeCalls(OffsetCalls):
+    """The calls of a client that has znodes."""
 
     def __init__(self, router: Router, storage: OffsetStorage, nodes: Nodes) -> None:
         super().__init__(router)
@@ -111,6 +106,15 @@ class ZooKeeperCalls(OffsetCalls):
     async def close(self) -> None:
         """End the session with ZooKeeper."""
         await self._nodes.close()
+
+
+class ZooKeeperCalls(_NodeCalls):
+    """Offsets are committed to znodes, and fetched from there.
+
+    A znode knows no generation. So a member asks the coordinator before whether it still is one,
+    and what happens between that and the write is up to the znode's version. Metadata and leader
+    epochs are not kept, as they never were.
+    """
 
     async def _store(self, request: OffsetCommitRequest, deadline_s: float) -> None:
         if not self._storage.keeps(request.group_id):
@@ -148,7 +152,7 @@ class ZooKeeperCalls(OffsetCalls):
         return {tp: OffsetAndMetadata(offset) for tp, offset in found.items()}
 
 
-class DualCalls(OffsetCalls):
+class DualCalls(_NodeCalls):
     """Offsets are committed to the coordinator first, and then into the znodes of what it took.
 
     Whoever dies in between has committed: the larger offset is the coordinator's, and that is what
@@ -156,14 +160,8 @@ class DualCalls(OffsetCalls):
     """
 
     def __init__(self, router: Router, storage: OffsetStorage, nodes: Nodes) -> None:
-        super().__init__(router)
-        self._storage = storage
-        self._nodes = nodes
+        super().__init__(router, storage, nodes)
         self._merge = Merge()
-
-    async def close(self) -> None:
-        """End the session with ZooKeeper."""
-        await self._nodes.close()
 
     async def _store(self, request: OffsetCommitRequest, deadline_s: float) -> None:
         if not self._storage.keeps(request.group_id):

@@ -15,9 +15,9 @@ under way and is sent what has come of it.
 
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from client.zookeeper.ensemble import LOST_ERRORS, close_client
 from client.zookeeper.membership import (
     Answer,
     Claim,
@@ -103,10 +103,6 @@ class OffsetsAnswered(NamedTuple):
 
 Event = Opened | Suspended | Resumed | Changed | Expired | LogInRefused | Answered | OffsetsAnswered
 
-# By name, as kazoo is imported by one module only.
-_LOST: Final = frozenset(
-    {"ConnectionLoss", "ConnectionClosedError", "SessionExpiredError", "OperationTimeoutError"}
-)
 # How often a node that is there, and then is not, is tried again at once.
 _TRIES: Final = 3
 
@@ -130,7 +126,7 @@ class _Outcome(NamedTuple):
         """Return it as the answer that it is for most requests."""
         if self.error == "NoNodeError":
             return Answer(Result.MISSING)
-        if self.error in _LOST:
+        if self.error in LOST_ERRORS:
             return Answer(Result.UNKNOWN)
         if self.error:
             return Answer(Result.REFUSED, why=self.words)
@@ -184,9 +180,7 @@ class Session:
         """End the session, and all of the client's threads. Blocks; nothing comes any more."""
         with self._sending:
             self._is_over = True
-        with suppress(Exception):  # Whatever it is, nobody needs this client any more.
-            self._client.stop()
-            self._client.close()
+        close_client(self._client)
 
     # --- In threads of kazoo's ---
 
@@ -225,6 +219,7 @@ class Session:
     # --- What each request takes ---
 
     def _do(self, request: Asked) -> _Whole:
+        client = self._client
         match request:
             case FetchOffsets() | PrepareOffsets() | CommitOffsets():
                 return (yield from self._do_offsets(request))
@@ -236,13 +231,15 @@ class Session:
             case Release(tp):
                 answer = yield from self._delete(owner_path(self._group, tp))
             case ListMembers():
-                answer = yield from self._list(ids_path(self._group))
+                path = ids_path(self._group)
+                answer = yield from self._watched(client.get_children_async, path, Result.DONE)
             case ListTopics():
-                answer = yield from self._list(TOPICS)
+                answer = yield from self._watched(client.get_children_async, TOPICS, Result.DONE)
             case ReadMember(name):
-                answer = (yield self._client.get_async(ids_path(self._group, name))).answer()
+                answer = (yield client.get_async(ids_path(self._group, name))).answer()
             case ReadTopic(name):
-                answer = yield from self._read_watched(topic_path(name))
+                path = topic_path(name)
+                answer = yield from self._watched(client.get_async, path, Result.MISSING)
         return Answered(request, answer)
 
     def _do_offsets(self, request: OffsetsRequest) -> _Offsets:
@@ -311,25 +308,17 @@ class Session:
         gone = yield self._client.delete_async(path)
         return Answer(Result.DONE) if gone.error == "NoNodeError" else gone.answer()
 
-    def _list(self, path: str) -> _Doing:
+    def _watched(self, read: Callable[..., Any], path: str, if_missing: Result) -> _Doing:
+        """Read something of a node, and leave a watch on it, also if it isn't there."""
         while True:
-            found = yield self._client.get_children_async(path, self._watch)
+            found = yield read(path, self._watch)
             if found.error != "NoNodeError":
                 return found.answer()
             there = yield self._client.exists_async(path, self._watch)
             if there.error:
                 return there.answer()
             if there.value is None:
-                return Answer(Result.DONE)
-
-    def _read_watched(self, path: str) -> _Doing:
-        while True:
-            found = yield self._client.get_async(path, self._watch)
-            if found.error != "NoNodeError":
-                return found.answer()
-            there = yield self._client.exists_async(path, self._watch)
-            if there.error or there.value is None:
-                return there.answer() if there.error else Answer(Result.MISSING)
+                return Answer(if_missing)
 
     def _fetch(self, request: OffsetsRequest, partitions: tuple[TopicPartition, ...]) -> _Offsets:
         waiting = [self._client.get_async(offsets_path(self._group, *tp)) for tp in partitions]

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from client.security import properties_of
+
 PREFIX: Final = "zookeeper."
 _PORT: Final = 2181
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,\[\]]+)(?::([0-9]{1,5}))?")
@@ -64,8 +66,7 @@ class ZooKeeper:
         Raises:
             ValueError: A property is unknown, impossible or missing.
         """
-        if unknown := sorted(set(given) - set(_FIELDS)):
-            raise ValueError(f"there is no property {unknown[0]!r}; there are {', '.join(NAMES)}")
+        given = properties_of(given, NAMES)
         if "zookeeper.connect" not in given:
             raise ValueError("zookeeper.connect is missing: HOST:PORT,…, and the chroot behind it")
         values: dict[str, object] = {}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from client.security import read_properties
+from client.security import properties_of
 from client.zookeeper.settings import NAMES as ZOOKEEPER_NAMES, PREFIX, ZooKeeper, read_flag
 
 COORDINATOR: Final = "coordinator"
@@ -65,10 +65,7 @@ class OffsetStorage:
             return given
         if given is None:
             return cls()
-        if isinstance(given, str | os.PathLike):
-            given = read_properties(given)
-        if unknown := sorted(set(given) - set(NAMES)):
-            raise ValueError(f"there is no property {unknown[0]!r}; there are {', '.join(NAMES)}")
+        given = properties_of(given, NAMES)
         ensemble = {name: value for name, value in given.items() if name in ZOOKEEPER_NAMES}
         return cls(
             storage=str(given.get(STORAGE_NAME, COORDINATOR)).strip().lower(),

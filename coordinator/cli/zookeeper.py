@@ -299,8 +299,9 @@ class _Reader:
         replies = self._answered(self._ensemble.read, [offsets_path(*where) for where in nodes])
         for where, reply in zip(nodes, replies, strict=True):
             self._take(where, reply)
-        for group in self._wanted.group_ids:
-            if group in groups and not any(group == where[0] for where in nodes):
+        have_any = {where[0] for where in nodes}
+        for group in groups if self._wanted.group_ids else ():
+            if group not in have_any:
                 self._note((group,), "it has no offsets in ZooKeeper (of these topics)")
 
     def _below(self, places: Sequence[_Names]) -> Iterator[tuple[_Names, list[str]]]:

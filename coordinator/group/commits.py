@@ -73,6 +73,7 @@ def commit(
         outcome.replies.append((token, _NO_TOPICS, _OK, True, None))
         return outcome
     group = core.groups.get(group_id)
+    # `core.share` written out: every commit comes here.
     share = core.totals.share(caller.principal) if group is None else group.share
     member, error = committer(core, group, share, request)
     if error:

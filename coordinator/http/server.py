@@ -27,7 +27,7 @@ from coordinator.runtime.environment import Environment
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.telemetry import count
 from coordinator.server.server import accept_for_ever, sweep_for_ever
-from coordinator.server.session import ADDRESS_PART
+from coordinator.server.session import ADDRESS_PART, most_of_address
 from coordinator.server.transport import Listener, Transport
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class HttpSessions:
         if len(self._all) >= self._max_connections:
             self._turn_away(transport, "http.max.connections")
             return
-        if self._connections_of[transport.peer] >= _most_of_address(self._max_connections):
+        if self._connections_of[transport.peer] >= most_of_address(self._max_connections):
             self._turn_away(transport, "its address has three quarters of http.max.connections")
             return
         session = HttpSession(self, transport, self.now().mono_ms)
@@ -298,7 +298,7 @@ class HttpSessions:
         most = self.settings.http_max_event_streams
         peer = session.transport.peer
         of_address = sum([other.transport.peer == peer for other in self.streams])
-        return len(self.streams) >= most or of_address >= _most_of_address(most)
+        return len(self.streams) >= most or of_address >= most_of_address(most)
 
     def _failed(self, session: HttpSession, route: Route, exc: Exception) -> None:
         """Log a bug with a number of its own, which is all that the peer is told."""
@@ -369,11 +369,6 @@ class _Lines:
 
 
 _Asked = tuple[Route, HttpRequest, FindOut | None]
-
-
-def _most_of_address(most: int) -> int:
-    """Return how many of these one address may have."""
-    return -(-3 * most // 4)
 
 
 class _PacedListener:

@@ -872,6 +872,11 @@ CONNECTION_PART: Final = 4
 ADDRESS_PART: Final = 2
 
 
+def most_of_address(most: int) -> int:
+    """Return how many of *most* connections, or of what only those have, one address may have."""
+    return -(-3 * most // 4)
+
+
 class Held:
     """What the connections of one address hold.
 
@@ -1057,7 +1062,7 @@ class Sessions:
     @property
     def _max_connections_per_ip(self) -> int:
         """How many connections one address may have: never all of them, but for a few."""
-        return min(self.settings.max_connections_per_ip, -(-3 * self.max_connections // 4))
+        return min(self.settings.max_connections_per_ip, most_of_address(self.max_connections))
 
     def round_now(self) -> Now:
         """Return the time, the same for all sessions of a round."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from client.exceptions import FatalError
-from client.security import PREFIXES as SECURITY_PREFIXES, REFERENCE, Security
+from client.security import PREFIXES as SECURITY_PREFIXES, Security, without_literals
 from client.spark.options import (
     LOG_PREFIXES,
     OptionError,
@@ -339,12 +339,6 @@ def _offset_storage(values: Mapping[str, str]) -> OffsetStorage:
     stands beside the offset, where a znode has no room.
     """
     given = {name: value for name, value in values.items() if name.startswith(STORAGE_PREFIXES)}
-    password = given.get("zookeeper.sasl.password", "")
-    if password and not REFERENCE.fullmatch(password):
-        raise OptionError(
-            "option 'zookeeper.sasl.password' must say where the secret is, as {file:/path} or "
-            "{env:NAME}: Spark shows options"
-        )
     if given.get(STORAGE_NAME, COORDINATOR).strip().lower() == ZOOKEEPER:
         raise OptionError(
             f"option '{STORAGE_NAME}' is 'zookeeper': a query keeps beside each offset what its "
@@ -352,6 +346,7 @@ def _offset_storage(values: Mapping[str, str]) -> OffsetStorage:
             "offsets are in ZooKeeper, too"
         )
     try:
+        without_literals(given)
         storage = OffsetStorage.of(given)
     except ValueError as error:
         raise OptionError(f"options of offsets in ZooKeeper: {error}") from None
