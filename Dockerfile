@@ -4,15 +4,16 @@
 FROM python:3.11-slim AS build
 WORKDIR /src
 COPY requirements-build.lock requirements-server.lock ./
+# What has no wheel is built with the pinned tools, whatever pip would take.
 RUN python -m venv /build-env
 RUN /build-env/bin/pip install --no-cache-dir --require-hashes -r requirements-build.lock
-RUN python -m venv /opt/group-coordinator
-RUN /opt/group-coordinator/bin/pip install --no-cache-dir --require-hashes -r requirements-server.lock
+RUN /build-env/bin/pip wheel --no-cache-dir --use-pep517 --no-build-isolation --require-hashes --wheel-dir /wheels -r requirements-server.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY coordinator coordinator
 COPY client client
 RUN /build-env/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+RUN python -m venv /opt/group-coordinator
 RUN /opt/group-coordinator/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl
 
 FROM python:3.11-slim

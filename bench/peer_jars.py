@@ -29,6 +29,8 @@ ROOTS: Final[Mapping[str, Sequence[str]]] = {
         "io.dropwizard.metrics:metrics-core:4.1.12.1",
         "org.xerial.snappy:snappy-java:1.1.10.5",
     ),
+    # The last one whose consumers only knew ZooKeeper, for tests beside them.
+    "kafka-0.8": ("org.apache.kafka:kafka_2.11:0.8.2.2",),
 }
 
 # For ``spark.jars``. They are named one by one: what they declare can't be resolved, as Spark's

@@ -27,6 +27,7 @@ from protocol.messages import ScannedOffset
 
 A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 _JOIN: Final = inspect.signature(api.Client.join)
@@ -113,7 +114,7 @@ _callback: ContextVar["_Callback | None"] = ContextVar("_callback", default=None
 class _Callback:
     """A caller's function that runs in the event loop, while the client's thread waits."""
 
-    def __init__(self, function: Callable[[], object], ways: "_Bridge") -> None:
+    def __init__(self, function: Callable[[], object], ways: "Bridge[Any]") -> None:
         self.is_over = False
         self._function = function
         self._ways = ways
@@ -161,10 +162,10 @@ class _Callback:
             self._ways.there.put(self._end.set)
 
 
-class _Bridge:
+class Bridge(Generic[T]):
     """The event loop, the client's thread, and the ways between them."""
 
-    def __init__(self, connecting: Connecting) -> None:
+    def __init__(self, connecting: Connecting[T]) -> None:
         self._loop = _running_loop()
         self._opened = self._loop.create_future()
         self._ended = self._loop.create_future()
@@ -178,13 +179,13 @@ class _Bridge:
             ended=lambda failure: self.back.put(partial(self._end, failure)),
         )
 
-    async def open(self) -> api.Client:
+    async def open(self) -> T:
         """Connect; return the client."""
         self._thread.start()
         await self._opened
         return self._thread.client
 
-    async def run(self, work: Callable[[], Awaitable[T]], *, is_cancelled: bool = False) -> T:
+    async def run(self, work: Callable[[], Awaitable[R]], *, is_cancelled: bool = False) -> R:
         """Do *work* in the client's thread, cancelled from the beginning if the caller is.
 
         Raises:
@@ -194,7 +195,7 @@ class _Bridge:
             raise _closed()
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("a client of client.aio belongs to the event loop it was made in")
-        end: asyncio.Future[T] = self._loop.create_future()
+        end: asyncio.Future[R] = self._loop.create_future()
         call = _Call(work, self.back, end)
         if is_cancelled:
             call.cancel()
@@ -279,22 +280,22 @@ def _closed() -> ClientClosed:
     return ClientClosed("the client is closed")
 
 
-class _Aio(Facade[A_co]):
+class Aio(Facade[A_co]):
     """Something of the client's thread, for tasks of the event loop."""
 
-    def __init__(self, bridge: _Bridge, inner: A_co) -> None:
+    def __init__(self, bridge: Bridge[Any], inner: A_co) -> None:
         """Use `connect`, `Client.join` or `Client.scan_offset_columns` instead."""
         self._bridge = bridge
         self._inner = inner
 
 
-def _aio(
+def awaited(
     method: Callable[Concatenate[A_co, P], Awaitable[T]],
-) -> Callable[Concatenate[_Aio[A_co], P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[Aio[A_co], P], Coroutine[Any, Any, T]]:
     """Return *method* for tasks of the event loop."""
 
     @wraps(method)
-    async def call(self: _Aio[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call(self: Aio[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
         bridge, inner = self._bridge, self._inner
         return await bridge.run(partial(method, inner, *args, **kwargs))
 
@@ -309,7 +310,7 @@ def _connecting(
     @wraps(connect)
     @asynccontextmanager
     async def connecting(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator["Client"]:
-        bridge = _Bridge(partial(connect, *args, **kwargs))
+        bridge = Bridge(partial(connect, *args, **kwargs))
         try:
             yield Client(bridge, await bridge.open())
         finally:
@@ -335,45 +336,45 @@ def _joining(
     return joining
 
 
-class Client(ClientFacade, _Aio[api.Client]):
+class Client(ClientFacade, Aio[api.Client]):
     """A `client.Client` for asyncio programs; made by `connect`."""
 
     join = _joining(api.Client.join)
 
-    commit = _aio(api.Client.commit)
-    fetch_offsets = _aio(api.Client.fetch_offsets)
+    commit = awaited(api.Client.commit)
+    fetch_offsets = awaited(api.Client.fetch_offsets)
 
-    describe_groups = _aio(api.Client.describe_groups)
-    list_groups = _aio(api.Client.list_groups)
-    summarize_groups = _aio(api.Client.summarize_groups)
-    delete_groups = _aio(api.Client.delete_groups)
-    drain_member = _aio(api.Client.drain_member)
-    remove_static_members = _aio(api.Client.remove_static_members)
-    remove_members = _aio(api.Client.remove_members)
-    rebalances = _aio(api.Client.rebalances)
+    describe_groups = awaited(api.Client.describe_groups)
+    list_groups = awaited(api.Client.list_groups)
+    summarize_groups = awaited(api.Client.summarize_groups)
+    delete_groups = awaited(api.Client.delete_groups)
+    drain_member = awaited(api.Client.drain_member)
+    remove_static_members = awaited(api.Client.remove_static_members)
+    remove_members = awaited(api.Client.remove_members)
+    rebalances = awaited(api.Client.rebalances)
 
-    lag = _aio(api.Client.lag)
-    alter_offsets = _aio(api.Client.alter_offsets)
-    delete_offsets = _aio(api.Client.delete_offsets)
-    set_offsets_retention = _aio(api.Client.set_offsets_retention)
-    offsets_partition = _aio(api.Client.offsets_partition)
-    offsets_partitions = _aio(api.Client.offsets_partitions)
-    offsets_log_ends = _aio(api.Client.offsets_log_ends)
-    offset_changes = _aio(api.Client.offset_changes)
+    lag = awaited(api.Client.lag)
+    alter_offsets = awaited(api.Client.alter_offsets)
+    delete_offsets = awaited(api.Client.delete_offsets)
+    set_offsets_retention = awaited(api.Client.set_offsets_retention)
+    offsets_partition = awaited(api.Client.offsets_partition)
+    offsets_partitions = awaited(api.Client.offsets_partitions)
+    offsets_log_ends = awaited(api.Client.offsets_log_ends)
+    offset_changes = awaited(api.Client.offset_changes)
 
-    register_topics = _aio(api.Client.register_topics)
-    delete_topics = _aio(api.Client.delete_topics)
-    describe_topics = _aio(api.Client.describe_topics)
-    report_end_offsets = _aio(api.Client.report_end_offsets)
+    register_topics = awaited(api.Client.register_topics)
+    delete_topics = awaited(api.Client.delete_topics)
+    describe_topics = awaited(api.Client.describe_topics)
+    report_end_offsets = awaited(api.Client.report_end_offsets)
 
-    describe_acls = _aio(api.Client.describe_acls)
-    create_acls = _aio(api.Client.create_acls)
-    delete_acls = _aio(api.Client.delete_acls)
-    describe_users = _aio(api.Client.describe_users)
-    set_password = _aio(api.Client.set_password)
-    remove_password = _aio(api.Client.remove_password)
-    describe_quotas = _aio(api.Client.describe_quotas)
-    alter_quotas = _aio(api.Client.alter_quotas)
+    describe_acls = awaited(api.Client.describe_acls)
+    create_acls = awaited(api.Client.create_acls)
+    delete_acls = awaited(api.Client.delete_acls)
+    describe_users = awaited(api.Client.describe_users)
+    set_password = awaited(api.Client.set_password)
+    remove_password = awaited(api.Client.remove_password)
+    describe_quotas = awaited(api.Client.describe_quotas)
+    alter_quotas = awaited(api.Client.alter_quotas)
 
     def scan_offset_columns(
         self,
@@ -397,7 +398,7 @@ class Client(ClientFacade, _Aio[api.Client]):
         return OffsetWatch(self._bridge, watch)
 
 
-class ColumnScan(_Aio[TrioColumnScan]):
+class ColumnScan(Aio[TrioColumnScan]):
     """A `client.operators.ColumnScan` for asyncio programs: for ``async for``, once."""
 
     @property
@@ -405,7 +406,7 @@ class ColumnScan(_Aio[TrioColumnScan]):
         """See `client.operators.ColumnScan`."""
         return self._inner.position
 
-    page = _aio(TrioColumnScan.page)
+    page = awaited(TrioColumnScan.page)
 
     async def __aiter__(self) -> AsyncIterator[ScannedOffset]:
         while page := await self.page():
@@ -413,18 +414,18 @@ class ColumnScan(_Aio[TrioColumnScan]):
                 yield offset
 
 
-class OffsetWatch(_Aio[TrioOffsetWatch], Paged):
+class OffsetWatch(Aio[TrioOffsetWatch], Paged):
     """A `client.offset_watch.OffsetWatch` for asyncio programs: for ``async for``."""
 
-    def __init__(self, bridge: _Bridge, inner: TrioOffsetWatch) -> None:
+    def __init__(self, bridge: Bridge[Any], inner: TrioOffsetWatch) -> None:
         """Use `Client.watch_offsets` instead."""
-        _Aio.__init__(self, bridge, inner)
+        Aio.__init__(self, bridge, inner)
         Paged.__init__(self)
 
-    page = _aio(TrioOffsetWatch.page)
+    page = awaited(TrioOffsetWatch.page)
 
 
-class Member(MemberFacade, _Aio[TrioMember]):
+class Member(MemberFacade, Aio[TrioMember]):
     """A `client.Member` for asyncio programs; made by `Client.join`, for ``async with``."""
 
     async def __aenter__(self) -> Self:
@@ -443,12 +444,12 @@ class Member(MemberFacade, _Aio[TrioMember]):
             raise RuntimeError("a callback of a member can't call assignment()")
         return await self._bridge.run(self._inner.assignment)
 
-    wait_rebalance_needed = _aio(TrioMember.wait_rebalance_needed)
-    request_rejoin = _aio(TrioMember.request_rejoin)
-    commit = _aio(TrioMember.commit)
-    fetch = _aio(TrioMember.fetch)
-    lag = _aio(TrioMember.lag)
-    leave = _aio(TrioMember.leave)
+    wait_rebalance_needed = awaited(TrioMember.wait_rebalance_needed)
+    request_rejoin = awaited(TrioMember.request_rejoin)
+    commit = awaited(TrioMember.commit)
+    fetch = awaited(TrioMember.fetch)
+    lag = awaited(TrioMember.lag)
+    leave = awaited(TrioMember.leave)
 
 
 connect = _connecting(api.connect)

@@ -15,6 +15,8 @@ from client.offsets import OffsetAndMetadata, OffsetCalls, Offsets, commit_reque
 from client.operators import OperatorCalls
 from client.router import OpenStream, Router
 from client.security import Given, Security
+from client.zookeeper.offset_calls import offset_calls
+from client.zookeeper.storage import Given as StorageGiven, OffsetStorage
 from protocol.fields import TOPIC_BYTES_MAX
 from protocol.group_ids import NAME_BYTES_MAX, name_error
 from protocol.partition import NO_GENERATION, TopicPartition
@@ -34,6 +36,7 @@ async def connect(
     retry: RetrySettings | None = None,
     rng: random.Random | None = None,
     security: Given = None,
+    offset_storage: StorageGiven = None,
     open_stream: OpenStream = trio.open_tcp_stream,
 ) -> AsyncIterator["Client"]:
     """Connect to a coordinator; use as ``async with``. Leaving the block leaves all groups.
@@ -49,6 +52,9 @@ async def connect(
         security: How to be sure whom one talks to, and to say who one is: properties by Kafka's
             names (``security.protocol``, ``sasl.*``, ``ssl.*``), or a file of them. None is a
             connection without either.
+        offset_storage: Where committed offsets are, for who moves away from ZooKeeper: properties
+            by Kafka's names (``offsets.storage``, ``dual.commit.enabled``, ``zookeeper.*``), or a
+            file of them. None is the coordinator.
         open_stream: Makes a connection to (host, port); `trio.open_tcp_stream` by default.
 
     Raises:
@@ -63,6 +69,7 @@ async def connect(
         client_id, request_timeout_ms=request_timeout_ms, leave_timeout_ms=leave_timeout_ms
     )
     secured = Security.of(security)
+    storage = OffsetStorage.of(offset_storage)
     _check_trio()
     failure: BaseException | None = None
     async with trio.open_nursery() as outer:
@@ -77,7 +84,7 @@ async def connect(
             retry=retry or RetrySettings(),
             request_timeout_ms=request_timeout_ms,
         )
-        client = Client(background, router, leave_timeout_ms)
+        client = Client(background, router, offset_calls(router, storage), leave_timeout_ms)
         try:
             try:
                 await router.start()
@@ -148,11 +155,17 @@ async def _open_background(outer: trio.Nursery) -> trio.Nursery:
 class Client(OperatorCalls):
     """A connection to the coordinators of groups. Methods may be called from several tasks."""
 
-    def __init__(self, nursery: trio.Nursery, router: Router, leave_timeout_ms: int) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        router: Router,
+        offset_calls: OffsetCalls,
+        leave_timeout_ms: int,
+    ) -> None:
         super().__init__(router)
         self._nursery = nursery
         self._leave_timeout_ms = leave_timeout_ms
-        self._offset_calls = OffsetCalls(router)
+        self._offset_calls = offset_calls
         self._members: list[Member] = []
 
     @property
@@ -298,6 +311,8 @@ class Client(OperatorCalls):
                 async with trio.open_nursery() as nursery:
                     for member in self._members:
                         nursery.start_soon(member.leave)
+                with trio.move_on_after(self._leave_timeout_ms / 1000):
+                    await self._offset_calls.close()
         finally:
             self._router.close()
 

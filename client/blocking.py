@@ -34,6 +34,7 @@ from protocol.partition import TopicPartition
 
 A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 BlockingPartitions = Mapping[str, int] | Callable[[str], Iterable[int]]
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 _this_thread = threading.local()
 
 
-class _Blocking(Facade[A_co]):
+class Blocking(Facade[A_co]):
     """Something async, which lives in the client's thread, for callers in other threads."""
 
     def run(self, call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
@@ -51,23 +52,23 @@ class _Blocking(Facade[A_co]):
         raise NotImplementedError
 
 
-def _blocking(
+def blocking(
     method: Callable[Concatenate[A_co, P], Awaitable[T]],
-) -> Callable[Concatenate[_Blocking[A_co], P], T]:
+) -> Callable[Concatenate[Blocking[A_co], P], T]:
     """Return *method* without ``await``."""
 
     @wraps(method)
-    def call(self: _Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.run(partial(method, self._inner, *args, **kwargs))
 
     return call
 
 
-class BlockingClient(ClientFacade, _Blocking[Client]):
-    """A `client.api.Client` in a thread of its own; use `connect_blocking` as ``with``."""
+class InThread(Blocking[R]):
+    """Something async in a thread of its own, from ``with`` until the end of the block."""
 
-    def __init__(self, connecting: Connecting) -> None:
-        """Take what makes the async client's context manager."""
+    def __init__(self, connecting: Connecting[R]) -> None:
+        """Take what makes its context manager."""
         self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._thread = ClientThread(
             connecting, opened=lambda: self._ready.put(None), ended=self._ready.put
@@ -93,6 +94,42 @@ class BlockingClient(ClientFacade, _Blocking[Client]):
         """Leave all groups (each within the leave timeout) and end the thread."""
         self._thread.stop()
         self._thread.join()
+
+    def run(self, call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
+        """Run *call* in the client's thread and return what it returns.
+
+        Raises:
+            TimeoutError: It took longer than *timeout_s*; it was cancelled.
+            ClientClosed: The client was closed before or meanwhile.
+        """
+        try:
+            return trio.from_thread.run(
+                _with_timeout, call, timeout_s, trio_token=self._thread.token
+            )
+        except (trio.RunFinishedError, trio.Cancelled):
+            raise ClientClosed("the client is closed") from None
+        except trio.TooSlowError:
+            raise TimeoutError(f"not done within {timeout_s} s") from None
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked from the one that the client is in."""
+        return self._thread.is_forked
+
+    def run_sync(self, call: Callable[[], T]) -> T:
+        """Run *call*, which doesn't wait for anything, in the client's thread.
+
+        Raises:
+            ClientClosed: The client was closed before.
+        """
+        try:
+            return trio.from_thread.run_sync(call, trio_token=self._thread.token)
+        except trio.RunFinishedError:
+            raise ClientClosed("the client is closed") from None
+
+
+class BlockingClient(ClientFacade, InThread[Client]):
+    """A `client.api.Client` in a thread of its own; use `connect_blocking` as ``with``."""
 
     @contextmanager
     def join(
@@ -144,40 +181,40 @@ class BlockingClient(ClientFacade, _Blocking[Client]):
         finally:
             blocking.leave()
 
-    commit = _blocking(Client.commit)
-    fetch_offsets = _blocking(Client.fetch_offsets)
+    commit = blocking(Client.commit)
+    fetch_offsets = blocking(Client.fetch_offsets)
 
-    describe_groups = _blocking(Client.describe_groups)
-    list_groups = _blocking(Client.list_groups)
-    summarize_groups = _blocking(Client.summarize_groups)
-    delete_groups = _blocking(Client.delete_groups)
-    drain_member = _blocking(Client.drain_member)
-    remove_static_members = _blocking(Client.remove_static_members)
-    remove_members = _blocking(Client.remove_members)
-    rebalances = _blocking(Client.rebalances)
+    describe_groups = blocking(Client.describe_groups)
+    list_groups = blocking(Client.list_groups)
+    summarize_groups = blocking(Client.summarize_groups)
+    delete_groups = blocking(Client.delete_groups)
+    drain_member = blocking(Client.drain_member)
+    remove_static_members = blocking(Client.remove_static_members)
+    remove_members = blocking(Client.remove_members)
+    rebalances = blocking(Client.rebalances)
 
-    lag = _blocking(Client.lag)
-    alter_offsets = _blocking(Client.alter_offsets)
-    delete_offsets = _blocking(Client.delete_offsets)
-    set_offsets_retention = _blocking(Client.set_offsets_retention)
-    offsets_partition = _blocking(Client.offsets_partition)
-    offsets_partitions = _blocking(Client.offsets_partitions)
-    offsets_log_ends = _blocking(Client.offsets_log_ends)
-    offset_changes = _blocking(Client.offset_changes)
+    lag = blocking(Client.lag)
+    alter_offsets = blocking(Client.alter_offsets)
+    delete_offsets = blocking(Client.delete_offsets)
+    set_offsets_retention = blocking(Client.set_offsets_retention)
+    offsets_partition = blocking(Client.offsets_partition)
+    offsets_partitions = blocking(Client.offsets_partitions)
+    offsets_log_ends = blocking(Client.offsets_log_ends)
+    offset_changes = blocking(Client.offset_changes)
 
-    register_topics = _blocking(Client.register_topics)
-    delete_topics = _blocking(Client.delete_topics)
-    describe_topics = _blocking(Client.describe_topics)
-    report_end_offsets = _blocking(Client.report_end_offsets)
+    register_topics = blocking(Client.register_topics)
+    delete_topics = blocking(Client.delete_topics)
+    describe_topics = blocking(Client.describe_topics)
+    report_end_offsets = blocking(Client.report_end_offsets)
 
-    describe_acls = _blocking(Client.describe_acls)
-    create_acls = _blocking(Client.create_acls)
-    delete_acls = _blocking(Client.delete_acls)
-    describe_users = _blocking(Client.describe_users)
-    set_password = _blocking(Client.set_password)
-    remove_password = _blocking(Client.remove_password)
-    describe_quotas = _blocking(Client.describe_quotas)
-    alter_quotas = _blocking(Client.alter_quotas)
+    describe_acls = blocking(Client.describe_acls)
+    create_acls = blocking(Client.create_acls)
+    delete_acls = blocking(Client.delete_acls)
+    describe_users = blocking(Client.describe_users)
+    set_password = blocking(Client.set_password)
+    remove_password = blocking(Client.remove_password)
+    describe_quotas = blocking(Client.describe_quotas)
+    alter_quotas = blocking(Client.alter_quotas)
 
     def scan_offset_columns(
         self,
@@ -200,27 +237,6 @@ class BlockingClient(ClientFacade, _Blocking[Client]):
         watch = self._inner.watch_offsets(groups, topics, from_beginning=from_beginning)
         return BlockingOffsetWatch(self, watch)
 
-    def run(self, call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
-        """Run *call* in the client's thread and return what it returns.
-
-        Raises:
-            TimeoutError: It took longer than *timeout_s*; it was cancelled.
-            ClientClosed: The client was closed before or meanwhile.
-        """
-        try:
-            return trio.from_thread.run(
-                _with_timeout, call, timeout_s, trio_token=self._thread.token
-            )
-        except (trio.RunFinishedError, trio.Cancelled):
-            raise ClientClosed("the client is closed") from None
-        except trio.TooSlowError:
-            raise TimeoutError(f"not done within {timeout_s} s") from None
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether this process was forked from the one that the client is in."""
-        return self._thread.is_forked
-
     @property
     def inner(self) -> Client:
         """The async client, for what runs in this client's thread: `run` and `start_soon`."""
@@ -233,17 +249,6 @@ class BlockingClient(ClientFacade, _Blocking[Client]):
             ClientClosed: The client was closed before.
         """
         self.run_sync(partial(self._inner.start_soon, work))
-
-    def run_sync(self, call: Callable[[], T]) -> T:
-        """Run *call*, which doesn't wait for anything, in the client's thread.
-
-        Raises:
-            ClientClosed: The client was closed before.
-        """
-        try:
-            return trio.from_thread.run_sync(call, trio_token=self._thread.token)
-        except trio.RunFinishedError:
-            raise ClientClosed("the client is closed") from None
 
 
 class BlockingColumnScan:
@@ -294,7 +299,7 @@ class BlockingOffsetWatch:
         return self._rest.popleft()
 
 
-class BlockingMember(MemberFacade, _Blocking[Member]):
+class BlockingMember(MemberFacade, Blocking[Member]):
     """A `client.member.Member` for ordinary threads; made by `BlockingClient.join`."""
 
     def __init__(self, client: BlockingClient, member: Member) -> None:
@@ -335,10 +340,10 @@ class BlockingMember(MemberFacade, _Blocking[Member]):
         """
         self.run(self._inner.wait_rebalance_needed, timeout_s)
 
-    commit = _blocking(Member.commit)
-    fetch = _blocking(Member.fetch)
-    lag = _blocking(Member.lag)
-    request_rejoin = _blocking(Member.request_rejoin)
+    commit = blocking(Member.commit)
+    fetch = blocking(Member.fetch)
+    lag = blocking(Member.lag)
+    request_rejoin = blocking(Member.request_rejoin)
 
     def leave(self, reason: str | None = None, *, remove: bool = False) -> bool:
         """See `client.member.Member.leave`."""

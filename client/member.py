@@ -42,6 +42,7 @@ from client.offsets import (
     OffsetAndMetadata,
     OffsetCalls,
     Offsets,
+    Owner,
     commit_request,
     with_metadata,
 )
@@ -342,7 +343,11 @@ class Member:
             CoordinatorUnavailable: Nobody could be reached in time.
             FatalError: Repeating it does not help.
         """
-        return await self._offset_calls.fetch(self.group_id, partitions, timeout_ms)
+        machine = self._machine
+        owner = Owner(
+            machine.generation, machine.member_id, machine.config.group_instance_id, machine.usable
+        )
+        return await self._offset_calls.fetch(self.group_id, partitions, timeout_ms, owner)
 
     async def lag(self) -> dict[TopicPartition, Lag]:
         """Return how far the group is behind, per partition; see `client.operators.group_lag`."""

@@ -44,6 +44,15 @@ class OffsetAndMetadata(NamedTuple):
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
 
+class Owner(NamedTuple):
+    """A member, and the partitions that it has."""
+
+    generation: int
+    member_id: str
+    group_instance_id: str | None
+    partitions: tuple[TopicPartition, ...]
+
+
 def with_metadata(value: int | OffsetAndMetadata) -> OffsetAndMetadata:
     """Return *value* with empty metadata if it has none."""
     return value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
@@ -120,18 +129,22 @@ class OffsetCalls:
     ) -> None:
         deadline_s = self._router.deadline_s(timeout_ms)
         async with self._order.turn(partitions, deadline_s):
-            reply = await self._router.call(
-                request,
-                group_id=request.group_id,
-                timeout_ms=(deadline_s - trio.current_time()) * 1000,
-                changes_state=True,
-            )
+            await self._store(request, deadline_s)
+
+    async def _store(self, request: OffsetCommitRequest, deadline_s: float) -> None:
+        """Send *request*, whose turn it is, until its outcome is known."""
+        reply = await self._router.call(
+            request,
+            group_id=request.group_id,
+            timeout_ms=left_ms(deadline_s),
+            changes_state=True,
+        )
         response = reply.response
         assert isinstance(response, OffsetCommitResponse)
         if response.error == ErrorCode.NONE:
             check_commit(request, response, after_doubt=reply.after_doubt)
             return
-        refusal = _refusal(request, response.error, response.message)
+        refusal = commit_refusal(request, response.error, response.message)
         if reply.after_doubt:
             # The refusal is about this attempt; an earlier one may well have been stored.
             raise OutcomeUnknown(
@@ -146,21 +159,45 @@ class OffsetCalls:
         group_id: str,
         partitions: Iterable[TopicPartition] | None,
         timeout_ms: int | None,
+        owner: Owner | None = None,
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return committed offsets; see `client.member.Member.fetch`."""
-        request = fetch_request(group_id, partitions)
-        if request.groups[0].topics == ():
+        """Return committed offsets; see `client.member.Member.fetch`. An owner asks for its own."""
+        wanted = None if partitions is None else list(partitions)
+        if wanted == []:
             return {}
+        return await self._fetch(group_id, wanted, self._router.deadline_s(timeout_ms), owner)
+
+    async def _fetch(
+        self,
+        group_id: str,
+        partitions: list[TopicPartition] | None,
+        deadline_s: float,
+        owner: Owner | None,
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the committed offsets of some partitions, or of all (None)."""
+        del owner  # There is nothing that it could put in order.
+        request = fetch_request(group_id, partitions)
         response = await self._router.ask(
-            request, OffsetFetchResponse, group_id, timeout_ms=timeout_ms
+            request, OffsetFetchResponse, group_id, timeout_ms=left_ms(deadline_s)
         )
         code = response.groups[0].error
         if code != ErrorCode.NONE:
             raise refusal(f"no offsets of group {group_id!r}: {code_text(code)}", code)
         return fetched(response)
 
+    async def close(self) -> None:
+        """Let go of what they need besides the router."""
 
-def _refusal(request: OffsetCommitRequest, code: int, message: str | None) -> CoordinatorError:
+
+def left_ms(deadline_s: float) -> float:
+    """Return how long it is until *deadline_s*, by trio's clock."""
+    return (deadline_s - trio.current_time()) * 1000
+
+
+def commit_refusal(
+    request: OffsetCommitRequest, code: int, message: str | None
+) -> CoordinatorError:
+    """Return what it means that the group refuses a commit with *code*."""
     text = f"the commit to group {request.group_id!r} was refused: {code_text(code, message)}"
     if request.member_id:
         match code:

@@ -20,7 +20,7 @@ tries again. A connection that only breaks is none of it.
 import os
 import re
 import ssl
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -56,7 +56,12 @@ _FIELDS: Final[Mapping[str, str]] = {
 }
 NAMES: Final = tuple(_FIELDS)
 PREFIXES: Final = ("security.", "sasl.", "ssl.")
-SECRETS: Final = ("sasl.password", "sasl.oauthbearer.token", "ssl.key.password")
+SECRETS: Final = (
+    "sasl.password",
+    "sasl.oauthbearer.token",
+    "ssl.key.password",
+    "zookeeper.sasl.password",
+)
 
 # Where a secret is, in place of it.
 REFERENCE: Final = re.compile(r"\{(env|file):([^{}]+)\}")
@@ -124,11 +129,7 @@ class Security:
             return given
         if given is None:
             return cls()
-        if isinstance(given, str | os.PathLike):
-            given = read_properties(given)
-        unknown = sorted(set(given) - set(_FIELDS))
-        if unknown:
-            raise ValueError(f"there is no property {unknown[0]!r}; there are {', '.join(NAMES)}")
+        given = properties_of(given, NAMES)
         values = {_FIELDS[name]: value for name, value in given.items()}
         for name, value in given.items():
             if not isinstance(value, str) and not (name.endswith(".token") and callable(value)):
@@ -287,6 +288,20 @@ def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:
         if not equals or name.strip() in found:
             raise ValueError(f"{os.fspath(path)}: line {number} is no NAME=VALUE, or there twice")
         found[name.strip()] = value.strip()
+    return found
+
+
+def properties_of(
+    given: Mapping[str, Any] | str | os.PathLike[str], names: Collection[str]
+) -> Mapping[str, Any]:
+    """Return properties, those in the file if *given* is a path. All are among *names*.
+
+    Raises:
+        ValueError: One isn't, or the file can't be read.
+    """
+    found = read_properties(given) if isinstance(given, str | os.PathLike) else given
+    if unknown := sorted(set(found) - set(names)):
+        raise ValueError(f"there is no property {unknown[0]!r}; there are {', '.join(names)}")
     return found
 
 

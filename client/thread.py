@@ -15,12 +15,14 @@ from client.member import Member
 from client.offsets import Offsets
 
 A_co = TypeVar("A_co", covariant=True)
+T = TypeVar("T")
 
-Connecting = Callable[[], AbstractAsyncContextManager[Client]]
+# Makes the context manager of what lives in the thread: a client, mostly.
+Connecting = Callable[[], AbstractAsyncContextManager[T]]
 THREAD_NAME: Final = "group-client"
 
 
-class ClientThread:
+class ClientThread(Generic[T]):
     """A daemon thread with a trio run, in which a client lives from `start` until `stop`.
 
     Attributes:
@@ -28,11 +30,11 @@ class ClientThread:
 
     """
 
-    client: Client
+    client: T
 
     def __init__(
         self,
-        connecting: Connecting,
+        connecting: Connecting[T],
         *,
         opened: Callable[[], object],
         ended: Callable[[BaseException | None], object],

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from coordinator.names import did_you_mean, quoted
+from protocol.acls import principal_problem
 from protocol.fields import REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX, SYNC_REQUEST_BYTES_MAX
 from protocol.partition import INT32_MAX
 
@@ -485,7 +486,7 @@ class Settings:
                 "or neither"
             )
         for principal in self.super_user_names():
-            if not principal.startswith("User:") or principal == "User:":
+            if principal_problem(principal) is not None:
                 raise ConfigError(
                     f"super.users: {quoted(principal)} is no principal such as User:alice; "
                     "semicolons part them"

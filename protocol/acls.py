@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
+# Who has not said who he is.
+ANONYMOUS: Final = "User:ANONYMOUS"
 # In a filter: any number.
 ANY: Final = 1
 

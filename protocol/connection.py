@@ -6,7 +6,7 @@ big-endian. Answers may come in any order; correlation ids join them with their 
 
 import struct
 from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar, final
+from typing import Any, ClassVar, Final, Generic, TypeVar, final
 
 from msgspec import Struct
 
@@ -188,6 +188,7 @@ class RequestEvent(Struct, frozen=True, gc=False):
 class BadRequest(Struct, frozen=True, gc=False):
     """A request that cannot be handled: answer with ``[error]``, then close if *close*."""
 
+    size_bytes: ClassVar[int] = 0  # Nothing is kept of it.
     correlation_id: int
     error: ErrorCode
     close: bool

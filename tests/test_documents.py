@@ -10,7 +10,7 @@ import pytest
 
 from tests.guide import ROOT, sections_of
 
-# Fewer letters of its own would match any line.
+# Fewer letters of its own would match any line, and one word all that begin with it.
 _LETTERS_MIN: Final = 8
 _PAGES: Final = ("README.md", "docs/operations.md", "docs/client.md")
 _TABLE: Final = re.compile(r"\S  +\S")
@@ -30,7 +30,8 @@ def templates() -> list[re.Pattern[str]]:
                     texts = re.sub(r"\{.*?\}", "\0\0", node.value).split("\0")
                 else:
                     continue
-                if sum(map(str.isalpha, "".join(texts))) >= _LETTERS_MIN:
+                words = "".join(texts)
+                if " " in words and sum(map(str.isalpha, words)) >= _LETTERS_MIN:
                     found.add("".join(re.escape(text) or ".+?" for text in texts))
     return [re.compile(rf"(.+: )?{pattern}( .+)?") for pattern in found]
 

@@ -134,7 +134,11 @@ LAYERS = {
     # Imported only where somebody is asked who he is: who asks nobody pays nothing for it.
     "coordinator.http.entry": Layer(
         ours=names(
-            "coordinator.group", "coordinator.http", "coordinator.security", "coordinator.server"
+            "protocol.acls",
+            "coordinator.group",
+            "coordinator.http",
+            "coordinator.security",
+            "coordinator.server",
         ),
         others=names("trio"),
     ),
@@ -162,18 +166,49 @@ LAYERS = {
         ours=names("protocol", "coordinator", "client.security", "client.exceptions"),
         others=names("click", "rich"),
     ),
-    "client": Layer(ours=names("protocol", "client.security"), others=names("trio", "msgspec")),
+    # An ensemble, as the client knows it.
+    "coordinator.cli.zookeeper": Layer(
+        ours=names(
+            "protocol", "coordinator", "client.exceptions", "client.security", "client.zookeeper"
+        ),
+        others=names("click", "re2"),
+    ),
+    "client": Layer(
+        ours=names("protocol", "client.security", "client.zookeeper"),
+        others=names("trio", "msgspec"),
+    ),
     # SCRAM is imported by who logs in by it.
     "client.security": Layer(ours=names("protocol", "client"), others=names("trio", "scramp")),
     # Its command line, and the Kafka client behind it, which are imported only when they are used.
     "client.kafka_groups": Layer(
         ours=names("protocol", "client"), others=names("click", "confluent_kafka")
     ),
+    "client.zookeeper": Layer(
+        ours=names(
+            "protocol",
+            "client",
+            "client.security",
+            "client.zookeeper.ensemble",
+            "client.zookeeper.membership",
+            "client.zookeeper.registrations",
+        ),
+        others=names("trio", "msgspec"),
+    ),
+    # The one importer of kazoo; it is imported late, and asked for by threads.
+    "client.zookeeper.ensemble": Layer(
+        ours=names("protocol", "client", "client.security", "client.zookeeper"),
+        others=names("kazoo"),
+    ),
+    # A member of a group of old consumers decides without it.
+    "client.zookeeper.registrations": Layer(ours=names("protocol"), banned=IMPURE),
+    "client.zookeeper.membership": Layer(
+        ours=names("protocol", "client.zookeeper.registrations"), banned=IMPURE
+    ),
     "client.metrics": Layer(
         ours=names("protocol", "client"), others=names("trio", "prometheus_client")
     ),
     "client.spark": Layer(
-        ours=names("protocol", "client"),
+        ours=names("protocol", "client", "client.zookeeper"),
         others=names(
             "msgspec",
             "pyspark",
@@ -343,6 +378,7 @@ def test_the_product_is_found() -> None:
         ("coordinator.cli.main", "import pyspark"),
         ("client.connection", "from coordinator.config import Config"),
         ("client.connection", "import pyarrow"),
+        ("client.zookeeper.offset_calls", "def f():\n    import kazoo.client"),
         ("client.connection", "from client.spark import register"),
         ("client.spark.source.data_source", "from coordinator import config"),
     ],

@@ -10,6 +10,7 @@ from tests.group.test_requests_by_state import ROWS
 from tests.planted.bugs import BUGS
 from tests.planted.runner import table
 from tests.protocol.invalid import INVALID_REQUESTS
+from tests.zookeeper.test_simulation import HISTORIES, HISTORIES_NIGHTLY
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
@@ -35,6 +36,7 @@ def _counts() -> list[tuple[str, int, int]]:
         ("requests in each state of a group, with the exact answer", len(ROWS), len(ROWS)),
         ("invalid requests, with the exact verdict", len(INVALID_REQUESTS), len(INVALID_REQUESTS)),
         ("kills of a real process under load", kills, _nightly("KILL_CYCLES_NIGHTLY")),
+        ("histories of consumers beside old ones", HISTORIES, HISTORIES_NIGHTLY),
         ("planted bugs", 0, len(BUGS)),
     ]
 

@@ -27,7 +27,17 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from functools import partial
+from itertools import islice
 from typing import Any, Final, Self, TypeVar
 
 import click
@@ -66,6 +76,9 @@ _ROWS_ASKED_ABOUT: Final = 100
 TOPICS_PER_PAGE: Final = 1_000
 # Of one request; with the longest names they stay below the largest request.
 PARTITIONS_PER_REQUEST: Final = 2_000
+# So much is sent before answers are read: any socket takes it, whether or not the other end reads.
+_BYTES_AT_ONCE: Final = 64 * 1024
+_GROUPS_AT_ONCE: Final = 32
 FOR_EVER: Final = -1
 _CONSUMER: Final = "consumer"
 
@@ -149,10 +162,24 @@ class Coordinator:
             InDoubt: It may have been applied.
             Unreachable: It can't be reached or doesn't answer in time.
         """
+        (answer,) = self.ask_all([request])
+        if isinstance(answer, AskFailed):
+            raise answer
+        return answer
+
+    def ask_all(self, requests: Sequence[Request]) -> list[Any]:
+        """Return the answers to *requests*, which don't wait for each other.
+
+        In the place of an answer there may be an `AskFailed`, or an `InDoubt`.
+
+        Raises:
+            Unreachable: It can't be reached or doesn't answer in time.
+        """
         try:
-            return _checked(self._exchange(request))
-        except LocalProtocolError as exc:
-            raise AskFailed(str(exc)) from exc
+            return [
+                answer if isinstance(answer, AskFailed) else _checked(answer)
+                for answer in self._exchange(requests)
+            ]
         except (OSError, ProtocolError) as exc:
             self._close()
             why = self._words(exc)
@@ -165,18 +192,39 @@ class Coordinator:
             return f"what is there is no coordinator ({exc})"
         return getattr(exc, "strerror", None) or str(exc)
 
-    def _exchange(self, request: Request) -> Response:
-        sock = self._socket
+    def _exchange(self, requests: Sequence[Request]) -> Iterator[Response | AskFailed]:
+        """Yield an answer for each request, in their order."""
         hello = b""
-        if sock is None:
+        if self._socket is None:
             self._protocol = ClientConnection()
-            if type(request) is not ApiVersionsRequest:
+            if [type(one) for one in requests] != [ApiVersionsRequest]:
                 _, hello = self._protocol.send(ApiVersionsRequest(PROGRAM, PROGRAM, ""))
-        wanted, frame = self._protocol.send(request)
-        if sock is None:
-            sock, hello = self._connected(hello)
-        sock.sendall(hello + frame)
-        return self._answer(sock, wanted)
+        sent: list[int | AskFailed] = []
+        data = b""
+        for number, request in enumerate(requests, 1):
+            try:
+                wanted, frame = self._protocol.send(request)
+            except LocalProtocolError as exc:
+                sent.append(AskFailed(str(exc)))
+            else:
+                sent.append(wanted)
+                data += frame
+            if len(data) >= _BYTES_AT_ONCE or number == len(requests):
+                yield from self._answered(hello, data, sent)
+                hello, data, sent = b"", b"", []
+
+    def _answered(
+        self, hello: bytes, data: bytes, sent: Sequence[int | AskFailed]
+    ) -> Iterator[Response | AskFailed]:
+        answers: Mapping[int, Response] = {}
+        if data:
+            sock = self._socket
+            if sock is None:
+                sock, hello = self._connected(hello)
+            sock.sendall(hello + data)
+            answers = self._answers(sock, [one for one in sent if isinstance(one, int)])
+        for one in sent:
+            yield answers[one] if isinstance(one, int) else one
 
     def _connected(self, hello: bytes) -> tuple[socket.socket, bytes]:
         """Return a connection, encrypted and logged in if need be; and *hello* if it is unsaid."""
@@ -210,7 +258,7 @@ class Coordinator:
             while True:
                 wanted, frame = self._protocol.send(request)
                 sock.sendall(frame)
-                request = steps.send(self._answer(sock, wanted))
+                request = steps.send(self._answers(sock, [wanted])[wanted])
         except StopIteration:
             return sock, b""
         except ssl.SSLError as exc:  # Before ValueError, which some of them are, too.
@@ -221,12 +269,15 @@ class Coordinator:
         except (AuthenticationFailed, ValueError, s.NotNow) as exc:
             raise AskFailed(str(exc)) from exc
 
-    def _answer(self, sock: socket.socket, wanted: int) -> Response:
-        while data := sock.recv(65536):
+    def _answers(self, sock: socket.socket, wanted: Collection[int]) -> dict[int, Response]:
+        """Return the answers by correlation id, once all are there that are wanted."""
+        found: dict[int, Response] = {}
+        while not found.keys() >= set(wanted):
+            if not (data := sock.recv(65536)):
+                raise ConnectionResetError("it closed the connection without an answer")
             for event in self._protocol.receive(data):
-                if event.correlation_id == wanted:
-                    return event.response
-        raise ConnectionResetError("it closed the connection without an answer")
+                found[event.correlation_id] = event.response
+        return found
 
     def _close(self) -> None:
         if self._socket is not None:
@@ -234,11 +285,11 @@ class Coordinator:
             self._socket = None
 
 
-def _checked(response: Response) -> Response:
+def _checked(response: Response) -> Response | AskFailed:
     error = getattr(response, "error", 0)
     if type(response) is BareError or error:
         text = describe_error(error, getattr(response, "message", None))
-        raise InDoubt(text, error) if error in _IN_DOUBT else AskFailed(text, error)
+        return InDoubt(text, error) if error in _IN_DOUBT else AskFailed(text, error)
     return response
 
 
@@ -571,6 +622,54 @@ def for_each(group_ids: Iterable[str], work: Callable[[str], None], what: str = 
     return failed
 
 
+# Yields requests, and is sent the answers; what was refused is raised in it.
+Talk = Generator[Request, Any, None]
+
+
+def talk_about_each(
+    coordinator: Coordinator,
+    group_ids: Iterable[str],
+    talk: Callable[[str], Talk],
+    what: str = "Looking",
+) -> bool:
+    """Do as `for_each` does, with many groups at a time: each has a talk of its own.
+
+    Raises:
+        Unreachable: Nobody answers any more; the talks that go on end there.
+    """
+    failed = False
+    going_on: dict[str, tuple[Talk, Request]] = {}
+
+    def go_on(group_id: str, one: Talk, step: Callable[[], Request]) -> None:
+        nonlocal failed
+        try:
+            going_on[group_id] = one, step()
+        except StopIteration:
+            return
+        except AskFailed as exc:
+            note(f"{group_id}: {exc}")
+            failed = True
+
+    left = tracked(list(group_ids), what)
+    while True:
+        for group_id in islice(left, _GROUPS_AT_ONCE - len(going_on)):
+            one = talk(group_id)
+            go_on(group_id, one, partial(next, one))
+        if not going_on:
+            return failed
+        asked = list(going_on.items())
+        going_on.clear()
+        try:
+            answers = coordinator.ask_all([request for _, (_, request) in asked])
+        except Unreachable as exc:
+            for _, (one, _) in asked:
+                one.close()
+            raise Unreachable(f"{asked[0][0]}: {exc}") from exc
+        for (group_id, (one, _)), answer in zip(asked, answers, strict=True):
+            is_refused = isinstance(answer, AskFailed)
+            go_on(group_id, one, partial(one.throw if is_refused else one.send, answer))
+
+
 def described(coordinator: Coordinator, group_id: str) -> m.DescribedGroup:
     """Return a group that is there.
 
@@ -657,7 +756,15 @@ def described_or_dead(coordinator: Coordinator, group_id: str) -> m.DescribedGro
     Raises:
         AskFailed: It can't be described.
     """
-    answer: m.DescribeGroupsResponse = coordinator.ask(m.DescribeGroupsRequest((group_id,)))
+    return or_dead(coordinator.ask(m.DescribeGroupsRequest((group_id,))))
+
+
+def or_dead(answer: m.DescribeGroupsResponse) -> m.DescribedGroup:
+    """Return the group that was asked for, one that isn't there as Dead with error 69.
+
+    Raises:
+        AskFailed: It can't be described.
+    """
     (found,) = answer.groups
     if found.error not in {ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND}:
         raise AskFailed(describe_error(found.error, found.message))

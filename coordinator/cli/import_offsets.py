@@ -1,5 +1,7 @@
 """``group-coordinator offsets import``: commit what stands in a file, also into active groups.
 
+`Import` is what importing is from anywhere, ``zookeeper import`` too.
+
 First all of the file is read and checked, then a plan is made of what is committed and who owns
 what (`Import.plan`), then it is shown, and done (`Import.execute`). The coordinator checks again
 what the plan was made of: that the offset is still the one that was shown, and that no member may
@@ -7,6 +9,7 @@ commit the partition, or that who may is removed in the same step.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import click
@@ -18,12 +21,12 @@ from coordinator.cli.common import (
     Change,
     Coordinator,
     InDoubt,
-    Unreachable,
+    Talk,
     as_topics,
     asks_to_change,
     describe_error,
-    described_or_dead,
-    for_each,
+    or_dead,
+    talk_about_each,
 )
 from coordinator.cli.grammar import Command
 from coordinator.cli.offset_files import FileOffset, read_offsets
@@ -35,7 +38,10 @@ from protocol.text import some_of
 
 UNCHANGED: Final = "unchanged"
 TO_IMPORT: Final = "to import"
+AHEAD: Final = "ahead"  # What is committed is larger.
 IMPORTED: Final = "imported"
+NOT_TRIED: Final = "not tried"
+UNKNOWN: Final = "unknown"
 HEAD: Final = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET", "STATUS")
 # Of one request; with as many names as it may have it stays below the largest request.
 METADATA_BYTES_PER_REQUEST: Final = 256 * 1024
@@ -104,32 +110,37 @@ def import_offsets(
     if before is not None:
         found = read_offsets(before, "--unless-changed-since", only)
         expected = {(row.group_id, row.where): row.offset for row in found}
-    terms = Terms(remove_owners, overwrite, reason, expected)
-    work = Import(coordinator, terms)
-    failed = for_each(by_group, lambda group_id: work.plan(group_id, by_group[group_id]))
-    work.tell_missing()
-    work.tell_owned()
-    planned = [one for found in work.plans.values() for one in found]
-    moving = [one for one in planned if one.is_moving]
-    failed |= any(not one.is_moving and one.status != UNCHANGED for one in planned)
-    groups = {one.row.group_id for one in moving}
-    question = f"Import {counted(len(moving), 'offset')} of {counted(len(groups), 'group')}?"
-    rows = [one.shown() for one in planned] if moving else []
-    change.confirm(question, HEAD, rows, failed=failed)
-    return work.execute(output) or failed
+    work = Import(coordinator, Terms(remove_owners, overwrite, reason, expected))
+    failed = work.plan(by_group)
+    change.confirm(work.question(), HEAD, work.to_confirm(), failed=failed)
+    try:
+        return work.execute() or failed
+    finally:
+        output.show(HEAD, work.rows(), failed=not work.plans)
 
 
 class Terms(NamedTuple):
-    """How a file is imported; ``expected`` is what must be committed, by an export."""
+    """How offsets are imported.
+
+    Attributes:
+        remove_owners: Also what members own; those are removed.
+        overwrite: Also over what was committed since it was looked at.
+        reason: Why, for the coordinator.
+        expected: What must be committed, by an export; None for whatever is.
+        is_forward: Only where it is larger than what is committed.
+
+    """
 
     remove_owners: bool
     overwrite: bool
     reason: str | None
-    expected: Mapping[Key, int] | None
+    expected: Mapping[Key, int] | None = None
+    is_forward: bool = False
 
 
-class Planned(NamedTuple):
-    """One line of the file, what is committed there (None: nothing), and what is to become of it.
+@dataclass(slots=True)
+class Planned:
+    """One line of the file, what is committed there (None: nothing), and what becomes of it.
 
     ``is_moving`` says that it is to be imported.
     """
@@ -152,55 +163,60 @@ class Import:
         self._coordinator = coordinator
         self._terms = terms
         self.plans: dict[str, list[Planned]] = {}
-        self._missing: list[str] = []
+        self._missing: set[str] = set()
         self._in_the_way: list[str] = []  # The owner's client id, for each partition left out.
 
-    def plan(self, group_id: str, rows: Sequence[FileOffset]) -> None:
-        """Plan for one group.
+    # --- Planning -----------------------------------------------------------------------------
 
-        Raises:
-            AskFailed: It can't be looked at, or the file has nothing of it.
-        """
+    def plan(self, by_group: Mapping[str, Sequence[FileOffset]]) -> bool:
+        """Plan for these groups, say what is in the way, and return whether anything is."""
+        failed = talk_about_each(
+            self._coordinator, by_group, lambda group_id: self._plan(group_id, by_group[group_id])
+        )
+        self.plans = {
+            group_id: self.plans[group_id] for group_id in by_group if group_id in self.plans
+        }
+        self._tell_missing([group_id for group_id in by_group if group_id in self._missing])
+        self._tell_owned()
+        ends = {UNCHANGED, AHEAD}
+        return failed or any(x.status not in ends for x in self._all() if not x.is_moving)
+
+    def _all(self) -> Iterator[Planned]:
+        for found in self.plans.values():
+            yield from found
+
+    def question(self) -> str:
+        """Return what a person is asked."""
+        moving = [one for one in self._all() if one.is_moving]
+        groups = {one.row.group_id for one in moving}
+        return f"Import {counted(len(moving), 'offset')} of {counted(len(groups), 'group')}?"
+
+    def to_confirm(self) -> list[tuple[object, ...]]:
+        """Return the plan as rows, none if there is nothing to do."""
+        return self.rows() if any(one.is_moving for one in self._all()) else []
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """Return as rows what is to become of each offset, or what has."""
+        return [one.shown() for one in self._all()]
+
+    def _plan(self, group_id: str, rows: Sequence[FileOffset]) -> Talk:
         if not rows:
             raise AskFailed("the file has nothing of this group")
-        group = described_or_dead(self._coordinator, group_id)
+        group = or_dead((yield m.DescribeGroupsRequest((group_id,))))
         if group.error:
-            self._missing.append(group_id)
-        owners = self._owners_of(group)
-        stored = self._stored(group_id, rows)
+            self._missing.add(group_id)
+        owners: dict[TopicPartition, str] = {}
+        if group.members:
+            lag: m.DescribeLagResponse = yield m.DescribeLagRequest(group_id)
+            owners = _owners(group, lag)
+        stored: dict[TopicPartition, m.PartitionOffset] = {}
+        for at in range(0, len(rows), PARTITIONS_PER_REQUEST):
+            topics = as_topics(row.where for row in rows[at : at + PARTITIONS_PER_REQUEST])
+            answer = yield m.OffsetFetchRequest((m.GroupFetch(group_id, topics),), False)
+            stored |= _stored(answer)
         self.plans[group_id] = [
             self._planned(row, stored.get(row.where), owners.get(row.where)) for row in rows
         ]
-
-    def _owners_of(self, group: m.DescribedGroup) -> dict[TopicPartition, str]:
-        """Return the client id of each partition's owner."""
-        if not group.members:
-            return {}
-        clients = {x.member_id: x.client_id for x in group.members}
-        answer: m.DescribeLagResponse = self._coordinator.ask(m.DescribeLagRequest(group.group_id))
-        return {
-            TopicPartition(topic.topic, one.partition): clients.get(one.member_id, one.member_id)
-            for topic in answer.topics
-            for one in topic.partitions
-            if one.member_id
-        }
-
-    def _stored(
-        self, group_id: str, rows: Sequence[FileOffset]
-    ) -> dict[TopicPartition, m.PartitionOffset]:
-        """Return what the group has committed of the partitions of *rows*."""
-        found: dict[TopicPartition, m.PartitionOffset] = {}
-        for at in range(0, len(rows), PARTITIONS_PER_REQUEST):
-            topics = as_topics(row.where for row in rows[at : at + PARTITIONS_PER_REQUEST])
-            request = m.OffsetFetchRequest((m.GroupFetch(group_id, topics),), False)
-            (answer,) = self._coordinator.ask(request).groups
-            if answer.error:
-                raise AskFailed(describe_error(answer.error), answer.error)
-            for topic in answer.topics:
-                for one in topic.partitions:
-                    if one.offset != NO_OFFSET:
-                        found[TopicPartition(topic.topic, one.partition)] = one
-        return found
 
     def _planned(
         self, row: FileOffset, stored: m.PartitionOffset | None, owner: str | None
@@ -208,6 +224,8 @@ class Import:
         committed = None if stored is None else stored.offset
         if stored is not None and _is_same(row, stored):
             return Planned(row, committed, UNCHANGED, is_moving=False)
+        if self._terms.is_forward and committed is not None and committed >= row.offset:
+            return Planned(row, committed, AHEAD, is_moving=False)
         expected = self._terms.expected
         if expected is not None:
             before = expected.get((row.group_id, row.where))
@@ -221,15 +239,15 @@ class Import:
         self._in_the_way.append(owner)
         return Planned(row, committed, f"owned by {owner}", is_moving=False)
 
-    def tell_missing(self) -> None:
+    def _tell_missing(self, missing: Sequence[str]) -> None:
         """Say which groups aren't there yet, if any."""
-        if len(self._missing) == 1:
-            note(f"Consumer group {quoted(self._missing[0])} does not exist; an import makes it.")
-        elif self._missing:
-            groups = some_of(map(quoted, self._missing), count=len(self._missing))
-            note(f"{len(self._missing)} groups do not exist; an import makes them: {groups}")
+        if len(missing) == 1:
+            note(f"Consumer group {quoted(missing[0])} does not exist; an import makes it.")
+        elif missing:
+            groups = some_of(map(quoted, missing), count=len(missing))
+            note(f"{len(missing)} groups do not exist; an import makes them: {groups}")
 
-    def tell_owned(self) -> None:
+    def _tell_owned(self) -> None:
         """Say which members are in the way, if any, and what helps."""
         if self._in_the_way:
             partitions = counted(len(self._in_the_way), "partition")
@@ -239,64 +257,52 @@ class Import:
                 "these, or say --remove-owners."
             )
 
-    def execute(self, output: Output) -> bool:
-        """Import what was planned, show what became of it, and return whether some failed."""
-        rows: list[tuple[object, ...]] = []
+    # --- Doing it -----------------------------------------------------------------------------
 
-        def one(group_id: str) -> None:
-            status: dict[TopicPartition, str] = {}
-            try:
-                self._alter(group_id, status)
-            finally:
-                for planned in self.plans[group_id]:
-                    said = status.get(planned.row.where, planned.status)
-                    if planned.is_moving and planned.row.where not in status:
-                        said = "not tried"
-                    rows.append(planned._replace(status=said).shown())
+    def execute(self) -> bool:
+        """Import what was planned, and return whether some failed; `rows` say what became of it."""
+        _mark([one for one in self._all() if one.is_moving], NOT_TRIED)
+        return talk_about_each(self._coordinator, self.plans, self._alter, "Importing")
 
-        try:
-            failed = for_each(self.plans, one, "Importing")
-        finally:
-            output.show(HEAD, rows, failed=not self.plans)
-        return failed
-
-    def _alter(self, group_id: str, status: dict[TopicPartition, str]) -> None:
-        """Import into one group, and note in *status* what became of each partition.
+    def _alter(self, group_id: str) -> Talk:
+        """Import into one group.
 
         Raises:
             AskFailed: Some of it failed.
         """
         removed: list[str] = []
-        for chunk in _chunks([one for one in self.plans[group_id] if one.is_moving]):
-            status |= dict.fromkeys([one.row.where for one in chunk], "unknown")
+        refused: list[str] = []
+        for chunk in _chunks(self.plans[group_id]):
+            _mark(chunk, UNKNOWN)  # Until there is an answer.
             try:
-                answer: m.AlterOffsetsResponse = self._coordinator.ask(
-                    self._request(group_id, chunk)
-                )
-            except (InDoubt, Unreachable):
+                answer: m.AlterOffsetsResponse = yield self._request(group_id, chunk)
+            except InDoubt:
                 raise
             except AskFailed:
-                status |= dict.fromkeys([one.row.where for one in chunk], "refused")
+                _mark(chunk, "refused")
                 raise
-            status |= {
-                TopicPartition(topic.topic, p.partition): (
-                    describe_error(p.error) if p.error else IMPORTED
-                )
+            errors = {
+                TopicPartition(topic.topic, p.partition): p.error
                 for topic in answer.topics
                 for p in topic.partitions
             }
+            for one in chunk:
+                error = errors[one.row.where]
+                one.status = describe_error(error) if error else IMPORTED
+                if error:
+                    refused.append(f"{one.row.where}: {one.status}")
             removed += answer.removed_members
         if removed:
             note(f"{group_id}: removed {some_of(removed)}")
-        refused = [f"{where}: {text}" for where, text in status.items() if text != IMPORTED]
         if refused:
             raise AskFailed(f"not imported: {some_of(refused)}")
 
     def _request(self, group_id: str, chunk: Iterable[Planned]) -> m.AlterOffsetsRequest:
         topics: dict[str, list[m.AlteredOffset]] = {}
-        for row, committed, _, _ in chunk:
+        for one in chunk:
+            row = one.row
             epoch = NO_LEADER_EPOCH if row.leader_epoch is None else row.leader_epoch
-            expected = NO_OFFSET if committed is None else committed
+            expected = NO_OFFSET if one.committed is None else one.committed
             altered = m.AlteredOffset(
                 row.partition,
                 row.offset,
@@ -322,11 +328,18 @@ def _is_same(row: FileOffset, stored: m.PartitionOffset) -> bool:
     )
 
 
-def _chunks(planned: Sequence[Planned]) -> Iterator[list[Planned]]:
+def _mark(planned: Iterable[Planned], status: str) -> None:
+    for one in planned:
+        one.status = status
+
+
+def _chunks(plan: Iterable[Planned]) -> Iterator[list[Planned]]:
     """Cut what is to be imported into requests."""
     chunk: list[Planned] = []
     room = METADATA_BYTES_PER_REQUEST
-    for one in planned:
+    for one in plan:
+        if not one.is_moving:
+            continue
         size = len((one.row.metadata or "").encode())
         if chunk and (size > room or len(chunk) >= PARTITIONS_PER_REQUEST):
             yield chunk
@@ -335,3 +348,31 @@ def _chunks(planned: Sequence[Planned]) -> Iterator[list[Planned]]:
         room -= size
     if chunk:
         yield chunk
+
+
+def _owners(group: m.DescribedGroup, lag: m.DescribeLagResponse) -> dict[TopicPartition, str]:
+    """Return the client id of each partition's owner."""
+    clients = {x.member_id: x.client_id for x in group.members}
+    return {
+        TopicPartition(topic.topic, one.partition): clients.get(one.member_id, one.member_id)
+        for topic in lag.topics
+        for one in topic.partitions
+        if one.member_id
+    }
+
+
+def _stored(answer: m.OffsetFetchResponse) -> dict[TopicPartition, m.PartitionOffset]:
+    """Return what a group has committed of the partitions that were asked for.
+
+    Raises:
+        AskFailed: It can't be read.
+    """
+    (group,) = answer.groups
+    if group.error:
+        raise AskFailed(describe_error(group.error), group.error)
+    return {
+        TopicPartition(topic.topic, one.partition): one
+        for topic in group.topics
+        for one in topic.partitions
+        if one.offset != NO_OFFSET
+    }

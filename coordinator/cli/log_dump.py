@@ -267,6 +267,7 @@ _GROUP_SHAPES: Final[Mapping[int, _Shape]] = {
     records.GROUP_DELETED: _TOMBSTONE,
     records.GROUP_RETENTION: _Shape("retention", (), ("retention_ms",)),
     records.GROUP_REBALANCED: _Shape("rebalance", ("slot",), Rebalance.__struct_fields__),
+    records.GROUP_OWNED: _Shape("owner", (), records.GroupOwned._fields[1:]),
 }
 _NODE_SHAPES: Final[Mapping[int, _Shape]] = {
     registry.TOPIC: _Shape("topic", (), registry.TopicRegistered._fields[1:]),

@@ -28,6 +28,9 @@ _COMMANDS: Final = {
     "settings": Lazy("coordinator.cli.config", "Print the daemon's settings."),
     "topics": Lazy("coordinator.cli.topics", "Look at the topic registry, and change it."),
     "users": Lazy("coordinator.cli.users", "Look at users with a password, and change them."),
+    "zookeeper": Lazy(
+        "coordinator.cli.zookeeper", "Import offsets that consumers of old keep in ZooKeeper."
+    ),
 }
 
 

@@ -131,10 +131,9 @@ _ByHost = dict[str, _Masks]
 class _OfPrincipal:
     """The rules of one principal about the resources of one type."""
 
-    __slots__ = ("lengths", "literal", "prefixed", "rules")
+    __slots__ = ("lengths", "literal", "prefixed")
 
     def __init__(self) -> None:
-        self.rules: set[Rule] = set()
         self.literal: dict[str, _ByHost] = {}
         self.prefixed: dict[str, _ByHost] = {}
         self.lengths: Counter[int] = Counter()  # Of prefixes.
@@ -160,7 +159,6 @@ class _OfPrincipal:
             masks.denied |= rule.operation.bit
         if where is self.prefixed:
             self.lengths[len(rule.name)] += 1
-        self.rules.add(rule)
 
     def remove(self, rule: Rule) -> None:
         where = self._place(rule)
@@ -175,7 +173,6 @@ class _OfPrincipal:
                 del where[rule.name]
         if where is self.prefixed:
             _count_off(self.lengths, len(rule.name))
-        self.rules.discard(rule)
 
     def _place(self, rule: Rule) -> dict[str, _ByHost]:
         return self.prefixed if rule.pattern_type is PatternType.PREFIXED else self.literal
@@ -216,7 +213,7 @@ class _OfType:
     def remove(self, rule: Rule) -> None:
         rules = self.of_principal[rule.principal]
         rules.remove(rule)
-        if not rules.rules:
+        if not (rules.literal or rules.prefixed):
             del self.of_principal[rule.principal]
         _count_off(self._counts(rule), rule.name)
 
@@ -293,29 +290,6 @@ class Rules:
     ) -> bool:
         """Say whether the principal may do *operation* with a resource."""
         return bool(self.granted(principal, host, resource_type, name) & operation.bit)
-
-    def allows_any(
-        self, principal: str, host: str, operation: Operation, resource_type: ResourceType
-    ) -> bool:
-        """Say whether there may be a resource with which *operation* is allowed.
-
-        A prefix that is allowed has one, unless a prefix that is denied covers all of it.
-        """
-        of_type = self._of_type[resource_type]
-        for who in (principal, EVERYBODY):
-            rules = of_type.of_principal.get(who)
-            for rule in () if rules is None else rules.rules:
-                if not rule.is_allow or rule.host not in {host, EVERY_HOST}:
-                    continue
-                if not _granted(rule.operation.bit, 0) & operation.bit:
-                    continue
-                name = rule.name
-                if rule.pattern_type is PatternType.PREFIXED or name == EVERY_NAME:
-                    # No rule has a name with a control character.
-                    name = "\0" if rule.pattern_type is PatternType.LITERAL else f"{name}\0"
-                if self.allows(principal, host, operation, resource_type, name):
-                    return True
-        return False
 
     def has_any(self, resource_type: ResourceType, name: str) -> bool:
         """Say whether any rule concerns a resource, whoever's it is."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from coordinator.group.commits import STORAGE_FULL_TEXT, examine
-from coordinator.group.core import TOPICS_NAMED_MAX, Core, Decision, Now, Outcome
+from coordinator.group.core import TOPICS_NAMED_MAX, Caller, Core, Decision, Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.lag import TURN_NAMES, in_order
 from coordinator.group.member import CONSUMER, Member
@@ -116,7 +116,9 @@ def delete(core: Core, group_id: str, now: Now) -> tuple[Outcome, int]:
     return d.outcome, ErrorCode.NONE.value
 
 
-def drain(core: Core, request: DrainMemberRequest, token: object, now: Now) -> Outcome:
+def drain(
+    core: Core, request: DrainMemberRequest, token: object, _caller: Caller, now: Now
+) -> Outcome:
     """Mark the members with a client id as drained and say which own nothing any more."""
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
@@ -139,7 +141,9 @@ def drain(core: Core, request: DrainMemberRequest, token: object, now: Now) -> O
     return d.answer(token, DrainMemberResponse(ErrorCode.NONE.value, members))
 
 
-def delete_offsets(core: Core, request: OffsetDeleteRequest, token: object, now: Now) -> Outcome:
+def delete_offsets(
+    core: Core, request: OffsetDeleteRequest, token: object, _caller: Caller, now: Now
+) -> Outcome:
     """Forget committed offsets of topics that the group doesn't subscribe to (KIP-496).
 
     The group stays, also without any offset; expiry removes it.
@@ -168,7 +172,9 @@ def delete_offsets(core: Core, request: OffsetDeleteRequest, token: object, now:
     return d.answer(token, OffsetDeleteResponse(ErrorCode.NONE.value, tuple(results)))
 
 
-def alter_offsets(core: Core, request: AlterOffsetsRequest, token: object, now: Now) -> Outcome:
+def alter_offsets(
+    core: Core, request: AlterOffsetsRequest, token: object, caller: Caller, now: Now
+) -> Outcome:
     """Put a group to other offsets, whether it has members or not.
 
     A partition that a member may commit is refused, or, if so asked, that member is removed in
@@ -179,7 +185,8 @@ def alter_offsets(core: Core, request: AlterOffsetsRequest, token: object, now: 
         error = ErrorCode.STORAGE_FULL.value
         return d.answer(token, AlterOffsetsResponse(error, STORAGE_FULL_TEXT, (), ()))
     group = core.groups.get(request.group_id)
-    text = None if group is not None else core.totals.refusal("groups")
+    share = core.share(group, caller)
+    text = None if group is not None else share.refusal("groups")
     if text is not None:
         error = ErrorCode.QUOTA_EXCEEDED.value
         return d.answer(token, AlterOffsetsResponse(error, text, (), ()))
@@ -191,15 +198,16 @@ def alter_offsets(core: Core, request: AlterOffsetsRequest, token: object, now: 
         topic, allowed = named.topic, named.partitions
         if not request.remove_owners:
             allowed = tuple([p for p in allowed if not committers.of(topic, p.partition)])
-        offsets, found, _ = examine(core, group, None, AlteredTopic(topic, allowed))
+        offsets, found, _ = examine(core, group, share, None, AlteredTopic(topic, allowed))
         errors = {one.partition: one.error for one in found}
         owned = ErrorCode.PARTITION_OWNED.value
         numbers = [p.partition for p in named.partitions]
         answers = [PartitionResult(p, errors.get(p, owned)) for p in numbers]
         results.append(TopicResult(topic, tuple(answers)))
         if offsets:
+            if group is None:
+                group = core.make_group(request.group_id, caller, d.outcome)
             d.emit(OffsetsCommitted(request.group_id, topic, offsets, d.wall_ms))
-            group = core.groups[request.group_id]
             losers |= dict.fromkeys(m for p in offsets for m in committers.of(topic, p))
             count += len(offsets)
     removed = tuple([member.member_id for member in losers])
@@ -244,7 +252,7 @@ def _remove_all(d: Decision, group: Group, members: list[Member], detail: str) -
 
 
 def alter_retention(
-    core: Core, request: AlterGroupRetentionRequest, token: object, now: Now
+    core: Core, request: AlterGroupRetentionRequest, token: object, _caller: Caller, now: Now
 ) -> Outcome:
     """Keep the group's offsets for another time than the server's setting."""
     d = Decision(core, request.group_id, now)

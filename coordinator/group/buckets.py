@@ -34,6 +34,10 @@ class Bucket:
         """Put back what was taken and not used."""
         self._taken = max(0, self._taken - amount * 1_000)
 
+    def forgive(self, rate: int, beyond_ms: int) -> None:
+        """Let no more be owed than what comes back in so much time."""
+        self._taken = min(self._taken, rate * (BURST_MS + beyond_ms))
+
     def wait_ms(self, rate: int, now_ms: int, burst_ms: int = BURST_MS) -> int:
         """Return how long to wait before more is taken, 0 for not at all.
 

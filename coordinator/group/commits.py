@@ -3,16 +3,17 @@
 from collections.abc import Generator, Iterable
 from typing import Any, Final
 
-from coordinator.group.core import Core, Now, Outcome
+from coordinator.group.core import Caller, Core, Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.member import CONSUMER, NOTHING, Member, Owned
 from coordinator.group.records import Offsets, OffsetsCommitted, StoredOffsets
 from coordinator.group.refusals import member_refusal
 from coordinator.group.registry import Topic, TopicRegistered
 from coordinator.group.states import GroupState
+from coordinator.group.totals import Share
 from protocol.codec import PackedArray
 from protocol.errors import ErrorCode
-from protocol.fields import TEXT_BYTES_MAX
+from protocol.fields import REQUEST_PARTITIONS_MAX, TEXT_BYTES_MAX
 from protocol.messages import (
     AlteredTopic,
     GroupFetch,
@@ -43,13 +44,16 @@ _NOTHING_STORED: Final = StoredOffsets()
 
 
 class _Accepted(dict[int, PartitionResult]):
-    """The results of accepted partitions; nearly every answer is made of the first thousand."""
+    """The results of accepted partitions; those with low numbers are made once."""
 
     def __missing__(self, partition: int) -> PartitionResult:
-        return PartitionResult(partition, _OK)
+        result = PartitionResult(partition, _OK)
+        if partition < REQUEST_PARTITIONS_MAX:
+            self[partition] = result
+        return result
 
 
-_accepted: Final = _Accepted({n: PartitionResult(n, _OK) for n in range(1_000)}).__getitem__
+_accepted: Final = _Accepted().__getitem__
 
 STORAGE_FULL_TEXT: Final = "the disk is full or too slow, new offsets are refused"
 
@@ -59,7 +63,9 @@ _SLICE_OFFSETS: Final = 2_000
 _OFFSET_BYTES_MAX: Final = 32 + TEXT_BYTES_MAX
 
 
-def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) -> Outcome:
+def commit(
+    core: Core, request: OffsetCommitRequest, token: object, caller: Caller, now: Now
+) -> Outcome:
     """Store offsets, each partition for itself; an error of the whole group stands in front."""
     group_id, topics = request.group_id, request.topics
     outcome = core.latest = Outcome(group_id)
@@ -67,23 +73,26 @@ def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) ->
         outcome.replies.append((token, _NO_TOPICS, _OK, True, None))
         return outcome
     group = core.groups.get(group_id)
-    member, error = committer(core, group, request)
+    # `core.share` written out: every commit comes here.
+    share = core.totals.share(caller.principal) if group is None else group.share
+    member, error = committer(core, group, share, request)
     if error:
-        response = OffsetCommitResponse(error, (), _message(core, group, request, error, now))
+        message = _message(group, share, request, error, now)
+        response = OffsetCommitResponse(error, (), message)
         outcome.replies.append((token, response, error, True, None))
         return outcome
     wall_ms = core.wall_ms(now)
     answered = []
     for named in topics:
-        offsets, results, refused = examine(core, group, member, named)
+        offsets, results, refused = examine(core, group, share, member, named)
         answered.append(TopicResult(named.topic, results))
         error = error or refused
         if offsets:
+            if group is None:
+                group = core.make_group(group_id, caller, outcome)
             record = OffsetsCommitted(group_id, named.topic, offsets, wall_ms)
             outcome.records.append(record)
             core.replay(record)
-            if group is None:
-                group = core.groups[group_id]
     if member is not None:
         core.heard(member, now.mono_ms)
         member.in_gate += 1
@@ -94,13 +103,13 @@ def commit(core: Core, request: OffsetCommitRequest, token: object, now: Now) ->
 
 
 def committer(
-    core: Core, group: Group | None, request: OffsetCommitRequest
+    core: Core, group: Group | None, share: Share, request: OffsetCommitRequest
 ) -> tuple[Member | None, int]:
     """Return the member that commits (None: nobody in particular), and why it may not."""
     generation_id = request.generation_id
     allowed = _FULL if core.storage_full else _OK
     if group is None:
-        if generation_id < 0 and core.totals.left("groups") < 1:
+        if generation_id < 0 and share.refusal("groups"):
             allowed = allowed or _QUOTA
         return None, allowed if generation_id < 0 else _UNKNOWN_GROUP
     if generation_id < 0 and group.state is _EMPTY:
@@ -125,29 +134,32 @@ def committer(
 
 
 def _message(
-    core: Core, group: Group | None, request: OffsetCommitRequest, error: int, now: Now
+    group: Group | None, share: Share, request: OffsetCommitRequest, error: int, now: Now
 ) -> str | None:
     if error == _FULL:
         return STORAGE_FULL_TEXT
     if error == _QUOTA:
-        return core.totals.refusal("groups")
+        return share.refusal("groups")
     if error == _UNKNOWN_GROUP:
         return "there is no such group"
     return member_refusal(group, error, request, now.mono_ms)
 
 
 def examine(
-    core: Core, group: Group | None, member: Member | None, named: TopicCommit | AlteredTopic
+    core: Core,
+    group: Group | None,
+    share: Share,
+    member: Member | None,
+    named: TopicCommit | AlteredTopic,
 ) -> tuple[Offsets, tuple[PartitionResult, ...], int]:
     """Return the offsets of the partitions that aren't refused, the results of all, and an error.
 
-    The error is the first one of the results, 0 if nothing was refused. Without a *member* nothing
-    is asked about owners.
+    The error is the first one of the results, 0 if nothing was refused. What is new counts for
+    *share*. Without a *member* nothing is asked about owners.
     """
     config, topic, items = core.config, named.topic, named.partitions
     commit_bound = core.registry.topics.get(topic, _UNREGISTERED).commit_bound
     stored = _NOTHING_STORED.offsets
-    totals = core.totals
     offsets_left = config.group_max_offsets
     # What the member may commit; None for everything.
     owned: Owned | None = None
@@ -157,7 +169,7 @@ def examine(
         stored = group.offsets.get(topic, _NOTHING_STORED).offsets
         if member is not None and config.ownership_check and group.protocol_type == CONSUMER:
             owned, former = member.owned, member.former
-    offsets_left = min(offsets_left, totals.limits["offsets"] - totals.offsets)
+    offsets_left = min(offsets_left, core.totals.left["offsets"], share.left["offsets"])
     may_be_full = offsets_left < len(items)
     offsets: Offsets = {}
     refused: dict[int, int] = {}
@@ -171,8 +183,8 @@ def examine(
             and (topic, partition) not in former
         ):
             error = ErrorCode.NOT_PARTITION_OWNER.value
-        elif metadata and _is_too_long(metadata, config.offset_metadata_max_bytes):
-            error = ErrorCode.OFFSET_METADATA_TOO_LARGE.value
+        elif metadata and (no_text := _refusal_of_text(metadata, core, share, stored, partition)):
+            error = no_text
         elif expected is not None and expected != (stored.get(partition) or _nothing(0)).offset:
             error = ErrorCode.OFFSET_CONFLICT.value
         elif may_be_full and partition not in stored and (offsets_left := offsets_left - 1) < 0:
@@ -189,9 +201,16 @@ def examine(
     return offsets, tuple(results), next(iter(refused.values()))
 
 
-def _is_too_long(metadata: str, max_bytes: int) -> bool:
+def _refusal_of_text(
+    metadata: str, core: Core, share: Share, stored: Offsets, partition: int
+) -> int:
+    max_bytes = core.config.offset_metadata_max_bytes
     # A character takes one to four bytes, so that most texts need no encoding.
-    return len(metadata) * 4 > max_bytes and len(metadata.encode()) > max_bytes
+    if len(metadata) * 4 > max_bytes and len(metadata.encode()) > max_bytes:
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE.value
+    if share.is_over and len(metadata) > len((stored.get(partition) or _nothing(0)).metadata):
+        return _QUOTA
+    return _OK
 
 
 def fetch(core: Core, request: GroupFetch, max_bytes: int) -> GroupOffsets | None:

@@ -19,6 +19,7 @@ from coordinator.group.records import (
     GroupDeleted,
     GroupGeneration,
     GroupMetadata,
+    GroupOwned,
     GroupRebalanced,
     GroupRetention,
     OffsetRemoved,
@@ -27,6 +28,8 @@ from coordinator.group.records import (
     StoredOffsets,
 )
 from coordinator.group.registry import Registry
+from coordinator.group.totals import Share
+from protocol.acls import ANONYMOUS
 from protocol.errors import ErrorCode
 from protocol.messages import (
     JoinGroupResponse,
@@ -36,9 +39,6 @@ from protocol.messages import (
     join_error,
     sync_error,
 )
-
-# Who has not said who he is.
-ANONYMOUS = "User:ANONYMOUS"
 
 MIB = 1024 * 1024
 MINUTE_MS = 60_000
@@ -94,6 +94,11 @@ class Caller(NamedTuple):
     client_id: str
     client_host: str
     principal: str = ANONYMOUS
+
+    @property
+    def owner(self) -> str | None:
+        """Whose is what he makes, and joins with; None if he hasn't said who he is."""
+        return None if self.principal == ANONYMOUS else self.principal
 
 
 # Where nobody asks whose a request is.
@@ -155,6 +160,7 @@ class HardGroup(NamedTuple):
     offsets: tuple[tuple[str, int, CommittedOffset], ...]  # By topic and partition.
     retention_ms: int | None
     rebalances: tuple[Rebalance, ...]  # By number.
+    owner: str | None = None
 
 
 class Core:
@@ -195,18 +201,40 @@ class Core:
         added = stored.put(record.offsets, commit_ms, record.expire_timestamp_ms)
         if added:
             group.offset_count += added
-            self.totals.offsets += added
+            group.share.count("offsets", added)
+
+    def share(self, group: Group | None, caller: Caller) -> Share:
+        """Return what a group, or one that *caller* is about to make, counts for."""
+        return self.totals.share(caller.principal) if group is None else group.share
+
+    def make_group(self, group_id: str, caller: Caller, outcome: Outcome) -> Group:
+        """Make a group, which belongs to *caller*; *outcome* has records of it besides."""
+        if caller.owner is None:
+            return self._make_group(group_id)
+        record = GroupOwned(group_id, caller.owner)
+        outcome.records.append(record)
+        self.replay(record)
+        return self.groups[group_id]
 
     def _make_group(self, group_id: str) -> Group:
-        group = self.groups[group_id] = Group(group_id)
-        self.totals.groups += 1
+        group = self.groups[group_id] = Group(group_id, self.totals.share(None))
+        group.share.count("groups", 1)
         return group
 
     def _note_gone(self, group: Group) -> None:
-        totals = self.totals
-        totals.groups -= 1
-        totals.members -= len(group.members) + len(group.pending)
-        totals.offsets -= group.offset_count
+        self._count_group(group, -1)
+        for member in (*group.members.values(), *group.pending.values()):
+            self.count_member(member, -1)
+
+    def _count_group(self, group: Group, by: int) -> None:
+        share = group.share
+        share.count("groups", by)
+        share.count("offsets", by * group.offset_count)
+        share.count_log(by * group.log_bytes)
+
+    def count_member(self, member: Watched, by: int) -> None:
+        """Count a member, or an id that was given out, that came (1) or went (-1)."""
+        self.totals.share(member.principal).count("members", by)
 
     def _replay_rare(self, record: Record) -> None:
         if type(record) is GroupDeleted:
@@ -230,7 +258,11 @@ class Core:
         elif type(record) is GroupRetention:
             group.retention_ms = record.retention_ms
         elif type(record) is OffsetRemoved:
-            self.totals.offsets -= _forget_offset(group, record)
+            group.share.count("offsets", -_forget_offset(group, record))
+        elif type(record) is GroupOwned:
+            self._count_group(group, -1)
+            group.owner, group.share = record.owner, self.totals.share(record.owner)
+            self._count_group(group, 1)
 
     def kept(self, group_id: str, end_offset: int) -> None:
         """Note that what was decided about a group is in the log, up to *end_offset*."""
@@ -258,6 +290,7 @@ class Core:
                 ),
                 group.retention_ms,
                 tuple(sorted(group.rebalances.values(), key=lambda r: r.number)),
+                group.owner,
             )
             for group_id, group in sorted(self.groups.items())
         }
@@ -407,7 +440,7 @@ class Decision:
             self.finish_sync(member, sync_error(code, detail))
         self.core.timers.cancel(member.timer)
         group.drop(member)
-        self.core.totals.members -= 1
+        self.core.count_member(member, -1)
         group.note_removal(member.member_id, detail)
         self.event(
             "group.member_removed",
@@ -425,7 +458,7 @@ class Decision:
         self.core.timers.cancel(pending.timer)
         pending.gone = True
         del group.pending[pending.member_id]
-        self.core.totals.members -= 1
+        self.core.count_member(pending, -1)
 
 
 def _names(member: Member) -> list[str]:

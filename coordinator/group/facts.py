@@ -5,7 +5,7 @@ everybody else has had theirs. Groups may change, come and go meanwhile. What is
 durable yet.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
@@ -21,6 +21,7 @@ from coordinator.group.lag import (
     add_up,
     in_order,
     lag_columns,
+    owners_of,
     total_lag,
 )
 from coordinator.group.lag_samples import SAMPLES_KEPT, UNKNOWN
@@ -203,24 +204,6 @@ def curve(core: Core, group_id: str, topic: str, partition: int, minute: int) ->
     return () if curves is None else curves.last(partition, minute)
 
 
-def _owners(
-    group: Group, topic: str | None, turn: Turn
-) -> Generator[None, None, dict[str, dict[int, str]]]:
-    """Return who owns what, of one topic or of all: topic -> partition -> member id."""
-    found: dict[str, dict[int, str]] = {}
-    for member in list(group.members.values()):
-        owned = iter(member.owned or ())
-        while chunk := list(islice(owned, TURN_LOOKS)):
-            for name, partition in chunk:
-                if topic is None or name == topic:
-                    found.setdefault(name, {})[partition] = member.member_id
-            if turn.is_over_after(len(chunk)):
-                yield
-        if turn.is_over_after(1):
-            yield
-    return found
-
-
 def topic_facts(core: Core, group_id: str, now_ms: int, turn: Turn) -> Iterator[TopicFacts | None]:
     """Yield the topics of a group by name, and None whenever *turn* is over.
 
@@ -229,7 +212,7 @@ def topic_facts(core: Core, group_id: str, now_ms: int, turn: Turn) -> Iterator[
     group = core.groups.get(group_id)
     if group is None:
         return
-    owners = yield from _owners(group, None, turn)
+    owners = yield from owners_of(group, None, turn)
     order = yield from in_order(group.offsets, owners)
     for topic in order:
         yield from _topic_facts(core, group, topic, owners.get(topic, {}), now_ms, turn)
@@ -288,7 +271,7 @@ def partition_facts(
     group = core.groups.get(group_id)
     if group is None:
         return
-    owners = yield from _owners(group, topic, turn)
+    owners = yield from owners_of(group, topic, turn)
     if topic is None:
         order = yield from in_order(group.offsets, owners)
     else:

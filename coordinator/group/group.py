@@ -9,6 +9,7 @@ from coordinator.group.lag_samples import LagSamples
 from coordinator.group.member import Member, PendingId, Timer, TimerKind
 from coordinator.group.records import CommittedOffset, GroupMetadata, MemberMetadata, StoredOffsets
 from coordinator.group.states import GroupState, Trigger, next_state
+from coordinator.group.totals import Share
 from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode
 from protocol.messages import JoinGroupMember, JoinProtocol, Rebalance
@@ -25,7 +26,9 @@ class Group:
     """State of one group. Methods here keep its counters in step and decide nothing."""
 
     group_id: str
+    share: Share  # Of its owner: what the group takes is counted there.
     # Hard: changed by replay alone.
+    owner: str | None = None  # None: the anonymous principal.
     offsets: dict[str, StoredOffsets] = field(default_factory=dict)  # By topic, none empty.
     offset_count: int = 0
     generation: int = 0
@@ -35,6 +38,9 @@ class Group:
     rebalances: dict[int, Rebalance] = field(default_factory=dict)
     # Where its last entry ends in the log of its partition; 0: in what was loaded.
     end_offset: int = 0
+    # What it takes in the log, and where it ended when that was looked up; see `maintenance`.
+    log_bytes: int = 0
+    measured_offset: int = -1
     # Soft: lost in a crash, made anew from the hard state by a load.
     state: GroupState = GroupState.EMPTY
     members: dict[str, Member] = field(default_factory=dict)  # In the order in which they joined.

@@ -1,11 +1,12 @@
-"""Work on all groups of a shard, a slice at a time between requests: topic changes and expiry.
+"""Work on all groups of a shard, a slice at a time between requests: changes, expiry, sizes.
 
 Theory of operation
 ===================
 
 There is one job at a time, and it does a slice whenever the timer is due. Changes of topics are
 told at once: a group that they concern rebalances, and the offsets of deleted topics are removed.
-Expiry runs now and then.
+Expiry runs now and then; so does, where principals have quotas, a look at what each group takes in
+the log if anything of it was written since the last one.
 
 Expiry removes offsets that nobody needs any more, by KIP-211. How long an offset is kept counts
 from its commit, or from when its group became Empty; a topic that the group subscribes to doesn't
@@ -30,6 +31,7 @@ from coordinator.group.records import (
     OffsetRemoved,
 )
 from coordinator.group.states import GroupState, Trigger
+from coordinator.group.totals import LogSize, utf8_bytes
 
 # Keys or groups that one slice looks at or removes: about a millisecond, if all are removed.
 SLICE: Final = 500
@@ -40,6 +42,10 @@ DECISION_ROOM: Final = 20
 _KEY_US: Final = 2
 # What compiling a pattern takes, in keys.
 PATTERN_ROOM: Final = 50
+# How often it is looked up what groups take in the log.
+MEASURE_INTERVAL_MS: Final = 10_000
+# So many offsets are looked at in the time in which a key is removed.
+_MEASURED_PER_KEY: Final = 20
 
 _Key = tuple[str, int]  # Topic and partition.
 
@@ -52,6 +58,7 @@ class Sweeper:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._measures = core.totals.has_principals
         self._timer = Timer(TimerKind.SWEEP)
         self._has_clock = False
         # Of the slice: the time, how many keys it may still take, and what was decided.
@@ -69,6 +76,7 @@ class Sweeper:
             self._has_clock = True
             self._core.wall_offset_ms = now.wall_ms - now.mono_ms
         self._expiry_due_ms = now.mono_ms + self._core.config.offsets_retention_check_interval_ms
+        self._measuring_due_ms = now.mono_ms
         # What changed after a group's last record: it may take long to find out.
         self._must_tell = self._core.registry.version > 0
         self._arm(now)
@@ -77,7 +85,7 @@ class Sweeper:
         """Forget everything, as the shard's groups are forgotten."""
         self._is_serving = False
         self._job: Iterator[None] | None = None
-        self._expiry_due_ms = 0
+        self._expiry_due_ms = self._measuring_due_ms = 0
         self._must_tell = False  # The groups of changes that no job has begun to tell.
         self._to_purge: dict[str, None] = {}  # Deleted topics that no job looks for yet.
         self._purging: frozenset[str] = frozenset()
@@ -119,11 +127,17 @@ class Sweeper:
             interval_ms = self._core.config.offsets_retention_check_interval_ms
             self._expiry_due_ms = self._now.mono_ms + interval_ms
             return self._for_each_group(self._expire)
+        if self._measures and self._now.mono_ms >= self._measuring_due_ms:
+            self._measuring_due_ms = self._now.mono_ms + MEASURE_INTERVAL_MS
+            return self._for_each_group(self._measure)
         return None
 
     def _arm(self, now: Now) -> None:
+        due_ms = self._expiry_due_ms
+        if self._measures:
+            due_ms = min(due_ms, self._measuring_due_ms)
         is_busy = self._job is not None or self._must_tell
-        at_ms = now.mono_ms if is_busy else max(self._expiry_due_ms, now.mono_ms)
+        at_ms = now.mono_ms if is_busy else max(due_ms, now.mono_ms)
         self._core.timers.arm(self._timer, at_ms)
 
     def _for_each_group(self, look_at: Callable[[Group], Iterator[None]]) -> Iterator[None]:
@@ -248,6 +262,48 @@ class Sweeper:
             for topic, partition in gone:
                 d.emit(OffsetRemoved(group.group_id, topic, partition))
         self._keep(d)
+
+    # --- sizes ------------------------------------------------------------------------------
+
+    def _measure(self, group: Group) -> Iterator[None]:
+        """Count for the owner what *group* takes in the log, if it may be another size now."""
+        end_offset = group.end_offset
+        if group.measured_offset == end_offset:
+            return
+        size_bytes = _head_bytes(group)
+        for topic, stored in list(group.offsets.items()):
+            size_bytes += LogSize.TOPIC + utf8_bytes([group.group_id, topic])
+            offsets = list(stored.offsets.values())
+            while offsets:
+                count = max(self._room, 1) * _MEASURED_PER_KEY
+                texts = [offset.metadata for offset in offsets[-count:]]
+                size_bytes += len(texts) * LogSize.PARTITION + utf8_bytes(filter(None, texts))
+                del offsets[-count:]
+                self._room -= 1 + len(texts) // _MEASURED_PER_KEY
+                if self._room <= 0:
+                    yield
+                    if self._core.groups.get(group.group_id) is not group:
+                        return
+        # What was written meanwhile is looked at the next time.
+        group.measured_offset = end_offset
+        group.share.count_log(size_bytes - group.log_bytes)
+        group.log_bytes = size_bytes
+
+
+def _head_bytes(group: Group) -> int:
+    """Return what a group takes in the log besides its offsets."""
+    size_bytes = LogSize.GROUP + len(group.group_id)
+    for member in () if group.stable is None else group.stable.members:
+        names = (member.member_id, member.client_id, member.client_host, member.principal or "")
+        opaque_bytes = len(member.subscription) + len(member.assignment)
+        size_bytes += LogSize.MEMBER + utf8_bytes(names) + opaque_bytes
+    for report in group.rebalances.values():
+        names = (report.member_id, report.client_id, report.client_host, report.reason)
+        size_bytes += LogSize.REBALANCE + utf8_bytes(names)
+        for late in report.late:
+            late_names = (late.member_id, late.client_id, late.client_host)
+            size_bytes += LogSize.MEMBER + utf8_bytes(late_names)
+    return size_bytes
 
 
 def _has_expired(

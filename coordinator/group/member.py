@@ -160,13 +160,12 @@ class Watched:
     in_gate: int = 0
     gated_at_ms: int = 0  # When the latest of them was decided.
     gone: bool = False  # No longer part of the group.
+    principal: str | None = None  # Whose it is; None: of whoever has its id.
 
 
 @dataclass(slots=True, eq=False)
 class PendingId(Watched):
     """A member id that was given out with MEMBER_ID_REQUIRED and not joined with yet."""
-
-    principal: str | None = None  # Whose it is; None: of whoever has it.
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -178,7 +177,6 @@ class Member(Watched):
     client_host: str
     rebalance_timeout_ms: int
     protocols: tuple[JoinProtocol, ...]
-    principal: str | None = None  # Whose it is; None: of whoever has its id.
     topic_pattern: str | None  # It wants whatever registered topic matches.
     # Monotonic time of its last request, or of our answer to one that was parked.
     heard_ms: int

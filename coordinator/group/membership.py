@@ -21,7 +21,7 @@ the group rebalances. Kafka ignores changed topics here; they would never be ass
 from typing import Final
 
 from coordinator.group import history
-from coordinator.group.core import ANONYMOUS, Caller, Core, Decision, Now, Outcome
+from coordinator.group.core import Caller, Core, Decision, Now, Outcome
 from coordinator.group.group import Group
 from coordinator.group.member import (
     CONSUMER,
@@ -40,7 +40,7 @@ from coordinator.group.rebalance import (
     rebalance_if_topics_changed,
     start_rebalance,
 )
-from coordinator.group.records import GroupMetadata, MemberMetadata
+from coordinator.group.records import GroupMetadata, GroupOwned, MemberMetadata
 from coordinator.group.refusals import (
     STORAGE_EXHAUSTED,
     STORAGE_FULL,
@@ -53,6 +53,7 @@ from coordinator.group.refusals import (
     with_reason,
 )
 from coordinator.group.states import GroupState, Trigger
+from coordinator.group.totals import Share
 from protocol.errors import ErrorCode
 from protocol.messages import (
     HeartbeatRequest,
@@ -85,7 +86,7 @@ def join(core: Core, request: JoinGroupRequest, token: object, caller: Caller, n
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
     replaced = _replaced_member(group, request)
-    refused = _join_refusal(core, group, request, replaced, now)
+    refused = _join_refusal(core, group, request, replaced, caller, now)
     if refused is not None:
         error, message = refused
         echoed = "" if error == ErrorCode.GROUP_MAX_SIZE_REACHED else request.member_id
@@ -94,7 +95,7 @@ def join(core: Core, request: JoinGroupRequest, token: object, caller: Caller, n
         assert group is not None
         _replace_static(d, group, replaced, request, token, caller)
     elif not request.member_id:
-        group = group or _make_group(d, request.group_id)
+        group = group or _make_group(d, request.group_id, caller)
         if request.group_instance_id is None:
             _give_id(d, group, request, token, caller)
         else:
@@ -112,7 +113,12 @@ def join(core: Core, request: JoinGroupRequest, token: object, caller: Caller, n
 
 
 def _join_refusal(
-    core: Core, group: Group | None, request: JoinGroupRequest, replaced: Member | None, now: Now
+    core: Core,
+    group: Group | None,
+    request: JoinGroupRequest,
+    replaced: Member | None,
+    caller: Caller,
+    now: Now,
 ) -> _Refusal | None:
     """Return why nothing of the request is done, None if it goes on."""
     if core.storage_exhausted:
@@ -124,7 +130,7 @@ def _join_refusal(
         return ErrorCode.INVALID_REGULAR_EXPRESSION, f"pattern {pattern!r}: {problem}"
     member_id, instance_id = request.member_id, request.group_instance_id
     if group is None:
-        return _no_group(core, request)
+        return _no_group(core, request, caller)
     is_member = replaced is not None or member_id in group.members
     size = len(group.members) + len(group.pending)
     has_place = is_member or member_id in group.pending
@@ -139,33 +145,36 @@ def _join_refusal(
         _, unknown = group.find(member_id, instance_id)
         if unknown:
             return unknown, refusal(group, unknown, member_id, instance_id, -1, now.mono_ms)
-    return _over_limit(core, group, pattern, is_member=is_member, has_place=has_place)
+    joiner = None if has_place else core.totals.share(caller.principal)
+    return _over_limit(core, group, pattern, joiner, is_member=is_member)
 
 
 def _over_limit(
-    core: Core, group: Group, pattern: str | None, *, is_member: bool, has_place: bool
+    core: Core, group: Group, pattern: str | None, joiner: Share | None, *, is_member: bool
 ) -> _Refusal | None:
+    """Return which limit would be passed; *joiner*: who needs a place for one more."""
     patterns = len(group.patterns)
     if pattern is not None and pattern not in group.patterns and patterns >= PATTERNS_MAX:
         text = f"the members have {patterns} different patterns already"
         return ErrorCode.QUOTA_EXCEEDED, text
     if not is_member and core.storage_full:
         return ErrorCode.STORAGE_FULL, STORAGE_FULL
-    if not has_place and (over := core.totals.refusal("members")) is not None:
+    if joiner is not None and (over := joiner.refusal("members")) is not None:
         return ErrorCode.QUOTA_EXCEEDED, over
     if not is_member and group.generation == INT32_MAX:
         return ErrorCode.QUOTA_EXCEEDED, f"generation {INT32_MAX} is the last one; delete the group"
     return None
 
 
-def _no_group(core: Core, request: JoinGroupRequest) -> _Refusal | None:
+def _no_group(core: Core, request: JoinGroupRequest, caller: Caller) -> _Refusal | None:
     if request.member_id:
         return ErrorCode.UNKNOWN_MEMBER_ID, unknown_member(None, request.member_id, None)
     if not (request.protocol_type and request.protocols):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "no protocol type, or no protocols"
     if core.storage_full:
         return ErrorCode.STORAGE_FULL, STORAGE_FULL
-    text = core.totals.refusal("groups") or core.totals.refusal("members")
+    share = core.share(None, caller)
+    text = share.refusal("groups") or share.refusal("members")
     return None if text is None else (ErrorCode.QUOTA_EXCEEDED, text)
 
 
@@ -180,10 +189,11 @@ def _misfit(group: Group, request: JoinGroupRequest) -> str:
     return f"protocols {shortened(offered)}; all members support {shortened(names)}"
 
 
-def _make_group(d: Decision, group_id: str) -> Group:
+def _make_group(d: Decision, group_id: str, caller: Caller) -> Group:
+    group = d.core.make_group(group_id, caller, d.outcome)
     # The group is there from now on for whoever looks, also after a crash.
     d.emit(GroupMetadata(group_id, "", 0, None, None, d.wall_ms, ()))
-    return d.core.groups[group_id]
+    return group
 
 
 def _give_id(
@@ -192,10 +202,9 @@ def _give_id(
     """Give out a member id, so that a lost answer leaves no member behind."""
     member_id = f"{caller.client_id}-{d.core.new_uuid()}"
     timer = Timer(TimerKind.PENDING, group.group_id, member_id)
-    owner = owner_of(caller)
-    pending = PendingId(member_id, request.session_timeout_ms, timer, principal=owner)
+    pending = PendingId(member_id, request.session_timeout_ms, timer, principal=caller.owner)
     group.pending[member_id] = pending
-    d.core.totals.members += 1
+    d.core.count_member(pending, 1)
     d.core.timers.arm(pending.timer, d.now.mono_ms + pending.session_timeout_ms)
     d.answer(token, join_error(ErrorCode.MEMBER_ID_REQUIRED, member_id), pending)
 
@@ -216,8 +225,9 @@ def _add(
         return
     if not group.members:
         group.protocol_type = request.protocol_type
+        _hand_over(d, group, caller)
     group.add(member)
-    d.core.totals.members += 1
+    d.core.count_member(member, 1)
     if group.is_initial:
         group.member_added = True
     d.event(
@@ -234,6 +244,18 @@ def _add(
     cause = "member joined"
     detail = with_reason(cause, request.reason)
     maybe_start_rebalance(d, group, Trigger.MEMBER_JOINED, cause, member, detail)
+
+
+def _hand_over(d: Decision, group: Group, caller: Caller) -> None:
+    """Let a group that nobody uses belong to its first member, if that has room for it.
+
+    So it follows whoever gets another name, and what was there before names were asked for.
+    """
+    if caller.owner not in {None, group.owner} and d.core.share(None, caller).has_room_for(
+        groups=1, offsets=group.offset_count, log_bytes=group.log_bytes
+    ):
+        assert caller.owner is not None
+        d.emit(GroupOwned(group.group_id, caller.owner))
 
 
 def _rejoin(
@@ -301,11 +323,6 @@ def _replaced_member(group: Group | None, request: JoinGroupRequest) -> Member |
     return None if member_id is None else group.members[member_id]
 
 
-def owner_of(caller: Caller) -> str | None:
-    """Return whose a member is that *caller* joins with, None if he hasn't said who he is."""
-    return None if caller.principal == ANONYMOUS else caller.principal
-
-
 def _new_member(
     d: Decision, group: Group, member_id: str, request: JoinGroupRequest, caller: Caller
 ) -> Member:
@@ -320,7 +337,7 @@ def _new_member(
         protocols=request.protocols,
         heard_ms=d.now.mono_ms,
         group_instance_id=request.group_instance_id,
-        principal=owner_of(caller),
+        principal=caller.owner,
         topic_pattern=request.topic_pattern,
     )
 
@@ -345,6 +362,8 @@ def _replace_static(
         d.answer(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, "", text))
         return
     detail = _take_place(d, group, old, member)
+    d.core.count_member(old, -1)
+    d.core.count_member(member, 1)
     if (
         group.state is GroupState.STABLE
         and not _may_be_drained(old)
@@ -444,7 +463,9 @@ def rewrite_record(d: Decision, group: Group, member: Member, *, is_current: boo
     d.emit(stable._replace(leader=leader, members=members))
 
 
-def sync(core: Core, request: SyncGroupRequest, token: object, now: Now) -> Outcome:
+def sync(
+    core: Core, request: SyncGroupRequest, token: object, _caller: Caller, now: Now
+) -> Outcome:
     """Answer or park a SyncGroup; the leader's brings the assignment into force."""
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)
@@ -573,7 +594,9 @@ def _given_twice(group: Group, member: Member, topic_partition: tuple[str, int])
     return f"{name} given to both {first.member_id} and {member.member_id}"
 
 
-def heartbeat(core: Core, request: HeartbeatRequest, token: object, now: Now) -> Outcome:
+def heartbeat(
+    core: Core, request: HeartbeatRequest, token: object, _caller: Caller, now: Now
+) -> Outcome:
     """Answer a heartbeat at once; 0 and 27 reveal nothing new and so skip the gate."""
     outcome = Outcome(request.group_id)
     response, member = _heartbeat(core, request, now)
@@ -612,7 +635,9 @@ def _heartbeat_refused(
     return HeartbeatResponse(error, member_refusal(group, error, request, now.mono_ms))
 
 
-def leave(core: Core, request: LeaveGroupRequest, token: object, now: Now) -> Outcome:
+def leave(
+    core: Core, request: LeaveGroupRequest, token: object, _caller: Caller, now: Now
+) -> Outcome:
     """Remove the named members, with one rebalance for all of them."""
     d = Decision(core, request.group_id, now)
     group = core.groups.get(request.group_id)

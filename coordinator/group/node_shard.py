@@ -52,7 +52,7 @@ class NodeShard:
         rules: The rules of access.
         users: Those who can log in with a password.
         quotas: How much each may take.
-        describe: See `Topics.describe`.
+        describe: See `Topics.describe`; likewise ``length``.
         take_changes: See `Topics.take_changes`.
         sample_ends: See `lag.sample_ends`.
         topic_facts: See `facts.topic_end_facts`.
@@ -63,10 +63,13 @@ class NodeShard:
         self.registry = registry_
         self.rules = acls.Rules()
         self.users = users.Users()
-        self.quotas = quotas.Quotas()
+        totals = registry_.totals
+        self.quotas = quotas.Quotas(totals.quotas_changed)
+        totals.quota = self.quotas.limit
         self.storage_full = False
         self._topics = topics = Topics(registry_)
         self.describe = topics.describe
+        self.length = topics.length
         self.take_changes = topics.take_changes
         self.sample_ends = partial(lag.sample_ends, registry_)
         self.topic_facts = partial(facts.topic_end_facts, registry_)

@@ -3,7 +3,7 @@
 What each quota counts says `protocol.quotas.QUOTAS`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from coordinator.group.core import Handlers, Step
@@ -51,8 +51,10 @@ class Quotas:
         handlers: What decides the requests that change quotas.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[str | None], None] = lambda _: None) -> None:
+        """Make it; *changed* is called with whose quotas are others now, None for all."""
         self.version = 0
+        self._changed = changed
         self.handlers: Handlers = {AlterClientQuotasRequest: self._alter}
         self.reset()
 
@@ -60,6 +62,7 @@ class Quotas:
         """Forget everything."""
         self.version += 1
         self._of: dict[str, dict[str, int]] = {}
+        self._changed(None)
 
     def loaded(self) -> None:
         """Start to serve."""
@@ -68,13 +71,14 @@ class Quotas:
         """Apply one record. It can't fail."""
         self.version += 1
         principal, key, value = record
+        quotas = self._of.setdefault(principal, {})
         if value is not None:
-            self._of.setdefault(principal, {})[key] = value
-            return
-        quotas = self._of.get(principal, {})
-        quotas.pop(key, None)
+            quotas[key] = value
+        else:
+            quotas.pop(key, None)
         if not quotas:
-            self._of.pop(principal, None)
+            del self._of[principal]
+        self._changed(None if principal == DEFAULT else principal)
 
     def hard_state(self) -> tuple[QuotaSet, ...]:
         """Return all quotas, by principal and key."""

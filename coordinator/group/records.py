@@ -145,6 +145,7 @@ GROUP_GENERATION: Final = 1000
 GROUP_DELETED: Final = 1001
 GROUP_RETENTION: Final = 1002
 GROUP_REBALANCED: Final = 1003
+GROUP_OWNED: Final = 1004
 
 # The version that types are written with; older ones are read.
 RECORD_VERSION: Final = 0
@@ -246,6 +247,13 @@ class GroupRetention(NamedTuple):
     retention_ms: int | None
 
 
+class GroupOwned(NamedTuple):
+    """Whose the group is; without it, it is the anonymous principal's."""
+
+    group_id: str
+    owner: str
+
+
 class GroupRebalanced(NamedTuple):
     """A rebalance of the group came to its end."""
 
@@ -260,6 +268,7 @@ _RareRecord = (
     | GroupDeleted
     | GroupRetention
     | GroupRebalanced
+    | GroupOwned
 )
 Record = OffsetsCommitted | _RareRecord
 
@@ -364,6 +373,7 @@ WRITERS: Final[Mapping[type, Writer]] = {
     GroupDeleted: lambda r: (GROUP_DELETED, RECORD_VERSION, r.group_id, (), None),
     GroupRetention: _write_retention,
     GroupRebalanced: _write_rebalanced,
+    GroupOwned: lambda r: (GROUP_OWNED, RECORD_VERSION, r.group_id, (), (r.owner,)),
 }
 
 
@@ -460,6 +470,13 @@ def _read_metadata(group_id: str, _key: Any, value: Any) -> Record:
     )
 
 
+def _read_owned(group_id: str, _key: Any, value: Any) -> Record:
+    (owner,) = value
+    if type(owner) is not str:
+        raise ValueError("the owner has no name")
+    return GroupOwned(group_id, owner)
+
+
 def _read_rebalance(group_id: str, _key: Any, value: Any) -> Record:
     *fields, late = value
     members = tuple(LateMember(*member) for member in late)
@@ -475,4 +492,5 @@ _READERS: Final[Mapping[int, Reader]] = {
         lambda group_id, _, value: GroupRetention(group_id, *(value or (None,)))
     ),
     GROUP_REBALANCED: Reader(_read_rebalance),
+    GROUP_OWNED: Reader(_read_owned),
 }

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from coordinator.group.ends_history import EndsHistory
 from coordinator.group.records import GROUP_DELETED, RECORD_VERSION, EntryFields, Reader, Writer
-from coordinator.group.totals import Totals
+from coordinator.group.totals import LogSize, Totals, utf8_bytes
 from protocol.messages import EndOffset, PartitionHosts
 from protocol.partition import INT32_MAX
 
@@ -31,6 +31,8 @@ TOPIC_FORGOTTEN: Final = GROUP_DELETED
 
 # Only a topic that bounds no commits is written so: what older code can read, it still can.
 OBSERVED_VERSION: Final = 1
+# Likewise only what belongs to somebody who said who he is.
+OWNED_VERSION: Final = 2
 
 # Matching a pattern against 100,000 topics takes long, so what matched is kept for the patterns
 # that were used last: at most so many, and so many names in all of them.
@@ -61,6 +63,7 @@ class TopicRegistered(NamedTuple):
     version: int  # Of the registry, when the topic's structure last changed.
     # Only consumers have told of it. They may not know all of it, so it bounds no commits.
     is_observed: bool = False
+    owner: str | None = None  # None: the anonymous principal.
 
 
 class EndReported(NamedTuple):
@@ -123,6 +126,7 @@ class Topic:
         "is_deleted",
         "is_observed",
         "open_partitions",
+        "owner",
         "partition_count",
         "version",
     )
@@ -133,6 +137,7 @@ class Topic:
         self.is_deleted = record.is_deleted
         self.version = record.version
         self.is_observed = record.is_observed
+        self.owner = record.owner
         self.open_partitions = 0 if record.is_deleted else record.partition_count
         is_open = record.is_observed and not record.is_deleted
         self.commit_bound = INT32_MAX + 1 if is_open else self.open_partitions
@@ -146,12 +151,19 @@ class Topic:
             self.is_deleted,
             self.version,
             self.is_observed,
+            self.owner,
         )
 
 
 def host_bytes(hosts: Iterable[PartitionHosts]) -> int:
     """Return how long the names in *hosts* are, all together."""
     return sum([len(name) for item in hosts for name in item.hosts])
+
+
+def _log_bytes(name: str, topic: Topic) -> int:
+    """Return what *topic* takes in the log once all of its ends are known."""
+    ends_bytes = topic.partition_count * (LogSize.PARTITION + len(name))
+    return LogSize.TOPIC + utf8_bytes([name]) + host_bytes(topic.hosts) + ends_bytes
 
 
 class HardRegistry(NamedTuple):
@@ -220,13 +232,15 @@ class Registry:
     def __init__(self, totals: Totals | None = None) -> None:
         """Begin empty; *totals* are of the whole node."""
         self.totals = Totals() if totals is None else totals
+        self.topics: dict[str, Topic] = {}  # The deleted ones too, until they are forgotten.
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
-        self.totals.topics = self.totals.topic_partitions = self.totals.topic_host_bytes = 0
+        for name, topic in self.topics.items():
+            self._count(name, topic, -1)
         # Hard: changed by replay alone.
-        self.topics: dict[str, Topic] = {}  # The deleted ones too, until they are forgotten.
+        self.topics = {}
         self.ends: dict[str, dict[int, EndOffset]] = {}
         self.version = 0
         self.last_deletion_version = 0
@@ -251,7 +265,7 @@ class Registry:
             self.version = record.version
             self.last_deletion_version = record.last_deletion_version
         elif type(record) is TopicForgotten:
-            self._count(self.topics.pop(record.topic, None), -1)
+            self._count(record.topic, self.topics.pop(record.topic, None), -1)
             self.ends.pop(record.topic, None)
             self.ends_history.forget(record.topic)
             self._names = None
@@ -260,8 +274,8 @@ class Registry:
     def _register(self, record: TopicRegistered) -> TopicChange | None:
         before = self.topics.get(record.topic)
         self.topics[record.topic] = topic = Topic(record)
-        self._count(before, -1)
-        self._count(topic, 1)
+        self._count(record.topic, before, -1)
+        self._count(record.topic, topic, 1)
         if before is not None and before.version == topic.version:
             return None
         if before is None or topic.is_deleted:
@@ -274,11 +288,14 @@ class Registry:
             self.fold_changes()
         return change
 
-    def _count(self, topic: Topic | None, by: int) -> None:
-        if topic is not None:
-            self.totals.topics += by
-            self.totals.topic_partitions += by * topic.partition_count
-            self.totals.topic_host_bytes += by * host_bytes(topic.hosts)
+    def _count(self, name: str, topic: Topic | None, by: int) -> None:
+        if topic is None:
+            return
+        share = self.totals.share(topic.owner)
+        share.count("topics", by)
+        share.count("topic_partitions", by * topic.partition_count)
+        share.count("topic_host_bytes", by * host_bytes(topic.hosts))
+        share.count_log(by * _log_bytes(name, topic))
 
     def fold_changes(self) -> None:
         """Keep the latest change of each topic that is there, without what it was before."""
@@ -452,6 +469,9 @@ class Registry:
 def _write_topic(record: TopicRegistered) -> EntryFields:
     hosts = [(one.partition, one.hosts) for one in record.hosts]
     described = (record.partition_count, hosts, record.is_deleted, record.version)
+    if record.owner is not None:
+        owned = (*described, record.is_observed, record.owner)
+        return TOPIC, OWNED_VERSION, record.topic, (), owned
     if record.is_observed:
         return TOPIC, OBSERVED_VERSION, record.topic, (), (*described, True)
     return TOPIC, RECORD_VERSION, record.topic, (), described
@@ -463,9 +483,9 @@ def _write_end(record: EndReported) -> EntryFields:
 
 
 def _read_topic(topic: str, _key: Any, value: Any) -> TopicRecord:
-    partition_count, hosts, is_deleted, version, *is_observed = value
+    partition_count, hosts, is_deleted, version, *newer = value
     listed = tuple(PartitionHosts(partition, tuple(names)) for partition, names in hosts)
-    return TopicRegistered(topic, partition_count, listed, is_deleted, version, *is_observed)
+    return TopicRegistered(topic, partition_count, listed, is_deleted, version, *newer)
 
 
 def _read_end(topic: str, key: Any, value: Any) -> TopicRecord:
@@ -480,7 +500,7 @@ WRITERS: Final[Mapping[type, Writer]] = {
     TopicForgotten: lambda record: (TOPIC_FORGOTTEN, RECORD_VERSION, record.topic, (), None),
 }
 READERS: Final[Mapping[int, Reader]] = {
-    TOPIC: Reader(_read_topic, OBSERVED_VERSION),
+    TOPIC: Reader(_read_topic, OWNED_VERSION),
     TOPIC_END: Reader(_read_end),
     REGISTRY: Reader(lambda _scope, _key, value: RegistryChanged(*value)),
     TOPIC_FORGOTTEN: Reader(lambda topic, _key, _value: TopicForgotten(topic)),

@@ -3,9 +3,12 @@
 Theory of operation
 ===================
 
-A page holds up everybody else, so it is bounded in what it shows, in bytes, and in how many groups
-and topics it looks at. Offsets are shown in columns. Where a topic has few of them, the topic
-counts more: it takes as long as ten rows.
+A page takes long, so it is made in slices, and bounded in what it shows, in bytes, and in how many
+groups and topics it looks at. Offsets are shown in columns. Where a topic has few of them, the
+topic counts more: it takes as long as ten rows.
+
+What changes while a page is made, it may show or not. So its position is where the log ended when
+it was begun: the changes from there on have it all.
 
 The order of the groups is made at the first page and used for the next ones. Groups that come later
 are missing in it, but not in the changes from the first page's position on.
@@ -13,10 +16,11 @@ are missing in it, but not in the changes from the first page's position on.
 
 import bisect
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from coordinator.group.core import Core
+from coordinator.group.lag import TURN_LOOKS, in_order, numbers_in_order
 from coordinator.group.records import PACKED_NO_EXPIRY, StoredOffsets
 from protocol.codec import encode
 from protocol.errors import ErrorCode
@@ -66,7 +70,7 @@ def decode_cursor(data: bytes) -> Cursor:
 
 
 class _Run(NamedTuple):
-    """The partitions of one topic of one group that a page may show."""
+    """Some partitions of one topic of one group that a page may show."""
 
     group_id: str
     topic: str
@@ -81,8 +85,7 @@ class _Page:
         self._left = max_offsets
         self._work_left = SCAN_PAGE_MAX
         self._room = room
-        self._group_ids: list[str] = []
-        self._topics: list[str] = []
+        self._names: list[tuple[str, str]] = []  # Groups with their topics.
         self._counts: list[int] = []
         self._rows: list[bytes] = []
         self._sizes: list[int] = []
@@ -92,7 +95,10 @@ class _Page:
     def take(self, run: _Run) -> int:
         """Add as many of the first partitions of *run* as there is room for; say how many."""
         most = max(0, min(self._left, self._work_left))
-        room = self._room - 4 * (len(run.group_id) + len(run.topic)) - _NUMBERS_BYTES
+        is_new = self._names[-1:] != [(run.group_id, run.topic)]
+        room = self._room
+        if is_new:
+            room -= 4 * (len(run.group_id) + len(run.topic)) + _NUMBERS_BYTES
         rows: list[bytes] = []
         for partition in run.partitions[:most]:
             row = encode(run.stored.offsets[partition])
@@ -104,11 +110,13 @@ class _Page:
         if not rows:
             return 0
         self._left -= len(rows)
-        self._work_left -= len(rows) + _RUN_ROWS
+        self._work_left -= len(rows)
         self._room = room
-        self._group_ids.append(run.group_id)
-        self._topics.append(run.topic)
-        self._counts.append(len(rows))
+        if is_new:
+            self._work_left -= _RUN_ROWS
+            self._names.append((run.group_id, run.topic))
+            self._counts.append(0)
+        self._counts[-1] += len(rows)
         self._rows += rows
         self._sizes += map(len, rows)
         committed_ms, expire_ms = run.stored.packed_times(run.partitions[: len(rows)])
@@ -120,8 +128,8 @@ class _Page:
         """Return the answer with all of it."""
         expire_ms = b"".join(self._expire_ms)
         columns = OffsetColumns(
-            tuple(self._group_ids),
-            tuple(self._topics),
+            tuple([group_id for group_id, _ in self._names]),
+            tuple([topic for _, topic in self._names]),
             struct.pack(f">{len(self._counts)}I", *self._counts),
             b"".join(self._rows),
             struct.pack(f">{len(self._sizes)}H", *self._sizes),
@@ -144,8 +152,10 @@ class Scans:
         """Forget the scans under way."""
         self._group_ids = None
 
-    def page(self, request: ScanOffsetsRequest, position: int) -> ScanOffsetsResponse:
-        """Return the next page; *position* is the end of the log that memory is at.
+    def page(
+        self, request: ScanOffsetsRequest, position: Callable[[], int]
+    ) -> Generator[None, None, ScanOffsetsResponse]:
+        """Return the next page; *position* returns the end of the log that memory is at.
 
         Error 42: no offset is asked for, or the cursor is none of ours.
         """
@@ -158,33 +168,39 @@ class Scans:
             is_valid = request.max_offsets > 0
         if not is_valid:
             return ScanOffsetsResponse(ErrorCode.INVALID_REQUEST.value, -1, (), b"")
+        begun_at = position()
         room = min(SCAN_PAGE_BYTES, self._core.config.max_response_bytes // 2)
         page = _Page(min(request.max_offsets, SCAN_PAGE_MAX), room)
-        cursor = self._fill(page, request, after)
-        return page.answer(position, b"" if cursor is None else cursor.encode())
+        cursor = yield from self._fill(page, request, after)
+        return page.answer(begun_at, b"" if cursor is None else cursor.encode())
 
     def _fill(
         self, page: _Page, request: ScanOffsetsRequest, after: Cursor | None
-    ) -> Cursor | None:
+    ) -> Generator[None, None, Cursor | None]:
         """Add to *page* what fits; return where the next one goes on, None if nothing is left."""
         last = after
         for found in self._runs(request, after):
             if isinstance(found, Cursor):
                 return found
-            if not found.partitions:
-                continue
-            taken = page.take(found)
-            if taken:
-                last = Cursor(found.group_id, found.topic, found.partitions[taken - 1])
-            if taken < len(found.partitions):
-                return last
+            if found is not None:
+                taken = page.take(found)
+                if taken:
+                    last = Cursor(found.group_id, found.topic, found.partitions[taken - 1])
+                if taken < len(found.partitions):
+                    return last
+            yield
         if request.group_ids is None:
             self._group_ids = None
         return None
 
-    def _runs(self, request: ScanOffsetsRequest, after: Cursor | None) -> Iterator[_Run | Cursor]:
-        """Yield what comes after *after*; in the end a cursor if there may be more."""
-        group_ids = self._order(request, after)
+    def _runs(
+        self, request: ScanOffsetsRequest, after: Cursor | None
+    ) -> Iterator[_Run | Cursor | None]:
+        """Yield what comes after *after*; in the end a cursor if there may be more.
+
+        None is a pause.
+        """
+        group_ids = yield from self._order(request, after)
         topics = None if request.topics is None else frozenset(request.topics)
         start = 0 if after is None else bisect.bisect_left(group_ids, after.group_id)
         looks = 0
@@ -194,27 +210,41 @@ class Scans:
                 yield Cursor(group_id, "", 0)  # No topic has an empty name.
                 return
             looks += 1
+            yield None
             group = self._core.groups.get(group_id)
             if group is None:
                 continue
             offsets = group.offsets
             if topics is not None:
                 looks += min(len(offsets), len(topics))
-            for topic in sorted(offsets if topics is None else _both(offsets, topics)):
-                if after is not None and (group_id, topic) < after[:2]:
-                    continue
-                stored = offsets[topic]
-                partitions = sorted(stored)
-                if after is not None and (group_id, topic) == after[:2]:
-                    partitions = partitions[bisect.bisect_right(partitions, after.partition) :]
-                yield _Run(group_id, topic, stored, partitions)
+            for topic in (
+                yield from in_order(offsets if topics is None else _both(offsets, topics))
+            ):
+                stored = offsets.get(topic)
+                if stored is not None:  # Else it is gone by now.
+                    yield from _runs_of(group_id, topic, stored, after)
 
-    def _order(self, request: ScanOffsetsRequest, after: Cursor | None) -> list[str]:
+    def _order(
+        self, request: ScanOffsetsRequest, after: Cursor | None
+    ) -> Generator[None, None, list[str]]:
         if request.group_ids is not None:
-            return sorted(set(request.group_ids))
+            return (yield from in_order(request.group_ids))
         if after is None or self._group_ids is None:
-            self._group_ids = sorted(self._core.groups)
+            self._group_ids = yield from in_order(self._core.groups)
         return self._group_ids
+
+
+def _runs_of(
+    group_id: str, topic: str, stored: StoredOffsets, after: Cursor | None
+) -> Iterator[_Run | None]:
+    if after is not None and (group_id, topic) < after[:2]:
+        return
+    partitions = yield from numbers_in_order(stored)
+    if after is not None and (group_id, topic) == after[:2]:
+        partitions = partitions[bisect.bisect_right(partitions, after.partition) :]
+    for at in range(0, len(partitions), TURN_LOOKS):
+        some = [partition for partition in partitions[at : at + TURN_LOOKS] if partition in stored]
+        yield _Run(group_id, topic, stored, some)
 
 
 def _both(offsets: Mapping[str, StoredOffsets], topics: frozenset[str]) -> list[str]:

@@ -17,7 +17,6 @@ from coordinator.group.core import (
 from coordinator.group.group import Group
 from coordinator.group.maintenance import Sweeper
 from coordinator.group.member import Member, Timer, TimerKind, Watched, read_assignment
-from coordinator.group.membership import join, sync
 from coordinator.group.rebalance import (
     begin_report,
     join_timer_fired,
@@ -43,8 +42,6 @@ from protocol.messages import (
     OffsetCommitRequest,
     OffsetDeleteRequest,
     Request,
-    ScanOffsetsRequest,
-    ScanOffsetsResponse,
     SyncGroupRequest,
     join_error,
     sync_error,
@@ -62,11 +59,11 @@ SLICE_MEMBERS: Final = 500
 # What a group takes without members, in members.
 _GROUP_ROOM: Final = 0.1
 
-# Who decides what, but for JoinGroup, which alone asks who its sender is.
-_HANDLERS: Final[Mapping[type, Callable[[Core, Any, object, Now], Outcome]]] = {
+_HANDLERS: Final[Mapping[type, Callable[[Core, Any, object, Caller, Now], Outcome]]] = {
+    JoinGroupRequest: membership.join,
     OffsetCommitRequest: commits.commit,
     HeartbeatRequest: membership.heartbeat,
-    SyncGroupRequest: sync,
+    SyncGroupRequest: membership.sync,
     LeaveGroupRequest: membership.leave,
     DrainMemberRequest: admin.drain,
     OffsetDeleteRequest: admin.delete_offsets,
@@ -84,6 +81,7 @@ class GroupShard:
 
     Attributes:
         totals: What the groups of all shards of the node take together.
+        scan: See `Scans.page`; what it shows may not be durable yet.
         kept: See `Core.kept`; to be called when records were appended.
         end_offset: See `Core.end_offset`.
         fetch_offsets: See `commits.fetch`; likewise ``fetch_all``.
@@ -111,6 +109,7 @@ class GroupShard:
         self.replay = core.replay
         self.totals = core.totals
         self.kept = core.kept
+        self.scan = self._scans.page
         self.end_offset = core.end_offset
         self.fetch_offsets = partial(commits.fetch, core)
         self.fetch_all = partial(commits.fetch_all, core)
@@ -162,9 +161,7 @@ class GroupShard:
         """
         core = self._core
         core.latest = None
-        if type(request) is JoinGroupRequest:
-            return join(core, request, token, caller, now)
-        return _HANDLERS[type(request)](core, request, token, now)
+        return _HANDLERS[type(request)](core, request, token, caller, now)
 
     def interrupted(self) -> Outcome | None:
         """Return what a `handle` or `delete_group` that raised had decided, if it had begun.
@@ -180,13 +177,6 @@ class GroupShard:
     def describe_rebalances(self, request: DescribeRebalancesRequest) -> DescribeRebalancesResponse:
         """Return why one group rebalanced, newest first; 69 if there is no such group."""
         return admin.describe_rebalances(self._core, request)
-
-    def scan(self, request: ScanOffsetsRequest, position: int) -> ScanOffsetsResponse:
-        """Return one page of all committed offsets; *position* is the end of this shard's log.
-
-        It shows what may not be durable yet: the answer must wait until *position* is.
-        """
-        return self._scans.page(request, position)
 
     def delete_group(self, group_id: str, now: Now) -> tuple[Outcome, int]:
         """Delete a group without members; return the outcome and 0, 68 or 69."""
@@ -337,7 +327,7 @@ def load(core: Core, now: Callable[[], Now]) -> Iterator[list[Outcome]]:
                 now_ms = now().mono_ms
                 member = _load_member(core, group, metadata, now_ms)
                 group.add(member)
-                core.totals.members += 1
+                core.count_member(member, 1)
                 core.restart_session(member, now_ms)
                 room -= 1
                 if room <= 0:

@@ -6,13 +6,14 @@ forgotten (`forget`).
 """
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
-from msgspec import structs
+from msgspec import Raw, structs
 
 from coordinator.group.core import Handlers, Step
+from coordinator.group.lag import TURN_LOOKS, numbers_in_order
 from coordinator.group.registry import (
     EndReported,
     InvalidPattern,
@@ -25,6 +26,7 @@ from coordinator.group.registry import (
     TopicRegistered,
     host_bytes,
 )
+from protocol.codec import PackedArray, encode
 from protocol.errors import ErrorCode
 from protocol.messages import (
     DeletedTopic,
@@ -33,6 +35,7 @@ from protocol.messages import (
     DescribedTopic,
     DescribeTopicsRequest,
     DescribeTopicsResponse,
+    EndOffset,
     PartitionHosts,
     PartitionResult,
     RegisteredTopic,
@@ -146,8 +149,8 @@ class Topics:
                 known,
                 version + 1,
                 room,
+                step,
                 is_observed=request.is_observed,
-                storage_full=step.storage_full,
             )
             if record is not None:
                 self._emit(step, record)
@@ -168,9 +171,9 @@ class Topics:
         known: Topic | None,
         version: int,
         room: int,
+        step: Step,
         *,
         is_observed: bool,
-        storage_full: bool,
     ) -> tuple[TopicRegistered | None, _Refusal | None]:
         """Return the record that fulfils *asked* (None: it is so already), or why not."""
         problem = _registration_problem(asked, known)
@@ -179,6 +182,9 @@ class Topics:
         count = asked.partition_count
         hosts = (() if known is None else known.hosts) if asked.hosts is None else asked.hosts
         hosts = tuple(sorted((h for h in hosts if h.hosts), key=lambda h: h.partition))
+        owner = step.caller.owner
+        if known is not None and (is_observed or not known.is_observed):
+            owner = known.owner or owner
         is_observed = is_observed and (known is None or known.is_observed)
         if (
             known is not None
@@ -187,30 +193,43 @@ class Topics:
             and known.is_observed == is_observed
         ):
             return None, None
-        if storage_full:
+        if step.storage_full:
             return None, (ErrorCode.STORAGE_FULL, "the disk is nearly full")
-        refusal = self._over_total(asked, known, hosts)
+        refusal = self._over_total(asked, known, hosts, owner)
         if refusal is not None:
             return None, (ErrorCode.QUOTA_EXCEEDED, refusal)
         if _host_count(hosts) > room:
             return None, (ErrorCode.QUOTA_EXCEEDED, "too many hosts in one request: ask for less")
         grows = known is None or count > known.partition_count
         made_at = version if grows or known is None else known.version
-        return TopicRegistered(asked.topic, count, hosts, False, made_at, is_observed), None
+        return TopicRegistered(asked.topic, count, hosts, False, made_at, is_observed, owner), None
 
     def _over_total(
-        self, asked: TopicRegistration, known: Topic | None, hosts: tuple[PartitionHosts, ...]
+        self,
+        asked: TopicRegistration,
+        known: Topic | None,
+        hosts: tuple[PartitionHosts, ...],
+        owner: str | None,
     ) -> str | None:
-        """Return which total of the node would be passed, in words."""
-        totals = self.registry.totals
-        partitions = asked.partition_count - (0 if known is None else known.partition_count)
-        names_bytes = host_bytes(hosts) - (0 if known is None else host_bytes(known.hosts))
-        more = {
-            "topics": known is None,
-            "topic_partitions": partitions,
-            "topic_host_bytes": names_bytes,
+        """Return which total of the node, or of the owner, would be passed, in words."""
+        wanted = {
+            "topics": 1,
+            "topic_partitions": asked.partition_count,
+            "topic_host_bytes": host_bytes(hosts),
         }
-        refusals = (totals.refusal(name, count) for name, count in more.items() if count > 0)
+        more = dict(wanted)
+        if known is not None:
+            more["topics"] = 0
+            more["topic_partitions"] -= known.partition_count
+            more["topic_host_bytes"] -= host_bytes(known.hosts)
+        is_handed_over = known is not None and known.owner != owner
+        own = wanted if is_handed_over else more
+        totals = self.registry.totals
+        share = totals.share(owner)
+        refusals = (
+            *(share.own_refusal(name, count) for name, count in own.items() if count > 0),
+            *(totals.refusal(name, count) for name, count in more.items() if count > 0),
+        )
         return next((text for text in refusals if text is not None), None)
 
     def _delete_topics(self, request: DeleteTopicsRequest, step: Step) -> DeleteTopicsResponse:
@@ -223,7 +242,10 @@ class Topics:
                 results.append(DeletedTopic(name, _UNKNOWN_TOPIC))
                 continue
             version += 1
-            self._emit(step, TopicRegistered(name, known.partition_count, (), True, version))
+            deleted = known.record(name)._replace(
+                hosts=(), is_deleted=True, version=version, is_observed=False
+            )
+            self._emit(step, deleted)
             results.append(DeletedTopic(name, _OK))
         self._end_version(step, version, version)
         return DeleteTopicsResponse(_OK, tuple(results))
@@ -260,19 +282,28 @@ class Topics:
 
     # --- looking ----------------------------------------------------------------------------
 
-    def describe(
-        self, request: DescribeTopicsRequest, sees: Callable[[str], bool] = bool
-    ) -> DescribeTopicsResponse:
-        """Return topics by list, by pattern, or all, the latter two by page.
+    def length(self, request: DescribeTopicsRequest) -> int:
+        """Return how many topics and ends `describe` has to look at; of pages, the most."""
+        if request.topics is None:
+            return PAGE_ITEMS
+        return sum([1 + len(self._ends(request, name)) for name in request.topics])
 
-        The latter two leave out those that whoever asks doesn't see; no name is empty.
+    def describe(
+        self, request: DescribeTopicsRequest, sees: Callable[[str], bool], max_bytes: int
+    ) -> Generator[None, None, DescribeTopicsResponse | None]:
+        """Return topics by list, by pattern, or all, packed, in slices; the latter two by page.
+
+        The latter two leave out those that whoever asks doesn't see; no name is empty. None: they
+        take more than *max_bytes*.
         """
         if request.topics is not None:
-            described = [
-                self._described(name, request.with_end_offsets)
-                for name in dict.fromkeys(request.topics)
-            ]
-            return DescribeTopicsResponse(_OK, None, tuple(described), has_more=False)
+            topics = _Described(max_bytes)
+            for name in dict.fromkeys(request.topics):
+                known = self.registry.topics.get(name)
+                yield from topics.add(name, known, self._ends(request, name), self._told_ms(name))
+                if topics.are_too_large:
+                    break
+            return topics.answer(has_more=False)
         if not request.max_topics:
             return DescribeTopicsResponse(_INVALID, "max_topics is 0", (), has_more=False)
         if request.pattern is None:
@@ -284,29 +315,84 @@ class Topics:
                 error = ErrorCode.INVALID_REGULAR_EXPRESSION.value
                 message = f"pattern {request.pattern!r}: {exc}"
                 return DescribeTopicsResponse(error, message, (), has_more=False)
-        return self._page(names, request, sees)
+        at = bisect.bisect_right(names, request.start_after) if request.start_after else 0
+        return (yield from self._page(names[at:], request, sees, _Described(max_bytes)))
 
     def _page(
-        self, names: list[str], request: DescribeTopicsRequest, sees: Callable[[str], bool]
-    ) -> DescribeTopicsResponse:
-        at = bisect.bisect_right(names, request.start_after) if request.start_after else 0
-        topics: list[DescribedTopic] = []
+        self,
+        names: list[str],
+        request: DescribeTopicsRequest,
+        sees: Callable[[str], bool],
+        topics: "_Described",
+    ) -> Generator[None, None, DescribeTopicsResponse | None]:
         items = 0
-        for name in filter(sees, islice(names, at, None)):
+        for name in names:
+            known = self.registry.topics.get(name)
+            if known is None or known.is_deleted or not sees(name):  # It may be gone by now.
+                yield
+                continue
             if len(topics) == request.max_topics or items >= PAGE_ITEMS:
-                return DescribeTopicsResponse(_OK, None, tuple(topics), has_more=True)
-            topic = self._described(name, request.with_end_offsets)
-            items += 1 + _host_count(topic.hosts) + len(topic.end_offsets)
-            topics.append(topic)
-        return DescribeTopicsResponse(_OK, None, tuple(topics), has_more=False)
+                return topics.answer(has_more=True)
+            ends = self._ends(request, name)
+            items += 1 + _host_count(known.hosts) + len(ends)
+            yield from topics.add(name, known, ends, self._told_ms(name))
+            if topics.are_too_large:
+                break
+        return topics.answer(has_more=False)
 
-    def _described(self, name: str, with_end_offsets: bool) -> DescribedTopic:
-        known = self.registry.topics.get(name)
+    def _ends(self, request: DescribeTopicsRequest, name: str) -> Mapping[int, EndOffset]:
+        return self.registry.ends.get(name, {}) if request.with_end_offsets else {}
+
+    def _told_ms(self, name: str) -> Callable[[EndOffset], int]:
+        return self.registry.ends_history.of(name).told_ms
+
+
+class _Described:
+    """Topics as an answer has them, packed as they are made."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._left_bytes = max_bytes
+        self._topics: list[Any] = []
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._topics)
+
+    @property
+    def are_too_large(self) -> bool:
+        """Whether they take more than an answer may."""
+        return self._left_bytes < 0
+
+    def add(
+        self,
+        name: str,
+        known: Topic | None,
+        ends: Mapping[int, EndOffset],
+        told_ms: Callable[[EndOffset], int],
+    ) -> Generator[None, None, None]:
+        """Add a topic, as it is now; *told_ms* says when an end was last told."""
         if known is None or known.is_deleted:
-            return DescribedTopic(name, _UNKNOWN_TOPIC, -1, (), ())
-        ends = self.registry.ends.get(name, {}) if with_end_offsets else {}
-        by_partition = tuple(ends[partition] for partition in sorted(ends))
-        return DescribedTopic(name, _OK, known.partition_count, known.hosts, by_partition)
+            packed = encode(DescribedTopic(name, _UNKNOWN_TOPIC, -1, (), ()))
+        else:
+            ends = dict(ends)
+            by_partition = yield from numbers_in_order(ends)
+            array = PackedArray()
+            for at in range(0, len(by_partition), TURN_LOOKS):
+                some = [ends[partition] for partition in by_partition[at : at + TURN_LOOKS]]
+                told = [EndOffset(end.partition, end.end_offset, told_ms(end)) for end in some]
+                array.extend(tuple(told))
+                yield
+            described = (name, _OK, known.partition_count, known.hosts, array.whole())
+            packed = encode(DescribedTopic(*described))
+        self._topics.append(Raw(packed))
+        self._left_bytes -= len(packed)
+        yield
+
+    def answer(self, *, has_more: bool) -> DescribeTopicsResponse | None:
+        """Return the answer with all of them, None if they are too large."""
+        if self.are_too_large:
+            return None
+        return DescribeTopicsResponse(_OK, None, tuple(self._topics), has_more=has_more)
 
 
 def _at_least(told: TopicRegistration, known: Topic | None) -> TopicRegistration:

@@ -30,8 +30,7 @@ from coordinator.http.routes import Answer, HttpRequest, Pause, Refused
 from coordinator.http.turns import in_turns, sorted_in_turns
 from coordinator.http.viewer import Viewer
 from coordinator.runtime.node import Node
-from protocol.errors import ErrorCode
-from protocol.messages import DescribedTopic, DescribeRebalancesRequest, DescribeTopicsRequest
+from protocol.messages import DescribeRebalancesRequest
 
 T = TypeVar("T")
 
@@ -389,33 +388,29 @@ class Api:
         name, viewer = request.names["topic"], request.viewer
         if not viewer.sees_topic(name):
             raise await self._asker.no_topic(name, viewer)
-        asked = DescribeTopicsRequest((name,), None, True, "", 1)
-        (found,) = await self._asker.topics(lambda core: core.describe(asked).topics)
-        if found.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise await self._asker.no_topic(name, viewer)
-        return answer_of(await self._show_topic_alone(found))
-
-    async def _show_topic_alone(self, found: DescribedTopic) -> list[bytes]:
         registry = self._node.registry.core.registry
-        hosts = {item.partition: list(item.hosts) for item in found.hosts}
-        ends = {end.partition: end for end in found.end_offsets}
-        told_ms = registry.ends_history.of(found.topic).told_ms
+        known, ends = await self._asker.topics(
+            lambda _core: (registry.topics.get(name), dict(registry.ends_of(name)))
+        )
+        if known is None or known.is_deleted:
+            raise await self._asker.no_topic(name, viewer)
+        hosts = {item.partition: list(item.hosts) for item in known.hosts}
+        told: list[int] = []
 
         def show(partition: int) -> views.PartitionOfTopic:
             end = ends.get(partition)
+            if end is None:
+                return views.PartitionOfTopic(partition, hosts.get(partition, []), None, None)
+            told.append(registry.ends_history.of(name).told_ms(end))
             return views.PartitionOfTopic(
-                partition,
-                hosts.get(partition, []),
-                None if end is None else end.end_offset,
-                None if end is None else views.time_of(told_ms(end)),
+                partition, hosts.get(partition, []), end.end_offset, views.time_of(told[-1])
             )
 
-        rows = await self._encoded(range(found.partition_count), show)
-        oldest_ms = min(map(told_ms, found.end_offsets), default=-1)
-        end_sum = sum(end.end_offset for end in found.end_offsets) if ends else -1
-        facts = TopicEndFacts(found.topic, found.partition_count, end_sum, oldest_ms)
+        rows = await self._encoded(range(known.partition_count), show)
+        end_sum = sum([end.end_offset for end in ends.values()]) if ends else -1
+        facts = TopicEndFacts(name, known.partition_count, end_sum, min(told, default=-1))
         head = views.encode(_show_topic(self._node.now().wall_ms, facts))
-        return [head[:-1] + b',"partitions":[', *rows, b"]}"]
+        return answer_of([head[:-1] + b',"partitions":[', *rows, b"]}"])
 
     # --- lists --------------------------------------------------------------------------
 

@@ -11,13 +11,15 @@ from typing import Final
 
 import trio
 
-from coordinator.group.core import ANONYMOUS, Now
+from coordinator.group.core import Now
 from coordinator.http.cookies import cookie_line, cookie_of
 from coordinator.http.routes import Refused
 from coordinator.http.viewer import Connection, FindOut, Viewer
 from coordinator.security.accounts import Account, Accounts, NoAccount, basic, by_certificate
 from coordinator.security.attempts import TooManyAttempts
 from coordinator.server.authorization import Access, Authorizer
+from coordinator.server.throttles import Throttles
+from protocol.acls import ANONYMOUS
 
 ACCESSES_MAX: Final = 1_000
 
@@ -40,6 +42,7 @@ class Entry:
         *,
         now: Callable[[], Now],
         audit: Audit,
+        throttles: Throttles,
         is_ready: Callable[[], bool] = lambda: True,
         run_in_thread: RunInThread | None = None,
     ) -> None:
@@ -50,6 +53,7 @@ class Entry:
             authorizer: Knows what they may.
             now: Returns the time.
             audit: Is told of what is refused, and of the log-ins of the page.
+            throttles: What clients take, by principal, and who owes something.
             is_ready: Says whether users and rules are loaded; until then nobody is known.
             run_in_thread: Compares a password; by default one at a time, in a thread.
         """
@@ -57,6 +61,7 @@ class Entry:
         self._authorizer = authorizer
         self.now = now
         self.audit = audit
+        self._throttles = throttles
         self._is_ready = is_ready
         self._run_in_thread = run_in_thread or partial(
             trio.to_thread.run_sync, limiter=trio.CapacityLimiter(1)
@@ -150,6 +155,23 @@ class Entry:
         if len(self._accesses) > ACCESSES_MAX:
             del self._accesses[next(iter(self._accesses))]
         return found
+
+    def check_quota(self, viewer: Viewer) -> None:
+        """Let *viewer* wait if its principal owes something for what it has asked.
+
+        Raises:
+            Refused: It does; nothing of it is answered until then.
+        """
+        assert viewer.principal is not None
+        wait_ms = self._throttles.of(viewer.principal).wait_over_http_ms()
+        if wait_ms:
+            text = f"{viewer.principal} has taken more than its quotas allow"
+            raise Refused(429, text, retry_after_s=-(-wait_ms // 1000))
+
+    def answered(self, viewer: Viewer, size_bytes: int) -> None:
+        """Count a request of *viewer* whose answer has so many bytes."""
+        assert viewer.principal is not None
+        self._throttles.of(viewer.principal).take_over_http(size_bytes)
 
     def _check_ready(self) -> None:
         # To be called a stranger would end a program that only came too early.

@@ -169,6 +169,7 @@ class Exporter:
             max_series=self._settings.metrics_max_series,
             node_id=self._settings.node_id,
             now=node.now(),
+            throttled=self._environment.telemetry.throttled_by,
             pause=self._pause,
         )
         active = [shard.core.groups for shard in node.shards if shard.status is Status.ACTIVE]
@@ -255,6 +256,8 @@ class Exporter:
                 (mechanism or "none", result): count
                 for (mechanism, result), count in t.log_ins.items()
             },
+            "group_coordinator_throttled_answers_total": t.throttled[0],
+            "group_coordinator_throttled_seconds_total": t.throttled[1] / 1000,
             "group_coordinator_received_bytes_total": t.received_bytes,
             "group_coordinator_sent_bytes_total": t.sent_bytes,
             "group_coordinator_flush_seconds": t.flush_s,

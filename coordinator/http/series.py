@@ -42,6 +42,7 @@ from coordinator.group.member import NOTHING
 from coordinator.group.records import StoredOffsets
 from coordinator.group.registry import Registry
 from coordinator.group.states import GroupState
+from coordinator.group.totals import LOG_BYTES, Share
 from coordinator.http.routes import Pause
 from coordinator.http.turns import in_turns, sorted_in_turns
 from protocol.messages import EndOffset
@@ -169,9 +170,37 @@ REGISTRY_PARTITION_FAMILIES: Final = (
         "partition_id",
     ),
 )
+# The order is that of the values in `principal_texts`.
+PRINCIPAL_FAMILIES: Final = (
+    _gauge("group_coordinator_principal_groups", "Groups that belong to it.", "principal"),
+    _gauge("group_coordinator_principal_members", "Members that joined with it.", "principal"),
+    _gauge("group_coordinator_principal_offsets", "Offsets in its groups.", "principal"),
+    _gauge("group_coordinator_principal_topics", "Topics that belong to it.", "principal"),
+    _gauge(
+        "group_coordinator_principal_log_bytes",
+        "What its groups and topics take in a compacted log, about.",
+        "principal",
+    ),
+    _gauge(
+        "group_coordinator_principal_quota_ratio",
+        "Share of its quotas that it has, of the one that is nearest.",
+        "principal",
+    ),
+    _counter(
+        "group_coordinator_principal_throttled_answers_total",
+        "Answers that told it to wait.",
+        "principal",
+    ),
+    _counter(
+        "group_coordinator_principal_throttled_seconds_total",
+        "For how long they told it to wait.",
+        "principal",
+    ),
+)
 # In the order in which they are taken. The ends by partition come last: they say the least.
 LEVELS: Final[Mapping[str, tuple[Family, ...]]] = {
     "group": GROUP_FAMILIES,
+    "principal": PRINCIPAL_FAMILIES,
     "topic": TOPIC_FAMILIES,
     "registry": REGISTRY_FAMILIES,
     "partition": PARTITION_FAMILIES,
@@ -240,6 +269,13 @@ PROCESS_FAMILIES: Final = (
         "group_coordinator_certificate_left_seconds",
         "Until the certificate of the listeners expires; below 0 once it has.",
     ),
+    _counter(
+        "group_coordinator_throttled_answers_total",
+        "Answers that told a client to wait, because of a quota of its principal.",
+    ),
+    _counter(
+        "group_coordinator_throttled_seconds_total", "For how long they told clients to wait."
+    ),
     _counter("group_coordinator_received_bytes_total", "Bytes that the native listener received."),
     _counter("group_coordinator_sent_bytes_total", "Bytes that the native listener sent."),
     _histogram(
@@ -299,6 +335,35 @@ def escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
+class PrincipalFacts(NamedTuple):
+    """What one principal has, and how often it was told to wait."""
+
+    principal: str
+    groups: int
+    members: int
+    offsets: int
+    topics: int
+    log_bytes: int
+    quota_ratio: float
+    throttled_answers: int
+    throttled_ms: int
+
+
+def principal_facts(share: Share, throttled: tuple[int, int]) -> PrincipalFacts:
+    """Return what there is to say of a principal."""
+    used = share.used
+    return PrincipalFacts(
+        share.principal,
+        used("groups"),
+        used("members"),
+        used("offsets"),
+        used("topics"),
+        used(LOG_BYTES),
+        share.quota_ratio(),
+        *throttled,
+    )
+
+
 # --- lines ----------------------------------------------------------------------------------
 # Labels stand in the order of their names, as prometheus-client has them. What is not known, -1,
 # has no line.
@@ -346,6 +411,14 @@ def group_texts(facts: GroupFacts, node_id: int) -> Texts:
             for family, value in zip(others, values, strict=True)
         ],
     )
+
+
+def principal_texts(principals: Sequence[PrincipalFacts]) -> Texts:
+    """Return the lines of principals."""
+    names, *columns, throttled_ms = zip(*principals, strict=True)
+    labels = [f'{{principal="{escaped(name)}"}}' for name in names]
+    seconds = [ms / 1000 for ms in throttled_ms]
+    return _texts(PRINCIPAL_FAMILIES, labels, *columns, seconds)
 
 
 def topic_texts(group_id: str, topics: Sequence[TopicFacts]) -> Texts:
@@ -525,7 +598,14 @@ class Walk:
     """
 
     def __init__(
-        self, registry: Registry, *, max_series: int, node_id: int, now: Now, pause: Pause
+        self,
+        registry: Registry,
+        *,
+        max_series: int,
+        node_id: int,
+        now: Now,
+        throttled: Mapping[str, tuple[int, int]],
+        pause: Pause,
     ) -> None:
         self.states: Counter[str] = Counter()
         self.members = self.offsets = 0
@@ -534,6 +614,7 @@ class Walk:
         self.left_out = self._room.left_out
         self._node_id = node_id
         self._now = now
+        self._throttled = throttled
         self._pause = pause
         self._may_keep = max_series
         self._spent = 0  # Items since the last pause.
@@ -661,6 +742,8 @@ class Walk:
     ) -> list[bytes]:
         """Return as much of everything as there is room for, level by level."""
         shown = ranked[: self._room.take("group", len(ranked))]
+        principals = await self._principals()
+        principals = principals[: self._room.take("principal", len(principals))]
         of_topics = await self._take("topic", [one.topics for one in ranked])
         registered = topics[: self._room.take("registry", len(topics))]
         of_partitions = await self._take("partition", [one.committed for one in ranked])
@@ -673,6 +756,7 @@ class Walk:
                 for texts, more in zip(order, written, strict=True):
                     texts.extend(more)
         parts = await self._groups.parts(self._pause, order[0])
+        parts += await self._write_principals(principals)
         parts += await self._topics.parts(self._pause, order[1])
         parts += await self._write_registry(registered)
         parts += await self._partitions.parts(self._pause, order[2])
@@ -699,6 +783,28 @@ class Walk:
             group.partition_texts if partitions else (),
         )
 
+    async def _principals(self) -> list[PrincipalFacts]:
+        """Return those who have something, or were told to wait; nearest to a quota first."""
+        totals = self._registry.totals
+        if not totals.has_principals:
+            return []
+        names = list(dict.fromkeys([*(one.principal for one in totals.shares()), *self._throttled]))
+        found: list[PrincipalFacts] = []
+        for at in range(0, len(names), ITEMS):
+            found += [
+                principal_facts(totals.share(name), self._throttled.get(name, (0, 0)))
+                for name in names[at : at + ITEMS]
+            ]
+            await self._pause()
+        return await sorted_in_turns(found, _nearest_first, self._pause, TURN_SORTED)
+
+    async def _write_principals(self, principals: Sequence[PrincipalFacts]) -> list[bytes]:
+        lines = Lines("principal")
+        for at in range(0, len(principals), ITEMS):
+            lines.add(principal_texts(principals[at : at + ITEMS]))
+            await self._pause()
+        return await lines.parts(self._pause)
+
     async def _write_registry(self, topics: Sequence[TopicEndFacts]) -> list[bytes]:
         lines = Lines("registry")
         for at in range(0, len(topics), ITEMS):
@@ -719,6 +825,10 @@ class Walk:
 
 def _worst_first(walked: _Walked) -> tuple[float, int, str]:
     return -walked.lag_seconds, -walked.lag, walked.group.group_id
+
+
+def _nearest_first(facts: PrincipalFacts) -> tuple[float, int, str]:
+    return -facts.quota_ratio, -facts.throttled_ms, facts.principal
 
 
 def _oldest_first(facts: TopicEndFacts) -> tuple[bool, int, str]:

@@ -1,5 +1,11 @@
-"""The HTTP door: all connections, what they share, and the handlers under way."""
+"""The HTTP door: all connections, what they share, and the handlers under way.
 
+Nobody can take it all from one address: it has three quarters of the connections and streams at
+most, half of the places to wait in, and its requests wait in a line of their own. All that are
+under way may be one address's, as long as nobody else asks: behind a proxy everybody has the same.
+"""
+
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from email.utils import formatdate
@@ -14,13 +20,14 @@ from coordinator.http.connection import Asked, HttpSession, Warn
 from coordinator.http.guard import refusal
 from coordinator.http.pace import PIECE_S, Pace
 from coordinator.http.router import Router, check_method, query_of, split_target
-from coordinator.http.routes import HttpRequest, NotAllowed, Refused, Route, Streaming
+from coordinator.http.routes import Answer, HttpRequest, NotAllowed, Refused, Route, Streaming
 from coordinator.http.viewer import EVERYBODY, FindOut, Viewer
 from coordinator.names import shortened
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.poller import Poller
 from coordinator.runtime.telemetry import count
 from coordinator.server.server import accept_for_ever, sweep_for_ever
+from coordinator.server.session import ADDRESS_PART, most_of_address
 from coordinator.server.transport import Listener, Transport
 
 if TYPE_CHECKING:
@@ -82,7 +89,8 @@ class HttpSessions:
         self._all: dict[HttpSession, None] = {}
         self._unsent: dict[HttpSession, None] = {}  # Who has yet to take an answer, by age.
         self._under_way = 0
-        self._waiting: dict[HttpSession, tuple[Route, HttpRequest, FindOut | None]] = {}
+        self._connections_of: Counter[str] = Counter()  # By address.
+        self._waiting = _Lines()
         self._failed_requests = 0
         self._nursery: trio.Nursery | None = None
         self._date = (-1, "")
@@ -117,6 +125,9 @@ class HttpSessions:
         if len(self._all) >= self._max_connections:
             self._turn_away(transport, "http.max.connections")
             return
+        if self._connections_of[transport.peer] >= most_of_address(self._max_connections):
+            self._turn_away(transport, "its address has three quarters of http.max.connections")
+            return
         session = HttpSession(self, transport, self.now().mono_ms)
         try:
             transport.attach(self.poller, session)
@@ -124,6 +135,7 @@ class HttpSessions:
             self._turn_away(transport, str(exc.strerror))
             return
         self._all[session] = None
+        self._connections_of[transport.peer] += 1
 
     def _turn_away(self, transport: Transport, reason: str) -> None:
         self.warn("connection.refused", transport.peer, reason=reason)
@@ -131,20 +143,35 @@ class HttpSessions:
 
     def forget(self, session: HttpSession) -> None:
         """Note that *session* has ended."""
-        for register in (self._all, self._unsent, self._waiting, self.streams):
-            register.pop(session, None)
+        if session in self._all:
+            del self._all[session]
+            peer = session.transport.peer
+            self._connections_of[peer] -= 1
+            if not self._connections_of[peer]:
+                del self._connections_of[peer]
+        self._unsent.pop(session, None)
+        self.streams.pop(session, None)
+        self._waiting.leave(session)
 
     def follows(self, session: HttpSession) -> None:
         """Note that *session* follows events from now on."""
         self.streams[session] = None
 
     def waits(self, session: HttpSession) -> None:
-        """Note that *session* has to wait for its peer; who does so longest makes room."""
+        """Note that *session* has to wait for its peer.
+
+        Where all of that is too much, who waits longest makes room, of the address with the most.
+        """
         self._unsent[session] = None
-        while (
-            len(self._unsent) > 1 and sum(s.unsent_bytes for s in self._unsent) > UNSENT_BYTES_MAX
-        ):
-            next(iter(self._unsent)).close_because("too many answers wait behind slow reads")
+        while len(self._unsent) > 1:
+            unsent_bytes: Counter[str] = Counter()
+            for one in self._unsent:
+                unsent_bytes[one.transport.peer] += one.unsent_bytes
+            if unsent_bytes.total() <= UNSENT_BYTES_MAX:
+                return
+            ((peer, _),) = unsent_bytes.most_common(1)
+            oldest = next(one for one in self._unsent if one.transport.peer == peer)
+            oldest.close_because("too many answers wait behind slow reads")
 
     def waits_no_more(self, session: HttpSession) -> None:
         """Note that it has all."""
@@ -169,6 +196,8 @@ class HttpSessions:
             viewer: Viewer | FindOut = EVERYBODY
             if self._entry is not None and not route.is_open:
                 viewer = self._entry.viewer(headers, transport)
+                if isinstance(viewer, Viewer):
+                    self._entry.check_quota(viewer)
             parameters = query_of(query)
         except Refused as exc:
             session.refuse(exc)
@@ -187,8 +216,8 @@ class HttpSessions:
             self._answer_at_once(session, route, request)
         elif self._under_way < UNDER_WAY_MAX:
             self._start(session, route, request, find_out)
-        elif len(self._waiting) < WAITING_MAX:
-            self._waiting[session] = (route, request, find_out)
+        elif self._waiting.has_place(transport.peer):
+            self._waiting.put(session, (route, request, find_out))
         else:
             session.refuse(Refused(503, "too many requests are under way", retry_after_s=1))
 
@@ -198,7 +227,7 @@ class HttpSessions:
         try:
             next(handler.__await__())
         except StopIteration as done:
-            session.answer(request, done.value)
+            self._answer(session, request, done.value)
         except Refused as exc:
             self._refuse(session, route, request, exc)
         except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
@@ -219,14 +248,17 @@ class HttpSessions:
         await self._pace.pause()
         try:
             if find_out is not None:
-                request = replace(request, viewer=await find_out())
+                viewer = await find_out()
+                request = replace(request, viewer=viewer)
+                assert self._entry is not None  # It is what finds out.
+                self._entry.check_quota(viewer)
             answer = await route.handler(request)
             await self._pace.pause()  # Many may have waited for the same.
-            if isinstance(answer, Streaming) and self._has_too_many_streams():
+            if isinstance(answer, Streaming) and self._has_too_many_streams(session):
                 full = "there are http.max.event.streams streams already"
                 session.refuse(Refused(503, full, retry_after_s=_STREAMS_RETRY_S))
             else:
-                session.answer(request, answer)
+                self._answer(session, request, answer)
         except Refused as exc:
             self._refuse(session, route, request, exc)
         except Exception as exc:  # noqa: BLE001 - as above
@@ -234,8 +266,16 @@ class HttpSessions:
         self._pace.end()
         self._under_way -= 1
         if self._waiting:
-            following = next(iter(self._waiting))
-            self._start(following, *self._waiting.pop(following))
+            self._start(*self._waiting.take())
+
+    def _answer(
+        self, session: HttpSession, request: HttpRequest, answer: Answer | Streaming
+    ) -> None:
+        """Send the answer, which counts for whoever asked; so does a stream that begins."""
+        if self._entry is not None and request.viewer is not EVERYBODY:
+            parts = answer.body if isinstance(answer, Answer) else ()
+            self._entry.answered(request.viewer, sum(map(len, parts)))
+        session.answer(request, answer)
 
     def _refuse(
         self, session: HttpSession, route: Route, request: HttpRequest, refused: Refused
@@ -254,8 +294,11 @@ class HttpSessions:
             )
         session.refuse(refused)
 
-    def _has_too_many_streams(self) -> bool:
-        return len(self.streams) >= self.settings.http_max_event_streams
+    def _has_too_many_streams(self, session: HttpSession) -> bool:
+        most = self.settings.http_max_event_streams
+        peer = session.transport.peer
+        of_address = sum([other.transport.peer == peer for other in self.streams])
+        return len(self.streams) >= most or of_address >= most_of_address(most)
 
     def _failed(self, session: HttpSession, route: Route, exc: Exception) -> None:
         """Log a bug with a number of its own, which is all that the peer is told."""
@@ -282,6 +325,50 @@ class HttpSessions:
         if self._date[0] != second:
             self._date = (second, formatdate(second, usegmt=True))
         return self._date[1]
+
+
+class _Lines:
+    """Requests that wait to be under way: a line for each address, and these take turns."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, dict[HttpSession, _Asked]] = {}  # The next one first.
+        self._length = 0
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return self._length
+
+    def has_place(self, peer: str) -> bool:
+        """Say whether one more may wait."""
+        of_address = len(self._lines.get(peer, ()))
+        return self._length < WAITING_MAX and of_address * ADDRESS_PART < WAITING_MAX
+
+    def put(self, session: HttpSession, asked: "_Asked") -> None:
+        """Have the request of *session* wait."""
+        self._lines.setdefault(session.transport.peer, {})[session] = asked
+        self._length += 1
+
+    def take(self) -> tuple[HttpSession, Route, HttpRequest, FindOut | None]:
+        """Return the next one."""
+        peer, line = next(iter(self._lines.items()))
+        session = next(iter(line))
+        asked = line[session]
+        self.leave(session)
+        if line:
+            self._lines[peer] = self._lines.pop(peer)  # The others come first.
+        return session, *asked
+
+    def leave(self, session: HttpSession) -> None:
+        """Forget *session*, if it waits."""
+        peer = session.transport.peer
+        line = self._lines.get(peer, {})
+        if line.pop(session, None) is not None:
+            self._length -= 1
+            if not line:
+                del self._lines[peer]
+
+
+_Asked = tuple[Route, HttpRequest, FindOut | None]
 
 
 class _PacedListener:

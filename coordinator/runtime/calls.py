@@ -44,6 +44,9 @@ class Asker(Protocol):
     def listener(self) -> int:
         """The number of the listener by which he came, from 0."""
 
+    def spend(self, worked_s: float) -> None:
+        """Note that his requests took so much of the event loop outside of his turns."""
+
     def sees_group(self, name: str) -> bool:
         """Say whether a group may be shown to him in a list."""
 
@@ -92,6 +95,9 @@ class Call(Struct, eq=False):
         """The first one."""
         return 0
 
+    def spend(self, worked_s: float) -> None:
+        """Nobody counts it."""
+
     def sees_group(self, name: str) -> bool:  # noqa: ARG002  whoever asks
         """Show him all."""
         return True
@@ -110,6 +116,10 @@ class Call(Struct, eq=False):
 
     def attempt(self, decide: Callable[[], None]) -> None:
         """Call *decide*, which answers, unless nobody waits any more; a bug in it is answered."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Answer nobody: whoever decides ends the connection."""
         raise NotImplementedError
 
     def resolve(self, answer: m.Response, leader_epoch: int) -> None:
@@ -324,6 +334,8 @@ class Slices:
             while goes_on:
                 goes_on = False  # Nobody waits any more, or there was a bug.
                 self._share.begin()
+                began_s = self._clock_s()
                 call.attempt(go_on)
+                call.asker.spend(self._clock_s() - began_s)
                 await self._share.pause()
             self.is_busy = False

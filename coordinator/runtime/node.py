@@ -160,7 +160,7 @@ class Node:
         environment.telemetry.flush_began_s = self._oldest_flush_s
         environment.metrics.update(
             uptime_ms=lambda: self.now().mono_ms - self._started_ms,
-            **{name: partial(getattr, totals, name) for name in Totals.RESOURCES},
+            **{name: partial(totals.used, name) for name in Totals.RESOURCES},
             **{f"{name}_limit": partial(self._limit, name) for name in Totals.RESOURCES},
             flushes_total=lambda: sum(f.flushes for f in self._flushers.values()),
             flushed_bytes_total=lambda: sum(f.flushed_bytes for f in self._flushers.values()),

@@ -18,6 +18,7 @@ from protocol.histogram import REBALANCE_BOUNDS_S, Histogram
 EventSink = Callable[[str, dict[str, Any]], None]
 
 STALL_PERIOD_S: Final = 0.1
+_PRINCIPALS_MAX: Final = 10_000
 _NOTED_MAX: Final = 256  # A tenth of a millisecond to book.
 # How an API key and an error code are one number: an answer's kind.
 KEY_BITS: Final = 16
@@ -65,6 +66,8 @@ class Telemetry:
         log_ins: By which mechanism and how those of SASL ended -> how many.
         flush_began_s: Tells when the oldest flush began that is on its way, None for none.
         http: Route template and status -> answers of the HTTP listener.
+        throttled: How many answers told clients to wait, and for how many ms in all.
+        throttled_by: The same by principal, of the first `_PRINCIPALS_MAX` that were told.
     """
 
     def __init__(self) -> None:
@@ -75,6 +78,8 @@ class Telemetry:
         self.connections_accepted = 0
         self.connections_closed = dict.fromkeys(CONNECTIONS_CLOSED, 0)
         self.connections_refused = dict.fromkeys(CONNECTIONS_REFUSED, 0)
+        self.throttled = (0, 0)
+        self.throttled_by: dict[str, tuple[int, int]] = {}
         self.received_bytes = 0
         self.sent_bytes = 0
         self._flush_s = Histogram()
@@ -92,6 +97,15 @@ class Telemetry:
         self.handshakes: dict[str, int] = {}
         self.log_ins: dict[tuple[str, str], int] = {}
         self.http: dict[tuple[str, int], int] = {}
+
+    def told_to_wait(self, principal: str, wait_ms: int) -> None:
+        """Count an answer that told a client of *principal* to wait."""
+        answers, total_ms = self.throttled
+        self.throttled = answers + 1, total_ms + wait_ms
+        by = self.throttled_by
+        if principal in by or len(by) < _PRINCIPALS_MAX:
+            answers, total_ms = by.get(principal, (0, 0))
+            by[principal] = answers + 1, total_ms + wait_ms
 
     @property
     def requests(self) -> Mapping[int, Histogram]:

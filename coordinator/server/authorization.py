@@ -4,8 +4,8 @@ The matrix is Kafka's where Kafka has the request. `NEEDS` holds it; docs/securi
 
 An answer never tells whether something is there that its asker may not see: a group or topic that
 is refused is refused alike whether it exists or not, and is not in any list. A request about
-several things is answered for those that are allowed: `Access.verdict` says what is left to ask,
-and puts the refusals into the answer, each in its place.
+several things is answered for those that are allowed: a `Verdict` says what is left to ask, and
+puts the refusals into the answer, each in its place.
 
 A session keeps one `Access`, its principal's from its host. What that may do with a group or topic
 is looked up in the rules once, and kept as a mask of operations until rules change.
@@ -19,9 +19,8 @@ from typing import Any, Final, NamedTuple
 from msgspec import Raw, msgpack, structs
 
 from coordinator.group.acls import Rules
-from coordinator.group.core import ANONYMOUS
 from protocol import messages as m
-from protocol.acls import CLUSTER, Operation, ResourceType
+from protocol.acls import ANONYMOUS, CLUSTER, Operation, ResourceType
 from protocol.errors import ErrorCode
 from protocol.messages import error_response
 
@@ -45,7 +44,8 @@ class Verdict(NamedTuple):
     """A request that is not allowed as it is.
 
     Attributes:
-        request: What of it is allowed; None if nothing is.
+        request: What of it is allowed; None if nothing is, and the request itself if only the
+            answer may have too much.
         complete: Makes the answer to the whole request of the one to `request` (of None, if there
             is none). It must be sent in the place of that.
     """
@@ -114,6 +114,7 @@ class Access:
 
     Attributes:
         is_free: It may do everything.
+        version: Of the rules whose masks are kept; call `refresh` when there are newer ones.
     """
 
     def __init__(self, authorizer: Authorizer, principal: str, host: str, *, is_free: bool) -> None:
@@ -123,25 +124,15 @@ class Access:
         self._principal = principal
         self._host = host
         self.is_free = is_free
-        self._version = -1
+        self.version = -1
         # By name, the masks of what is allowed with groups and topics.
         self.groups = _Kept(partial(self._mask, ResourceType.GROUP))
         self.topics = _Kept(partial(self._mask, ResourceType.TOPIC))
 
-    def verdict(self, request: m.Request) -> Verdict | None:
-        """Return None if *request* is allowed as it is.
-
-        Raises:
-            KeyError: It is none that `NEEDS` knows.
-        """
-        if self.is_free:
-            return None
-        self._refresh()
-        return NEEDS[type(request)](self, request)
-
-    def _refresh(self) -> None:
-        if self._version != self._rules.version:
-            self._version = self._rules.version
+    def refresh(self) -> None:
+        """Forget what older rules said."""
+        if self.version != self._rules.version:
+            self.version = self._rules.version
             self.groups.clear()
             self.topics.clear()
 
@@ -159,12 +150,12 @@ class Access:
 
     def sees_group(self, name: str) -> bool:
         """Say whether a group is shown, now."""
-        self._refresh()
+        self.refresh()
         return self.is_free or bool(self.groups[name] & _DESCRIBE)
 
     def sees_topic(self, name: str) -> bool:
         """Say whether a topic is in the lists that are shown, now."""
-        self._refresh()
+        self.refresh()
         return self.is_free or bool(self.topics[name] & _DESCRIBE)
 
     @property
@@ -347,6 +338,21 @@ def _group_and_topics(operation: Operation) -> Check:
     return check
 
 
+_reads_group_and_topics: Final = _group_and_topics(Operation.READ)
+
+
+def _commit(access: Access, request: m.OffsetCommitRequest) -> Verdict | None:
+    """READ with the group and with each topic; every commit comes here, so all at once."""
+    if access.groups[request.group_id] & _READ:
+        topics = access.topics
+        for named in request.topics:
+            if not topics[named.topic] & _READ:
+                break
+        else:
+            return None
+    return _reads_group_and_topics(access, request)
+
+
 def _alter_offsets(access: Access, request: m.AlterOffsetsRequest) -> Verdict | None:
     """As a commit; and ALTER for what a commit can't do: take members out."""
     operation = Operation.ALTER if request.remove_owners else Operation.READ
@@ -401,6 +407,8 @@ def _offset_fetch(access: Access, request: m.OffsetFetchRequest) -> Verdict | No
             groups.append(found if whole is None else whole(_unpacked(m.GroupOffsets, found)))
         return m.OffsetFetchResponse(tuple(groups))
 
+    if asked == request.groups:
+        return Verdict(request, complete)
     return Verdict(structs.replace(request, groups=asked) if asked else None, complete)
 
 
@@ -524,7 +532,7 @@ NEEDS: Final[Mapping[type[m.Request], Check]] = {
     m.LeaveGroupRequest: _reads_group,
     # A driver drains its own reader, and who may leave in another's name may ask it to give up.
     m.DrainMemberRequest: _reads_group,
-    m.OffsetCommitRequest: _group_and_topics(Operation.READ),
+    m.OffsetCommitRequest: _commit,
     m.OffsetFetchRequest: _offset_fetch,
     m.OffsetDeleteRequest: _group_and_topics(Operation.DELETE),
     m.AlterOffsetsRequest: _alter_offsets,

@@ -8,6 +8,7 @@ says. What is checked here the core doesn't check again.
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from msgspec import Raw, structs
@@ -20,6 +21,7 @@ from coordinator.runtime.calls import Call, Gather, Token, gather_lists
 from coordinator.runtime.coordination import Coordination
 from coordinator.runtime.node import Node
 from coordinator.runtime.shard import ShardRunner, Status
+from coordinator.server.portions import Portion, portions, whole
 from protocol import messages as m
 from protocol.codec import PackedArray, encode
 from protocol.errors import ErrorCode
@@ -35,6 +37,9 @@ from protocol.version import VERSION
 SERVER_SOFTWARE: Final = f"group-coordinator/{VERSION}"
 # A group id is checked and hashed once; remembering that takes up to 400 bytes a group.
 GROUPS_KNOWN_MAX: Final = 131_072
+
+# What takes no more steps than this takes less than a slice.
+_STEPS_AT_ONCE: Final = 100
 
 # What an offset, a member or a group adds to an answer besides its names and bytes.
 _ITEM_BYTES: Final = 24
@@ -70,6 +75,7 @@ class Dispatcher:
             m.SaslAuthenticateRequest: self._no_log_in,
             m.FindCoordinatorRequest: self._find_coordinator,
             m.OffsetFetchRequest: self._offset_fetch,
+            m.OffsetDeleteRequest: self._delete_offsets,
             m.DescribeGroupsRequest: self._describe_groups,
             m.ListGroupsRequest: self._list_groups,
             m.SummarizeGroupsRequest: self._summarize_groups,
@@ -196,10 +202,16 @@ class Dispatcher:
         call.fail(_E.ILLEGAL_SASL_STATE, -1)
 
     def _find_coordinator(self, call: Call, request: m.FindCoordinatorRequest, _now: Now) -> None:
+        self._in_slices(call, self._locating(call, request), len(request.group_ids))
+
+    def _locating(self, call: Call, request: m.FindCoordinatorRequest) -> Iterator[None]:
         listener = call.asker.listener
-        found = tuple(self._locate(request.key_type, g, listener) for g in request.group_ids)
+        found = []
+        for group_id in request.group_ids:
+            found.append(self._locate(request.key_type, group_id, listener))
+            yield
         epoch = found[0].leader_epoch if len(found) == 1 else -1
-        call.resolve(m.FindCoordinatorResponse(found), epoch)
+        call.resolve(m.FindCoordinatorResponse(tuple(found)), epoch)
 
     def _locate(self, key_type: int, group_id: str, listener: int) -> m.CoordinatorOfGroup:
         if key_type != m.KEY_TYPE_GROUP:
@@ -247,25 +259,31 @@ class Dispatcher:
             lambda shares, epoch: call.resolve(m.OffsetFetchResponse(tuple(shares)), epoch)
         )
         budget = Budget(limit_bytes)
-        fetches = (
-            partial(self._fetch_group, fetch, gather, budget, now) for fetch in request.groups
-        )
+        fetches = (self._fetch_group(fetch, gather, budget) for fetch in request.groups)
         self._node.slices.submit(call, self._one_by_one(call, fetches, gather, budget))
 
     def _one_by_one(
         self,
         call: Call,
-        shares: Iterable[Callable[[], None]],
+        shares: Iterable[Iterator[None]],
         gather: Gather,
         budget: "Budget",
     ) -> Iterator[None]:
         """Ask for all *shares* of the answer, and pause after each."""
-        for ask in shares:
-            ask()
+        for share in shares:
+            yield from share
             if budget.is_spent:
                 break
             yield
         self._seal(call, gather, budget)
+
+    def _in_slices(self, call: Call, steps: Iterator[None], count: int) -> None:
+        """Take all *steps*, at once if these are few; nobody waits in line for something short."""
+        if count > _STEPS_AT_ONCE:
+            self._node.slices.submit(call, steps)
+        else:
+            for _ in steps:
+                pass
 
     def _look_in_slices(
         self,
@@ -285,14 +303,20 @@ class Dispatcher:
         else:
             gather.seal()
 
-    def _fetch_group(self, fetch: m.GroupFetch, gather: Gather, budget: "Budget", now: Now) -> None:
+    def _fetch_group(self, fetch: m.GroupFetch, gather: Gather, budget: "Budget") -> Iterator[None]:
         group_id = fetch.group_id
         part = gather.part(lambda error: m.GroupOffsets(group_id, error, ()))
         if not self._group_is_legal(group_id, part):
             return
         shard = self._node.shard_of(group_id)
-        look = partial(shard.core.fetch_offsets, fetch, budget.left_bytes)
-        shard.read(group_id, part, lambda: budget.for_offsets(look()), now)
+
+        def looking() -> Generator[None, None, Raw | None]:
+            left_bytes = budget.left_bytes
+            if fetch.topics is None:
+                return budget.for_offsets((yield from shard.core.fetch_all(group_id, left_bytes)))
+            return budget.for_offsets(shard.core.fetch_offsets(fetch, left_bytes))
+
+        yield from shard.read_in_slices(group_id, part, looking(), self._node.now)
 
     def _group_is_legal(self, group_id: str, part: Token) -> bool:
         if group_id_error(group_id) is None:
@@ -300,24 +324,25 @@ class Dispatcher:
         part.fail(_E.INVALID_GROUP_ID, -1)
         return False
 
-    def _describe_groups(self, call: Call, request: m.DescribeGroupsRequest, now: Now) -> None:
+    def _describe_groups(self, call: Call, request: m.DescribeGroupsRequest, _now: Now) -> None:
         gather = Gather(lambda shares, e: call.resolve(m.DescribeGroupsResponse(tuple(shares)), e))
         budget = Budget(self._settings.response_max_bytes)
-        groups = (
-            partial(self._describe_group, group_id, gather, budget, now)
-            for group_id in request.group_ids
-        )
+        groups = (self._describe_group(group_id, gather, budget) for group_id in request.group_ids)
         self._node.slices.submit(call, self._one_by_one(call, groups, gather, budget))
 
-    def _describe_group(self, group_id: str, gather: Gather, budget: "Budget", now: Now) -> None:
+    def _describe_group(self, group_id: str, gather: Gather, budget: "Budget") -> Iterator[None]:
         part = gather.part(lambda error: describe_error(group_id, error, None, state=""))
         if not self._group_is_legal(group_id, part):
             return
         shard = self._node.shard_of(group_id)
-        look = shard.core.describe_group
-        shard.read(group_id, part, lambda: budget.for_members(look(group_id)), now)
 
-    def _delete_groups(self, call: Call, request: m.DeleteGroupsRequest, now: Now) -> None:
+        def looking() -> Generator[None, None, m.DescribedGroup]:
+            yield
+            return budget.for_members(shard.core.describe_group(group_id))
+
+        yield from shard.read_in_slices(group_id, part, looking(), self._node.now)
+
+    def _delete_groups(self, call: Call, request: m.DeleteGroupsRequest, _now: Now) -> None:
         group_ids = tuple(dict.fromkeys(request.group_ids))
 
         def answer(errors: list[int], epoch: int) -> None:
@@ -325,13 +350,51 @@ class Dispatcher:
             results = tuple(m.DeletedGroup(group_id, error) for group_id, error in pairs)
             call.resolve(m.DeleteGroupsResponse(results), epoch)
 
-        gather = Gather(answer)
-        for group_id in group_ids:
-            part = gather.part(lambda error: error)
-            if self._group_is_legal(group_id, part):
-                shard = self._node.shard_of(group_id)
-                shard.decide(partial(shard.core.delete_group, group_id, now), part, now)
-        gather.seal()
+        def deleting() -> Iterator[None]:
+            gather = Gather(answer)
+            for group_id in group_ids:
+                part = gather.part(lambda error: error)
+                if self._group_is_legal(group_id, part):
+                    now, shard = self._node.now(), self._node.shard_of(group_id)
+                    shard.decide(partial(shard.core.delete_group, group_id, now), part, now)
+                yield
+            gather.seal()
+
+        self._in_slices(call, deleting(), len(group_ids))
+
+    def _delete_offsets(self, call: Call, request: m.OffsetDeleteRequest, now: Now) -> None:
+        shard = self._shard_for(call, request)
+        if shard is not None:
+            caller = call.asker.caller
+            self._decide_in_portions(
+                call, call, lambda asked, token, at: shard.handle(asked, token, caller, at), now
+            )
+
+    def _decide_in_portions(
+        self, call: Call, token: Token, decide: Callable[[m.Request, Token, Now], None], now: Now
+    ) -> None:
+        """Have *decide* answer *call* through *token*, a portion at a time if it is long."""
+        request = call.request
+        cut = portions(request)
+        first = next(cut)
+        second = next(cut, None)
+        if second is None:
+            decide(request, token, now)
+            return
+        taken: list[Portion] = []
+
+        def answer(answers: list[Any], epoch: int) -> None:
+            token.send(token.prepare(whole(request, zip(taken, answers, strict=True)), epoch))
+
+        def deciding() -> Iterator[None]:
+            gather = Gather(answer)
+            for portion in chain((first, second), cut):
+                taken.append(portion)
+                decide(portion.request, gather.part(lambda error: error), self._node.now())
+                yield
+            gather.seal()
+
+        self._node.slices.submit(call, deciding())
 
     def _list_groups(self, call: Call, request: m.ListGroupsRequest, _now: Now) -> None:
         if any(shard.status is Status.LOADING for shard in self._node.shards):
@@ -397,25 +460,32 @@ class Dispatcher:
 
     def _decide_for_node(self, call: Call, request: m.Request, now: Now) -> None:
         if self._content_is_sound(call, request):
-            self._node.decide(request, NoGroup(call), call.asker.caller, now)
+            caller = call.asker.caller
+            self._decide_in_portions(
+                call,
+                NoGroup(call),
+                lambda asked, token, at: self._node.decide(asked, token, caller, at),
+                now,
+            )
             if type(request) is m.AlterUserScramCredentialsRequest:
                 self.users_changed()
             elif type(request) is m.AlterClientQuotasRequest:
                 self.quotas_changed()
 
-    def _describe_topics(self, call: Call, request: m.DescribeTopicsRequest, now: Now) -> None:
+    def _describe_topics(self, call: Call, request: m.DescribeTopicsRequest, _now: Now) -> None:
         if not self._content_is_sound(call, request):
             return
-        read = partial(
-            self._node.registry.read,
-            None,
-            NoGroup(call),
-            partial(self._topics, request, call.asker.sees_topic),
-        )
-        if request.pattern is None or self._node.registry.refusal() is not None:
-            read(now)
+        registry = self._node.registry
+        limit_bytes = self._settings.response_max_bytes
+        looking = registry.core.describe(request, call.asker.sees_topic, limit_bytes)
+        steps = registry.read_in_slices(None, NoGroup(call), _or_too_large(looking), self._node.now)
+        length = registry.core.length(request)
+        if request.pattern is None or registry.refusal() is not None:
+            self._in_slices(call, steps, length)
         else:
-            self._node.patterns.submit(call, request.pattern, lambda: read(self._node.now()))
+            self._node.patterns.submit(
+                call, request.pattern, lambda: self._in_slices(call, steps, length)
+            )
 
     def _look_into_node(self, call: Call, request: Any, now: Now) -> None:
         """Show rules, users or quotas."""
@@ -430,28 +500,6 @@ class Dispatcher:
             fits = fitting(look, self._settings.response_max_bytes)
             self._node.registry.read(None, NoGroup(call), fits, now)
 
-    def _topics(
-        self, request: m.DescribeTopicsRequest, sees_topic: Callable[[str], bool]
-    ) -> m.Response:
-        """Look at the topics; those of a list one by one, as each may be large."""
-        describe = self._node.registry.core.describe
-        budget = Budget(self._settings.response_max_bytes)
-        if request.topics is None:
-            page = describe(request, sees_topic)
-            for topic in page.topics:
-                budget.for_topic(topic)
-        else:
-            page = m.DescribeTopicsResponse(_E.NONE, None, (), has_more=False)
-            found: list[m.DescribedTopic] = []
-            for name in dict.fromkeys(request.topics):
-                found += map(
-                    budget.for_topic, describe(structs.replace(request, topics=(name,))).topics
-                )
-                if budget.is_spent:
-                    break
-            page = structs.replace(page, topics=tuple(found))
-        return m.BareError(_E.RESPONSE_TOO_LARGE) if budget.is_spent else page
-
     # --- whole offsets partitions -------------------------------------------------------
 
     def _partition_is_here(self, call: Call) -> bool:
@@ -463,13 +511,14 @@ class Dispatcher:
             return False
         return self._content_is_sound(call, request)
 
-    def _scan_offsets(self, call: Call, request: m.ScanOffsetsRequest, now: Now) -> None:
+    def _scan_offsets(self, call: Call, request: m.ScanOffsetsRequest, _now: Now) -> None:
         if not request.in_columns:
             call.resolve(m.BareError(_E.UNSUPPORTED_VERSION), -1)
         elif self._partition_is_here(call):
             shard = self._node.shards[request.offsets_partition]
-            position = shard.log.end_offset(shard.partition)
-            shard.read(None, NoGroup(call), partial(shard.core.scan, request, position), now)
+            looking = shard.core.scan(request, lambda: shard.log.end_offset(shard.partition))
+            steps = shard.read_in_slices(None, NoGroup(call), looking, self._node.now)
+            self._node.slices.submit(call, steps)
 
     def _read_changes(self, call: Call, _request: m.Request, _now: Now) -> None:
         if self._partition_is_here(call):
@@ -512,13 +561,6 @@ class Budget:
             self.left_bytes -= _ITEM_BYTES + names_bytes + bytes_
         self.left_bytes -= _ITEM_BYTES + len(group.group_id)
         return group
-
-    def for_topic(self, topic: m.DescribedTopic) -> m.DescribedTopic:
-        """Count *topic* with its hosts and end offsets, and return it."""
-        hosts_bytes = sum([len(host) for item in topic.hosts for host in item.hosts])
-        items = 1 + len(topic.hosts) + len(topic.end_offsets)
-        self.left_bytes -= len(topic.topic) + hosts_bytes + items * 4
-        return topic
 
 
 class NoGroup:

@@ -12,7 +12,7 @@ log-in that fails is answered late, and how late depends on how many failed from
 nobody tries more than ten passwords a second from one address, however many connections he has.
 Whoever comes while the latest that is allowed is taken isn't looked at, and is cut off.
 
-*May he.* `Access.verdict` says so. What is refused of a request never reaches the dispatcher: it
+*May he.* `NEEDS` says so. What is refused of a request never reaches the dispatcher: it
 gets the rest (`Narrowed`), and the refusals are put into the answer to that.
 
 *Is he whose member id he names.* A member id, and a group instance id, belong to the principal who
@@ -34,17 +34,17 @@ from typing import Any, Final, Protocol
 import trio
 from msgspec import structs
 
-from coordinator.group.core import ANONYMOUS, Caller, Now
+from coordinator.group.core import Caller, Now
 from coordinator.group.group import Group
 from coordinator.group.quotas import Quotas
 from coordinator.names import shortened
 from coordinator.runtime.calls import Asker, Call
 from coordinator.runtime.telemetry import Telemetry, count
-from coordinator.server.authorization import Access, Authorizer, Verdict, in_parts
+from coordinator.server.authorization import NEEDS, Access, Authorizer, Verdict, in_parts
 from coordinator.server.dispatch import Dispatcher
 from coordinator.server.throttles import Muted, Throttle, Throttles
 from protocol import messages as m
-from protocol.acls import Operation
+from protocol.acls import ANONYMOUS, Operation
 from protocol.errors import ErrorCode
 from protocol.messages import APIS, error_response, first_error
 
@@ -76,6 +76,8 @@ PRIVILEGED: Final = frozenset(
         m.AlterClientQuotasRequest,
     }
 )
+# They ask for nothing that somebody has to be allowed.
+_BEFORE_RIGHTS: Final = _LOG_IN | {m.ApiVersionsRequest}
 # They speak for the member whose id they name.
 _SPEAKS_FOR_MEMBER: Final = frozenset(
     {m.OffsetCommitRequest, m.HeartbeatRequest, m.JoinGroupRequest, m.SyncGroupRequest}
@@ -234,7 +236,7 @@ class Gatekeeper:
         self.failures = Failures()
         self.later = Later()
         self.knows_users = knows_users
-        self.throttles = Throttles(quotas, now_ms, self.later.do)
+        self.throttles = Throttles(quotas, now_ms, self.later.do, telemetry)
         dispatcher.quotas_changed = self.throttles.changed
         self.has_gates = authorizer.is_on
 
@@ -267,6 +269,7 @@ class Gate:
         self._peer = peer
         self._log_in = log_in
         self._access: Access | None = None
+        self._rules = keeper.authorizer.rules
         self._throttle: Throttle | None = None
         self._ends_wall_ms = _NEVER_MS
 
@@ -281,11 +284,16 @@ class Gate:
         self._ends_wall_ms = _NEVER_MS if ends_wall_ms is None else ends_wall_ms
         self._client.caller = self._client.caller._replace(principal=principal)
         if self._throttle is None:  # A later log-in is the same principal's.
-            self._throttle = self._keeper.throttles.enter(principal)
+            self._throttle = self._keeper.throttles.enter(principal, self._client)
 
     def take(self, size_bytes: int) -> int:
         """Take a request with its answer; return how long the client has to wait, in ms."""
         return 0 if self._throttle is None else self._throttle.take(self._client, size_bytes)
+
+    def spend(self, spent_us: int) -> None:
+        """Take time that no answer has paid for."""
+        if self._throttle is not None:
+            self._throttle.spend(self._client, spent_us)
 
     def leave(self) -> None:
         """The session has ended."""
@@ -319,29 +327,44 @@ class Gate:
         access = self._access
         request: Any = call.request
         kind = type(request)
-        if kind in _LOG_IN and self._log_in is not None:
-            self._go_on_with_log_in(call, request, now)
-        elif kind is m.ApiVersionsRequest or kind in _LOG_IN:
+        if access is None or kind in _BEFORE_RIGHTS or now.wall_ms >= self._ends_wall_ms:
+            self._dispatch_before_rights(call, request, caller, now)
+        elif access.version != self._rules.version and not self._knows_rules(access):
+            call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
+        elif not access.is_free and (verdict := NEEDS[kind](access, request)) is not None:
+            self._narrow(call, verdict, caller, now)
+        elif (
+            kind in _SPEAKS_FOR_MEMBER
+            and (request.member_id or request.group_instance_id is not None)
+            and self._is_anothers(request, caller)
+        ):
+            self._refuse_member(call, request, caller, now)
+        elif kind is m.LeaveGroupRequest:
+            self._leave(call, request, caller, now)
+        else:
+            if kind in PRIVILEGED:
+                self._tell("access.used", request, caller, now)
             self._dispatcher.dispatch(call, caller, now)
-        elif access is None:
+
+    def _dispatch_before_rights(self, call: Call, request: Any, caller: Caller, now: Now) -> None:
+        """Have a log-in go on, or answer who is not known, or not any more."""
+        if type(request) in _LOG_IN and self._log_in is not None:
+            self._go_on_with_log_in(call, request, now)
+        elif type(request) in _BEFORE_RIGHTS:
+            self._dispatcher.dispatch(call, caller, now)
+        elif self._access is None:
             call.fail(_E.ILLEGAL_SASL_STATE, -1)
             self._client.close_after_answers("unauthenticated")
-        elif now.wall_ms >= self._ends_wall_ms:
-            self._client.close_because_over("its log-in or certificate has ended")
-        elif not access.is_free and not self._keeper.knows_users():
-            call.fail(_E.COORDINATOR_LOAD_IN_PROGRESS, -1)
         else:
-            verdict = access.verdict(request)
-            if verdict is not None:
-                self._narrow(call, verdict, caller, now)
-            elif kind in _SPEAKS_FOR_MEMBER and self._is_anothers(request, caller):
-                self._refuse_member(call, request, caller, now)
-            elif kind is m.LeaveGroupRequest:
-                self._leave(call, request, caller, now)
-            else:
-                if kind in PRIVILEGED:
-                    self._tell("access.used", request, caller, now)
-                self._dispatcher.dispatch(call, caller, now)
+            call.drop()
+            self._client.close_because_over("its log-in or certificate has ended")
+
+    def _knows_rules(self, access: Access) -> bool:
+        """Say whether the rules are loaded; each load of them is a change of rules."""
+        if not access.is_free and not self._keeper.knows_users():
+            return False
+        access.refresh()
+        return True
 
     def _narrow(self, call: Call, verdict: Verdict, caller: Caller, now: Now) -> None:
         """Ask for what is allowed, if anything is."""
@@ -415,6 +438,7 @@ class Gate:
             return
         if keeper.failures.are_too_many(self._peer, now.mono_ms):
             count(keeper.telemetry.log_ins, (log_in.mechanism, "limited"))
+            call.drop()
             self._client.close_because_over("too many log-ins have failed from its address")
             return
         answer: m.SaslHandshakeResponse | m.SaslAuthenticateResponse
@@ -430,6 +454,7 @@ class Gate:
         principal = log_in.principal or ANONYMOUS
         if is_done and is_first and not keeper.throttles.has_place(principal):
             count(keeper.telemetry.log_ins, (log_in.mechanism, "limited"))
+            call.drop()
             self._client.refuse()
             return
         call.resolve(answer, -1)

@@ -136,7 +136,7 @@ def make_node(settings: Settings, store: Store, environment: Environment) -> Nod
         group_config=group_config(settings),
         commit_timeout_ms=settings.offsets_commit_timeout_ms,
         reload_min_interval_ms=settings.partition_reload_min_interval_ms,
-        totals=Totals(limits_of(settings)),
+        totals=Totals(limits_of(settings), has_principals=settings.has_authentication),
     )
 
 
@@ -481,6 +481,7 @@ def make_entry(node: Node, server: Server, log_ins: "LogIns | None") -> "Entry |
         gatekeeper.authorizer,
         now=node.now,
         audit=audit,
+        throttles=gatekeeper.throttles,
         is_ready=lambda: node.registry.is_whole,
     )
 

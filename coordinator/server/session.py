@@ -23,6 +23,7 @@ too: to read it has taken long already.
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -174,6 +175,10 @@ class SessionCall(Call, eq=False):
             except Exception as exc:  # noqa: BLE001 - one handler's bug must not end the others
                 self.session.fail(self, exc)
 
+    def drop(self) -> None:
+        """Answer nobody."""
+        self.is_open = False
+
     def send(self, prepared: bytes) -> None:
         """Put the frame behind what is unsent; the round's end sends it."""
         if not self.is_open:
@@ -277,6 +282,7 @@ class Session:
         self._is_closing = False  # Answer what is unsent, then close.
         self._has_ended = False  # The peer sends no more, and may still want its answers.
         self._closes_as = MALFORMED
+        self._unpaid_s = inf  # Since when its turn is not paid for.
         self.deadlines = Deadlines(settings, now_ms)
         if must_log_in:
             self.gate = keeper.closed_gate(self, transport.peer)
@@ -345,6 +351,38 @@ class Session:
         """Read on."""
         self._max_in_flight = self._sessions.settings.max_in_flight_requests
         self.resume()
+
+    def time_turns(self, *, is_timed: bool) -> None:
+        """Have the gate told what each turn took, or no more; who isn't timed pays nothing."""
+        if is_timed:
+            self._take_turn = self._take_timed_turn  # type: ignore[method-assign]  # of this one
+        else:
+            vars(self).pop("_take_turn", None)
+
+    def _take_timed_turn(
+        self, calls: list[SessionCall | BadRequest], now: Now, began_s: float, **how: bool
+    ) -> None:
+        self._unpaid_s = began_s
+        try:
+            Session._take_turn(self, calls, now, began_s, **how)
+        finally:
+            spent_us, self._unpaid_s = self.spent_us(), inf
+            if self.gate is not None:
+                self.gate.spend(spent_us)
+
+    def spent_us(self) -> int:
+        """Return what its turn has taken since it was asked last; 0 outside of one."""
+        now_s = self._clock_s()
+        spent_s = now_s - self._unpaid_s
+        if spent_s <= 0:
+            return 0
+        self._unpaid_s = now_s
+        return int(spent_s * 1_000_000)
+
+    def spend(self, worked_s: float) -> None:
+        """Note that its requests took so much of the event loop outside of its turns."""
+        if self.gate is not None:
+            self.gate.spend(int(worked_s * 1_000_000))
 
     # --- reading ------------------------------------------------------------------------
 
@@ -431,14 +469,11 @@ class Session:
         are taken at a time than the limits allow. The turn began at *began_s*; *is_own*: it began
         with this.
         """
-        self._count_begun(has_ended=bool(calls))
+        if self._begun_bytes or self._connection.unfinished:
+            self._count_begun(has_ended=bool(calls))
         taken, must_pause = 0, not calls and self._must_pause()
         for call in calls:
-            if (
-                type(call) is not BadRequest
-                and call.size_bytes > _LONG_REQUEST_BYTES
-                and not is_own
-            ):
+            if call.size_bytes > _LONG_REQUEST_BYTES and not is_own:
                 break
             self._take(call, now)
             taken += 1
@@ -456,8 +491,10 @@ class Session:
         elif self._untaken:
             self._pause()
             self._go_on_soon()
-        else:
+        elif self._begun_bytes or self.is_paused:
             self._read_on(now.mono_ms)
+        else:
+            self.deadlines.between_frames(now.mono_ms)
 
     def _count_begun(self, *, has_ended: bool) -> None:
         """Count what has come of a frame; *has_ended*: another one than before."""
@@ -504,7 +541,7 @@ class Session:
             or len(self.in_flight) >= self._max_in_flight
             or len(self.unsent) >= self._max_unsent_bytes
             or (
-                (held.bytes >= held.max_bytes or address.bytes >= held.max_bytes // ADDRESS_PART)
+                (held.bytes >= held.max_bytes or address.bytes >= held.address_max_bytes)
                 and self._waits_for_room()
             )
             or (self.is_blocked and held.unsent_bytes >= held.max_unsent_bytes // 2)
@@ -834,6 +871,11 @@ CONNECTION_PART: Final = 4
 ADDRESS_PART: Final = 2
 
 
+def most_of_address(most: int) -> int:
+    """Return how many of *most* connections, or of what only those have, one address may have."""
+    return -(-3 * most // 4)
+
+
 class Held:
     """What the connections of one address hold.
 
@@ -865,6 +907,7 @@ class HeldByAll(Held):
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.max_bytes = settings.queued_max_request_bytes
+        self.address_max_bytes = self.max_bytes // ADDRESS_PART
         self.max_parked = settings.max_parked_requests
         self.max_parked_bytes = settings.queued_max_parked_bytes
         self.max_unsent_bytes = settings.queued_max_response_bytes
@@ -1018,7 +1061,7 @@ class Sessions:
     @property
     def _max_connections_per_ip(self) -> int:
         """How many connections one address may have: never all of them, but for a few."""
-        return min(self.settings.max_connections_per_ip, -(-3 * self.max_connections // 4))
+        return min(self.settings.max_connections_per_ip, most_of_address(self.max_connections))
 
     def round_now(self) -> Now:
         """Return the time, the same for all sessions of a round."""

@@ -3,15 +3,22 @@
 Theory of operation
 ===================
 
-Each answer takes one request, and the bytes of both, out of the buckets of its principal
-(`coordinator.group.buckets`). Once more was taken than there is, the answer says how long to wait,
-and goes out at once; the session is *muted*, which means that it isn't read until all of that is
-paid. So somebody who asks too fast is slowed down by what he has asked, and nobody else is. Another
-session of the same principal is muted when it next gets an answer: what a principal takes beyond
-its rate is one burst, and of each of its sessions the requests that were decided in between.
+Each answer takes one request, the bytes of both, and the time that its session's turn has taken so
+far, out of the buckets of its principal (`coordinator.group.buckets`). Once more was taken than
+there is, the answer says how long to wait, and goes out at once; the session is *muted*, which
+means that it isn't read until all of that is paid. So somebody who asks too fast is slowed down by
+what he has asked, and nobody else is. Another session of the same principal is muted when it next
+gets an answer: what a principal takes beyond its rate is one burst, and of each of its sessions the
+requests that were decided in between.
+
+Nobody is muted for longer than `WAIT_MAX_MS`: what is owed beyond that is forgiven. A session that
+isn't read sends no heartbeats, and its members would be taken for dead.
 
 One alarm for each principal wakes all of its sessions that are muted. It looks again first, as
 others may have taken more meanwhile. A change of quotas wakes them at once, under the new rates.
+
+Time is measured only of whom a quota limits in it: his sessions are told to time their turns.
+Requests over HTTP take of the same buckets; who owes something is refused there until it is paid.
 
 Who has no session is remembered while he owes, so that nobody is quicker by connecting anew.
 """
@@ -22,11 +29,15 @@ from typing import Final, Protocol
 
 from coordinator.group.buckets import Bucket
 from coordinator.group.quotas import Quotas
-from protocol.partition import INT32_MAX
-from protocol.quotas import BYTE_RATE, CONNECTIONS, REQUEST_RATE
+from coordinator.runtime.telemetry import Telemetry
+from protocol.quotas import BYTE_RATE, CONNECTIONS, REQUEST_PERCENTAGE, REQUEST_RATE
 
 # Beyond so many principals those are forgotten who have no session and owe nothing.
 _KEPT: Final = 10_000
+# Kafka bounds it by its quota window. The least session timeout is 6 s by default.
+WAIT_MAX_MS: Final = 5_000
+# What a percent of the time is in microseconds a second.
+_PERCENT_US: Final = 10_000
 
 
 class Muted(Protocol):
@@ -38,54 +49,118 @@ class Muted(Protocol):
     def unmute(self) -> None:
         """Read on."""
 
+    def time_turns(self, *, is_timed: bool) -> None:
+        """Have `Throttle.spend` called with what each turn took, or no more."""
+
+    def spent_us(self) -> int:
+        """Return what its turn has taken since it was asked last; 0 outside of one."""
+
+
+class _Rate:
+    """What comes back of one thing a second, and what was taken of it."""
+
+    def __init__(self, rate: int, now_ms: int) -> None:
+        self.rate = rate
+        self._bucket = Bucket(now_ms)
+
+    def take(self, amount: int, now_ms: int) -> None:
+        self._bucket.take(amount, self.rate, now_ms)
+        self._bucket.forgive(self.rate, WAIT_MAX_MS)
+
+    def wait_ms(self, now_ms: int) -> int:
+        return self._bucket.wait_ms(self.rate, now_ms)
+
 
 class Throttle:
-    """What one principal takes.
-
-    Attributes:
-        sessions: How many it has.
-    """
+    """What one principal takes."""
 
     def __init__(self, throttles: "Throttles", principal: str) -> None:
         """Use `Throttles.enter` instead."""
         self._throttles = throttles
         self._principal = principal
-        self.sessions = 0
+        self._sessions: dict[Muted, None] = {}
         self._version = -1  # Of the quotas that the rates are from.
-        self._requests: tuple[Bucket, int] | None = None  # With its rate a second.
-        self._bytes: tuple[Bucket, int] | None = None
+        # None: nothing limits it.
+        self._requests: _Rate | None = None
+        self._bytes: _Rate | None = None
+        self._time: _Rate | None = None
+        self._rates: tuple[_Rate, ...] = ()  # Those of these three that there are.
         self._muted: dict[Muted, None] = {}
         self._alarm = 0  # The number of the one that counts.
+
+    @property
+    def sessions(self) -> int:
+        """How many it has."""
+        return len(self._sessions)
+
+    def enter(self, session: Muted) -> None:
+        """Let *session* be limited, too."""
+        self._sessions[session] = None
+        self._refresh()
+        if self._time is not None:
+            session.time_turns(is_timed=True)
 
     def take(self, session: Muted, size_bytes: int) -> int:
         """Take a request of *session* with its answer; return how long it has to wait, in ms."""
         self._refresh()
-        if self._requests is None and self._bytes is None:  # Every request comes here.
+        if not self._rates:  # Every request comes here.
             return 0
         now_ms = self._throttles.now_ms()
-        if self._requests is not None:
-            bucket, rate = self._requests
-            bucket.take(1, rate, now_ms)
-        if self._bytes is not None:
-            bucket, rate = self._bytes
-            bucket.take(size_bytes, rate, now_ms)
-        wait_ms = self.wait_ms(now_ms)
-        if wait_ms and session not in self._muted:
+        spent_us = 0 if self._time is None else session.spent_us()
+        wait_ms = self._take(1, size_bytes, spent_us, now_ms)
+        if wait_ms:
+            self._tell(wait_ms)
+            self._mute(session, wait_ms)
+        return wait_ms
+
+    def spend(self, session: Muted, spent_us: int) -> None:
+        """Take time that no answer of *session* has paid for."""
+        self._refresh()
+        if self._time is None:
+            return
+        wait_ms = self._take(0, 0, spent_us, self._throttles.now_ms())
+        if wait_ms and session in self._sessions:
+            self._mute(session, wait_ms)
+
+    def take_over_http(self, size_bytes: int) -> None:
+        """Take a request that was answered over HTTP."""
+        self._refresh()
+        self._take(1, size_bytes, 0, self._throttles.now_ms())
+
+    def wait_over_http_ms(self) -> int:
+        """Return for how long nothing is answered over HTTP, and count that it is refused."""
+        wait_ms = self.wait_ms(self._throttles.now_ms())
+        if wait_ms:
+            self._tell(wait_ms)
+        return wait_ms
+
+    def _take(self, requests: int, size_bytes: int, spent_us: int, now_ms: int) -> int:
+        if self._requests is not None and requests:
+            self._requests.take(requests, now_ms)
+        if self._bytes is not None and size_bytes:
+            self._bytes.take(size_bytes, now_ms)
+        if self._time is not None and spent_us:
+            self._time.take(spent_us, now_ms)
+        return self.wait_ms(now_ms)
+
+    def _tell(self, wait_ms: int) -> None:
+        self._throttles.telemetry.told_to_wait(self._principal, wait_ms)
+
+    def _mute(self, session: Muted, wait_ms: int) -> None:
+        if session not in self._muted:
             if not self._muted:
                 self._set_alarm(wait_ms)
             self._muted[session] = None
             session.mute()
-        return wait_ms
 
     def wait_ms(self, now_ms: int) -> int:
         """Return when all is paid."""
         self._refresh()
-        waits = [b.wait_ms(rate, now_ms) for b, rate in filter(None, (self._requests, self._bytes))]
-        return min(max(waits, default=0), INT32_MAX)
+        return max([rate.wait_ms(now_ms) for rate in self._rates], default=0)
 
     def leave(self, session: Muted) -> None:
         """*session* has ended."""
-        self.sessions -= 1
+        self._sessions.pop(session, None)
         self._muted.pop(session, None)
 
     def wake(self) -> None:
@@ -113,21 +188,25 @@ class Throttle:
         if self._version == quotas.version:
             return
         self._version = quotas.version
-        now_ms = self._throttles.now_ms()
-        rates = [quotas.limit(self._principal, key) for key in (REQUEST_RATE, BYTE_RATE)]
-        self._requests, self._bytes = (
-            _at(rate, bucket, now_ms)
-            for rate, bucket in zip(rates, (self._requests, self._bytes), strict=True)
-        )
+        was_timed = self._time is not None
+        self._requests = self._rate(REQUEST_RATE, 1, self._requests)
+        self._bytes = self._rate(BYTE_RATE, 1, self._bytes)
+        self._time = self._rate(REQUEST_PERCENTAGE, _PERCENT_US, self._time)
+        self._rates = tuple(filter(None, (self._requests, self._bytes, self._time)))
+        is_timed = self._time is not None
+        if is_timed != was_timed:
+            for session in self._sessions:
+                session.time_turns(is_timed=is_timed)
 
-
-def _at(
-    rate: int | None, before: tuple[Bucket, int] | None, now_ms: int
-) -> tuple[Bucket, int] | None:
-    """Return a bucket with its rate; what is owed at another rate is forgiven."""
-    if rate is None:
-        return None
-    return before if before is not None and before[1] == rate else (Bucket(now_ms), rate)
+    def _rate(self, key: str, unit: int, before: _Rate | None) -> _Rate | None:
+        """Return what a quota allows; what is owed at another rate is forgiven."""
+        throttles = self._throttles
+        quota = throttles.quotas.limit(self._principal, key)
+        if quota is None:
+            return None
+        rate = quota * unit
+        is_same = before is not None and before.rate == rate
+        return before if is_same else _Rate(rate, throttles.now_ms())
 
 
 class Throttles:
@@ -138,9 +217,11 @@ class Throttles:
         quotas: Quotas,
         now_ms: Callable[[], int],
         do_later: Callable[[int, Callable[[], None]], None],
+        telemetry: Telemetry,
     ) -> None:
         """Make it; *do_later* calls what it is given after so many ms."""
         self.quotas = quotas
+        self.telemetry = telemetry
         self.now_ms = now_ms
         self.do_later = do_later
         self._of: dict[str, Throttle] = {}
@@ -151,14 +232,19 @@ class Throttles:
         throttle = self._of.get(principal)
         return limit is None or (0 if throttle is None else throttle.sessions) < limit
 
-    def enter(self, principal: str) -> Throttle:
-        """Count a session of *principal*, and return its throttle."""
+    def enter(self, principal: str, session: Muted) -> Throttle:
+        """Return the throttle of *principal*, who has this session, too."""
+        throttle = self.of(principal)
+        throttle.enter(session)
+        return throttle
+
+    def of(self, principal: str) -> Throttle:
+        """Return the throttle of *principal*."""
         throttle = self._of.get(principal)
         if throttle is None:
             if len(self._of) >= _KEPT:
                 self._forget()
             throttle = self._of[principal] = Throttle(self, principal)
-        throttle.sessions += 1
         return throttle
 
     def changed(self) -> None:

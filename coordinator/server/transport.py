@@ -24,8 +24,8 @@ from typing import Final, Protocol
 
 import trio
 
-from coordinator.group.core import ANONYMOUS
 from coordinator.runtime.poller import BROKEN, READABLE, WRITABLE, Poller
+from protocol.acls import ANONYMOUS
 
 RECEIVE_BYTES: Final = 64 * 1024
 BACKLOG: Final = 1024

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.peers import missing
+from tests.integration.zookeeper_support import needs_zookeeper
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,7 +76,7 @@ def test_a_quick_run_judges_every_aim_that_needs_no_peer(tmp_path: Path) -> None
 
 @pytest.mark.integration
 @pytest.mark.nightly
-@pytest.mark.skipif(missing("zookeeper") is not None, reason="ZooKeeper's jars are not here")
+@needs_zookeeper
 def test_a_peer_that_is_installed_is_measured_along(tmp_path: Path) -> None:
     """With one real peer, and only with it."""
     content = quick_run("bench.run", tmp_path, "--only=commit", "--peer=zookeeper")
@@ -97,6 +97,13 @@ def test_a_quick_run_of_groups_judges_every_aim(tmp_path: Path) -> None:
 def test_a_quick_run_of_the_command_line_judges_every_aim(tmp_path: Path) -> None:
     """A command that fails would be a quick one."""
     assert unjudged(quick_run("bench.command_line", tmp_path)) == set()
+
+
+@pytest.mark.integration
+@needs_zookeeper
+def test_a_quick_run_of_imports_judges_every_aim(tmp_path: Path) -> None:
+    """An import that fails would be a quick one."""
+    assert unjudged(quick_run("bench.zookeeper", tmp_path)) == set()
 
 
 @pytest.mark.integration

@@ -70,6 +70,7 @@ class Place:
                 Authorizer(rules, is_on=True, is_registered=lambda _topic: True),
                 now=w.environment.now,
                 audit=lambda *_args, **_fields: None,
+                throttles=w.server.gatekeeper.throttles,
             )
             for group_id in ("billing", "secret"):
                 await w.connect().ask(commit(10, group_id=group_id))

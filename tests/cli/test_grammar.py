@@ -31,7 +31,7 @@ CHANGES: Final = {
     *("members drain", "members remove", "offsets import"),
     *("groups retention", "topics delete"),
     *("acls add", "acls remove", "quotas remove", "quotas set"),
-    *("users add", "users password", "users remove"),
+    *("users add", "users password", "users remove", "zookeeper import"),
 }
 PRINT_ROWS: Final = {*LOOKS, *CHANGES, "cluster status", "settings", "log dump", "log verify"}
 

@@ -1,7 +1,7 @@
 """Reading committed offsets while they change: a state that was there at one moment."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, strategies as st
@@ -36,11 +36,12 @@ class Asking(Coordinator):
         self.log = log
         self.is_away = False
 
-    def _exchange(self, request: m.Request) -> m.Response:
-        if self.is_away:
-            raise ConnectionResetError("gone")
-        answer: m.Response = self.log.answers[type(request)](request)
-        return answer
+    def _exchange(self, requests: Sequence[m.Request]) -> Iterator[m.Response]:
+        for request in requests:
+            if self.is_away:
+                raise ConnectionResetError("gone")
+            answer: m.Response = self.log.answers[type(request)](request)
+            yield answer
 
 
 def play(log: OffsetsLog, steps: Iterator[Step]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import trio
 
 from client import Client, connect
+from client.zookeeper.storage import Given
 from tests.fakes.disk import Disk
 from tests.fakes.transport import MemoryTransport
 from tests.server.world import World, world
@@ -67,11 +68,14 @@ class Served:
     def __init__(self, daemon: World) -> None:
         self.daemon = daemon
 
-    def connect(self, client_id: str = "client") -> AbstractAsyncContextManager[Client]:
+    def connect(
+        self, client_id: str = "client", offset_storage: Given = None
+    ) -> AbstractAsyncContextManager[Client]:
         """Connect."""
         return connect(
             "127.0.0.1:9310",
             client_id=client_id,
+            offset_storage=offset_storage,
             open_stream=self._open_stream,
             rng=random.Random(7),
         )

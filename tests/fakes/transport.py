@@ -2,9 +2,9 @@
 
 import trio
 
-from coordinator.group.core import ANONYMOUS
 from coordinator.runtime.poller import Poller
 from coordinator.server.transport import RECEIVE_BYTES, Reader
+from protocol.acls import ANONYMOUS
 
 
 class ReadyInMemory:

@@ -12,6 +12,7 @@ have gone nothing is left of them: no connection, request, answer, parked call, 
 import gc
 import sys
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
@@ -85,19 +86,72 @@ class Report(NamedTuple):
     checksum: int
 
 
-class _Native:
+class _Hostile(ABC):
+    """A client that comes back as somebody else when it has left, or was closed."""
+
+    def __init__(self, connect: Callable[[], MemoryTransport]) -> None:
+        self._connect = connect
+        self.sent = self.answers = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.transport = self._connect()
+        self._has_left = False
+
+    @property
+    def sent_so_far(self) -> int:
+        """How many frames or requests were sent."""
+        return self.sent
+
+    @abstractmethod
+    def burst(self) -> None:
+        """Send some frames or requests."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Take what came, and see that it may be."""
+
+    @abstractmethod
+    def _check_owed(self) -> None:
+        """See that nothing is owed."""
+
+    @abstractmethod
+    def _count(self) -> None:
+        """Add up what the connection that ends has brought."""
+
+    def leave(self, how: Callable[[], None]) -> None:
+        """Go without a word, and come back as somebody else."""
+        self._renew()
+        how()
+        self._has_left = True
+
+    def _renew(self) -> None:
+        if self.transport.closed or self._has_left:
+            self.check()
+            self._count()
+            self._begin()
+
+    def end(self) -> None:
+        """See that nothing is owed, and go."""
+        self.check()
+        if not (self.transport.closed or self._has_left):
+            self._check_owed()
+        self._count()
+        self.transport.end()
+
+
+class _Native(_Hostile):
     """A hostile client of the native protocol."""
 
     def __init__(self, connect: Callable[[], MemoryTransport], grammar: Grammar) -> None:
-        self._connect = connect
         self._grammar = grammar
-        self.sent = self.answers = self.commits = self.checksum = 0
-        self._has_left = False
-        self.transport, self.account = connect(), Account()
-        self._greet()
+        self.commits = self.checksum = 0
+        super().__init__(connect)
 
-    def _greet(self) -> None:
+    def _begin(self) -> None:
         """Say what a connection says first; here it will authenticate, or not."""
+        super()._begin()
+        self.account = Account()
         if self._grammar.rng.random() < 0.5:
             hello = m.ApiVersionsRequest("fuzz", "fuzz", "1")
             self._send(self.account.frame(hello, 0))
@@ -123,20 +177,6 @@ class _Native:
         """How many frames were sent."""
         return self.sent + self.account.frames
 
-    def leave(self, how: Callable[[], None]) -> None:
-        """Go without a word, and come back as somebody else."""
-        self._renew()
-        how()
-        self._has_left = True
-
-    def _renew(self) -> None:
-        if self.transport.closed or self._has_left:
-            self.check()
-            self._count()
-            self.transport, self.account = self._connect(), Account()
-            self._has_left = False
-            self._greet()
-
     def _count(self) -> None:
         self.sent += self.account.frames
         self.answers += self.account.answers
@@ -150,36 +190,24 @@ class _Native:
             self._grammar.learn(request, answer)
             self.commits += isinstance(answer, m.OffsetCommitResponse) and answer.error == 0
 
-    def end(self) -> None:
-        """See that nothing is owed, and go."""
-        self.check()
-        if not (self.transport.closed or self._has_left):
-            if self.account.must_close:
-                raise Broken("a connection went on behind what is no frame")
-            unanswered = self.account.unanswered()
-            if unanswered:
-                raise Broken(f"never answered: {unanswered[:3]}")
-        self._count()
-        self.transport.end()
+    def _check_owed(self) -> None:
+        if self.account.must_close:
+            raise Broken("a connection went on behind what is no frame")
+        unanswered = self.account.unanswered()
+        if unanswered:
+            raise Broken(f"never answered: {unanswered[:3]}")
 
 
-class _Web:
+class _Web(_Hostile):
     """A hostile client of the HTTP listener."""
 
     def __init__(self, connect: Callable[[], MemoryTransport], rng: Random) -> None:
-        self._connect = connect
         self._rng = rng
-        self.sent = self.answers = 0
-        self._has_left = False
-        self.transport, self._asked = connect(), self._new()
+        super().__init__(connect)
 
-    @property
-    def sent_so_far(self) -> int:
-        """How many requests were sent."""
-        return self.sent
-
-    def _new(self) -> Asked:
-        return Asked(self._rng, is_wild=self._rng.random() < 0.5)
+    def _begin(self) -> None:
+        super()._begin()
+        self._asked = Asked(self._rng, is_wild=self._rng.random() < 0.5)
 
     def burst(self) -> None:
         """Send some requests."""
@@ -188,18 +216,8 @@ class _Web:
         self.sent += times
         self.transport.put(b"".join([self._asked.next_bytes() for _ in range(times)]))
 
-    def leave(self, how: Callable[[], None]) -> None:
-        """Go without a word, and come back as somebody else."""
-        self._renew()
-        how()
-        self._has_left = True
-
-    def _renew(self) -> None:
-        if self.transport.closed or self._has_left:
-            self.check()
-            self.answers += self._asked.answers
-            self.transport, self._asked = self._connect(), self._new()
-            self._has_left = False
+    def _count(self) -> None:
+        self.answers += self._asked.answers
 
     def check(self) -> None:
         """Take what came, and see that it may be."""
@@ -207,14 +225,10 @@ class _Web:
         self.transport.received.clear()
         self._asked.received(data)
 
-    def end(self) -> None:
-        """See that nothing is owed, and go."""
-        self.check()
+    def _check_owed(self) -> None:
         unanswered = self._asked.unanswered()
-        if unanswered and not (self.transport.closed or self._has_left):
+        if unanswered:
             raise Broken(f"{len(unanswered)} requests were never answered")
-        self.answers += self._asked.answers
-        self.transport.end()
 
 
 class _Honest:
@@ -333,7 +347,7 @@ class _Episode:
             webs = [_Web(lambda: _arrive(door), self._rng) for _ in range(WEB)]
             await self._misbehave(w, natives, webs, honest)
             await self._heal(w, natives, webs)
-            everybody: list[_Native | _Web] = [*natives, *webs]
+            everybody: list[_Hostile] = [*natives, *webs]
             for client in everybody:
                 client.end()
             report = Report(
@@ -357,9 +371,9 @@ class _Episode:
     async def _misbehave(
         self, w: World, natives: list[_Native], webs: list[_Web], honest: _Honest
     ) -> None:
-        everybody: list[_Native | _Web] = [*natives, *webs]
+        everybody: list[_Hostile] = [*natives, *webs]
         while sum(client.sent_so_far for client in everybody) < self._frames:
-            client: _Native | _Web = self._rng.choice(natives)
+            client: _Hostile = self._rng.choice(natives)
             if self._rng.random() < 0.25:
                 client = self._rng.choice(webs)
             await self._act(w, client)
@@ -368,7 +382,7 @@ class _Episode:
             if not self._is_held and self._rng.random() < 0.05:
                 await honest.work()
 
-    async def _act(self, w: World, client: "_Native | _Web") -> None:
+    async def _act(self, w: World, client: _Hostile) -> None:
         """Have *client* send something, mostly; or something happens to it, or to the disk."""
         rng = self._rng
         draw = rng.random()
@@ -389,7 +403,7 @@ class _Episode:
 
     async def _heal(self, w: World, natives: list[_Native], webs: list[_Web]) -> None:
         w.slow_disk.let_go()
-        everybody: list[_Native | _Web] = [*natives, *webs]
+        everybody: list[_Hostile] = [*natives, *webs]
         for client in everybody:
             client.transport.give_room(None)
         await trio.sleep(PATIENCE_S)

@@ -235,10 +235,10 @@ class Context:
         assert self.shard.hard_state() == self.shadow.hard_state()
         if type(self) is Context:  # Otherwise both shards count in the same place.
             groups = self.shard.groups.values()
-            totals = self.shard.totals
-            assert totals.groups == len(groups)
-            assert totals.offsets == sum(group.offset_count for group in groups)
-            assert totals.members == sum(len(g.members) + len(g.pending) for g in groups)
+            used = self.shard.totals.used
+            assert used("groups") == len(groups)
+            assert used("offsets") == sum(group.offset_count for group in groups)
+            assert used("members") == sum(len(g.members) + len(g.pending) for g in groups)
         for group_id, end in self.group_ends.items():
             found = self.shard.end_offset(group_id)
             assert found == end if group_id in self.shard.groups else found >= end

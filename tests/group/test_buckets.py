@@ -81,3 +81,14 @@ def test_a_clock_that_stands_or_goes_back_gives_nothing() -> None:
 
     assert bucket.wait_ms(10, 500) == 1_000
     assert bucket.wait_ms(10, 1_000) == 1_000
+
+
+@given(st.integers(1, 10**9), st.integers(0, 10**12), st.integers(0, 100_000))
+def test_what_is_owed_beyond_a_time_can_be_forgiven(rate: int, amount: int, beyond_ms: int) -> None:
+    """Then nobody waits longer than that, and who owes less waits as long as before."""
+    strict, kind = Bucket(0), Bucket(0)
+    for bucket in (strict, kind):
+        bucket.take(amount, rate, 0)
+    kind.forgive(rate, beyond_ms)
+
+    assert kind.wait_ms(rate, 0) == min(strict.wait_ms(rate, 0), beyond_ms)

@@ -391,6 +391,8 @@ def test_an_end_is_as_old_as_its_last_report_though_it_did_not_change() -> None:
     assert [one.end_reported_ms for one in context.partitions()] == [context_ms]
     (lag,) = context.lag(GROUP).topics
     assert [one.end_reported_ms for one in lag.partitions] == [context_ms]
+    ends = context.described("quiet").topics[0].end_offsets
+    assert [end.reported_ms for end in ends] == [context_ms, before_ms]
     assert _all(context.topics.topic_facts(Turn())) == [
         TopicEndFacts("quiet", 2, 30, before_ms),
         TopicEndFacts("untold", 1, -1, -1),

@@ -10,6 +10,7 @@ from coordinator.group.records import (
     GroupDeleted,
     GroupGeneration,
     GroupMetadata,
+    GroupOwned,
     GroupRebalanced,
     GroupRetention,
     MalformedRecord,
@@ -51,6 +52,7 @@ RECORDS: list[Record] = [
     GroupRebalanced(
         "g", Rebalance(205, 9, "why", "m", None, "c", "h", "r", 1, 2, 30, 40, 5, "stable", LATE)
     ),
+    GroupOwned("g", "User:alice"),
 ]
 
 
@@ -81,6 +83,7 @@ def test_entries_carry_kafkas_type_numbers_and_ours_from_1000() -> None:
         (1002, 0),
         (1002, 0),
         (1003, 0),
+        (1004, 0),
     ]
 
 
@@ -99,7 +102,7 @@ def test_each_offset_has_a_key_of_its_own_and_rebalances_share_a_hundred() -> No
     """And a group has one record of each other type: compaction keeps the last."""
     keys = [entry_of(record)[3] for record in RECORDS]
 
-    assert keys == [("t", 3), (), (), (), (), ("t", 3), (), (), (5,)]
+    assert keys == [("t", 3), (), (), (), (), ("t", 3), (), (), (5,), ()]
 
 
 def test_a_record_of_the_first_version_is_read() -> None:
@@ -111,7 +114,7 @@ def test_a_record_of_the_first_version_is_read() -> None:
     )
 
 
-@pytest.mark.parametrize(("type_", "version"), [(3, 0), (0, 0), (1, 2), (2, 3), (2, -1), (1004, 0)])
+@pytest.mark.parametrize(("type_", "version"), [(3, 0), (0, 0), (1, 2), (2, 3), (2, -1), (1005, 0)])
 def test_an_unknown_type_or_version_is_refused(type_: int, version: int) -> None:
     """A newer release wrote it; skipping it would lose state silently."""
     with pytest.raises(UnknownRecord):
@@ -132,6 +135,8 @@ def test_an_unknown_type_or_version_is_refused(type_: int, version: int) -> None
         (2, (), ("consumer", 1)),
         (2, (), ("consumer", 1, None, None, 0, ((1, 2),))),
         (1000, (), ()),
+        (1004, (), ()),
+        (1004, (), (7,)),
     ],
 )
 def test_a_record_of_another_shape_is_refused(type_: int, key: object, value: object) -> None:

@@ -33,6 +33,7 @@ from tests.packed import node_entry
 RECORDS: list[TopicRecord] = [
     TopicRegistered("t", 2, (PartitionHosts(1, ("a", "b")),), False, 7),
     TopicRegistered("u", 2, (), False, 8, is_observed=True),
+    TopicRegistered("v", 2, (), False, 8, owner="User:alice"),
     EndReported("t", 1, 2**63 - 1, 1_700),
     RegistryChanged(9, 8),
     TopicForgotten("t"),
@@ -53,6 +54,7 @@ def test_a_topic_is_the_scope_of_its_entries() -> None:
     assert [node_entry(record)[:4] for record in RECORDS] == [
         (1010, 0, "t", ()),
         (1010, 1, "u", ()),
+        (1010, 2, "v", ()),
         (1011, 0, "t", (1,)),
         (1012, 0, "", ()),
         (1001, 0, "t", ()),
@@ -61,7 +63,7 @@ def test_a_topic_is_the_scope_of_its_entries() -> None:
 
 @pytest.mark.parametrize(
     ("type_", "version", "value"),
-    [(1009, 0, ()), (1010, 2, ()), (1011, 1, ()), (1, 0, ())],
+    [(1009, 0, ()), (1010, 3, ()), (1011, 1, ()), (1, 0, ())],
 )
 def test_an_unknown_type_or_version_is_refused(type_: int, version: int, value: object) -> None:
     """A newer release wrote it; skipping it would lose state silently."""
@@ -125,14 +127,14 @@ def test_there_is_a_limit_of_topics_their_partitions_and_the_names_of_hosts() ->
     assert context.register({"a": 9}, {0: ("1234", "5")}) == [0]
     assert context.register({"b": 1}, {0: ("1",)}) == [1005]
     assert context.register({"a": 9}, {0: ("1",)}) == [0]
-    assert (totals.topics, totals.topic_partitions, totals.topic_host_bytes) == (2, 10, 1)
+    assert tuple(map(totals.used, totals.limits)) == (2, 10, 1)
 
     (found,) = context.registered({"c": 1}).topics
     assert found.message == "there are 2 already, max.topics is 2"
 
     context.delete_topics("a", "b")
     context.advance(0)
-    assert (totals.topics, totals.topic_partitions, totals.topic_host_bytes) == (0, 0, 0)
+    assert tuple(map(totals.used, totals.limits)) == (0, 0, 0)
     assert context.register({"c": 10}) == [0]
 
 
@@ -317,7 +319,7 @@ def test_end_offsets_may_go_back_and_the_same_one_writes_nothing() -> None:
     assert context.report("t", {0: 4}) == [0]
     assert len(context.topic_records) == written
     assert context.described("t").topics[0].end_offsets == (
-        EndOffset(0, 4, context.wall_ms - 1),
+        EndOffset(0, 4, context.wall_ms),
         EndOffset(1, 0, context.wall_ms - 1),
     )
 
@@ -560,7 +562,7 @@ def test_an_unknown_topic_of_a_list_is_named_with_its_error() -> None:
     """In the order asked, each once."""
     context = TopicsContext()
     context.register({"t": 1})
-    response = context.topics.describe(DescribeTopicsRequest(("x", "t", "x"), None, False, "", 0))
+    response = context.ask_for_topics(DescribeTopicsRequest(("x", "t", "x"), None, False, "", 0))
 
     assert [(t.topic, t.error, t.partition_count) for t in response.topics] == [
         ("x", 3, -1),

@@ -20,7 +20,7 @@ from protocol.messages import (
     TopicPartitions,
 )
 from tests.fakes.scan_pages import page_of
-from tests.group.context import Context
+from tests.group.context import Context, returned
 
 Names = tuple[str, ...] | None
 
@@ -35,7 +35,7 @@ def page(
 ) -> ScanOffsetsResponse:
     """Return one page."""
     request = ScanOffsetsRequest(0, cursor, size, True, groups, topics)
-    return context.shard.scan(request, len(context.records))
+    return returned(context.shard.scan(request, lambda: len(context.records)))
 
 
 def committed(context: Context, group: str, name: str, metadata: str = "") -> ScannedOffset:
@@ -219,7 +219,7 @@ def test_a_scan_shows_every_offset_once_in_order() -> None:
     assert found[0] == ScannedOffset("a", "t", 9, 5, -1, "m", context.wall_ms, -1)
 
 
-def test_the_last_page_says_so_at_once() -> None:
+def test_the_last_page_says_so_returned() -> None:
     """Also if it is full, or empty."""
     context = Context()
 
@@ -310,8 +310,47 @@ def apply(state: dict[Key, int], changes: list[OffsetChange]) -> dict[Key, int]:
     return state
 
 
+class Reader:
+    """Who reads all pages, as far as the shard has made them.
+
+    Attributes:
+        first: The position of the first page.
+        state: What the pages have shown.
+        is_done: Whether there are no more.
+    """
+
+    def __init__(self, context: Context, size: int) -> None:
+        self.first: int | None = None
+        self.state: dict[Key, int] = {}
+        self.is_done = False
+        self._context = context
+        self._size = size
+        self._cursor = b""
+        self.begin_page()
+
+    def begin_page(self) -> None:
+        """Ask for the page anew; of the one that was begun there was no answer."""
+        request = ScanOffsetsRequest(0, self._cursor, self._size, True, None, None)
+        self._page = self._context.shard.scan(request, lambda: len(self._context.records))
+
+    def read_on(self) -> None:
+        """Have a slice more made of the page."""
+        try:
+            next(self._page)
+        except StopIteration as end:
+            response: ScanOffsetsResponse = end.value
+        else:
+            return
+        self.first = response.position if self.first is None else self.first
+        for offset in offsets_on(response):
+            self.state[offset.group_id, offset.topic, offset.partition] = offset.offset
+        self._cursor = response.cursor
+        self.is_done = not self._cursor
+        self.begin_page()
+
+
 STEP = st.tuples(
-    st.sampled_from(["commit", "commit", "remove", "delete", "page", "crash", "other scan"]),
+    st.sampled_from(["commit", "commit", "remove", "delete", "read", "read", "crash", "other"]),
     st.sampled_from("abcd"),
     st.sampled_from("tu"),
     st.integers(0, 2),
@@ -322,26 +361,9 @@ STEP = st.tuples(
 def test_a_scan_and_its_changes_give_the_state_at_the_end(
     steps: list[tuple[str, str, str, int]], size: int
 ) -> None:
-    """Though the pages are of different moments, and groups come and go between them."""
+    """Though a page is made in slices, and groups come and go between these."""
     context = Context()
-    state: dict[Key, int] = {}
-    first: int | None = None
-    cursor = b""
-
-    def next_page() -> bool:
-        nonlocal first, cursor
-        response = page(context, cursor, size)
-        first = response.position if first is None else first
-        state.update(
-            {
-                (offset.group_id, offset.topic, offset.partition): offset.offset
-                for offset in offsets_on(response)
-            }
-        )
-        cursor = response.cursor
-        return bool(cursor)
-
-    is_open = True
+    reader = Reader(context, size)
     for n, (what, group, topic, partition) in enumerate(steps):
         if what == "commit":
             context.commit("", -1, f"{topic}-{partition}", n, group=group)
@@ -352,12 +374,14 @@ def test_a_scan_and_its_changes_give_the_state_at_the_end(
             context.take(context.shard.delete_group(group, context.now)[0])
         elif what == "crash":
             context.crash()
-        elif what == "other scan":
+            reader.begin_page()
+        elif what == "other":
             page(context, size=1)
-        elif is_open:
-            is_open = next_page()
-    while is_open:
-        is_open = next_page()
+        elif not reader.is_done:
+            reader.read_on()
+    while not reader.is_done:
+        reader.read_on()
+    first, state = reader.first, reader.state
     assert first is not None
 
     expected = {

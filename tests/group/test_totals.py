@@ -79,15 +79,15 @@ def test_what_is_loaded_is_counted_once(way: str) -> None:
             context.crash()
         else:
             context.load_again()
-        totals = context.shard.totals
-        assert (totals.groups, totals.members, totals.offsets) == (2, 2, 1)
+        used = context.shard.totals.used
+        assert (used("groups"), used("members"), used("offsets")) == (2, 2, 1)
 
 
 def test_a_limit_names_its_setting() -> None:
     """An operator changes it at once, without a restart."""
     limits: Mapping[str, int] = dict.fromkeys(Totals.RESOURCES, 1)
     totals = Totals(limits)
-    totals.topic_host_bytes = 1
+    totals.share(None).count("topic_host_bytes", 1)
 
     assert totals.refusal("topic_host_bytes") == "there are 1 already, max.topic.host.bytes is 1"
     assert totals.refusal("topic_host_bytes", 0) is None

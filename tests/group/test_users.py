@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec import structs
 
-from coordinator.group.core import ANONYMOUS
 from coordinator.group.node_records import read_item
 from coordinator.group.quotas import QuotaSet
 from coordinator.group.records import MalformedRecord
 from coordinator.group.users import CredentialSet, ScramCredential
+from protocol.acls import ANONYMOUS
 from protocol.messages import (
     AlterClientQuotasRequest,
     AlteredPrincipal,

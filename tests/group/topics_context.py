@@ -10,7 +10,9 @@ from coordinator.group.core import Caller, GroupConfig, Outcome
 from coordinator.group.node_shard import NodeShard
 from coordinator.group.registry import HardRegistry, Registry, TopicRecord
 from coordinator.group.shard import GroupShard
+from protocol.codec import RESPONSE_CODECS
 from protocol.messages import (
+    ApiKey,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
     DescribeTopicsRequest,
@@ -25,7 +27,7 @@ from protocol.messages import (
     TopicEnds,
     TopicRegistration,
 )
-from tests.group.context import Context, R
+from tests.group.context import Context, R, returned
 from tests.group.node_context import last_per_key, roundtrip
 
 Hosts = Mapping[int, tuple[str, ...]]
@@ -128,9 +130,18 @@ class TopicsContext(Context):
         max_topics: int = 100,
     ) -> DescribeTopicsResponse:
         """Describe topics: those named, or else by *pattern*, or all."""
-        return self.topics.describe(
+        return self.ask_for_topics(
             DescribeTopicsRequest(topics or None, pattern, True, start_after, max_topics)
         )
+
+    def ask_for_topics(self, request: DescribeTopicsRequest) -> DescribeTopicsResponse:
+        """Return what is answered, as its asker reads it."""
+        described = returned(self.topics.describe(request, bool, 1 << 30))
+        assert described is not None
+        codec = RESPONSE_CODECS[ApiKey.DESCRIBE_TOPICS, 0]
+        answer = codec.decode(codec.encode(described))
+        assert isinstance(answer, DescribeTopicsResponse)
+        return answer
 
     def names(self, pattern: str | None = None) -> list[str]:
         """Return the topics that match, or all."""

@@ -9,12 +9,12 @@ import trio
 import trio.testing
 
 from coordinator.config import Settings, load_settings
-from coordinator.group.core import ANONYMOUS
 from coordinator.http.entry import Entry
 from coordinator.http.pace import Pace
 from coordinator.http.routes import Answer, HttpRequest, Route
 from coordinator.http.server import HttpSessions
 from coordinator.runtime.environment import Done, Work
+from protocol.acls import ANONYMOUS
 from tests.fakes.environment import environment
 from tests.fakes.transport import MemoryTransport
 from tests.server.world import FakeListener

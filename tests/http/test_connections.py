@@ -190,6 +190,22 @@ async def test_who_holds_an_answer_longest_makes_room(
         assert LONG == replies(readers[4])[0].body
 
 
+async def test_the_address_that_holds_the_most_makes_room(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever never reads has those closed who read slowly."""
+    monkeypatch.setattr("coordinator.http.server.UNSENT_BYTES_MAX", 3_500_000)
+    async with listener(text("/x", LONG)) as here:
+        slow, *greedy = (here.connect(peer=f"192.0.2.{address}") for address in (1, 2, 2, 2, 2))
+        for peer in (slow, *greedy):
+            peer.give_room(1000)
+            peer.put(get("/x"))
+            await settle()
+
+        assert not slow.closed
+        assert [True, True, False, False] == [peer.closed for peer in greedy]
+
+
 async def test_a_peer_that_breaks_off_is_forgotten(autojump_clock: object) -> None:
     """Before, in the middle of, and behind a request."""
     async with listener(text("/x", LONG)) as here:
@@ -212,8 +228,8 @@ async def test_one_connection_too_many_is_closed_at_once(autojump_clock: object)
     """A thousand fit, and each is answered."""
     async with listener(text("/x", b"body"), settings=["http.max.connections=1000"]) as here:
         peers: list[MemoryTransport] = []
-        for _ in range(1000):
-            peers.append(here.connect())
+        for n in range(1000):
+            peers.append(here.connect(peer=f"192.0.2.{n % 2}"))
             await settle()
         extra = here.connect()
         await settle()
@@ -296,14 +312,14 @@ async def test_only_so_many_are_under_way_and_so_many_wait(autojump_clock: objec
     async with listener(waiting(events), text("/livez", b"ok", quick=True)) as here:
         peers: list[MemoryTransport] = []
         for n in range(UNDER_WAY_MAX + WAITING_MAX):
-            peers.append(here.connect())
+            peers.append(here.connect(peer=f"192.0.2.{n % 2}"))
             peers[n].put(get(f"/wait/{n}"))
             await settle()
         [shed] = await here.ask(get("/wait/more"))
         [alive] = await here.ask(get("/livez"))
         peers[UNDER_WAY_MAX].reset()  # It waits no more, and makes room.
         await settle()
-        late = here.connect()
+        late = here.connect(peer="192.0.2.0")
         late.put(get("/wait/late"))
         await settle()
         assert UNDER_WAY_MAX == len(events)
@@ -315,7 +331,60 @@ async def test_only_so_many_are_under_way_and_so_many_wait(autojump_clock: objec
         await settle()
         assert b"3" == replies(peers[3])[0].body
         assert UNDER_WAY_MAX + 1 == len(events)
-        assert str(UNDER_WAY_MAX + 1) in events
+        assert str(UNDER_WAY_MAX + 2) in events  # The next one of that address.
+
+
+async def test_one_address_neither_waits_for_all_nor_before_all(autojump_clock: object) -> None:
+    """Whoever asks without end would else keep Prometheus from its scrape."""
+    events: dict[str, trio.Event] = {}
+    async with listener(waiting(events)) as here:
+        greedy = [here.connect() for _ in range(UNDER_WAY_MAX + WAITING_MAX)]
+        for n, peer in enumerate(greedy):
+            peer.put(get(f"/wait/{n}"))
+            await settle()
+        other = here.connect(peer="192.0.2.99")
+        other.put(get("/wait/other"))
+        await settle()
+        shed = sum(peer.received.startswith(b"HTTP/1.1 503") for peer in greedy)
+        assert WAITING_MAX // 2 == shed
+        assert "other" not in events
+
+        for n in range(2):
+            events[str(n)].set()
+            await settle()
+        assert [*map(str, range(UNDER_WAY_MAX + 1)), "other"] == list(events)
+
+
+async def test_one_address_leaves_a_quarter_of_the_connections(autojump_clock: object) -> None:
+    """And has as many again when some of its own have ended."""
+    async with listener(text("/x", b"body"), settings=["http.max.connections=8"]) as here:
+        greedy = [here.connect() for _ in range(7)]
+        others = [here.connect(peer="192.0.2.99") for _ in range(2)]
+        await settle()
+        assert [False] * 6 + [True] == [peer.closed for peer in greedy]
+        assert not any(peer.closed for peer in others)
+
+        greedy[0].reset()
+        await settle()
+        again = here.connect()
+        again.put(get("/x"))
+        await settle()
+        assert b"body" == replies(again)[0].body
+
+
+async def test_one_address_leaves_a_quarter_of_the_streams(autojump_clock: object) -> None:
+    """The pages of others are told what changes."""
+    streams = Streams()
+    async with listener(streams.route, settings=["http.max.event.streams=4"]) as here:
+        for _ in range(3):
+            await follow(here)
+        [reply] = replies(await follow(here))
+        assert 503 == reply.status
+        other = here.connect(peer="192.0.2.99")
+        other.put(get("/events"))
+        await settle()
+
+        assert 4 == len(streams.open)
 
 
 async def test_those_who_waited_for_the_same_are_answered_one_after_the_other(

@@ -12,6 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from coordinator.group.acls import Rules
+from coordinator.group.quotas import Quotas, QuotaSet
 from coordinator.http import login
 from coordinator.http.connection import BODY_BYTES_MAX
 from coordinator.http.entry import Entry
@@ -19,6 +20,7 @@ from coordinator.http.routes import Answer, HttpRequest, Route
 from coordinator.security.accounts import Account
 from coordinator.security.attempts import ATTEMPTS
 from coordinator.server.authorization import Authorizer
+from coordinator.server.throttles import Throttles
 from tests.http.listener import Listener, Reply, get, listener
 from tests.security.test_accounts import People, tokens
 
@@ -55,12 +57,14 @@ class Site:
 
     Attributes:
         people: Alice, who has a password, and a token.
+        quotas: Hers, none so far.
         is_ready: Whether users are loaded.
     """
 
-    def __init__(self, here: Listener, people: People) -> None:
+    def __init__(self, here: Listener, people: People, quotas: Quotas) -> None:
         self.here = here
         self.people = people
+        self.quotas = quotas
         self.is_ready = True
 
     async def ask(self, *lines: str, path: str = "/who", method: str = "GET", **peer: Any) -> Reply:
@@ -99,6 +103,7 @@ async def site() -> AsyncIterator[Site]:
     places: list[Site] = []
     people.add("alice", "secret")
     people.tokens = tokens(("alice", "t0ken", ""))
+    quotas = Quotas()
 
     def entry(here: Listener) -> Entry:
         return Entry(
@@ -106,6 +111,12 @@ async def site() -> AsyncIterator[Site]:
             Authorizer(Rules(), is_on=True, is_registered=lambda _topic: False),
             now=here.environment.now,
             audit=here.audit,
+            throttles=Throttles(
+                quotas,
+                lambda: here.environment.now().mono_ms,
+                lambda _delay_ms, _act: None,
+                here.environment.telemetry,
+            ),
             is_ready=lambda: not places or places[0].is_ready,
             run_in_thread=_at_once,
         )
@@ -117,7 +128,7 @@ async def site() -> AsyncIterator[Site]:
     quick_route = Route("/quick", _who_at_once, is_quick=True)
     routes = (Route("/who", _who), Route("/node", _node), open_route, quick_route)
     async with listener(*routes, entry=entry, more=more) as here:
-        places.append(Site(here, people))
+        places.append(Site(here, people, quotas))
         yield places[0]
 
 
@@ -466,3 +477,25 @@ async def test_who_begins_a_body_and_stops_is_closed(autojump_clock: MockClock) 
 
         assert transport.closed
         assert b"" == transport.received
+
+
+async def test_who_asks_too_much_over_http_waits_under_the_quotas_of_clients(
+    autojump_clock: MockClock,
+) -> None:
+    """The same buckets: else the quota would be another one for each way in."""
+    async with site() as here:
+        bearer = "Authorization: Bearer t0ken"
+        here.quotas.replay(QuotaSet(ALICE, "request_rate", 2))
+        statuses = [(await here.ask(bearer)).status for _ in range(3)]
+        refused = await here.ask(bearer)
+        by_password = await here.ask(basic("alice", "secret"), is_tls=True)
+        assert [200, 200, 200, 429, 429] == [*statuses, refused.status, by_password.status]
+        assert "1" == refused.headers["retry-after"]
+        assert 200 == (await here.ask(path="/open")).status
+        await trio.sleep(1)
+        assert 200 == (await here.ask(bearer, path="/quick")).status
+
+        here.quotas.replay(QuotaSet(ALICE, "request_rate", None))
+        here.quotas.replay(QuotaSet(ALICE, "byte_rate", 10))
+        assert [200, 429] == [(await here.ask(bearer)).status for _ in range(2)]
+        assert here.here.environment.telemetry.throttled_by[ALICE][0] == 3

@@ -18,15 +18,18 @@ from coordinator.group.lag import LagColumns, Turn
 from coordinator.group.records import GroupMetadata, MemberMetadata, OffsetsCommitted
 from coordinator.group.registry import EndReported, Registry, TopicRegistered
 from coordinator.group.shard import GroupShard
+from coordinator.group.totals import Totals
 from coordinator.http.series import (
     ITEMS,
     LEVELS,
     PART_BYTES,
+    PrincipalFacts,
     Texts,
     Walk,
     end_texts,
     group_texts,
     partition_texts,
+    principal_texts,
     registry_texts,
     topic_texts,
 )
@@ -106,7 +109,14 @@ async def walked(
     shard: GroupShard, registry: Registry, max_series: int = 10**6
 ) -> tuple[Walk, list[bytes]]:
     """Return a walk that is over, and what it wrote."""
-    walk = Walk(registry, max_series=max_series, node_id=1, now=NOW, pause=trio.lowlevel.checkpoint)
+    walk = Walk(
+        registry,
+        max_series=max_series,
+        node_id=1,
+        now=NOW,
+        throttled={},
+        pause=trio.lowlevel.checkpoint,
+    )
     return walk, await walk.go([shard.groups])
 
 
@@ -159,6 +169,7 @@ def test_lines_are_those_of_prometheus_client(group_id: str, topic: str, protoco
     group = GroupFacts(group_id, "consumer", protocol, STABLE, 3, 2, 1, 1, 0, 7, 4.5, -1, -1)
     texts: dict[str, Texts] = {
         "group": group_texts(group, 1),
+        "principal": principal_texts([PrincipalFacts(group_id, 1, 2, 3, 4, 5, 0.5, 6, 7_500)]),
         "topic": topic_texts(group_id, [TopicFacts(topic, 1, 2, 1, 100, 7, 4.5)]),
         "registry": registry_texts([TopicEndFacts(topic, 12, 107, NOW_MS - 2_500)], NOW_MS),
         "partition": partition_texts(
@@ -168,6 +179,7 @@ def test_lines_are_those_of_prometheus_client(group_id: str, topic: str, protoco
     }
     labels = {
         "group_id": group_id,
+        "principal": group_id,
         "topic_name": topic,
         "partition_id": "3",
         "partition_count": "12",
@@ -178,6 +190,7 @@ def test_lines_are_those_of_prometheus_client(group_id: str, topic: str, protoco
     }
     numbers: dict[str, Sequence[float]] = {
         "group": (1, 2, 1, 7, 4.5, 0, 3),
+        "principal": (1, 2, 3, 4, 5, 0.5, 6, 7.5),
         "topic": (7, 100, 2, 1),
         "registry": (1, 107, 2.5),
         "partition": (7, 4.5, 100, 2.5),
@@ -396,7 +409,7 @@ async def test_a_walk_pauses_and_its_parts_are_small() -> None:
 
     registry = registry_of({"t": [100] * 5_000}, behind_ms=60_000)
     shard = shard_of(registry, {"g": {"t": dict.fromkeys(range(5_000), 90)}})
-    walk = Walk(registry, max_series=10**6, node_id=1, now=NOW, pause=pause)
+    walk = Walk(registry, max_series=10**6, node_id=1, now=NOW, throttled={}, pause=pause)
     parts = await walk.go([shard.groups])
 
     assert pauses >= 5_000 // (2 * ITEMS)
@@ -425,6 +438,43 @@ async def test_a_group_that_goes_during_the_walk_does_no_harm() -> None:
         groups.pop("g2", None)
         await trio.lowlevel.checkpoint()
 
-    walk = Walk(registry, max_series=10**6, node_id=1, now=NOW, pause=pause)
+    walk = Walk(registry, max_series=10**6, node_id=1, now=NOW, throttled={}, pause=pause)
 
     assert groups_in(await walk.go([groups])) >= {"g0", "g1"}
+
+
+async def test_principals_have_series_those_first_that_are_nearest_to_a_quota() -> None:
+    """They come after the groups and before all else, within the same bound."""
+    registry = Registry(Totals(has_principals=True))
+    registry.totals.quota = lambda who, name: 10 if (who, name) == ("User:a", "topics") else None
+    for who, topics in (("User:b", 3), ("User:a", 5)):
+        registry.totals.share(who).count("topics", topics)
+    throttled = {"User:c": (2, 1_500)}
+
+    def walk(max_series: int) -> Walk:
+        return Walk(
+            registry,
+            max_series=max_series,
+            node_id=1,
+            now=NOW,
+            throttled=throttled,
+            pause=trio.lowlevel.checkpoint,
+        )
+
+    whole = samples_of(await walk(10**6).go([]))
+    assert {
+        (name, dict(labels)["principal"]): value
+        for (name, labels), value in whole.items()
+        if name.endswith(("topics", "ratio", "answers_total", "seconds_total")) and value
+    } == {
+        ("group_coordinator_principal_topics", "User:a"): 5,
+        ("group_coordinator_principal_topics", "User:b"): 3,
+        ("group_coordinator_principal_quota_ratio", "User:a"): 0.5,
+        ("group_coordinator_principal_throttled_answers_total", "User:c"): 2,
+        ("group_coordinator_principal_throttled_seconds_total", "User:c"): 1.5,
+    }
+
+    bounded = walk(20)
+    some = samples_of(await bounded.go([]))
+    assert {dict(labels)["principal"] for _, labels in some} == {"User:a", "User:c"}
+    assert bounded.left_out["principal"] == 8

@@ -1,371 +1,299 @@
-"""The engine on a real ensemble, and what its servers and the way there do to it."""
+"""Away from ZooKeeper in three rolling restarts, and back: a real ensemble, a real daemon.
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
-from itertools import count
-from typing import Any, Final
+docs/zookeeper.md has the steps.
+"""
 
-import outcome
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 import trio
+from kazoo.security import make_digest_acl
 
-from coordinator.cluster.engine import (
-    Announce,
-    Append,
-    Code,
-    Confirm,
-    Connected,
-    Event,
-    Expired,
-    Fired,
-    Install,
-    Leader,
-    ListChunks,
-    ListLog,
-    ListNodes,
-    ListSnapshots,
-    ReadChunks,
-    ReadEntries,
-    ReadLeader,
-    ReadNode,
-    ReadPurged,
-    ReadSnapshot,
-    Register,
-    Registration,
-    RemoveChunks,
-    Reply,
-    Request,
-    SetLeader,
-    SetPurged,
-    Snapshot,
-    Suspended,
-    Trim,
-    WatchEntry,
-    WriteChunk,
-)
-from coordinator.cluster.founding import Layout, find_or_found
-from coordinator.cluster.zookeeper import Access, ZooKeeper
-from tests.integration.ensemble import Ensemble, Wire, wires
+from client import FatalError, OffsetAndMetadata, OutcomeUnknown, TopicPartition, aio, connect
+from client.blocking import BlockingClient, BlockingMember, connect_blocking
+from client.zookeeper.ensemble import Ensemble
+from client.zookeeper.settings import ZooKeeper
+from client.zookeeper.znodes import Create, Failed, Found, Status, Written, offsets_path
+from tests.integration.daemon import ROOT, daemon, run_cli
+from tests.integration.spark_support import wait_until
+from tests.integration.zookeeper_support import ANSWER_S, Server, needs_zookeeper, zookeeper_server
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, needs_zookeeper]
 
-LAYOUT: Final = Layout(num_partitions=6, journals=2)
-# The least that servers with ticks of a second allow.
-SHORT_MS: Final = 2_000
-WAIT_S: Final = 60.0
-_chroots = count()
+TOPIC = "orders"
+PARTITIONS = [TopicPartition(TOPIC, number) for number in range(4)]
+BUSY, IDLE = PARTITIONS[:2], PARTITIONS[2:]
 
 
-class World:
-    """An engine, and all that it tells."""
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all tests; each has a group with a name of its own."""
+    with zookeeper_server(tmp_path_factory.mktemp("zookeeper")) as running:
+        yield running
 
-    def __init__(self, access: Access) -> None:
-        self.events: list[Event] = []
-        self.names: list[str] = []
-        self._changed = trio.Event()
-        token = trio.lowlevel.current_trio_token()
 
-        def deliver(done: Callable[[Any], None], answer: outcome.Outcome[Any]) -> None:
-            with suppress(trio.RunFinishedError):
-                token.run_sync_soon(done, answer)
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[str]:
+    """The address of a daemon."""
+    with daemon(tmp_path / "data", "group.initial.rebalance.delay.ms=0") as running:
+        yield f"127.0.0.1:{running.port}"
 
-        self.access = access
-        self.engine = ZooKeeper(
-            access, deliver, self._told, lambda name, _: self.names.append(name)
+
+class Team:
+    """A group's members, which are restarted with other properties."""
+
+    def __init__(self, group: str, coordinator: str, zookeeper: Server) -> None:
+        self.group = group
+        self._coordinator = coordinator
+        self._zookeeper = zookeeper
+
+    def connected(
+        self, storage: str, *, dual: bool = False
+    ) -> AbstractContextManager[BlockingClient]:
+        """Connect with offsets in *storage*."""
+        return connect_blocking(
+            self._coordinator,
+            client_id=f"{storage}-{dual}",
+            offset_storage={
+                "offsets.storage": storage,
+                "dual.commit.enabled": dual,
+                "zookeeper.connect": self._zookeeper.address,
+            },
         )
 
-    def _told(self, event: Event) -> None:
-        self.events.append(event)
-        self._changed.set()
-        self._changed = trio.Event()
+    def joined(self, client: BlockingClient) -> AbstractContextManager[BlockingMember]:
+        """Join the group."""
+        return client.join(self.group, [TOPIC], {TOPIC: len(PARTITIONS)})
 
-    async def told(self, kind: type[Event]) -> Event:
-        """Return the first event of this kind since it was asked last, and forget those before."""
-        with trio.fail_after(WAIT_S):
-            while True:
-                for at, event in enumerate(self.events):
-                    if isinstance(event, kind):
-                        del self.events[: at + 1]
-                        return event
-                await self._changed.wait()
+    def restarted(self, storage: str, *, dual: bool = False) -> dict[int, int]:
+        """Have one member with such properties; return where it begins. It reads ten more."""
+        with self.connected(storage, dual=dual) as client, self.joined(client) as member:
+            member.assignment()
+            found = {tp.partition: value.offset for tp, value in member.fetch(PARTITIONS).items()}
+            member.commit({tp: found.get(tp.partition, 0) + 10 for tp in BUSY})
+            return found
 
-    def begin(self, request: Request) -> tuple[list[Reply], trio.Event]:
-        """Ask; return where the answer will be, and what tells that it is."""
-        box, answered = list[Reply](), trio.Event()
+    def in_zookeeper(self) -> dict[int, int]:
+        """Return what old consumers would find."""
+        found = {
+            tp.partition: self._zookeeper.text(offsets_path(self.group, *tp)) for tp in PARTITIONS
+        }
+        return {partition: int(text) for partition, text in found.items() if text is not None}
 
-        def done(reply: Reply) -> None:
-            box.append(reply)
-            answered.set()
-
-        self.engine.submit(request, done)
-        return box, answered
-
-    async def ask(self, request: Request) -> Reply:
-        """Return the answer."""
-        box, answered = self.begin(request)
-        with trio.fail_after(WAIT_S):
-            await answered.wait()
-        return box[0]
-
-    async def insist(self, request: Request) -> Reply:
-        """Ask until it isn't lost, as whoever appends does."""
-        while (reply := await self.ask(request)).code is Code.LOST:
-            await self.told(Connected)
-        return reply
-
-    def leader(self, epoch: int, claim: str) -> Leader:
-        """Return ourselves as who leads."""
-        return Leader(epoch, 1, "run", self.engine.session, claim)
-
-    async def lead(self) -> int:
-        """Lead journal 0; return the version of the fence."""
-        reply = await self.ask(SetLeader(0, 0, self.leader(1, "claim"), (0, 2, 4), (1,)))
-        assert Reply(Code.OK) == reply
-        return 1
+    def at_the_coordinator(self) -> dict[int, int]:
+        """Return what the coordinator alone has."""
+        with connect_blocking(self._coordinator) as client:
+            found = client.fetch_offsets(self.group)
+        return {tp.partition: value.offset for tp, value in found.items()}
 
 
-def accessed(hosts: str, session_timeout_ms: int = 6_000) -> Access:
-    """Return a way to an empty cluster of the test's own; blocks."""
-    access = Access(
-        hosts=hosts, chroot=f"/test/{next(_chroots)}", session_timeout_ms=session_timeout_ms
-    )
-    find_or_found(access, LAYOUT, cluster_id="", new_cluster_id=lambda: "0" * 22, patience_s=WAIT_S)
-    return access
+def test_three_restarts_forward_and_back(coordinator: str, zookeeper: Server) -> None:
+    """Each owner begins where the one before has committed, also where there are no new rows."""
+    team = Team("steps", coordinator, zookeeper)
+    old = {0: 100, 1: 200, 2: 300, 3: 400}
+    zookeeper.put({offsets_path("steps", TOPIC, p): b"%d" % offset for p, offset in old.items()})
+
+    assert team.restarted("zookeeper") == old
+    assert team.at_the_coordinator() == {}
+
+    assert team.restarted("coordinator", dual=True) == {0: 110, 1: 210, 2: 300, 3: 400}
+    both = {0: 120, 1: 220, 2: 300, 3: 400}
+    assert (team.in_zookeeper(), team.at_the_coordinator()) == (both, both)
+
+    assert team.restarted("coordinator") == both
+    assert team.in_zookeeper() == both  # They stay as they were.
+
+    assert team.restarted("coordinator", dual=True) == {0: 130, 1: 230, 2: 300, 3: 400}
+    assert team.in_zookeeper() == {0: 140, 1: 240, 2: 300, 3: 400}
+
+    assert team.restarted("zookeeper") == {0: 140, 1: 240, 2: 300, 3: 400}
+    assert team.in_zookeeper() == {0: 150, 1: 250, 2: 300, 3: 400}
 
 
-@asynccontextmanager
-async def running(access: Access) -> AsyncIterator[World]:
-    """Run an engine that has a connection."""
-    world = World(access)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.engine.run)
-        await world.told(Connected)
-        yield world
-        nursery.cancel_scope.cancel()
+def test_neighbouring_steps_share_a_group(coordinator: str, zookeeper: Server) -> None:
+    """A restart is a rolling one: one member after the other, in one group."""
+    team = Team("rolling", coordinator, zookeeper)
+    steps = (("zookeeper", False), ("coordinator", True), ("coordinator", False))
+    for (before, was_dual), (after, is_dual) in pairwise(steps):
+        with (
+            team.connected(before, dual=was_dual) as first_client,
+            team.connected(after, dual=is_dual) as second_client,
+            team.joined(first_client) as first,
+            team.joined(second_client) as second,
+        ):
+            for member in (first, second):
+                member.wait_rebalance_needed(ANSWER_S)
+            shares = both_of(first, second)
+            for member, share in zip((first, second), shares, strict=True):
+                found = member.fetch(share)
+                at = {tp: found[tp].offset if tp in found else 0 for tp in share}
+                member.commit({tp: offset + 5 for tp, offset in at.items()})
+    expected = dict.fromkeys(range(4), 10)
+
+    assert team.at_the_coordinator() == expected
 
 
-@asynccontextmanager
-async def wired(
-    zookeeper: Ensemble, session_timeout_ms: int
-) -> AsyncIterator[tuple[World, list[Wire]]]:
-    """The same, with a wire to each server."""
-    with wires(zookeeper) as drawn:
-        async with running(accessed(_hosts(drawn), session_timeout_ms)) as world:
-            yield world, drawn
+def both_of(first: BlockingMember, second: BlockingMember) -> list[list[TopicPartition]]:
+    """Return the shares of two members, once each has some."""
+    shares: list[list[TopicPartition]] = [[], []]
+
+    def are_shared() -> bool:
+        for number, member in enumerate((first, second)):
+            with suppress(TimeoutError):
+                shares[number] = list(member.assignment(timeout_s=0.5).partitions)
+        return all(shares) and not set(shares[0]) & set(shares[1])
+
+    wait_until("both have a share", are_shared)
+    return shares
 
 
-def _hosts(drawn: list[Wire]) -> str:
-    return ",".join(f"127.0.0.1:{wire.port}" for wire in drawn)
-
-
-async def test_a_journal_is_led_appended_to_and_read(zookeeper: Ensemble) -> None:
-    """Each transaction checks what it has to, and says which check failed."""
-    async with running(accessed(zookeeper.hosts)) as world:
-        assert Reply(Code.OK, None, 0) == await world.ask(ReadLeader(0))
-        version = await world.lead()
-        assert Code.FENCED is (await world.ask(Append(0, 0, 1, (b"x",)))).code
-        assert Code.GAP is (await world.ask(Append(0, version, 2, (b"x",)))).code
-        assert Code.OK is (await world.ask(Append(0, version, 1, (b"one", b"two")))).code
-        assert Code.EXISTS is (await world.ask(Append(0, version, 1, (b"one", b"two")))).code
-        assert Code.OK is (await world.ask(Confirm(0, version))).code
-        assert Code.FENCED is (await world.ask(Confirm(0, version + 1))).code
-        assert Reply(Code.OK, (b"", b"one", b"two")) == await world.ask(ReadEntries(0, 0, 64))
-        assert Reply(Code.OK, ()) == await world.ask(ReadEntries(0, 3, 64))
-        assert Code.OK is (await world.ask(Append(0, version, 3, (b"three",)))).code
-        assert Code.OK is (await world.ask(Trim(0, version, 0, 1))).code
-        assert Reply(Code.OK, (0,)) == await world.ask(ListLog(0, None))
-        assert Reply(Code.OK, (2, 3)) == await world.ask(ListLog(0, 0))
-        assert Code.OK is (await world.ask(Trim(0, version, 2, 2))).code
-        assert Code.MISSING is (await world.ask(Trim(0, version, 2, 2))).code
-
-
-async def test_nodes_and_leaders_are_watched(zookeeper: Ensemble) -> None:
-    """Any node answers from what it has seen; a change that it misses leads clients astray."""
-    node = Registration(1, ("plain://h:9310",), 1700, "run", (1, 1), is_ready=False)
-    async with running(accessed(zookeeper.hosts)) as world:
-        assert Reply(Code.OK, ()) == await world.ask(ListNodes())
-        assert Code.OK is (await world.ask(Register(node))).code
-        assert Fired(ListNodes()) == await world.told(Fired)
-        assert Code.EXISTS is (await world.ask(Register(node))).code
-        reply = await world.ask(ReadNode(1))
-        assert (node, world.engine.session) == (reply.value, reply.owner)
-        assert Code.OK is (await world.ask(Announce(replace(node, is_ready=True)))).code
-        assert Fired(ReadNode(1)) == await world.told(Fired)
-        assert Reply(Code.MISSING) == await world.ask(WatchEntry(0, 1))
-        version = await world.lead()
-        await world.ask(Append(0, version, 1, (b"x",)))
-        assert Fired(WatchEntry(0, 1)) == await world.told(Fired)
-
-
-async def test_snapshots_are_written_installed_and_removed(zookeeper: Ensemble) -> None:
-    """What nobody points at means nothing; what is pointed at is replaced fenced."""
-    snapshot = Snapshot(1, "new", 2, 8, 99, {0: 4}, {})
-    async with running(accessed(zookeeper.hosts)) as world:
-        version = await world.lead()
-        for chunk in (0, 1):
-            assert Code.OK is (await world.ask(WriteChunk(0, "new", chunk, b"data"))).code
-        assert Code.EXISTS is (await world.ask(WriteChunk(0, "new", 1, b"data"))).code
-        empty = await world.ask(ReadSnapshot(0))
-        assert Snapshot() == empty.value
-        assert Code.OK is (await world.ask(Install(0, version, snapshot, empty.version))).code
-        assert Code.CONFLICT is (await world.ask(Install(0, version, snapshot, 0))).code
-        assert Reply(Code.OK, snapshot, 1) == await world.ask(ReadSnapshot(0))
-        assert Reply(Code.OK, (b"data",)) == await world.ask(ReadChunks(0, "new", 1, 8))
-        assert Reply(Code.OK, (0, 1)) == await world.ask(ListChunks(0, "new"))
-        assert Code.OK is (await world.ask(RemoveChunks(0, version, "new", (0, 1), True))).code
-        assert Reply(Code.OK, ()) == await world.ask(ListSnapshots(0))
-        assert Code.OK is (await world.ask(SetPurged(0, version, 12))).code
-        assert 12 == (await world.ask(ReadPurged(0))).value
-
-
-async def test_large_transactions_fit_by_default(zookeeper: Ensemble) -> None:
-    """512 KiB of entries is what a flush may have."""
-    async with running(accessed(zookeeper.hosts)) as world:
-        version = await world.lead()
-        entries = (bytes(64 * 1024),) * 8
-        assert Code.OK is (await world.ask(Append(0, version, 1, entries))).code
-        assert entries == (await world.ask(ReadEntries(0, 1, 64))).value
-
-
-async def test_a_lost_session_is_told_and_followed_by_another(zookeeper: Ensemble) -> None:
-    """Its registration is gone with it, and others may lead."""
-    node = Registration(1, ("plain://h:1",), 1, "run", (1, 1), is_ready=True)
-    async with wired(zookeeper, SHORT_MS) as (world, drawn):
-        before = world.engine.session
-        await world.ask(Register(node))
-        for wire in drawn:
-            wire.cut()
-        await world.told(Suspended)
-        assert Reply(Code.LOST) == await world.ask(ReadLeader(0))
-        async with running(replace(world.access, hosts=zookeeper.hosts)) as other:
-            with trio.fail_after(WAIT_S):
-                while await other.ask(ReadNode(1)) != Reply(Code.MISSING):
-                    await other.told(Fired)
-        for wire in drawn:
-            wire.mend()
-        await world.told(Expired)
-        await world.told(Connected)
-        assert before != world.engine.session
-
-
-async def test_a_short_cut_keeps_the_session(zookeeper: Ensemble) -> None:
-    """Nobody claims what is led, and nothing is loaded anew."""
-    async with wired(zookeeper, 20_000) as (world, drawn):
-        before = world.engine.session
-        for wire in drawn:
-            wire.cut()
-        await world.told(Suspended)
-        for wire in drawn:
-            wire.mend()
-        await world.told(Connected)
-        assert before == world.engine.session
-
-
-async def test_an_append_whose_answer_is_lost_is_found_when_it_is_repeated(
-    zookeeper: Ensemble,
+def test_a_process_killed_between_the_two_commits(
+    coordinator: str, zookeeper: Server, tmp_path: Path
 ) -> None:
-    """Nobody knows whether it was applied; the same bytes at the same index tell."""
-    async with wired(zookeeper, 20_000) as (world, drawn):
-        version = await world.lead()
-        for wire in drawn:
-            wire.keep_replies()
-        append = Append(0, version, 1, (b"once",))
-        box, answered = world.begin(append)
-        async with running(replace(world.access, hosts=zookeeper.hosts)) as other:
-            if await other.ask(WatchEntry(0, 1)) == Reply(Code.MISSING):
-                await other.told(Fired)
-        assert not box
-        for wire in drawn:
-            wire.cut()
-        await answered.wait()
-        assert [Reply(Code.LOST)] == box
-        for wire in drawn:
-            wire.mend()
-        assert Reply(Code.EXISTS) == await world.insist(append)
-        assert Reply(Code.OK, (b"", b"once")) == await world.insist(ReadEntries(0, 0, 64))
+    """The coordinator has it: only who looks at ZooKeeper alone reads rows again."""
+    team = Team("killed", coordinator, zookeeper)
+    assert team.restarted("coordinator", dual=True) == {}
+    script = tmp_path / "commits.py"
+    script.write_text(
+        "import sys\n"
+        "from client import TopicPartition\n"
+        "from client.blocking import connect_blocking\n"
+        "storage = {'dual.commit.enabled': 'true', 'zookeeper.connect': sys.argv[2]}\n"
+        "with connect_blocking(sys.argv[1], offset_storage=storage) as client:\n"
+        "    client.commit('killed', {TopicPartition('orders', 0): 99})\n"
+    )
+    with zookeeper.frozen():  # The process commits, and gets no further.
+        process = subprocess.Popen(
+            [sys.executable, str(script), coordinator, zookeeper.address],
+            cwd=ROOT,
+            env={"PYTHONPATH": str(ROOT)},
+        )
+        wait_until("the first commit is there", lambda: team.at_the_coordinator()[0] == 99)
+        process.kill()
+        process.wait()
+
+    assert team.in_zookeeper()[0] == 10
+    with team.connected("zookeeper") as client:
+        assert client.fetch_offsets("killed")[PARTITIONS[0]] == OffsetAndMetadata(10)
+    assert team.restarted("coordinator", dual=True) == {0: 99, 1: 10}
+    assert team.in_zookeeper()[0] == 109
 
 
-async def test_a_request_that_arrives_late_does_no_harm(zookeeper: Ensemble) -> None:
-    """It comes on a connection that its node has given up, behind a claim that it knows not."""
-    async with wired(zookeeper, SHORT_MS) as (world, drawn):
-        version = await world.lead()
-        for wire in drawn:
-            wire.keep_requests()
-        box, answered = world.begin(Append(0, version, 1, (b"late",)))
-        await answered.wait()
-        assert [Reply(Code.LOST)] == box
-        async with running(replace(world.access, hosts=zookeeper.hosts)) as other:
-            await other.ask(SetLeader(0, version, other.leader(2, "other"), (0,), (2,)))
-            for wire in drawn:
-                wire.mend()
-            await world.told(Connected)
-            # On the new connection, so behind whatever still came on the old one.
-            assert Code.FENCED is (await world.insist(Append(0, version, 1, (b"again",)))).code
-            assert Reply(Code.OK, (b"",)) == await other.ask(ReadEntries(0, 0, 64))
-            assert Code.OK is (await other.ask(Append(0, version + 1, 1, (b"mine",)))).code
+def test_an_ensemble_that_hangs_leaves_a_commit_in_doubt(
+    coordinator: str, zookeeper: Server
+) -> None:
+    """The same commit again brings both places together, once it goes on."""
+    team = Team("hangs", coordinator, zookeeper)
+    tp = PARTITIONS[0]
+    with team.connected("coordinator", dual=True) as client:
+        client.commit("hangs", {tp: 1})
+        with zookeeper.frozen(), pytest.raises(OutcomeUnknown, match="ZooKeeper at"):
+            client.commit("hangs", {tp: 2}, timeout_ms=500)
+        assert team.at_the_coordinator() == {0: 2}
+        client.commit("hangs", {tp: 2})
+
+    assert team.in_zookeeper() == {0: 2}
 
 
-async def test_appends_go_on_when_the_leader_of_zookeeper_is_killed(zookeeper: Ensemble) -> None:
-    """Each is there once, whatever became of its first try."""
-    async with running(accessed(zookeeper.hosts)) as world:
-        version = await world.lead()
-        codes = set()
-        for index in range(1, 201):
-            if index == 100:
-                zookeeper.leader().kill()
-            reply = await world.insist(Append(0, version, index, (str(index).encode(),)))
-            codes.add(reply.code)
-        assert {Code.OK} <= codes <= {Code.OK, Code.EXISTS}
-        log = [await world.insist(ReadEntries(0, first, 50)) for first in range(1, 201, 50)]
-        assert [str(n).encode() for n in range(1, 201)] == [e for reply in log for e in reply.value]
+def test_all_forms_of_the_client_have_it(coordinator: str, zookeeper: Server) -> None:
+    """trio, asyncio and threads: one set of properties."""
+    storage = {"dual.commit.enabled": "true", "zookeeper.connect": zookeeper.address}
+    tp = PARTITIONS[0]
+
+    async def by_trio() -> None:
+        async with connect(coordinator, offset_storage=storage) as client:
+            await client.commit("forms", {tp: 3})
+
+    async def by_asyncio() -> None:
+        async with aio.connect(coordinator, offset_storage=storage) as client:
+            assert await client.fetch_offsets("forms") == {tp: OffsetAndMetadata(3)}
+            await client.commit("forms", {tp: 4})
+
+    trio.run(by_trio)
+    with ThreadPoolExecutor(1) as pool:  # Playwright keeps a loop of its own in this one.
+        pool.submit(asyncio.run, by_asyncio()).result()
+
+    with connect_blocking(coordinator, offset_storage=storage) as client:
+        assert client.fetch_offsets("forms") == {tp: OffsetAndMetadata(4)}
+    assert zookeeper.text(offsets_path("forms", *tp)) == "4"
 
 
-async def test_a_server_that_freezes_is_left_within_the_session(zookeeper: Ensemble) -> None:
-    """Two others serve; the node leads on, in the same session."""
-    async with running(accessed(zookeeper.hosts)) as world:
-        version = await world.lead()
-        before = world.engine.session
-        port = int(world.engine.server.rpartition(":")[2])
-        (frozen,) = [server for server in zookeeper.servers if server.port == port]
-        frozen.freeze()
-        try:
-            reply = await world.insist(Append(0, version, 1, (b"x",)))
-            assert reply.code in {Code.OK, Code.EXISTS}
-            assert before == world.engine.session
-        finally:
-            frozen.thaw()
+def test_many_znodes_are_read_by_few_requests(zookeeper: Server) -> None:
+    """And one by one where a server is too old; both say the same."""
+    paths = [offsets_path("many", "t", number) for number in range(1_200)]
+    zookeeper.put({path: b"%d" % number for number, path in enumerate(paths) if number % 7})
+    ensemble = zookeeper.ensemble
+    found = ensemble.read(paths, ANSWER_S)
+    ensemble._has_multi_read = False
+    try:
+        one_by_one = ensemble.read(paths, ANSWER_S)
+        names = ensemble.children([offsets_path("many", "t"), "/none"], ANSWER_S)
+    finally:
+        ensemble._has_multi_read = True
+
+    assert found == one_by_one
+    assert found[:2] == [Status.MISSING, Found(b"1", 0)]
+    (there, missing) = ensemble.children([offsets_path("many", "t"), "/none"], ANSWER_S)
+    assert missing is Status.MISSING
+    assert names[1] is Status.MISSING
+    assert isinstance(there, tuple)
+    assert set(there) == set(map(str, range(1_200))) - set(map(str, range(0, 1_200, 7)))
 
 
-async def test_all_goes_on_when_a_majority_comes_back(zookeeper: Ensemble) -> None:
-    """No session ends while nobody can say so."""
-    async with running(accessed(zookeeper.hosts, SHORT_MS)) as world:
-        version = await world.lead()
-        before = world.engine.session
-        for server in zookeeper.servers:
-            server.kill()
-        await world.told(Suspended)
-        await trio.to_thread.run_sync(zookeeper.start)
-        await world.told(Connected)
-        assert before == world.engine.session
-        assert Code.OK is (await world.insist(Confirm(0, version))).code
+def test_a_chroot_is_where_everything_is(zookeeper: Server) -> None:
+    """Old clusters share an ensemble; a wrong one is said to be wrong, and not made."""
+    zookeeper.put({"/old/marker": b""})
+    with Ensemble(ZooKeeper(f"{zookeeper.address}/old")) as below:
+        assert below.ask([Create("/consumers/g", b"1")], ANSWER_S) == [Written(0)]
+        assert below.read(["/consumers/g", "/marker"], ANSWER_S)[0] == Found(b"1", 0)
+    assert zookeeper.text("/old/consumers/g") == "1"
+    with (
+        Ensemble(ZooKeeper(f"{zookeeper.address}/nowhere")) as wrong,
+        pytest.raises(FatalError, match="there is no znode /nowhere"),
+    ):
+        wrong.read(["/consumers"], ANSWER_S)
 
 
-async def test_a_client_whose_loop_ends_is_replaced_in_its_session(zookeeper: Ensemble) -> None:
-    """Whatever kazoo makes of bytes that it doesn't know, the node leads on."""
+def test_what_an_acl_forbids_is_said_in_words(zookeeper: Server) -> None:
+    """By each znode, beside those that may be read."""
+    zookeeper.put({"/acl/secret": b"1", "/acl/open": b"2"})
+    ensemble = zookeeper.ensemble
+    acl = make_digest_acl("u", "p", all=True)
+    ensemble._client.set_acls("/acl/secret", [acl])
+    found = ensemble.read(["/acl/secret", "/acl/open"], ANSWER_S)
 
-    class Broken:
-        type = 1
+    assert found == [Failed("nobody has allowed it (the znode's ACL)"), Found(b"2", 0)]
 
-        def serialize(self) -> bytes:
-            raise ZeroDivisionError
 
-    async with running(accessed(zookeeper.hosts)) as world:
-        version = await world.lead()
-        before = world.engine.session
-        world.engine._client._call(Broken(), None)
-        await world.told(Suspended)
-        await world.told(Connected)
-        assert before == world.engine.session
-        assert "zookeeper.client_replaced" in world.names
-        assert Code.OK is (await world.insist(Confirm(0, version))).code
+def test_an_import_brings_all_that_is_good(coordinator: str, zookeeper: Server) -> None:
+    """By the command, below a chroot; the second time there is nothing to do."""
+    nodes = {
+        f"/imports{offsets_path(f'g{group}', TOPIC, p)}": b"%d" % (p + 1)
+        for group in range(3)
+        for p in range(600)
+    }
+    nodes |= {f"/imports{offsets_path('g1', TOPIC, 600)}": b"nonsense"}
+    zookeeper.put(nodes)
+    words = ("zookeeper", "import", f"{zookeeper.address}/imports", "--output", "json")
+    first = run_cli(*words, "--yes", "--at", coordinator)
+    second = run_cli(*words, "--pattern", "g[02]", "--at", coordinator)
+
+    assert first.returncode == 1
+    assert Counter(row["status"] for row in json.loads(first.stdout)) == {
+        "imported": 1800,
+        "not imported: it is 'nonsense', and no offset": 1,
+    }
+    assert second.returncode == 0
+    assert {row["status"] for row in json.loads(second.stdout)} == {"unchanged"}
+    with connect_blocking(coordinator) as client:
+        found = client.fetch_offsets("g1")
+    assert {tp.partition: one.offset for tp, one in found.items()} == {p: p + 1 for p in range(600)}

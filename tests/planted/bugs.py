@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from client.zookeeper import registrations
+from client.zookeeper.membership import Membership as OldGroupMembership
 from coordinator.group import commits, membership
 from coordinator.group.core import Caller, Core, Decision, Now
 from coordinator.group.group import Group
@@ -79,8 +81,8 @@ def _skip_generation_record(patch: pytest.MonkeyPatch) -> None:
 def _skip_generation_check(patch: pytest.MonkeyPatch) -> None:
     committer = commits.committer
 
-    def lenient(core: Core, group: Group | None, request: OffsetCommitRequest) -> Any:
-        member, error = committer(core, group, request)
+    def lenient(core: Core, group: Group | None, share: Any, request: OffsetCommitRequest) -> Any:
+        member, error = committer(core, group, share, request)
         if group is not None and error == ErrorCode.ILLEGAL_GENERATION:
             return group.members[request.member_id], 0
         return member, error
@@ -179,8 +181,8 @@ def _do_not_wait_for_ids_given_out(patch: pytest.MonkeyPatch) -> None:
 def _let_any_member_commit_any_partition(patch: pytest.MonkeyPatch) -> None:
     examine = commits.examine
 
-    def lenient(core: Core, group: Group | None, _member: Any, named: Any) -> Any:
-        return examine(core, group, None, named)
+    def lenient(core: Core, group: Group | None, share: Any, _member: Any, named: Any) -> Any:
+        return examine(core, group, share, None, named)
 
     patch.setattr(commits, "examine", lenient)
 
@@ -307,6 +309,37 @@ def _look_at_rights_after_the_effect(patch: pytest.MonkeyPatch) -> None:
         narrow(gate, call, verdict, caller, now)
 
     patch.setattr(Gate, "_narrow", late)
+
+
+# --- Beside consumers of old -----------------------------------------------------------------
+
+
+def _go_on_without_a_connection(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(OldGroupMembership, "suspended", lambda _machine, _now_ms: None)
+
+
+def _forget_claims_without_an_answer(patch: pytest.MonkeyPatch) -> None:
+    claim = OldGroupMembership._claim
+
+    def forgetful(machine: OldGroupMembership, share: Any) -> Any:
+        held = dict(machine._held)
+        requests = claim(machine, share)
+        machine._held = held
+        return requests
+
+    patch.setattr(OldGroupMembership, "_claim", forgetful)
+
+
+def _release_what_the_user_still_reads(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(OldGroupMembership, "_may_release", lambda _machine, _now_ms: True)
+
+
+def _sort_threads_by_number(patch: pytest.MonkeyPatch) -> None:
+    def sorted_so(thread: str) -> tuple[str, int]:
+        name, _, number = thread.rpartition("-")
+        return name, int(number)
+
+    patch.setattr(registrations, "_as_java_sorts", sorted_so)
 
 
 BUGS: Final[dict[str, Bug]] = {
@@ -453,5 +486,29 @@ BUGS: Final[dict[str, Bug]] = {
         _look_at_rights_after_the_effect,
         "tests/server/test_rights.py",
         "test_without_a_right_nothing_happens",
+    ),
+    "reads_cut_off": Bug(
+        "a consumer beside old ones reads on when its session may have ended",
+        _go_on_without_a_connection,
+        "tests/zookeeper/test_simulation.py",
+        "test_a_partition_has_one_owner_through_all_faults_and_each_has_one_in_the_end",
+    ),
+    "claims_forgotten": Bug(
+        "what a consumer beside old ones has claimed without an answer stays with nobody",
+        _forget_claims_without_an_answer,
+        "tests/zookeeper/test_simulation.py",
+        "test_a_partition_has_one_owner_through_all_faults_and_each_has_one_in_the_end",
+    ),
+    "released_in_use": Bug(
+        "a consumer beside old ones gives away what its user still reads",
+        _release_what_the_user_still_reads,
+        "tests/zookeeper/test_simulation.py",
+        "test_a_partition_has_one_owner_through_all_faults_and_each_has_one_in_the_end",
+    ),
+    "threads_by_number": Bug(
+        "a consumer beside old ones sorts threads as nobody else does",
+        _sort_threads_by_number,
+        "tests/zookeeper/test_registrations.py",
+        "test_the_formula_deals_out_ranges_by_the_names_of_threads",
     ),
 }

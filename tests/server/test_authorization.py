@@ -98,9 +98,15 @@ def access(*rules: Rule, registered: tuple[str, ...] = (), **options: Any) -> Ac
     return authorizer.access(ALICE, HOST)
 
 
+def verdict_of(found: Access, request: m.Request) -> Verdict | None:
+    """Return the verdict as a gate finds it."""
+    found.refresh()
+    return None if found.is_free else NEEDS[type(request)](found, request)
+
+
 def refused(found: Access, request: m.Request) -> Verdict:
     """Return the verdict on a request that is not allowed as it is."""
-    verdict = found.verdict(request)
+    verdict = verdict_of(found, request)
     assert verdict is not None
     return verdict
 
@@ -129,7 +135,7 @@ def test_a_request_needs_its_rights_and_no_others(kind: type[m.Request]) -> None
     """With all of them it is allowed as it is; without any single one it isn't."""
     needs = MATRIX[kind]
     request = REQUESTS[kind]
-    verdict = access(*(rule(*right) for right in needs)).verdict(request)
+    verdict = verdict_of(access(*(rule(*right) for right in needs)), request)
     if kind is m.DescribeLagRequest:
         assert verdict is not None
         answer = APIS[ApiKey.DESCRIBE_LAG].example.response
@@ -167,7 +173,7 @@ def test_no_right_is_taken_for_another(kind: type[m.Request]) -> None:
     if kind in {m.RegisterTopicsRequest, *FILTERED}:
         others = [one for one in others if one.resource_type is not T.CLUSTER]
 
-    assert access(*others).verdict(REQUESTS[kind]) is not None
+    assert verdict_of(access(*others), REQUESTS[kind]) is not None
 
 
 def test_super_users_and_a_node_without_rules_are_asked_nothing() -> None:
@@ -177,8 +183,8 @@ def test_super_users_and_a_node_without_rules_are_asked_nothing() -> None:
         access(super_users=[ALICE]),
         access(allow_everyone=True),
     ):
-        assert [kind for kind in MATRIX if found.verdict(REQUESTS[kind])] == [
-            *([m.DescribeLagRequest] if found.verdict(REQUESTS[m.DescribeLagRequest]) else [])
+        assert [kind for kind in MATRIX if verdict_of(found, REQUESTS[kind])] == [
+            *([m.DescribeLagRequest] if verdict_of(found, REQUESTS[m.DescribeLagRequest]) else [])
         ]
         assert found.sees_topic("t")
 
@@ -197,10 +203,10 @@ def test_a_change_of_rules_counts_from_the_next_request_on() -> None:
     rules = rules_of()
     found = Authorizer(rules, is_on=True, is_registered=bool).access(ALICE, HOST)
     beat = m.HeartbeatRequest("etl", 1, "m", None)
-    seen = [found.verdict(beat) is None]
+    seen = [verdict_of(found, beat) is None]
     for record in (RuleAdded, RuleRemoved):
         rules.replay(record(rule(Op.READ, T.GROUP, "etl")))
-        seen.append(found.verdict(beat) is None)
+        seen.append(verdict_of(found, beat) is None)
 
     assert seen == [False, True, False]
 
@@ -251,7 +257,7 @@ def test_an_answer_is_completed_by_the_rules_at_its_question() -> None:
     fetch = m.GroupFetch("etl", (m.TopicPartitions("a", (0,)), m.TopicPartitions("mine", (0,))))
     verdict = refused(found, m.OffsetFetchRequest((fetch,), False))
     rules.replay(RuleAdded(rule(Op.ALL, T.TOPIC)))
-    found.verdict(commit("a"))
+    verdict_of(found, commit("a"))
     offsets = m.TopicOffsets("mine", (m.PartitionOffset(0, 5, -1, "", 0),))
     answer = verdict.complete(m.OffsetFetchResponse((m.GroupOffsets("etl", 0, (offsets,)),)))
 
@@ -344,14 +350,14 @@ def test_who_makes_topics_needs_more_for_those_that_are_there() -> None:
 
     assert [(t.topic, t.error) for t in answer.topics] == [("new", 0), ("t", 0), ("u", 29)]  # type: ignore[attr-defined]  # of a registration
     reader = access(rule(Op.READ, T.TOPIC), registered=("t", "u"))
-    assert reader.verdict(m.RegisterTopicsRequest(topics, is_observed=True)) is None
+    assert verdict_of(reader, m.RegisterTopicsRequest(topics, is_observed=True)) is None
 
 
 def test_an_operator_of_a_group_takes_members_out_and_a_reader_moves_offsets() -> None:
     """Only the former does what no commit could."""
     found = access(rule(Op.READ, T.GROUP), rule(Op.READ, T.TOPIC))
     request = REQUESTS[m.AlterOffsetsRequest]
-    assert found.verdict(structs.replace(request, remove_owners=False)) is None
+    assert verdict_of(found, structs.replace(request, remove_owners=False)) is None
 
     assert refused(found, request).request is None
 
@@ -361,7 +367,7 @@ def test_a_scan_of_what_may_be_seen_needs_no_right_over_all() -> None:
     found = access(rule(Op.READ, T.GROUP, "etl"), rule(Op.READ, T.TOPIC, "t"))
 
     def errors(groups: tuple[str, ...] | None, topics: tuple[str, ...] | None) -> set[int]:
-        verdict = found.verdict(m.ScanOffsetsRequest(0, b"", 5, True, groups, topics))
+        verdict = verdict_of(found, m.ScanOffsetsRequest(0, b"", 5, True, groups, topics))
         return {0} if verdict is None else errors_of(verdict.complete(None))
 
     assert errors(("etl",), ("t",)) == {0}

@@ -70,7 +70,7 @@ async def test_an_answer_stops_growing_at_its_limit(
 
             return count
 
-        for name in ("fetch_offsets", "describe_group"):
+        for name in ("fetch_offsets", "fetch_all", "describe_group"):
             monkeypatch.setattr(core, name, counted(name))
 
         assert BareError(ErrorCode.RESPONSE_TOO_LARGE) == await client.ask(request_)

@@ -46,6 +46,7 @@ RARE: list[r.Record] = [
     r.GroupRebalanced("etl", REBALANCE),
     r.OffsetRemoved("etl", "orders", 9),
     r.GroupDeleted("gone"),
+    r.GroupOwned("etl", "User:alice"),
 ]
 
 
@@ -262,12 +263,12 @@ def test_an_entry_of_another_shape_is_shown_as_it_is(tmp_path: Path) -> None:
         new_secret=lambda: bytes(16),
     )
     shapes: Sequence[object] = (5, "text", (), (1, 2, 3, 4, 5, 6, 7, 8), {"a": b"\0"}, (b"\xff",))
-    for type_ in (1, 2, 1000, 1002, 1003):
+    for type_ in (1, 2, 1000, 1002, 1003, 1004):
         journal.append(0, [Entry(type_, 0, "g\x1b[2J", shape, shape) for shape in shapes], NOW_MS)
     flush(journal)
     journal.close(clean=True)
 
-    assert len(dumped(tmp_path)) == 5 * len(shapes)
+    assert len(dumped(tmp_path)) == 6 * len(shapes)
     text = run(tmp_path, "dump")
     assert text.exit_code == 0
     assert "\x1b" not in text.stdout
@@ -297,8 +298,8 @@ def test_a_dump_says_where_each_entry_lies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "count"),
     [
-        ((), 23),
-        (("--partition", "1"), 18),
+        ((), 24),
+        (("--partition", "1"), 19),
         (("--partition", "node"), 4),
         (("--group", "other"), 6),
         (("--type", "offset"), 13),
@@ -350,7 +351,7 @@ def test_a_damaged_log_is_dumped_to_its_end(tmp_path: Path, *, clean: bool) -> N
     assert done.exit_code == 65
     assert f"# {segments[0].name}, bytes 0 to " in done.stdout
     assert f"# {segments[1].name}: what should be in this segment is in elsewhere" in done.stdout
-    assert sum("problem" not in entry for entry in entries) == 21
+    assert sum("problem" not in entry for entry in entries) == 22
     assert entries[0]["problem"]["file"] == segments[1].name
 
 
@@ -401,12 +402,12 @@ def test_verify_counts_what_is_there(tmp_path: Path) -> None:
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
 
     assert done.exit_code == 0
-    assert rows["1"][:2] == ["7", "18"]
-    assert rows["1"][3] == "8"
-    assert rows["1"][5] == "18"
+    assert rows["1"][:2] == ["7", "19"]
+    assert rows["1"][3] == "9"
+    assert rows["1"][5] == "19"
     assert rows["node"][1] == "4"
     assert f"Cluster {CLUSTER_ID}, node 1, 4 partitions, leader epoch 1" in done.stdout
-    assert "22 entries, of which 12 are live" in done.stdout
+    assert "23 entries, of which 13 are live" in done.stdout
     assert done.stdout.endswith("Nothing is wrong.\n")
     assert run(tmp_path, "repair", "--accept-loss").stdout == "There is nothing to repair.\n"
 

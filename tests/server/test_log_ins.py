@@ -184,6 +184,43 @@ async def test_an_address_fails_ten_times_a_second_at_most(
         assert took_s == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
 
 
+@pytest.mark.parametrize("why", ["failures", "connections", "end"])
+async def test_who_is_cut_off_for_what_he_asks_leaves_nothing_counted(
+    why: str, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Else what all may have under way is used up by strangers, until nobody is heard any more."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"etl {hashlib.sha256(b'token').hexdigest()} 2023-11-14T22:13:30Z\n")
+    bearer = ("sasl.enabled.mechanisms=SCRAM-SHA-256,OAUTHBEARER", f"sasl.tokens.file={tokens}")
+    async with guarded(tmp_path, *bearer) as here:
+        match why:
+            case "failures":
+                for _ in range(11):
+                    client = here.connect()
+                    client.send(m.SaslHandshakeRequest("none"))
+                await trio.testing.wait_all_tasks_blocked()
+            case "connections":
+                admin = await known(here)
+                await admin.ask(password_of("bob", "b"))
+                only_one = m.AlteredPrincipal("User:bob", (m.QuotaChange("connections", 1),))
+                await admin.ask(m.AlterClientQuotasRequest((only_one,)))
+                first = await known(here, "bob", "b")
+                client = here.connect()
+                assert await log_in(client, "bob", "b") is None
+                assert not first.transport.closed
+            case _:
+                client = here.connect()
+                await step(client, m.SaslHandshakeRequest("OAUTHBEARER"))
+                said = m.SaslAuthenticateRequest(b"n,,\x01auth=Bearer token\x01\x01")
+                assert (await step(client, said)).error == 0
+                here.wall_ms += 10_000
+                client.send(beat())
+                await trio.testing.wait_all_tasks_blocked()
+        assert client.transport.closed
+        await trio.sleep(2)  # Others are answered late.
+        assert here.metrics["requests_waiting_bytes"]() == 0
+
+
 async def test_who_came_by_one_listener_is_not_sent_to_another(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

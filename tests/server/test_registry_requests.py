@@ -15,7 +15,6 @@ from coordinator.group.core import Caller
 from coordinator.log.format import Entry
 from coordinator.runtime import offset_changes
 from coordinator.runtime.node import TopicPurges
-from coordinator.server.dispatch import Budget
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.group_ids import offsets_partition
@@ -440,16 +439,6 @@ async def test_large_answers_are_refused_while_they_are_made(autojump_clock: Moc
         some = await client.ask(everything(topics=names[:5]))
         assert isinstance(some, m.DescribeTopicsResponse)
         assert 5 == len(some.topics)
-
-
-def test_a_topic_counts_with_all_that_it_brings() -> None:
-    """Its hosts and end offsets are most of it."""
-    hosts = (m.PartitionHosts(0, ("h" * 50,)),)
-    ends = tuple(m.EndOffset(number, 1, 1) for number in range(20))
-    for topic in (m.DescribedTopic("t", 0, 1, hosts, ()), m.DescribedTopic("t", 0, 20, (), ends)):
-        budget = Budget(40)
-        assert budget.for_topic(topic) is topic
-        assert budget.is_spent
 
 
 async def test_a_drain_answers_the_reads_that_wait(autojump_clock: MockClock) -> None:

@@ -107,6 +107,18 @@ async def test_what_may_not_be_seen_is_in_no_list(tmp_path: Path) -> None:
             assert not found.has_more
 
 
+async def test_what_is_only_shown_less_of_is_no_refusal(tmp_path: Path) -> None:
+    """All offsets of a group, say: whoever reads the audit would look for an attack."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP), (Op.READ, T.TOPIC, "mine"))
+        await admin.ask(commit(7))
+        fetch = m.OffsetFetchRequest((m.GroupFetch("g", None),), False)
+        answer: Any = await alice.ask(fetch)
+        assert [(g.error, g.topics) for g in answer.groups] == [(0, ())]
+        assert told(here, "access.refused") == []
+
+
 async def test_who_leaves_takes_nobody_along_but_his_own(tmp_path: Path) -> None:
     """An operator may take out anybody, by ALTER; to others a member that isn't theirs is none."""
     async with guarded(tmp_path) as here:
@@ -129,6 +141,21 @@ async def test_who_leaves_takes_nobody_along_but_his_own(tmp_path: Path) -> None
         assert [one.error for one in taken_out.members] == [0]
         line = told(here, "access.refused")[0]
         assert (line["principal"], line["error"]) == ("User:alice", E.UNKNOWN_MEMBER_ID)
+
+
+async def test_an_instance_id_alone_does_not_take_over_a_member(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Whoever joins by it, without a member id, would else get its partitions."""
+    async with guarded(tmp_path) as here:
+        admin, alice = await both(here)
+        await grant(admin, (Op.READ, T.GROUP))
+        sent = admin.send(structs.replace(join(), group_instance_id="one"))
+        await trio.sleep(3.1)
+        member_id = (await admin.answer(sent)).response.member_id  # type: ignore[attr-defined]  # a JoinGroup's
+
+        assert await alice.error(structs.replace(join(), group_instance_id="one")) == 25
+        assert await admin.error(beat(member_id)) == 0
 
 
 async def test_a_denial_is_in_force_at_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from coordinator.server.throttles import WAIT_MAX_MS
 from protocol import messages as m
 from tests.server.test_log_ins import guarded, known, log_in, password_of, told
 from tests.server.world import Client, World, beat, commit, world
@@ -85,14 +86,14 @@ async def test_bytes_of_requests_and_answers_are_counted(
     """A long commit is answered at once, and paid for before the next request is read."""
     async with guarded(tmp_path, EVERYBODY) as here:
         admin, alice, bob = await two_users(here)
-        await limit(admin, "", byte_rate=1_000)
+        await limit(admin, "", byte_rate=4_000)
         _, frame = alice.frame(commit(1, *range(1_000)))
         began_s = trio.current_time()
         asked = alice.send(commit(1, *range(1_000)))
         event = await alice.answer(asked)
         answer_bytes = len(alice.transport.received)
-        assert event.throttle_time_ms >= len(frame) - 1_000
-        assert event.throttle_time_ms <= len(frame) + answer_bytes - 1_000
+        assert event.throttle_time_ms >= (len(frame) - 4_000) / 4
+        assert event.throttle_time_ms <= (len(frame) + answer_bytes - 4_000) / 4
         following = alice.send(beat())
         await trio.testing.wait_all_tasks_blocked()
         assert following not in alice.answers()
@@ -198,3 +199,103 @@ async def test_where_nobody_says_who_he_is_nothing_is_limited(autojump_clock: Mo
         sent = [other.send(beat()) for _ in range(100)]
         await trio.testing.wait_all_tasks_blocked()
         assert waits_ms(other, sent) == [0] * 100
+
+
+def take_time(w: World, clock: MockClock, patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let each request about the group "long" take so long to decide."""
+    dispatch = w.server.dispatcher.dispatch
+
+    def slowly(call: Any, *rest: Any) -> None:
+        if getattr(call.request, "group_id", "") == "long":
+            clock.jump(seconds)
+        dispatch(call, *rest)
+
+    patch.setattr(w.server.dispatcher, "dispatch", slowly)
+
+
+async def test_who_takes_too_much_time_gets_his_share_of_it(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth for alice, however few requests that is; bob's cost little, and wait for nothing."""
+    async with guarded(tmp_path, EVERYBODY) as here:
+        admin, alice, bob = await two_users(here)
+        take_time(here, autojump_clock, monkeypatch, 0.05)
+        await limit(admin, "User:alice", request_percentage=10)
+        began_s = trio.current_time()
+        sent = [alice.send(beat(group_id="long")) for _ in range(100)]
+        while trio.current_time() - began_s < 10:
+            await trio.sleep(0.5)
+            assert (await bob.answer(bob.send(beat()))).throttle_time_ms == 0
+        waits = waits_ms(alice, sent)
+        assert 20 <= len(waits) <= 25
+        assert set(waits[:3]) == {0}  # A burst; the first one was on its way when time began.
+        assert all(300 <= wait <= 500 for wait in waits[3:])
+
+        await limit(admin, "User:alice", request_percentage=None)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(waits_ms(alice, sent)) == 100
+
+
+async def test_time_that_no_answer_pays_for_is_taken_at_the_end_of_the_turn(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so is that of what is answered in slices, when its session has no turn."""
+    async with guarded(tmp_path, EVERYBODY) as here:
+        admin, alice, _ = await two_users(here)
+        await limit(admin, "User:alice", request_percentage=1)
+        (session,) = [s for s in here.server.sessions if s.caller.principal == "User:alice"]
+        session.spend(0.02)
+        asked = alice.send(beat())
+        await trio.testing.wait_all_tasks_blocked()
+        assert asked not in alice.answers()
+        await trio.sleep(1.01)
+        assert asked in alice.answers()
+        assert session.spent_us() == 0
+
+        await trio.sleep(10)
+        dispatch = here.server.dispatcher.dispatch
+
+        def slowly(call: Any, *rest: Any) -> None:
+            dispatch(call, *rest)
+            autojump_clock.jump(0.02)
+
+        monkeypatch.setattr(here.server.dispatcher, "dispatch", slowly)
+        first, second = alice.send(beat()), alice.send(beat())
+        await trio.testing.wait_all_tasks_blocked()
+        assert first in alice.answers()
+        assert second not in alice.answers() or alice.answers()[second].throttle_time_ms
+        third = alice.send(beat())
+        await trio.testing.wait_all_tasks_blocked()
+        assert third not in alice.answers()
+
+
+async def test_nobody_waits_longer_than_a_member_may_be_silent(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A quota of a byte a second would have meant hours; who had a member lost it."""
+    async with guarded(tmp_path, EVERYBODY) as here:
+        admin, alice, _ = await two_users(here)
+        await limit(admin, "User:alice", byte_rate=1)
+        assert (await alice.answer(alice.send(beat()))).throttle_time_ms == WAIT_MAX_MS
+        asked = alice.send(beat())
+        await trio.sleep(WAIT_MAX_MS / 1000 - 0.1)
+        assert asked not in alice.answers()
+        await trio.sleep(0.2)
+        assert alice.answers()[asked].throttle_time_ms == WAIT_MAX_MS
+        assert here.settings.group_min_session_timeout_ms > WAIT_MAX_MS
+
+
+async def test_answers_that_tell_to_wait_are_counted(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Of all, and of each principal."""
+    async with guarded(tmp_path, EVERYBODY) as here:
+        admin, alice, bob = await two_users(here)
+        await limit(admin, "User:alice", request_rate=2)
+        for client in (alice, bob):
+            for _ in range(4):
+                client.send(beat())
+        await trio.sleep(5)
+        telemetry = here.environment.telemetry
+        assert telemetry.throttled == (2, 1_000)
+        assert telemetry.throttled_by == {"User:alice": (2, 1_000)}

@@ -1,5 +1,6 @@
 """Whoever asks for much has it done a turn at a time, behind everybody who asks for little."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -11,23 +12,26 @@ import trio.testing
 from trio.testing import MockClock
 
 from coordinator.runtime.poller import SLICE_S
-from protocol.messages import ListGroupsRequest, ListGroupsResponse
+from protocol.messages import ListGroupsRequest, ListGroupsResponse, Request
 from tests.server.test_sockets import door, peers, until
-from tests.server.world import World, beat, commit, world
+from tests.server.world import Client, World, beat, commit, world
 
 COSTLY = "costly"
 
 
-def make_costly(w: World, clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Let requests of one group take a slice each; return the groups of all, as decided."""
+def make_costly(
+    w: World, clock: MockClock, monkeypatch: pytest.MonkeyPatch, slices: int = 1
+) -> list[Any]:
+    """Let requests of one group take some slices; return the groups of all, as decided."""
     dispatch = w.server.dispatcher.dispatch
     decided: list[str] = []
 
     def costing(call: Any, *rest: Any) -> None:
-        decided.append(call.request.group_id)
+        group_id = getattr(call.request, "group_id", "")
+        decided.append(group_id)
         dispatch(call, *rest)
-        if call.request.group_id == COSTLY:
-            clock.jump(SLICE_S)
+        if group_id == COSTLY:
+            clock.jump(slices * SLICE_S)
 
     monkeypatch.setattr(w.server.dispatcher, "dispatch", costing)
     return decided
@@ -84,20 +88,22 @@ async def test_a_long_request_is_decided_in_a_turn_of_its_own(autojump_clock: Mo
         assert 2 == len(client.answers())
 
 
-async def until_soon(condition: Callable[[], bool]) -> None:
+async def until_soon(condition: Callable[[], bool], step_s: float = SLICE_S / 10) -> None:
     """Let time pass in small steps until *condition* holds."""
     for _ in range(10_000):
         if condition():
             return
-        await trio.sleep(SLICE_S / 10)
+        await trio.sleep(step_s)
     raise AssertionError("it never came")
 
 
-def make_lists_long(w: World, clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each look at an offsets partition take three slices."""
+def make_lists_long(
+    w: World, clock: MockClock, monkeypatch: pytest.MonkeyPatch, slices: int = 3
+) -> None:
+    """Let each look at an offsets partition take so many slices."""
 
     def looking(_: object) -> Iterator[None]:
-        for _ in range(3):
+        for _ in range(slices):
             clock.jump(SLICE_S)
             yield
 
@@ -182,3 +188,37 @@ async def test_a_list_over_a_partition_that_is_loaded_again_meanwhile_is_refused
         await until_soon(lambda: sent in client.answers())
 
         assert ListGroupsResponse(16, ()) == client.answers()[sent].response
+
+
+def has_answers(client: Client, number: int) -> bool:
+    """Say whether so many have come."""
+    return len(client.answers()) == number
+
+
+async def test_a_silent_member_is_missed_in_time_beside_those_who_ask_for_much(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lists of some seconds, and turns of 64 long commits, left its partitions with nobody."""
+    session_ms = 6_000
+    async with world() as w:
+
+        async def attack(request: Request) -> None:
+            client = w.connect()
+            for number in itertools.count(1):
+                for _ in range(64):
+                    client.send(request)
+                await until_soon(partial(has_answers, client, 64 * number), SLICE_S)
+
+        await w.connect().join_alone(session_ms=session_ms)
+        heard_s = trio.current_time()
+        make_lists_long(w, autojump_clock, monkeypatch, slices=300)
+        decided = make_costly(w, autojump_clock, monkeypatch, slices=20)
+        for _ in range(3):
+            for request in (ListGroupsRequest((), ()), commit(group_id=COSTLY)):
+                w.nursery.start_soon(attack, request)
+        await until_soon(lambda: "group.member_removed" in w.event_names(), SLICE_S)
+        late_s = trio.current_time() - heard_s - session_ms / 1000
+        w.nursery.cancel_scope.cancel()
+
+    assert late_s <= 1
+    assert decided.count(COSTLY) > 64

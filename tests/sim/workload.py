@@ -65,6 +65,10 @@ class Surroundings(Protocol):
     stopping: bool
 
     @property
+    def security(self) -> dict[str, str] | None:
+        """How clients say who they are; None is not at all."""
+
+    @property
     def address(self) -> str:
         """Where the coordinator is."""
 
@@ -165,6 +169,8 @@ class Driver:
         """Say whether a driver may give up for *code*."""
         if code == ErrorCode.INVALID_REQUEST:
             return self._is_buggy  # A leader whose nonsense was refused is told so.
+        if code == ErrorCode.SASL_AUTHENTICATION_FAILED:
+            return not self.world.healed  # Its password is being changed.
         # An older JoinGroup of its own that arrives late looks like its next incarnation.
         return code == ErrorCode.FENCED_INSTANCE_ID and self._instance_id is not None
 
@@ -379,5 +385,6 @@ def connect_as(
         client_id=name,
         request_timeout_ms=5_000,
         rng=rng,
+        security=world.security,
         open_stream=world.network.opener(name),
     )

@@ -91,6 +91,7 @@ class World:
         self.wall_shift_ms = 0
         self.healed = False  # No more faults; everybody should recover.
         self.stopping = False  # The workload comes to its end.
+        self.security = None
         self._disk_rng = self.rng("disk")
         self._uuid_rng = self.rng("uuid")
         self._child_rng = self.rng("compaction")

@@ -18,6 +18,7 @@ from protocol.connection import ClientConnection
 from protocol.messages import ApiVersionsRequest
 from tests.integration.daemon import Daemon, reset_at_close
 from tests.sim.registers import Violation
+from tests.soak.accounts import HOST
 from tests.soak.node import KILLED, WRITE_FAILED, Node
 
 _DAY_NS: Final = 86_400 * 10**9
@@ -25,6 +26,8 @@ _CALLS: Final = "pwritev2,fdatasync"
 _CHURN: Final = 50
 _START_MAX_S: Final = 60
 _PAUSE_S: Final = (0.5, 4.0)
+_BY_STRACE: Final = frozenset({"slow disk", "hanging disk", "write error"})
+_ON_SMALL_DISK: Final = frozenset({"full disk", "no room at all"})
 
 
 class Fault(NamedTuple):
@@ -59,6 +62,12 @@ class Deck:
             must_go_on = False
 
 
+def impossible(*, small_disk: bool) -> frozenset[str]:
+    """Return what can't be done on this machine: some need strace, some a disk of their own."""
+    by_strace = frozenset() if shutil.which("strace") else _BY_STRACE
+    return by_strace | (frozenset() if small_disk else _ON_SMALL_DISK)
+
+
 class OnTheDaemon:
     """Faults of the daemon, of its machine, and of strangers."""
 
@@ -69,9 +78,9 @@ class OnTheDaemon:
         self._rng = rng
         self._pace = pace
 
-    def all(self, *, small_disk: bool) -> dict[str, Fault]:
-        """Return those that this machine can do, by name."""
-        faults = {
+    def all(self) -> dict[str, Fault]:
+        """Return them by name."""
+        return {
             "kill -9": Fault(self._kill, ends_life=True),
             "SIGTERM": Fault(self._stop, ends_life=True),
             "pause of the daemon": Fault(self._pause),
@@ -80,19 +89,12 @@ class OnTheDaemon:
             "bad reload": Fault(self._reload_badly),
             "churn of connections": Fault(self._churn),
             "hostile connection": Fault(self._hostile),
+            "slow disk": Fault(self._slow_disk),
+            "hanging disk": Fault(self._hanging_disk),
+            "write error": Fault(self._write_error, ends_life=True),
+            "full disk": Fault(self._full_disk),
+            "no room at all": Fault(self._no_room, ends_life=True),
         }
-        if shutil.which("strace"):
-            faults |= {
-                "slow disk": Fault(self._slow_disk),
-                "hanging disk": Fault(self._hanging_disk),
-                "write error": Fault(self._write_error, ends_life=True),
-            }
-        if small_disk:
-            faults |= {
-                "full disk": Fault(self._full_disk),
-                "no room at all": Fault(self._no_room, ends_life=True),
-            }
-        return faults
 
     async def _some_time(self, low_s: float, high_s: float) -> None:
         await trio.sleep(self._rng.uniform(low_s, high_s) * self._pace)
@@ -206,7 +208,8 @@ class OnTheDaemon:
             filler.unlink(missing_ok=True)
 
     async def _churn(self) -> None:
-        port = (await self._node.serving()).port
+        await self._node.serving()
+        port = self._rng.choice(list(self._node.ports().values()))
         with suppress(OSError):
             async with trio.open_nursery() as nursery:
                 for _ in range(_CHURN):
@@ -215,7 +218,7 @@ class OnTheDaemon:
     async def _come_and_go(self, port: int) -> None:
         _, hello = ClientConnection().send(ApiVersionsRequest("soak", "soak", "1"))
         with suppress(OSError, trio.BrokenResourceError):
-            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            async with await trio.open_tcp_stream(HOST, port) as stream:
                 await trio.sleep(self._rng.uniform(0, 1) * self._pace)
                 await stream.send_all(hello)
                 if self._rng.random() < 0.5:
@@ -224,7 +227,8 @@ class OnTheDaemon:
                     await stream.receive_some(1_000)
 
     async def _hostile(self) -> None:
-        port = (await self._node.serving()).port
+        await self._node.serving()
+        port = self._rng.choice(list(self._node.ports().values()))
         said = [
             b"GET / HTTP/1.1\r\n\r\n",
             self._rng.randbytes(5_000),
@@ -234,7 +238,7 @@ class OnTheDaemon:
         ]
         for words in said:
             with suppress(OSError, trio.BrokenResourceError):
-                async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                async with await trio.open_tcp_stream(HOST, port) as stream:
                     await stream.send_all(words)
                     with trio.move_on_after(1 * self._pace):
                         while await stream.receive_some(10_000):

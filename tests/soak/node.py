@@ -16,13 +16,14 @@ import trio
 from tests.integration.daemon import Daemon
 from tests.logged import BUGS
 from tests.sim.registers import Violation
+from tests.soak.accounts import HOST, LISTENERS, Accounts
 from tests.soak.clock import Shift
 from tests.soak.wires import Wires
 
 KILLED: Final = -signal.SIGKILL
 STOPPED: Final = 0
 WRITE_FAILED: Final = 74
-SETTINGS: Final[Mapping[str, int | str]] = {
+SETTINGS: Final[Mapping[str, int | str | bool]] = {
     "offsets.topic.num.partitions": 4,
     "group.initial.rebalance.delay.ms": 300,
     "group.min.session.timeout.ms": 1_000,
@@ -50,7 +51,9 @@ class Sample(NamedTuple):
 class Node:
     """The daemon over one folder."""
 
-    def __init__(self, folder: Path, disk: Path, wires: Wires, rng: random.Random) -> None:
+    def __init__(
+        self, folder: Path, disk: Path, accounts: Accounts, wires: Wires, rng: random.Random
+    ) -> None:
         """*folder* is for what belongs to the test, the data is on *disk*."""
         self.lives = 0
         self.events: Counter[str] = Counter()
@@ -58,6 +61,7 @@ class Node:
         self.data = disk / "data"
         self.clock = Shift(folder / "clock")
         self._config = folder / "settings.toml"
+        self._settings = {**SETTINGS, **accounts.settings()}
         self._wires = wires
         self._rng = rng
         self._daemon: Daemon | None = None
@@ -74,7 +78,7 @@ class Node:
 
     def configure(self, **settings: int | str) -> None:
         """Write the file of settings; double underscores are dots."""
-        given = {**SETTINGS} | {name.replace("_", "."): value for name, value in settings.items()}
+        given = self._settings | {name.replace("_", "."): value for name, value in settings.items()}
         lines = (f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in given.items())
         self._config.write_text("".join(lines), encoding="utf-8")
 
@@ -110,6 +114,12 @@ class Node:
         """Return how often the process of the moment has logged an event."""
         return len(self._daemon.events(name)) if self._daemon is not None else 0
 
+    def ports(self) -> dict[str, int]:
+        """Return where the process of the moment listens, by protocol."""
+        assert self._daemon is not None
+        told = self._daemon.events("listening")
+        return {name: line["port"] for name, line in zip(LISTENERS, told, strict=True)}
+
     # --- its lives ------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -118,11 +128,12 @@ class Node:
             daemon = self._start()
             try:
                 if await self._becomes_ready(daemon):
-                    self._wires.begin_life(daemon.port)
+                    self._wires.begin_life(self.ports())
                     self._serves.set()
                 while daemon.process.poll() is None:  # noqa: ASYNC110 - A process's end is looked for.
                     await trio.sleep(_POLL_S)
                 self._judge_end(daemon)
+                assert self.lives > 1 or daemon.events("ready"), self.violations
             finally:
                 self._serves = trio.Event()
                 with trio.CancelScope(shield=True):
@@ -163,7 +174,10 @@ class Node:
         if self._can_shift_boot:
             ahead_s = self._rng.randrange(_BOOT_AHEAD_MAX_S)
             shifted = ["unshare", "-T", "--monotonic", str(ahead_s), *shifted]
-        self._daemon = Daemon(self.data, prefix=shifted, options=("--config", str(self._config)))
+        options = ["--config", str(self._config)]
+        for protocol in LISTENERS[1:]:
+            options += ["--listen", f"{protocol}://{HOST}:0"]
+        self._daemon = Daemon(self.data, prefix=shifted, options=options)
         return self._daemon
 
     async def _becomes_ready(self, daemon: Daemon) -> bool:

@@ -16,7 +16,13 @@ from typing import Final
 
 import trio
 
-from client import AssignmentWarning, Client, CoordinatorUnavailable, RetriableError
+from client import (
+    AssignmentWarning,
+    AuthenticationFailed,
+    Client,
+    CoordinatorUnavailable,
+    RetriableError,
+)
 from protocol.partition import TopicPartition
 from tests.sim.history import History, Key, Outcome
 from tests.sim.workload import (
@@ -39,9 +45,15 @@ class Plan:
     kind: str
     name: str
     groups: list[str]
+    security: dict[str, str]
     port: int
     number: int
     seed: int
+
+    @property
+    def protocol(self) -> str:
+        """What it speaks."""
+        return self.security["security.protocol"]
 
 
 def say(**fields: object) -> None:
@@ -86,6 +98,7 @@ class OwnProcess:
 
     def __init__(self, plan: Plan) -> None:
         self.address = f"127.0.0.1:{plan.port}"
+        self.security = plan.security
         self.history = Spoken()
         self.network = Loopback(plan.port)
         self.away: set[str] = set()
@@ -133,6 +146,10 @@ class Committer:
                         await self._step(client)
                         await trio.sleep(self.PAUSE_S)
             except CoordinatorUnavailable:
+                await trio.sleep(1)
+            except AuthenticationFailed:
+                if self._world.healed:  # No password changes any more.
+                    raise
                 await trio.sleep(1)
 
     def _connect(self) -> AbstractAsyncContextManager[Client]:

@@ -24,7 +24,9 @@ from tests.sim.checker import check
 from tests.sim.history import History, Outcome
 from tests.sim.registers import Violation
 from tests.sim.workload import NUM_PARTITIONS, TOPIC
-from tests.soak.faults import Deck, OnClients, OnTheDaemon
+from tests.soak.accounts import LISTENERS, SASL_SSL, SSL, Accounts
+from tests.soak.faults import Deck, OnClients, OnTheDaemon, impossible
+from tests.soak.identities import OnIdentities
 from tests.soak.node import Node, Sample
 from tests.soak.one_client import Loopback, Plan
 from tests.soak.wires import Wires
@@ -32,8 +34,8 @@ from tests.soak.wires import Wires
 Connected = Callable[[], AbstractAsyncContextManager[Client]]
 
 GROUPS: Final = ("alpha", "beta")
-DRIVERS: Final = 3  # A group.
-COMMITTERS: Final = 2
+DRIVERS: Final = 3  # A group; so there is one by each protocol.
+COMMITTERS: Final = 3
 DISK_BYTES: Final = 64 * 1024 * 1024
 # The share of a run in which the daemon's lives are short.
 _LETHAL_SHARE: Final = 0.4
@@ -50,11 +52,17 @@ _AGAIN_S: Final = (0.2, 3.0)
 
 @dataclass(slots=True)
 class Report:
-    """What came of a run."""
+    """What came of a run.
+
+    Attributes:
+        faults: How often each came.
+        left_out: Those that this machine can't do.
+    """
 
     seed: int
     seconds: float
     faults: Counter[str]
+    left_out: frozenset[str] = frozenset()
     lives: int = 0
     events: Counter[str] = field(default_factory=Counter)
     client_lives: int = 0
@@ -79,6 +87,8 @@ class Report:
         """Say it in words."""
         yield f"seed {self.seed}, {self.seconds:.0f} s, {self.lives} lives of the daemon"
         yield "faults: " + _listed(self.faults)
+        if self.left_out:
+            yield "this machine can't do: " + ", ".join(sorted(self.left_out))
         yield "logged: " + _listed(self.events)
         yield (
             f"{self.requests} requests of {self.client_lives} client processes, {self.answered} "
@@ -114,36 +124,37 @@ def _trend(samples: list[Sample], what: str) -> tuple[float, float, float]:
 class Clients:
     """The processes of all clients; whoever dies is replaced."""
 
-    def __init__(self, report: Report, history: History, wires: Wires, rng: random.Random) -> None:
+    def __init__(
+        self,
+        report: Report,
+        history: History,
+        accounts: Accounts,
+        wires: Wires,
+        rng: random.Random,
+    ) -> None:
         self.running: dict[str, trio.Process] = {}
         self._report = report
         self._history = history
         self._wires = wires
         self._rng = rng
+        self._plans = _plans(report.seed, accounts)
         self._healed = False
         self._stopping = False
 
-    def plans(self) -> list[Plan]:
-        """Return who there is; port and number are filled in later."""
-        who = [
-            ("driver", f"{group}-{number}", [group])
-            for group in GROUPS
-            for number in range(DRIVERS)
-        ]
-        who += [("operator", "operator", list(GROUPS))]
-        who += [("committer", f"committer-{n}", [f"fast-{n}"]) for n in range(COMMITTERS)]
-        seed = self._report.seed
-        return [Plan(kind, name, groups, 0, 0, seed) for kind, name, groups in who]
+    def users(self) -> list[str]:
+        """Return those who log in."""
+        return [plan.name for plan in self._plans if plan.protocol == SASL_SSL]
 
     async def run(self) -> None:
         """Keep all of them running until `stop`."""
         async with trio.open_nursery() as nursery:
-            for plan in self.plans():
-                nursery.start_soon(self._keep, plan, await self._wires.port_for(plan.name))
+            for plan in self._plans:
+                port = await self._wires.port_for(plan.name, plan.protocol)
+                nursery.start_soon(self._keep, plan, port)
 
     async def there(self) -> None:
         """Wait until each of them was started."""
-        while len(self.running) < len(self.plans()):  # noqa: ASYNC110 - Once, for a moment.
+        while len(self.running) < len(self._plans):  # noqa: ASYNC110 - Once, for a moment.
             await trio.sleep(0.01)
 
     async def heal(self) -> None:
@@ -216,6 +227,24 @@ class Clients:
                 raise AssertionError(f"a client said {said}")
 
 
+def _plans(seed: int, accounts: Accounts) -> list[Plan]:
+    """Return who there is; port and number are filled in later."""
+    who = [
+        ("driver", f"{group}-{number}", [group], LISTENERS[number % len(LISTENERS)])
+        for group in GROUPS
+        for number in range(DRIVERS)
+    ]
+    who += [("operator", "operator", list(GROUPS), SSL)]
+    who += [
+        ("committer", f"committer-{n}", [f"fast-{n}"], LISTENERS[n % len(LISTENERS)])
+        for n in range(COMMITTERS)
+    ]
+    return [
+        Plan(kind, name, groups, accounts.properties(name, protocol), 0, 0, seed)
+        for kind, name, groups, protocol in who
+    ]
+
+
 async def _collect(stream: trio.abc.ReceiveStream | None, into: list[bytes]) -> None:
     assert stream is not None
     into.extend([bytes(data) async for data in stream])
@@ -234,7 +263,8 @@ async def soak(
     with small_disk(disk) as is_small:
         async with trio.open_nursery() as nursery:
             run = _Run(report, history, folder, nursery)
-            await run.suffer(_faults_of(run, disk, is_small=is_small, without=without))
+            report.left_out = impossible(small_disk=is_small)
+            await run.suffer(_faults_of(run, disk, without=without | report.left_out))
             await run.recover()
             nursery.cancel_scope.cancel()
         verify = partial(run_cli, "log", "verify", "--data-dir", str(run.node.data))
@@ -242,7 +272,8 @@ async def soak(
     if verified.returncode:
         report.violations.append(Violation("log verify", verified.stdout + verified.stderr))
     report.lives, report.events = run.node.lives, run.node.events
-    report.violations += [*run.node.violations, *await trio.to_thread.run_sync(check, history)]
+    report.violations += [*run.node.violations, *run.wires.violations]
+    report.violations += [*await trio.to_thread.run_sync(check, history)]
     report.violations += [Violation("events", text) for text in logged.PROBLEMS]
     _count(report, history)
     return report
@@ -257,16 +288,19 @@ class _Run:
         seed = report.seed
         self.report = report
         self.pace = min(1.0, report.seconds / _USUAL_PACE_S)
-        self.wires = Wires(history, nursery)
-        self.node = Node(folder, folder / "disk", self.wires, _rng(seed, "node"))
-        self.clients = Clients(report, history, self.wires, _rng(seed, "clients"))
+        accounts = Accounts(folder, _rng(seed, "accounts"))
+        self.wires = Wires(history, accounts, nursery)
+        self.node = Node(folder, folder / "disk", accounts, self.wires, _rng(seed, "node"))
+        self.clients = Clients(report, history, accounts, self.wires, _rng(seed, "clients"))
+        rng = _rng(seed, "identities")
+        self.identities = OnIdentities(self.node, accounts, rng, self.pace)
         self._nursery = nursery
         self._clients_done = trio.Event()
 
     async def suffer(self, decks: tuple[Deck, Deck]) -> None:
         """Start everything, and have one fault after the other; then no more."""
         self._nursery.start_soon(self.node.run)
-        await self.node.serving()
+        await self.identities.enroll(self.clients.users())
         self._nursery.start_soon(_then, self.clients.run, self._clients_done)
         await self.clients.there()
         begun_s = trio.current_time()
@@ -298,14 +332,14 @@ class _Run:
         if scope.cancelled_caught:
             self.report.violations.append(Violation("L liveness", "clients did not stop"))
         await _read_all(checking)
+        await self.identities.check()
         await self.node.stop(for_good=False)
         await _read_all(checking)
+        await self.identities.check()
         await self.node.stop(for_good=True)
 
 
-def _faults_of(
-    run: _Run, disk: Path, *, is_small: bool, without: frozenset[str]
-) -> tuple[Deck, Deck]:
+def _faults_of(run: _Run, disk: Path, *, without: frozenset[str]) -> tuple[Deck, Deck]:
     """Return those of the daemon, and those of clients."""
     seed, counts = run.report.seed, run.report.faults
     on_daemon = OnTheDaemon(run.node, disk, _rng(seed, "faults"), run.pace)
@@ -315,7 +349,7 @@ def _faults_of(
         _rng(seed, "client faults"),
         max(run.pace, _CLIENT_PACE_MIN),
     )
-    of_daemon = on_daemon.all(small_disk=is_small)
+    of_daemon = on_daemon.all() | run.identities.all()
     chosen = {name: fault for name, fault in of_daemon.items() if name not in without}
     return (
         Deck(chosen, _rng(seed, "deck"), counts),

@@ -1008,7 +1008,7 @@ class BlockingLog(FaultyLog):
     def wait(self, done: threading.Event, seconds: float) -> bool:
         """Wait for a call, but not for one that blocks."""
         while not done.wait(0.001):
-            if self.blocks.is_set():
+            if self.blocks.is_set() and not self.open.is_set():
                 self.clock.now_s += seconds
                 return False
         return True

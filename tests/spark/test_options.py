@@ -13,6 +13,7 @@ from client.security import Security
 from client.spark.options import OptionError, with_secrets
 from client.spark.source.data_source import Refusals
 from client.spark.source.reader_options import client_id_of, explained, parse_options
+from client.zookeeper.storage import OffsetStorage
 from protocol.errors import ErrorCode
 
 GOOD = {"coordinator": "localhost:9310", "group": "g", "topics": "flights"}
@@ -49,6 +50,7 @@ def test_the_defaults_are_as_documented() -> None:
         "log_timeout_ms": 300_000,
         "report_ends": True,
         "security": Security(),
+        "offset_storage": OffsetStorage(groups=frozenset({"g"})),
     }
 
 
@@ -371,3 +373,33 @@ def test_a_refused_session_timeout_names_the_option() -> None:
         "option 'sessionTimeout' is 2000 ms, which the coordinator refuses "
         "(between 6000 and 1800000)"
     )
+
+
+def test_offsets_may_be_in_zookeeper_too() -> None:
+    """A team that moves away has its tools there, and a way back; only for the query's group."""
+    storage = parse_options(
+        {**GOOD, "Dual.Commit.Enabled": "true", "zookeeper.connect": "zk:2181/old"}
+    ).offset_storage
+
+    assert storage.is_dual
+    assert storage.zookeeper is not None
+    assert storage.zookeeper.chroot == "/old"
+    assert (storage.keeps("g"), storage.keeps("g.places")) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"offsets.storage": "zookeeper", "zookeeper.connect": "zk"}, "no room for"),
+        ({"dual.commit.enabled": "true"}, "zookeeper.connect is missing"),
+        ({"dual.commit.enabled": "1"}, "must be true or false"),
+        ({"zookeeper.conect": "zk"}, "there is no property 'zookeeper.conect'"),
+        ({"zookeeper.connect": "zk", "zookeeper.sasl.password": "x"}, "must say where the secret"),
+    ],
+)
+def test_offsets_in_zookeeper_are_refused_with_the_reason(
+    options: dict[str, str], problem: str
+) -> None:
+    """Without its notes beside the offset, a batch that is done again would be another one."""
+    with pytest.raises(OptionError, match=re.escape(problem)):
+        parse_options({**GOOD, **options})

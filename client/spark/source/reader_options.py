@@ -3,17 +3,25 @@
 import difflib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from client.exceptions import FatalError
-from client.security import PREFIXES as SECURITY_PREFIXES, Security
+from client.security import PREFIXES as SECURITY_PREFIXES, Security, without_literals
 from client.spark.options import (
     LOG_PREFIXES,
     OptionError,
     read_addresses,
     read_duration_ms,
     read_security,
+)
+from client.zookeeper.storage import (
+    COORDINATOR,
+    PREFIXES as STORAGE_PREFIXES,
+    STORAGE_NAME,
+    ZOOKEEPER,
+    OffsetStorage,
 )
 from protocol.errors import ErrorCode
 from protocol.group_ids import NAME_BYTES_MAX, group_id_error, name_error
@@ -51,6 +59,9 @@ KNOWN: Final = (
     "logTimeout",
     "reportEnds",
 )
+
+# What Kafka has names for.
+_OTHERS: Final = (*LOG_PREFIXES, *SECURITY_PREFIXES, *STORAGE_PREFIXES)
 
 MAX_ROWS_PER_PARTITION: Final = 10_000
 MIN_TASKS: Final = 8
@@ -108,6 +119,7 @@ class ReaderOptions(NamedTuple):
     log_timeout_ms: int
     report_ends: bool
     security: Security
+    offset_storage: OffsetStorage
 
 
 def parse_options(options: Mapping[str, str]) -> ReaderOptions:
@@ -151,6 +163,7 @@ def parse_options(options: Mapping[str, str]) -> ReaderOptions:
         log_timeout_ms=_duration_ms(values, "logTimeout", "5m"),
         report_ends=_choice(values, "reportEnds", ("true", "false")) == "true",
         security=read_security(values),
+        offset_storage=_offset_storage(values),
     )
     if parsed.coordinator_timeout_ms <= parsed.session_timeout_ms:
         # A restarted reader waits until its crashed forerunner's session is over.
@@ -165,14 +178,15 @@ def _refuse_unknown(values: Mapping[str, str]) -> None:
     """Refuse what is not an option. Values are not shown: one may be a secret."""
     known = {name.lower(): name for name in KNOWN}
     for name in values:
-        if name in known or name.startswith((*LOG_PREFIXES, *SECURITY_PREFIXES)):
+        if name in known or name.startswith(_OTHERS):
             continue
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
         hint = f"did you mean '{known[close[0]]}'? There" if close else "there"
         raise OptionError(
             f"option {name!r} is unknown; {hint} are {', '.join(KNOWN)}, 'log.<name>' for the log "
             "(or a log class of your own), 'kafka.<name>' for a Kafka log, and Kafka's "
-            "'security.protocol', 'sasl.<name>' and 'ssl.<name>' for the coordinator"
+            "'security.protocol', 'sasl.<name>' and 'ssl.<name>' for the coordinator, and "
+            "'dual.commit.enabled' and 'zookeeper.<name>' for offsets in ZooKeeper, too"
         )
 
 
@@ -316,6 +330,27 @@ def _starting_timestamp_ms(values: Mapping[str, str]) -> int | None:
     if at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
     return max(0, (at - _EPOCH) // timedelta(milliseconds=1))
+
+
+def _offset_storage(values: Mapping[str, str]) -> OffsetStorage:
+    """Return where the group's offsets are kept besides the coordinator.
+
+    Only there they can't be: a batch that is done again has to be the same one, and what says so
+    stands beside the offset, where a znode has no room.
+    """
+    given = {name: value for name, value in values.items() if name.startswith(STORAGE_PREFIXES)}
+    if given.get(STORAGE_NAME, COORDINATOR).strip().lower() == ZOOKEEPER:
+        raise OptionError(
+            f"option '{STORAGE_NAME}' is 'zookeeper': a query keeps beside each offset what its "
+            "last batch has read, which a znode has no room for. With 'dual.commit.enabled' its "
+            "offsets are in ZooKeeper, too"
+        )
+    try:
+        without_literals(given)
+        storage = OffsetStorage.of(given)
+    except ValueError as error:
+        raise OptionError(f"options of offsets in ZooKeeper: {error}") from None
+    return replace(storage, groups=frozenset({values["group"].strip()}))
 
 
 def _choice(values: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:

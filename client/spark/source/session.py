@@ -183,6 +183,7 @@ class BlockingSession:
                     client_id=client_id,
                     request_timeout_ms=options.request_timeout_ms,
                     security=options.security,
+                    offset_storage=options.offset_storage,
                 )
             )
             self._client: BlockingClient = client

@@ -1,0 +1,580 @@
+"""A member of a group of Kafka 0.8's consumers: the trio side of `client.zookeeper.membership`."""
+
+import logging
+import math
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from secrets import randbits
+from typing import Final, Protocol
+
+import trio
+
+from client.exceptions import (
+    AuthenticationFailed,
+    ClientClosed,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    FatalError,
+    OutcomeUnknown,
+    Rebalanced,
+)
+from client.zookeeper.ensemble import new_client
+from client.zookeeper.membership import (
+    BACKOFF_MS,
+    HAND_OVER_MS,
+    Answer,
+    Assignment,
+    Config,
+    Membership,
+    Request,
+    Result,
+    State,
+)
+from client.zookeeper.registrations import Kind, Subscription, consumer_id, matched, named
+from client.zookeeper.session import (
+    Answered,
+    Asked,
+    Changed,
+    CommitOffsets,
+    Event,
+    Expired,
+    FetchOffsets,
+    LogInRefused,
+    OffsetsAnswered,
+    OffsetsRequest,
+    Opened,
+    PrepareOffsets,
+    Resumed,
+    Session,
+    Suspended,
+)
+from client.zookeeper.settings import ZooKeeper
+from client.zookeeper.znodes import decoded, encoded, name_problem, offsets_path
+from protocol.partition import INT64_MAX, TopicPartition
+from protocol.text import some_of
+
+logger = logging.getLogger("client.zookeeper")
+
+REQUEST_TIMEOUT_MS: Final = 30_000
+# Closing a session that has a connection takes milliseconds; one without ends by itself.
+_CLOSE_S: Final = 2.0
+_REOPEN_S: Final = 0.5
+# Of one transaction, which is to stay far below jute.maxbuffer (1 MiB).
+_OFFSETS_PER_COMMIT: Final = 500
+# Between two tries of a call that waits for the connection.
+_PAUSE_S: Final = 0.1
+
+
+class Requests(Protocol):
+    """What carries requests; see `client.zookeeper.session.Session`."""
+
+    def send(self, request: Asked) -> None:
+        """Ask for something."""
+
+    def close(self) -> None:
+        """End the session. Blocks."""
+
+
+# Makes a session, which posts its events.
+OpenSession = Callable[[Callable[[Event], object]], Requests]
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def join(
+    zookeeper: ZooKeeper | Mapping[str, object] | str,
+    group: str,
+    topics: Mapping[str, int] | Sequence[str] | None = None,
+    *,
+    white_list: str | None = None,
+    black_list: str | None = None,
+    num_streams: int = 1,
+    hand_over_timeout_ms: int = HAND_OVER_MS,
+    rebalance_backoff_ms: int = BACKOFF_MS,
+) -> AsyncIterator["Consumer"]:
+    """Join a group of Kafka 0.8's consumers as one of them; use as ``async with``.
+
+    Args:
+        zookeeper: The ensemble with ``/consumers`` and ``/brokers``: "host:port,…/chroot", or
+            its settings, or properties (``zookeeper.connect`` and so on).
+        group: The group's name.
+        topics: What to read; by topic, how many shares of a consumer of one thread this one takes
+            (0.8's number of streams); or one of the two lists.
+        white_list: Read all topics that this expression matches, as 0.8's `--whitelist`.
+        black_list: Read all topics that this expression doesn't match.
+        num_streams: Shares of each topic, where *topics* gives no number.
+        hand_over_timeout_ms: How long this consumer may still work on what is to be somebody
+            else's. Then it is taken away; the consumers of old wait about 8 s.
+        rebalance_backoff_ms: After which pause to try again to get what others still have.
+
+    Raises:
+        CoordinatorUnavailable: The ensemble can't be reached.
+        AuthenticationFailed: It doesn't take the log-in.
+        FatalError: kazoo isn't installed.
+        ValueError: An argument makes no sense.
+    """
+    settings = _settings(zookeeper)
+    own = _subscription(topics, white_list, black_list, num_streams)
+    _check_names(group, own)
+    now_ms = round(time.time() * 1000)
+    config = Config(
+        group=group,
+        consumer_id=consumer_id(group, socket.gethostname(), now_ms, randbits(32)),
+        subscription=own,
+        registered_at_ms=now_ms,
+        backoff_ms=rebalance_backoff_ms,
+        hand_over_ms=hand_over_timeout_ms,
+    )
+
+    def open_session(post: Callable[[Event], object]) -> Session:
+        return Session(new_client(settings), group, config.consumer_id, post)
+
+    async with joined(config, settings, open_session) as consumer:
+        yield consumer
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def joined(
+    config: Config, settings: ZooKeeper, open_session: OpenSession
+) -> AsyncIterator["Consumer"]:
+    """Do what `join` does, over sessions that *open_session* makes."""
+    failure: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        driver = Driver(config, settings, open_session)
+        nursery.start_soon(driver.run)
+        try:
+            await driver.wait_connected()
+            yield Consumer(driver)
+        except BaseException as exc:  # noqa: BLE001 - raised again below, whatever it is.
+            # The nursery would wrap it into a group, and `except Rebalanced` would miss it.
+            failure = exc
+        finally:
+            driver.leave()
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+def _settings(given: ZooKeeper | Mapping[str, object] | str) -> ZooKeeper:
+    match given:
+        case ZooKeeper():
+            return given
+        case str():
+            return ZooKeeper(given)
+        case _:
+            return ZooKeeper.of(given)
+
+
+def _subscription(
+    topics: Mapping[str, int] | Sequence[str] | None,
+    white_list: str | None,
+    black_list: str | None,
+    num_streams: int,
+) -> Subscription:
+    if [topics, white_list, black_list].count(None) != 2:
+        raise ValueError("a consumer reads topics, or a white list, or all but a black list")
+    if white_list is not None:
+        return matched(Kind.WHITE_LIST, white_list, num_streams)
+    if black_list is not None:
+        return matched(Kind.BLACK_LIST, black_list, num_streams)
+    if isinstance(topics, str):
+        raise ValueError(f"topics must be a sequence of names, not {topics!r}")  # noqa: TRY004 - As all that is wrong here.
+    return named(
+        topics if isinstance(topics, Mapping) else dict.fromkeys(topics or (), num_streams)
+    )
+
+
+def _check_names(group: str, own: Subscription) -> None:
+    names = [group, *(() if own.is_pattern else own.threads)]
+    for name in names:
+        if problem := name_problem(name):
+            raise ValueError(f"{name!r} can't be in ZooKeeper: {problem}")
+
+
+class Driver:
+    """The machine, its session and its clock."""
+
+    def __init__(self, config: Config, settings: ZooKeeper, open_session: OpenSession) -> None:
+        self.machine = Membership(config)
+        self.failure: CoordinatorError | None = None
+        self._settings = settings
+        self._open_session = open_session
+        self._session: Requests | None = None
+        self._slots: dict[int, Slot] = {}
+        self._connected = trio.Event()
+        self._changed = trio.Event()
+        self._told_of: Mapping[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """What the ensemble is called in messages."""
+        return f"ZooKeeper at {self._settings.connect}"
+
+    async def run(self) -> None:
+        """Have a session, and another one whenever it is over, until cancelled."""
+        while self.failure is None:
+            await self._live_through_session()
+            await trio.sleep(_REOPEN_S)
+        await trio.sleep_forever()
+
+    async def _live_through_session(self) -> None:
+        token = trio.lowlevel.current_trio_token()
+        is_over = False
+        session: Requests | None = None
+
+        def post(event: Event) -> None:
+            token.run_sync_soon(come, event)
+
+        def come(event: Event) -> None:
+            nonlocal is_over
+            if self._session is session and session is not None:
+                is_over = isinstance(event, Expired)
+                self._take(event)
+
+        try:
+            session = self._session = self._open_session(post)
+        except CoordinatorError as exc:  # kazoo isn't there, or a password.
+            self._fail(exc)
+            return
+        try:
+            while not is_over and self.failure is None:
+                due_ms = self.machine.next_deadline_ms()
+                with trio.move_on_at(math.inf if due_ms is None else due_ms / 1000):
+                    await self.wait_changed()
+                    continue
+                self.send_all(self.machine.tick(_now_ms()))
+        finally:
+            self._session = None
+            self._give_up_slots()
+            with trio.CancelScope(shield=True), trio.move_on_after(_CLOSE_S):
+                await trio.to_thread.run_sync(session.close, abandon_on_cancel=True)
+
+    def _take(self, event: Event) -> None:
+        machine, now_ms = self.machine, _now_ms()
+        requests: list[Request] = []
+        match event:
+            case Opened():
+                self._connected.set()
+                # Two thirds may have passed before kazoo says so; this leaves a sixth.
+                requests = machine.opened(self._settings.session_timeout_ms // 6, now_ms)
+            case Suspended():
+                machine.suspended(now_ms)
+            case Resumed():
+                requests = machine.resumed(now_ms)
+            case Changed():
+                requests = machine.changed(now_ms)
+            case Expired():
+                machine.expired()
+            case LogInRefused():
+                user = self._settings.username
+                self._fail(AuthenticationFailed(f"{self.name} doesn't take the log-in of {user!r}"))
+            case OffsetsAnswered():
+                if (slot := self._slots.pop(id(event.request), None)) is not None:
+                    slot.fill(event)
+            case Answered(request, answer):
+                requests = machine.answered(request, answer, now_ms)
+                self._look()
+        self.send_all(requests)
+
+    def send_all(self, requests: Iterable[Request]) -> None:
+        """Send what the machine wants; wake who waits for a change of it."""
+        for request in requests:
+            if self._session is not None:
+                self._session.send(request)
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def wait_changed(self) -> None:
+        """Wait until something has happened."""
+        await self._changed.wait()
+
+    async def wait_connected(self) -> None:
+        """Wait for the first connection.
+
+        Raises:
+            CoordinatorUnavailable: There is none in time.
+            AuthenticationFailed: The log-in isn't taken.
+        """
+        with trio.move_on_after(self._settings.connection_timeout_ms / 1000):
+            while not self._connected.is_set() and self.failure is None:
+                await self.wait_changed()
+        if self.failure is not None:
+            raise self.failure
+        if not self._connected.is_set():
+            raise CoordinatorUnavailable(f"{self.name}: no server answered in time")
+
+    @property
+    def has_session(self) -> bool:
+        """Whether there is anybody to ask."""
+        return self._session is not None
+
+    async def ask(self, request: OffsetsRequest) -> OffsetsAnswered | None:
+        """Ask something of the present session; None if it ended, or there is none."""
+        if self._session is None:
+            return None
+        slot = self._slots[id(request)] = Slot()
+        try:
+            self._session.send(request)
+            return await slot.wait()
+        finally:
+            self._slots.pop(id(request), None)
+
+    def leave(self) -> None:
+        """Have the machine end; the session is closed as `run` is cancelled."""
+        self.machine.leave()
+        self.send_all(())
+
+    def _give_up_slots(self) -> None:
+        for slot in self._slots.values():
+            slot.fill(None)
+        self._slots.clear()
+
+    def _look(self) -> None:
+        if self.machine.state is State.FAILED and self.failure is None:
+            self._fail(FatalError(f"{self.name} refuses: {self.machine.failure}"))
+        found = self.machine.unreadable
+        for name in found.keys() - self._told_of.keys():
+            logger.warning("group %r: %s", self.machine.config.group, found[name])
+        self._told_of = found
+
+    def _fail(self, failure: CoordinatorError) -> None:
+        self.failure = failure
+        self.send_all(())
+
+
+class Slot:
+    """Where the answer to one request comes."""
+
+    def __init__(self) -> None:
+        self._filled = trio.Event()
+        self._answered: OffsetsAnswered | None = None
+
+    def fill(self, answered: OffsetsAnswered | None) -> None:
+        """Take the answer, None for none."""
+        self._answered = answered
+        self._filled.set()
+
+    async def wait(self) -> OffsetsAnswered | None:
+        """Return it once it is there."""
+        await self._filled.wait()
+        return self._answered
+
+
+class Consumer:
+    """One consumer in its group; made by `join`. Methods may be called from several tasks."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._machine = driver.machine
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self._machine.config.group
+
+    @property
+    def consumer_id(self) -> str:
+        """This consumer's id in the group."""
+        return self._machine.config.consumer_id
+
+    @property
+    def rebalance_needed(self) -> bool:
+        """Whether `assignment` would hand something over, or return something else.
+
+        What was assigned is still this consumer's, unless `lost` is true.
+        """
+        return self._driver.failure is not None or self._machine.rebalance_needed
+
+    @property
+    def lost(self) -> bool:
+        """Whether some of the last assignment is no longer this consumer's (or before the first).
+
+        So it is when the session ended or may have, or the time to hand over did.
+        """
+        return self._machine.lost
+
+    async def assignment(self) -> Assignment:
+        """Return what this consumer has; before that, hand over what is no longer its own.
+
+        So call it between two pieces of work, and often: others wait for it, no longer than the
+        hand-over timeout. Waits while the consumer has nothing that the formula gives to it.
+
+        Raises:
+            FatalError: The ensemble refuses a request for good.
+            AuthenticationFailed: It doesn't take the log-in any more.
+            ClientClosed: The consumer has left.
+        """
+        await trio.lowlevel.checkpoint()
+        while True:
+            self._check()
+            self._driver.send_all(self._machine.hand_over(_now_ms()))
+            if (assignment := self._machine.take()) is not None:
+                return assignment
+            await self._driver.wait_changed()
+
+    async def wait_rebalance_needed(self) -> None:
+        """Wait until `rebalance_needed` is true.
+
+        Raises:
+            ClientClosed: The consumer has left.
+        """
+        await trio.lowlevel.checkpoint()
+        while not self.rebalance_needed:
+            self._check()
+            await self._driver.wait_changed()
+
+    async def fetch(
+        self, partitions: Iterable[TopicPartition], *, timeout_ms: int = REQUEST_TIMEOUT_MS
+    ) -> dict[TopicPartition, int]:
+        """Return the group's committed offsets of *partitions*; none for what has none.
+
+        Raises:
+            CoordinatorUnavailable: No answer in time.
+            FatalError: Something else stands there, or may not be read.
+            ClientClosed: The consumer has left.
+        """
+        self._check()
+        wanted = tuple(sorted(set(partitions)))
+        with trio.move_on_after(timeout_ms / 1000):
+            while True:
+                answered = await self._driver.ask(FetchOffsets(wanted))
+                if answered is not None and answered.answer.result is not Result.UNKNOWN:
+                    self._check_refusal(answered.answer)
+                    return self._offsets(wanted, answered.found)
+                with trio.move_on_after(_PAUSE_S):
+                    await self._driver.wait_changed()
+        raise CoordinatorUnavailable(f"{self._driver.name} didn't answer in time")
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, int], *, timeout_ms: int = REQUEST_TIMEOUT_MS
+    ) -> None:
+        """Write *offsets* where the group's consumers look for them: each the next one to read.
+
+        They are written only while this consumer is a member, whatever it believes.
+
+        Args:
+            offsets: Only of partitions that this consumer has.
+            timeout_ms: How long to try.
+
+        Raises:
+            Rebalanced: Some are no longer this consumer's; of those nothing was written.
+            OutcomeUnknown: No definite answer in time.
+            CoordinatorUnavailable: No connection in time; nothing was written.
+            FatalError: The ensemble refuses it.
+            ClientClosed: The consumer has left.
+            ValueError: One of them is no offset.
+        """
+        for tp, offset in offsets.items():
+            if type(offset) is not int or not 0 <= offset <= INT64_MAX:
+                raise ValueError(f"{tp}: {offset!r} is no offset")
+        listed = sorted(offsets)
+        commits = Commits(self._driver, trio.current_time() + timeout_ms / 1000)
+        for start in range(0, len(listed), _OFFSETS_PER_COMMIT):
+            some = listed[start : start + _OFFSETS_PER_COMMIT]
+            await commits.write({tp: encoded(offsets[tp]) for tp in some}, self._check_owned)
+
+    def _check(self) -> None:
+        if self._driver.failure is not None:
+            raise self._driver.failure
+        if self._machine.state is State.LEFT:
+            raise ClientClosed("this consumer has left the group")
+
+    def _check_owned(self, partitions: Iterable[TopicPartition]) -> None:
+        self._check()
+        if others := [tp for tp in partitions if tp not in self._machine.usable]:
+            raise Rebalanced(f"not this consumer's now: {some_of(others)}; call assignment()")
+
+    def _check_refusal(self, answer: Answer) -> None:
+        if answer.result is Result.REFUSED:
+            raise FatalError(f"{self._driver.name} refuses: {answer.why}")
+
+    def _offsets(
+        self, partitions: Sequence[TopicPartition], found: Sequence[bytes | None]
+    ) -> dict[TopicPartition, int]:
+        offsets = {}
+        for tp, data in zip(partitions, found, strict=True):
+            if data is not None:
+                try:
+                    offsets[tp] = decoded(data)
+                except ValueError as exc:
+                    path = offsets_path(self.group, *tp)
+                    raise FatalError(f"{path} in {self._driver.name} {exc}") from None
+        return offsets
+
+
+class Commits:
+    """Offsets on their way into their nodes, until a moment of trio's clock."""
+
+    def __init__(self, driver: Driver, deadline_s: float) -> None:
+        self._driver = driver
+        self._deadline_s = deadline_s
+
+    async def write(
+        self,
+        offsets: Mapping[TopicPartition, bytes],
+        check_owned: Callable[[Iterable[TopicPartition]], None],
+    ) -> None:
+        """Write *offsets*; *check_owned* raises before each try if they may not be written."""
+        new: frozenset[TopicPartition] = frozenset()
+        in_doubt = False
+        with trio.move_on_at(self._deadline_s):
+            while True:
+                try:
+                    check_owned(offsets)
+                except Rebalanced as exc:
+                    raise _unknown(exc) if in_doubt else exc from None
+                if not self._driver.has_session:
+                    await self._pause()
+                    continue
+                was_in_doubt, in_doubt = in_doubt, True
+                answer = _answer(await self._driver.ask(CommitOffsets(offsets, new)))
+                if answer.result is Result.DONE:
+                    return
+                if answer.result is Result.UNKNOWN:
+                    await self._pause()
+                    continue
+                in_doubt = was_in_doubt
+                if answer.result is Result.TAKEN:
+                    new = await self._missing(tuple(offsets))
+                    continue
+                raise self._refusal(answer, in_doubt=in_doubt)
+        if in_doubt:
+            raise OutcomeUnknown(f"{self._driver.name} didn't confirm it in time")
+        raise CoordinatorUnavailable(f"{self._driver.name} can't be reached")
+
+    async def _missing(self, partitions: tuple[TopicPartition, ...]) -> frozenset[TopicPartition]:
+        """Return for which of *partitions* there is no node yet."""
+        answered = await self._driver.ask(PrepareOffsets(partitions))
+        if _answer(answered).result is Result.REFUSED:
+            raise self._refusal(_answer(answered), in_doubt=False)
+        if answered is None or answered.answer.result is not Result.DONE:
+            await self._pause()
+            return frozenset()
+        found = zip(partitions, answered.found, strict=True)
+        return frozenset(tp for tp, data in found if data is None)
+
+    def _refusal(self, answer: Answer, *, in_doubt: bool) -> CoordinatorError:
+        if answer.result is Result.REFUSED:
+            return FatalError(f"{self._driver.name} refuses: {answer.why}")
+        gone = Rebalanced("this consumer's session has ended; call assignment()")
+        return _unknown(gone) if in_doubt else gone
+
+    async def _pause(self) -> None:
+        """Wait for news of the connection, which may have come already."""
+        with trio.move_on_after(_PAUSE_S):
+            await self._driver.wait_changed()
+
+
+def _answer(answered: OffsetsAnswered | None) -> Answer:
+    return Answer(Result.UNKNOWN) if answered is None else answered.answer
+
+
+def _unknown(reason: CoordinatorError) -> OutcomeUnknown:
+    return OutcomeUnknown(f"an earlier attempt was not answered, and then: {reason}")
+
+
+def _now_ms() -> int:
+    return round(trio.current_time() * 1000)

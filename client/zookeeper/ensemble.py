@@ -1,0 +1,373 @@
+"""An ensemble of ZooKeeper, for blocking callers: the one module of the client that imports kazoo.
+
+kazoo moves the bytes, in threads of its own, and finds another server when one is gone. None of
+its retries is used: what was lost comes back as `Status.LOST`, and whoever asked knows what that
+means for it. A client of kazoo that isn't connected in time is given up for a new one, as its loop
+may have ended, or hang; the session has nothing that would be lost with it.
+
+A request of kazoo costs a few hundred microseconds. So many znodes are read by one request of
+ZooKeeper's own for that (since 3.6). Where a server doesn't know it, they are asked for one by one,
+without waiting for each answer.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from struct import Struct
+from typing import Any, Final, NamedTuple, Self
+
+from client.exceptions import AuthenticationFailed, CoordinatorUnavailable, FatalError
+from client.security import resolved
+from client.zookeeper.settings import ZooKeeper
+from client.zookeeper.znodes import (
+    Create,
+    Failed,
+    Found,
+    Read,
+    Reply,
+    Request,
+    Set,
+    Status,
+    Written,
+)
+
+# Of one request: far below jute.maxbuffer (1 MiB), and few enough to be answered in between.
+_PATHS_PER_READ: Final = 500
+_PATH_BYTES_PER_READ: Final = 128 * 1024
+_CLOSE_S: Final = 2.0
+
+_RECONNECT_S_MAX: Final = 1.0
+
+_INT: Final = Struct("!i")
+_RESULT: Final = Struct("!iBi")  # Which operation's result follows, whether it is the end, -1.
+_STAT: Final = Struct("!qqqqiiiqiiq")
+_VERSION: Final = 4  # Where it is in that.
+_NO_NODE: Final = -101
+# kazoo's exceptions, by name: it is imported late.
+_STATUSES: Final = {
+    "NoNodeError": Status.MISSING,
+    "NodeExistsError": Status.EXISTS,
+    "BadVersionError": Status.CHANGED,
+    "UnimplementedError": Status.UNKNOWN,
+    "ConnectionLoss": Status.LOST,
+    "ConnectionClosedError": Status.LOST,
+    "SessionExpiredError": Status.LOST,
+    "OperationTimeoutError": Status.LOST,
+    "KazooTimeoutError": Status.LOST,
+}
+LOST_ERRORS: Final = frozenset(name for name, one in _STATUSES.items() if one is Status.LOST)
+_REFUSALS: Final = {
+    "NoAuthError": "nobody has allowed it (the znode's ACL)",
+    "ThrottledOpError": "it is throttled",
+}
+
+# Without it Python would print kazoo's warnings where nobody has set up logging.
+_logger = logging.getLogger("client.zookeeper.kazoo")
+_logger.addHandler(logging.NullHandler())
+
+
+class Ensemble:
+    """A connection to it. Methods may be called from several threads, and block.
+
+    All raise, while they have not asked for anything yet:
+
+    * `CoordinatorUnavailable`: no server could be reached in time;
+    * `AuthenticationFailed`: it doesn't take the log-in;
+    * `FatalError`: kazoo isn't installed, or the chroot isn't there.
+    """
+
+    def __init__(self, settings: ZooKeeper) -> None:
+        """Take where it is; nothing is connected yet."""
+        self._settings = settings
+        self._kazoo = _kazoo()
+        self._errors = (
+            self._kazoo.exceptions.KazooException,
+            self._kazoo.handlers.threading.KazooTimeoutError,
+        )
+        self._opening = threading.Lock()
+        self._client: Any = None
+        self._live = threading.Event()  # Set while it is connected.
+        self._has_multi_read = True
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return f"ZooKeeper at {self._settings.connect}"
+
+    def close(self) -> None:
+        """End the session; what was asked for and not answered is lost."""
+        client, self._client = self._client, None
+        if client is not None:
+            ending = _in_background(lambda: close_client(client))
+            ending.join(_CLOSE_S)
+
+    def ask(self, requests: Sequence[Request], timeout_s: float) -> list[Reply]:
+        """Do *requests* in their order, without waiting for each; return what came back.
+
+        What wasn't answered in time is `Status.LOST`, and may still be done.
+        """
+        end_s = time.monotonic() + timeout_s
+        client = self._connected(end_s)
+        return [self._reply(one, end_s) for one in [_submit(client, x) for x in requests]]
+
+    def read(self, paths: Sequence[str], timeout_s: float) -> list[Found | Failed | Status]:
+        """Return what is in the znodes at *paths*; any number of them."""
+        return self._read(_DATA, paths, timeout_s)
+
+    def children(
+        self, paths: Sequence[str], timeout_s: float
+    ) -> list[Sequence[str] | Failed | Status]:
+        """Return the names of what is below the znodes at *paths*, in no order."""
+        return self._read(_CHILDREN, paths, timeout_s)
+
+    def sync(self, timeout_s: float) -> None:
+        """Have the server that is asked catch up with what was written before."""
+        end_s = time.monotonic() + timeout_s
+        self._reply(self._connected(end_s).sync_async("/"), end_s)
+
+    def _read(self, kind: "_Kind", paths: Sequence[str], timeout_s: float) -> list[Any]:
+        end_s = time.monotonic() + timeout_s
+        client = self._connected(end_s)
+        found: list[Any] = []
+        if self._has_multi_read:
+            chunks = list(_chunks([client.chroot + path for path in paths]))
+            waiting = [_submit_multi_read(client, kind, chunk) for chunk in chunks]
+            for chunk, one in zip(chunks, waiting, strict=True):
+                reply = self._reply(one, end_s)
+                if isinstance(reply, list):
+                    found += [self._failed(x) if isinstance(x, int) else x for x in reply]
+                elif reply is Status.UNKNOWN:
+                    self._has_multi_read = False
+                else:
+                    found += [reply] * len(chunk)
+        if not self._has_multi_read:
+            waiting = [kind.submit(client, path) for path in paths]
+            found = [self._reply(one, end_s) for one in waiting]
+        return found
+
+    def _reply(self, waiting: Any, end_s: float) -> Any:
+        """Wait for what kazoo brings, and return it in our words."""
+        try:
+            found = waiting.get(timeout=max(end_s - time.monotonic(), 0))
+        except self._kazoo.exceptions.AuthFailedError:
+            raise self._log_in_refused() from None
+        except self._errors as exc:
+            return _STATUSES.get(type(exc).__name__) or Failed(_words(exc))
+        match found:
+            case (bytes() | None, stat):
+                return Found(found[0] or b"", stat.version)
+            case list():  # Of names, or of the results of one request for many.
+                return found
+            case str():  # The path of what was made, or was synchronized.
+                return Written(0)
+            case _:
+                return Written(found.version)
+
+    def _failed(self, code: int) -> Failed | Status:
+        if code == _NO_NODE:
+            return Status.MISSING
+        return Failed(_words(self._kazoo.exceptions.EXCEPTIONS[code]()))
+
+    # --- Connecting ---------------------------------------------------------------------------
+
+    def _connected(self, end_s: float) -> Any:
+        """Return kazoo's client once it is connected; it is given up if it isn't in time."""
+        with self._opening:
+            if is_new := self._client is None:
+                self._open()
+            client = self._client
+            wait_s = min(end_s - time.monotonic(), self._settings.connection_timeout_ms / 1000)
+            if not self._live.wait(max(wait_s, 0)):
+                self._client = None
+                state = client.client_state
+                _in_background(lambda: close_client(client))
+                if state == self._kazoo.client.KeeperState.AUTH_FAILED:
+                    raise self._log_in_refused()
+                raise CoordinatorUnavailable(f"{self.name}: no server answered in time")
+            if is_new and client.chroot:
+                self._check_chroot(client, end_s)
+            return client
+
+    def _open(self) -> None:
+        self._client = new_client(self._settings)
+        # Never called again: of a client that lost its connection it would stop the threads.
+        self._live = self._client.start_async()
+
+    def _check_chroot(self, client: Any, end_s: float) -> None:
+        if self._reply(client.get_async("/"), end_s) is Status.MISSING:
+            self._client = None
+            _in_background(lambda: close_client(client))
+            raise FatalError(f"{self.name}: there is no znode {self._settings.chroot}")
+
+    def _log_in_refused(self) -> AuthenticationFailed:
+        return AuthenticationFailed(
+            f"{self.name} doesn't take the log-in of {self._settings.username!r}"
+        )
+
+
+def new_client(settings: ZooKeeper) -> Any:
+    """Return a client of kazoo for an ensemble; it isn't started.
+
+    Raises:
+        FatalError: kazoo isn't installed.
+    """
+    log_in = settings.username and {
+        "mechanism": "DIGEST-MD5",
+        "username": settings.username,
+        "password": resolved("zookeeper.sasl.password", settings.password),
+    }
+    return _kazoo().client.KazooClient(
+        settings.hosts + settings.chroot,
+        timeout=settings.session_timeout_ms / 1000,
+        connection_retry={"max_tries": -1, "max_delay": _RECONNECT_S_MAX},
+        logger=_logger,
+        sasl_options=log_in or None,
+        use_ssl=settings.uses_tls,
+        check_hostname=settings.uses_tls,
+        ca=settings.truststore or None,
+        certfile=settings.keystore or None,
+        keyfile=settings.keystore or None,
+    )
+
+
+def _kazoo() -> Any:
+    try:
+        import kazoo.client  # noqa: PLC0415 - An extra.
+        import kazoo.exceptions  # noqa: PLC0415 - likewise
+        import kazoo.handlers.threading  # noqa: PLC0415 - likewise
+    except ImportError as exc:
+        raise FatalError("ZooKeeper needs kazoo: pip install group-coordinator[zookeeper]") from exc
+    return kazoo
+
+
+def _in_background(work: Callable[[], object]) -> threading.Thread:
+    """Do *work* where nobody waits for it for ever."""
+    thread = threading.Thread(target=work, name="zookeeper-close", daemon=True)
+    thread.start()
+    return thread
+
+
+def close_client(client: Any) -> None:
+    """End a client of kazoo, and its session. Blocks."""
+    with suppress(Exception):  # Whatever it is, nobody needs this client any more.
+        client.stop()
+        client.close()
+
+
+def _words(error: Exception) -> str:
+    """Return what an error of kazoo says, which often is nothing but its class."""
+    return _REFUSALS.get(type(error).__name__) or f"{type(error).__name__} {error}".strip()
+
+
+# --- Requests -------------------------------------------------------------------------------------
+
+
+def _submit(client: Any, request: Request) -> Any:
+    match request:
+        case Read(path):
+            return client.get_async(path)
+        case Set(path, data, version):
+            return client.set_async(path, data, version)
+        case Create(path, data):
+            return client.create_async(path, data, makepath=True)
+
+
+def _submit_multi_read(client: Any, kind: "_Kind", paths: Sequence[str]) -> Any:
+    waiting = client.handler.async_result()
+    # Nothing that is public takes a request that kazoo doesn't know.
+    client._call(_MultiRead(kind, paths), waiting)  # noqa: SLF001 - as above
+    return waiting
+
+
+class _Kind(NamedTuple):
+    """A kind of reading.
+
+    Attributes:
+        operation: Its number.
+        decoded: Returns the result at an index of an answer, and where it ends.
+        submit: Asks kazoo for one.
+
+    """
+
+    operation: int
+    decoded: Callable[[bytes, int], tuple[Any, int]]
+    submit: Callable[[Any, str], Any]
+
+
+def _found(data: bytes, at: int) -> tuple[Found, int]:
+    (size,) = _INT.unpack_from(data, at)
+    start = at + _INT.size
+    end = start + max(size, 0)  # -1 is for none.
+    stat = _STAT.unpack_from(data, end)
+    return Found(bytes(data[start:end]), stat[_VERSION]), end + _STAT.size
+
+
+def _names(data: bytes, at: int) -> tuple[tuple[str, ...], int]:
+    (count,) = _INT.unpack_from(data, at)
+    at += _INT.size
+    names = []
+    for _ in range(count):
+        (size,) = _INT.unpack_from(data, at)
+        start, at = at + _INT.size, at + _INT.size + size
+        names.append(bytes(data[start:at]).decode("utf-8", "surrogateescape"))
+    return tuple(names), at
+
+
+_DATA: Final = _Kind(4, _found, lambda client, path: client.get_async(path))
+_CHILDREN: Final = _Kind(8, _names, lambda client, path: client.get_children_async(path))
+
+
+class _MultiRead(NamedTuple):
+    """A request for many znodes, as kazoo sends and reads them; paths with the chroot.
+
+    What comes back are results, or numbers of errors in their place.
+    """
+
+    kind: _Kind
+    paths: Sequence[str]
+    type: int = 22
+
+    def serialize(self) -> bytes:
+        """Return it as it is sent."""
+        parts: list[bytes] = []
+        for path in self.paths:
+            name = path.encode()
+            parts += (_RESULT.pack(self.kind.operation, 0, -1), _INT.pack(len(name)), name, b"\0")
+        return b"".join(parts) + _RESULT.pack(-1, 1, -1)
+
+    def deserialize(self, data: bytes, at: int) -> list[Any]:
+        """Return the results."""
+        results: list[Any] = []
+        while True:
+            operation, is_end, _ = _RESULT.unpack_from(data, at)
+            at += _RESULT.size
+            if is_end:
+                return results
+            if operation == self.kind.operation:
+                result, at = self.kind.decoded(data, at)
+            else:
+                (result,) = _INT.unpack_from(data, at)
+                at += _INT.size
+            results.append(result)
+
+
+def _chunks(paths: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Cut *paths* into requests."""
+    start, size = 0, 0
+    for at, path in enumerate(paths):
+        length = len(path.encode())
+        if at > start and (at - start >= _PATHS_PER_READ or size + length > _PATH_BYTES_PER_READ):
+            yield paths[start:at]
+            start, size = at, 0
+        size += length
+    if paths:
+        yield paths[start:]

@@ -1,0 +1,367 @@
+"""One session of ZooKeeper, which carries a member's requests: the kazoo side.
+
+kazoo moves the bytes in threads of its own. Of what it offers above that (retries, locks,
+elections, watchers that renew themselves) nothing is used: what an answer means, and what to do
+without one, is the machine's business (`client.zookeeper.membership`).
+
+kazoo opens a new session by itself when one is over. A request that was meant for the old one
+would make nodes in the new one, which nobody knows of. So a `Session` is one session: from the
+moment that it is over it sends nothing, and its client is stopped. Whoever needs another one
+makes another one.
+
+A request may take several of ZooKeeper's. Each is a generator here, which yields what kazoo has
+under way and is sent what has come of it.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from client.zookeeper.ensemble import LOST_ERRORS, close_client
+from client.zookeeper.membership import (
+    Answer,
+    Claim,
+    ListMembers,
+    ListTopics,
+    ReadMember,
+    ReadTopic,
+    Register,
+    Release,
+    Request,
+    Result,
+)
+from client.zookeeper.registrations import TOPICS, ids_path, owner_path, topic_path
+from client.zookeeper.znodes import offsets_path
+from protocol.partition import TopicPartition
+
+
+class FetchOffsets(NamedTuple):
+    """Return what stands in the nodes of these partitions' offsets, None for no node."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+class PrepareOffsets(NamedTuple):
+    """The same, and make the directories of these partitions' topics."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+class CommitOffsets(NamedTuple):
+    """Write these partitions' offsets, all or none, if this session has its node of a member.
+
+    `Result.MISSING`: it has none. `Result.TAKEN`: some of *new* are there, or some of the others
+    aren't.
+    """
+
+    offsets: Mapping[TopicPartition, bytes]
+    new: frozenset[TopicPartition]
+
+
+OffsetsRequest = FetchOffsets | PrepareOffsets | CommitOffsets
+Asked = Request | OffsetsRequest
+
+
+class Opened(NamedTuple):
+    """The session has begun."""
+
+
+class Suspended(NamedTuple):
+    """The connection is lost."""
+
+
+class Resumed(NamedTuple):
+    """There is a connection again, and the session has lived on."""
+
+
+class Changed(NamedTuple):
+    """A watch has told of a change."""
+
+
+class Expired(NamedTuple):
+    """The session is over. Nothing else comes after it."""
+
+
+class LogInRefused(NamedTuple):
+    """The ensemble doesn't take the log-in. Nothing else comes after it."""
+
+
+class Answered(NamedTuple):
+    """A request of the machine's is answered."""
+
+    request: Request
+    answer: Answer
+
+
+class OffsetsAnswered(NamedTuple):
+    """A request about offsets is answered; *found* is what stands in their nodes."""
+
+    request: OffsetsRequest
+    answer: Answer
+    found: tuple[bytes | None, ...] = ()
+
+
+Event = Opened | Suspended | Resumed | Changed | Expired | LogInRefused | Answered | OffsetsAnswered
+
+# How often a node that is there, and then is not, is tried again at once.
+_TRIES: Final = 3
+
+
+class _Outcome(NamedTuple):
+    """What came of a request of kazoo's: a value, or the name of an error, and its words."""
+
+    value: Any
+    error: str = ""
+    words: str = ""
+
+    @classmethod
+    def of(cls, found: Any) -> "_Outcome":
+        error = found.exception
+        if error is None:
+            return cls(found.value)
+        name = type(error).__name__
+        return cls(None, name, f"{name} {error}".strip())
+
+    def answer(self) -> Answer:
+        """Return it as the answer that it is for most requests."""
+        if self.error == "NoNodeError":
+            return Answer(Result.MISSING)
+        if self.error in LOST_ERRORS:
+            return Answer(Result.UNKNOWN)
+        if self.error:
+            return Answer(Result.REFUSED, why=self.words)
+        match self.value:
+            case list(names):
+                return Answer(Result.DONE, names=tuple(names))
+            case (bytes() | None as data, _):
+                return Answer(Result.DONE, data=data or b"")
+            case _:
+                return Answer(Result.DONE)
+
+
+# Requests of kazoo, what comes of each, and what comes of it all.
+_Doing = Generator[Any, _Outcome, Answer]
+_Whole = Generator[Any, _Outcome, Answered | OffsetsAnswered]
+_Offsets = Generator[Any, _Outcome, OffsetsAnswered]
+
+
+class Session:
+    """One session, from its beginning to its end.
+
+    Args:
+        client: A client of kazoo that isn't started.
+        group: The group, whose nodes the requests are about.
+        consumer_id: This member's id.
+        post: Is given each event, in threads of kazoo's; those of one thread in their order.
+
+    """
+
+    def __init__(
+        self, client: Any, group: str, consumer_id: str, post: Callable[[Event], object]
+    ) -> None:
+        self._client = client
+        self._group = group
+        self._consumer_id = consumer_id
+        self._post = post
+        # Again by the thread that has it, where kazoo calls back at once.
+        self._sending = threading.RLock()
+        self._is_over = False
+        self._was_connected = False
+        self._directories: dict[str, Any] = {}
+        client.add_listener(self._state_changed)
+        client.start_async()
+
+    def send(self, request: Asked) -> None:
+        """Ask for something; `Answered` follows, unless the session ends before."""
+        doing = self._do(request)
+        self._go_on(request, doing, None)
+
+    def close(self) -> None:
+        """End the session, and all of the client's threads. Blocks; nothing comes any more."""
+        with self._sending:
+            self._is_over = True
+        close_client(self._client)
+
+    # --- In threads of kazoo's ---
+
+    def _state_changed(self, state: str) -> None:
+        if state == "SUSPENDED":
+            self._tell(Suspended())
+        elif state == "CONNECTED":
+            self._tell(Resumed() if self._was_connected else Opened())
+            self._was_connected = True
+        else:
+            refused = self._client.client_state == "AUTH_FAILED"
+            self._tell(LogInRefused() if refused else Expired(), is_last=True)
+
+    def _tell(self, event: Event, *, is_last: bool = False) -> None:
+        with self._sending:
+            if not self._is_over:
+                self._is_over = is_last
+                self._post(event)
+
+    def _watch(self, event: Any) -> None:
+        if event.type != "NONE":  # That is the connection's, not a node's.
+            self._tell(Changed())
+
+    def _go_on(self, request: Asked, doing: _Whole, done: _Outcome | None) -> None:
+        """Take what has come, and send what is next, if the session isn't over."""
+        with self._sending:
+            if self._is_over:
+                return
+            try:
+                waiting = next(doing) if done is None else doing.send(done)
+            except StopIteration as end:
+                self._post(end.value)
+                return
+            waiting.rawlink(lambda found: self._go_on(request, doing, _Outcome.of(found)))
+
+    # --- What each request takes ---
+
+    def _do(self, request: Asked) -> _Whole:
+        client = self._client
+        match request:
+            case FetchOffsets() | PrepareOffsets() | CommitOffsets():
+                return (yield from self._do_offsets(request))
+            case Register(data):
+                answer = yield from self._register(data)
+            case Claim(tp, thread):
+                path = owner_path(self._group, tp)
+                answer = yield from self._make(path, thread.encode(), watches=True)
+            case Release(tp):
+                answer = yield from self._delete(owner_path(self._group, tp))
+            case ListMembers():
+                path = ids_path(self._group)
+                answer = yield from self._watched(client.get_children_async, path, Result.DONE)
+            case ListTopics():
+                answer = yield from self._watched(client.get_children_async, TOPICS, Result.DONE)
+            case ReadMember(name):
+                answer = (yield client.get_async(ids_path(self._group, name))).answer()
+            case ReadTopic(name):
+                path = topic_path(name)
+                answer = yield from self._watched(client.get_async, path, Result.MISSING)
+        return Answered(request, answer)
+
+    def _do_offsets(self, request: OffsetsRequest) -> _Offsets:
+        match request:
+            case FetchOffsets(partitions):
+                return (yield from self._fetch(request, partitions))
+            case PrepareOffsets(partitions):
+                for topic in sorted({tp.topic for tp in partitions}):
+                    path = offsets_path(self._group, topic)
+                    made = yield self._client.ensure_path_async(path)
+                    if made.error:
+                        return OffsetsAnswered(request, made.answer())
+                return (yield from self._fetch(request, partitions))
+            case CommitOffsets():
+                return OffsetsAnswered(request, (yield from self._commit(request)))
+
+    def _register(self, data: bytes) -> _Doing:
+        # In a wrong chroot this consumer would make a group of its own, and never see a topic.
+        top = yield self._client.exists_async("/")
+        if top.error:
+            return top.answer()
+        if top.value is None:
+            return Answer(Result.REFUSED, why=f"there is no znode {self._client.chroot}")
+        path = ids_path(self._group, self._consumer_id)
+        return (yield from self._make(path, data, watches=False))
+
+    def _make(self, path: str, data: bytes, *, watches: bool) -> _Doing:
+        for _ in range(_TRIES):
+            made = yield self._client.create_async(path, data, ephemeral=True)
+            if made.error == "NoNodeError":
+                above = yield self._directory(path.rpartition("/")[0])
+                if above.error:
+                    return above.answer()
+                continue
+            if made.error != "NodeExistsError":
+                return made.answer()
+            found = yield self._client.get_async(path)
+            if found.error and found.error != "NoNodeError":
+                return found.answer()
+            if not found.error and found.value[0] == data and self._is_own(found.value[1]):
+                return Answer(Result.DONE)
+            if not watches and not found.error:
+                return Answer(Result.TAKEN)
+            there = yield self._client.exists_async(path, self._watch)
+            if there.error:
+                return there.answer()
+            if there.value is not None:
+                return Answer(Result.TAKEN)
+        return Answer(Result.TAKEN)
+
+    def _directory(self, path: str) -> Any:
+        """Have a directory made; the partitions of a topic, all claimed at once, share that."""
+        making = self._directories.get(path)
+        if making is None or making.ready():
+            making = self._directories[path] = self._client.ensure_path_async(path)
+        return making
+
+    def _delete(self, path: str) -> _Doing:
+        found = yield self._client.get_async(path)
+        if found.error == "NoNodeError":
+            return Answer(Result.DONE)
+        if found.error:
+            return found.answer()
+        if not self._is_own(found.value[1]):
+            return Answer(Result.DONE)
+        gone = yield self._client.delete_async(path)
+        return Answer(Result.DONE) if gone.error == "NoNodeError" else gone.answer()
+
+    def _watched(self, read: Callable[..., Any], path: str, if_missing: Result) -> _Doing:
+        """Read something of a node, and leave a watch on it, also if it isn't there."""
+        while True:
+            found = yield read(path, self._watch)
+            if found.error != "NoNodeError":
+                return found.answer()
+            there = yield self._client.exists_async(path, self._watch)
+            if there.error:
+                return there.answer()
+            if there.value is None:
+                return Answer(if_missing)
+
+    def _fetch(self, request: OffsetsRequest, partitions: tuple[TopicPartition, ...]) -> _Offsets:
+        waiting = [self._client.get_async(offsets_path(self._group, *tp)) for tp in partitions]
+        found = []
+        for one in waiting:
+            outcome = yield one
+            if outcome.error and outcome.error != "NoNodeError":
+                return OffsetsAnswered(request, outcome.answer())
+            found.append(None if outcome.error else outcome.value[0] or b"")
+        return OffsetsAnswered(request, Answer(Result.DONE), tuple(found))
+
+    def _commit(self, commit: CommitOffsets) -> _Doing:
+        """Write all in one transaction, which checks that this session is a member's."""
+        transaction = self._client.transaction()
+        transaction.check(ids_path(self._group, self._consumer_id), 0)
+        for tp, data in commit.offsets.items():
+            write = transaction.create if tp in commit.new else transaction.set_data
+            write(offsets_path(self._group, *tp), data)
+        done = yield transaction.commit_async()
+        if done.error:
+            return done.answer()
+        match _first_error(done.value):
+            case None:
+                return Answer(Result.DONE)
+            case 0, "NoNodeError" | "BadVersionError":
+                return Answer(Result.MISSING)
+            case _, "NoNodeError" | "NodeExistsError":
+                return Answer(Result.TAKEN)
+            case _, error:
+                return Answer(Result.REFUSED, why=error)
+
+    def _is_own(self, stat: Any) -> bool:
+        session, _ = self._client.client_id
+        return bool(stat.ephemeralOwner == session)
+
+
+# What a transaction says of the operations before and behind the one that failed.
+_UNDONE: Final = frozenset({"RolledBackError", "RuntimeInconsistency"})
+
+
+def _first_error(results: Sequence[Any]) -> tuple[int, str] | None:
+    """Return which operation of a transaction failed, and how; None if none did."""
+    for at, result in enumerate(results):
+        if isinstance(result, Exception) and (name := type(result).__name__) not in _UNDONE:
+            return at, name
+    return None

@@ -1,0 +1,137 @@
+"""Where an ensemble of ZooKeeper is, and how to connect: properties by Kafka's names. Pure."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from client.security import properties_of
+
+PREFIX: Final = "zookeeper."
+_PORT: Final = 2181
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,\[\]]+)(?::([0-9]{1,5}))?")
+_FIELDS: Final[Mapping[str, str]] = {
+    "zookeeper.connect": "connect",
+    "zookeeper.session.timeout.ms": "session_timeout_ms",
+    "zookeeper.connection.timeout.ms": "connection_timeout_ms",
+    "zookeeper.ssl.client.enable": "uses_tls",
+    "zookeeper.ssl.truststore.location": "truststore",
+    "zookeeper.ssl.keystore.location": "keystore",
+    "zookeeper.sasl.username": "username",
+    "zookeeper.sasl.password": "password",
+}
+NAMES: Final = tuple(_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeper:
+    """An ensemble. What is secret isn't part of its repr.
+
+    Attributes:
+        connect: ``host:port``, several separated by commas; then the chroot, if there is one.
+        session_timeout_ms: A server that is silent for two thirds of it is given up for another.
+        connection_timeout_ms: How long to try to reach one.
+        uses_tls: Whether the connection is encrypted, and the server's name compared with its
+            certificate.
+        truststore: A PEM file of the authorities that are trusted; "": the system's.
+        keystore: A PEM file with this client's key and certificates; "": none.
+        username: For DIGEST-MD5; "": no log-in.
+        password: The password, or where it is: ``{file:/path}`` or ``{env:NAME}``.
+
+    """
+
+    connect: str
+    session_timeout_ms: int = 6_000  # Kafka's.
+    connection_timeout_ms: int = 6_000
+    uses_tls: bool = False
+    truststore: str = ""
+    keystore: str = ""
+    username: str = ""
+    password: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        """Check that it makes sense.
+
+        Raises:
+            ValueError: It doesn't; the message names the property, and shows no secret.
+        """
+        _split(self.connect)
+        if bool(self.username) != bool(self.password):
+            raise ValueError("zookeeper.sasl.username and zookeeper.sasl.password belong together")
+
+    @classmethod
+    def of(cls, given: Mapping[str, object]) -> "ZooKeeper":
+        """Return it, made of properties.
+
+        Raises:
+            ValueError: A property is unknown, impossible or missing.
+        """
+        given = properties_of(given, NAMES)
+        if "zookeeper.connect" not in given:
+            raise ValueError("zookeeper.connect is missing: HOST:PORT,…, and the chroot behind it")
+        values: dict[str, object] = {}
+        for name, value in given.items():
+            kind = cls.__dataclass_fields__[_FIELDS[name]].type
+            values[_FIELDS[name]] = _READERS[kind](name, value)
+        return cls(**values)  # type: ignore[arg-type]  # They are of the fields' types by now.
+
+    @property
+    def hosts(self) -> str:
+        """The servers, each with its port."""
+        return _split(self.connect)[0]
+
+    @property
+    def chroot(self) -> str:
+        """The znode that everything is below; "" for none."""
+        return _split(self.connect)[1]
+
+
+def _split(connect: str) -> tuple[str, str]:
+    """Return the servers, and the chroot.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    listed, slash, chroot = connect.strip().partition("/")
+    hosts = []
+    for one in listed.split(","):
+        found = _HOST.fullmatch(one.strip())
+        if found is None or not 0 < int(found[2] or _PORT) < 65536:
+            raise ValueError(f"zookeeper.connect is {connect!r}: it must be HOST:PORT,…[/CHROOT]")
+        hosts.append(f"{found[1]}:{found[2] or _PORT}")
+    chroot = chroot.rstrip("/")
+    return ",".join(hosts), slash + chroot if chroot else ""
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a text")  # noqa: TRY004 - As all that is wrong here.
+    return value.strip()
+
+
+def read_flag(name: str, value: object) -> bool:
+    """Return a property that is true or false.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text not in {"true", "false"}:
+        raise ValueError(f"{name} is {value!r}: it must be true or false")
+    return text == "true"
+
+
+def _ms(name: str, value: object) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not re.fullmatch("[0-9]{1,9}", text) or not int(text):
+        raise ValueError(f"{name} is {value!r}: it must be a number of milliseconds")
+    return int(text)
+
+
+_READERS: Final[Mapping[object, Callable[[str, object], object]]] = {
+    str: _text,
+    bool: read_flag,
+    int: _ms,
+}

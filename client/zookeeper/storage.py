@@ -1,0 +1,87 @@
+"""Where a client's committed offsets are kept while a team moves away from ZooKeeper.
+
+The properties are those of Kafka 0.8.2's consumer: ``offsets.storage`` is ``coordinator`` or
+``zookeeper``, and with ``dual.commit.enabled`` a commit goes to the coordinator, and then into the
+znode of each partition that was taken; a fetch returns the larger offset of both.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from client.security import properties_of
+from client.zookeeper.settings import NAMES as ZOOKEEPER_NAMES, PREFIX, ZooKeeper, read_flag
+
+COORDINATOR: Final = "coordinator"
+ZOOKEEPER: Final = "zookeeper"
+STORAGE_NAME: Final = "offsets.storage"
+DUAL_NAME: Final = "dual.commit.enabled"
+NAMES: Final = (STORAGE_NAME, DUAL_NAME, *ZOOKEEPER_NAMES)
+PREFIXES: Final = (STORAGE_NAME, DUAL_NAME, PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetStorage:
+    """Where committed offsets are kept.
+
+    Attributes:
+        storage: `COORDINATOR` or `ZOOKEEPER`.
+        is_dual: Whether the coordinator's are kept in ZooKeeper, too.
+        zookeeper: The ensemble; None where neither needs one.
+        groups: Whose offsets this is about; None for all. Those of others are the coordinator's.
+
+    """
+
+    storage: str = COORDINATOR
+    is_dual: bool = False
+    zookeeper: ZooKeeper | None = None
+    groups: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that it makes sense.
+
+        Raises:
+            ValueError: It doesn't; the message names the property.
+        """
+        if self.storage not in {COORDINATOR, ZOOKEEPER}:
+            raise ValueError(f"{STORAGE_NAME} is {self.storage!r}: coordinator or zookeeper")
+        if self.is_dual and self.storage == ZOOKEEPER:
+            raise ValueError(
+                f"{DUAL_NAME} is for {STORAGE_NAME}=coordinator, which is committed to first"
+            )
+        if self.uses_zookeeper and self.zookeeper is None:
+            name = f"{DUAL_NAME}=true" if self.is_dual else f"{STORAGE_NAME}=zookeeper"
+            raise ValueError(f"zookeeper.connect is missing, which {name} needs")
+
+    @classmethod
+    def of(cls, given: "Given") -> "OffsetStorage":
+        """Return it, made of properties, or of a file of such; None is the coordinator.
+
+        Raises:
+            ValueError: A property is unknown or impossible, or the file can't be read.
+        """
+        if isinstance(given, OffsetStorage):
+            return given
+        if given is None:
+            return cls()
+        given = properties_of(given, NAMES)
+        ensemble = {name: value for name, value in given.items() if name in ZOOKEEPER_NAMES}
+        return cls(
+            storage=str(given.get(STORAGE_NAME, COORDINATOR)).strip().lower(),
+            is_dual=read_flag(DUAL_NAME, given.get(DUAL_NAME, False)),
+            zookeeper=ZooKeeper.of(ensemble) if ensemble else None,
+        )
+
+    @property
+    def uses_zookeeper(self) -> bool:
+        """Whether anything is kept there."""
+        return self.is_dual or self.storage == ZOOKEEPER
+
+    def keeps(self, group: str) -> bool:
+        """Say whether this is about *group*."""
+        return self.groups is None or group in self.groups
+
+
+# What `connect` takes.
+Given = OffsetStorage | Mapping[str, Any] | str | os.PathLike[str] | None

@@ -1,0 +1,166 @@
+"""The offsets of groups in an ensemble, as one client fetches and commits them. It blocks."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from client.exceptions import CoordinatorUnavailable, FatalError, OutcomeUnknown
+from client.zookeeper.ensemble import Ensemble
+from client.zookeeper.znodes import (
+    Failed,
+    Status,
+    ZnodeWrite,
+    decoded,
+    name_problem,
+    offsets_path,
+)
+from protocol.partition import INT32_MAX, TopicPartition
+from protocol.text import some_of
+
+T = TypeVar("T")
+
+
+@dataclass
+class Caller:
+    """Whoever waits for a commit; `is_gone` says that nobody does any more."""
+
+    is_gone: bool = False
+
+
+@dataclass(eq=False)
+class ZnodeOffsets:
+    """Fetches and commits, and remembers which version of each znode it has last seen."""
+
+    _ensemble: Ensemble
+    _versions: dict[str, int] = field(default_factory=dict)
+
+    def fetch(
+        self, group: str, partitions: Iterable[TopicPartition] | None, timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """Return the offsets of *partitions*, or of the whole group (None).
+
+        Raises:
+            CoordinatorUnavailable: They can't be read now.
+            FatalError: One is no offset, or may not be read, or has an impossible name.
+        """
+        end_s = time.monotonic() + timeout_s
+        _check_names([group])
+        if partitions is None:
+            wanted = self._partitions_of(group, end_s)
+        else:
+            wanted = sorted(set(partitions))
+            _check_names({tp.topic for tp in wanted})
+        paths = [offsets_path(group, *tp) for tp in wanted]
+        found = {}
+        replies = self._ensemble.read(paths, end_s - time.monotonic())
+        for tp, path, reply in zip(wanted, paths, replies, strict=True):
+            self._versions.pop(path, None)
+            if (data := self._there(path, reply)) is not None:
+                try:
+                    found[tp] = decoded(data.data)
+                except ValueError as exc:
+                    raise FatalError(
+                        f"{path} in {self._ensemble.name} {exc}: correct it, or delete it"
+                    ) from None
+                self._versions[path] = data.version
+        return found
+
+    def _partitions_of(self, group: str, end_s: float) -> list[TopicPartition]:
+        topics = self._below([offsets_path(group)], end_s)[0]
+        numbers = self._below([offsets_path(group, topic) for topic in topics], end_s)
+        return sorted(
+            TopicPartition(topic, int(number))
+            for topic, names in zip(topics, numbers, strict=True)
+            for number in names
+            if is_partition(number)
+        )
+
+    def _below(self, paths: list[str], end_s: float) -> list[Sequence[str]]:
+        replies = self._ensemble.children(paths, end_s - time.monotonic())
+        return [self._there(path, reply) or () for path, reply in zip(paths, replies, strict=True)]
+
+    def _there(self, path: str, reply: T | Failed | Status) -> T | None:
+        """Return what was read, None for nothing.
+
+        Raises:
+            CoordinatorUnavailable: It wasn't answered.
+            FatalError: It was refused.
+        """
+        if isinstance(reply, Failed):
+            raise FatalError(f"{path} in {self._ensemble.name} can't be read: {reply.why}")
+        if not isinstance(reply, Status):
+            return reply
+        if reply is Status.MISSING:
+            return None
+        raise CoordinatorUnavailable(f"{self._ensemble.name} didn't answer in time")
+
+    def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        timeout_s: float,
+        caller: Caller,
+        *,
+        is_reset: bool,
+    ) -> None:
+        """Write *offsets*, each into its znode; see `client.zookeeper.znodes`.
+
+        Args:
+            group: Whose they are.
+            offsets: What to write.
+            timeout_s: How long to try.
+            caller: Nothing more is begun once it is gone.
+            is_reset: They are an operator's.
+
+        Raises:
+            CoordinatorUnavailable: Nothing was written.
+            OutcomeUnknown: Some were, maybe.
+            FatalError: Some can't be written.
+        """
+        end_s = time.monotonic() + timeout_s
+        _check_names({group, *(tp.topic for tp in offsets)})
+        writes = {
+            path: ZnodeWrite(path, offset, self._versions.get(path), is_reset=is_reset)
+            for path, offset in ((offsets_path(group, *tp), offsets[tp]) for tp in sorted(offsets))
+        }
+        has_begun = False
+        while going_on := [one for one in writes.values() if one.request is not None]:
+            left_s = end_s - time.monotonic()
+            if caller.is_gone or left_s <= 0:
+                raise OutcomeUnknown(f"{self._ensemble.name} didn't confirm it in time")
+            try:
+                requests = [one.request for one in going_on if one.request is not None]
+                replies = self._ensemble.ask(requests, left_s)
+            except CoordinatorUnavailable as exc:
+                if has_begun:
+                    raise OutcomeUnknown(str(exc)) from exc
+                raise
+            has_begun = True
+            for one, reply in zip(going_on, replies, strict=True):
+                one.take(reply)
+        self._note(writes)
+
+    def _note(self, writes: Mapping[str, ZnodeWrite]) -> None:
+        for path, one in writes.items():
+            if one.version is None:
+                self._versions.pop(path, None)
+            else:
+                self._versions[path] = one.version
+        if failures := [f"{path}: {one.failure}" for path, one in writes.items() if one.failure]:
+            raise FatalError(f"{self._ensemble.name} refuses {some_of(failures)}")
+
+    def close(self) -> None:
+        """End the session."""
+        self._ensemble.close()
+
+
+def is_partition(name: str) -> bool:
+    """Say whether a znode's name is the number of a partition."""
+    return name.isascii() and name.isdecimal() and len(name) <= 10 and int(name) <= INT32_MAX
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if problem := name_problem(name):
+            raise FatalError(f"{name!r} can't be in ZooKeeper: {problem}")

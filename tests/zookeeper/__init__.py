@@ -1,0 +1,1 @@
+"""Offsets in ZooKeeper, and consumers that register there."""
