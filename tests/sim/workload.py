@@ -65,8 +65,8 @@ class Surroundings(Protocol):
     stopping: bool
 
     @property
-    def address(self) -> str:
-        """Where the coordinator is."""
+    def address(self) -> str | Sequence[str]:
+        """Where the coordinator is, or several nodes of it."""
 
     @property
     def history(self) -> History:
