@@ -25,7 +25,7 @@ SESSION_TIMEOUT_MS: Final = 6_000
 PARTITIONS: Final = 6
 JOURNALS: Final = 3
 # How long a request takes to the ensemble, and its answer back; it takes turns with the others'.
-STEP_S: Final = 0.001
+STEP_S: Final = 0.002
 
 
 class Host:
@@ -41,6 +41,7 @@ class Host:
     def __init__(self, cluster: "Cluster", number: int) -> None:
         self.number = number
         self._ensemble = cluster.ensemble
+        self._heard = cluster.heard
         self.name = f"node{number}"
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.scope = trio.CancelScope()
@@ -62,7 +63,7 @@ class Host:
             submit=_nothing,
             new_uuid=new_id,
             wall_clock_ms=lambda: WALL_MS + int(trio.current_time() * 1000),
-            emit_event=lambda name, fields: self.events.append((name, fields)),
+            emit_event=self._hear,
         )
         self.store = Replication(
             self.machine,
@@ -82,9 +83,13 @@ class Host:
             max_connections=1_000,
             authorizer=make_authorizer(cluster.settings, self.node),
         )
-        self.listener = FakeListener()
+        self.listener = cluster.listen(self.name)
         self.is_cut_off = False
         self.is_deaf = False
+
+    def _hear(self, name: str, fields: dict[str, Any]) -> None:
+        self.events.append((name, fields))
+        self._heard(name, fields)
 
     async def run(self) -> None:
         """Run until killed."""
@@ -116,6 +121,7 @@ class Host:
 
     def connect(self) -> Client:
         """Connect to it."""
+        assert isinstance(self.listener, FakeListener)
         transport = MemoryTransport("192.0.2.1")
         self.listener.arrive(transport)
         return Client(transport)
@@ -141,6 +147,8 @@ class Cluster:
         self.nursery = nursery
         self.settings = settings
         self.state_max_bytes = 1_000_000
+        self.heard: Callable[[str, dict[str, Any]], None] = lambda _name, _fields: None
+        self.listen: Callable[[str], Listener] = lambda _name: FakeListener()
         self.ensemble = Ensemble(znodes.founding(PARTITIONS, JOURNALS))
         self.hosts: dict[int, Host] = {}
 

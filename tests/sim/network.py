@@ -150,8 +150,9 @@ class Pipe:
 class Connection:
     """Both pipes, and what the history knows of them."""
 
-    def __init__(self, network: "Network", number: int, client: str) -> None:
+    def __init__(self, network: "Network", number: int, client: str, host: str) -> None:
         self.number = number
+        self.host = host
         self.client = client
         self.network = network
         self.to_server = Pipe(network.weather, network.rng)
@@ -316,26 +317,31 @@ class Network:
     def opener(self, client: str) -> Callable[[str, int], Awaitable[trio.abc.Stream]]:
         """Return the `open_stream` of the client with that name."""
 
-        async def open_stream(_host: str, _port: int) -> trio.abc.Stream:
-            return await self.open(client)
+        async def open_stream(host: str, _port: int) -> trio.abc.Stream:
+            return await self.open(client, host)
 
         return open_stream
 
-    async def open(self, client: str) -> ClientStream:
+    def listener_at(self, _host: str) -> Listener | None:
+        """Return who listens there, None if nobody does."""
+        return self.listener
+
+    async def open(self, client: str, host: str = "") -> ClientStream:
         """Connect. Raises OSError when nobody listens or the client is cut off."""
         await trio.sleep(self.rng.uniform(0, self.weather.delay_s))
         if client in self._cut_off:
             await trio.sleep(1.0)
             raise TimeoutError("no route to the server")
-        if self.listener is None:
+        listener = self.listener_at(host)
+        if listener is None:
             raise ConnectionRefusedError("nobody listens")
         self._count += 1
-        connection = Connection(self, self._count, client)
+        connection = Connection(self, self._count, client, host)
         self.connections[self._count] = connection
         self.history.note("open", connection.number, client)
         transport = ServerTransport(connection)
         self._nursery.start_soon(transport.run)
-        self.listener.offer(transport)
+        listener.offer(transport)
         return ClientStream(connection)
 
     def forget(self, connection: Connection) -> None:

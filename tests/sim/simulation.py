@@ -19,7 +19,7 @@ from tests.sim.determinism import run_deterministically
 from tests.sim.nemesis import Nemesis
 from tests.sim.registers import Violation
 from tests.sim.rogues import Rogue
-from tests.sim.workload import NUM_PARTITIONS, TOPIC, Driver, Operator, connect_as
+from tests.sim.workload import NUM_PARTITIONS, TOPIC, Driver, Operator, Surroundings, connect_as
 from tests.sim.world import Process, World
 
 FAULTS_S = 10.0
@@ -75,11 +75,11 @@ def run_seed(
             text = traceback.format_exc()
             noted = [] if run.world is None else run.world.violations
             result = Result(seed, "", [*noted, Violation("the run failed", text)], 0, 0, 0.0)
-    result.violations += _server_bugs(logs)
+    result.violations += server_bugs(logs)
     return result
 
 
-def _server_bugs(logs: list[Any]) -> list[Violation]:
+def server_bugs(logs: list[Any]) -> list[Violation]:
     """A handler that raised is a bug, unless it was the disk that failed under it."""
     return [
         Violation("server: handler failed", repr(entry))
@@ -139,7 +139,7 @@ class _Run:
             else:
                 await trio.sleep(FAULTS_S)
                 await nemesis.heal()
-            await _converge(world, groups, drivers)
+            await converge(world, groups, drivers)
             check_nothing_parked(world)
             world.stopping = True
         await look_once_more(world, groups)
@@ -149,7 +149,7 @@ class _Run:
         await restart_and_compare(world, process, groups)
 
 
-async def _converge(world: World, groups: list[str], drivers: list[Driver]) -> None:
+async def converge(world: Surroundings, groups: list[str], drivers: list[Driver]) -> None:
     """L1: everybody alive ends in one generation, and every partition has an owner."""
     deadline_s = trio.current_time() + CONVERGE_S
     while trio.current_time() < deadline_s:
@@ -185,7 +185,7 @@ def check_nothing_parked(world: World) -> None:
                 world.violate("L2/L4 unanswered", f"for {waited_s:.1f} s: {attempt.request}")
 
 
-async def look_once_more(world: World, groups: list[str]) -> None:
+async def look_once_more(world: Surroundings, groups: list[str]) -> None:
     """Read every offset, so that no acknowledged commit goes unchecked."""
     async with connect_as(world, "auditor", world.rng("auditor")) as client:
         for group in (*groups, "plain"):

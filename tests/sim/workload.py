@@ -69,8 +69,8 @@ class Surroundings(Protocol):
         """How clients say who they are; None is not at all."""
 
     @property
-    def address(self) -> str:
-        """Where the coordinator is."""
+    def address(self) -> str | Sequence[str]:
+        """Where the coordinator is, or several nodes of it."""
 
     @property
     def history(self) -> History:
