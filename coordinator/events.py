@@ -45,7 +45,7 @@ CATALOGUE: Final = (
     _kind(
         "listening",
         "info",
-        "host port tls cluster_id leader_epoch software",
+        "host port tls cluster_id leader_epoch? software",
         "The socket is open; groups are loaded next. Each address has a line.",
     ),
     _kind("http.listening", "info", "host port tls", "The same, of the HTTP listener."),
@@ -229,6 +229,13 @@ CATALOGUE: Final = (
         "info",
         "server session",
         "There is a connection to a server of ZooKeeper, in the former session or a new one.",
+    ),
+    _kind(
+        "zookeeper.release_unknown",
+        "warning",
+        "server reason",
+        "A server of ZooKeeper was away at the start, or doesn't tell its release; one that is "
+        "too old may lose data.",
     ),
     _kind(
         "zookeeper.suspended",

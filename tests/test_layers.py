@@ -124,6 +124,14 @@ LAYERS = {
     "coordinator.server": Layer(
         ours=OF_THE_SERVER, others=names("trio", "structlog", "outcome", "msgspec")
     ),
+    # Imported only where there is a cluster, as it brings ZooKeeper's client.
+    "coordinator.server.cluster": Layer(
+        ours=OF_THE_SERVER
+        | names(
+            "coordinator.cluster", "coordinator.cluster.founding", "coordinator.cluster.zookeeper"
+        ),
+        others=names("structlog"),
+    ),
     # The last two are imported only where there are http.listeners, or listeners with TLS: who has
     # none pays nothing for them.
     "coordinator.server.run": Layer(

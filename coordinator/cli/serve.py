@@ -33,6 +33,8 @@ LAST_LINES_TIMEOUT_S: Final = 1.0
         "Serve other machines over TLS:": "serve --data-dir data --listen SSL://0.0.0.0:9310 "
         "--set ssl.keystore.location=server.pem "
         "--set advertised.listeners=coordinator.example:9310",
+        "Be a node of a cluster, whose log ZooKeeper keeps:": "serve --set node.id=1 "
+        "--set cluster.zookeeper=zk1:2181,zk2:2181,zk3:2181/group-coordinator",
         "Serve other machines, which nothing encrypts:": "serve --data-dir data "
         "--listen 0.0.0.0:9310 --set allow.plaintext.remote=true "
         "--set advertised.listeners=coordinator.example:9310",
@@ -41,9 +43,8 @@ LAST_LINES_TIMEOUT_S: Final = 1.0
 @settings_of_start
 @click.option(
     "--data-dir",
-    required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder of the offsets log; made if it isn't there.",
+    help="The folder of the offsets log; made if it isn't there. A node of a cluster has none.",
 )
 @click.option(
     "--leader-epoch-at-least",
@@ -54,7 +55,7 @@ LAST_LINES_TIMEOUT_S: Final = 1.0
 )
 def serve(
     listen: tuple[str, ...],
-    data_dir: Path,
+    data_dir: Path | None,
     toml_path: Path | None,
     overrides: tuple[str, ...],
     leader_epoch_at_least: int,
@@ -70,6 +71,10 @@ def serve(
     printer = Printer()
     bar = Bar(sys.stderr, printer)
     settings = loaded(listen, toml_path, overrides)
+    if data_dir is None and not settings.cluster_zookeeper:
+        raise click.UsageError("Missing option '--data-dir'.")
+    if data_dir is not None and settings.cluster_zookeeper:
+        raise click.UsageError("A node of a cluster (cluster.zookeeper) has no --data-dir.")
     output = LogOutput(around=bar.around, printer=printer)
     try:
         open_log(output, settings)

@@ -1,7 +1,7 @@
-"""Start and stop the daemon: the log outermost, sessions inside it, the door innermost.
+"""Start and stop the daemon: the logs outermost, sessions inside them, the door innermost.
 
-Start: take the addresses, open and recover the log (the leader epoch rises and is on disk), open
-the door ("listening"), load ("ready"). Stop: close the door, unload every shard, which answers what
+Start: take the addresses, open and recover the log (the leader epoch rises and is on disk), or find
+the cluster, open the door ("listening"), load or read what is there ("ready"). Stop: close the door, unload every shard, which answers what
 is parked, wait for the last flush, write the marker of a clean stop. The clients that are still
 connected see their connection close after their last answer.
 """
@@ -33,7 +33,7 @@ from coordinator.log.errors import EXIT_CORRUPT, EXIT_REFUSED, LogError
 from coordinator.log.format import SECRET_BYTES
 from coordinator.log.journal import Journal
 from coordinator.runtime.compactor import ChildProcess, Compaction, RunChild
-from coordinator.runtime.coordination import EmbeddedCoordination, Leader
+from coordinator.runtime.coordination import Coordination, EmbeddedCoordination, Leader
 from coordinator.runtime.environment import Environment, wall_clock_ms
 from coordinator.runtime.flusher import DiskThread, Mailbox
 from coordinator.runtime.folder import Folder
@@ -193,10 +193,91 @@ class Console(NamedTuple):
     manager: ServiceManager
 
 
+class Logs(Protocol):
+    """What keeps the logs of this process: a folder of its own, or a cluster.
+
+    Attributes:
+        store: The node's.
+        coordination: Knows who leads what.
+        secret: Nobody else knows it.
+        leader_epoch: Of the whole node; None if each log has its own.
+    """
+
+    @property
+    def store(self) -> Store:
+        """See the class."""
+
+    @property
+    def coordination(self) -> Coordination:
+        """See the class."""
+
+    @property
+    def secret(self) -> bytes:
+        """See the class."""
+
+    @property
+    def leader_epoch(self) -> int | None:
+        """See the class."""
+
+    async def run(self) -> None:
+        """Do what has to go on beside the node, until cancelled."""
+
+    def apply(self, settings: Settings) -> None:
+        """Take over what may change."""
+
+    def close(self, *, clean: bool) -> None:
+        """The node is gone; *clean*: it was drained."""
+
+
+class FolderLogs:
+    """A data folder: see `Logs`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        data_dir: Path,
+        endpoints: tuple[tuple[str, int], ...],
+        environment: Environment,
+        leader_epoch_at_least: int,
+    ) -> None:
+        """Open and recover it. Raises LogError, OSError."""
+        self._journal = journal = Journal(
+            OsDirectory(data_dir, time.perf_counter),
+            num_partitions=settings.offsets_topic_num_partitions,
+            segment_bytes=settings.offsets_topic_segment_bytes,
+            node_id=settings.node_id,
+            new_cluster_id=new_cluster_id,
+            new_secret=partial(secrets.token_bytes, SECRET_BYTES),
+            leader_epoch_at_least=leader_epoch_at_least,
+            cluster_id=settings.cluster_id,
+        )
+        for name, details in journal.recovery_events:
+            log_event(name, details)
+        self.store = make_folder(settings, journal, environment, ChildProcess(data_dir).run)
+        leader = Leader(settings.node_id, endpoints, journal.leader_epoch)
+        self.coordination = EmbeddedCoordination(leader)
+        self.secret = journal.key.secret
+        self.leader_epoch = journal.leader_epoch
+
+    async def run(self) -> None:
+        """Do nothing: the node's own tasks do all."""
+
+    def apply(self, settings: Settings) -> None:
+        """Keep so much room from now on."""
+        self.store.keep_free(settings.storage_reserve_bytes, settings.max_log_bytes)
+
+    def close(self, *, clean: bool) -> None:
+        """Close it; the next start knows whether in good order."""
+        with suppress(LogError):  # Nothing was lost: the next start recovers as after a crash.
+            self._journal.close(clean=clean)
+
+
 async def serve(
-    settings: Settings, data_dir: Path, console: Console, *, leader_epoch_at_least: int = 0
+    settings: Settings, data_dir: Path | None, console: Console, *, leader_epoch_at_least: int = 0
 ) -> int:
     """Run the daemon until SIGTERM or SIGINT; return the process's exit status.
+
+    A node of a cluster has no data folder.
 
     The addresses come first: a port that is taken must not leave a new data folder behind. Who
     connects before the log is open waits.
@@ -209,23 +290,27 @@ async def serve(
         return EXIT_REFUSED
     addresses = (*settings.listener_addresses(), *settings.http_addresses())
     listeners: list[SocketListener] = []
-    journal: Journal | int
+    telemetry = Telemetry()
+    tee = Tee(log_event, telemetry.event)
+    environment = real_environment(telemetry, tee)
+    logs: Logs | int
     try:
         # One that fails leaves those before it in the list, to be closed.
         listeners.extend(listen(address.host, address.port) for address in addresses)
     except OSError as exc:
         failed = addresses[len(listeners)]
         log.critical("refused", reason=f"can't listen on {failed}: {exc}")
-        journal = EXIT_CANNOT_LISTEN
+        logs = EXIT_CANNOT_LISTEN
     else:
-        journal = _opened(settings, data_dir, leader_epoch_at_least)
-    if isinstance(journal, int):
+        told = _addresses_told(settings, listeners)
+        logs = _opened(settings, data_dir, told, environment, leader_epoch_at_least)
+    if isinstance(logs, int):
         for listener in listeners:
             listener.close()
-        return journal
-    for name, details in journal.recovery_events:
-        log_event(name, details)
-    return await _serve_log(settings, journal, data_dir, listeners, certificates, log_ins, console)
+        return logs
+    return await _serve_logs(
+        settings, logs, listeners, certificates, log_ins, console, environment, tee
+    )
 
 
 def load_certificates(settings: Settings) -> "Certificates | None":
@@ -263,19 +348,24 @@ def make_authorizer(settings: Settings, node: Node) -> Authorizer:
     )
 
 
-def _opened(settings: Settings, data_dir: Path, leader_epoch_at_least: int) -> Journal | int:
-    """Return the log, or the exit status if it can't be opened."""
+def _opened(
+    settings: Settings,
+    data_dir: Path | None,
+    told: Sequence[Address],
+    environment: Environment,
+    leader_epoch_at_least: int,
+) -> Logs | int:
+    """Return the logs, or the exit status if they can't be opened."""
     try:
-        return Journal(
-            OsDirectory(data_dir, time.perf_counter),
-            num_partitions=settings.offsets_topic_num_partitions,
-            segment_bytes=settings.offsets_topic_segment_bytes,
-            node_id=settings.node_id,
-            new_cluster_id=new_cluster_id,
-            new_secret=partial(secrets.token_bytes, SECRET_BYTES),
-            leader_epoch_at_least=leader_epoch_at_least,
-            cluster_id=settings.cluster_id,
-        )
+        if data_dir is None:
+            from coordinator.server.cluster import ClusterLogs  # noqa: PLC0415 - as with HTTP
+
+            return ClusterLogs(settings, told, environment, new_cluster_id)
+        endpoints = tuple((address.host, address.port) for address in told)
+        return FolderLogs(settings, data_dir, endpoints, environment, leader_epoch_at_least)
+    except ConfigError as exc:
+        log.critical("refused", reason=str(exc))
+        return EXIT_REFUSED
     except LogError as exc:
         log.critical("refused", reason=str(exc))
         return exc.exit_status
@@ -284,30 +374,26 @@ def _opened(settings: Settings, data_dir: Path, leader_epoch_at_least: int) -> J
         return EXIT_REFUSED
 
 
-async def _serve_log(
+async def _serve_logs(
     settings: Settings,
-    journal: Journal,
-    data_dir: Path,
+    logs: Logs,
     listeners: list[SocketListener],
     certificates: "Certificates | None",
     log_ins: "LogIns | None",
     console: Console,
+    environment: Environment,
+    tee: Tee,
 ) -> int:
-    telemetry = Telemetry()
-    tee = Tee(log_event, telemetry.event)
-    environment = real_environment(telemetry, tee)
     environment.metrics["log_lines_dropped_total"] = lambda: console.output.printer.dropped
-    folder = make_folder(settings, journal, environment, ChildProcess(data_dir).run)
-    node = make_node(settings, folder, environment)
-    leader = Leader(settings.node_id, _endpoints(settings, listeners), journal.leader_epoch)
+    node = make_node(settings, logs.store, environment)
     server = Server(
         node=node,
         environment=environment,
         settings=settings,
-        coordination=EmbeddedCoordination(leader),
+        coordination=logs.coordination,
         max_connections=max_connections(settings),
         authorizer=make_authorizer(settings, node),
-        begin_log_in=make_log_ins(log_ins, node, journal.key.secret),
+        begin_log_in=make_log_ins(log_ins, node, logs.secret),
     )
     manager = console.manager
     addresses = (*settings.listener_addresses(), *settings.http_addresses())
@@ -323,14 +409,14 @@ async def _serve_log(
         if node.started:
             manager.ready()
 
-    applied = partial(_apply, settings, folder, node, server)
+    applied = partial(_apply, settings, logs, node, server)
     read_again = Reload(settings, console.read_settings, console.output, applied)
     clean = False
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.run)
-            nursery.start_soon(telemetry.watch_stalls)
+            nursery.start_soon(environment.telemetry.watch_stalls)
             nursery.start_soon(console.output.printer.watch)
             for files in watched:
                 nursery.start_soon(_watch, files)
@@ -343,9 +429,10 @@ async def _serve_log(
                 _start_http(
                     nursery, settings, doors[native:], node, server, environment, tee, log_ins
                 )
-            _tell_listening(addresses, listeners, native, journal)
+            _tell_listening(addresses, listeners, native, logs)
             nursery.start_soon(manager.feed)
             nursery.start_soon(_load, node, console)
+            nursery.start_soon(logs.run)
             await _wait_for_stop_signal(reload)
             log.info("stopping")
             manager.stopping()
@@ -356,15 +443,14 @@ async def _serve_log(
     except BaseExceptionGroup as failures:
         return _exit_status_of(failures)
     finally:
-        with suppress(LogError):  # Nothing was lost: the next start recovers as after a crash.
-            journal.close(clean=clean)
+        logs.close(clean=clean)
     log.info("stopped", clean=clean)
     return 0
 
 
-def _apply(settings: Settings, folder: Folder, node: Node, server: Server) -> None:
+def _apply(settings: Settings, logs: Logs, node: Node, server: Server) -> None:
     """Tell those who keep a copy of *settings* that may change."""
-    folder.keep_free(settings.storage_reserve_bytes, settings.max_log_bytes)
+    logs.apply(settings)
     if node.started:
         node.check_storage()
     node.totals.limits = limits_of(settings)
@@ -399,7 +485,7 @@ def _start_tls(
 
 
 def _tell_listening(
-    addresses: Sequence[Address], listeners: Sequence[SocketListener], native: int, journal: Journal
+    addresses: Sequence[Address], listeners: Sequence[SocketListener], native: int, logs: Logs
 ) -> None:
     """Log where clients find it; the first *native* listeners are theirs, the others HTTP's."""
     for number, (address, listener) in enumerate(zip(addresses, listeners, strict=True)):
@@ -410,8 +496,8 @@ def _tell_listening(
         log.info(
             "listening",
             **where,
-            cluster_id=journal.meta.cluster_id,
-            leader_epoch=journal.leader_epoch,
+            cluster_id=logs.store.cluster_id,
+            **({} if logs.leader_epoch is None else {"leader_epoch": logs.leader_epoch}),
             software=SERVER_SOFTWARE,
         )
 
@@ -536,12 +622,10 @@ async def _wait_for_stop_signal(reload: Callable[[], None]) -> None:
             return
 
 
-def _endpoints(
-    settings: Settings, listeners: Sequence[SocketListener]
-) -> tuple[tuple[str, int], ...]:
+def _addresses_told(settings: Settings, listeners: Sequence[SocketListener]) -> tuple[Address, ...]:
     """Return what clients of each native listener are told; *listeners* begin with those."""
     pairs = zip(settings.addresses_told(), listeners, strict=False)  # Behind them are HTTP's.
-    return tuple((told.host, told.port or listener.port) for told, listener in pairs)
+    return tuple(told._replace(port=told.port or listener.port) for told, listener in pairs)
 
 
 def _exit_status_of(failures: BaseExceptionGroup[BaseException]) -> int:

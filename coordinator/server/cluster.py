@@ -1,0 +1,112 @@
+"""A node of a cluster: its logs are in ZooKeeper, and it has no data folder.
+
+Imported only where `cluster.zookeeper` is set: who has none needs no client of ZooKeeper.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from coordinator.cluster.engine import Registration
+from coordinator.cluster.entries import FORMAT
+from coordinator.cluster.founding import Layout, find_or_found
+from coordinator.cluster.node import ClusterNode
+from coordinator.cluster.zookeeper import ZooKeeper, access_of
+from coordinator.config import Address, Settings
+from coordinator.log.format import SECRET_BYTES
+from coordinator.runtime.environment import Environment
+from coordinator.runtime.flusher import Mailbox
+from coordinator.runtime.replication import Replication
+
+log: Final = structlog.get_logger()
+
+# How long a start waits for ZooKeeper, and for each of its answers.
+PATIENCE_S: Final = 60.0
+# A journal that another node leads is read so often. What is read at once costs little more than
+# one entry; a node that comes to lead is behind by no more than this.
+FOLLOW_INTERVAL_MS: Final = 50
+
+
+class ClusterLogs:
+    """What keeps the logs of this process: see `coordinator.server.run.Logs`.
+
+    Attributes:
+        leader_epoch: None: each journal has its own.
+    """
+
+    leader_epoch: None = None
+
+    def __init__(
+        self,
+        settings: Settings,
+        told: Sequence[Address],
+        environment: Environment,
+        new_cluster_id: Callable[[], str],
+    ) -> None:
+        """Find the cluster, or make it; blocks.
+
+        Args:
+            settings: They name the ensemble.
+            told: Where clients and other nodes reach each listener.
+            environment: Of the node.
+            new_cluster_id: Makes the id of a new cluster.
+
+        Raises:
+            ConfigError: A file that the settings name can't be used.
+            LogError: The ensemble, or what stands in it, can't be.
+        """
+        access = access_of(settings)
+        layout = Layout(settings.offsets_topic_num_partitions, settings.cluster_journals)
+        found = find_or_found(
+            access,
+            layout,
+            cluster_id=settings.cluster_id,
+            new_cluster_id=new_cluster_id,
+            patience_s=PATIENCE_S,
+        )
+        for server, reason in found.unknown.items():
+            log.warning("zookeeper.release_unknown", server=server, reason=reason)
+        machine = ClusterNode(
+            registration=Registration(
+                settings.node_id,
+                tuple(f"{address.scheme}://{address}" for address in told),
+                environment.wall_clock_ms(),
+                _new_id(),
+                (FORMAT, FORMAT),
+                is_ready=False,
+            ),
+            num_partitions=layout.num_partitions,
+            journals=layout.journals,
+            new_id=_new_id,
+            session_timeout_ms=settings.cluster_session_timeout_ms,
+            follow_interval_ms=FOLLOW_INTERVAL_MS,
+            keep_bytes=settings.cluster_tail_bytes,
+        )
+        self.store = self.coordination = Replication(
+            machine,
+            environment,
+            cluster_id=found.cluster_id,
+            num_partitions=layout.num_partitions,
+            state_max_bytes=settings.cluster_state_max_bytes,
+        )
+        # Of this run alone: made-up salts of unknown users differ from node to node.
+        self.secret = secrets.token_bytes(SECRET_BYTES)
+        deliver = Mailbox(environment.poller.watch).put
+        self._engine = ZooKeeper(access, deliver, self.store.told, environment.emit_event)
+        self.store.engine = self._engine
+
+    async def run(self) -> None:
+        """Keep a session, until cancelled; its end is what others wait for."""
+        await self._engine.run()
+
+    def apply(self, settings: Settings) -> None:
+        """Do nothing: none of its settings may change."""
+
+    def close(self, *, clean: bool) -> None:
+        """Do nothing: what is acknowledged is in ZooKeeper."""
+
+
+def _new_id() -> str:
+    return secrets.token_hex(16)
