@@ -307,9 +307,8 @@ class Core:
         """Have of *groups*, which were forgotten, what is hard."""
         for group in groups:
             if group.is_hard():
-                self.groups[group.group_id] = group.without_soft_state()
-                self.totals.groups += 1
-                self.totals.offsets += group.offset_count
+                self.groups[group.group_id] = kept = group.without_soft_state()
+                self._count_group(kept, 1)
 
     def wall_ms(self, now: Now) -> int:
         """Return the time of day for a record: it never goes back, though the clock may."""

@@ -89,12 +89,15 @@ class Group:
             or self.rebalances
             or self.stable is not None
             or self.retention_ms is not None
+            or self.owner is not None
         )
 
     def without_soft_state(self) -> "Group":
         """Return what a replay of the log would make of it."""
         return Group(
             self.group_id,
+            self.share,
+            self.owner,
             self.offsets,
             self.offset_count,
             self.generation,
@@ -102,6 +105,8 @@ class Group:
             self.retention_ms,
             self.rebalances,
             self.end_offset,
+            self.log_bytes,
+            self.measured_offset,
         )
 
     def move(self, trigger: Trigger) -> None:

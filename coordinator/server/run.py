@@ -1,9 +1,10 @@
 """Start and stop the daemon: the logs outermost, sessions inside them, the door innermost.
 
 Start: take the addresses, open and recover the log (the leader epoch rises and is on disk), or find
-the cluster, open the door ("listening"), load or read what is there ("ready"). Stop: close the door, unload every shard, which answers what
-is parked, wait for the last flush, write the marker of a clean stop. The clients that are still
-connected see their connection close after their last answer.
+the cluster, open the door ("listening"), load or read what is there ("ready"). Stop: close the
+door, unload every shard, which answers what is parked, wait for the last flush, write the marker of
+a clean stop. The clients that are still connected see their connection close after their last
+answer.
 """
 
 import base64

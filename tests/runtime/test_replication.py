@@ -172,7 +172,7 @@ async def test_a_journal_that_is_handed_over_is_followed_on(autojump_clock: Mock
         resting = old.node.shard_of("g")
         assert resting.status is Status.FOLLOWING
         assert resting.core.hard_state() == held
-        assert old.node.totals.members == 0
+        assert old.node.totals.used("members") == 0
         client = other.connect()
         assert await error_of(client, commit_of(member_id, generation, 8)) == 0
         await trio.sleep(0.2)
@@ -182,7 +182,7 @@ async def test_a_journal_that_is_handed_over_is_followed_on(autojump_clock: Mock
 
         assert await fetched(old.connect()) == 8
         assert await error_of(old.connect(), beat(member_id, generation)) == 0
-        assert old.node.totals.members == 1
+        assert old.node.totals.used("members") == 1
 
 
 async def test_a_node_that_hears_nothing_never_answers_with_the_past(

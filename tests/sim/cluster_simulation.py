@@ -71,6 +71,7 @@ class ClusterWorld:
         self.away: set[str] = set()
         self.healed = False
         self.stopping = False
+        self.security = None
         self.cluster = Cluster(nursery, seed, load_settings(overrides=SETTINGS))
         self.cluster.listen = self.network.listen
         self.cluster.heard = self._on_event
