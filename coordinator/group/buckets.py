@@ -13,6 +13,8 @@ another one at any time.
 from typing import Final
 
 BURST_MS: Final = 1_000
+# How often a `Rate` is looked at by whoever takes all of it.
+LOOKS_A_SECOND: Final = 10
 
 
 class Bucket:
@@ -29,6 +31,10 @@ class Bucket:
         """Take *amount* at a *rate* a second, whether it is there or not."""
         self._fill(rate, now_ms)
         self._taken += amount * 1_000
+
+    def left(self, rate: int) -> int:
+        """Return how much there was when it was filled last."""
+        return max(0, rate * BURST_MS - self._taken) // 1_000
 
     def give_back(self, amount: int) -> None:
         """Put back what was taken and not used."""
@@ -50,8 +56,45 @@ class Bucket:
         owed = self._taken - rate * burst_ms
         return max(0, -(-owed // rate))
 
+    def take_before(self, amount: int, rate: int, now_ms: int) -> None:
+        """Take *amount* as if that had been when it was filled last."""
+        self._taken += amount * 1_000
+        self._fill(rate, now_ms)
+
     def _fill(self, rate: int, now_ms: int) -> None:
         past_ms = now_ms - self._at_ms
         if past_ms > 0:
             self._at_ms = now_ms
             self._taken = max(0, self._taken - past_ms * rate)
+
+
+class Rate:
+    """A bucket with its rate that is looked at now and then only, not at each taking.
+
+    Nobody knows when that was taken what lies between two looks. It counts as taken at the earlier
+    one, so a burst may be a tenth larger.
+
+    Attributes:
+        left: What may be taken until the next look. Whoever takes subtracts it here, and calls
+            `wait_ms` when it is below zero.
+    """
+
+    __slots__ = ("_beyond_ms", "_bucket", "_seen", "left", "rate")
+
+    def __init__(self, rate: int, now_ms: int, forgiven_beyond_ms: int) -> None:
+        """Fill it at *rate* a second; no more is ever owed than what comes back in that time."""
+        self.rate = rate
+        self._bucket = Bucket(now_ms)
+        self._beyond_ms = forgiven_beyond_ms
+        self._seen = self.left = 0
+
+    def wait_ms(self, now_ms: int) -> int:
+        """Take what was subtracted; return how long to wait before more is taken."""
+        bucket, rate = self._bucket, self.rate
+        taken = self._seen - self.left
+        before = min(taken, self._seen)
+        bucket.take_before(before, rate, now_ms)
+        bucket.take(taken - before, rate, now_ms)
+        bucket.forgive(rate, self._beyond_ms)
+        self._seen = self.left = min(bucket.left(rate), rate // LOOKS_A_SECOND)
+        return bucket.wait_ms(rate, now_ms)

@@ -11,6 +11,9 @@ what he has asked, and nobody else is. Another session of the same principal is 
 gets an answer: what a principal takes beyond its rate is one burst, and of each of its sessions the
 requests that were decided in between.
 
+What is taken is counted first, and taken out of the buckets now and then (`Rate`): the clock costs
+more than most requests' share of this.
+
 Nobody is muted for longer than `WAIT_MAX_MS`: what is owed beyond that is forgiven. A session that
 isn't read sends no heartbeats, and its members would be taken for dead.
 
@@ -27,7 +30,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from coordinator.group.buckets import Bucket
+from coordinator.group.buckets import Rate
 from coordinator.group.quotas import Quotas
 from coordinator.runtime.telemetry import Telemetry
 from protocol.quotas import BYTE_RATE, CONNECTIONS, REQUEST_PERCENTAGE, REQUEST_RATE
@@ -56,21 +59,6 @@ class Muted(Protocol):
         """Return what its turn has taken since it was asked last; 0 outside of one."""
 
 
-class _Rate:
-    """What comes back of one thing a second, and what was taken of it."""
-
-    def __init__(self, rate: int, now_ms: int) -> None:
-        self.rate = rate
-        self._bucket = Bucket(now_ms)
-
-    def take(self, amount: int, now_ms: int) -> None:
-        self._bucket.take(amount, self.rate, now_ms)
-        self._bucket.forgive(self.rate, WAIT_MAX_MS)
-
-    def wait_ms(self, now_ms: int) -> int:
-        return self._bucket.wait_ms(self.rate, now_ms)
-
-
 class Throttle:
     """What one principal takes."""
 
@@ -81,10 +69,10 @@ class Throttle:
         self._sessions: dict[Muted, None] = {}
         self._version = -1  # Of the quotas that the rates are from.
         # None: nothing limits it.
-        self._requests: _Rate | None = None
-        self._bytes: _Rate | None = None
-        self._time: _Rate | None = None
-        self._rates: tuple[_Rate, ...] = ()  # Those of these three that there are.
+        self._requests: Rate | None = None
+        self._bytes: Rate | None = None
+        self._time: Rate | None = None
+        self._rates: tuple[Rate, ...] = ()  # Those of these three that there are.
         self._muted: dict[Muted, None] = {}
         self._alarm = 0  # The number of the one that counts.
 
@@ -102,12 +90,14 @@ class Throttle:
 
     def take(self, session: Muted, size_bytes: int) -> int:
         """Take a request of *session* with its answer; return how long it has to wait, in ms."""
-        self._refresh()
-        if not self._rates:  # Every request comes here.
+        # Every request comes here.
+        if self._version != self._throttles.quotas.version:
+            self._refresh()
+        if not self._rates or not self._take(size_bytes):
             return 0
-        now_ms = self._throttles.now_ms()
-        spent_us = 0 if self._time is None else session.spent_us()
-        wait_ms = self._take(1, size_bytes, spent_us, now_ms)
+        if self._time is not None:
+            self._time.left -= session.spent_us()
+        wait_ms = self.wait_ms(self._throttles.now_ms())
         if wait_ms:
             self._tell(wait_ms)
             self._mute(session, wait_ms)
@@ -118,14 +108,15 @@ class Throttle:
         self._refresh()
         if self._time is None:
             return
-        wait_ms = self._take(0, 0, spent_us, self._throttles.now_ms())
+        self._time.left -= spent_us
+        wait_ms = self.wait_ms(self._throttles.now_ms())
         if wait_ms and session in self._sessions:
             self._mute(session, wait_ms)
 
     def take_over_http(self, size_bytes: int) -> None:
         """Take a request that was answered over HTTP."""
         self._refresh()
-        self._take(1, size_bytes, 0, self._throttles.now_ms())
+        self._take(size_bytes)
 
     def wait_over_http_ms(self) -> int:
         """Return for how long nothing is answered over HTTP, and count that it is refused."""
@@ -134,14 +125,16 @@ class Throttle:
             self._tell(wait_ms)
         return wait_ms
 
-    def _take(self, requests: int, size_bytes: int, spent_us: int, now_ms: int) -> int:
-        if self._requests is not None and requests:
-            self._requests.take(requests, now_ms)
-        if self._bytes is not None and size_bytes:
-            self._bytes.take(size_bytes, now_ms)
-        if self._time is not None and spent_us:
-            self._time.take(spent_us, now_ms)
-        return self.wait_ms(now_ms)
+    def _take(self, size_bytes: int) -> bool:
+        """Take a request; return whether it is time to look who has to wait."""
+        is_time = self._time is not None
+        if (rate := self._requests) is not None:
+            rate.left -= 1
+            is_time |= rate.left < 0
+        if (rate := self._bytes) is not None:
+            rate.left -= size_bytes
+            is_time |= rate.left < 0
+        return is_time
 
     def _tell(self, wait_ms: int) -> None:
         self._throttles.telemetry.told_to_wait(self._principal, wait_ms)
@@ -198,7 +191,7 @@ class Throttle:
             for session in self._sessions:
                 session.time_turns(is_timed=is_timed)
 
-    def _rate(self, key: str, unit: int, before: _Rate | None) -> _Rate | None:
+    def _rate(self, key: str, unit: int, before: Rate | None) -> Rate | None:
         """Return what a quota allows; what is owed at another rate is forgiven."""
         throttles = self._throttles
         quota = throttles.quotas.limit(self._principal, key)
@@ -206,7 +199,7 @@ class Throttle:
             return None
         rate = quota * unit
         is_same = before is not None and before.rate == rate
-        return before if is_same else _Rate(rate, throttles.now_ms())
+        return before if is_same else Rate(rate, throttles.now_ms(), WAIT_MAX_MS)
 
 
 class Throttles:

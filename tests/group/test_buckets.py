@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from coordinator.group.buckets import BURST_MS, Bucket
+from coordinator.group.buckets import BURST_MS, Bucket, Rate
 
 STEPS = st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 3_000)), max_size=60)
 
@@ -25,6 +25,40 @@ def test_over_any_time_no_more_is_taken_than_the_rate_a_burst_and_the_last_thing
             before_last = sum(amount for _, amount in taken[first:last])
             allowed = rate * (taken[last][0] - from_ms + BURST_MS) / 1_000
             assert before_last <= allowed
+
+
+@given(rate=st.integers(1, 1_000_000), steps=STEPS)
+def test_a_rate_that_is_rarely_looked_at_lets_a_tenth_of_a_burst_more_through(
+    rate: int, steps: list[tuple[int, int]]
+) -> None:
+    """The clock is asked rarely, and what was promised to others still holds, but for that."""
+    bucket, now_ms = Rate(rate, 0, 10**9), 0
+    taken: list[tuple[int, int]] = []
+    free_ms = 0
+    for amount, past_ms in steps:
+        now_ms = max(now_ms + past_ms, free_ms)
+        bucket.left -= amount
+        taken.append((now_ms, amount))
+        if bucket.left < 0:
+            free_ms = now_ms + bucket.wait_ms(now_ms)
+
+    for first, (from_ms, _) in enumerate(taken):
+        for last in range(first, len(taken)):
+            before_last = sum(amount for _, amount in taken[first:last])
+            allowed = rate * (taken[last][0] - from_ms + BURST_MS * 1.1) / 1_000
+            assert before_last <= allowed
+
+
+@given(rate=st.integers(1, 10_000), steps=STEPS)
+def test_a_rate_that_is_rarely_looked_at_takes_nothing_from_who_keeps_to_it(
+    rate: int, steps: list[tuple[int, int]]
+) -> None:
+    """Whoever takes no more than came back, after each time, never waits."""
+    bucket, now_ms = Rate(rate, 0, 10**9), 0
+    for _, past_ms in steps:
+        now_ms += past_ms
+        bucket.left -= rate * min(past_ms, BURST_MS) // 1_000
+        assert bucket.left >= 0 or bucket.wait_ms(now_ms) == 0
 
 
 @given(rate=st.integers(1, 10_000), steps=STEPS)
