@@ -428,3 +428,6 @@ class Engine(Protocol):
 
     def submit(self, request: Request, done: Callable[[Reply], None]) -> None:
         """Have *request* done, and *done* called with the answer."""
+
+    async def run(self) -> None:
+        """Keep a session, until cancelled; nothing is told before."""

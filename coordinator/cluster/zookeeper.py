@@ -656,7 +656,10 @@ class ZooKeeper:
     # --- the session ---
 
     async def run(self) -> None:
-        """Keep a client, and another one when it comes to nothing; until cancelled."""
+        """Keep a client, and another one when it comes to nothing; until cancelled.
+
+        Then nothing is answered any more, and nothing told.
+        """
         try:
             while True:
                 self._start()
@@ -666,7 +669,9 @@ class ZooKeeper:
                 _dismiss(self._client)
                 await trio.sleep(_RENEWAL_S)
         finally:
-            self._suspended("stopping")
+            self._is_connected = False
+            self._pending.clear()
+            self._watched.clear()
             # Others wait for the end of the session. A server that hangs is not waited for.
             with trio.CancelScope(deadline=trio.current_time() + _CLOSE_S, shield=True):
                 await trio.to_thread.run_sync(_end, self._client, abandon_on_cancel=True)

@@ -96,6 +96,7 @@ class Node:
         self.commit_timeout_ms = commit_timeout_ms
         self.now = environment.now
         self.started = False
+        self._loaded = trio.Event()
         self.draining = False
         self._started_ms = 0  # Monotonic; since when the tasks run.
         self._environment = environment
@@ -277,16 +278,21 @@ class Node:
     async def load(self) -> None:
         """Replay the log into every shard, in slices, and start to serve.
 
+        Logs that are followed come by themselves: return when they are here.
+
         Raises:
             LogError: The log is damaged or can't be read.
             RecordError: An entry is none that this code can know.
         """
-        progress = await self.loader.load_all()
-        self.loaded(progress.entries, progress.load_ms)
+        if self.loader.can_load:
+            progress = await self.loader.load_all()
+            self.loaded(progress.entries, progress.load_ms)
+        await self._loaded.wait()
 
     def loaded(self, entries: int, load_ms: int) -> None:
         """Take note that everything is in memory that the logs say."""
         self.started = True
+        self._loaded.set()
         self.check_storage()
         self._store.begin()
         self._environment.after_load()

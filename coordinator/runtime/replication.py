@@ -359,6 +359,7 @@ class Replication:
             for journal in self._of_journal:
                 nursery.start_soon(journal.run, node, self._now)
             nursery.start_soon(self._run_clock)
+            nursery.start_soon(self.engine.run)
 
     async def stop(self) -> None:
         """Do nothing: what is on its way is waited for by the flushers."""

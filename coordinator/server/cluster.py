@@ -94,12 +94,7 @@ class ClusterLogs:
         # Of this run alone: made-up salts of unknown users differ from node to node.
         self.secret = secrets.token_bytes(SECRET_BYTES)
         deliver = Mailbox(environment.poller.watch).put
-        self._engine = ZooKeeper(access, deliver, self.store.told, environment.emit_event)
-        self.store.engine = self._engine
-
-    async def run(self) -> None:
-        """Keep a session, until cancelled; its end is what others wait for."""
-        await self._engine.run()
+        self.store.engine = ZooKeeper(access, deliver, self.store.told, environment.emit_event)
 
     def apply(self, settings: Settings) -> None:
         """Do nothing: none of its settings may change."""

@@ -220,9 +220,6 @@ class Logs(Protocol):
     def leader_epoch(self) -> int | None:
         """See the class."""
 
-    async def run(self) -> None:
-        """Do what has to go on beside the node, until cancelled."""
-
     def apply(self, settings: Settings) -> None:
         """Take over what may change."""
 
@@ -259,9 +256,6 @@ class FolderLogs:
         self.coordination = EmbeddedCoordination(leader)
         self.secret = journal.key.secret
         self.leader_epoch = journal.leader_epoch
-
-    async def run(self) -> None:
-        """Do nothing: the node's own tasks do all."""
 
     def apply(self, settings: Settings) -> None:
         """Keep so much room from now on."""
@@ -433,7 +427,6 @@ async def _serve_logs(
             _tell_listening(addresses, listeners, native, logs)
             nursery.start_soon(manager.feed)
             nursery.start_soon(_load, node, console)
-            nursery.start_soon(logs.run)
             await _wait_for_stop_signal(reload)
             log.info("stopping")
             manager.stopping()

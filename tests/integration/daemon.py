@@ -30,14 +30,14 @@ ALWAYS: Final = ("storage.reserve.bytes=0",)
 class Daemon:
     """One process. `lines` are the events that it has logged so far.
 
-    *limit* is an option of prlimit(1), such as ``--nofile=64``; *prefix* is another command that
-    becomes the daemon; *options* are more of its own,
-    which decide about ALWAYS, too.
+    A node of a cluster has no *data_dir*. *limit* is an option of prlimit(1), such as
+    ``--nofile=64``; *prefix* is another command that becomes the daemon; *options* are more of its
+    own, which decide about ALWAYS, too.
     """
 
     def __init__(
         self,
-        data_dir: Path,
+        data_dir: Path | None,
         settings: Sequence[str] = (),
         *,
         limit: str = "",
@@ -47,8 +47,10 @@ class Daemon:
     ) -> None:
         self.lines: list[dict[str, Any]] = []
         self.stray: list[str] = []
-        sets = [word for s in (*(() if options else ALWAYS), *settings) for word in ("--set", s)]
-        serve = ["serve", "--listen", f"127.0.0.1:{port}", "--data-dir", str(data_dir)]
+        folder = [] if data_dir is None else ["--data-dir", str(data_dir)]
+        always = ALWAYS if folder and not options else ()
+        sets = [word for s in (*always, *settings) for word in ("--set", s)]
+        serve = ["serve", "--listen", f"127.0.0.1:{port}", *folder]
         limited = ["prlimit", limit] if limit else prefix
         self.process = subprocess.Popen(
             [*limited, sys.executable, "-m", "coordinator", *serve, *sets, *options],

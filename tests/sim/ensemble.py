@@ -298,6 +298,9 @@ class Line:
         else:
             self._answers.append((asked, lambda: done(_LOST)))
 
+    async def run(self) -> None:
+        """Do nothing: whoever holds it decides what happens."""
+
     # --- what may happen ----------------------------------------------------------------
 
     @property
