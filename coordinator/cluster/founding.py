@@ -7,6 +7,7 @@ makes what is missing, and `/cluster/id`, which comes last, only one of them can
 
 import json
 import re
+import secrets
 import socket
 import ssl
 from collections.abc import Callable, Iterable
@@ -36,6 +37,7 @@ from coordinator.cluster.zookeeper import Access, Visit, encrypted
 
 LAYOUT_FORMAT: Final = 1
 CLUSTER_VERSION: Final = 1
+SECRET_BYTES: Final = 16
 # Before 3.9.2 an ensemble can lose what it has acknowledged (ZOOKEEPER-4785), and 3.9.3 can, too
 # (ZOOKEEPER-4925).
 OLDEST: Final = (3, 9, 4)
@@ -59,11 +61,13 @@ class Found(NamedTuple):
     """The cluster under the chroot.
 
     Attributes:
+        secret: Which its nodes share, and nobody else knows.
         is_new: It was made just now.
         unknown: Servers whose version nobody knows, and why.
     """
 
     cluster_id: str
+    secret: bytes
     is_new: bool
     unknown: dict[str, str]
 
@@ -95,13 +99,14 @@ def find_or_found(
         proposed = None
         if (there := place.cluster_id()) is None:
             proposed = cluster_id or new_cluster_id()
-            place.begin(layout)
+            place.begin(layout, secrets.token_bytes(SECRET_BYTES))
             there = place.finish(proposed)
         if cluster_id and there != cluster_id:
             raise ClusterRefused(f"{place} holds the cluster {there}, not {cluster_id}")
         place.check_layout(layout)
         place.check_rights()
-    return Found(there, there == proposed, unknown)
+        secret = place.secret()
+    return Found(there, secret, there == proposed, unknown)
 
 
 def prepare(access: Access, *, patience_s: float) -> dict[str, str]:
@@ -265,11 +270,22 @@ class Place:
                     f"and the settings say {wanted}: that can't be changed"
                 )
 
-    def begin(self, layout: Layout) -> None:
+    def secret(self) -> bytes:
+        """Return what only the nodes of the cluster know. Raises ClusterRefused."""
+        found = _fields(self._read(znodes.SECRET) or b"").get("secret")
+        with suppress(ValueError):
+            return bytes.fromhex(str(found))
+        raise ClusterRefused(f"{self} holds a cluster whose {znodes.SECRET} can't be read")
+
+    def begin(self, layout: Layout, secret: bytes) -> None:
         """Make all of a cluster but its id, or what somebody who began has left out."""
         self._check_empty()
         fixed = layout._asdict()
-        head = Make("/cluster", b""), Make(znodes.LAYOUT, _json({"format": LAYOUT_FORMAT} | fixed))
+        head = (
+            Make("/cluster", b""),
+            Make(znodes.LAYOUT, _json({"format": LAYOUT_FORMAT} | fixed)),
+            Make(znodes.SECRET, _json({"version": 1, "secret": secret.hex()})),
+        )
         _make(self._visit, head, self._text)
         # If somebody else has begun, with other numbers, there must not be a mixture.
         self.check_layout(layout)

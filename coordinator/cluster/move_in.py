@@ -87,7 +87,8 @@ def move_in(
     meta = journal.meta
     compact_stopped(journal, segment_bytes=segment_bytes, drop_before_ms=drop_before_ms)
     place.clear()
-    place.begin(Layout(meta.num_partitions, journals))
+    # Users who are none see their salts for ever: one that changes gives them away.
+    place.begin(Layout(meta.num_partitions, journals), journal.key.secret)
     size_bytes = 0
     for number in range(journals):
         share = Share(number, journals, meta.num_partitions)

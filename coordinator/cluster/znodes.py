@@ -17,6 +17,7 @@ from coordinator.cluster.engine import Code, Leader, Registration, Reply, Snapsh
 
 CLUSTER_ID: Final = "/cluster/id"
 LAYOUT: Final = "/cluster/layout"
+SECRET: Final = "/cluster/secret"  # noqa: S105 - where it is
 # ZooKeeper keeps a version of each directory that has 32 bits, and every change of its children
 # raises it by one.
 ENTRIES_PER_DIRECTORY: Final = 1_000_000
@@ -221,7 +222,7 @@ def _state_path(partition: int) -> str:
 
 
 def founding(num_partitions: int, journals: int) -> Iterator[Make]:
-    """Yield all that a new cluster needs but `/cluster/layout` and `/cluster/id`, in order."""
+    """Yield all that a new cluster needs but `/cluster/*`, in order."""
     for path in ("/cluster", "/brokers", "/brokers/ids", "/brokers/topics", "/journals"):
         yield Make(path, b"")
     replicas: dict[str, list[int]] = {str(number): [] for number in range(num_partitions)}

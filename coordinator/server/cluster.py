@@ -15,7 +15,6 @@ from coordinator.cluster.founding import Layout, find_or_found
 from coordinator.cluster.node import ClusterNode
 from coordinator.cluster.zookeeper import ZooKeeper, access_of
 from coordinator.config import Address, Settings
-from coordinator.log.format import SECRET_BYTES
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Mailbox
 from coordinator.runtime.replication import Replication
@@ -91,8 +90,7 @@ class ClusterLogs:
             num_partitions=layout.num_partitions,
             state_max_bytes=settings.cluster_state_max_bytes,
         )
-        # Of this run alone: made-up salts of unknown users differ from node to node.
-        self.secret = secrets.token_bytes(SECRET_BYTES)
+        self.secret = found.secret
         deliver = Mailbox(environment.poller.watch).put
         self.store.engine = ZooKeeper(access, deliver, self.store.told, environment.emit_event)
 

@@ -24,7 +24,7 @@ from kazoo.security import make_acl, make_digest_acl
 from bench.peers import free_port, missing
 from coordinator.cluster import znodes
 from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
-from coordinator.cluster.founding import Found, Layout, find_or_found
+from coordinator.cluster.founding import SECRET_BYTES, Found, Layout, find_or_found
 from coordinator.cluster.znodes import Children, Contents, Get, Make, Multi, Names, Set
 from coordinator.cluster.zookeeper import Access, Visit, access_of
 from coordinator.config import load_settings
@@ -84,9 +84,11 @@ def test_a_cluster_is_made_once_and_then_found(zookeeper: Ensemble) -> None:
     """A restart finds what the first start has made."""
     access = accessed(zookeeper)
 
-    assert Found(ID, is_new=True, unknown={}) == found(access)
-    assert Found(ID, is_new=False, unknown={}) == found(access, new=OTHER)
-    assert Found(ID, is_new=False, unknown={}) == found(access, cluster_id=ID)
+    made = found(access)
+    assert (ID, True, {}) == (made.cluster_id, made.is_new, made.unknown)
+    assert len(made.secret) == SECRET_BYTES
+    assert made._replace(is_new=False) == found(access, new=OTHER)
+    assert made._replace(is_new=False) == found(access, cluster_id=ID)
     with Visit(access, patience_s=PATIENCE_S) as visit:
         assert Names(("brokers", "cluster", "journals")) == _sorted(visit.do(Children("", False)))
         (layout,) = _contents(visit, znodes.LAYOUT)
@@ -120,7 +122,7 @@ def test_nodes_that_start_at_once_make_one_cluster(zookeeper: Ensemble) -> None:
         start.join()
 
     assert len(made) == 3
-    (there,) = {one.cluster_id for one in made}
+    ((there, _),) = {(one.cluster_id, one.secret) for one in made}
     assert [there in ids, 1] == [True, sum(one.is_new for one in made)]
     _check_whole(access)
 
@@ -139,7 +141,7 @@ def test_what_an_interrupted_start_left_is_finished(zookeeper: Ensemble) -> None
     left = (znodes.CLUSTER_ID, *reversed(whole[201:]))
     write(access, *[znodes.Remove(path, {}) for path in left])
 
-    assert Found(OTHER, is_new=True, unknown={}) == found(access, LARGE, new=OTHER)
+    assert found(access, LARGE, new=OTHER)[::2] == (OTHER, True)
     _check_whole(access)
 
 
