@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-# What every line has beside the keys of its event.
-COMMON_KEYS: Final = ("event", "level", "timestamp")
+# What every line has beside the keys of its event; the last one only those of a cluster's nodes.
+COMMON_KEYS: Final = ("event", "level", "timestamp", "node_id")
 
 
 class EventKind(NamedTuple):
@@ -73,6 +73,26 @@ CATALOGUE: Final = (
         "error",
         "reason",
         "SIGHUP, and the file or the environment can't be: nothing has changed.",
+    ),
+    # --- several nodes of one machine ---
+    _kind("node.started", "info", "node pid", "`serve --nodes` has started a node."),
+    _kind(
+        "node.ended",
+        "warning",
+        "node exit_status retry_in_ms",
+        "It has ended, and is started again; 128 and more: by a signal.",
+    ),
+    _kind(
+        "node.given_up",
+        "critical",
+        "node exit_status",
+        "It was refused, and is not started again; its own lines say why.",
+    ),
+    _kind(
+        "node.hangs",
+        "error",
+        "node",
+        "Its event loop stands still, or it doesn't end in time: it is killed.",
     ),
     # --- certificates ---
     _kind(

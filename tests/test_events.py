@@ -14,7 +14,7 @@ ROOT: Final = Path(__file__).parent.parent
 # What is called with an event's name, in any module of the daemon.
 TELLERS: Final = frozenset(
     {"debug", "info", "warning", "error", "critical", "emit_event", "_emit_event", "event", "Event"}
-    | {"warn", "_warn", "log_event", "_log"}
+    | {"warn", "_warn", "log_event", "_log", "Tell"}
 )
 NAMES: Final = frozenset(kind.name for kind in CATALOGUE)
 

@@ -136,9 +136,14 @@ class LogOutput:
         stream: TextIO | None = None,
         around: Callable[[Callable[[], None]], None] | None = None,
         printer: Printer | None = None,
+        node_id: int | None = None,
     ) -> None:
-        """Write to *stream* (standard output), unless a file is asked for."""
+        """Write to *stream* (standard output), unless a file is asked for.
+
+        With *node_id* each line says that it is of this node.
+        """
         self.printer = printer or Printer()
+        self._common = {} if node_id is None else {"node_id": node_id}
         self._stream = sys.stdout if stream is None else stream
         self._around = around
         self._file: TextIO | None = None
@@ -154,6 +159,7 @@ class LogOutput:
         is_text = form == "text" or (form == "auto" and out.isatty())
         structlog.configure(
             processors=[
+                self._add_common,
                 structlog.processors.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
                 structlog.processors.format_exc_info,
@@ -168,6 +174,9 @@ class LogOutput:
         )
         self.close()
         self._file = file
+
+    def _add_common(self, _logger: Any, _method: str, event: Any) -> Any:
+        return event | self._common
 
     def close(self) -> None:
         """Close the file; what is written afterwards is lost."""
