@@ -13,7 +13,7 @@ it at once, and may run in a thread of its own. No file is removed that a read m
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Final
@@ -352,7 +352,7 @@ class Journal:
 
     def read(
         self, partition: int, from_offset: int = 0, *, max_bytes: int | None = None
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         """Yield the durable batches of one partition from the one that holds *from_offset*.
 
         The first batch may begin below it. Sealed segments are read through their index. With

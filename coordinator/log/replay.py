@@ -7,7 +7,7 @@ reason; nobody is served what is half loaded.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
@@ -90,7 +90,7 @@ def read_from(
     segments: Iterable[IndexedSegment],
     from_offset: int,
     max_bytes: int | None,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Yield the batches of one partition from the one that holds *from_offset*.
 
     Args:

@@ -1,6 +1,6 @@
 """The data folder of one node: its one log, and what keeps that writable and small."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 
 import outcome
@@ -95,7 +95,9 @@ class Folder:
         """See `Journal.compacted_below`."""
         return self._journal.compacted_below
 
-    async def fetch(self, partition: int, from_offset: int, max_bytes: int) -> Iterable[Batch]:
+    async def fetch(
+        self, partition: int, from_offset: int, max_bytes: int
+    ) -> Generator[Batch, None, None]:
         """Return what reads the files as it is taken; see `Journal.read`."""
         return self._journal.read(partition, from_offset, max_bytes=max_bytes)
 

@@ -5,7 +5,7 @@ of them. Offsets partition p lies in the log p modulo their number; what is the 
 the first one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -76,11 +76,14 @@ class ChangesLog(Protocol):
     def compacted_below(self) -> dict[int, int]:
         """Per partition, the offset below which a stream of changes can't start."""
 
-    async def fetch(self, partition: int, from_offset: int, max_bytes: int) -> Iterable[Batch]:
+    async def fetch(
+        self, partition: int, from_offset: int, max_bytes: int
+    ) -> Generator[Batch, None, None]:
         """Return the batches of a partition from the one that holds *from_offset*.
 
         It ends after the batch for which so much was read, and has one at least, if there is one.
-        To iterate over it may block, and raise LogError.
+        To iterate over it may block, and raise LogError. Close it: until then what it reads is not
+        removed.
 
         Raises:
             OutOfReach: Not now; a later try may succeed.

@@ -4,7 +4,8 @@ A position may lie far back, so reading blocks, and runs in a thread of its own:
 the other, each bounded, so that any number of readers costs the flusher next to nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from functools import partial
 from typing import Final
 
@@ -44,12 +45,16 @@ class ChangesRead:
         self.log = log
         self._bytes_left = answer_bytes
 
-    def run(self, batches: Iterable[Batch]) -> None:
-        """Look at *batches*. Blocks: not for the event loop.
+    def run(self, batches: Generator[Batch, None, None]) -> None:
+        """Look at *batches*, and close them. Blocks: not for the event loop.
 
         Raises:
             LogError: A file can't be read, or is damaged.
         """
+        with closing(batches):
+            self._look_at(batches)
+
+    def _look_at(self, batches: Iterable[Batch]) -> None:
         request = self.request
         most = min(request.max_changes, CHANGES_MAX)
         looked_at = 0

@@ -27,7 +27,7 @@ ends by itself.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -130,7 +130,9 @@ class ReplicatedLog:
             self.last_sync_s = self._store.clock_s() - self._began_s
             done(result)
 
-    async def fetch(self, partition: int, from_offset: int, max_bytes: int) -> Iterable[Batch]:
+    async def fetch(
+        self, partition: int, from_offset: int, max_bytes: int
+    ) -> Generator[Batch, None, None]:
         """Return batches of what is kept of the log.
 
         Raises:
@@ -144,7 +146,7 @@ class ReplicatedLog:
                 request = reading.send(await self._store.ask(request))
         except StopIteration as end:
             found: list[Batch] = end.value
-            return found
+            return (batch for batch in found)
         except LogFailed as exc:
             raise OutOfReach from exc
 

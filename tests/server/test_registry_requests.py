@@ -403,6 +403,19 @@ async def test_a_read_is_bounded_and_goes_on(
         assert [0, 10, 20, 25] == positions
 
 
+async def test_a_read_that_ended_early_keeps_no_file(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compaction waits for all who still read; who has all that he wanted reads no more."""
+    monkeypatch.setattr(offset_changes, "ENTRIES_PER_READ", 1)
+    async with world() as w:
+        client = w.connect()
+        await client.ask(commit(1, *range(25)))
+        await changes_from(client, 0)
+
+        assert not w.journal.readers.now()
+
+
 async def test_many_reads_do_not_hold_up_commits(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
