@@ -264,17 +264,21 @@ def _check_zones(
 def _check_claims(history: History, registers: Registers) -> list[Violation]:
     """What the client library says must fit what was on the wire."""
     found = []
+    outcomes_of: dict[tuple[Key, str], set[Outcome]] = defaultdict(set)
+    were_seen: set[tuple[Key, str]] = set()
+    for key, register in registers.by_key.items():
+        for write in register.writes:
+            outcomes_of[key, write.value.metadata].add(write.outcome)
+        were_seen.update((key, read.value.metadata) for read in register.reads)
     for claim in history.claims:
         if claim.outcome is Outcome.INFO:
             continue
-        register = registers.by_key[claim.key]
-        written = [w for w in register.writes if w.value.metadata == claim.metadata]
-        outcomes = {write.outcome for write in written}
+        which = (claim.key, claim.metadata)
+        outcomes = outcomes_of[which]
         if claim.outcome is Outcome.OK and Outcome.OK not in outcomes:
             text = f"{claim} was never acknowledged on the wire"
             found.append(Violation("client: said done", text))
-        seen = any(read.value.metadata == claim.metadata for read in register.reads)
-        if claim.outcome is Outcome.FAIL and (Outcome.OK in outcomes or seen):
+        if claim.outcome is Outcome.FAIL and (Outcome.OK in outcomes or which in were_seen):
             text = f"{claim} was stored"
             found.append(Violation("client: said not stored", text))
     return found
