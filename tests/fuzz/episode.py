@@ -7,15 +7,21 @@ time passes. Between them an honest client commits and reads what it has committ
 What must hold is checked all the while and at the end: each request has one answer or its
 connection was closed, no handler has failed, the honest client was never refused, and when all
 have gone nothing is left of them: no connection, request, answer, parked call, member or object.
+
+Every third episode is against a daemon that asks who clients are (`tests.fuzz.guarded`). They log
+in, or try to, and come over TLS; what they may not do must not happen, in nobody's name.
 """
 
 import gc
 import sys
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
@@ -24,17 +30,24 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from coordinator.http.connection import HttpSession
+from coordinator.http.entry import Entry
 from coordinator.http.run import start_http
 from coordinator.runtime.shard import ShardRunner
 from coordinator.server.session import Session, SessionCall
+from coordinator.server.transport import Listener, TlsTransport
 from protocol import messages as m
 from protocol.errors import ErrorCode
+from tests.fakes.tls import write_stores
 from tests.fakes.transport import MemoryTransport
-from tests.fuzz.frames import Account, Broken, next_bytes
+from tests.fuzz import guarded
+from tests.fuzz.frames import Account, Broken, damaged, next_bytes
 from tests.fuzz.grammar import Grammar
+from tests.fuzz.guarded import GuardedWorld, Visit, Wire
+from tests.fuzz.people import HEADERS, NAMES, Deeds, LogIn, without_quotas, write_secrets
+from tests.fuzz.secure import TlsWire
 from tests.fuzz.web import Asked
 from tests.logged import BUGS
-from tests.server.world import Client, FakeListener, World, commit, world
+from tests.server.world import Client, FakeListener, World, commit, world, world_of
 from tests.sim.determinism import STEPS_MAX, run_deterministically
 
 NATIVE, WEB = 8, 4
@@ -57,9 +70,11 @@ HELD: Final = (
     *("connections", "http_connections", "http_event_streams", "requests_parked"),
     *("requests_parked_bytes", "requests_waiting_bytes", "answers_unsent_bytes"),
 )
+# And of what comes before them, where there is TLS.
+HELD_BEFORE: Final = "tls_handshakes"
 # A task that goes on for ever keeps what it looked at last, with what that refers to.
 LAST_ONES: Final = 60
-KINDS: Final = (Session, SessionCall, HttpSession, MemoryTransport)
+KINDS: Final = (Session, SessionCall, HttpSession, MemoryTransport, TlsTransport)
 
 settle = trio.testing.wait_all_tasks_blocked
 
@@ -74,7 +89,8 @@ class Report(NamedTuple):
         longest_step: The most calls of functions in one step of a task; 0 if not counted.
         members: How many members there were in sum, as a sign of how deep it got.
         commits: How many commits were accepted.
-        checksum: Of all answers of the native listener.
+        log_ins: How many log-ins were.
+        checksum: Of the errors of all answers of the native listeners.
     """
 
     seed: int
@@ -83,19 +99,29 @@ class Report(NamedTuple):
     longest_step: int
     members: int
     commits: int
+    log_ins: int
     checksum: int
+
+
+def _taken(wire: Wire) -> bytes:
+    """Take what has come."""
+    if isinstance(wire, TlsWire):
+        wire.turn()
+    data = bytes(wire.received)
+    wire.received.clear()
+    return data
 
 
 class _Hostile(ABC):
     """A client that comes back as somebody else when it has left, or was closed."""
 
-    def __init__(self, connect: Callable[[], MemoryTransport]) -> None:
-        self._connect = connect
+    def __init__(self, come: Callable[[], Visit]) -> None:
+        self._come = come
         self.sent = self.answers = 0
         self._begin()
 
     def _begin(self) -> None:
-        self.transport = self._connect()
+        self.wire, self.log_in, self._principal = self._come()
         self._has_left = False
 
     @property
@@ -126,7 +152,7 @@ class _Hostile(ABC):
         self._has_left = True
 
     def _renew(self) -> None:
-        if self.transport.closed or self._has_left:
+        if self.wire.closed or self._has_left:
             self.check()
             self._count()
             self._begin()
@@ -134,22 +160,23 @@ class _Hostile(ABC):
     def end(self) -> None:
         """See that nothing is owed, and go."""
         self.check()
-        if not (self.transport.closed or self._has_left):
+        if not (self.wire.closed or self._has_left):
             self._check_owed()
         self._count()
-        self.transport.end()
+        self.wire.end()
 
 
 class _Native(_Hostile):
     """A hostile client of the native protocol."""
 
-    def __init__(self, connect: Callable[[], MemoryTransport], grammar: Grammar) -> None:
+    def __init__(self, come: Callable[[], Visit], grammar: Grammar, deeds: Deeds) -> None:
         self._grammar = grammar
-        self.commits = self.checksum = 0
-        super().__init__(connect)
+        self._deeds = deeds
+        self.commits = self.log_ins = self.checksum = 0
+        super().__init__(come)
 
     def _begin(self) -> None:
-        """Say what a connection says first; here it will authenticate, or not."""
+        """Say what a connection says first, or not."""
         super()._begin()
         self.account = Account()
         if self._grammar.rng.random() < 0.5:
@@ -157,20 +184,39 @@ class _Native(_Hostile):
             self._send(self.account.frame(hello, 0))
 
     def _send(self, data: bytes) -> None:
-        self.transport.put(data)
+        self.wire.put(data)
         self.account.sent(data)
 
     def burst(self) -> None:
-        """Send some frames, in one piece or cut."""
+        """Send some frames, in one piece or cut; or go on with a log-in."""
         rng = self._grammar.rng
         self._renew()
+        if self.log_in is not None and self._goes_on(self.log_in):
+            return
         damage = rng.choice(_DAMAGE)
-        data = b"".join(
-            [next_bytes(self._grammar, self.account, damage) for _ in range(_burst(rng))]
-        )
+        # The first of a stranger is the last.
+        is_known = self.log_in is None or self.log_in.principal is not None
+        times = _burst(rng) if is_known else 2
+        data = b"".join([next_bytes(self._grammar, self.account, damage) for _ in range(times)])
         if rng.random() < 0.02:
             data = data[: rng.randrange(len(data) + 1)]
         self._send(data)
+
+    def _goes_on(self, log_in: LogIn) -> bool:
+        """Say what comes next in a log-in; few say something else in between."""
+        rng = self._grammar.rng
+        if not log_in.is_under_way and log_in.principal is not None and rng.random() < 0.02:
+            log_in.begin(rng.choice(NAMES))
+        if not log_in.is_under_way:
+            return False
+        request = log_in.next_request()
+        if request is not None:
+            frame = self.account.frame(request, 0)
+            if rng.random() < 0.02:
+                self.account.forget(frame)
+                frame = damaged(rng, frame)
+            self._send(frame)
+        return rng.random() < 0.95
 
     @property
     def sent_so_far(self) -> int:
@@ -183,10 +229,15 @@ class _Native(_Hostile):
 
     def check(self) -> None:
         """Take what came, and see that it is what was asked for."""
-        data = bytes(self.transport.received)
-        self.transport.received.clear()
-        self.checksum = zlib.crc32(data, self.checksum)
-        for request, answer in self.account.received(data):
+        log_in = self.log_in
+        for request, answer in self.account.received(_taken(self.wire)):
+            # Not its bytes: there are nonces in some.
+            told = f"{type(answer).__name__} {m.first_error(answer)}"
+            self.checksum = zlib.crc32(told.encode(), self.checksum)
+            if log_in is not None:
+                self.log_ins += log_in.heard(request, answer)
+            principal = self._principal if log_in is None else log_in.principal
+            self._deeds.check(request, answer, principal)
             self._grammar.learn(request, answer)
             self.commits += isinstance(answer, m.OffsetCommitResponse) and answer.error == 0
 
@@ -201,29 +252,28 @@ class _Native(_Hostile):
 class _Web(_Hostile):
     """A hostile client of the HTTP listener."""
 
-    def __init__(self, connect: Callable[[], MemoryTransport], rng: Random) -> None:
+    def __init__(self, come: Callable[[], Visit], rng: Random, headers: Sequence[str]) -> None:
         self._rng = rng
-        super().__init__(connect)
+        self._headers = headers
+        super().__init__(come)
 
     def _begin(self) -> None:
         super()._begin()
-        self._asked = Asked(self._rng, is_wild=self._rng.random() < 0.5)
+        self._asked = Asked(self._rng, self._headers, is_wild=self._rng.random() < 0.5)
 
     def burst(self) -> None:
         """Send some requests."""
         self._renew()
         times = self._rng.randint(1, 6)
         self.sent += times
-        self.transport.put(b"".join([self._asked.next_bytes() for _ in range(times)]))
+        self.wire.put(b"".join([self._asked.next_bytes() for _ in range(times)]))
 
     def _count(self) -> None:
         self.answers += self._asked.answers
 
     def check(self) -> None:
         """Take what came, and see that it may be."""
-        data = bytes(self.transport.received)
-        self.transport.received.clear()
-        self._asked.received(data)
+        self._asked.received(_taken(self.wire))
 
     def _check_owed(self) -> None:
         unanswered = self._asked.unanswered()
@@ -234,38 +284,45 @@ class _Web(_Hostile):
 class _Honest:
     """A client with manners: the others' deeds must not reach it."""
 
-    def __init__(self, connect: Callable[[], Client]) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[Client]]) -> None:
         self._connect = connect
-        self._client = connect()
-        self._heard_s = trio.current_time()
+        self._client: Client | None = None
+        self._heard_s = 0.0
         self._offset = 0
 
     async def work(self) -> None:
-        """Commit, and see the commit; come again after having been idle for too long."""
-        silent_s = trio.current_time() - self._heard_s
-        if self._client.transport.closed:
-            if silent_s < SESSION_MAX_MS / 1_000:
-                raise Broken(f"the honest client was closed after {silent_s} s")
-            self._client = self._connect()
-        self._heard_s = trio.current_time()
+        """Commit, and see the commit."""
         self._offset += 1
-        done = await self._ask(commit(self._offset, group_id="honest"))
+        done = await self.ask(commit(self._offset, group_id="honest"))
         if done.topics[0].partitions[0].error:
             raise Broken(f"the honest client was told {done}")
         fetch = m.GroupFetch("honest", None)
-        seen = await self._ask(m.OffsetFetchRequest((fetch,), False))
+        seen = await self.ask(m.OffsetFetchRequest((fetch,), False))
         offset = seen.groups[0].topics[0].partitions[0].offset
         if offset != self._offset:
             raise Broken(f"committed {self._offset}, and read {offset}")
 
-    async def _ask(self, request: m.Request) -> Any:
+    async def ask(self, request: m.Request) -> Any:
         """Return the answer; while its partition is loaded again, it has to come again."""
+        client = await self._present()
         for _ in range(20):
-            answer = await self._client.ask(request)
+            answer = await client.ask(request)
             if (error := m.first_error(answer)) not in _COME_AGAIN:
                 return answer
             await trio.sleep(0.1)
         raise Broken(f"the honest client was told {error} for two seconds")
+
+    async def _present(self) -> Client:
+        """Return the connection; a new one after having been idle for too long."""
+        silent_s = trio.current_time() - self._heard_s
+        if self._client is not None and self._client.transport.closed:
+            if silent_s < SESSION_MAX_MS / 1_000:
+                raise Broken(f"the honest client was closed after {silent_s} s")
+            self._client = None
+        if self._client is None:
+            self._client = await self._connect()
+        self._heard_s = trio.current_time()
+        return self._client
 
 
 class _Steps(trio.abc.Instrument):
@@ -335,18 +392,28 @@ class _Episode:
         self._rng = Random(f"fuzz {seed}")
         self._grammar = Grammar(self._rng)
         self._frames = frames
+        self._is_guarded = is_guarded(seed)
         self._members = 0
         self._is_held = False  # The disk.
 
     async def run(self, steps: _Steps) -> Report:
-        async with _daemon(steps.clock_s) as (w, door):
+        begin = _guarded if self._is_guarded else _open
+        async with begin(steps.clock_s) as place:
+            w = place.world
             w.tee.add(self._heard)
-            honest = _Honest(w.connect)
+            honest = _Honest(place.honest)
             await honest.work()
-            natives = [_Native(lambda: w.connect().transport, self._grammar) for _ in range(NATIVE)]
-            webs = [_Web(lambda: _arrive(door), self._rng) for _ in range(WEB)]
+            deeds = Deeds()
+            natives = [
+                _Native(partial(place.visit, self._rng), self._grammar, deeds)
+                for _ in range(NATIVE)
+            ]
+            webs = [
+                _Web(partial(place.visit_web, self._rng), self._rng, place.headers)
+                for _ in range(WEB)
+            ]
             await self._misbehave(w, natives, webs, honest)
-            await self._heal(w, natives, webs)
+            await self._heal(w, natives, webs, honest)
             everybody: list[_Hostile] = [*natives, *webs]
             for client in everybody:
                 client.end()
@@ -357,6 +424,7 @@ class _Episode:
                 steps.longest,
                 self._members,
                 sum(client.commits for client in natives),
+                sum(client.log_ins for client in natives),
                 zlib.crc32(repr([client.checksum for client in natives]).encode()),
             )
             del client, natives, webs, everybody
@@ -391,9 +459,9 @@ class _Episode:
         elif draw < 0.95:
             await trio.sleep(rng.choice((0.01, 0.1, 0.3, 0.4, 1, 3)))
         elif draw < 0.98:
-            client.transport.give_room(rng.choice((0, 1, 100, 5_000, None, None, None, None)))
+            client.wire.give_room(rng.choice((0, 1, 100, 5_000, None, None, None, None)))
         elif draw < 0.988:
-            client.leave(rng.choice((client.transport.reset, client.transport.end)))
+            client.leave(rng.choice((client.wire.reset, client.wire.end)))
         elif draw < 0.99:
             w.slow_disk.hold()
             self._is_held = True
@@ -401,11 +469,19 @@ class _Episode:
             w.slow_disk.let_go()
             self._is_held = False
 
-    async def _heal(self, w: World, natives: list[_Native], webs: list[_Web]) -> None:
+    async def _heal(
+        self, w: World, natives: list[_Native], webs: list[_Web], honest: _Honest
+    ) -> None:
         w.slow_disk.let_go()
         everybody: list[_Hostile] = [*natives, *webs]
         for client in everybody:
-            client.transport.give_room(None)
+            client.wire.give_room(None)
+        if self._is_guarded:
+            for _ in range(5):  # Handshakes go on as long as both ends speak.
+                await trio.sleep(0.5)
+                for client in everybody:
+                    client.check()
+            await honest.ask(without_quotas())
         await trio.sleep(PATIENCE_S)
         parked, known = w.metrics["requests_parked"](), _parked(w)
         if parked != known:
@@ -417,6 +493,7 @@ class _Episode:
         left = {
             # Of connections none: the honest one was idle for too long.
             **{name: w.metrics[name]() for name in HELD},
+            HELD_BEFORE: w.metrics[HELD_BEFORE]() if self._is_guarded else 0,
             "answers in a gate": sum(len(shard.gate) for shard in shards),
             "parked in a group": _parked(w),
             "members": _sum_of_groups(w, lambda group: len(group.members)),
@@ -442,27 +519,71 @@ def _burst(rng: Random) -> int:
     return rng.choice((1, 1, 2, 5, 10, 20, 80))
 
 
-def _arrive(door: FakeListener) -> MemoryTransport:
-    transport = MemoryTransport()
-    door.arrive(transport)
-    return transport
+def is_guarded(seed: int) -> bool:
+    """Say whether the daemon of that episode asks who clients are."""
+    return seed % 3 == 1
 
 
-class _Door(FakeListener):
-    port = 0
+class _Place(NamedTuple):
+    """A daemon, and the ways to it.
+
+    Attributes:
+        visit: Connects to a listener of the native protocol.
+        visit_web: Connects to that of HTTP.
+        honest: Returns a connection of somebody who may do everything.
+        headers: What may say over HTTP who somebody is.
+    """
+
+    world: World
+    visit: Callable[[Random], Visit]
+    visit_web: Callable[[Random], Visit]
+    honest: Callable[[], Awaitable[Client]]
+    headers: Sequence[str]
+
+
+_OPTIONS: Final = (
+    "group.initial.rebalance.delay.ms=300",
+    f"group.max.session.timeout.ms={SESSION_MAX_MS}",
+    f"connections.max.idle.ms={SESSION_MAX_MS}",
+)
 
 
 @asynccontextmanager
-async def _daemon(clock_s: Callable[[], float]) -> AsyncIterator[tuple[World, FakeListener]]:
-    """Run a daemon with both listeners."""
-    door = _Door()
-    options = (
-        "http.listeners=127.0.0.1:0",
-        "group.initial.rebalance.delay.ms=300",
-        f"group.max.session.timeout.ms={SESSION_MAX_MS}",
-        f"connections.max.idle.ms={SESSION_MAX_MS}",
-    )
-    async with world(*options) as w, trio.open_nursery() as nursery:
+async def _open(clock_s: Callable[[], float]) -> AsyncIterator[_Place]:
+    """Run one that asks nobody who he is."""
+    door = FakeListener()
+
+    def visit_web(_rng: Random) -> Visit:
+        wire = MemoryTransport()
+        door.arrive(wire)
+        return Visit(wire)
+
+    async with world(*_OPTIONS, "http.listeners=127.0.0.1:0") as w:
+
+        async def connect() -> Client:
+            return w.connect()
+
+        async with _with_http(w, door, clock_s):
+            yield _Place(w, lambda _: Visit(w.connect().transport), visit_web, connect, ())
+
+
+@asynccontextmanager
+async def _guarded(clock_s: Callable[[], float]) -> AsyncIterator[_Place]:
+    """Run one that does."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        options = [*_OPTIONS, *guarded.SETTINGS, *write_stores(folder), *write_secrets(folder)]
+        async with world_of(partial(GuardedWorld, clock_s=clock_s), *options) as w:
+            await w.enroll()
+            async with _with_http(w, w.secure_web_door, clock_s, w.entry()):
+                yield _Place(w, w.visit, w.visit_web, w.honest, HEADERS)
+
+
+@asynccontextmanager
+async def _with_http(
+    w: World, door: Listener, clock_s: Callable[[], float], entry: Entry | None = None
+) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
         start_http(
             nursery,
             settings=w.settings,
@@ -473,7 +594,8 @@ async def _daemon(clock_s: Callable[[], float]) -> AsyncIterator[tuple[World, Fa
             warn=w.server.sessions.warn,
             max_connections=1_000,
             clock_s=clock_s,
+            entry=entry,
         )
         await settle()
-        yield w, door
+        yield
         nursery.cancel_scope.cancel()

@@ -17,10 +17,13 @@ from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin
 import msgspec
 
 from protocol import messages as m
+from protocol.acls import CLUSTER, Operation, PatternType, Permission, ResourceType
 from protocol.consumer import Assignment, Subscription, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
 from protocol.messages import APIS, ApiKey
 from protocol.partition import INT32_MAX, INT64_MAX, TopicPartition
+from protocol.quotas import QUOTAS
+from protocol.scram import ITERATIONS_MIN
 
 Make = Callable[["Grammar"], Any]
 
@@ -36,6 +39,9 @@ SUBSCRIPTIONS: Final = (
     b"\x00\x03\xff",
 )
 INSTANCES: Final = (None, None, None, None, "i-1", "i-2")
+# Whose passwords, rights and quotas are changed all the while.
+USERS: Final = ("alice", "bob")
+PRINCIPALS: Final = tuple(f"User:{name}" for name in USERS)
 PROTOCOLS: Final = ("range", "range", "range", "cooperative-sticky", "own")
 # How often each is asked; others once.
 WEIGHTS: Final = {
@@ -49,6 +55,11 @@ WEIGHTS: Final = {
     ApiKey.REGISTER_TOPICS: 2,
     ApiKey.SCAN_OFFSETS: 2,
     ApiKey.READ_OFFSET_CHANGES: 2,
+    # What everybody may take is soon next to nothing.
+    ApiKey.ALTER_CLIENT_QUOTAS: 0.4,
+    # Out of turn they end a log-in that is done; in turn `people.LogIn` says them.
+    ApiKey.SASL_HANDSHAKE: 0.3,
+    ApiKey.SASL_AUTHENTICATE: 0.3,
 }
 
 
@@ -221,6 +232,17 @@ BY_NAME: Final[dict[str, Make]] = {
     "retention_ms": _one_of(None, -1, 0, 1_000, 86_400_000),
     "expected_offset": _one_of(None, None, None, -1, 3),
     "is_removal": _one_of(False, False, True),
+    "resource_type": _one_of(*ResourceType, *ResourceType, 0, 1),
+    "resource_name": _one_of(*GROUPS, *TOPICS, "group-", "t-", "*", CLUSTER),
+    "pattern_type": _one_of(*PatternType, *PatternType, 1, 2),
+    "principal": _one_of(*PRINCIPALS, *PRINCIPALS, "", "nobody"),
+    "host": _one_of("*", "*", "192.0.2.1", ""),
+    "operation": _one_of(*Operation, 0, 1),
+    "permission": _one_of(*Permission, Permission.ALLOW, 1),
+    "user": _one_of(*USERS, "carol", ""),
+    "iterations": _one_of(ITERATIONS_MIN, ITERATIONS_MIN, 0, INT32_MAX),
+    "key": _one_of(*QUOTAS, *QUOTAS, "nonsense"),
+    "value": _one_of(None, None, 1, 50, 1_000, 1_000, INT64_MAX, 0),
 }
 
 

@@ -6,6 +6,7 @@ gets one answer, in order. A wild one sends anything, and must be answered in HT
 
 import re
 from collections import deque
+from collections.abc import Sequence
 from random import Random
 from typing import Final
 from urllib.parse import quote
@@ -60,8 +61,10 @@ _LENGTH: Final = re.compile(rb"\r\ncontent-length: (\d+)\r\n")
 class Asked:
     """What one HTTP connection was asked, and what came."""
 
-    def __init__(self, rng: Random, *, is_wild: bool) -> None:
+    def __init__(self, rng: Random, headers: Sequence[str] = (), *, is_wild: bool) -> None:
+        """*headers* say who somebody is, each something else."""
         self._rng = rng
+        self._headers = headers
         self._is_wild = is_wild
         self._methods: deque[str] = deque()
         self._received = bytearray()
@@ -76,10 +79,10 @@ class Asked:
             self._methods.append(method)
             if rng.random() < 0.02:
                 self._is_stream = True  # Nothing is answered behind it.
-                return _request(rng, method, _EVENTS)
-            return _request(rng, method, _target(rng))
+                return self._request(method, _EVENTS)
+            return self._request(method, _target(rng))
         pieces = [
-            _request(rng, rng.choice(("GET", "POST", "\xff")), _target(rng))
+            self._request(rng.choice(("GET", "POST", "\xff")), _target(rng))
             if rng.random() < 0.3
             else rng.choice(_WORDS).encode("latin-1")
             for _ in range(rng.randint(1, 12))
@@ -89,6 +92,14 @@ class Asked:
             at = rng.randrange(len(data) + 1)
             data[at : at + 1] = rng.randbytes(1)
         return bytes(data)
+
+    def _request(self, method: str, target: str) -> bytes:
+        rng = self._rng
+        lines = [f"{method} {target} HTTP/1.1", "Host: localhost"]
+        lines += rng.sample(_LINES, rng.choice((0, 0, 1, 2)))
+        if self._headers:
+            lines.append(rng.choice(self._headers))
+        return "".join(f"{line}\r\n" for line in [*lines, ""]).encode("latin-1")
 
     def received(self, data: bytes) -> None:
         """Note what came.
@@ -136,12 +147,6 @@ class Asked:
     def unanswered(self) -> list[str]:
         """Return what must be answered by now, unless the connection is closed."""
         return [] if self._is_wild or self._is_stream else list(self._methods)
-
-
-def _request(rng: Random, method: str, target: str) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", "Host: localhost"]
-    lines += rng.sample(_LINES, rng.choice((0, 0, 1, 2)))
-    return "".join(f"{line}\r\n" for line in [*lines, ""]).encode("latin-1")
 
 
 def _target(rng: Random) -> str:

@@ -1,7 +1,7 @@
 """A whole daemon in memory: fake disk, fake connections, virtual time; only sockets are missing."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import trio
@@ -228,6 +228,7 @@ class World:
         self.node = make_node(settings, self.store, self.environment)
         endpoints = tuple((told.host, told.port) for told in settings.addresses_told())
         leader = Leader(settings.node_id, endpoints, self.journal.leader_epoch)
+        self.log_ins = load_log_ins(settings)
         self.listeners = [FakeListener() for _ in settings.listener_addresses()]
         self.listener = self.listeners[0]
         self.server = Server(
@@ -237,7 +238,7 @@ class World:
             coordination=EmbeddedCoordination(leader),
             max_connections=max_connections,
             authorizer=make_authorizer(settings, self.node),
-            begin_log_in=make_log_ins(load_log_ins(settings), self.node, bytes(16)),
+            begin_log_in=make_log_ins(self.log_ins, self.node, bytes(16)),
         )
 
     def _new_uuid(self) -> str:
@@ -250,29 +251,47 @@ class World:
         self.listeners[listener].arrive(transport)
         return Client(transport)
 
+    def doors(self) -> list[Listener]:
+        """Return what sessions come from."""
+        return list[Listener](self.listeners)
+
     def event_names(self) -> list[str]:
         """Return the names of the events, in order."""
         return [name for name, _ in self.events]
 
 
-@asynccontextmanager
-async def world(
+W = TypeVar("W", bound=World)
+
+
+def world(
     *settings: str,
     disk: Disk | None = None,
     load: bool = True,
     max_connections: int = 10_000,
-) -> AsyncIterator[World]:
+) -> AbstractAsyncContextManager[World]:
     """Run a daemon as long as the block lasts."""
+    return world_of(World, *settings, disk=disk, load=load, max_connections=max_connections)
+
+
+@asynccontextmanager
+async def world_of(
+    kind: Callable[..., W],
+    *settings: str,
+    disk: Disk | None = None,
+    load: bool = True,
+    max_connections: int = 10_000,
+) -> AsyncIterator[W]:
+    """Run one whose world *kind* makes, as `World` does."""
     overrides = ["offsets.topic.num.partitions=4", "storage.reserve.bytes=0", *settings]
     async with trio.open_nursery() as nursery:
-        here = World(
+        here = kind(
             nursery,
             settings=load_settings(overrides=overrides),
             disk=disk or Disk(),
             max_connections=max_connections,
         )
         nursery.start_soon(here.node.run)
-        doors = list[Listener](here.listeners)
+        doors = here.doors()
         addresses = here.settings.listener_addresses()
         nursery.start_soon(here.server.run, doors, with_log_in(doors, addresses))
         if load:
