@@ -1,7 +1,7 @@
 """Send hostile frames, as many as told: `python -m tests.fuzz --frames 10000000`.
 
-Episodes in memory are spread over processes, each with a seed of its own; a tenth of all goes to a
-real daemon. A failure names the seed that repeats it.
+Episodes in memory are spread over processes, each with a seed of its own; a tenth of all goes to
+real daemons, one that asks who clients are among them. A failure names the seed that repeats it.
 """
 
 import argparse
@@ -33,7 +33,8 @@ def main() -> None:
     try:
         _in_memory(seeds, options.processes)
         if real_frames:
-            _real(options.seed, real_frames)
+            for is_guarded in (False, True):
+                _real(options.seed, real_frames // 2, is_guarded=is_guarded)
     except Broken as exc:
         sys.exit(f"BROKEN: {exc}")
 
@@ -59,13 +60,14 @@ def _in_memory(seeds: range, processes: int) -> None:
         raise Broken(f"a step of {longest_step} calls")
 
 
-def _real(seed: int, frames: int) -> None:
-    found = run_real(seed, frames)
+def _real(seed: int, frames: int, *, is_guarded: bool) -> None:
+    found = run_real(seed, frames, is_guarded=is_guarded)
     extra_bytes = found.most.memory_bytes - found.before.memory_bytes
+    which = "a daemon that asks who clients are" if is_guarded else "a daemon"
     print(  # noqa: T201 - the result
-        f"real process, seed {seed}: {found.frames:,} frames; memory + {extra_bytes / 2**20:.0f} "
-        f"MiB at most, {found.before} before, {found.after} after; somebody else waited "
-        f"p50 {found.p50_s * 1000:.1f}, p99 {found.p99_s * 1000:.1f}, at most "
+        f"{which}, seed {seed}: {found.frames:,} frames, {found.log_ins:,} log-ins; memory + "
+        f"{extra_bytes / 2**20:.0f} MiB at most, {found.before} before, {found.after} after; "
+        f"somebody else waited p50 {found.p50_s * 1000:.1f}, p99 {found.p99_s * 1000:.1f}, at most "
         f"{found.waited_s[-1] * 1000:.1f} ms, {len(found.waited_s):,} times"
     )
     if extra_bytes >= MEMORY_MAX_BYTES:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from protocol.messages import HeartbeatRequest
+from tests.fuzz import people
 from tests.integration.daemon import ROOT, Connection
 
 PERIOD_S: Final = 0.01
@@ -21,10 +22,11 @@ PERIOD_S: Final = 0.01
 class Bystander:
     """The process."""
 
-    def __init__(self, daemon_pid: int, port: int) -> None:
-        """Start it against the daemon at *port*."""
+    def __init__(self, daemon_pid: int, port: int, *, asks: bool) -> None:
+        """Start it against the daemon at *port*, which *asks* for a log-in."""
+        who = [str(daemon_pid), str(port), str(int(asks))]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.bystander", str(daemon_pid), str(port)],
+            [sys.executable, "-m", "tests.fuzz.bystander", *who],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -38,10 +40,18 @@ class Bystander:
         return waited_s
 
 
-def main(daemon_pid: int, port: int) -> None:
+def connect(port: int, *, asks: bool) -> Connection:
+    """Return a connection of somebody who may do everything."""
+    connection = Connection(port)
+    if asks:
+        people.log_in(connection.ask, people.ROOT)
+    return connection
+
+
+def main(daemon_pid: int, port: int, *, asks: bool) -> None:
     """Ask until standard input ends."""
     waited_s: list[float] = []
-    connection = Connection(port)
+    connection = connect(port, asks=asks)
     request = HeartbeatRequest("bystander", 1, "nobody", None)
     while not select.select([sys.stdin], [], [], PERIOD_S)[0]:
         began_s, delayed_s = time.monotonic(), _delayed_s(daemon_pid)
@@ -59,4 +69,4 @@ def _delayed_s(daemon_pid: int) -> float:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), asks=sys.argv[3] == "1")

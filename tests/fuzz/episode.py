@@ -40,7 +40,7 @@ from protocol.errors import ErrorCode
 from tests.fakes.tls import write_stores
 from tests.fakes.transport import MemoryTransport
 from tests.fuzz import guarded
-from tests.fuzz.frames import Account, Broken, damaged, next_bytes
+from tests.fuzz.frames import Account, Broken, next_bytes
 from tests.fuzz.grammar import Grammar
 from tests.fuzz.guarded import GuardedWorld, Visit, Wire
 from tests.fuzz.people import HEADERS, NAMES, Deeds, LogIn, without_quotas, write_secrets
@@ -209,13 +209,7 @@ class _Native(_Hostile):
             log_in.begin(rng.choice(NAMES))
         if not log_in.is_under_way:
             return False
-        request = log_in.next_request()
-        if request is not None:
-            frame = self.account.frame(request, 0)
-            if rng.random() < 0.02:
-                self.account.forget(frame)
-                frame = damaged(rng, frame)
-            self._send(frame)
+        self._send(log_in.next_bytes(self.account))
         return rng.random() < 0.95
 
     @property

@@ -18,7 +18,7 @@ from protocol.acls import ANONYMOUS, Operation, PatternType, Permission, Resourc
 from protocol.errors import ErrorCode
 from protocol.quotas import QUOTAS
 from protocol.scram import ITERATIONS_MIN, Mechanism
-from tests.fuzz.frames import Broken
+from tests.fuzz.frames import Account, Broken, damaged
 from tests.fuzz.grammar import USERS
 from tests.server.test_authorization import errors_of
 
@@ -102,6 +102,16 @@ def without_quotas() -> m.Request:
     return m.AlterClientQuotasRequest((*entries, m.AlteredPrincipal("", none)))
 
 
+def log_in(ask: Callable[[m.Request], Any], name: str) -> None:
+    """Have the connection that *ask* asks over be *name*'s, who has a password."""
+    client = ScramClient([SCRAM], name, password_of(name))
+    ask(m.SaslHandshakeRequest(SCRAM))
+    first = ask(m.SaslAuthenticateRequest(client.get_client_first().encode()))
+    client.set_server_first(first.auth_bytes.decode())
+    final = ask(m.SaslAuthenticateRequest(client.get_client_final().encode()))
+    assert not final.error, final
+
+
 class LogIn:
     """The client's end of a log-in: a right one, mostly.
 
@@ -166,12 +176,16 @@ class LogIn:
             said = bytes(data * rng.choice((1, 1, 1, 50)))[:4_000]
         return m.SaslAuthenticateRequest(said)
 
-    def next_request(self) -> m.Request | None:
-        """Return what to say; None as long as something is to be heard first."""
+    def next_bytes(self, account: Account) -> bytes:
+        """Return the frame of what to say, maybe damaged; none before something was heard."""
         if self._waits or not self._steps:
-            return None
+            return b""
         self._waits = True
-        return self._steps.pop(0)(self._heard)
+        frame = account.frame(self._steps.pop(0)(self._heard), 0)
+        if self._rng.random() < 0.02:
+            account.forget(frame)
+            frame = damaged(self._rng, frame)
+        return frame
 
     def heard(self, request: m.Request, answer: Any) -> bool:
         """Take an answer; return whether it ends a log-in that was accepted.
