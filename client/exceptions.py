@@ -74,16 +74,23 @@ class CommitRefused(CoordinatorError):
 
     """
 
-    def __init__(self, errors: Mapping[TopicPartition, int], *, maybe_stored: bool = False) -> None:
-        """Take the code of each refused partition."""
+    def __init__(
+        self,
+        errors: Mapping[TopicPartition, int],
+        message: str | None = None,
+        *,
+        maybe_stored: bool = False,
+    ) -> None:
+        """Take the code of each refused partition, and what the coordinator said about them."""
         self.errors = {tp: known_code(code) for tp, code in errors.items()}
         self.maybe_stored = maybe_stored
         listed = ", ".join(f"{tp}: {code_text(code)}" for tp, code in sorted(errors.items()))
-        super().__init__(f"the commit was refused for {listed}")
+        text = f"the commit was refused for {listed}"
+        super().__init__(f"{text} {message}" if message else text, group_message=message)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Have pickle make it of what it was made of, not of its text."""
-        return type(self), (self.errors,), vars(self)
+        return type(self), (self.errors, self.group_message), vars(self)
 
 
 class FatalError(CoordinatorError):

@@ -482,7 +482,7 @@ class Commits:
         except CommitRefused as exc:
             for tp, code in exc.errors.items():
                 info = error_info(code)
-                if info and info.remedy is Remedy.RETRY:
+                if info and info.remedy in {Remedy.RETRY, Remedy.MAKE_ROOM}:
                     offsets.pop(tp, None)  # It may be stored at another time.
             self._forget_if_unchanged(offsets)
             raise
@@ -886,7 +886,7 @@ class Leading:
             topics_logger.warning("not registered in %d ms: %s", REGISTER_MS_MAX, _named(news))
         except CoordinatorError as exc:
             topics_logger.warning("no lag of %s: %s", _named(news), one_line(str(exc)))
-            if isinstance(exc, FatalError):
+            if isinstance(exc, FatalError) and exc.code != ErrorCode.QUOTA_EXCEEDED:
                 self._registered |= news  # The same again would be refused again.
         else:
             self._registered |= news

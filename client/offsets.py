@@ -282,7 +282,7 @@ def check_commit(
     if any(info and info.applied is Applied.UNKNOWN for info in map(error_info, errors.values())):
         listed = ", ".join(f"{tp}: {code_text(code)}" for tp, code in sorted(errors.items()))
         raise OutcomeUnknown(f"the coordinator could not confirm {listed}")
-    raise CommitRefused(errors, maybe_stored=after_doubt)
+    raise CommitRefused(errors, response.message, maybe_stored=after_doubt)
 
 
 def fetch_request(group_id: str, partitions: Iterable[TopicPartition] | None) -> OffsetFetchRequest:

@@ -199,8 +199,8 @@ class TopicCalls:
 
         Raises:
             FatalError: Some topics were refused, the others are registered. Code 37: a topic
-                can't shrink; 42: no partitions.
-            RetriableError: A topic of that name is still being deleted, or the registry is full.
+                can't shrink; 42: no partitions; 1005: a limit is reached.
+            RetriableError: A topic of that name is still being deleted, or the disk is full.
             OutcomeUnknown: No definite answer in time. Repeat the same call.
         """
         registrations = []

@@ -414,14 +414,22 @@ class Router:
                     response.error,
                 )
             return Reply(response, after_doubt=call.in_doubt)
-        self._note_trouble(call, what, code, connection)
+        self._note_trouble(call, what, code, response, connection)
         return None
 
     def _note_trouble(
-        self, call: _Call, what: Verdict, code: int | None, connection: Connection
+        self,
+        call: _Call,
+        what: Verdict,
+        code: int | None,
+        response: Response,
+        connection: Connection,
     ) -> None:
         group_id = call.group_id
-        text = "an answer that doesn't fit the request" if code is None else code_text(code)
+        if code is None:
+            text = "an answer that doesn't fit the request"
+        else:
+            text = code_text(code, getattr(response, "message", None))
         call.last_trouble = f"{connection.address} answered {text}"
         match what:
             case Verdict.RETRY:

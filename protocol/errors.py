@@ -66,6 +66,7 @@ class ErrorCode(IntEnum):
     SUPERSEDED = 1007
     POSITION_TOO_OLD = 1008
     PARTITION_OWNED = 1009
+    TOO_MANY_REQUESTS = 1010
 
 
 def error_name(code: int) -> str:
@@ -96,6 +97,7 @@ class Remedy(Enum):
     REPEAT_AND_CHECK = "repeat the same request, or read back what is stored"
     READ_BACK = "read what is stored and decide anew"
     ASK_FOR_LESS = "ask for less at a time"
+    MAKE_ROOM = "tell the user: remove something, or have the limit raised"
     LOG_IN = "log in again if the credentials can be others now; else tell the user"
     REPORT = "tell the user; repeating it does not help"
 
@@ -209,7 +211,11 @@ ERRORS: Final[Mapping[ErrorCode, ErrorInfo]] = {
     _E.STORAGE_FULL: ErrorInfo(
         _NO, _R.RETRY, "The disk is nearly full; new data is refused until there is room."
     ),
-    _E.QUOTA_EXCEEDED: ErrorInfo(_NO, _R.RETRY, "A limit of this server or principal is reached."),
+    _E.QUOTA_EXCEEDED: ErrorInfo(
+        _NO,
+        _R.MAKE_ROOM,
+        "A limit of this server or principal is reached.",
+    ),
     _E.RESPONSE_TOO_LARGE: ErrorInfo(
         _UNKNOWN, _R.ASK_FOR_LESS, "The answer would pass the response limit."
     ),
@@ -221,5 +227,8 @@ ERRORS: Final[Mapping[ErrorCode, ErrorInfo]] = {
     ),
     _E.PARTITION_OWNED: ErrorInfo(
         _NO, _R.REPORT, "A member of the group owns the partition, or is giving it up."
+    ),
+    _E.TOO_MANY_REQUESTS: ErrorInfo(
+        _NO, _R.RETRY, "Too many such requests wait, or the last one was a moment ago."
     ),
 }

@@ -743,7 +743,7 @@ class OffsetCommitResponse(Response):
     error: Code
     topics: ResponseArray[TopicResult]
     message: Annotated[Text | None, Since(2)] = (
-        None  # Version 2: the error of the whole group in words.
+        None  # Version 2: the error of the whole group in words, or the limit that refused parts.
     )
 
 

@@ -97,7 +97,8 @@ def commit(
         core.heard(member, now.mono_ms)
         member.in_gate += 1
         member.gated_at_ms = now.mono_ms
-    response = OffsetCommitResponse(_OK, tuple(answered))
+    message = _limit(core, group, share) if error == _QUOTA else None
+    response = OffsetCommitResponse(_OK, tuple(answered), message)
     outcome.replies.append((token, response, error, True, member))
     return outcome
 
@@ -143,6 +144,15 @@ def _message(
     if error == _UNKNOWN_GROUP:
         return "there is no such group"
     return member_refusal(group, error, request, now.mono_ms)
+
+
+def _limit(core: Core, group: Group | None, share: Share) -> str | None:
+    """Return in words which limit refused a partition."""
+    count = 0 if group is None else group.offset_count
+    most = core.config.group_max_offsets
+    if count >= most:
+        return f"the group has {count} offsets already, group.max.offsets is {most}"
+    return share.refusal("offsets")
 
 
 def examine(

@@ -154,7 +154,7 @@ class Compactor:
     def submit(self, call: Call) -> None:
         """Compact now, all that was written so far, and then answer *call*."""
         if len(self._requests) >= REQUESTS_WAITING_MAX:
-            call.fail(ErrorCode.QUOTA_EXCEEDED, -1)
+            call.fail(ErrorCode.TOO_MANY_REQUESTS, -1)
             return
         self._requests.append(call)
         self._wake.set()

@@ -62,7 +62,7 @@ class GroupLags:
         if any(shard.status is Status.LOADING for shard in self._shards):
             call.fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
         elif self._queue.is_full_for(call, REQUESTS_WAITING_MAX):
-            call.fail(ErrorCode.QUOTA_EXCEEDED, -1)
+            call.fail(ErrorCode.TOO_MANY_REQUESTS, -1)
         else:
             self._queue.put(call, after)
 

@@ -465,7 +465,7 @@ class PatternMatcher:
         if not self._queue and self._registry.is_up_to_date(pattern):
             decide()
         elif self._queue.is_full_for(call, PATTERNS_WAITING_MAX):
-            call.fail(ErrorCode.QUOTA_EXCEEDED, -1)
+            call.fail(ErrorCode.TOO_MANY_REQUESTS, -1)
         else:
             self._queue.put(call, (pattern, decide))
 
@@ -525,7 +525,7 @@ class Reloader:
                 f"partition {partition} was loaded again {served_ms} ms ago; "
                 f"partition.reload.min.interval.ms is {self.min_interval_ms}"
             )
-            call.resolve(ReloadPartitionResponse(ErrorCode.QUOTA_EXCEEDED, message, -1, -1), -1)
+            call.resolve(ReloadPartitionResponse(ErrorCode.TOO_MANY_REQUESTS, message, -1, -1), -1)
             return
         self._node.unload(partition)
         self._queue.put(call, partition)

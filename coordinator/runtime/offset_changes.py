@@ -101,7 +101,7 @@ class ChangesReader:
     def submit(self, call: Call, log: ChangesLog, end: int) -> None:
         """Answer *call*, a valid ReadOffsetChanges, with changes in *log* before offset *end*."""
         if len(self._queue) >= READS_WAITING_MAX:
-            call.fail(ErrorCode.QUOTA_EXCEEDED, -1)
+            call.fail(ErrorCode.TOO_MANY_REQUESTS, -1)
             return
         self._queue.put(call, ChangesRead(call, log, end, self._answer_bytes))
 

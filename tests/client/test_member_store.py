@@ -234,11 +234,12 @@ async def test_auto_commit_goes_on_after_an_outage(
             member.store({T0: 5 + outage})
 
 
+@pytest.mark.parametrize("full", [1004, 1005])
 async def test_an_offset_that_is_refused_for_good_is_not_repeated(
-    autojump_clock: MockClock, world: World
+    full: int, autojump_clock: MockClock, world: World
 ) -> None:
-    """Such as one with too much metadata; the others are stored, and a full disk may pass."""
-    results = tuple(m.PartitionResult(number, code) for number, code in ((0, 12), (1, 1004)))
+    """Such as one with too much metadata; a full disk or quota may have room later."""
+    results = tuple(m.PartitionResult(number, code) for number, code in ((0, 12), (1, full)))
     refused = Answer(m.OffsetCommitResponse(0, (m.TopicResult("t", results),)))
     async with world.connect() as client, client.join("g", ["t"], {"t": 2}) as member:
         await member.assignment()

@@ -372,15 +372,31 @@ async def test_an_operators_change_that_is_never_answered_is_unknown(
             await client.set_offsets_retention("g", 1)
 
 
-async def test_a_registry_that_is_full_may_have_room_later(
+async def test_a_limit_is_told_at_once_and_in_words(
     autojump_clock: MockClock, world: World
 ) -> None:
-    """The limit is the server's and may pass; the topic itself is all right."""
-    full = m.RegisterTopicsResponse(0, (m.RegisteredTopic("t", 1005, None, -1),))
-    world.server.script(m.RegisterTopicsRequest, *[Answer(full)] * 100)
-    async with world.connect(request_timeout_ms=1_000) as client:
-        with pytest.raises(RetriableError, match="QUOTA_EXCEEDED"):
+    """Somebody has to make room first; who tries again until time is up only hides that."""
+    words = "User:a has 3 already, its quota topics is 3"
+    full = m.RegisterTopicsResponse(0, (m.RegisteredTopic("t", 1005, words, -1),))
+    no_group = m.OffsetCommitResponse(1005, (), "User:a has 2 already, its quota groups is 2")
+    world.server.script(m.RegisterTopicsRequest, Answer(full))
+    world.server.script(m.OffsetCommitRequest, Answer(no_group))
+    async with world.connect() as client:
+        with pytest.raises(FatalError, match=words):
             await client.register_topics({"t": 1})
+        with pytest.raises(FatalError, match="its quota groups is 2"):
+            await client.commit("g", {TopicPartition("t", 0): 1})
+
+
+async def test_who_is_refused_until_time_is_up_is_told_the_coordinators_words(
+    autojump_clock: MockClock, world: World
+) -> None:
+    """A number says less than what was measured."""
+    full = m.OffsetCommitResponse(1004, (), "the disk is full or too slow, 3 MB are left")
+    world.server.script(m.OffsetCommitRequest, *[Answer(full)] * 100)
+    async with world.connect(request_timeout_ms=1_000) as client:
+        with pytest.raises(RetriableError, match="3 MB are left"):
+            await client.commit("g", {TopicPartition("t", 0): 1})
 
 
 async def test_topics_are_described_by_name_by_pattern_or_all(

@@ -101,12 +101,13 @@ def test_codes_print_with_name_number_and_meaning() -> None:
     assert code_text(69, "it was deleted").endswith("There is no such group. it was deleted")
     refused = CommitRefused({TopicPartition("t", 1): 12, TopicPartition("t", 0): 4711})
     assert str(refused).startswith("the commit was refused for t-0: unknown error code 4711, t-1: ")
+    assert str(CommitRefused({TopicPartition("t", 1): 1005}, "its quota is 9")).endswith(" 9")
     assert FatalError("x", code=82).code == 82
 
 
 def test_errors_survive_pickle() -> None:
     """A pool of processes hands them over so; one that can't be read breaks the pool."""
-    refused = CommitRefused({TopicPartition("t", 0): 1003}, maybe_stored=True)
+    refused = CommitRefused({TopicPartition("t", 0): 1003}, "it is at 7", maybe_stored=True)
     gone = CoordinatorUnavailable("gone", cause=ConnectionRefusedError(111, "refused"))
     read, read_too = pickle.loads(pickle.dumps((refused, gone)))
 

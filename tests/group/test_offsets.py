@@ -342,6 +342,8 @@ def test_a_group_holds_only_so_many_offsets() -> None:
         0,
     ]
     assert context.commit("", -1, "u-0") == 1005
+    response = context.commit_raw("", -1, [("u-0", 1, None, None)])
+    assert response.message == "the group has 2 offsets already, group.max.offsets is 2"
 
 
 def test_a_full_disk_refuses_commits_and_answers_fetches() -> None:

@@ -387,7 +387,9 @@ async def test_too_many_requests_are_refused(
         sent = [client.send(m.CompactLogRequest()) for _ in range(3)]
         refused = await client.answer(sent[-1])
 
-        assert refused.response == error_response(m.CompactLogRequest(), ErrorCode.QUOTA_EXCEEDED)
+        assert refused.response == error_response(
+            m.CompactLogRequest(), ErrorCode.TOO_MANY_REQUESTS
+        )
         assert first not in client.answers()
 
 

@@ -212,7 +212,7 @@ async def test_too_many_who_ask_are_told_so(autojump_clock: MockClock) -> None:
         ]
 
         assert len(errors) == 300
-        assert set(errors) <= {0, ErrorCode.QUOTA_EXCEEDED}
+        assert set(errors) <= {0, ErrorCode.TOO_MANY_REQUESTS}
 
 
 async def test_how_the_lag_changes_is_known_after_some_minutes(autojump_clock: MockClock) -> None:

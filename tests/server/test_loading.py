@@ -382,7 +382,7 @@ async def test_a_partition_is_not_loaded_again_and_again(autojump_clock: MockClo
         await trio.sleep(4)
 
         refused: Any = await client.ask(again)
-        assert (refused.error, refused.entries) == (ErrorCode.QUOTA_EXCEEDED, -1)
+        assert (refused.error, refused.entries) == (ErrorCode.TOO_MANY_REQUESTS, -1)
         assert "4000 ms ago; partition.reload.min.interval.ms is 5000" in refused.message
         assert await client.error(commit()) == 0
         assert await client.error(m.ReloadPartitionRequest((partition + 1) % 4)) == 0

@@ -69,6 +69,7 @@ REMOVED: Final = "the group removed this reader"
 # Rounds of rejoining within one trigger; a group that changes faster gets the next trigger.
 ROUNDS_MAX: Final = 5
 
+# Both pass, if somebody makes room; a query that waits goes on by itself then.
 _RETRY_REFUSAL: Final = {ErrorCode.STORAGE_FULL, ErrorCode.QUOTA_EXCEEDED}
 
 _NOTHING = Assignment(NO_GENERATION, "", (), is_leader=False)
