@@ -7,6 +7,7 @@ correlation id, so that answers are found as ours are.
 
 import socket
 from collections.abc import Sequence
+from functools import partial
 from struct import Struct, unpack_from
 from typing import Final
 
@@ -31,11 +32,14 @@ from bench.talk import Talk
 _HEADER = Struct(">hhi")
 _COMMIT, _FETCH, _FIND, _CREATE_TOPICS = (8, 7), (9, 5), (10, 2), (19, 4)
 _BODY_AT: Final = 8
+_ERROR_AT: Final = _BODY_AT + 4
 _CLIENT_ID: Final = "bench"
 _TOPIC_EXISTS: Final = 36
 # What a broker answers that has no coordinator for the group yet, is loading it, or has just
 # heard of the topic.
 _NOT_YET: Final = frozenset({3, 14, 15, 16})
+# What one answers to who makes topics, while there is no controller.
+_NO_CONTROLLER: Final = frozenset({7, 41})
 
 
 def _int16(value: int) -> bytes:
@@ -122,14 +126,29 @@ def make_ready(sock: socket.socket, partitions: int) -> None:
     talk = Talk(sock)
     for name in ALL_TOPICS:
         topic = _string(name) + _int32(partitions) + _int16(1) + _int32(0) + _int32(0)
-        body = _int32(1) + topic + _int32(30_000) + b"\0"
-        (answer,) = talk.ask([_request(_CREATE_TOPICS, 0, body)])
-        (error,) = unpack_from(">h", answer, _BODY_AT + 4 + 4 + 2 + len(name))
-        if error not in {0, _TOPIC_EXISTS}:
-            raise LoadError(f"CreateTopics was answered with error {error}")
+        create = _request(_CREATE_TOPICS, 0, _int32(1) + topic + _int32(30_000) + b"\0")
+        error_at = _BODY_AT + 4 + 4 + 2 + len(name)
+        until_ready(talk, [create], partial(_creation_errors, error_at), _NO_CONTROLLER)
     # The first one asked for makes the broker create the topic of the offsets.
-    find = _request(_FIND, 0, _string("bench") + b"\0")
-    until_ready(talk, [find], lambda frame: unpack_from(">h", frame, _BODY_AT + 4), _NOT_YET)
+    _home(talk, "bench")
+
+
+def _creation_errors(error_at: int, answer: bytes) -> Sequence[int]:
+    (error,) = unpack_from(">h", answer, error_at)
+    return () if error == _TOPIC_EXISTS else (error,)
+
+
+def _home(talk: Talk, group: str) -> tuple[str, int]:
+    """Return where a group's coordinator is, once there is one. Raises LoadError."""
+    find = _request(_FIND, 0, _string(group) + b"\0")
+    (found,) = until_ready(
+        talk, [find], lambda frame: unpack_from(">h", frame, _ERROR_AT), _NOT_YET
+    )
+    at = _ERROR_AT + 2
+    at += 2 + max(unpack_from(">h", found, at)[0], 0)  # What it says in words.
+    (length,) = unpack_from(">h", found, at + 4)
+    host = found[at + 6 : at + 6 + length].decode()
+    return host, unpack_from(">i", found, at + 6 + length)[0]
 
 
 _LOADS: Final = frozenset(
@@ -150,6 +169,10 @@ class KafkaDialect(Dialect):
 
     def greet(self, talk: Talk, groups: Sequence[str]) -> None:
         """Say nothing: what the broker needs was done when it was started."""
+
+    def home(self, talk: Talk, group: str) -> tuple[str, int]:
+        """Return where a group's coordinator is."""
+        return _home(talk, group)
 
     def commit(self, group: str, topics: Topics, slot: int) -> Exchange:
         """Return a commit."""

@@ -1,7 +1,7 @@
-"""ZooKeeper's protocol: offsets as Kafka's first consumers stored them.
+"""ZooKeeper's protocol: offsets as Kafka's first consumers stored them, and the log of a cluster.
 
 A node a group, topic and partition, ``/consumers/GROUP/offsets/TOPIC/PARTITION``, with the offset
-in digits; setData overwrites it whatever its version, getData reads it.
+in digits; setData overwrites it whatever its version, getData reads it. A multi appends to a log.
 """
 
 import socket
@@ -12,6 +12,7 @@ from typing import Final
 from bench.dialects import (
     COMMIT,
     FETCH,
+    FIRST_OFFSET,
     OFFSET_DIGITS,
     TOPIC,
     UNIFORM,
@@ -20,11 +21,12 @@ from bench.dialects import (
     Load,
     TextExchange,
     Topics,
+    group_of,
 )
 from bench.processes import LoadError
 from bench.talk import Talk
 
-_CREATE, _GET_DATA, _SET_DATA = 1, 4, 5
+_CREATE, _GET_DATA, _SET_DATA, _CHECK, _MULTI = 1, 4, 5, 13, 14
 _NODE_EXISTS: Final = -110
 _ANY_VERSION: Final = -1
 _SESSION_MS: Final = 40_000
@@ -120,3 +122,83 @@ class ZooKeeperDialect(Dialect):
             return []
         length = int.from_bytes(answer[_BODY_AT : _BODY_AT + 4], "big")
         return [int(answer[_BODY_AT + 4 : _BODY_AT + 4 + length])]
+
+
+# Of a result in the answer to a multi, as of an operation in one: what it is, whether it is none,
+# but the end, and an error.
+_OPERATION = Struct(">i?i")
+_OPERATIONS: Final = 3
+_LAST: Final = _OPERATION.pack(-1, True, -1)
+
+
+class AppendExchange(TextExchange):
+    """A multi that makes the next znode of a log, if there is the one before it."""
+
+    __slots__ = ("_before_at",)
+
+    def __init__(self, request: bytes, *, offset: int) -> None:
+        super().__init__(request, offset=offset, offset_at=request.index(b"%d" % offset))
+        self._before_at = request.index(b"%d" % (offset - 1))
+
+    def next_request(self) -> bytearray:
+        """Return the frame to send now, both numbers one higher than the last."""
+        at = self._before_at
+        self.request[at : at + OFFSET_DIGITS] = b"%d" % self.offset
+        return super().next_request()
+
+
+class MultiDialect(ZooKeeperDialect):
+    """What a leader of a cluster of ours does for a flush, and nothing besides.
+
+    A multi: check the version of a znode, check that the last of a log is there, make the next one.
+    """
+
+    def __init__(self, load: Load) -> None:
+        super().__init__(load)
+        if load.workload != COMMIT:
+            raise LoadError("a log is appended to")
+        # Behind the last header comes the path, which is another one each time.
+        self.answer_until = _BODY_AT + _OPERATIONS * _OPERATION.size
+
+    def greet(self, talk: Talk, groups: Sequence[str]) -> None:
+        """Open a session, and begin the logs."""
+        open_session(talk.sock)
+        paths = ["/log"]
+        for group in groups:
+            paths += [f"/log/{group}", f"{_entry(group, FIRST_OFFSET)}"]
+        for path in paths:
+            (made,) = talk.ask([_create_request(path, b"", 0)])
+            if _error_of(made) not in {0, _NODE_EXISTS}:
+                raise LoadError(f"ZooKeeper makes no {path}: error {_error_of(made)}")
+
+    def commit(self, group: str, topics: Topics, slot: int) -> Exchange:
+        """Return the multi that makes the first entry."""
+        del topics
+        check, create = (_OPERATION.pack(kind, False, -1) for kind in (_CHECK, _CREATE))
+        fence = _buffer(f"/log/{group}".encode()) + (0).to_bytes(4, "big")
+        before = _buffer(_entry(group, FIRST_OFFSET).encode()) + b"\xff\xff\xff\xff"
+        entry = _buffer(_entry(group, FIRST_OFFSET + 1).encode())
+        data = _buffer(bytes(self.load.size_bytes)) + _OPEN_ACL + bytes(4)
+        body = check + fence + check + before + create + entry + data + _LAST
+        return AppendExchange(_request(slot, _MULTI, body), offset=FIRST_OFFSET + 1)
+
+    def errors(self, workload: str, answer: bytes) -> Sequence[int]:
+        """Return the error code of an answer; of a multi that failed its results tell."""
+        del workload
+        if error := _error_of(answer):
+            return [error]
+        kind: int = _OPERATION.unpack_from(answer, _BODY_AT)[0]
+        return [0 if kind == _CHECK else kind]
+
+    def differences(self, talk: Talk, connection: int, exchanges: Sequence[Exchange]) -> int:
+        """Return how many logs do not end where the last answer said."""
+        different = 0
+        for slot, exchange in enumerate(exchanges):
+            path = _entry(group_of(self.load, connection, slot), exchange.offset)
+            (answer,) = talk.ask([_request(slot, _GET_DATA, _buffer(path.encode()) + b"\0")])
+            different += _error_of(answer) != 0
+        return different
+
+
+def _entry(group: str, number: int) -> str:
+    return f"/log/{group}/{number}"

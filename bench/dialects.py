@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from struct import Struct
 from typing import Any, Final
 
@@ -26,7 +27,9 @@ from bench.talk import (
 )
 from protocol.errors import ErrorCode
 from protocol.messages import (
+    KEY_TYPE_GROUP,
     ApiVersionsRequest,
+    FindCoordinatorRequest,
     GroupFetch,
     HeartbeatRequest,
     JoinGroupRequest,
@@ -136,6 +139,7 @@ class Load:
             ``mixed``: partitions up to 999, offsets of all widths. ``topics``: over four topics.
             ``metadata``: some with each offset. ``expected``: each commit expects the offset
             before it. ``members``: each group has a member, who commits.
+        size_bytes: Of what is stored, where the dialect has no opinion.
     """
 
     workload: str
@@ -143,6 +147,7 @@ class Load:
     partitions: int
     run: str
     kind: str = UNIFORM
+    size_bytes: int = 0
 
 
 def group_of(load: Load, connection: int, slot: int) -> str:
@@ -220,6 +225,10 @@ class Dialect(ABC):
     @abstractmethod
     def greet(self, talk: Talk, groups: Sequence[str]) -> None:
         """Do what has to be done before the load's requests."""
+
+    def home(self, talk: Talk, group: str) -> tuple[str, int]:
+        """Return where in a cluster the node is that answers for a group. Raises LoadError."""
+        raise NotImplementedError
 
     def prepare(self, talk: Talk, connection: int) -> list[Exchange]:
         """Ask every slot's request once, and keep what the judged answers' bytes are. May block.
@@ -313,6 +322,13 @@ def stored_offsets(response: Any) -> list[int]:
     return [] if any(errors_in(group)) else [p.offset for p in group.topics[0].partitions]
 
 
+_NO_LEADER: Final = frozenset({int(ErrorCode.COORDINATOR_NOT_AVAILABLE)})
+
+
+def _finding_errors(find: FindCoordinatorRequest, answer: bytes) -> list[int]:
+    return [one.error for one in response_in(answer, to=find).coordinators]
+
+
 class CoordinatorDialect(Dialect):
     """Our own protocol."""
 
@@ -340,6 +356,15 @@ class CoordinatorDialect(Dialect):
             plain = CoordinatorDialect(replace(self.load, kind=UNIFORM))
             commits = [plain.commit(group, before, slot) for slot, group in enumerate(groups)]
             plain._ask(talk, COMMIT, commits)
+
+    def home(self, talk: Talk, group: str) -> tuple[str, int]:
+        """Return where the node is that leads a group's partition, once one does."""
+        find = FindCoordinatorRequest(KEY_TYPE_GROUP, (group,))
+        (found,) = until_ready(
+            talk, [frame_of(find, 0)], partial(_finding_errors, find), _NO_LEADER
+        )
+        (one,) = response_in(found, to=find).coordinators
+        return one.host, one.port
 
     def commit(self, group: str, topics: Topics, slot: int) -> Exchange:
         """Return a commit, of the group's member if it has one."""

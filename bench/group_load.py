@@ -275,7 +275,7 @@ def heartbeats(plan: GroupPlan) -> dict[str, float | None]:
         duration_s=plan.duration_s,
         run="groups",
         rate_per_s=total / plan.interval_s,
-        server_pid=plan.server_pid,
+        server_pids=(plan.server_pid,),
     )
     measured = Generator(load, connections, epoll).run()
     return {"members": total, "groups": plan.groups, **measured}

@@ -259,7 +259,7 @@ def _commits(server: Server, times: Times) -> Plan:
         duration_s=times.seconds,
         run="flood",
         rate_per_s=COMMITS_PER_S,
-        server_pid=server.pid,
+        server_pids=(server.pid,),
         sleeps=True,
     )
 

@@ -26,8 +26,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.dialect_kafka import KafkaDialect
-from bench.dialect_zookeeper import ZooKeeperDialect
-from bench.dialects import UNIFORM, CoordinatorDialect, Dialect, EchoDialect, Exchange, Load
+from bench.dialect_zookeeper import MultiDialect, ZooKeeperDialect
+from bench.dialects import (
+    UNIFORM,
+    CoordinatorDialect,
+    Dialect,
+    EchoDialect,
+    Exchange,
+    Load,
+    group_of,
+)
 from bench.measures import NS_PER_S, NS_PER_US, due_count, intended_ns, latency_of, percentile
 from bench.processes import LoadError, cpu_ns, run_plan
 from bench.talk import AnswerReader, Talk, accepted, connect, decoded, encoded
@@ -47,6 +55,7 @@ DIALECTS: Final[Mapping[str, Callable[[Load], Dialect]]] = {
     "echo": EchoDialect,
     "kafka": KafkaDialect,
     "zookeeper": ZooKeeperDialect,
+    "zookeeper_multi": MultiDialect,
 }
 
 
@@ -63,13 +72,16 @@ class Plan:
         warmup_s: The longest that it lasts, be the rate flat or not.
         rate_per_s: All connections together; None is a closed loop.
         run: Makes the names of the groups unique.
-        server_pid: Whose CPU time is to be measured along; None for nobody's.
+        server_pids: Whose CPU time is to be measured along, together.
         compact: Ask our daemon to compact its log when the measured time begins, and measure until
             it has; in an open loop only. ``duration_s`` is the shortest time then.
         sleeps: An open loop that has nothing to do leaves its core to others. Without, it sends
             more exactly in time.
         kind: What the commits or fetches are like, a name of `bench.dialects.KINDS`.
         authority: PEM file: speak TLS, to whom this one has certified; "" is without TLS.
+        is_cluster: *host* and *port* are of any of its nodes: each connection goes to the one that
+            answers for its group. It has one only.
+        size_bytes: See `Load`.
     """
 
     host: str
@@ -84,11 +96,13 @@ class Plan:
     duration_s: float
     run: str
     rate_per_s: float | None = None
-    server_pid: int | None = None
+    server_pids: Sequence[int] = ()
     compact: bool = False
     sleeps: bool = False
     kind: str = UNIFORM
     authority: str = ""
+    is_cluster: bool = False
+    size_bytes: int = 0
 
 
 class Connection:
@@ -184,7 +198,7 @@ class Generator:
         self.latencies_ns.clear()
         self.late_ns.clear()
         cpu, began_ns = time.process_time(), time.perf_counter_ns()
-        server_ns = 0 if plan.server_pid is None else cpu_ns(plan.server_pid)
+        server_ns = sum(map(cpu_ns, plan.server_pids))
         if plan.compact:
             self._compaction = connect(plan.host, plan.port)
             self._compaction.send(encoded([CompactLogRequest()]))
@@ -198,8 +212,8 @@ class Generator:
         seconds = (time.perf_counter_ns() - began_ns) / NS_PER_S
         busy_s = time.process_time() - cpu
         server_s = None
-        if plan.server_pid is not None:
-            server_s = (cpu_ns(plan.server_pid) - server_ns) / NS_PER_S
+        if plan.server_pids:
+            server_s = (sum(map(cpu_ns, plan.server_pids)) - server_ns) / NS_PER_S
         measured = len(self.latencies_ns)
         self._drain()
         gc.enable()
@@ -355,14 +369,15 @@ def run(plan: Plan) -> dict[str, float | None]:
         OSError: No connection.
     """
     allow_descriptors(plan.connections + 64)
-    load = Load(plan.workload, plan.window, plan.partitions, plan.run, plan.kind)
+    load = Load(plan.workload, plan.window, plan.partitions, plan.run, plan.kind, plan.size_bytes)
     dialect = DIALECTS[plan.dialect](load)
     trusting = ssl.create_default_context(cafile=plan.authority) if plan.authority else None
     with ExitStack() as stack:
         epoll = stack.enter_context(select.epoll())
         talks, connections = [], []
         for number in range(plan.connections):
-            talks.append(stack.enter_context(closing(connect(plan.host, plan.port, trusting))))
+            at = _home(plan, dialect, load, number) if plan.is_cluster else (plan.host, plan.port)
+            talks.append(stack.enter_context(closing(connect(*at, trusting))))
             exchanges = dialect.prepare(talks[-1], number)
             reader = dialect.reader(exchanges)
             connections.append(Connection(talks[-1].sock, epoll, reader, exchanges))
@@ -373,6 +388,14 @@ def run(plan: Plan) -> dict[str, float | None]:
             talk.sock.settimeout(_DRAIN_S)
             differences += dialect.differences(talk, number, connections[number].exchanges)
         return {**found, "differences": differences}
+
+
+def _home(plan: Plan, dialect: Dialect, load: Load, number: int) -> tuple[str, int]:
+    """Return where the group of a connection is."""
+    if plan.window != 1:
+        raise LoadError("the groups of a connection may be on several nodes")
+    with closing(connect(plan.host, plan.port)) as talk:
+        return dialect.home(talk, group_of(load, number, 0))
 
 
 def allow_descriptors(count: int) -> None:

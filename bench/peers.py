@@ -4,20 +4,22 @@ They run from jars that ``python -m bench.peer_jars`` puts into ``build/peers``.
 there is skipped, and said to be.
 """
 
+import os
 import shutil
+import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench.dialect_kafka import make_ready
 from bench.dialect_zookeeper import open_session
+from bench.ensemble import HOST, server_command
 from bench.peer_jars import FOLDER, class_path
-from bench.processes import ProcessError, Server, serving
-
-_HOST: Final = "127.0.0.1"
+from bench.processes import ProcessError, Server, free_port, serving
 
 # What kafka-server-start.sh and zkServer.sh give the virtual machine, heap included.
 _KAFKA_JVM: Final = (
@@ -81,15 +83,23 @@ def _write(path: Path, settings: Mapping[str, str]) -> None:
 
 
 def _kafka(peer: Peer, folder: Path, port: int) -> list[str]:
+    return _broker(folder, peer.settings, port, {1: free_port()})
+
+
+def _broker(
+    folder: Path, settings: Mapping[str, str], port: int, controllers: Mapping[int, int]
+) -> list[str]:
+    """Make a broker's folder; return what runs it. *controllers* are all nodes' second ports."""
     config, logs = folder / "server.properties", folder / "logs"
-    controller = free_port()
+    controller = controllers[int(settings["node.id"])]
+    voters = [f"{node}@{HOST}:{other}" for node, other in controllers.items()]
     _write(
         config,
         {
-            **peer.settings,
-            "listeners": f"PLAINTEXT://{_HOST}:{port},CONTROLLER://{_HOST}:{controller}",
-            "advertised.listeners": f"PLAINTEXT://{_HOST}:{port}",
-            "controller.quorum.voters": f"1@{_HOST}:{controller}",
+            **settings,
+            "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}",
+            "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
+            "controller.quorum.voters": ",".join(voters),
             "log.dirs": str(logs),
         },
     )
@@ -107,18 +117,7 @@ def _kafka(peer: Peer, folder: Path, port: int) -> list[str]:
 
 
 def _zookeeper(peer: Peer, folder: Path, port: int) -> list[str]:
-    config = folder / "zoo.cfg"
-    _write(
-        config,
-        {
-            **peer.settings,
-            "dataDir": str(folder / "data"),
-            "clientPort": str(port),
-            "clientPortAddress": _HOST,
-        },
-    )
-    main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-    return _java(_ZOOKEEPER_JVM, "zookeeper", main, str(config))
+    return server_command(folder, port, peer.settings, _ZOOKEEPER_JVM)
 
 
 def _kafka_ready(sock: socket.socket) -> None:
@@ -157,31 +156,54 @@ def java_version() -> str:
     return words[0].strip() if words else "unknown"
 
 
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind((_HOST, 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 def peer_serving(peer: Peer, folder: Path, *, core: int | None) -> AbstractContextManager[Server]:
     """Start a peer with its data in this folder, as `serving` does."""
     folder = folder.resolve()
     folder.mkdir(exist_ok=True, parents=True)
     port = free_port()
-
-    def address() -> tuple[str, int] | None:
-        """Connect and ask: ZooKeeper listens for a while before it serves."""
-        with (
-            suppress(OSError),
-            socket.create_connection((_HOST, port), timeout=peer.patience_s) as sock,
-        ):
-            # A socket that is given the very port it connects to answers itself.
-            if sock.getsockname() != sock.getpeername():
-                peer.ready(sock)
-                return _HOST, port
-        return None
-
     command = peer.start(peer, folder, port)
-    return serving(command, address, output=folder / "output", core=core, cwd=folder)
+    answering = partial(_answering, peer, port)
+    return serving(command, answering, output=folder / "output", core=core, cwd=folder)
+
+
+def _answering(peer: Peer, port: int) -> tuple[str, int] | None:
+    """Connect and ask: ZooKeeper listens for a while before it serves."""
+    with (
+        suppress(OSError),
+        socket.create_connection((HOST, port), timeout=peer.patience_s) as sock,
+    ):
+        # A socket that is given the very port it connects to answers itself.
+        if sock.getsockname() != sock.getpeername():
+            peer.ready(sock)
+            return HOST, port
+    return None
+
+
+@contextmanager
+def brokers_serving(folder: Path, count: int) -> Iterator[list[Server]]:
+    """Start brokers of Kafka, all of them controllers, each with a copy of the offsets' topic.
+
+    Raises:
+        ProcessError: One doesn't start.
+    """
+    ports = {node: free_port() for node in range(1, count + 1)}
+    controllers = {node: free_port() for node in ports}
+    with ExitStack() as stack:
+        servers = []
+        for node, port in ports.items():
+            own = folder.resolve() / str(node)
+            own.mkdir(parents=True)
+            copies = {"node.id": str(node), "offsets.topic.replication.factor": str(count)}
+            command = _broker(own, {**KAFKA_SETTINGS, **copies}, port, controllers)
+            # None answers before most of them are there, and none with an offsets' topic before
+            # all of them are.
+            address = partial(_answering, KAFKA, port) if node == count else _listening_at(port)
+            starting = serving(command, address, output=own / "output", core=None, cwd=own)
+            servers.append(stack.enter_context(starting))
+        yield servers
+        for server in servers:  # The last ones would wait for the others, to say farewell.
+            os.kill(server.pid, signal.SIGKILL)
+
+
+def _listening_at(port: int) -> Callable[[], tuple[str, int]]:
+    return lambda: (HOST, port)

@@ -82,9 +82,14 @@ class Size(NamedTuple):
     groups: int
     partitions: int
 
+    @property
+    def offsets(self) -> int:
+        """How many that makes."""
+        return self.groups * self.partitions
+
     def bytes_each(self, before_mb: float, after_mb: float) -> float:
         """Return what an offset adds to the resident memory."""
-        return (after_mb - before_mb) * 1e6 / (self.groups * self.partitions)
+        return (after_mb - before_mb) * 1e6 / self.offsets
 
 
 class Times(NamedTuple):
@@ -144,7 +149,7 @@ def plan_of(
         partitions=row.partitions,
         run=run,
         rate_per_s=rate_per_s,
-        server_pid=server.pid,
+        server_pids=(server.pid,),
         kind=row.kind,
         **times._asdict(),
     )

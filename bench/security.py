@@ -284,7 +284,7 @@ class SecurityBench(Bench):
             duration_s=seconds,
             run="security",
             rate_per_s=rate_per_s,
-            server_pid=server.pid,
+            server_pids=(server.pid,),
             sleeps=True,
             authority="" if authority is None else str(authority.absolute()),
         )

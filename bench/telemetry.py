@@ -139,7 +139,7 @@ class TelemetryBench(Bench):
             warmup_s=seconds / 8,
             duration_s=seconds,
             run="telemetry",
-            server_pid=server.pid,
+            server_pids=(server.pid,),
         )
         found: dict[str, float] = run_json("bench.load", plan, core=self.choice.cores.load)
         return found

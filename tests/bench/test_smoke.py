@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.zookeeper_support import needs_zookeeper
+from tests.integration.ensemble import needs_zookeeper
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]  # It has no types.
 from playwright.sync_api import Page, expect
 
-from bench.peers import free_port
+from bench.processes import free_port
 from client import TopicPartition
 from client.blocking import BlockingClient, BlockingMember, connect_blocking
 from tests.browser.conftest import OpenPage

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from bench.ensemble import Ensemble, ensemble
 from bench.peers import missing
 from client.spark import register
-from tests.integration.ensemble import Ensemble, ensemble
 from tests.integration.kafka_support import Broker, broker
 from tests.integration.spark_support import Daemon, Feeder, daemon, local_spark
 

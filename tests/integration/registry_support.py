@@ -14,8 +14,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from bench.peer_jars import class_path
-from bench.peers import ZOOKEEPER, missing, peer_serving
-from bench.processes import Server
+from bench.peers import missing
 from client.zookeeper.consumer import Consumer
 from client.zookeeper.registrations import decode_partitions, decode_registration, share_of
 from protocol.partition import TopicPartition
@@ -39,10 +38,10 @@ def missing_old() -> str | None:
 class Registry:
     """A part of the ensemble that one test has for itself."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
+    def __init__(self, hosts: str) -> None:
+        self._hosts = hosts
         self._chroot = f"/test{next(_numbers)}"
-        outside = KazooClient(server.address)
+        outside = KazooClient(hosts)
         outside.start()
         outside.create(self._chroot)
         outside.stop()
@@ -56,7 +55,7 @@ class Registry:
     @property
     def address(self) -> str:
         """Where it is, as clients are told."""
-        return f"{self.server.address}{self._chroot}"
+        return f"{self._hosts}{self._chroot}"
 
     def put_topic(self, topic: str, num_partitions: int) -> None:
         """Make a topic, or give it more partitions."""
@@ -126,21 +125,6 @@ class Registry:
             return list(self.kazoo.get_children(path))
         except NoNodeError:
             return []
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    """Run one server of ZooKeeper, which is small, and has short ticks."""
-    settings = {**ZOOKEEPER.settings, "tickTime": "500"}
-    peer = ZOOKEEPER._replace(settings=settings, start=_small)
-    with peer_serving(peer, folder, core=None) as server:
-        yield server
-
-
-def _small(peer: Any, folder: Path, port: int) -> list[str]:
-    return [
-        {"-Xmx1000m": "-Xmx96m"}.get(word, word) for word in ZOOKEEPER.start(peer, folder, port)
-    ]
 
 
 class OldConsumers:

@@ -6,8 +6,8 @@ from typing import Final
 
 import pytest
 
+from bench.ensemble import Ensemble
 from tests.integration.cluster_support import Nodes, cluster, workers
-from tests.integration.ensemble import Ensemble
 
 pytestmark = pytest.mark.integration
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 
+from bench.ensemble import Ensemble
 from coordinator.cluster import znodes
 from coordinator.cluster.engine import (
     READ_CHUNKS_MAX,
@@ -29,7 +30,6 @@ from coordinator.log.format import NODE_PARTITION, Batch, Entry
 from coordinator.log.journal import Journal
 from coordinator.log.replay import all_batches
 from tests.integration.daemon import daemon, run_cli
-from tests.integration.ensemble import Ensemble
 
 pytestmark = pytest.mark.integration
 

@@ -10,6 +10,7 @@ import outcome
 import pytest
 import trio
 
+from bench.ensemble import Ensemble
 from coordinator.cluster.engine import (
     Announce,
     Append,
@@ -46,7 +47,7 @@ from coordinator.cluster.engine import (
 )
 from coordinator.cluster.founding import Layout, find_or_found
 from coordinator.cluster.zookeeper import Access, ZooKeeper
-from tests.integration.ensemble import Ensemble, Wire, wires
+from tests.integration.ensemble import Wire, wires
 
 pytestmark = pytest.mark.integration
 

@@ -21,7 +21,9 @@ from cryptography.hazmat.primitives.serialization import (
 from kazoo.client import KazooClient
 from kazoo.security import make_acl, make_digest_acl
 
-from bench.peers import free_port, missing
+from bench.ensemble import QUICK_JVM, Ensemble, ensemble
+from bench.peers import missing
+from bench.processes import free_port
 from coordinator.cluster import znodes
 from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
 from coordinator.cluster.founding import SECRET_BYTES, Found, Layout, find_or_found
@@ -29,7 +31,6 @@ from coordinator.cluster.znodes import Children, Contents, Get, Make, Multi, Nam
 from coordinator.cluster.zookeeper import Access, Visit, access_of
 from coordinator.config import load_settings
 from tests.fakes.tls import authority, certificate
-from tests.integration.ensemble import Ensemble, ensemble
 
 pytestmark = pytest.mark.integration
 
@@ -299,7 +300,7 @@ def test_a_server_that_takes_no_large_requests_is_refused(tmp_path: Path) -> Non
     """Small flushes would work, and the first large one would be tried for ever."""
     if why := missing("zookeeper"):
         pytest.skip(why)
-    with ensemble(tmp_path, 1, jvm=("-Djute.maxbuffer=200000",)) as one:
+    with ensemble(tmp_path, 1, jvm=(*QUICK_JVM, "-Djute.maxbuffer=200000")) as one:
         with pytest.raises(ClusterRefused, match=r"512 KiB: its jute\.maxbuffer has to be"):
             found(accessed(one))
         with administrator(one) as client:
@@ -336,7 +337,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Access, 
         "authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
         "sessionRequireClientSASLAuth": "true",
     }
-    jvm = (f"-Djava.security.auth.login.config={folder / 'jaas.conf'}",)
+    jvm = (
+        *QUICK_JVM,
+        f"-Djava.security.auth.login.config={folder / 'jaas.conf'}",
+    )
     with ensemble(folder / "servers", 1, settings=of_servers, jvm=jvm) as one:
         plain = replace(accessed(one), user=USER, password="right", is_owned=True)
         (folder / "password").write_text("right\n", encoding="ascii")

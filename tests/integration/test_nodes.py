@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import pytest
 
+from bench.ensemble import Ensemble
 from tests.integration.daemon import Daemon, run_cli, until
-from tests.integration.ensemble import Ensemble
 
 pytestmark = pytest.mark.integration
 

@@ -1,7 +1,6 @@
 """Consumers of ours beside real ones of Kafka 0.8.2, in the registry of a real ZooKeeper."""
 
 import asyncio
-import os
 import random
 import re
 import signal
@@ -17,7 +16,7 @@ import pytest
 import trio
 from kazoo.exceptions import NoNodeError
 
-from bench.processes import Server
+from bench.ensemble import Ensemble, ensemble
 from client.exceptions import (
     ClientClosed,
     CoordinatorError,
@@ -37,7 +36,6 @@ from tests.integration.registry_support import (
     missing_old,
     old_consumers,
     owned_by,
-    serving,
     until,
 )
 
@@ -47,18 +45,18 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 @pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all tests."""
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    """One server for all tests, which lets sessions end soon."""
     if why := missing_old():
         pytest.skip(f"no consumers of Kafka 0.8: {why}")
-    with serving(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server
+    with ensemble(tmp_path_factory.mktemp("zookeeper"), 1, settings={"tickTime": "500"}) as made:
+        yield made
 
 
 @pytest.fixture
-def registry(zookeeper: Server) -> Iterator[Registry]:
+def registry(zookeeper: Ensemble) -> Iterator[Registry]:
     """A part of the ensemble for each test."""
-    made = Registry(zookeeper)
+    made = Registry(zookeeper.hosts)
     yield made
     made.close()
 
@@ -279,14 +277,13 @@ async def test_a_consumer_registers_again_when_its_session_or_its_node_is_gone(
 
 
 async def test_partitions_count_as_lost_before_the_ensemble_can_give_them_away(
-    registry: Registry,
+    registry: Registry, zookeeper: Ensemble
 ) -> None:
     """With the ensemble out of reach nobody knows who has them next."""
     registry.put_topic("t", 1)
     async with join(registry.address, GROUP, ["t"]) as consumer:
         await consumer.assignment()
-        os.kill(registry.server.pid, signal.SIGSTOP)
-        try:
+        with zookeeper.servers[0].frozen():
             began_s = trio.current_time()
             with trio.fail_after(30):
                 await consumer.wait_rebalance_needed()
@@ -294,8 +291,6 @@ async def test_partitions_count_as_lost_before_the_ensemble_can_give_them_away(
             assert trio.current_time() - began_s < 6
             with pytest.raises(CoordinatorError):
                 await consumer.commit({T0: 1}, timeout_ms=100)
-        finally:
-            os.kill(registry.server.pid, signal.SIGCONT)
 
         assert (await consumer.assignment()).partitions == (T0,)
         await consumer.commit({T0: 2})

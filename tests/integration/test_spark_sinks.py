@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.peers import free_port
+from bench.processes import free_port
 from client.spark import DeltaSink, JdbcStaging, SinkError, SqlSink
 from client.spark.sinks import each_range
 from tests.integration.postgres_support import Postgres, needs_jdbc, needs_postgres, postgres

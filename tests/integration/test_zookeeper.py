@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
@@ -18,27 +18,55 @@ import pytest
 import trio
 from kazoo.security import make_digest_acl
 
+from bench.ensemble import ZooKeeperServer, ensemble
 from client import FatalError, OffsetAndMetadata, OutcomeUnknown, TopicPartition, aio, connect
 from client.blocking import BlockingClient, BlockingMember, connect_blocking
 from client.zookeeper.ensemble import Ensemble
 from client.zookeeper.settings import ZooKeeper
-from client.zookeeper.znodes import Create, Failed, Found, Status, Written, offsets_path
+from client.zookeeper.znodes import Create, Failed, Found, Set, Status, Written, offsets_path
 from tests.integration.daemon import ROOT, daemon, run_cli
+from tests.integration.ensemble import needs_zookeeper
 from tests.integration.spark_support import wait_until
-from tests.integration.zookeeper_support import ANSWER_S, Server, needs_zookeeper, zookeeper_server
 
 pytestmark = [pytest.mark.integration, needs_zookeeper]
 
 TOPIC = "orders"
 PARTITIONS = [TopicPartition(TOPIC, number) for number in range(4)]
 BUSY, IDLE = PARTITIONS[:2], PARTITIONS[2:]
+ANSWER_S = 30.0
+
+
+class Server:
+    """A server at *address*; `frozen` is its own, `ensemble` a connection of the test's own."""
+
+    def __init__(self, address: str, server: ZooKeeperServer, connection: Ensemble) -> None:
+        self.address = address
+        self.frozen = server.frozen
+        self.ensemble = connection
+
+    def put(self, nodes: Mapping[str, bytes]) -> None:
+        """Write znodes, whatever was there."""
+        found = self.ensemble.read(list(nodes), ANSWER_S)
+        requests = [
+            Set(path, data, there.version) if isinstance(there, Found) else Create(path, data)
+            for (path, data), there in zip(nodes.items(), found, strict=True)
+        ]
+        self.ensemble.ask(requests, ANSWER_S)
+
+    def text(self, path: str) -> str | None:
+        """Return what is in a znode, None if there is none."""
+        (found,) = self.ensemble.read([path], ANSWER_S)
+        return found.data.decode() if isinstance(found, Found) else None
 
 
 @pytest.fixture(scope="module")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests; each has a group with a name of its own."""
-    with zookeeper_server(tmp_path_factory.mktemp("zookeeper")) as running:
-        yield running
+    with (
+        ensemble(tmp_path_factory.mktemp("zookeeper"), 1) as made,
+        Ensemble(ZooKeeper(made.hosts, 30_000, 30_000)) as connection,
+    ):
+        yield Server(made.hosts, made.servers[0], connection)
 
 
 @pytest.fixture
