@@ -66,6 +66,9 @@ class Reply(NamedTuple):
 
 # --- What stands in the znodes -------------------------------------------------------------
 
+# Leads where nobody does, as in Kafka. No session has the number 0: whoever comes first claims.
+NO_LEADER: Final = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Leader:

@@ -9,9 +9,17 @@ it one. Interrupted before that it begins anew, in ZooKeeper from nothing.
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from coordinator.cluster.engine import Code, Install, Leader, Reply, SetLeader, Snapshot
+from coordinator.cluster.engine import (
+    NO_LEADER,
+    Code,
+    Install,
+    Leader,
+    Reply,
+    SetLeader,
+    Snapshot,
+)
 from coordinator.cluster.errors import ClusterRefused, EnsembleUnreachable
 from coordinator.cluster.founding import Layout, Place
 from coordinator.cluster.snapshots import write_chunks
@@ -23,9 +31,6 @@ from coordinator.log.format import NODE_PARTITION, encode_batch
 from coordinator.log.journal import Journal
 from coordinator.log.offline.compact import compact_stopped
 from coordinator.log.state_files import MOVED_NAME, write_whole
-
-# Nobody is node -1, and no session has the number 0: whoever comes first leads.
-NOBODY: Final = -1
 
 
 class Moved(NamedTuple):
@@ -99,7 +104,7 @@ def move_in(
                 f"the folder comes to more than {state_max_bytes} bytes in ZooKeeper: raise "
                 "cluster.state.max.bytes, and the heap of its servers"
             )
-        leader = Leader(journal.leader_epoch, NOBODY, "", 0, new_id())
+        leader = Leader(journal.leader_epoch, NO_LEADER, "", 0, new_id())
         _check(visit.ask(Install(number, 0, snapshot, 0)), place)
         _check(visit.ask(SetLeader(number, 0, leader, share.offsets_partitions, ())), place)
     write_whole(journal.directory, MOVED_NAME, _mark(meta.cluster_id, place))

@@ -6,14 +6,14 @@ nothing of journals. All paths are under the cluster's chroot. docs/log-format.m
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import takewhile
 from typing import Any, Final
 
 from coordinator.cluster import engine
-from coordinator.cluster.engine import Code, Leader, Registration, Reply, Snapshot
+from coordinator.cluster.engine import NO_LEADER, Code, Leader, Registration, Reply, Snapshot
 
 CLUSTER_ID: Final = "/cluster/id"
 LAYOUT: Final = "/cluster/layout"
@@ -230,7 +230,7 @@ def founding(num_partitions: int, journals: int) -> Iterator[Make]:
     yield Make(f"{_TOPIC}/partitions", b"")
     for number in range(num_partitions):
         yield Make(f"{_TOPIC}/partitions/{number}", b"")
-        yield Make(_state_path(number), b"")
+        yield Make(_state_path(number), _state(NO_LEADER, 0, ()))
     for number in range(journals):
         yield Make(f"/journals/{number}", b"")
         yield Make(leader_path(number), b"")
@@ -247,6 +247,19 @@ def founding(num_partitions: int, journals: int) -> Iterator[Make]:
 
 def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _state(leader: int, leader_epoch: int, in_sync: Sequence[int]) -> bytes:
+    """Return the state of a partition as Kafka's controller keeps it; nobody here reads it."""
+    return _json(
+        {
+            "controller_epoch": 0,
+            "leader": leader,
+            "version": 1,
+            "leader_epoch": leader_epoch,
+            "isr": in_sync,
+        }
+    )
 
 
 def encode_registration(registration: Registration) -> bytes:
@@ -370,15 +383,8 @@ def _announce(request: engine.Announce) -> Multi:
 
 def _set_leader(request: engine.SetLeader) -> Multi:
     leader = request.leader
-    state = _json(
-        {
-            "controller_epoch": 0,
-            "leader": leader.node,
-            "leader_epoch": leader.epoch,
-            "version": 1,
-            "isr": request.in_sync,
-        }
-    )
+    node = NO_LEADER if leader.is_frozen else leader.node
+    state = _state(node, leader.epoch, request.in_sync)
     path, data = leader_path(request.journal), encode_leader(leader)
     states = [Set(_state_path(p), state, ANY_VERSION, _NEVER) for p in request.partitions]
     return Multi((Set(path, data, request.version, _FENCE), *states))

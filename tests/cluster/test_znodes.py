@@ -36,7 +36,32 @@ def test_what_a_journal_is_made_with_has_no_leader_and_no_snapshot() -> None:
     assert znodes.decode_leader(made["/journals/1/leader"]) is None
     assert znodes.decode_snapshot(made["/journals/1/snapshot"]) == Snapshot()
     assert made["/journals/1/log/0/0"] == b""
-    assert made["/brokers/topics/__consumer_offsets/partitions/4/state"] == b""
+
+
+def state_of(leader: Leader, in_sync: tuple[int, ...]) -> bytes:
+    """Return what a change of leadership writes about a partition for tools."""
+    asked = znodes.operation(engine.SetLeader(1, 3, leader, (4,), in_sync))
+    assert isinstance(asked, znodes.Multi)
+    (state,) = asked.changes[1:]
+    assert isinstance(state, znodes.Set)
+    assert state.path == "/brokers/topics/__consumer_offsets/partitions/4/state"
+    return state.data
+
+
+def test_states_are_those_of_kafka_byte_by_byte() -> None:
+    """Tools of old parse them, some with less than a parser."""
+    made = {make.path: make.data for make in znodes.founding(5, 2)}
+    path = "/brokers/topics/__consumer_offsets"
+
+    assert made[path].startswith(b'{"version":1,"partitions":{"0":[],"1":[]')
+    assert made[f"{path}/partitions/4/state"] == (
+        b'{"controller_epoch":0,"leader":-1,"version":1,"leader_epoch":0,"isr":[]}'
+    )
+    assert state_of(LEADER, (1, 2)) == (
+        b'{"controller_epoch":0,"leader":2,"version":1,"leader_epoch":7,"isr":[1,2]}'
+    )
+    frozen = Leader(8, 2, "run", 1, "claim", is_frozen=True)
+    assert b'"leader":-1' in state_of(frozen, (1, 2))
 
 
 def test_parents_are_made_before_their_children() -> None:
