@@ -565,6 +565,13 @@ class Settings:
         bootstrap = [f"User:{self.sasl_bootstrap_user}"] if self.sasl_bootstrap_user else []
         return (*named, *bootstrap)
 
+    def unused(self) -> tuple[str, ...]:
+        """Return the names of what was set for a data folder, or for a cluster, and isn't one."""
+        if self.cluster_zookeeper:
+            return tuple(sorted(_OF_A_FOLDER & self.origins.keys()))
+        of_cluster = {one for one in self.origins if one.startswith("cluster.")}
+        return tuple(sorted(of_cluster - {"cluster.id", "cluster.zookeeper"}))
+
     def adopt(self, newer: "Settings") -> "Adopted":
         """Take over what may change while the daemon runs; nothing else ever changes."""
         differing = [
@@ -631,6 +638,18 @@ class Adopted(NamedTuple):
     needs_restart: tuple[str, ...]
 
 
+# What only a data folder is kept by.
+_OF_A_FOLDER: Final = frozenset(
+    {
+        "log.cleaner.delete.retention.ms",
+        "log.cleaner.enable",
+        "log.cleaner.min.cleanable.ratio",
+        "max.log.bytes",
+        "offsets.topic.segment.bytes",
+        "partition.reload.min.interval.ms",
+        "storage.reserve.bytes",
+    }
+)
 # Whoever comes to lead a journal sets the states of all its partitions in one transaction.
 PARTITIONS_PER_JOURNAL: Final = 1_000
 # ZooKeeper keeps its own things below /zookeeper, and takes no names of dots alone.

@@ -46,7 +46,8 @@ CATALOGUE: Final = (
         "listening",
         "info",
         "host port tls cluster_id leader_epoch? software",
-        "The socket is open; groups are loaded next. Each address has a line.",
+        "The socket is open; groups are loaded next. Each address has a line. A node of a cluster "
+        "has no `leader_epoch`: each journal has its own.",
     ),
     _kind("http.listening", "info", "host port tls", "The same, of the HTTP listener."),
     _kind(
@@ -60,6 +61,13 @@ CATALOGUE: Final = (
     _kind("stopped", "info", "clean", "The end. `clean` is false if the drain took too long."),
     _kind(
         "refused", "critical", "reason", "The start is refused; the exit status says of what kind."
+    ),
+    _kind(
+        "settings.unused",
+        "warning",
+        "names",
+        "The start: what was set for a data folder, and this is a node of a cluster; or for "
+        "a cluster, and there is no `cluster.zookeeper`.",
     ),
     _kind(
         "settings.reloaded",

@@ -2242,7 +2242,9 @@ class NodePartition(ResponsePart):
     """One partition of the offsets log, the node's own (65535: the topics) among them."""
 
     offsets_partition: Count
-    status: Text  # "loading", "active", or "closed": not served here.
+    # "loading", "active", or "closed": not served here. In a cluster also "following" (another node
+    # leads it), and "suspended" and "cut off": led here, and its log can't be reached.
+    status: Text
     loaded_offset: I64  # What was read of it; equal to `end_offset` once it is loaded.
     end_offset: I64
 

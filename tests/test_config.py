@@ -206,6 +206,20 @@ def test_a_setting_that_cannot_be_is_refused_by_name(override: str, words: str) 
 
 
 @pytest.mark.parametrize(
+    ("overrides", "unused"),
+    [
+        (["max.log.bytes=5", "node.id=2"], ()),
+        (["cluster.zookeeper=a:1/gc", "cluster.journals=3", "node.id=2"], ()),
+        (["cluster.zookeeper=a:1/gc", "max.log.bytes=5"], ("max.log.bytes",)),
+        (["cluster.journals=6", "cluster.zookeeper="], ("cluster.journals",)),
+    ],
+)
+def test_what_is_set_for_nothing_is_named(overrides: list[str], unused: tuple[str, ...]) -> None:
+    """Whoever has set it, even to the default, believes that something comes of it."""
+    assert unused == load_settings(overrides=overrides).unused()
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ('"group.max.sise" = 5', "there is no setting 'group.max.sise'"),

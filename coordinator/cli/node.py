@@ -13,7 +13,7 @@ from coordinator.cli.output import JSON, TABLE, Output, end, note
 from protocol import messages as m
 
 EXIT_OF_STATUS: Final = {"ready": 0, "unhealthy": 1, "loading": 3}
-ACTIVE: Final = "active"
+SERVED_OR_FOLLOWED: Final = frozenset({"active", "following"})
 # The answer comes when it is done, which for a large log takes a while.
 COMPACT_TIMEOUT_S: Final = 600.0
 PING_TIMEOUT_S: Final = 3.0
@@ -51,7 +51,7 @@ def _show(answer: m.DescribeNodeResponse, output: Output) -> None:
         output.show(("METRIC", "VALUE"), [("status", answer.status), *facts, *metrics])
         return
     click.echo(f"node {answer.node_id}, leader epoch {answer.leader_epoch}: {answer.status}")
-    waiting = [structs.astuple(p) for p in answer.partitions if p.status != ACTIVE]
+    waiting = [structs.astuple(p) for p in answer.partitions if p.status not in SERVED_OR_FOLLOWED]
     if waiting:
         click.echo()
         output.show(("PARTITION", "STATUS", "LOADED", "OF"), waiting)

@@ -88,6 +88,8 @@ def serve(
         threading.Thread(target=_end_with_the_supervisor, daemon=True).start()
     settings = loaded(listen, toml_path, overrides)
     _check_places(settings, data_dir, nodes)
+    if leader_epoch_at_least and settings.cluster_zookeeper:
+        raise click.UsageError("A cluster's epochs are ZooKeeper's: no --leader-epoch-at-least.")
     printer = Printer()
     bar = Bar(sys.stderr, printer)
     is_node = bool(settings.cluster_zookeeper) and nodes is None

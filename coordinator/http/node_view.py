@@ -191,6 +191,7 @@ class NodeView:
         """Return the node, with how many groups are in each of *states*."""
         checks = self._node.checks.look()
         minute = self.history.last_minute()
+        has_disk = "disk_free_bytes" in self._metrics  # No node of a cluster has one.
         return views.Node(
             node_id=self._settings.node_id,
             cluster_id=self._node.cluster_id,
@@ -202,8 +203,8 @@ class NodeView:
             log=views.Log(
                 self._number("log_bytes"),
                 self._number("log_live_bytes"),
-                self._number("log_segments"),
-                self._number("log_dirty_percent") / 100,
+                self._number("log_segments") if has_disk else None,
+                self._number("log_dirty_percent") / 100 if has_disk else None,
                 self._number("log_unflushed_bytes"),
             ),
             flushes=self.history.flushes(minute, with_samples=with_samples),
@@ -223,7 +224,9 @@ class NodeView:
                 self._number("disk_free_bytes"),
                 self._number("disk_size_bytes"),
                 self._number("disk_reserve_bytes"),
-            ),
+            )
+            if has_disk
+            else None,
             requests=self.history.requests(minute),
             connections=self._number("connections"),
             groups=dict(sorted(states.items())),

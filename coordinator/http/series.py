@@ -306,6 +306,9 @@ PROCESS_FAMILIES: Final = (
     _gauge("group_coordinator_disk_free_bytes", "Free space of the disk."),
     _gauge("group_coordinator_disk_size_bytes", "Size of the disk."),
     _gauge("group_coordinator_disk_reserve_bytes", "Below it new offsets are refused."),
+    _gauge("group_coordinator_journals", "Logs that the nodes of the cluster share."),
+    _gauge("group_coordinator_journals_led", "Those that this node leads."),
+    _gauge("group_coordinator_cluster_nodes", "Nodes that are registered, as this one sees it."),
     _counter(
         "group_coordinator_log_lines_dropped_total",
         "Lines of the daemon's own log that nobody read in time.",

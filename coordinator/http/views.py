@@ -299,7 +299,7 @@ class Log(View):
 
     bytes: int
     live_bytes: int
-    segments: int
+    segments: int | None
     dirty_ratio: float | None
     unflushed_bytes: int
 
@@ -379,7 +379,7 @@ class Node(View):
     flushes: Flushes
     compaction: Compaction
     load: Load
-    disk: Disk
+    disk: Disk | None
     requests: list[RequestsOfApi]
     connections: int
     groups: dict[str, int]

@@ -9,7 +9,7 @@ from coordinator.log.format import Batch, Flush
 from coordinator.log.journal import Journal
 from coordinator.runtime.compactor import Compaction, Compactor
 from coordinator.runtime.environment import Done, Environment
-from coordinator.runtime.health import Health, StorageWatch
+from coordinator.runtime.health import DISK, Health, StorageWatch
 from coordinator.runtime.logs import Log, LogUser, ReplayLog
 
 
@@ -48,7 +48,7 @@ class Folder:
         self.load = journal.load
         self.load_partition = journal.load_partition
         self.reading = journal.readers.reading
-        self.health = health = Health(environment)
+        self.health = health = Health(environment, DISK)
         self._journal = journal
         self._segment_bytes = segment_bytes
         self._submit = environment.submit

@@ -11,11 +11,13 @@ class Health:
     """The node's known problems. A part without one is well.
 
     Attributes:
+        log_part: What the logs are written to, `DISK` or `ZOOKEEPER`.
         problems: Part ("compaction", "storage") -> what is wrong with it, for the operator.
         since_ms: Since when the part has had a problem, whichever; wall clock.
     """
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, log_part: str) -> None:
+        self.log_part = log_part
         self._emit_event = environment.emit_event
         self._wall_clock_ms = environment.wall_clock_ms
         self.problems: dict[str, str] = {}
@@ -36,10 +38,12 @@ class Health:
 
 LOADING: Final = "loading"
 DISK: Final = "disk"
+ZOOKEEPER: Final = "zookeeper"
 STORAGE: Final = "storage"
 COMPACTION: Final = "compaction"
 STOPPING: Final = "stopping"
-PARTS: Final = (LOADING, DISK, STORAGE, COMPACTION, STOPPING)
+# A node has the second, or in a cluster the third one.
+PARTS: Final = (LOADING, DISK, ZOOKEEPER, STORAGE, COMPACTION, STOPPING)
 
 
 class Check(NamedTuple):
@@ -69,8 +73,10 @@ class Load(NamedTuple):
     age_ms: int  # For how long it has been going on.
 
     def done(self) -> float:
-        """Return the share that is done; 0 before it is known how much there is."""
-        return self.done_bytes / self.total_bytes if self.total_bytes else 0.0
+        """Return the share that is done, in partitions as long as nobody knows how much it is."""
+        if self.total_bytes:
+            return self.done_bytes / self.total_bytes
+        return self.partitions_served / self.partitions
 
     def __str__(self) -> str:
         percent = int(100 * self.done())
@@ -101,10 +107,10 @@ class Checks:
         self._since_ms: dict[str, int] = {}  # Of what is no problem that was reported.
 
     def look(self) -> tuple[Check, ...]:
-        """Return how each of `PARTS` is now."""
+        """Return how each of `PARTS` is now that this node has."""
         return (
             self._loading(),
-            self._disk(),
+            self._writing(),
             self._reported(STORAGE),
             self._reported(COMPACTION),
             self._noted(STOPPING, "it was told to stop" if self._is_draining() else None),
@@ -119,18 +125,19 @@ class Checks:
             return self._noted(LOADING, None)
         return self._noted(LOADING, str(load), load.age_ms)._replace(done=load.done())
 
-    def _disk(self) -> Check:
+    def _writing(self) -> Check:
+        part = self._health.log_part
         began_s = self._telemetry.flush_began_s()
-        if began_s is None:
-            return Check(DISK, ok=True)
+        if part in self._health.problems or began_s is None:
+            return self._reported(part)
         took_ms = int((self._clock_s() - began_s) * 1000)
         if took_ms <= self._commit_timeout_ms:
-            return Check(DISK, ok=True)
+            return Check(part, ok=True)
         reason = (
             f"a flush has been on its way for {took_ms / 1000:.1f} s, longer than "
             f"offsets.commit.timeout.ms ({self._commit_timeout_ms})"
         )
-        return Check(DISK, ok=False, reason=reason, since_ms=self._wall_clock_ms() - took_ms)
+        return Check(part, ok=False, reason=reason, since_ms=self._wall_clock_ms() - took_ms)
 
     def _reported(self, part: str) -> Check:
         problem = self._health.problems.get(part)

@@ -63,6 +63,10 @@ FORGET_SLICE: Final = 200
 MATCH_SLICE_US: Final = 1_000
 PATTERNS_WAITING_MAX: Final = 1_000
 
+_NOTHING_TO_LOAD: Final = (
+    "a node of a cluster loads no partition: it follows them all, and any other can be made to lead"
+)
+
 C = TypeVar("C", bound=Core)
 
 
@@ -506,11 +510,15 @@ class Reloader:
         """Unload the partition of *call*, a valid ReloadPartition; answer when it is loaded."""
         request: Any = call.request
         partition: int = request.offsets_partition
+        if not self._node.loader.can_load:
+            error = ErrorCode.INVALID_REQUEST
+            call.resolve(ReloadPartitionResponse(error, _NOTHING_TO_LOAD, -1, -1), -1)
+            return
         status = self._node.shards[partition].status
         waiting = (self._at_work, *(other for _, other in self._queue))
         if status is Status.LOADING or partition in waiting:
             call.fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1)
-        elif self._node.draining or not self._node.loader.can_load:
+        elif self._node.draining:
             call.fail(ErrorCode.NOT_COORDINATOR, -1)
         elif status is Status.ACTIVE:
             self._interrupt(call, partition)

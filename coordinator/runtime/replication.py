@@ -36,7 +36,7 @@ import trio
 
 from coordinator.cluster import effects as e
 from coordinator.cluster.engine import Engine, Event, Reply, Request
-from coordinator.cluster.journal import ReplicatedJournal, Role
+from coordinator.cluster.journal import PAUSE_MS, ReplicatedJournal, Role
 from coordinator.cluster.node import ClusterNode
 from coordinator.group.core import Now
 from coordinator.log.errors import (
@@ -51,7 +51,7 @@ from coordinator.log.format import Batch, Flush
 from coordinator.runtime.calls import Call
 from coordinator.runtime.coordination import Leader
 from coordinator.runtime.environment import Done, Environment
-from coordinator.runtime.health import STORAGE, UNWRITTEN_BYTES_MAX, Health
+from coordinator.runtime.health import STORAGE, UNWRITTEN_BYTES_MAX, ZOOKEEPER, Health
 from coordinator.runtime.logs import Log, LogUser, OutOfReach, ReplayLog
 from coordinator.runtime.shard import ShardRunner, Status
 from protocol.errors import ErrorCode
@@ -61,6 +61,10 @@ FOLLOW_SLICE_ENTRIES: Final = 1_000
 
 _IS_FULL: Final = "the logs have reached cluster.state.max.bytes: new offsets are refused"
 _IS_SLOW: Final = "what is to be written does not reach the logs: new offsets are refused"
+_IS_AWAY: Final = (
+    "ZooKeeper can't be reached, or still waits for the end of this node's former session: nothing "
+    "is decided here, and others may lead what this node led"
+)
 
 Runner = ShardRunner[Any]
 
@@ -178,7 +182,7 @@ class Replication:
         """Make it; `engine` is set, and its events reach `told`, before `run`."""
         self.machine = machine
         self.engine: Engine
-        self.health = Health(environment)
+        self.health = Health(environment, ZOOKEEPER)
         self.cluster_id = cluster_id
         self.num_partitions = num_partitions
         self.state_max_bytes = state_max_bytes
@@ -202,12 +206,16 @@ class Replication:
         self._done_something = trio.Event()
         self._closed = set(self._of_journal)  # Their shards don't hold what the log says.
         self._is_loaded = False
+        self._away_since_ms: int | None = None  # Without a session, at the last look.
         self._began_ms = 0
         self._entries = 0
         environment.metrics.update(
             log_bytes=lambda: self._state_bytes,
             log_bytes_limit=lambda: self.state_max_bytes,
             log_unflushed_bytes=lambda: sum(log.open_bytes for log in self.logs),
+            journals=lambda: len(machine.journals),
+            journals_led=lambda: sum(journal.is_leading for journal in machine.journals),
+            cluster_nodes=lambda: len(machine.nodes),
         )
 
     # --- for the server -----------------------------------------------------------------
@@ -321,7 +329,7 @@ class Replication:
         return sum(journal.snapshot.size_bytes + journal.tail_size[0] for journal in journals)
 
     def look(self) -> None:
-        """See how much is kept, and how much waits to be."""
+        """See how much is kept, how much waits to be, and whether it can be."""
         state_bytes = self._state_bytes
         unwritten = sum(log.open_bytes for log in self.logs)
         is_full, is_slow = state_bytes >= self.state_max_bytes, unwritten > self.alarm_bytes
@@ -331,6 +339,13 @@ class Replication:
             state_bytes >= self.state_max_bytes * 11 // 10 or unwritten > UNWRITTEN_BYTES_MAX
         )
         self.health.report(STORAGE, _IS_FULL if is_full else _IS_SLOW if is_slow else None)
+        now_ms = self._now().mono_ms
+        if self.machine.is_connected:
+            self._away_since_ms = None
+        elif self._away_since_ms is None:
+            self._away_since_ms = now_ms
+        is_away = self._away_since_ms is not None and now_ms >= self._away_since_ms + PAUSE_MS
+        self.health.report(ZOOKEEPER, _IS_AWAY if is_away else None)
 
     def tend(self) -> None:
         """Do nothing: every write finds out whether the logs are still led."""

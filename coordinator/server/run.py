@@ -283,6 +283,8 @@ async def serve(
     except ConfigError as exc:
         log.critical("refused", reason=str(exc))
         return EXIT_REFUSED
+    if unused := settings.unused():
+        log.warning("settings.unused", names=list(unused))
     addresses = (*settings.listener_addresses(), *settings.http_addresses())
     listeners: list[SocketListener] = []
     telemetry = Telemetry()

@@ -81,9 +81,12 @@ async def test_what_an_idle_daemon_knows_of_itself_is_there(
         if not family.labels and not families[family.name].samples
     }
 
-    # There is no HTTP listener here, nor one with TLS, no lines are printed, and this is the first
-    # scrape.
+    # There is no cluster here, no HTTP listener, nor one with TLS, no lines are printed, and this
+    # is the first scrape.
     assert without <= {
+        "group_coordinator_cluster_nodes",
+        "group_coordinator_journals",
+        "group_coordinator_journals_led",
         "group_coordinator_certificate_left_seconds",
         "group_coordinator_tls_handshakes",
         "group_coordinator_http_connections",

@@ -17,6 +17,7 @@ from protocol.messages import (
     PartitionCommit,
     ReadOffsetChangesRequest,
     RegisterTopicsRequest,
+    ReloadPartitionRequest,
     SyncGroupRequest,
     TopicCommit,
     TopicPartitions,
@@ -250,6 +251,44 @@ async def test_a_node_that_is_cut_off_for_long_sends_everybody_elsewhere(
 
         assert await error_of(client, commit(7)) == ErrorCode.NOT_COORDINATOR
         assert node.node.shard_of("g").status is Status.CUT_OFF
+
+
+async def test_a_node_says_that_it_is_cut_off_whether_it_leads_or_not(
+    autojump_clock: MockClock,
+) -> None:
+    """Not ready, so that nobody is sent there; and whoever is woken knows where to look."""
+    async with cluster() as here:
+        node = here.hosts[1]
+        assert parts_not_well(node) == []
+        node.is_cut_off = True
+        await trio.sleep(0.9)
+        assert parts_not_well(node) == []
+        await trio.sleep(1.1)
+
+        assert parts_not_well(node) == ["zookeeper"]
+        assert node.node.describe(1).status == "unhealthy"
+        node.is_cut_off = False
+        await trio.sleep(20)
+        assert parts_not_well(node) == []
+        assert node.node.describe(1).status == "ready"
+        told = {p.status for host in here.hosts.values() for p in host.node.describe(1).partitions}
+        assert told == {"active", "following"}
+
+
+def parts_not_well(host: Host) -> list[str]:
+    """Return which parts of a node are not well."""
+    return [check.part for check in host.node.checks.look() if not check.ok]
+
+
+async def test_a_node_of_a_cluster_has_no_partition_to_load_again(
+    autojump_clock: MockClock,
+) -> None:
+    """Said in words: to be sent to another node would be a search without an end."""
+    async with cluster() as here:
+        refused: Any = await ask(here.hosts[1].connect(), ReloadPartitionRequest(0))
+
+        assert refused.error == ErrorCode.INVALID_REQUEST
+        assert "follows them all" in refused.message
 
 
 async def test_what_every_node_is_told_of_topics_reaches_the_groups_of_all(

@@ -9,6 +9,7 @@ import { STATES, UNKNOWN, bytes, capital, count, milliseconds, nameOf, percent, 
 const WELL = {
   loading: "the log is loaded",
   disk: "the disk takes what is written",
+  zookeeper: "ZooKeeper takes what is written",
   storage: "new offsets are taken",
   compaction: "compaction works",
   stopping: "it goes on running",
@@ -120,7 +121,7 @@ export class Node {
         ["The last took", spanOfMs(compaction.last_ms)],
         ["Removed", bytes(compaction.removed_bytes)],
       ]],
-      ["Disk", [
+      disk && ["Disk", [
         ["Free", bytes(disk.free_bytes)],
         ["Of", bytes(disk.size_bytes)],
         ["Kept in reserve", bytes(disk.reserve_bytes)],
@@ -136,7 +137,7 @@ export class Node {
         ["p99 of loop stalls", milliseconds(node.loop_stall_p99_ms)],
         ["Series left out", node.metrics.left_out > 0 ? `${count(node.metrics.left_out)} above ${count(node.metrics.max_series)}` : "none"],
       ]],
-    ];
+    ].filter(Boolean);
     redraw(this.parts, JSON.stringify([all, slow]), () =>
       all.map(([title, facts]) =>
         part(
