@@ -117,6 +117,18 @@ class Settings:
         "So much of each log is kept behind its snapshot at least, for those who read the changes.",
         high=2**62,
     )
+    cluster_snapshot_bytes: int = _setting(
+        16 * _MIB,
+        "With so much of a log behind its snapshot, the next one is made.",
+        low=64 * 1024,
+        high=2**62,
+    )
+    cluster_snapshot_entries: int = _setting(
+        4_096,
+        "The same, in entries: each takes about 450 bytes of ZooKeeper's heap, whatever is in it.",
+        low=16,
+        high=1_000_000,
+    )
     cluster_zookeeper_ssl_client_enable: bool = _setting(False, "Speak TLS to ZooKeeper.")
     cluster_zookeeper_ssl_truststore_location: str = _setting(
         "",

@@ -230,19 +230,20 @@ CATALOGUE: Final = (
     _kind(
         "compaction.started",
         "info",
-        "segments clean_bytes dirty_bytes",
-        "A child process begins; `dirty_bytes` came since the last one.",
+        "journal? segments? clean_bytes dirty_bytes",
+        "A child process begins; `dirty_bytes` came since the last one. In a cluster it is a "
+        "snapshot of a journal.",
     ),
     _kind(
         "compaction.finished",
         "info",
-        "removed_bytes log_bytes live_entries duration_ms",
+        "journal? removed_bytes log_bytes live_entries? duration_ms",
         "The log is smaller.",
     ),
     _kind(
         "compaction.failed",
         "warning",
-        "reason retry_in_ms",
+        "journal? reason retry_in_ms",
         "It came to nothing, the log is as it was; -1: it isn't tried again by itself.",
     ),
     _kind(

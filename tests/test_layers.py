@@ -97,6 +97,16 @@ LAYERS = {
         ours=names("coordinator.cluster", "coordinator.config"),
         others=names("kazoo", "outcome", "trio"),
     ),
+    # A process of its own.
+    "coordinator.cluster.snapshot_child": Layer(
+        ours=names(
+            "coordinator.cluster",
+            "coordinator.cluster.snapshots",
+            "coordinator.cluster.zookeeper",
+            "coordinator.config",
+            "coordinator.log",
+        )
+    ),
     # What is done there before a node runs.
     "coordinator.cluster.founding": Layer(
         ours=names("coordinator.cluster", "coordinator.cluster.zookeeper"), others=names("kazoo")
@@ -128,7 +138,10 @@ LAYERS = {
     "coordinator.server.cluster": Layer(
         ours=OF_THE_SERVER
         | names(
-            "coordinator.cluster", "coordinator.cluster.founding", "coordinator.cluster.zookeeper"
+            "coordinator.cluster",
+            "coordinator.cluster.founding",
+            "coordinator.cluster.snapshot_child",
+            "coordinator.cluster.zookeeper",
         ),
         others=names("structlog"),
     ),

@@ -144,6 +144,16 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotEnded:
+    """The snapshot that was begun is installed and the log trimmed, or it never will be.
+
+    `ReplicatedJournal.snapshot` tells which.
+    """
+
+    journal: int
+
+
+@dataclass(frozen=True, slots=True)
 class Purged:
     """All shards of a journal have removed what was deleted up to a version of the registry."""
 
@@ -181,6 +191,7 @@ Effect = (
     | Paused
     | CutOff
     | Resumed
+    | SnapshotEnded
     | Purged
     | Failed
 )

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from coordinator.log.errors import LogCorrupt, LogIncompatible
-from coordinator.log.format import Batch, batch_at, parts_of
+from coordinator.log.format import Batch, RawBatch, batch_at, parts_of
 
 FORMAT: Final = 1
 # ZooKeeper keeps its latest 500 requests in memory, three times on its leader: so none is large.
@@ -135,6 +135,17 @@ class Joiner:
             raise LogCorrupt(f"the unit that ends with entry {index} can't be read: {exc}") from exc
 
 
+def raw_batches(data: bytes) -> Iterator[RawBatch]:
+    """Yield where the batches of *data* lie, which are back to back. Raises LogCorrupt."""
+    at = 0
+    while at < len(data):
+        raw = batch_at(data, at)
+        if raw is None:
+            raise LogCorrupt(f"there is no batch at byte {at} of {len(data)}")
+        yield raw
+        at = raw.end
+
+
 def batches_in(data: bytes, ends: dict[int, int], *, has_gaps: bool) -> Iterator[Batch]:
     """Yield the batches of *data*, the large ones in parts.
 
@@ -146,11 +157,7 @@ def batches_in(data: bytes, ends: dict[int, int], *, has_gaps: bool) -> Iterator
     Raises:
         LogCorrupt: They are not as they are written.
     """
-    at = 0
-    while at < len(data):
-        raw = batch_at(data, at)
-        if raw is None:
-            raise LogCorrupt(f"there is no batch at byte {at} of {len(data)}")
+    for raw in raw_batches(data):
         known = ends.get(raw.partition, 0)
         if raw.base_offset < known or (raw.base_offset > known and not has_gaps):
             raise LogCorrupt(
@@ -160,4 +167,3 @@ def batches_in(data: bytes, ends: dict[int, int], *, has_gaps: bool) -> Iterator
         for batch in parts_of(raw, data[raw.entries_at : raw.end], has_gaps=has_gaps):
             ends[raw.partition] = batch.end_offset
             yield batch
-        at = raw.end

@@ -11,17 +11,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from coordinator.cluster.engine import Snapshot
-from coordinator.cluster.entries import Joiner, batches_in, decode
+from coordinator.cluster.entries import Joiner, batches_in, decode, raw_batches
 from coordinator.log.errors import LogCorrupt
 from coordinator.log.format import LENGTH_MAX, PREFIX, PREFIX_BYTES, Batch
 
 
 class _Unit(NamedTuple):
-    """A unit of the kept log: its first and last index, and its size as it lies there."""
+    """A unit of the kept log.
+
+    Attributes:
+        first: Its first index; likewise `last`.
+        size_bytes: As it lies there.
+        end_bytes: Of all units that were ever noted up to this one.
+    """
 
     first: int
     last: int
     size_bytes: int
+    end_bytes: int
 
 
 class Tail:
@@ -45,6 +52,8 @@ class Tail:
         self._batches: dict[int, tuple[list[int], list[int]]] = {}
         self._first_of_unit = 1
         self._unit_bytes = 0
+        # An index that was asked for, and the bytes of all units up to it.
+        self._behind = (0, 0)
 
     # --- what is read -------------------------------------------------------------------
 
@@ -66,18 +75,17 @@ class Tail:
             self._unit_bytes += len(data)
             self.applied, self.checksum = index, part.crc32
             if body is not None:
-                unit = _Unit(self._first_of_unit, index, self._unit_bytes)
-                yield from self._taken(body, unit)
+                self._note_unit(self._first_of_unit, index, self._unit_bytes)
+                yield from self._taken(body, self._first_of_unit)
 
-    def _taken(self, body: bytes, unit: _Unit) -> Iterator[Batch]:
-        self._units.append(unit)
+    def _taken(self, body: bytes, first: int) -> Iterator[Batch]:
         before: tuple[int, int] = (-1, -1)
         for batch in batches_in(body, self.ends, has_gaps=False):
             if self.is_dropped:
                 return
             if before != (batch.partition, batch.base_offset):
                 before = (batch.partition, batch.base_offset)
-                self._note(*before, unit.first)
+                self._note(*before, first)
             yield batch
 
     def load(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -92,6 +100,31 @@ class Tail:
         self.applied, self.checksum = snapshot.index, None
         # A fold may have dropped the last entries of a partition.
         self.ends.update(snapshot.ends)
+
+    def keep(self, index: int, entries: Sequence[bytes]) -> None:
+        """Take note of entries from *index* on that the snapshot has, and the log still, too.
+
+        Raises:
+            LogCorrupt, LogIncompatible: As `take`.
+        """
+        for at, data in enumerate(entries, start=index):
+            part = decode(data, at)
+            if not part.part:
+                self._first_of_unit, self._unit_bytes = at, 0
+            elif not self._joiner.begun:
+                continue  # The beginning of its unit was trimmed.
+            self._unit_bytes += len(data)
+            body = self._joiner.take(at, part)
+            if body is not None:
+                self._note_unit(self._first_of_unit, at, self._unit_bytes)
+                for raw in raw_batches(body):
+                    self._note(raw.partition, raw.base_offset, self._first_of_unit)
+
+    def keep_nothing(self) -> None:
+        """Forget all that was kept: it was trimmed meanwhile."""
+        self._joiner = Joiner()
+        self._units.clear()
+        self._batches.clear()
 
     # --- what is written ----------------------------------------------------------------
 
@@ -109,10 +142,14 @@ class Tail:
         first = self.applied + 1
         self.applied += len(entries)
         self.checksum = decode(entries[-1], self.applied).crc32
-        self._units.append(_Unit(first, self.applied, sum(map(len, entries))))
+        self._note_unit(first, self.applied, sum(map(len, entries)))
         for partition, base_offset, end_offset in batches:
             self._note(partition, base_offset, first)
             self.ends[partition] = end_offset
+
+    def _note_unit(self, first: int, last: int, size_bytes: int) -> None:
+        before = self._units[-1].end_bytes if self._units else 0
+        self._units.append(_Unit(first, last, size_bytes, before + size_bytes))
 
     def _note(self, partition: int, base_offset: int, index: int) -> None:
         offsets, indexes = self._batches.setdefault(partition, ([], []))
@@ -121,15 +158,21 @@ class Tail:
 
     # --- what is kept -------------------------------------------------------------------
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of all units that are kept, in the snapshot or not."""
+        units = self._units
+        return units[-1].end_bytes - units[0].end_bytes + units[0].size_bytes if units else 0
+
     def sizes_behind(self, index: int) -> tuple[int, int]:
         """Return how many bytes and entries there are behind *index*."""
-        size_bytes = entries = 0
-        for unit in reversed(self._units):
-            if unit.last <= index:
-                break
-            size_bytes += unit.size_bytes
-            entries += unit.last - unit.first + 1
-        return size_bytes, entries
+        units = self._units
+        if not units or units[-1].last <= index:
+            return 0, 0
+        if self._behind[0] != index:
+            up_to = max([unit.end_bytes for unit in units if unit.last <= index], default=0)
+            self._behind = index, max(up_to, units[0].end_bytes - units[0].size_bytes)
+        return units[-1].end_bytes - self._behind[1], units[-1].last - index
 
     def forget(self, snapshot_index: int, keep_bytes: int) -> int:
         """Forget where the units lie that need not be kept; return where the kept ones begin.
@@ -139,10 +182,8 @@ class Tail:
             keep_bytes: So much is kept, at least, of what there is.
         """
         units = self._units
-        left_bytes = sum([unit.size_bytes for unit in units])
         while len(units) > 1 and units[0].last <= snapshot_index:
-            left_bytes -= units[0].size_bytes
-            if left_bytes < keep_bytes:
+            if units[-1].end_bytes - units[0].end_bytes < keep_bytes:
                 break
             units.popleft()
         kept_from = units[0].first if units else self.applied + 1

@@ -50,6 +50,7 @@ from coordinator.cluster.effects import (
     Renewed,
     Resumed,
     Send,
+    SnapshotEnded,
     Written,
 )
 from coordinator.cluster.engine import (
@@ -289,6 +290,11 @@ class ReplicatedJournal:
         """How many bytes, and how many entries, of the log are behind the snapshot."""
         return self._tail.sizes_behind(self.snapshot.index)
 
+    @property
+    def state_bytes(self) -> int:
+        """What the journal takes as it is kept: the snapshot, and what there is of the log."""
+        return self.snapshot.size_bytes + self._tail.kept_bytes
+
     # --- for the shards, while it leads -------------------------------------------------
 
     @property
@@ -420,9 +426,9 @@ class ReplicatedJournal:
         """Return the name for a snapshot that is made from here on, None if it isn't the time.
 
         It is to be installed while this node leads without a break: another leader removes the
-        chunks that it finds.
+        chunks that it finds. `SnapshotEnded` follows, either way.
         """
-        if self._role is not Role.LEADING or self._chores.waiting:
+        if self._role is not Role.LEADING or self._chores.waiting or self._making:
             return None
         self._making = self._new_id()
         return self._making
@@ -431,6 +437,13 @@ class ReplicatedJournal:
         """Make a snapshot the newest one, whose chunks are written, and trim the log."""
         if self._role in _WRITES and snapshot.name == self._making:
             self._add_chore(self._install(snapshot))
+        return self._done()
+
+    def abandon_snapshot(self) -> list[Effect]:
+        """The snapshot that was begun comes to nothing: remove what there is of it."""
+        if self._making:
+            self._end_snapshot()
+            self._add_chore(self._clean())
         return self._done()
 
     def set_purged(self, registry_version: int) -> list[Effect]:
@@ -579,7 +592,9 @@ class ReplicatedJournal:
 
     def _refused(self, request: Request, reply: Reply) -> None:
         if isinstance(request, RemoveChunks | Trim | ListChunks):
-            self._drop_chore()  # Left to the next one: somebody writes there, who is no leader.
+            # Left to the next one: somebody writes there, who is no leader.
+            self._end_snapshot()
+            self._drop_chore()
         else:
             self._fail(str(reply.value), EXIT_REFUSED)
 
@@ -779,7 +794,6 @@ class ReplicatedJournal:
         self._open, self._open_bytes, self._taken = [], 0, None
         self._units.clear()
         self._confirmed = self._asked
-        self._making = ""
         self._is_paused = self._is_cut_off = False
 
     def _give(self) -> Asking:
@@ -1076,11 +1090,31 @@ class ReplicatedJournal:
             else:
                 reader.finish()
                 self._tail.loaded(snapshot)
+                yield from self._read_kept()
                 self._is_loaded = True
                 return
             yield from self._read_snapshot()
             if self.snapshot == snapshot:
                 raise LogCorrupt(f"chunk {chunk} of snapshot {snapshot.name} is missing")
+
+    def _read_kept(self) -> Reading:
+        """See where the log lies that the snapshot has, for those who read the changes."""
+        if not self._keep_bytes:
+            return
+        reply = yield ListLog(self.number, None)
+        assert reply is not None
+        reply = yield ListLog(self.number, min(reply.value))
+        assert reply is not None
+        # Entry 0 is empty.
+        index, last = max(1, min(reply.value or (1,))), self._tail.applied
+        while index <= last:
+            reply = yield ReadEntries(self.number, index, min(READ_CHUNKS_MAX, last - index + 1))
+            assert reply is not None
+            if not reply.value:
+                self._tail.keep_nothing()
+                return
+            self._tail.keep(index, reply.value)
+            index += len(reply.value)
 
     # --- chores -------------------------------------------------------------------------
 
@@ -1099,6 +1133,12 @@ class ReplicatedJournal:
 
     def _drop_chores(self) -> None:
         self._chores = _Chores()
+        self._end_snapshot()
+
+    def _end_snapshot(self) -> None:
+        if self._making:
+            self._making = ""
+            self._out.append(SnapshotEnded(self.number))
 
     def _step_chore(self, reply: Reply | None) -> None:
         self._chores.is_asked = False
@@ -1132,15 +1172,11 @@ class ReplicatedJournal:
         self._ask(request, handler)
 
     def _install(self, snapshot: Snapshot) -> Asking:
-        if snapshot.index <= self.snapshot.index:
-            return  # The child has seen an older log.
-        before = self._snapshot_version
-        reply = yield Install(self.number, self._fence, snapshot, before)
-        # A try whose answer was lost looks like another one's.
-        reply = yield ReadSnapshot(self.number)
-        self._note_snapshot(reply.value, reply.version)
-        self._making = ""
+        if snapshot.index > self.snapshot.index:  # Else the child has seen an older log.
+            yield Install(self.number, self._fence, snapshot, self._snapshot_version)
+        # It looks what stands there: a try whose answer was lost looks like another one's.
         yield from self._clean()
+        self._end_snapshot()
 
     def _clean(self) -> Asking:
         """Remove the chunks of other snapshots, and the entries that nobody needs."""
@@ -1148,7 +1184,7 @@ class ReplicatedJournal:
         self._note_snapshot(reply.value, reply.version)
         reply = yield ListSnapshots(self.number)
         for name in reply.value:
-            if name not in (self.snapshot.name, self._making):
+            if name != self.snapshot.name:
                 yield from self._remove_chunks(name)
         yield from self._trim()
 

@@ -6,7 +6,7 @@ leader installs them. All of it is one generator, which yields requests and is s
 """
 
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -24,44 +24,46 @@ from coordinator.cluster.engine import (
     Snapshot,
     WriteChunk,
 )
-from coordinator.cluster.entries import ENTRY_BYTES_MAX, Joiner, decode
+from coordinator.cluster.entries import ENTRY_BYTES_MAX, Joiner, decode, raw_batches
 from coordinator.cluster.follower import SnapshotReader
 from coordinator.log.compaction import (
-    Live,
     LiveCursor,
     PackedBatch,
     checked_items,
     find_live,
     live_items,
 )
-from coordinator.log.errors import LogCorrupt, LogFailed
-from coordinator.log.format import RawBatch, batch_at, encode_batch
+from coordinator.log.errors import LogFailed
+from coordinator.log.format import RawBatch, encode_batch
 
 CHUNK_BYTES: Final = ENTRY_BYTES_MAX
 _ZLIB_LEVEL: Final = 6
+_ALL_MS: Final = 2**63  # No timestamp is as late.
 
 Asking = Generator[Request, Reply, Snapshot]
 
 
-def make_snapshot(journal: int, name: str, drop_before_ms: int) -> Asking:
+def make_snapshot(journal: int, name: str, rest: Callable[[int], None] = lambda _: None) -> Asking:
     """Write the chunks of a snapshot *name* of all there is; return it, for `install`.
+
+    No tombstone is kept: there is nothing older left for it to hide, and who reads the changes
+    reads what is kept of the log.
 
     Args:
         journal: Of which.
         name: Random; nobody else uses it.
-        drop_before_ms: Tombstones of an older timestamp are dropped.
+        rest: Called between two batches, with the bytes of one.
 
     Raises:
         LogCorrupt: Damage.
         LogFailed: The connection broke, or the log was trimmed meanwhile: begin anew.
     """
-    source = _Source()
-    before = yield from _read_all(journal, source)
-    live = find_live(source.packed_batches, drop_before_ms)
-    written = yield from write_chunks(journal, name, _folded(source, live))
-    below = {**before.compacted_below}
-    for partition, offset in live.dropped_below.items():
-        below[partition] = max(offset, below.get(partition, 0))
+    source = Source(rest)
+    yield from read_all(journal, source)
+    fold = Fold(source)
+    data = (b"".join(pieces) for _, pieces in fold.batches(lambda _: 0))
+    written = yield from write_chunks(journal, name, data)
+    below = fold.compacted_below
     return replace(written, index=source.index, ends=source.ends, compacted_below=below)
 
 
@@ -86,66 +88,70 @@ def _checked(reply: Reply, *others: Code) -> Reply:
     return reply
 
 
-class _Source:
+class Source:
     """What is folded: chunks and units, as they were read; they are unpacked at each pass.
 
     Attributes:
         index: The last entry in it.
         ends: Partition -> end offset.
+        compacted_below: As the snapshot says.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rest: Callable[[int], None] = lambda _: None) -> None:
+        """Make it; *rest* is called between two batches, with the bytes of one."""
         self.index = 0
         self.ends: dict[int, int] = {}
+        self.compacted_below: dict[int, int] = {}
+        self._rest = rest
         self._snapshot = Snapshot()
         self._chunks: list[bytes] = []
         self._units: list[bytes] = []
 
     def begin(self, snapshot: Snapshot) -> None:
+        """Begin with the chunks of *snapshot*, which follow."""
         self._snapshot, self._chunks, self._units = snapshot, [], []
         self.index, self.ends = snapshot.index, {**snapshot.ends}
+        self.compacted_below = snapshot.compacted_below
 
     def add_chunks(self, chunks: Iterable[bytes]) -> None:
+        """Add the next ones."""
         self._chunks += chunks
 
     def add_unit(self, body: bytes, index: int) -> None:
+        """Add the next unit of the log, which ends with entry *index*."""
         # Compressed again: the log of a journal may be much larger than what it takes there.
         self._units.append(zlib.compress(body, 1))
         self.index = index
-        for raw in _raw_batches(body):
+        for raw in raw_batches(body):
             _, end_delta = checked_items(body[raw.entries_at : raw.end])
             self.ends[raw.partition] = raw.base_offset + end_delta
 
-    def raw_batches(self) -> Iterator[tuple[RawBatch, bytes]]:
+    def batches(self) -> Iterator[tuple[RawBatch, bytes]]:
         """Yield all batches in the order of the log, each with its packed entries."""
+        for data in self._unpacked():
+            for raw in raw_batches(data):
+                yield raw, data[raw.entries_at : raw.end]
+                self._rest(raw.end - raw.start)
+
+    def _unpacked(self) -> Iterator[bytes]:
         reader = SnapshotReader(self._snapshot)
-        for chunk in self._chunks:
-            data = reader.unpack(chunk)
-            for raw in _raw_batches(data):
-                yield raw, data[raw.entries_at : raw.end]
+        yield from map(reader.unpack, self._chunks)
         reader.finish()
-        for unit in self._units:
-            data = zlib.decompress(unit)
-            for raw in _raw_batches(data):
-                yield raw, data[raw.entries_at : raw.end]
+        yield from map(zlib.decompress, self._units)
 
     def packed_batches(self) -> Iterator[PackedBatch]:
         """Yield the same for who looks for what is live."""
-        for raw, packed in self.raw_batches():
+        for raw, packed in self.batches():
             yield raw.partition, raw.base_offset, raw.timestamp_ms, packed
 
 
-def _raw_batches(data: bytes) -> Iterator[RawBatch]:
-    at = 0
-    while at < len(data):
-        raw = batch_at(data, at)
-        if raw is None:
-            raise LogCorrupt(f"there is no batch at byte {at} of {len(data)}")
-        yield raw
-        at = raw.end
+def read_all(journal: int, source: Source) -> Generator[Request, Reply, None]:
+    """Read the newest snapshot of a journal, and the log behind it, into *source*.
 
-
-def _read_all(journal: int, source: _Source) -> Generator[Request, Reply, Snapshot]:
+    Raises:
+        LogCorrupt: Damage.
+        LogFailed: The connection broke, or the log was trimmed meanwhile: begin anew.
+    """
     snapshot: Snapshot = _checked((yield ReadSnapshot(journal))).value
     source.begin(snapshot)
     chunk = 0
@@ -168,20 +174,39 @@ def _read_all(journal: int, source: _Source) -> Generator[Request, Reply, Snapsh
         newest = _checked((yield ReadSnapshot(journal))).value
         if newest != snapshot:
             raise LogFailed("there is a newer snapshot")
-    return snapshot
 
 
-def _folded(source: _Source, live: Live) -> Iterator[bytes]:
-    """Yield what is left of the batches, in the order of the log, under the headers they had."""
-    cursor = LiveCursor(live)
-    for raw, packed in source.raw_batches():
-        items, end_delta = checked_items(packed)
-        live_here = cursor.take(raw.partition, raw.base_offset + end_delta)
-        if live_here:
-            kept = live_items(items, raw.base_offset, live_here)
-            left = packed if kept == [*items] else msgpack.packb(kept)
-            fields = (raw.partition, raw.leader_epoch, raw.base_offset, 0, raw.timestamp_ms, 0)
-            yield b"".join(encode_batch(fields, left))
+class Fold:
+    """What is live of a source.
+
+    Attributes:
+        compacted_below: By partition, the offset below which tombstones may be missing.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._live = live = find_live(source.packed_batches, _ALL_MS)
+        self.compacted_below = {**source.compacted_below}
+        for partition, offset in live.dropped_below.items():
+            known = self.compacted_below.get(partition, 0)
+            self.compacted_below[partition] = max(offset, known)
+
+    def batches(self, check: Callable[[int], int]) -> Iterator[tuple[RawBatch, Sequence[bytes]]]:
+        """Yield what is left of the batches, in the order of the log, as a compaction has them.
+
+        Each comes with the header that it had. *check* says what goes into the header's check, from
+        the batch's epoch.
+        """
+        cursor = LiveCursor(self._live)
+        for raw, packed in self._source.batches():
+            items, end_delta = checked_items(packed)
+            live = cursor.take(raw.partition, raw.base_offset + end_delta)
+            if live:
+                kept = live_items(items, raw.base_offset, live)
+                left = packed if kept == [*items] else msgpack.packb(kept)
+                epoch = raw.leader_epoch
+                fields = (raw.partition, epoch, raw.base_offset, 0, raw.timestamp_ms, check(epoch))
+                yield raw, encode_batch(fields, left)
 
 
 def _chunks(batches: Iterable[bytes]) -> Iterator[bytes]:

@@ -9,15 +9,11 @@ A child that dies is started again, later and later. Damage in the log isn't tri
 has to look; memory is whole, and groups are served on.
 """
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
@@ -28,6 +24,7 @@ from coordinator.log.journal import Journal
 from coordinator.log.state_files import data_bytes, sealed_sizes
 from coordinator.log.swap import Swap, plan, remove_outputs
 from coordinator.runtime.calls import Call
+from coordinator.runtime.children import CompactionFailed, run_child
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.health import Health
 from protocol.errors import ErrorCode
@@ -41,22 +38,6 @@ RETRY_FIRST_S: Final = 1.0
 RETRY_LAST_S: Final = 300.0
 READERS_POLL_S: Final = 0.1
 DAY_MS: Final = 86_400_000
-# What is kept of the child's complaints: the end of a traceback.
-_STDERR_BYTES: Final = 4_096
-_REASON_CHARS: Final = 1_000  # It is put into answers and events.
-_ROOT: Final = Path(compact_child.__file__).parents[2]
-
-
-class CompactionFailed(Exception):
-    """A compaction came to nothing; the log is as it was.
-
-    Attributes:
-        is_damage: The log is damaged: the next try would find the same.
-    """
-
-    def __init__(self, reason: str, *, is_damage: bool = False) -> None:
-        super().__init__(reason[:_REASON_CHARS])
-        self.is_damage = is_damage
 
 
 class Compaction(NamedTuple):
@@ -323,7 +304,7 @@ class Compactor:
         self._failures_in_a_row += 1
         self._is_damaged = failure.is_damage
         self._is_owed = not failure.is_damage
-        pause_s = min(RETRY_LAST_S, RETRY_FIRST_S * 2 ** min(self._failures_in_a_row - 1, 30))
+        pause_s = retry_pause_s(self._failures_in_a_row)
         self._retry_at = trio.current_time() + pause_s if self._is_owed else float("inf")
         retry_in_ms = int(pause_s * 1000) if self._is_owed else -1
         fields = {"reason": str(failure), "retry_in_ms": retry_in_ms}
@@ -350,6 +331,11 @@ class Compactor:
             call.resolve(response, -1)
 
 
+def retry_pause_s(failures_in_a_row: int) -> float:
+    """Return after how long it is tried again."""
+    return min(RETRY_LAST_S, RETRY_FIRST_S * 2.0 ** min(failures_in_a_row - 1, 30))
+
+
 def _dirty_percent(journal: Journal) -> float:
     """Return how much of the sealed segments is new since the last compaction."""
     clean_bytes, dirty_bytes = sealed_sizes(journal.manifest.segments)
@@ -361,7 +347,6 @@ class ChildProcess:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.pid = -1  # Of the child that runs, for tests and operators.
 
     async def run(self, job: Job, report: Callable[[Progress], None]) -> Compacted:
         """Do *job*; the child is killed if this is cancelled.
@@ -369,73 +354,8 @@ class ChildProcess:
         Raises:
             CompactionFailed: It ended without a result.
         """
-        # Started by a thread of trio's, which ends when it has been idle for a while: so no
-        # PR_SET_PDEATHSIG, which looks at the thread. The child's standard input ends with us.
-        try:
-            process = await trio.lowlevel.open_process(
-                [sys.executable, "-P", "-m", compact_child.__name__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                # The child finds the same code as ours, wherever we were started.
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)]),
-                },
-            )
-        except OSError as exc:
-            raise CompactionFailed(f"the compaction process can't be started: {exc}") from exc
-        try:
-            return await self._talk(process, job, report)
-        finally:
-            self.pid = -1
-            if process.returncode is None:
-                process.kill()
-            with trio.CancelScope(shield=True):
-                await process.wait()
-                for pipe in (process.stdin, process.stdout, process.stderr):
-                    assert pipe is not None
-                    await pipe.aclose()
-
-    async def _talk(
-        self, process: trio.Process, job: Job, report: Callable[[Progress], None]
-    ) -> Compacted:
-        self.pid = process.pid
-        complaints = b""
-        answer: dict[str, Any] = {}
-
-        async def listen() -> None:
-            nonlocal complaints
-            assert process.stderr is not None
-            async for data in process.stderr:
-                complaints = (complaints + data)[-_STDERR_BYTES:]
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(listen)
-            assert process.stdin is not None
-            with suppress(trio.BrokenResourceError):  # It has ended; what it said tells why.
-                await process.stdin.send_all(compact_child.encode_job(str(self._path), job))
-            async for said in _lines(process):
-                if "progress" in said:
-                    report(Progress(*said["progress"]))
-                else:
-                    answer = said
-        if "done" in answer:
-            return compact_child.decode_result(answer["done"])
-        if "damaged" in answer:
-            raise CompactionFailed(answer["damaged"], is_damage=True)
-        if "disk" in answer:
-            raise CompactionFailed(f"the disk failed: {answer['disk']}")
-        status = await process.wait()
-        error = complaints.decode(errors="replace").strip().rpartition("\n")[2]
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        raise CompactionFailed(f"the compaction process {how} {error}".rstrip())
-
-
-async def _lines(process: trio.Process) -> AsyncIterator[dict[str, Any]]:
-    assert process.stdout is not None
-    rest = b""
-    async for data in process.stdout:
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield json.loads(line)
+        line = compact_child.encode_job(str(self._path), job)
+        done = await run_child(
+            compact_child.__name__, line, lambda progress: report(Progress(*progress))
+        )
+        return compact_child.decode_result(done)

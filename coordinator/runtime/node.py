@@ -222,10 +222,10 @@ class Node:
     def compact(self, call: Call) -> None:
         """Compact the log, and then answer *call*, a CompactLog."""
         refused = self.registry.refusal()
-        if refused is not None:
-            call.fail(refused, -1)
-        else:
+        if refused is None or self.registry.is_whole:
             self._store.compact(call)
+        else:
+            call.fail(refused, -1)
 
     def describe(self, node_id: int) -> m.DescribeNodeResponse:
         """Return status, problems, partitions and metrics of the moment."""

@@ -48,13 +48,12 @@ from coordinator.log.errors import (
     LogRefused,
 )
 from coordinator.log.format import Batch, Flush
-from coordinator.runtime.calls import Call
 from coordinator.runtime.coordination import Leader
 from coordinator.runtime.environment import Done, Environment
 from coordinator.runtime.health import STORAGE, UNWRITTEN_BYTES_MAX, ZOOKEEPER, Health
 from coordinator.runtime.logs import Log, LogUser, OutOfReach, ReplayLog
 from coordinator.runtime.shard import ShardRunner, Status
-from protocol.errors import ErrorCode
+from coordinator.runtime.snapshotter import Snapshots, Snapshotter
 
 # A slice of so many entries holds requests up for a few milliseconds.
 FOLLOW_SLICE_ENTRIES: Final = 1_000
@@ -167,6 +166,7 @@ class Replication:
         alarm_bytes: With so much to be written, look again at once.
         state_max_bytes: So much all logs together may come to, as they are kept.
         machine: Decides.
+        compact: See `Snapshotter.submit`; likewise ``stop``.
         purged: By journal, up to which version of the registry it has no offsets of deleted topics.
     """
 
@@ -178,6 +178,7 @@ class Replication:
         cluster_id: str,
         num_partitions: int,
         state_max_bytes: int,
+        snapshots: Snapshots,
     ) -> None:
         """Make it; `engine` is set, and its events reach `told`, before `run`."""
         self.machine = machine
@@ -209,6 +210,11 @@ class Replication:
         self._away_since_ms: int | None = None  # Without a session, at the last look.
         self._began_ms = 0
         self._entries = 0
+        self._snapshotter = Snapshotter(
+            machine.journals, snapshots, environment, self.health, self.do
+        )
+        self.compact = self._snapshotter.submit
+        self.stop = self._snapshotter.stop
         environment.metrics.update(
             log_bytes=lambda: self._state_bytes,
             log_bytes_limit=lambda: self.state_max_bytes,
@@ -293,6 +299,8 @@ class Replication:
                 self.engine.submit(request, partial(self._replied, request))
             case e.Purged(number, version):
                 self.purged[number] = version
+            case e.SnapshotEnded():
+                self._snapshotter.ended()
             case e.Failed():
                 error = _ERROR_OF_STATUS.get(effect.exit_status, LogBroken)
                 self._fail(error(effect.reason))
@@ -325,8 +333,7 @@ class Replication:
     @property
     def _state_bytes(self) -> int:
         """What all logs come to as they are kept: snapshots, and what lies behind them."""
-        journals = self.machine.journals
-        return sum(journal.snapshot.size_bytes + journal.tail_size[0] for journal in journals)
+        return sum(journal.state_bytes for journal in self.machine.journals)
 
     def look(self) -> None:
         """See how much is kept, how much waits to be, and whether it can be."""
@@ -338,6 +345,7 @@ class Replication:
         self.is_exhausted = (
             state_bytes >= self.state_max_bytes * 11 // 10 or unwritten > UNWRITTEN_BYTES_MAX
         )
+        self._snapshotter.look(is_full=is_full)
         self.health.report(STORAGE, _IS_FULL if is_full else _IS_SLOW if is_slow else None)
         now_ms = self._now().mono_ms
         if self.machine.is_connected:
@@ -356,10 +364,6 @@ class Replication:
     def flushed(self) -> None:
         """Do nothing: the machine has heard of it."""
 
-    def compact(self, call: Call) -> None:
-        """Refuse *call*: snapshots are made by size."""
-        call.fail(ErrorCode.NOT_COORDINATOR, -1)
-
     # --- tasks --------------------------------------------------------------------------
 
     async def run(self, node: LogUser) -> None:
@@ -377,9 +381,7 @@ class Replication:
                 nursery.start_soon(journal.run, node, self._now)
             nursery.start_soon(self._run_clock)
             nursery.start_soon(self.engine.run)
-
-    async def stop(self) -> None:
-        """Do nothing: what is on its way is waited for by the flushers."""
+            nursery.start_soon(self._snapshotter.run)
 
     def _kick_clock(self) -> None:
         at_ms = self.machine.next_deadline_ms()

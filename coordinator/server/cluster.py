@@ -5,19 +5,23 @@ Imported only where `cluster.zookeeper` is set: who has none needs no client of 
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
 
-from coordinator.cluster.engine import Registration
+from coordinator.cluster import snapshot_child
+from coordinator.cluster.engine import Registration, Snapshot
 from coordinator.cluster.entries import FORMAT
 from coordinator.cluster.founding import Layout, find_or_found
 from coordinator.cluster.node import ClusterNode
 from coordinator.cluster.zookeeper import ZooKeeper, access_of
 from coordinator.config import Address, Settings
+from coordinator.runtime.children import run_child
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.flusher import Mailbox
 from coordinator.runtime.replication import Replication
+from coordinator.runtime.snapshotter import Snapshots
 
 log: Final = structlog.get_logger()
 
@@ -89,6 +93,11 @@ class ClusterLogs:
             cluster_id=found.cluster_id,
             num_partitions=layout.num_partitions,
             state_max_bytes=settings.cluster_state_max_bytes,
+            snapshots=Snapshots(
+                partial(_make_snapshot, settings),
+                tail_bytes=settings.cluster_snapshot_bytes,
+                tail_entries=settings.cluster_snapshot_entries,
+            ),
         )
         self.secret = found.secret
         deliver = Mailbox(environment.poller.watch).put
@@ -99,6 +108,12 @@ class ClusterLogs:
 
     def close(self, *, clean: bool) -> None:
         """Do nothing: what is acknowledged is in ZooKeeper."""
+
+
+async def _make_snapshot(settings: Settings, journal: int, name: str) -> Snapshot:
+    """Have a child make one. Raises CompactionFailed."""
+    job = snapshot_child.encode_job(settings, journal, name)
+    return snapshot_child.decode_result(await run_child(snapshot_child.__name__, job))
 
 
 def _new_id() -> str:

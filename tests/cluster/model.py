@@ -356,7 +356,7 @@ class Host:
             return
         behind = world.rng.choice((0, 0, 5, 50))
         session = world.ensemble.connect(max(0, world.ensemble.transactions - behind))
-        asking, reply = make_snapshot(journal, name, 0), None
+        asking, reply = make_snapshot(journal, name), None
         try:
             while True:
                 request = next(asking) if reply is None else asking.send(reply)
@@ -365,7 +365,7 @@ class Host:
         except StopIteration as done:
             self.snapshots.append((journal, done.value))
         except LogFailed:
-            return
+            self.act(self.cluster.journals[journal].abandon_snapshot())
 
     def install(self) -> None:
         """Have a snapshot installed that a child has made."""
@@ -388,6 +388,7 @@ _ACTIONS: dict[type, Callable[[Host, Any], None]] = {
     fx.Paused: lambda host, effect: host.paused.add(effect.journal),
     fx.CutOff: lambda host, effect: require(effect.journal in host.paused, "cut off, not paused"),
     fx.Resumed: lambda host, effect: host.paused.discard(effect.journal),
+    fx.SnapshotEnded: lambda host, effect: None,
     fx.Purged: lambda host, effect: None,
     fx.Failed: Host._failed,
 }

@@ -7,7 +7,7 @@ import trio
 from coordinator.log.compaction import STEP_BYTES, Compacted, Job, Progress, compact
 from coordinator.log.directory import Directory
 from coordinator.log.errors import LogCorrupt
-from coordinator.runtime.compactor import CompactionFailed
+from coordinator.runtime.children import CompactionFailed
 
 
 async def at_once() -> None:

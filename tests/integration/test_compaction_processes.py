@@ -14,12 +14,14 @@ import pytest
 import trio
 
 from coordinator.log import compact_child
+from coordinator.log.child import NICE
 from coordinator.log.compaction import Job
 from coordinator.log.directory import OsDirectory
 from coordinator.log.format import Entry
 from coordinator.log.journal import Journal
 from coordinator.log.swap import plan
-from coordinator.runtime.compactor import ChildProcess, CompactionFailed
+from coordinator.runtime.children import CompactionFailed
+from coordinator.runtime.compactor import ChildProcess
 from protocol.group_ids import offsets_partition
 from protocol.messages import (
     GroupFetch,
@@ -282,7 +284,7 @@ def test_a_child_leaves_the_core_often_and_stays_an_ordinary_process(tmp_path: P
         child.returncode = os.waitstatus_to_exitcode(status)
 
     assert b"done" in last
-    assert (policy, nice) == (os.SCHED_OTHER, compact_child.NICE)
+    assert (policy, nice) == (os.SCHED_OTHER, NICE)
     # Each source is read twice at least: once for what is live, once to copy it.
     read_bytes = 2 * sum(segment.data_bytes or 0 for segment in job.segments)
     assert used.ru_nvcsw > read_bytes / 32_768

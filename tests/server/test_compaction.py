@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from coordinator.log.journal import Journal
 from coordinator.log.state_files import STATE_NAMES
 from coordinator.runtime import compactor
-from coordinator.runtime.compactor import CompactionFailed
+from coordinator.runtime.children import CompactionFailed
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.messages import error_response

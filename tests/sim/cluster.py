@@ -12,11 +12,13 @@ from coordinator.cluster.engine import Registration
 from coordinator.cluster.node import ClusterNode
 from coordinator.config import Settings, load_settings
 from coordinator.runtime.replication import Replication
+from coordinator.runtime.snapshotter import Snapshots
 from coordinator.server.run import make_authorizer, make_node
 from coordinator.server.server import Server
 from coordinator.server.transport import Listener
 from protocol.messages import Request, Response
 from tests.fakes.environment import environment
+from tests.fakes.snapshots import MemoryChild
 from tests.fakes.transport import MemoryTransport
 from tests.server.world import WALL_MS, Client, FakeListener
 from tests.sim.ensemble import Ensemble, Line
@@ -36,6 +38,7 @@ class Host:
         is_cut_off: Set it to break the connection, and keep it broken.
         is_deaf: Set it, and what the ensemble says does not arrive, nor is anything done for it.
         events: What it logged.
+        child: Makes its snapshots.
     """
 
     def __init__(self, cluster: "Cluster", number: int) -> None:
@@ -58,6 +61,7 @@ class Host:
             new_id=new_id,
             session_timeout_ms=SESSION_TIMEOUT_MS,
             follow_interval_ms=50,
+            keep_bytes=cluster.settings.cluster_tail_bytes,
         )
         surroundings = environment(
             submit=_nothing,
@@ -65,12 +69,14 @@ class Host:
             wall_clock_ms=lambda: WALL_MS + int(trio.current_time() * 1000),
             emit_event=self._hear,
         )
+        self.child = MemoryChild(cluster.ensemble)
         self.store = Replication(
             self.machine,
             surroundings,
             cluster_id="A" * 22,
             num_partitions=PARTITIONS,
             state_max_bytes=cluster.state_max_bytes,
+            snapshots=Snapshots(self.child.run, cluster.tail_bytes, cluster.tail_entries),
         )
         self.line = Line(cluster.ensemble, self.store.told)
         self.store.engine = self.line
@@ -147,6 +153,8 @@ class Cluster:
         self.nursery = nursery
         self.settings = settings
         self.state_max_bytes = 1_000_000
+        self.tail_bytes = settings.cluster_snapshot_bytes
+        self.tail_entries = settings.cluster_snapshot_entries
         self.heard: Callable[[str, dict[str, Any]], None] = lambda _name, _fields: None
         self.listen: Callable[[str], Listener] = lambda _name: FakeListener()
         self.ensemble = Ensemble(znodes.founding(PARTITIONS, JOURNALS))

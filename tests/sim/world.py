@@ -16,7 +16,8 @@ from coordinator.group.shard import GroupShard
 from coordinator.log.compaction import Compacted, Job, Progress
 from coordinator.log.errors import LogError
 from coordinator.log.journal import Journal
-from coordinator.runtime.compactor import CompactionFailed, RunChild
+from coordinator.runtime.children import CompactionFailed
+from coordinator.runtime.compactor import RunChild
 from coordinator.runtime.coordination import EmbeddedCoordination, Leader
 from coordinator.runtime.loading import Abandoned
 from coordinator.runtime.node import Node
